@@ -1,0 +1,13 @@
+"""The one error a user sees: what failed, with the value that failed, and what to do next."""
+
+
+class LabError(Exception):
+    """Something a user can cause or mend.
+
+    `what` is one sentence that names the failing value; `hint` says what to do next.
+    """
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(f"{what}\n{hint}" if hint else what)
+        self.what = what
+        self.hint = hint

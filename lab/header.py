@@ -1,0 +1,152 @@
+"""A model file's header: its shape and the types of its tensors, without reading a weight.
+
+A GGUF file begins with key-value pairs (`llama.block_count = 30`) and a table of tensors (name, type,
+shape, offset); the weights follow. ggml's own parser reads it here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+from lab import native
+from lab.errors import LabError
+from lab.record import Model
+
+_STRING = 8
+_INTEGERS = {  # gguf type: suffix of the reading function, and what it returns
+    0: ("u8", ctypes.c_uint8),
+    1: ("i8", ctypes.c_int8),
+    2: ("u16", ctypes.c_uint16),
+    3: ("i16", ctypes.c_int16),
+    4: ("u32", ctypes.c_uint32),
+    5: ("i32", ctypes.c_int32),
+    10: ("u64", ctypes.c_uint64),
+    11: ("i64", ctypes.c_int64),
+}
+
+
+def read_model(path: Path, name: str, source: str, sha256: str | None) -> Model:
+    """The model in a GGUF file. LabError where the file is none, is cut off, or holds no weights."""
+    lib = _gguf_library()
+    _check_magic(path)
+    native.forget_log()
+    gguf = lib.gguf_init_from_file(str(path).encode(), _InitParams(no_alloc=True, ctx=None))
+    if not gguf:
+        raise LabError(f"{path.name} is a broken GGUF file: {native.complaint()}", "Get the file again.")
+    gguf = ctypes.c_void_p(gguf)
+    try:
+        return _model(lib, gguf, path, name, source, sha256)
+    finally:
+        lib.gguf_free(gguf)
+
+
+def _model(lib: Any, gguf: Any, path: Path, name: str, source: str, sha256: str | None) -> Model:
+    def find(key: str) -> tuple[int, int | None]:
+        index = lib.gguf_find_key(gguf, key.encode())
+        return index, None if index < 0 else lib.gguf_get_kv_type(gguf, index)
+
+    def number(key: str) -> int | None:
+        index, kind = find(key)
+        if kind not in _INTEGERS:
+            return None
+        return int(getattr(lib, f"gguf_get_val_{_INTEGERS[kind][0]}")(gguf, index))
+
+    index, kind = find("general.architecture")
+    arch = lib.gguf_get_val_str(gguf, index).decode(errors="replace") if kind == _STRING else None
+    tensors = {lib.gguf_get_tensor_name(gguf, i): i for i in range(lib.gguf_get_n_tensors(gguf))}
+    if not tensors:
+        raise LabError(f"{path.name} holds only a vocabulary, no weights.", "Give the file with the model itself.")
+    bytes_by_type, end = _tensor_bytes(lib, gguf, list(tensors.values()))
+    n_bytes = path.stat().st_size
+    if end > n_bytes:
+        raise LabError(
+            f"{path.name} is cut off: it has {n_bytes:,} of {end:,} bytes.", "Get the file again, to its end."
+        )
+    embedding = tensors.get(b"token_embd.weight")
+    n_embd, n_head = number(f"{arch}.embedding_length"), number(f"{arch}.attention.head_count")
+    key_length = number(f"{arch}.attention.key_length")
+    return Model(
+        name=name,
+        source=source,
+        repo=None,
+        file=path.name,
+        revision=None,
+        sha256=sha256,
+        n_bytes=n_bytes,
+        quantization=_quantization(number("general.file_type")),
+        arch=arch,
+        n_layer=number(f"{arch}.block_count"),
+        n_embd=n_embd,
+        n_head=n_head,
+        n_head_kv=number(f"{arch}.attention.head_count_kv") or n_head,
+        head_dim=key_length or (n_embd // n_head if n_embd and n_head else None),
+        n_ff=number(f"{arch}.feed_forward_length"),
+        n_vocab=None if embedding is None else lib.gguf_get_tensor_ne(gguf, embedding)[1],
+        n_ctx_train=number(f"{arch}.context_length"),
+        tied_embeddings=b"output.weight" not in tensors,
+        tensor_bytes=bytes_by_type,
+    )
+
+
+def _tensor_bytes(lib: Any, gguf: Any, indices: list[int]) -> tuple[dict[str, int], int]:
+    """Bytes by tensor type, and where in the file the last tensor ends."""
+    by_type: dict[str, int] = {}
+    end = data = lib.gguf_get_data_offset(gguf)
+    for index in indices:
+        n_bytes = lib.gguf_get_tensor_size(gguf, index)
+        kind = lib.ggml_type_name(lib.gguf_get_tensor_type(gguf, index)).decode().upper()
+        by_type[kind] = by_type.get(kind, 0) + n_bytes
+        end = max(end, data + lib.gguf_get_tensor_offset(gguf, index) + n_bytes)
+    return by_type, end
+
+
+def _check_magic(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as problem:
+        raise LabError(f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions.") from None
+    if magic != b"GGUF":
+        raise LabError(
+            f"{path.name} is not a GGUF file (it begins with {magic!r}).", "Give a model in llama.cpp's GGUF format."
+        )
+
+
+def _quantization(file_type: int | None) -> str | None:
+    """The usual name (Q4_K_M) of a GGUF's general.file_type."""
+    prefix = "LLAMA_FTYPE_MOSTLY_"
+    names = {value: key.removeprefix(prefix) for key, value in vars(native.llama()).items() if key.startswith(prefix)}
+    return {0: "F32", **names}.get(file_type) if file_type is not None else None
+
+
+class _InitParams(ctypes.Structure):
+    """struct gguf_init_params of gguf.h: with no_alloc and no ctx, only the header is read."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+def _gguf_library() -> Any:
+    """ggml's GGUF functions with the argument and result types of gguf.h."""
+    lib = native.ggml("ggml-base")
+    handle, index = ctypes.c_void_p, ctypes.c_int64
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "gguf_init_from_file": (handle, [ctypes.c_char_p, _InitParams]),
+        "gguf_free": (None, [handle]),
+        "gguf_find_key": (index, [handle, ctypes.c_char_p]),
+        "gguf_get_kv_type": (ctypes.c_int, [handle, index]),
+        "gguf_get_val_str": (ctypes.c_char_p, [handle, index]),
+        "gguf_get_n_tensors": (index, [handle]),
+        "gguf_get_data_offset": (ctypes.c_size_t, [handle]),
+        "gguf_get_tensor_name": (ctypes.c_char_p, [handle, index]),
+        "gguf_get_tensor_type": (ctypes.c_int, [handle, index]),
+        "gguf_get_tensor_size": (ctypes.c_size_t, [handle, index]),
+        "gguf_get_tensor_offset": (ctypes.c_size_t, [handle, index]),
+        "gguf_get_tensor_ne": (ctypes.POINTER(ctypes.c_int64), [handle, index]),
+        "ggml_type_name": (ctypes.c_char_p, [ctypes.c_int]),
+        **{f"gguf_get_val_{name}": (result, [handle, index]) for name, result in _INTEGERS.values()},
+    }
+    for name, (result, arguments) in signatures.items():
+        getattr(lib, name).restype, getattr(lib, name).argtypes = result, arguments
+    return lib

@@ -1,0 +1,187 @@
+"""The plan: what will be measured, checked before an hour is spent on it.
+
+Everything that can be known beforehand is found out here, from the model's header and the machine: wrong
+settings, lengths that cannot fit into memory, lengths that the model was not trained for.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lab import catalog, cost, machine, prompts
+from lab.errors import LabError
+from lab.record import Machine, Model, Settings
+from lab.worker import MAX_TOKENS, Worker
+
+DEFAULT_LENGTHS = "10,100,1000"
+DEFAULT_GEN = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be measured. `refused` says of lengths that cannot fit why not."""
+
+    file: catalog.ModelFile
+    model: Model
+    machine: Machine
+    settings: Settings  # n_ctx is that of the longest length
+    prompt: prompts.Source
+    lengths: tuple[int, ...]
+    n_gen: int
+    n_repeat: int
+    refused: dict[int, str]
+    warnings: tuple[str, ...]
+
+    @property
+    def order(self) -> list[tuple[int, int]]:
+        """(repeat, n_prompt) of every run: rounds over the lengths, shuffled by the seed."""
+        shuffle = random.Random(self.settings.seed).shuffle
+        order: list[tuple[int, int]] = []
+        for repeat in range(self.n_repeat):
+            lengths = [n for n in self.lengths if n not in self.refused]
+            shuffle(lengths)
+            order += [(repeat, n) for n in lengths]
+        return order
+
+    def memory(self, n_prompt: int) -> cost.Memory:
+        """Estimated memory of a context for this length."""
+        return cost.memory(self.model, dataclasses.replace(self.settings, n_ctx=n_prompt + self.n_gen))
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Prompt lengths as llama-bench writes them: `10,1000`, `100-500+100`, `512-4096*2`."""
+    lengths: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+)(?:([+*])(\d+))?)?\s*", part)
+        if not match:
+            raise LabError(
+                f"{part!r} is not a prompt length (in --prompt-len {text}).",
+                "Write whole numbers: 10,1000,10000, or ranges: 100-500+100, 512-4096*2.",
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        sign, step = match[3] or "+", int(match[4] or 1)
+        if step < (2 if sign == "*" else 1) or last < first or (sign == "*" and first == 0):
+            raise LabError(f"The range {part!r} does not grow.", "Write it as first-last+step or first-last*factor.")
+        while first <= last and len(lengths) <= 1000:
+            lengths.append(first)
+            first = first * step if sign == "*" else first + step
+    return tuple(lengths)
+
+
+def check_lengths(lengths: Sequence[int]) -> None:
+    """LabError for what cannot be a list of prompt lengths."""
+    if not lengths:
+        raise LabError("No prompt length is given.", "For example: --prompt-len 10,1000")
+    if len(lengths) > 1000:
+        raise LabError("More than 1,000 prompt lengths are given.", "Use a larger step: 100-10000+100.")
+    for n in lengths:
+        if n < 1:
+            raise LabError(f"A prompt length of {n} cannot be measured.", "A prompt has at least 1 token.")
+    for n, times in collections.Counter(lengths).items():
+        if times > 1:
+            raise LabError(
+                f"Prompt length {n} is given {times} times.", "Give it once; --repeat measures it more often."
+            )
+
+
+def make_plan(
+    worker: Worker,
+    prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
+    gen: int = DEFAULT_GEN,
+    repeat: int = 3,
+    model: str = catalog.DEFAULT,
+    prompt: str = prompts.TEXT,
+    seed: int = 1,
+    threads: int | None = None,
+    threads_batch: int | None = None,
+    batch: int = 2048,
+    ubatch: int = 512,
+    n_gpu_layers: int | None = None,
+    flash_attn: str = "auto",
+    cache_type_k: str = "f16",
+    cache_type_v: str = "f16",
+) -> Plan:
+    """Check everything that can be checked before a weight is loaded. LabError where it cannot work."""
+    lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
+    check_lengths(lengths)
+    for name, value in {"gen": gen, "repeat": repeat, "batch": batch, "ubatch": ubatch}.items():
+        _check_positive(name, value)
+    for name, chosen in {"threads": threads, "threads-batch": threads_batch}.items():
+        _check_positive(name, 1 if chosen is None else chosen)
+    if gen > MAX_TOKENS:
+        raise LabError(f"--gen {gen} is too many tokens for one run.", f"At most {MAX_TOKENS:,}.")
+    if flash_attn == "off" and cache_type_v not in ("f16", "f32", "bf16"):
+        raise LabError(
+            f"A {cache_type_v} V cache needs flash attention, which is off.",
+            "Use --flash-attn on, or --cache-type-v f16.",
+        )
+    source = prompts.source(prompt)
+    file = catalog.resolve(model)
+    shape = worker.read_model(file.path, file.name, file.source, None)
+    shape = dataclasses.replace(shape, sha256=catalog.sha256(file.path))
+    build = worker.build
+    here = machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
+    offload = machine.accelerators(here.devices)
+    warnings = []
+    if n_gpu_layers and not offload:
+        warnings.append(
+            f"--n-gpu-layers {n_gpu_layers} has no effect: this build of llama.cpp finds no GPU. "
+            "The README says how to install one that does."
+        )
+    all_layers = (shape.n_layer or 998) + 1
+    n_threads = threads or machine.default_threads()
+    settings = Settings(
+        n_ctx=max(lengths) + gen,
+        n_batch=batch,
+        n_ubatch=min(batch, ubatch),
+        n_threads=n_threads,
+        n_threads_batch=threads_batch or n_threads,
+        n_gpu_layers=0 if not offload else all_layers if n_gpu_layers is None else n_gpu_layers,
+        flash_attn=flash_attn,
+        flash_attn_resolved=None,
+        type_k=cache_type_k,
+        type_v=cache_type_v,
+        prompt=source.name,
+        prompt_sha256=source.sha256,
+        seed=seed,
+    )
+    beyond = [n for n in lengths if shape.n_ctx_train and n + gen > shape.n_ctx_train]
+    if beyond:
+        warnings.append(
+            f"{join(beyond)} prompt tokens and {gen} more go beyond the {shape.n_ctx_train:,} tokens that "
+            f"{shape.name} was trained for: the timing holds, the text does not."
+        )
+    plan = Plan(file, shape, here, settings, source, lengths, gen, repeat, {}, tuple(warnings))
+    return dataclasses.replace(plan, refused=_too_large(plan))
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise LabError(f"--{name} {value} is not possible.", "Give a whole number of at least 1.")
+
+
+def _too_large(plan: Plan) -> dict[int, str]:
+    """Lengths whose context cannot fit: on a CPU, asking the system for it would take the machine down."""
+    if plan.settings.n_gpu_layers:
+        return {}  # llama.cpp itself refuses what the device has no room for
+    available = machine.memory_available()
+    refused = {}
+    for n in plan.lengths:
+        need = plan.memory(n)
+        if need.total > available or n + plan.n_gen >= 2**31:
+            refused[n] = (
+                f"A context of {n + plan.n_gen:,} tokens needs about {need.total / 1e9:,.1f} GB of memory "
+                f"({(need.kv_cache or 0) / 1e9:,.1f} GB of it KV cache); {available / 1e9:,.1f} GB are available."
+            )
+    return refused
+
+
+def join(numbers: Sequence[int]) -> str:
+    """`1,000 and 10,000`: numbers in a sentence."""
+    words = [f"{n:,}" for n in sorted(numbers)]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,291 @@
+"""The data: a run is a list of steps, and a step is one call of `llama_decode`.
+
+Every experiment of the lab is a table of steps, and a results file is a list of runs: one JSON line per
+run, each line complete in itself (machine, model, settings, steps). So `cat a.jsonl b.jsonl` is a valid
+results file, a crash loses at most the run in flight, and rates are never stored, only derived.
+
+All `_ns` stamps come from one monotonic clock and count from the run's first `start_ns`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lab.errors import LabError
+
+T = typing.TypeVar("T")
+
+SCHEMA = 1
+"""Version of a line. History: 1 (lab 0.1.0) is the first."""
+
+PREFILL = "prefill"
+DECODE = "decode"
+OK = "ok"
+FAILED = "failed"  # the engine said no: out of memory, a refused setting
+CRASHED = "crashed"  # the engine's process died
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model file and its shape. What the file does not say is None."""
+
+    name: str
+    source: str  # embedded, hub, file, synthetic
+    repo: str | None
+    file: str
+    revision: str | None
+    sha256: str | None
+    n_bytes: int
+    quantization: str | None
+    arch: str | None
+    n_layer: int | None
+    n_embd: int | None
+    n_head: int | None
+    n_head_kv: int | None
+    head_dim: int | None
+    n_ff: int | None
+    n_vocab: int | None
+    n_ctx_train: int | None
+    tied_embeddings: bool | None
+    tensor_bytes: dict[str, int]  # bytes by tensor type
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that the llama.cpp build can compute on. `type` is cpu, gpu, igpu or accel."""
+
+    name: str
+    description: str
+    type: str
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a run happened. What is not known is None, never a guess."""
+
+    cpu: str | None
+    n_cores_physical: int | None
+    n_cores_usable: int | None
+    ram_bytes: int | None
+    os: str
+    python: str
+    llama_cpp_python: str
+    llama_cpp_commit: str | None
+    system_info: str
+    devices: tuple[Device, ...]
+    virtual: bool | None
+    power: str | None  # mains, battery
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that was chosen about how llama.cpp runs. llama-bench's defaults are the lab's."""
+
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    n_threads_batch: int
+    n_gpu_layers: int
+    flash_attn: str  # asked: on, off, auto
+    flash_attn_resolved: str | None  # what llama.cpp then did: on, off
+    type_k: str
+    type_v: str
+    prompt: str  # text, random, or a file's name
+    prompt_sha256: str | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One row per call of `llama_decode`, as columns of equal length.
+
+    `n_past` is the position: tokens in the context before the step. `start_ns` is taken just before
+    `llama_decode`, `ready_ns` after `llama_synchronize`, `end_ns` after the next token is chosen.
+    """
+
+    kind: tuple[str, ...] = ()
+    n_tokens: tuple[int, ...] = ()
+    n_past: tuple[int, ...] = ()
+    start_ns: tuple[int, ...] = ()
+    ready_ns: tuple[int, ...] = ()
+    end_ns: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        lengths = {field.name: len(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the columns of steps differ in length: {lengths}")
+
+
+@dataclass(frozen=True)
+class NoiseReading:
+    """What else the machine was doing, from the operating system. Counters are since its start."""
+
+    load_1min: float | None
+    cpu_busy_s: float | None  # all cores together, all processes
+    cpu_steal_s: float | None  # taken by the host of a virtual machine
+    cpu_pressure_s: float | None  # time in which some task waited for a core (Linux PSI)
+    cpu_mhz: float | None
+    memory_available_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Noise:
+    before: NoiseReading
+    after: NoiseReading
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prompt prefilled and n_gen tokens generated: the replicate of every experiment."""
+
+    n_prompt: int
+    n_gen: int
+    repeat: int
+    warmup: bool
+    started_at: str
+    status: str
+    error: str | None
+    steps: Steps
+    token_ids: tuple[int, ...]  # the n_gen tokens that were chosen
+    prompt_offset: int | None  # where in the tokenised text the prompt began
+    end_of_generation_at: int | None  # index of the first end-of-generation token; it stops nothing
+    noise: Noise | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of a results file."""
+
+    session: str
+    machine: Machine
+    model: Model
+    settings: Settings
+    run: Run
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was read from results files, and one sentence for each line that was not."""
+
+    records: tuple[Record, ...]
+    skipped: tuple[str, ...]
+
+
+def to_json(value: Any) -> str:
+    """Dataclasses, however nested, as one line of JSON without spaces."""
+    return json.dumps(value, default=_fields_of, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def from_json(cls: type[T], text: str) -> T:
+    """The dataclass that `to_json` wrote. Unknown keys are ignored; ValueError says what is wrong."""
+    return typing.cast(T, _build(cls, json.loads(text), cls.__name__))
+
+
+def append(path: Path, record: Record) -> None:
+    """Append one line and flush it to the disk. After a failed write the file ends as before, whole."""
+    line = (to_json(record) + "\n").encode()
+    with path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            if file.write(line) != len(line):
+                raise OSError("the disk is full")
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+def read(paths: Iterable[str | Path]) -> Reading:
+    """Records of results files, or of folders of them. Lines that cannot be read are named, not fatal."""
+    records: list[Record] = []
+    skipped: list[str] = []
+    for path in _files(paths):
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    records.append(_parse_line(line))
+                except ValueError as problem:
+                    skipped.append(f"{path.name} line {number} skipped: {problem}")
+    return Reading(tuple(records), tuple(skipped))
+
+
+def _files(paths: Iterable[str | Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(path.glob("*.jsonl"))
+            if not inside:
+                raise LabError(f"There is no results file (*.jsonl) in the folder {path}.", "Make one: lab measure")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise LabError(f"There is no results file {path}.", "See what there is: ls results")
+    return found
+
+
+def _parse_line(line: bytes) -> Record:
+    if not line.endswith(b"\n"):
+        raise ValueError("it is not whole (the end of the line is missing)")
+    try:
+        data = json.loads(line)
+    except ValueError:
+        raise ValueError("it is not JSON") from None
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, int) or schema < 1:
+        raise ValueError("it is not a record of the lab (no schema number)")
+    if schema > SCHEMA:
+        raise ValueError(f"it has schema {schema}, this lab reads up to {SCHEMA}; update mini-lab to read it")
+    return typing.cast(Record, _build(Record, data, "record"))
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(value):
+        raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _build(kind: Any, value: Any, where: str) -> Any:
+    """`value` (parsed JSON) as the type `kind`, checked."""
+    if isinstance(kind, types.UnionType):
+        (kind,) = [part for part in typing.get_args(kind) if part is not types.NoneType]
+        return None if value is None else _build(kind, value, where)
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} is not an object")
+        hints = _hints(typing.cast(type, kind))
+        return kind(**{name: _build(hint, value.get(name), f"{where}.{name}") for name, hint in hints.items()})  # type: ignore[operator]
+    if typing.get_origin(kind) is tuple:
+        item = typing.get_args(kind)[0]
+        if not isinstance(value, list):
+            raise ValueError(f"{where} is not a list")
+        if dataclasses.is_dataclass(item):
+            return tuple(_build(item, part, where) for part in value)
+        if not set(map(type, value)) <= {item}:
+            raise ValueError(f"{where} holds something that is not {item.__name__}")
+        return tuple(value)
+    plain = typing.get_origin(kind) or kind
+    if plain is float and type(value) is int:
+        return float(value)
+    if type(value) is not plain:
+        raise ValueError(f"{where} is missing" if value is None else f"{where} is not {plain.__name__}: {value!r}")
+    return value

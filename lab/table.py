@@ -1,0 +1,194 @@
+"""Records as tables: one row a run, one row a step, and the summary over repeats.
+
+Rates are derived here and nowhere stored. A figure of several runs is their median with the range beside
+it: a mean with a standard deviation says little on machines where a neighbour can halve a rate for seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lab import machine, phases
+from lab.record import OK, Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s", "prefill_share")
+SETUP = (
+    "model",
+    "machine",
+    "llama_cpp_python",
+    "n_gpu_layers",
+    "n_threads",
+    "n_threads_batch",
+    "n_batch",
+    "n_ubatch",
+    "flash_attn",
+    "type_k",
+    "type_v",
+    "prompt",
+)
+"""What must be equal for runs to be repeats of each other, beside n_prompt and n_gen."""
+
+
+def runs(records: Sequence[Record]) -> pd.DataFrame:
+    """One row a run, warm-ups and failures included: setup, figures (NaN where there is none), status."""
+    import pandas as pd
+
+    return pd.DataFrame([_run_row(record, index) for index, record in enumerate(records)])
+
+
+def steps(records: Sequence[Record]) -> pd.DataFrame:
+    """One row a step. `run` is the row of its run in `runs`; `itl_ms` is NaN for prefill steps."""
+    import pandas as pd
+
+    parts = [_step_rows(record, index) for index, record in enumerate(records) if record.run.steps.kind]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per setup and length over the timed runs that went well: medians, `_min`, `_max`, `repeats`."""
+    import pandas as pd
+
+    if table.empty:
+        return table
+    keys = [*SETUP, "n_prompt", "n_gen"]
+    groups = table[(table.status == OK) & ~table.warmup].groupby(keys, dropna=False, sort=False)
+    parts = [groups.size().rename("repeats"), groups[[*FIGURES]].median()]
+    for name in ("min", "max"):
+        parts.append(groups[[*FIGURES]].agg(name).add_suffix(f"_{name}"))
+    return pd.concat(parts, axis=1).reset_index().sort_values([*SETUP, "n_prompt", "n_gen"], ignore_index=True)
+
+
+def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
+    """Each setup of a table (of runs, steps or a summary): its label, and its rows.
+
+    The label names what differs between the setups; with a single one, model and machine.
+    """
+    differing = [name for name in SETUP if table[name].nunique(dropna=False) > 1]
+    named = differing or ["model", "machine"]
+    groups = table.groupby([*SETUP], dropna=False, sort=False)
+    return [(", ".join(_named(name, rows[name].iloc[0]) for name in named), rows) for _, rows in groups]
+
+
+def sentences(summary_rows: pd.DataFrame) -> list[str]:
+    """What the rows of one setup show, in words, computed from them."""
+    rows = summary_rows.sort_values("n_prompt")
+    if len(rows) < 2:
+        return [_where_the_time_went(rows)] if len(rows) else []
+    short, long, before = rows.iloc[0], rows.iloc[-1], rows.iloc[-2]
+    times_tokens, times_prefill = long.n_prompt / before.n_prompt, long.prefill_s / before.prefill_s
+    per_token = times_prefill / times_tokens
+    growth = (
+        f"each token cost {per_token:.2g}x as much, because it looks back at more of them"
+        if per_token > 1.1
+        else f"each token cost {per_token:.2g}x as much, because few tokens do not fill the machine"
+        if per_token < 0.9
+        else "in proportion"
+    )
+    said = [
+        f"Prefill of {long.n_prompt:,} tokens took {times_prefill:.3g}x the time of {before.n_prompt:,} "
+        f"for {times_tokens:.3g}x the tokens: {growth}."
+    ]
+    if long.tpot_ms == long.tpot_ms:  # not NaN: there was decoding
+        slower = long.tpot_ms / short.tpot_ms
+        said[0] = said[0][:-1] + (
+            f"; a decoded token took {digits(short.tpot_ms)} ms after a prompt of {short.n_prompt:,} and "
+            f"{digits(long.tpot_ms)} ms after {long.n_prompt:,}"
+            + (f" ({slower:.2g}x: each step reads the whole KV cache)." if slower > 1.1 else " (hardly a difference).")
+        )
+    return [*said, _where_the_time_went(rows)]
+
+
+def digits(value: float) -> str:
+    """A number with three significant digits, and thousands separated."""
+    if value != value:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")
+
+
+def _where_the_time_went(rows: pd.DataFrame) -> str:
+    parts = [f"{100 * row.prefill_share:.0f} % at {row.n_prompt:,} prompt tokens" for row in rows.itertuples()]
+    n_gen = f"{rows.n_gen.iloc[0]:,} generated tokens"
+    return f"With {n_gen}, prefill took {', '.join(parts)} of the whole time; the rest was decode."
+
+
+def _named(name: str, value: object) -> str:
+    return str(value) if name in ("model", "machine") else f"{name} {value}"
+
+
+def model_label(record: Record) -> str:
+    """Name and quantization, as titles show it."""
+    quantization = record.model.quantization
+    return record.model.name if quantization is None else f"{record.model.name} {quantization}"
+
+
+def _setup(record: Record) -> dict[str, Any]:
+    settings = record.settings
+    return {
+        "model": model_label(record),
+        "machine": machine.label(record.machine, settings.n_gpu_layers),
+        "llama_cpp_python": record.machine.llama_cpp_python,
+        "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
+        **{name: getattr(settings, name) for name in SETUP if hasattr(settings, name) and name != "flash_attn"},
+    }
+
+
+def _run_row(record: Record, index: int) -> dict[str, Any]:
+    run = record.run
+    prefill, ttft, tpot, e2e = phases.prefill_ns(run), phases.ttft_ns(run), phases.tpot_ns(run), phases.e2e_ns(run)
+    return {
+        "run": index,
+        "session": record.session,
+        **_setup(record),
+        "n_prompt": run.n_prompt,
+        "n_gen": run.n_gen,
+        "repeat": run.repeat,
+        "warmup": run.warmup,
+        "status": run.status,
+        "error": run.error,
+        "started_at": run.started_at,
+        "prefill_s": _or_nan(prefill, 1e-9),
+        "prefill_tps": run.n_prompt / (prefill * 1e-9) if prefill else float("nan"),
+        "ttft_s": _or_nan(ttft, 1e-9),
+        "tpot_ms": _or_nan(tpot, 1e-6),
+        "decode_tps": 1e9 / tpot if tpot else float("nan"),
+        "e2e_s": _or_nan(e2e, 1e-9),
+        "prefill_share": prefill / e2e if prefill and e2e else float("nan"),
+    }
+
+
+def _or_nan(value: float | None, factor: float) -> float:
+    return float("nan") if value is None else value * factor
+
+
+def _step_rows(record: Record, index: int) -> pd.DataFrame:
+    import numpy as np
+    import pandas as pd
+
+    columns = record.run.steps
+    start, ready, end = (np.array(column) for column in (columns.start_ns, columns.ready_ns, columns.end_ns))
+    n_prefill = phases.n_prefill_steps(record.run)
+    number = np.arange(len(start))
+    return pd.DataFrame(
+        {
+            "run": index,
+            "session": record.session,
+            **_setup(record),
+            "n_prompt": record.run.n_prompt,
+            "n_gen": record.run.n_gen,
+            "repeat": record.run.repeat,
+            "warmup": record.run.warmup,
+            "kind": columns.kind,
+            "generated": np.clip(number - n_prefill + 2, 0, None),  # 1: the token that came out of prefill
+            "n_tokens": columns.n_tokens,
+            "n_past": columns.n_past,
+            "start_s": start * 1e-9,
+            "ready_s": ready * 1e-9,
+            "end_s": end * 1e-9,
+            "compute_ms": (ready - start) * 1e-6,
+            "itl_ms": np.where(number >= n_prefill, np.diff(end, prepend=0) * 1e-6, np.nan),
+        }
+    )

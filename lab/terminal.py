@@ -1,0 +1,214 @@
+"""What the lab prints: descriptions, tables and progress, coloured on a terminal and plain elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lab import machine, phases, table
+from lab.catalog import Entry
+from lab.measure import Status, Watch
+from lab.plan import Plan, join
+from lab.record import OK, Machine, Model, Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.progress import Progress
+
+
+def console(stderr: bool = False) -> Console:
+    """A console that wraps at the terminal's width, and at 100 columns where there is none."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if stream.isatty() else 100)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout; NaN becomes null."""
+    print(json.dumps(_without_nan(value), indent=2, ensure_ascii=False))
+
+
+def describe(here: Machine, model: Model | None = None) -> list[str]:
+    """Machine, build and model in a line each."""
+    ram = f", {here.ram_bytes / 1e9:.0f} GB" if here.ram_bytes else ""
+    kind = ", virtual machine" if here.virtual else ""
+    power = f", on {here.power}" if here.power else ""
+    offload = ", ".join(f"{device.description} ({device.name})" for device in machine.accelerators(here.devices))
+    commit = f" (llama.cpp {here.llama_cpp_commit})" if here.llama_cpp_commit else ""
+    computes_on = offload or "the CPU (no GPU in this build)"
+    lines = [
+        f"machine  {machine.label(here)}{ram}{kind}{power}; {here.os}",
+        f"build    llama-cpp-python {here.llama_cpp_python}{commit}; computes on {computes_on}",
+    ]
+    if model:
+        trained = f", trained for {model.n_ctx_train:,} tokens" if model.n_ctx_train else ""
+        size = f"{model.n_bytes / 1e6:,.0f} MB, {model.arch}, {model.n_layer} layers"
+        lines.append(f"model    {model.name} {model.quantization or ''}, {size}{trained} ({model.source})")
+    return lines
+
+
+def plan_table(plan: Plan) -> Table:
+    """What a plan would measure, and the memory that it would take."""
+    grid = _table("prompt tokens", "runs", "KV cache MB", "memory MB", "note")
+    for n in plan.lengths:
+        memory = plan.memory(n)
+        grid.add_row(
+            f"{n:,}",
+            "0" if n in plan.refused else f"{plan.n_repeat}",
+            "unknown" if memory.kv_cache is None else table.digits(memory.kv_cache / 1e6),
+            table.digits(memory.total / 1e6),
+            plan.refused.get(n, ""),
+        )
+    return grid
+
+
+def summary_table(rows: pd.DataFrame) -> Table:
+    """One row per prompt length: medians, with the range below where there is more than one run."""
+    grid = _table(
+        "prompt\ntokens",
+        "runs",
+        "prefill\ns",
+        "prefill\ntokens/s",
+        "TTFT\ns",
+        "TPOT\nms",
+        "decode\ntokens/s",
+        "E2E\ns",
+        "prefill\n% of E2E",
+    )
+    for row in rows.to_dict("records"):
+        cells = []
+        for name in table.FIGURES:
+            scale = 100 if name == "prefill_share" else 1
+            low, middle, high = (scale * row[key] for key in (f"{name}_min", name, f"{name}_max"))
+            spread = f"\n[dim]{table.digits(low)}-{table.digits(high)}[/dim]" if row["repeats"] > 1 else ""
+            cells.append(table.digits(middle) + (spread if middle == middle else ""))
+        grid.add_row(f"{row['n_prompt']:,}", str(row["repeats"]), *cells)
+    return grid
+
+
+def print_results(records: Sequence[Record], out: Console) -> None:
+    """Tables, what they show in words, and what failed."""
+    every = table.runs(records)
+    rows = table.summary(every)
+    setups = table.setups(rows) if len(rows) else []
+    for label, part in setups:
+        n_gen = " or ".join(f"{n:,}" for n in sorted(set(part.n_gen)))
+        out.print(f"\n[bold]{label}[/bold]: {n_gen} tokens generated per run; median, and range below it")
+        out.print(summary_table(part))
+        for sentence in table.sentences(part):
+            out.print(sentence)
+    if not setups:
+        out.print("\nNo run went well.")
+    for line in failures(records):
+        out.print(f"[red]failed[/red] {line}", markup=True)
+
+
+def failures(records: Sequence[Record]) -> list[str]:
+    """One line per failed run."""
+    return [
+        f"{record.run.n_prompt:,} prompt tokens, repeat {record.run.repeat + 1}: {record.run.error}"
+        for record in records
+        if record.run.status != OK
+    ]
+
+
+def models_table(entries: Sequence[tuple[Entry, int | None]]) -> Table:
+    """The catalog: each entry with its file's size, None where it is not on this machine."""
+    grid = _table("name", "quantization", "MB", "on disk", "what it is")
+    for entry, n_bytes in entries:
+        size = "-" if n_bytes is None else f"{n_bytes / 1e6:,.0f}"
+        grid.add_row(entry.name, entry.quantization, size, "no" if n_bytes is None else "yes", entry.description)
+    return grid
+
+
+@contextmanager
+def progress(err: Console, stream_to: Console | None) -> Iterator[tuple[Watch, Any]]:
+    """Shows statuses as they come: a bar on a terminal, a line per run elsewhere, or the streamed text.
+
+    Yields two functions: one takes each Status, the other each finished Record.
+    """
+    if err.is_terminal and stream_to is None:
+        with _bar(err) as bar:
+            task = bar.add_task("starting", total=1.0, left="")
+            yield lambda status: _move(bar, task, status), lambda record: None
+        return
+    latest = Status("starting")
+
+    def watch(status: Status) -> None:
+        nonlocal latest
+        if stream_to and status.doing in ("prefill", "decode"):
+            if (status.n_prompt, status.repeat) != (latest.n_prompt, latest.repeat) or latest.doing == "warming up":
+                stream_to.print(
+                    f"\n[bold]--- {status.n_prompt:,} prompt tokens, repeat {(status.repeat or 0) + 1}[/bold]"
+                )
+            stream_to.print(status.text, end="", markup=False)
+        elif status.doing not in ("prefill", "decode", latest.doing):
+            err.print(f"{status.doing} ...")
+        latest = status
+
+    def finished(record: Record) -> None:
+        run = record.run
+        if run.warmup:
+            return
+        if stream_to:
+            stream_to.print()
+        ttft, tpot = phases.ttft_ns(run), phases.tpot_ns(run)
+        times = [f"TTFT {table.digits(ttft / 1e9)} s"] if ttft else [run.status]
+        times += [f"TPOT {table.digits(tpot / 1e6)} ms"] if tpot else []
+        left = f"; about {duration(latest.left_s)} left" if latest.left_s else ""
+        err.print(f"{run.n_prompt:,} prompt tokens, repeat {run.repeat + 1}: {', '.join(times)}{left}")
+
+    yield watch, finished
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 20 s`, `1 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def refused_lengths(plan: Plan) -> str:
+    """A warning for lengths that will not be tried."""
+    return f"{join(list(plan.refused))} prompt tokens will not be tried: " + " ".join(plan.refused.values())
+
+
+def _bar(err: Console) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), console=err, transient=True
+    )
+
+
+def _move(bar: Progress, task: Any, status: Status) -> None:
+    what = status.doing if status.n_prompt is None else f"{status.doing}, {status.n_prompt:,} prompt tokens"
+    rate = f", {table.digits(status.tokens_per_s)} tokens/s" if status.tokens_per_s else ""
+    run = f"run {min(status.n_runs, status.n_runs_done + 1)} of {status.n_runs}: " if status.n_runs else ""
+    left = f"{duration(status.left_s)} left" if status.left_s is not None else ""
+    done = 0.0 if status.left_s is None else status.elapsed_s / max(1e-9, status.elapsed_s + status.left_s)
+    bar.update(task, description=run + what + rate, completed=done, left=left)
+
+
+def _table(*headings: str) -> Table:
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        grid.add_column(heading, justify="left" if heading in ("note", "name", "what it is") else "right")
+    return grid
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
