@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,16 @@ def llama() -> Any:
 
 
 def ggml(name: str) -> Any:
-    """One of the ggml libraries that llama-cpp-python ships: ggml, ggml-base, ggml-cpu."""
-    import llama_cpp
-    from llama_cpp._ctypes_extensions import load_shared_library
+    """The functions of a ggml library that llama.cpp itself has loaded: ggml, ggml-base, ggml-cpu.
 
-    return load_shared_library(name, Path(llama_cpp.__file__).parent / "lib")
+    Loading the file again by its name could give a second copy, with devices and a log of its own. Where
+    the system looks symbols up through a library's dependencies (all but Windows), libllama's handle
+    reaches them all.
+    """
+    library = llama()._lib
+    if os.name != "nt":
+        return ctypes.CDLL(library._name, handle=library._handle)
+    return ctypes.CDLL(str(Path(library._name).with_name(f"{name}.dll")))
 
 
 def start() -> Build:

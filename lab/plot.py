@@ -95,7 +95,7 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
             middle = tokens.groupby("generated").itl_ms.median()
             middle = middle.rolling(RUNNING_MEDIAN, center=True, min_periods=1).median()
             label = f"after {n_prompt:,} prompt tokens" + (f", {setup}" if len(groups) > 1 else "")
-            label += f" ({len(above)} points above the axis)" if len(above) else ""
+            label += f" ({len(above)} point{'s' * (len(above) > 1)} above the axis)" if len(above) else ""
             ax.plot(middle.index, middle, color=colour, lw=2, ls=LINES[line % len(LINES)], label=label)
     ax.set_ylim(0, top)
     ax.set_xlabel("generated token (the first comes out of prefill)")

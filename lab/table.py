@@ -110,9 +110,10 @@ def digits(value: float) -> str:
 
 
 def _where_the_time_went(rows: pd.DataFrame) -> str:
-    parts = [f"{100 * row.prefill_share:.0f} % at {row.n_prompt:,} prompt tokens" for row in rows.itertuples()]
-    n_gen = f"{rows.n_gen.iloc[0]:,} generated tokens"
-    return f"With {n_gen}, prefill took {', '.join(parts)} of the whole time; the rest was decode."
+    parts = [f"{100 * row.prefill_share:.0f} % of the time at {row.n_prompt:,}" for row in rows.itertuples()]
+    parts[1:] = [part.replace(" of the time", "") for part in parts[1:]]
+    rest = f"decoding {rows.n_gen.iloc[0]:,} tokens" if rows.n_gen.iloc[0] > 1 else "choosing a token"
+    return f"Prefill took {', '.join(parts)} prompt tokens; {rest} took the rest."
 
 
 def _named(name: str, value: object) -> str:

@@ -176,6 +176,7 @@ class Worker:
                 if look:
                     look()
         if reply is _DIED:
+            self._replies.put(_DIED)  # so that the next request is told as well
             raise WorkerDied(self._cause_of_death(), "The reason may be in the lines that it printed last, above.")
         answer = json.loads(reply)
         if "error" in answer:

@@ -1,0 +1,71 @@
+"""llama-bench of the very llama.cpp that the lab runs on, as the other side of benchmarks.
+
+Built once (5 to 10 minutes on 2 cores) from the source distribution of the installed llama-cpp-python and
+kept in the user's cache folder. It runs on the shared libraries inside the installed llama-cpp-python, so
+both sides execute the same machine code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "llama-cpp-python"
+
+
+def program() -> Path:
+    """The built llama-bench."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    home = cache / "mini-lab" / f"llama-bench-{version(PACKAGE)}"
+    built = home / "llama-bench"
+    if not built.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(_build(Path(folder)), built)
+    return built
+
+
+def run(model: Path, *options: str) -> list[dict[str, Any]]:
+    """llama-bench's JSON rows for `options`, such as `-p 512 -n 0 -r 1`."""
+    found = find_spec("llama_cpp")
+    assert found is not None and found.origin is not None
+    libraries = Path(found.origin).parent / "lib"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries), "DYLD_LIBRARY_PATH": str(libraries)}
+    command = [str(program()), "-m", str(model), "-o", "json", *options]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    rows: list[dict[str, Any]] = json.loads(answer.stdout)
+    return rows
+
+
+def _build(folder: Path) -> Path:
+    requirement = f"{PACKAGE}=={version(PACKAGE)}"
+    pip = ["uv", "tool", "run", "pip", "download", "--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
+    subprocess.run([*pip, requirement], check=True)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    source = archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor" / "llama.cpp"
+    cmake = ["cmake"] if shutil.which("cmake") else ["uv", "tool", "run", "cmake"]
+    options = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "BUILD_SHARED_LIBS": "ON",
+        "LLAMA_CURL": "OFF",
+        "LLAMA_BUILD_TESTS": "OFF",
+    }
+    defined = [f"-D{name}={value}" for name, value in options.items()]
+    subprocess.run([*cmake, "-S", str(source), "-B", str(folder / "build"), *defined], check=True)
+    jobs = str(os.cpu_count() or 1)
+    subprocess.run([*cmake, "--build", str(folder / "build"), "--target", "llama-bench", "-j", jobs], check=True)
+    return folder / "build" / "bin" / "llama-bench"
+
+
+if __name__ == "__main__":
+    print(program())

@@ -1,0 +1,201 @@
+"""Shared by the tests: hand-made records, a fake engine with exact times, and the lab as a real command."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import catalog, engine
+from lab.native import Build
+from lab.record import OK, Device, Machine, Model, Record, Run, Settings, Steps
+from lab.worker import Progress, Vocabulary, WorkerDied
+
+MS = 1_000_000
+
+MACHINE = Machine(
+    cpu="Test CPU",
+    n_cores_physical=4,
+    n_cores_usable=4,
+    ram_bytes=16 * 10**9,
+    os="TestOS",
+    python="3.11",
+    llama_cpp_python="0.0",
+    llama_cpp_commit=None,
+    system_info="",
+    devices=(Device("CPU", "Test CPU", "cpu", None),),
+    virtual=False,
+    power=None,
+)
+MODEL = Model(
+    name="tiny",
+    source="file",
+    repo=None,
+    file="tiny.gguf",
+    revision=None,
+    sha256=None,
+    n_bytes=10**6,
+    quantization="Q4_0",
+    arch="llama",
+    n_layer=2,
+    n_embd=64,
+    n_head=4,
+    n_head_kv=2,
+    head_dim=16,
+    n_ff=128,
+    n_vocab=100,
+    n_ctx_train=1000,
+    tied_embeddings=True,
+    tensor_bytes={"Q4_0": 10**6},
+)
+SETTINGS = Settings(
+    n_ctx=128,
+    n_batch=2048,
+    n_ubatch=8,
+    n_threads=2,
+    n_threads_batch=2,
+    n_gpu_layers=0,
+    flash_attn="auto",
+    flash_attn_resolved="on",
+    type_k="f16",
+    type_v="f16",
+    prompt="text",
+    prompt_sha256=None,
+    seed=1,
+)
+
+
+class FakeClock:
+    """Time passes only when somebody works: `clock()` reads it, `advance` moves it."""
+
+    def __init__(self) -> None:
+        self.now = 5_000
+
+    def __call__(self) -> int:
+        return self.now
+
+    def advance(self, ns: int) -> None:
+        self.now += ns
+
+
+def exact_steps(n_prompt: int, n_gen: int, n_ubatch: int, prefill_ms: float = 1, decode_ms: float = 10) -> Steps:
+    """Steps of an engine that needs prefill_ms a prompt token, decode_ms a token and 1 ms to choose one."""
+    clock = FakeClock()
+
+    def forward(n_tokens: int) -> None:
+        clock.advance(round((prefill_ms * n_tokens if n_tokens > 0 else decode_ms) * MS))
+
+    sizes = [min(n_ubatch, n_prompt - first) for first in range(0, n_prompt, n_ubatch)]
+    singles = [-1] * (n_gen - 1)
+    stamps = engine.walk(
+        forward, lambda _: clock.advance(MS), [(n, n) for n in sizes], singles, range(n_gen), clock, [0]
+    )
+    return engine.as_steps(sizes, n_gen - 1, stamps)
+
+
+def make_run(n_prompt: int = 20, n_gen: int = 5, repeat: int = 0, **changes: Any) -> Run:
+    rates = {name: changes.pop(name) for name in ("prefill_ms", "decode_ms") if name in changes}
+    return dataclasses.replace(
+        Run(
+            n_prompt=n_prompt,
+            n_gen=n_gen,
+            repeat=repeat,
+            warmup=False,
+            started_at="2026-01-01T00:00:00Z",
+            status=OK,
+            error=None,
+            steps=exact_steps(n_prompt, n_gen, 8, **rates),
+            token_ids=tuple(range(n_gen)),
+            prompt_offset=3,
+            end_of_generation_at=None,
+            noise=None,
+        ),
+        **changes,
+    )
+
+
+def make_record(run: Run | None = None, **changes: Any) -> Record:
+    return dataclasses.replace(Record("a-session", MACHINE, MODEL, SETTINGS, run or make_run()), **changes)
+
+
+class FakeWorker:
+    """Stands in for worker.Worker: exact steps at once, and deaths or refusals where a test wants them."""
+
+    def __init__(self) -> None:
+        self.build = Build("0.0", None, "", MACHINE.devices)
+        self.model = MODEL
+        self.starts = 1
+        self.loads = 0
+        self.contexts: list[int] = []
+        self.prompts: list[list[int]] = []
+        self.on_run: Callable[[int, int], None] = lambda n_prompt, n_gen: None
+        self.on_context: Callable[[int], None] = lambda n_ctx: None
+
+    def restart(self) -> None:
+        self.starts += 1
+
+    def read_model(self, *_: object) -> Model:
+        return self.model
+
+    def load(self, *_: object) -> Vocabulary:
+        self.loads += 1
+        return Vocabulary(n_vocab=100, bos=None)
+
+    def tokenize(self, text: str) -> list[int]:
+        return [ord(letter) % 100 for letter in text]
+
+    def pieces(self) -> list[bytes]:
+        return [f"<{i}>".encode() for i in range(100)]
+
+    def new_context(self, asked: Settings) -> Settings:
+        self.on_context(asked.n_ctx)
+        self.contexts.append(asked.n_ctx)
+        return dataclasses.replace(asked, flash_attn_resolved="on")
+
+    def run(
+        self, prompt: list[int], n_gen: int, watch: Callable[[Progress], None]
+    ) -> tuple[Steps, tuple[int, ...], int | None]:
+        self.prompts.append(prompt)
+        self.on_run(len(prompt), n_gen)
+        watch(Progress(len(prompt), (1, 2)))
+        return exact_steps(len(prompt), n_gen, 512), tuple(range(n_gen)), None
+
+
+def died() -> WorkerDied:
+    return WorkerDied("The engine's process ended: SIGSEGV.", "")
+
+
+@pytest.fixture
+def fake_worker() -> FakeWorker:
+    return FakeWorker()
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Path:
+    return catalog.embedded_path()
+
+
+def start_lab(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """The real command, in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from lab.cli import main; main()", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        **options,
+    )
+
+
+def run_lab(*arguments: object) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of the real command."""
+    process = start_lab(*arguments)
+    out, err = process.communicate(timeout=120)
+    assert "Traceback" not in err, err
+    return process.returncode, out, err

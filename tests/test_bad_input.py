@@ -1,0 +1,200 @@
+"""What bad input, full disks, Ctrl-C and sudden death get: a clear message, and nothing measured is lost."""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lab import record
+from lab.record import CRASHED, FAILED, OK
+from tests.conftest import run_lab, start_lab
+
+posix = pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
+
+
+def fails(*arguments: object, says: str, status: int = 1) -> None:
+    code, out, err = run_lab("measure", "-r", "1", "-n", "2", "--no-plot", *arguments)
+    assert code == status, err
+    assert says in err
+    assert "tokens/s" not in out
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("smolm2", "Did you mean smollm2-135m?"),
+        ("xyz", "Known names: smollm2-135m"),
+        ("no/such.gguf", "no model file no/such.gguf"),
+    ],
+)
+def test_models_that_are_not_there(model: str, says: str) -> None:
+    fails("-m", model, says=says)
+
+
+def test_files_that_are_not_models(tmp_path: Path, embedded: Path) -> None:
+    text = tmp_path / "text.gguf"
+    text.write_text("This is a letter to my aunt.")
+    fails("-m", text, says="text.gguf is not a GGUF file")
+
+    cut = tmp_path / "cut.gguf"
+    whole = embedded.read_bytes()
+    cut.write_bytes(whole[: len(whole) // 2])
+    fails("-m", cut, says="cut.gguf is cut off: it has 49,181,216 of 98,362,432 bytes")
+    cut.write_bytes(whole[:50_000])
+    fails("-m", cut, says="cut.gguf is a broken GGUF file")
+
+    vocabulary = tmp_path / "vocabulary.gguf"
+    vocabulary.write_bytes(vocabulary_only())
+    fails("-m", vocabulary, says="holds only a vocabulary")
+    fails("-m", tmp_path, says="is a folder")
+
+
+def test_a_model_that_llama_cpp_refuses(tmp_path: Path, embedded: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(embedded.read_bytes().replace(b"blk.7.ffn_up.weight", b"blk.7.ffn_xx.weight"))
+    fails("-m", broken, "-o", tmp_path / "out", says="llama.cpp cannot load broken.gguf")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("lengths", ["0", "-5", "ten", "10,10", "10-5"])
+def test_impossible_lengths(lengths: str) -> None:
+    code, out, err = run_lab("measure", f"--prompt-len={lengths}")
+    assert code == 1 and not out
+    assert "Error:" in err
+
+
+def test_usage_errors() -> None:
+    assert run_lab("measure", "--repeat", "many")[0] == 2
+    assert run_lab("measure", "--no-such-option")[0] == 2
+    assert run_lab("mesure")[0] == 2
+
+
+def test_beyond_the_training_context_it_goes_on_and_says_so(tmp_path: Path, embedded: Path) -> None:
+    key = b"llama.context_length" + struct.pack("<I", 4)
+    whole = embedded.read_bytes()
+    assert whole.count(key + struct.pack("<I", 8192)) == 1
+    small = tmp_path / "small.gguf"
+    small.write_bytes(whole.replace(key + struct.pack("<I", 8192), key + struct.pack("<I", 32)))
+    code, out, err = run_lab("measure", "-m", small, "-p", "40", "-n", "2", "-r", "1", "-o", tmp_path / "out")
+    assert code == 0 and "40" in out
+    assert "beyond the 32 tokens that small was trained for: the timing holds, the text does not" in err
+
+
+def test_a_length_that_does_not_fit_is_reported_and_the_others_are_measured(tmp_path: Path) -> None:
+    code, out, err = run_lab("measure", "-p", "10,1000000000", "-n", "2", "-r", "1", "-o", tmp_path)
+    assert code == 1
+    assert "1,000,000,000 prompt tokens will not be tried" in err
+    assert "needs about 23,040" in out
+    outcomes = {r.run.n_prompt: r.run.status for r in record.read([tmp_path]).records if not r.run.warmup}
+    assert outcomes == {10: OK, 1_000_000_000: FAILED}
+
+
+def test_results_folders_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    fails("-o", tmp_path / "file" / "results", says="Results cannot be written to")
+    if Path("/proc/version").exists():
+        fails("-o", "/proc/results", says="Results cannot be written to /proc/results")
+
+
+def test_a_full_results_folder_is_found_out_at_once(tmp_path: Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)]
+    if sys.platform != "linux" or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("only an administrator of Linux can make a full disk here")
+    try:
+        fails("-p", "10,100", "-n", "200", "-o", tmp_path, says="No space left on device")
+        assert not list(tmp_path.iterdir())
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_results_that_are_broken_or_newer(tmp_path: Path) -> None:
+    assert run_lab("measure", "-p", "8", "-n", "2", "-r", "1", "--no-plot", "-o", tmp_path)[0] == 0
+    (path,) = tmp_path.glob("*.jsonl")
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole.replace(b'"schema":1', b'"schema":7') + whole[:300])
+    code, out, err = run_lab("show", path)
+    assert code == 0 and "smollm2-135m" in out
+    assert "schema 7" in err and "not whole" in err
+    assert run_lab("show", tmp_path / "none.jsonl")[0] == 1
+    path.write_bytes(b"nonsense\n")
+    assert "There is no run in" in run_lab("show", path)[2]
+
+
+def long_measurement(folder: Path) -> tuple[Any, psutil.Process]:
+    """A lab that has finished a run of 10 tokens and is in a prefill of 10,000; its engine's process."""
+    process = start_lab(
+        *("measure", "-p", "10,10000", "-n", "2", "-r", "3", "--seed", "5", "--no-plot", "-o", folder),
+    )
+    assert process.stderr is not None
+    while "10 prompt tokens, repeat 1" not in (line := process.stderr.readline()):
+        assert line, "the lab ended before its first run did"
+    time.sleep(1.5)
+    children = [child for child in psutil.Process(process.pid).children() if child.is_running()]
+    assert len(children) == 1
+    return process, children[0]
+
+
+def finished_runs(folder: Path) -> list[tuple[int, str]]:
+    reading = record.read([folder])
+    assert not reading.skipped
+    return [(r.run.n_prompt, r.run.status) for r in reading.records if not r.run.warmup]
+
+
+@posix
+def test_ctrl_c_in_a_long_prefill(tmp_path: Path) -> None:
+    process, child = long_measurement(tmp_path)
+    pressed = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert time.monotonic() - pressed < 1
+    assert process.returncode == 130
+    assert "Interrupted. 1 finished runs are in" in err and "Traceback" not in err
+    assert finished_runs(tmp_path) == [(10, OK)]
+    assert not child.is_running()
+
+
+@posix
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+def test_an_engine_that_dies_in_the_middle(tmp_path: Path, name: str) -> None:
+    process, child = long_measurement(tmp_path)
+    child.send_signal(getattr(signal, name))
+    assert process.stderr is not None
+    told = ""
+    while "warming up" not in (line := process.stderr.readline()):  # the next engine is at work
+        assert line, told
+        told += line
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert "10,000 prompt tokens, repeat 1: crashed" in told
+    assert finished_runs(tmp_path) == [(10, OK), (10_000, CRASHED)]
+    assert any(name in (r.run.error or "") for r in record.read([tmp_path]).records)
+
+
+@posix
+def test_a_lab_that_is_killed_takes_its_engine_along(tmp_path: Path) -> None:
+    process, child = long_measurement(tmp_path)
+    process.kill()
+    process.communicate(timeout=10)
+    child.wait(timeout=2)
+    assert finished_runs(tmp_path) == [(10, OK)]
+
+
+def vocabulary_only() -> bytes:
+    """A GGUF file with two tokens and no tensor."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    string, array = struct.pack("<I", 8), struct.pack("<I", 9)
+    pairs = [
+        text("general.architecture") + string + text("llama"),
+        text("tokenizer.ggml.tokens") + array + string + struct.pack("<Q", 2) + text("a") + text("b"),
+    ]
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(pairs)) + b"".join(pairs)

@@ -1,0 +1,181 @@
+"""The loop over runs, with a fake engine: order, warm-ups, failures, deaths, full disks."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from lab import record
+from lab.errors import LabError
+from lab.measure import Status, execute, new_results_file
+from lab.plan import Plan, make_plan
+from lab.record import CRASHED, FAILED, OK, Record
+from lab.worker import Worker
+from tests.conftest import FakeWorker, died
+
+
+@pytest.fixture
+def seen() -> list[Status]:
+    return []
+
+
+@pytest.fixture
+def bench(fake_worker: FakeWorker, tmp_path: Path, seen: list[Status]) -> Any:
+    model = tmp_path / "tiny.gguf"
+    model.write_bytes(b"GGUF")
+
+    def measure(**asked: Any) -> tuple[list[Record], Path]:
+        plan = make_plan(cast(Worker, fake_worker), **{"prompt_len": "10,600", "gen": 5, "model": str(model), **asked})
+        path = new_results_file(plan, tmp_path / "results")
+        return list(execute(plan, cast(Worker, fake_worker), path, seen.append)), path
+
+    return measure
+
+
+def outcome(records: list[Record]) -> list[tuple[int, int, str]]:
+    return sorted((r.run.n_prompt, r.run.repeat, r.run.status) for r in records if not r.run.warmup)
+
+
+def test_every_run_is_made_recorded_and_on_disk(bench: Any) -> None:
+    records, path = bench(repeat=2)
+    assert outcome(records) == [(10, 0, OK), (10, 1, OK), (600, 0, OK), (600, 1, OK)]
+    assert list(record.read([path]).records) == records
+    assert {r.session for r in records} == {path.stem}
+
+
+def test_every_shape_is_warmed_up_first_and_marked(bench: Any) -> None:
+    records, _ = bench(prompt_len="10,600,1112")
+    warmups = [r.run.n_prompt for r in records if r.run.warmup]
+    assert warmups == [10, 600]  # 600 = a full ubatch and the tail 88, which is 1112's tail too
+    assert [r.run.warmup for r in records[:2]] == [True, True]
+
+
+def test_prompts_of_a_round_start_together_and_of_rounds_apart(bench: Any) -> None:
+    records, _ = bench(repeat=2)
+    offsets = {(r.run.repeat, r.run.prompt_offset) for r in records if not r.run.warmup}
+    assert len(offsets) == 2
+
+
+def test_a_context_that_fails_costs_only_its_length(bench: Any, fake_worker: FakeWorker) -> None:
+    def no_room(n_ctx: int) -> None:
+        if n_ctx > 100:
+            raise LabError("no memory", "")
+
+    fake_worker.on_context = no_room
+    records, _ = bench(repeat=2)
+    assert outcome(records) == [(10, 0, OK), (10, 1, OK), (600, 0, FAILED)]
+    assert "no memory" in next(r.run.error for r in records if r.run.status == FAILED)
+
+
+def test_a_death_costs_one_run_and_the_engine_starts_again(bench: Any, fake_worker: FakeWorker) -> None:
+    deaths = iter([True])
+
+    def die_once(n_prompt: int, n_gen: int) -> None:
+        if (n_prompt, n_gen) == (600, 5) and next(deaths, False):
+            raise died()
+
+    fake_worker.on_run = die_once
+    records, _ = bench(repeat=3)
+    assert outcome(records) == [(10, 0, OK), (10, 1, OK), (10, 2, OK), (600, 0, CRASHED), (600, 1, OK), (600, 2, OK)]
+    assert fake_worker.starts == 2
+    assert fake_worker.loads == 2
+
+
+def test_a_length_that_always_kills_is_given_up(bench: Any, fake_worker: FakeWorker) -> None:
+    def die(n_prompt: int, n_gen: int) -> None:
+        if (n_prompt, n_gen) == (600, 5):
+            raise died()
+
+    fake_worker.on_run = die
+    records, _ = bench(repeat=4)
+    assert [o for o in outcome(records) if o[0] == 600] == [(600, 0, CRASHED), (600, 1, CRASHED)]
+    assert [o for o in outcome(records) if o[0] == 10] == [(10, i, OK) for i in range(4)]
+
+
+def test_death_while_making_room_costs_the_longest_length(bench: Any, fake_worker: FakeWorker) -> None:
+    def out_of_memory(n_ctx: int) -> None:
+        if n_ctx > 100:
+            raise died()
+
+    fake_worker.on_context = out_of_memory
+    records, _ = bench(repeat=1)
+    assert outcome(records) == [(10, 0, OK), (600, 0, CRASHED)]
+
+
+def test_a_refused_step_gives_the_length_up_at_once(bench: Any, fake_worker: FakeWorker) -> None:
+    def refuse(n_prompt: int, n_gen: int) -> None:
+        if (n_prompt, n_gen) == (600, 5):
+            raise LabError("llama_decode returned 1", "")
+
+    fake_worker.on_run = refuse
+    records, _ = bench(repeat=3)
+    assert [o for o in outcome(records) if o[0] == 600] == [(600, 0, FAILED)]
+    assert fake_worker.starts == 1
+
+
+def test_progress_is_told_with_time_left(bench: Any, seen: list[Status]) -> None:
+    bench(repeat=2)
+    timed = [status for status in seen if status.doing == "decode"]
+    assert [status.n_runs_done for status in timed] == [0, 1, 2, 3]
+    assert all(status.n_runs == 4 and status.left_s is not None for status in timed)
+    assert {"loading the model", "making room", "warming up"} <= {status.doing for status in seen}
+
+
+def test_streamed_text_is_what_was_generated(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    worker = cast(Worker, fake_worker)
+    plan = make_plan(worker, "10", 5, 1, str(tmp_path / "tiny.gguf"))
+    seen: list[Status] = []
+    list(execute(plan, worker, new_results_file(plan, tmp_path), seen.append, stream=True))
+    assert "".join(status.text for status in seen) == "<1><2>"
+
+
+def test_results_folder_is_checked_before_anything_is_measured(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("a file where the folder should be")
+    with pytest.raises(LabError, match="cannot be written"):
+        bench()
+
+
+def test_a_disk_that_fills_up_loses_nothing(
+    bench: Any, fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "rescue"))
+    (tmp_path / "rescue").mkdir()
+
+    def fill(n_prompt: int, n_gen: int) -> None:
+        if n_gen == 5:  # the first timed run: the results file turns into a full device
+            (path,) = (tmp_path / "results").glob("*.jsonl")
+            path.unlink()
+            path.symlink_to("/dev/full")
+
+    fake_worker.on_run = fill
+    with pytest.raises(LabError, match="cannot be written any more"):
+        bench(repeat=1)
+    (rescued,) = record.read([tmp_path / "rescue"]).records
+    assert rescued.run.status == OK
+
+
+def test_an_interrupted_session_keeps_what_it_has(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    worker = cast(Worker, fake_worker)
+    plan: Plan = make_plan(worker, "10", 5, 3, str(tmp_path / "tiny.gguf"))
+    path = new_results_file(plan, tmp_path)
+    runs = execute(plan, worker, path, lambda status: None)
+    next(runs), next(runs)
+    runs.close()  # type: ignore[attr-defined]
+    assert len(record.read([path]).records) == 2
+
+
+def test_a_session_without_a_run_leaves_no_file(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    worker = cast(Worker, fake_worker)
+    plan = make_plan(worker, "10", 5, 3, str(tmp_path / "tiny.gguf"))
+    path = new_results_file(plan, tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise LabError("cannot load", "")
+
+    fake_worker.load = refuse  # type: ignore[assignment, method-assign]
+    with pytest.raises(LabError, match="cannot load"):
+        list(execute(plan, worker, path, lambda status: None))
+    assert not path.exists()

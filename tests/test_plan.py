@@ -1,0 +1,141 @@
+"""What can be known before a weight is loaded."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from lab import cost, prompts
+from lab.errors import LabError
+from lab.plan import Plan, make_plan, parse_lengths
+from lab.worker import Worker
+from tests.conftest import MODEL, SETTINGS, FakeWorker
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"GGUF")
+    return path
+
+
+def plan(worker: FakeWorker, path: Path, **asked: Any) -> Plan:
+    return make_plan(cast(Worker, worker), **{"model": str(path), "prompt_len": "10,20", "gen": 5, **asked})
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"),
+    [
+        ("10", (10,)),
+        ("10,1000, 10000", (10, 1000, 10000)),
+        ("512-4096*2", (512, 1024, 2048, 4096)),
+        ("100-1000+300", (100, 400, 700, 1000)),
+        ("3-5", (3, 4, 5)),
+        ("1,100-200+100", (1, 100, 200)),
+    ],
+)
+def test_lengths_as_llama_bench_writes_them(text: str, lengths: tuple[int, ...]) -> None:
+    assert parse_lengths(text) == lengths
+
+
+@pytest.mark.parametrize("text", ["", "ten", "-5", "10,", "1.5", "10-5", "10-20*1", "10-20+0", "0-8*2", "1e3"])
+def test_what_is_not_a_length_is_said(text: str) -> None:
+    with pytest.raises(LabError):
+        parse_lengths(text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"prompt_len": "0"}, "prompt length of 0"),
+        ({"prompt_len": [-5]}, "prompt length of -5"),
+        ({"prompt_len": []}, "No prompt length"),
+        ({"prompt_len": "10,20,10"}, "10 is given 2 times"),
+        ({"prompt_len": "1-5000"}, "More than 1,000"),
+        ({"gen": 0}, "--gen 0"),
+        ({"gen": 10**8}, "too many tokens"),
+        ({"repeat": 0}, "--repeat 0"),
+        ({"threads": 0}, "--threads 0"),
+        ({"ubatch": -1}, "--ubatch -1"),
+        ({"flash_attn": "off", "cache_type_v": "q8_0"}, "needs flash attention"),
+        ({"prompt": "/no/such/text"}, "cannot be read"),
+        ({"model": "smolm2-135"}, "no model named"),
+    ],
+)
+def test_bad_settings(fake_worker: FakeWorker, model_file: Path, asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(LabError, match=says):
+        plan(fake_worker, model_file, **asked)
+
+
+def test_close_names_are_offered(fake_worker: FakeWorker) -> None:
+    with pytest.raises(LabError, match="Did you mean smollm2-135m"):
+        plan(fake_worker, Path("smolm2-135"))
+
+
+def test_beyond_the_training_context_is_a_warning(fake_worker: FakeWorker, model_file: Path) -> None:
+    made = plan(fake_worker, model_file, prompt_len="10,996,2000")
+    assert "996 and 2,000 prompt tokens" in made.warnings[0]
+    assert "the timing holds" in made.warnings[0]
+    assert not plan(fake_worker, model_file, prompt_len="10,995").warnings
+
+
+def test_a_length_that_cannot_fit_is_refused_and_the_others_stay(fake_worker: FakeWorker, model_file: Path) -> None:
+    made = plan(fake_worker, model_file, prompt_len=[10, 10**12])
+    assert list(made.refused) == [10**12]
+    assert "KV cache" in made.refused[10**12]
+    assert {n for _, n in made.order} == {10}
+
+
+def test_gpu_layers_without_a_gpu_are_told(fake_worker: FakeWorker, model_file: Path) -> None:
+    made = plan(fake_worker, model_file, n_gpu_layers=10)
+    assert made.settings.n_gpu_layers == 0
+    assert "finds no GPU" in made.warnings[0]
+
+
+def test_rounds_are_shuffled_by_the_seed(fake_worker: FakeWorker, model_file: Path) -> None:
+    made = plan(fake_worker, model_file, prompt_len="1,2,3,4,5,6", repeat=2)
+    assert [repeat for repeat, _ in made.order] == [0] * 6 + [1] * 6
+    assert sorted(n for _, n in made.order[:6]) == [1, 2, 3, 4, 5, 6]
+    assert made.order == made.order
+    assert made.order != plan(fake_worker, model_file, prompt_len="1,2,3,4,5,6", repeat=2, seed=2).order
+
+
+def test_known_kv_bytes_per_position() -> None:
+    # Llama 3.2 3B: 28 layers, 8 KV heads of 128; 2 bytes for K and V each
+    assert cost.kv_bytes_per_position(_shape(28, 8, 128)) == 114_688
+    # Phi-3 mini: 32 layers, 32 KV heads of 96
+    assert cost.kv_bytes_per_position(_shape(32, 32, 96)) == 393_216
+    assert cost.kv_bytes_per_position(_shape(32, 32, 96), "q8_0", "q8_0") == 393_216 * 34 / 64
+
+
+def test_unknown_shape_gives_unknown_memory() -> None:
+    unknown = _shape(28, None, 128)
+    assert cost.kv_bytes_per_position(unknown) is None
+    assert cost.memory(unknown, SETTINGS).kv_cache is None
+
+
+def test_prompts_have_exactly_n_tokens_and_go_around_the_end() -> None:
+    assert prompts.cut([5, 6, 7], 5, start=2, bos=None) == [7, 5, 6, 7, 5]
+    assert prompts.cut([5, 6, 7], 3, start=0, bos=1) == [1, 5, 6]
+    assert prompts.cut([5, 6, 7], 1, start=0, bos=1) == [1]
+    assert len(prompts.random_ids(50, 100, 3, seed=1, repeat=0)) == 50
+    assert prompts.random_ids(50, 100, 3, seed=1, repeat=0)[0] == 3
+
+
+def test_each_repeat_starts_elsewhere() -> None:
+    offsets = {prompts.offset(1, repeat, 12_000) for repeat in range(10)}
+    assert len(offsets) == 10
+
+
+def test_prompt_files_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("  \n")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name, says in {"empty.txt": "is empty", "binary": "not UTF-8"}.items():
+        with pytest.raises(LabError, match=says):
+            prompts.source(str(tmp_path / name))
+
+
+def _shape(n_layer: int, n_head_kv: int | None, head_dim: int) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(MODEL, n_layer=n_layer, n_head_kv=n_head_kv, head_dim=head_dim)

@@ -1,0 +1,121 @@
+"""The project about itself: the order of its rooms, its doors, its help and its README."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab import cli
+
+ROOT = Path(__file__).parent.parent
+ROOMS = [
+    "errors",
+    "record",
+    "phases",
+    "cost",
+    "machine",
+    "catalog",
+    "prompts",
+    "native",
+    "header",
+    "engine",
+    "worker",
+    "plan",
+    "measure",
+    "table",
+    "plot",
+    "terminal",
+    "cli",
+]
+DOORS = {  # who may import a third-party library
+    "psutil": {"machine"},
+    "llama_cpp": {"native"},
+    "numpy": {"engine", "table"},
+    "pandas": {"table", "terminal"},
+    "matplotlib": {"plot"},
+    "rich": {"terminal"},
+    "click": {"cli"},
+}
+
+
+def imports(room: str) -> set[str]:
+    """Every module that a room imports, at its top or inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / "lab" / f"{room}.py").read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"lab.{alias.name}" for alias in node.names} if node.module == "lab" else {node.module}
+    return found
+
+
+def test_every_file_is_a_room() -> None:
+    assert {path.stem for path in (ROOT / "lab").glob("*.py")} == {*ROOMS, "__init__"}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_from_rooms_above_it(room: str) -> None:
+    above = {f"lab.{name}" for name in ROOMS[: ROOMS.index(room)]}
+    assert {name for name in imports(room) if name.startswith("lab.")} <= above
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_third_party_libraries_have_one_door(room: str) -> None:
+    libraries = {name.split(".")[0] for name in imports(room)} - set(sys.stdlib_module_names) - {"lab"}
+    assert libraries <= DOORS.keys()
+    assert all(room in DOORS[library] for library in libraries)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_is_small_and_begins_with_its_idea(room: str) -> None:
+    text = (ROOT / "lab" / f"{room}.py").read_text()
+    assert ast.get_docstring(ast.parse(text))
+    assert text.count("\n") <= 300
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = "numpy pandas matplotlib llama_cpp psutil rich scipy huggingface_hub"
+    code = (
+        "import sys; from lab.cli import lab; lab(['--help'], standalone_mode=False);"
+        f"loaded = set('{heavy}'.split()) & set(sys.modules); assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("name", sorted(cli.lab.commands))
+def test_every_command_and_option_explains_itself(name: str) -> None:
+    command = cli.lab.commands[name]
+    assert command.help
+    assert f"lab {name}" in (ROOT / "README.md").read_text()
+    for parameter in command.params:
+        assert parameter.param_type_name == "argument" or getattr(parameter, "help", None), parameter.name
+
+
+def test_readme_help_is_the_help() -> None:
+    subprocess.run([sys.executable, "-m", "cogapp", "--check", "README.md"], check=True, cwd=ROOT)
+
+
+def test_readme_names_every_room_in_reading_order() -> None:
+    readme = (ROOT / "README.md").read_text()
+    places = [readme.index(f"`lab/{room}.py`") for room in ROOMS]
+    assert places == sorted(places)
+
+
+def test_committed_samples_are_readable_and_small() -> None:
+    from lab import record
+
+    samples = sorted((ROOT / "results").glob("sample-*.jsonl"))
+    assert samples
+    for sample in samples:
+        reading = record.read([sample])
+        assert reading.records and not reading.skipped
+        assert sample.stat().st_size < 200_000
+
+
+def test_no_registry_host_and_no_lock_file_is_committed() -> None:
+    listed = subprocess.run(["git", "ls-files"], check=False, cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    assert not {"uv.lock", "poetry.lock"} & set(listed.stdout.split())

@@ -1,0 +1,178 @@
+"""The real thing: llama.cpp and the embedded model, in its child process and as a command."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lab
+from lab import phases, prompts, record
+from lab.errors import LabError
+from lab.record import OK, Settings
+from lab.worker import Progress, Worker
+from tests.conftest import SETTINGS, run_lab
+
+REAL = dataclasses.replace(SETTINGS, n_ctx=700, n_ubatch=512)
+
+
+@pytest.fixture(scope="module")
+def worker(embedded: Path) -> Iterator[Worker]:
+    with Worker() as worker:
+        worker.load(embedded, 0)
+        worker.new_context(REAL)
+        yield worker
+
+
+def run(worker: Worker, prompt: list[int], n_gen: int) -> tuple[record.Steps, tuple[int, ...], int | None]:
+    return worker.run(prompt, n_gen, lambda progress: None)
+
+
+def test_the_shape_comes_from_the_header(worker: Worker, embedded: Path) -> None:
+    model = worker.read_model(embedded, "smollm2-135m", "embedded", None)
+    assert (model.arch, model.quantization, model.n_layer, model.n_embd) == ("llama", "Q4_1", 30, 576)
+    assert (model.n_head, model.n_head_kv, model.head_dim, model.n_ff) == (9, 3, 64, 1536)
+    assert (model.n_vocab, model.n_ctx_train, model.tied_embeddings) == (49152, 8192, True)
+    assert set(model.tensor_bytes) == {"Q4_1", "Q8_0", "F32"}
+    assert 0 < model.n_bytes - sum(model.tensor_bytes.values()) < 3_000_000  # the rest is the header
+
+
+def test_settings_come_back_resolved(worker: Worker) -> None:
+    resolved = worker.new_context(REAL)
+    assert resolved.n_ctx >= 700
+    assert resolved.flash_attn_resolved in ("on", "off")
+    assert worker.new_context(dataclasses.replace(REAL, flash_attn="off")).flash_attn_resolved == "off"
+    worker.new_context(REAL)
+
+
+def test_steps_of_a_real_run(worker: Worker) -> None:
+    ids = worker.tokenize("A clock that stops is right twice a day. " * 80)[:600]
+    steps, tokens, _ = run(worker, ids, 5)
+    assert steps.n_tokens == (512, 88, 1, 1, 1, 1)
+    assert steps.n_past == (0, 512, 600, 601, 602, 603)
+    stamps = [t for step in zip(steps.start_ns, steps.ready_ns, steps.end_ns, strict=True) for t in step]
+    assert stamps == sorted(stamps) and stamps[0] == 0
+    assert len(tokens) == 5
+
+
+def test_no_prefix_is_reused_and_the_same_prompt_gives_the_same_tokens(worker: Worker) -> None:
+    ids = worker.tokenize("The lamp was lit each evening by the keeper's daughter. " * 30)[:300]
+    first, again = run(worker, ids, 8), run(worker, ids, 8)
+    assert first[1] == again[1]
+    assert again[0].n_tokens[0] == 300
+    assert again[0].ready_ns[0] > 0.2 * first[0].ready_ns[0]  # a reused prefix would take next to nothing
+
+
+def test_greedy_tokens_make_sense_as_text(worker: Worker) -> None:
+    _, tokens, _ = run(worker, worker.tokenize("The capital of France is"), 6)
+    pieces = worker.pieces()
+    assert "Paris" in b"".join(pieces[token] for token in tokens).decode()
+
+
+def test_end_of_generation_is_noted_and_stops_nothing(worker: Worker) -> None:
+    pieces = worker.pieces()
+    stop = pieces.index(b"<|im_end|>") if b"<|im_end|>" in pieces else None
+    chat = "<|im_start|>user\nSay yes.<|im_end|>\n<|im_start|>assistant\n"
+    _, tokens, end_at = run(worker, worker.tokenize(chat), 60)
+    assert len(tokens) == 60
+    assert end_at is None or 0 <= end_at < 60
+    assert stop is None or end_at is None or tokens[end_at] >= 0
+
+
+def test_progress_is_seen_during_a_run(worker: Worker) -> None:
+    seen: list[Progress] = []
+    worker.run(worker.tokenize("word " * 700)[:600], 20, seen.append)
+    assert any(progress.n_prefilled == 0 for progress in seen)
+    assert seen[-1].n_prefilled == 600 and len(seen[-1].token_ids) == 20
+
+
+def test_a_context_that_llama_cpp_cannot_make_is_an_error_and_the_child_lives(worker: Worker) -> None:
+    with pytest.raises(LabError, match="cannot make a context of 20,000,000 tokens"):
+        worker.new_context(dataclasses.replace(REAL, n_ctx=20_000_000))
+    worker.new_context(REAL)
+    assert len(run(worker, [1, 2, 3], 2)[1]) == 2
+
+
+def test_quantized_caches_work(worker: Worker) -> None:
+    worker.new_context(dataclasses.replace(REAL, type_k="q8_0", type_v="q8_0"))
+    assert len(run(worker, [1, 2, 3], 3)[1]) == 3
+    worker.new_context(REAL)
+
+
+def test_the_labs_own_texts_fill_a_long_prompt(worker: Worker) -> None:
+    text = prompts.source("text").text
+    assert text is not None
+    assert len(worker.tokenize(text)) >= 12_000
+
+
+def test_measuring_from_python(tmp_path: Path) -> None:
+    records = lab.measure("8,40", gen=4, repeat=1, out=tmp_path)
+    assert [r.run.status for r in records] == [OK] * 4
+    assert len(lab.runs(records)) == 4
+    assert len(lab.steps(records)) == sum(len(r.run.steps.kind) for r in records)
+    assert list(lab.read([tmp_path]).records) == records
+    (timed,) = [r for r in records if r.run.n_prompt == 40 and not r.run.warmup]
+    assert timed.model.sha256 and len(timed.model.sha256) == 64
+    assert timed.settings.prompt == "text" and timed.run.prompt_offset is not None
+    assert timed.run.noise is not None and timed.run.noise.before.memory_available_bytes
+    assert (phases.engine_share(timed.run) or 0) > 0.9
+
+
+def test_the_command_measures_tells_and_draws(tmp_path: Path) -> None:
+    status, out, err = run_lab("measure", "-p", "8,40", "-n", "4", "-r", "2", "-o", tmp_path)
+    assert status == 0
+    assert "smollm2-135m Q4_1" in out and "Prefill of 40 tokens took" in out
+    assert "repeat 2" in err
+    assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == 2
+    shown = run_lab("show", tmp_path)
+    assert shown[0] == 0 and "Prefill of 40 tokens took" in shown[1]
+    (tmp_path / "plots").mkdir()
+    drawn = run_lab("plot", tmp_path, "-o", tmp_path / "plots")
+    assert drawn[0] == 0 and len(drawn[1].splitlines()) == 4
+
+
+def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
+    status, out, _ = run_lab("measure", "-p", "8", "-n", "3", "-r", "1", "-o", tmp_path, "--json", "--stream")
+    document = json.loads(out)
+    assert status == 0
+    assert Path(document["results"]).exists() and len(document["plots"]) == 4
+    (row,) = document["rows"]
+    assert (row["n_prompt"], row["n_gen"], row["repeats"]) == (8, 3, 1)
+    assert all(row[name] > 0 for name in ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s"))
+
+
+def test_one_token_has_no_tpot(tmp_path: Path) -> None:
+    status, out, _ = run_lab("measure", "-p", "8", "-n", "1", "-r", "1", "-o", tmp_path, "--json")
+    assert status == 0
+    assert json.loads(out)["rows"][0]["tpot_ms"] is None
+    assert run_lab("show", tmp_path)[0] == 0
+
+
+def test_streamed_text_comes_to_stdout(tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("The capital of France is")
+    arguments = ["-p", "5", "-n", "8", "-r", "1", "-o", tmp_path, "--no-plot", "--stream", "--prompt"]
+    status, out, _ = run_lab("measure", *arguments, tmp_path / "prompt.txt")
+    assert status == 0
+    assert "--- 5 prompt tokens, repeat 1" in out
+
+
+def test_dry_run_measures_nothing(tmp_path: Path) -> None:
+    status, out, _ = run_lab("measure", "-p", "10,1000", "--dry-run", "-o", tmp_path / "none")
+    assert status == 0 and "1,000" in out and "KV cache" in out
+    assert not (tmp_path / "none").exists()
+    document = json.loads(run_lab("measure", "-p", "10", "--dry-run", "--json")[1])
+    assert document["lengths"][0]["memory"]["kv_cache"] == (10 + 64) * 23_040
+
+
+def test_machine_and_models(embedded: Path) -> None:
+    status, out, _ = run_lab("machine")
+    assert status == 0 and "llama-cpp-python" in out
+    known = json.loads(run_lab("machine", "--json")[1])
+    assert known["devices"] and known["llama_cpp_python"]
+    assert "smollm2-135m" in run_lab("models")[1]
+    assert json.loads(run_lab("models", "--json")[1])[0]["n_bytes"] == embedded.stat().st_size
+
+
+def test_settings_type() -> None:
+    assert dataclasses.is_dataclass(Settings)

@@ -1,0 +1,121 @@
+"""Tables, sentences and plots from records whose figures are known exactly."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab import plot, table
+from lab.errors import LabError
+from lab.record import Record
+from tests.conftest import SETTINGS, make_record, make_run
+
+
+def session(decode_ms: float = 10, **changes: object) -> list[Record]:
+    runs = [
+        make_run(n, 5, repeat, prefill_ms=prefill_ms, decode_ms=decode_ms * (1 + n / 1000))
+        for n, prefill_ms in ((10, 1), (100, 1), (1000, 2))
+        for repeat in range(2)
+    ]
+    return [make_record(make_run(10, 2, warmup=True))] + [make_record(run, **changes) for run in runs]
+
+
+def test_runs_have_their_figures() -> None:
+    row = table.runs([make_record(make_run(20, 4))]).iloc[0]
+    assert row.prefill_s == pytest.approx(0.020)
+    assert row.prefill_tps == pytest.approx(1000)
+    assert row.ttft_s == pytest.approx(0.021)
+    assert row.tpot_ms == pytest.approx(11)
+    assert row.decode_tps == pytest.approx(1000 / 11)
+    assert row.e2e_s == pytest.approx(0.054)
+    assert row.prefill_share == pytest.approx(20 / 54)
+
+
+def test_steps_number_the_generated_tokens() -> None:
+    rows = table.steps([make_record(make_run(20, 4))])
+    assert list(rows.generated) == [0, 0, 1, 2, 3, 4]
+    assert list(rows.n_past) == [0, 8, 16, 20, 21, 22]
+    assert rows.itl_ms.isna().tolist() == [True, True, True, False, False, False]
+    assert rows.itl_ms.dropna().tolist() == pytest.approx([11, 11, 11])
+    assert rows.compute_ms.iloc[3] == pytest.approx(10)
+
+
+def test_summary_takes_medians_of_timed_runs_only() -> None:
+    records = [make_record(make_run(20, 5, i, prefill_ms=ms)) for i, ms in enumerate((1, 2, 9))]
+    records += [make_record(make_run(20, 5, warmup=True, prefill_ms=50)), make_record(make_run(20, 5, status="failed"))]
+    (row,) = table.summary(table.runs(records)).to_dict("records")
+    assert (row["repeats"], row["prefill_s"], row["prefill_s_min"], row["prefill_s_max"]) == (
+        3,
+        *map(pytest.approx, (0.04, 0.02, 0.18)),
+    )
+
+
+def test_different_settings_are_not_pooled() -> None:
+    import dataclasses
+
+    four = dataclasses.replace(SETTINGS, n_threads=4)
+    rows = table.summary(table.runs(session() + session(settings=four)))
+    assert sorted(label for label, _ in table.setups(rows)) == ["n_threads 2", "n_threads 4"]
+    assert len(rows) == 6
+
+
+def test_sentences_say_what_the_table_shows() -> None:
+    said = " ".join(table.sentences(table.summary(table.runs(session()))))
+    assert "Prefill of 1,000 tokens took 20x the time of 100 for 10x the tokens" in said
+    assert "each token cost 2x as much, because it looks back" in said
+    assert "11.1 ms after a prompt of 10 and 21.0 ms after 1,000" in said
+    assert "95 % at 1,000 prompt tokens; decoding 5 tokens" in said
+
+
+def test_sentences_without_decode_or_with_one_length() -> None:
+    one = table.summary(table.runs([make_record(make_run(20, 1))]))
+    assert table.sentences(one) == [
+        "Prefill took 95 % of the time at 20 prompt tokens; choosing a token took the rest."
+    ]
+    assert table.sentences(one[:0]) == []
+
+
+def test_digits() -> None:
+    assert [table.digits(x) for x in (0.01234, 1.5, 99.94, 1234.5, float("nan"))] == [
+        "0.0123",
+        "1.50",
+        "99.9",
+        "1,234",
+        "-",
+    ]
+
+
+def test_plots_show_every_point_with_title_units_and_legend(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    for draw, n_points in ((plot.plot_prefill, 6), (plot.plot_decode, 6 * 4)):
+        ax = draw(session(), Figure().subplots())
+        points = sum(len(np.asarray(line.get_xdata())) for line in ax.lines if line.get_linestyle() == "None")
+        assert points == n_points
+        assert "tiny Q4_0 on Test CPU, 4 cores (2 repeats)" in ax.get_title()
+        assert "token" in ax.get_xlabel()
+        assert ax.get_ylabel().endswith("s)")
+        assert ax.get_legend() is not None
+    files = plot.save(session() + session(session="other"), tmp_path, "x")
+    assert [f.name for f in files] == ["x-prefill.png", "x-prefill.svg", "x-decode.png", "x-decode.svg"]
+    assert all(f.stat().st_size > 5000 for f in files)
+
+
+def test_outliers_are_marked_at_the_edge_and_counted() -> None:
+    import dataclasses
+
+    from matplotlib.figure import Figure
+
+    run = make_run(10, 100)
+    ends = [*run.steps.end_ns]
+    ends[50:] = [end + 10**9 for end in ends[50:]]  # one token came a second late
+    late = dataclasses.replace(run, steps=dataclasses.replace(run.steps, end_ns=tuple(ends)))
+    ax = plot.plot_decode([make_record(late)], Figure().subplots())
+    assert "1 point above the axis" in ax.get_legend_handles_labels()[1][0]
+
+
+def test_nothing_to_draw_is_an_error() -> None:
+    with pytest.raises(LabError, match="no run went well"):
+        plot.plot_prefill([make_record(make_run(status="failed"))])
+    with pytest.raises(LabError, match="no run decoded"):
+        plot.plot_decode([make_record(make_run(n_gen=1))])
