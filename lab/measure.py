@@ -7,46 +7,26 @@ warmed up first, untimed and marked, since llama.cpp repacks weights and touches
 
 from __future__ import annotations
 
-import codecs
 import collections
 import dataclasses
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from lab import catalog, machine, phases, prompts, record
 from lab.errors import LabError
 from lab.plan import DEFAULT_GEN, DEFAULT_LENGTHS, Plan, make_plan
+from lab.progress import Reporter, Watch
 from lab.record import Noise, Record, Run, Settings, Steps
-from lab.worker import Progress, Worker, WorkerDied
+from lab.worker import Worker, WorkerDied
 
 N_WARMUP_TOKENS = 4
 """Tokens that a warm-up generates: some backends record their graphs at the second or third step."""
 
 MAX_CRASHES = 2
 """After so many deaths of the engine in runs of one prompt length, that length is given up."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """What the lab is doing now. Times in seconds; what cannot be told yet is None."""
-
-    doing: str  # loading the model, warming up, prefill, decode
-    n_prompt: int | None = None
-    repeat: int | None = None
-    tokens_per_s: float | None = None
-    n_runs_done: int = 0
-    n_runs: int = 0
-    elapsed_s: float = 0.0
-    left_s: float | None = None
-    text: str = ""  # what was generated since the last status, where the text is streamed
-
-
-Watch = Callable[[Status], None]
 
 
 def measure(
@@ -148,25 +128,23 @@ def _runs(bench: _Bench) -> Iterator[tuple[Settings, Run]]:
 
 
 class _Bench:
-    """The engine with the plan's model and a warm context, and what is known of how long runs take."""
+    """The engine with the plan's model and a warm context."""
 
     def __init__(self, plan: Plan, worker: Worker, watch: Watch, stream: bool) -> None:
-        self.plan, self.worker, self.watch, self.stream = plan, worker, watch, stream
+        self.plan, self.worker, self.stream = plan, worker, stream
         self.todo = plan.order
-        self.n_runs = len(self.todo)
+        self.reporter = Reporter(watch, self.todo, plan.n_gen)
         self.settings = plan.settings
         self.warm = False
         self._loaded = False
         self._ids: list[int] = []
         self._pieces: list[bytes] = []
-        self._started = time.monotonic()
-        self._rates: dict[int, tuple[float, float]] = {}  # by prompt length: seconds a token, prefill and decode
 
     def load(self) -> None:
         """Load the model, where it is not loaded."""
         if self._loaded:
             return
-        self._tell("loading the model")
+        self.reporter.tell("loading the model")
         self._vocabulary = self.worker.load(self.plan.file.path, self.plan.settings.n_gpu_layers)
         if self.plan.prompt.text is not None:
             self._ids = self.worker.tokenize(self.plan.prompt.text)
@@ -179,7 +157,7 @@ class _Bench:
     def prepare(self) -> Iterator[tuple[Settings, Run]]:
         """Open a context for the longest length that is left, and warm up every shape of step."""
         lengths = sorted({n for _, n in self.todo})
-        self._tell("making room", max(lengths))
+        self.reporter.tell("making room", max(lengths))
         n_ctx = max(lengths) + self.plan.n_gen
         self.settings = self.worker.new_context(dataclasses.replace(self.plan.settings, n_ctx=n_ctx))
         n_ubatch = self.settings.n_ubatch
@@ -194,7 +172,7 @@ class _Bench:
         n_gen = min(plan.n_gen, N_WARMUP_TOKENS) if warmup else plan.n_gen
         prompt, offset = self._prompt(n_prompt, repeat)
         started_at = _utc_now()
-        look = self._onlooker(n_prompt, n_gen, repeat, warmup)
+        look = self.reporter.onlooker(n_prompt, n_gen, repeat, warmup, self._pieces)
         before = machine.read_noise()
         steps, token_ids, end_at = self.worker.run(prompt, n_gen, look)
         run = Run(
@@ -213,41 +191,8 @@ class _Bench:
         )
         if sum(steps.n_tokens[: phases.n_prefill_steps(run)]) != n_prompt:
             raise LabError(f"The steps do not add up to {n_prompt} prompt tokens.", "Please report this as a bug.")
-        prefill, tpot = phases.prefill_ns(run), phases.tpot_ns(run)
-        if prefill:
-            self._rates[n_prompt] = prefill / 1e9 / n_prompt, (tpot or prefill / n_prompt) / 1e9
+        self.reporter.learn(run)
         return run
-
-    def _onlooker(self, n_prompt: int, n_gen: int, repeat: int, warmup: bool) -> Callable[[Progress], None]:
-        """What turns a run's progress into a Status: its rate now, and the time left."""
-        started = changed = time.monotonic()
-        last = Progress(0, ())
-        first_seen = (0.0, 0)  # when tokens were first seen, and how many there were
-        rate: float | None = None
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-        def look(progress: Progress) -> None:
-            nonlocal changed, last, first_seen, rate
-            now = time.monotonic()
-            n = len(progress.token_ids)
-            text = ""
-            if self.stream and not warmup:
-                text = decoder.decode(b"".join(self._pieces[i] for i in progress.token_ids[len(last.token_ids) :]))
-            if progress != last:
-                if not n:
-                    rate = progress.n_prefilled / (now - started)
-                elif not last.token_ids:
-                    first_seen, rate = (now, n), None
-                else:
-                    rate = (n - first_seen[1]) / (now - first_seen[0])
-                changed, last = now, progress
-            rest = self._seconds(n_prompt - progress.n_prefilled, n_gen - n, n_prompt)
-            if rest is not None:
-                rest = max(0.0, rest - (now - changed))
-            doing = "warming up" if warmup else "decode" if n else "prefill"
-            self._tell(doing, n_prompt, repeat, rate, rest, text)
-
-        return look
 
     def recover(self, problem: LabError) -> None:
         """After a failure: a dead engine is started again; one that only refused can go on."""
@@ -261,41 +206,6 @@ class _Bench:
             return prompts.random_ids(n_prompt, self._vocabulary.n_vocab, bos, seed, repeat), None
         offset = prompts.offset(seed, repeat, len(self._ids))
         return prompts.cut(self._ids, n_prompt, offset, bos), offset
-
-    def _seconds(self, n_prefill: int, n_decode: int, n_prompt: int) -> float | None:
-        """How long so many tokens will take, judged by the most similar run so far."""
-        if not self._rates:
-            return None
-        nearest = min(self._rates, key=lambda n: max(n, n_prompt) / min(n, n_prompt))
-        prefill, decode = self._rates[nearest]
-        return n_prefill * prefill + n_decode * decode
-
-    def _tell(
-        self,
-        doing: str,
-        n_prompt: int | None = None,
-        repeat: int | None = None,
-        rate: float | None = None,
-        rest_s: float | None = None,
-        text: str = "",
-    ) -> None:
-        n_waiting = len(self.todo)
-        later = [self._seconds(n, self.plan.n_gen, n) for _, n in self.todo]
-        left = None if rest_s is None or None in later else rest_s + sum(s for s in later if s is not None)
-        running = 1 if doing in ("prefill", "decode") else 0
-        self.watch(
-            Status(
-                doing=doing,
-                n_prompt=n_prompt,
-                repeat=repeat,
-                tokens_per_s=rate,
-                n_runs_done=self.n_runs - n_waiting - running,
-                n_runs=self.n_runs,
-                elapsed_s=time.monotonic() - self._started,
-                left_s=left,
-                text=text,
-            )
-        )
 
 
 def _failed_run(plan: Plan, n_prompt: int, repeat: int, problem: LabError) -> Run:

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from lab import machine, phases, table
 from lab.catalog import Entry
-from lab.measure import Status, Watch
 from lab.plan import Plan, join
+from lab.progress import Status, Watch
 from lab.record import OK, Machine, Model, Record
 
 if TYPE_CHECKING:

@@ -144,7 +144,9 @@ class Worker:
     def close(self) -> None:
         """End the child, whatever it is doing."""
         self._end_child()
+        mapping: Any = self._progress.obj
         self._progress.release()
+        mapping.close()  # else Windows keeps the file
         self._folder.cleanup()
 
     def _end_child(self) -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from lab import record
 from lab.errors import LabError
-from lab.measure import Status, execute, new_results_file
+from lab.measure import execute, new_results_file
 from lab.plan import Plan, make_plan
+from lab.progress import Status
 from lab.record import CRASHED, FAILED, OK, Record
 from lab.worker import Worker
 from tests.conftest import FakeWorker, died

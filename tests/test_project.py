@@ -23,6 +23,7 @@ ROOMS = [
     "engine",
     "worker",
     "plan",
+    "progress",
     "measure",
     "table",
     "plot",

@@ -1,0 +1,81 @@
+"""The lab's rates over llama-bench's, on the same libraries, in interleaved rounds.
+
+    python3 -m uv run python -m tests.bench.against_llama_bench [MODEL.gguf] [ROUNDS]
+
+Each round measures pp512 and tg128 on both sides, in alternating order: the same model file, threads and
+batch sizes, random tokens. llama-bench's decode starts in an empty context and does not choose tokens, so
+the lab's side is a prompt of one token and decode *compute*. What counts is the median of paired ratios.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+from pathlib import Path
+
+from lab import catalog, prompts
+from lab.plan import make_plan
+from lab.record import PREFILL, Steps
+from lab.worker import Worker
+from tests.bench import llama_bench
+
+N_PROMPT, N_GEN = 512, 128
+
+
+def decode_tps(steps: Steps) -> float:
+    times = [r - s for kind, s, r in zip(steps.kind, steps.start_ns, steps.ready_ns, strict=True) if kind != PREFILL]
+    return len(times) / (sum(times) / 1e9)
+
+
+def prefill_tps(steps: Steps) -> float:
+    return N_PROMPT / (steps.ready_ns[steps.kind.count(PREFILL) - 1] / 1e9)
+
+
+def lab_round(worker: Worker, n_vocab: int, seed: int) -> tuple[float, float]:
+    """Prefill and decode rate of the lab, in tokens/s."""
+    prompt = prompts.random_ids(N_PROMPT, n_vocab, None, seed, 0)
+    prefill, _, _ = worker.run(prompt, 1, lambda progress: None)
+    decode, _, _ = worker.run(prompt[:1], N_GEN + 1, lambda progress: None)
+    return prefill_tps(prefill), decode_tps(decode)
+
+
+def bench_round(model: Path, threads: int) -> tuple[float, float]:
+    """Prefill and decode rate of llama-bench, in tokens/s."""
+    rows = llama_bench.run(model, "-p", str(N_PROMPT), "-n", str(N_GEN), "-r", "1", "-t", str(threads))
+    rates = {(row["n_prompt"], row["n_gen"]): float(row["avg_ts"]) for row in rows}
+    return rates[N_PROMPT, 0], rates[0, N_GEN]
+
+
+def main() -> None:
+    model = Path(sys.argv[1]) if len(sys.argv) > 1 else catalog.embedded_path()
+    n_rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 16
+    llama_bench.program()
+    pairs: list[tuple[tuple[float, float], tuple[float, float]]] = []
+    with Worker() as worker:
+        plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(model), "random")
+        threads = plan.settings.n_threads
+        vocabulary = worker.load(model, plan.settings.n_gpu_layers)
+        worker.new_context(dataclasses.replace(plan.settings, n_ctx=N_PROMPT + N_GEN))
+        lab_round(worker, vocabulary.n_vocab, 0)  # warm-up
+        print(f"{model.name}, {threads} threads; tokens/s: lab / llama-bench = ratio")
+        for n in range(n_rounds):
+            if n % 2:
+                bench = bench_round(model, threads)
+                ours = lab_round(worker, vocabulary.n_vocab, n + 1)
+            else:
+                ours = lab_round(worker, vocabulary.n_vocab, n + 1)
+                bench = bench_round(model, threads)
+            pairs.append((ours, bench))
+            shown = [f"{a:8.2f} / {b:8.2f} = {a / b:.3f}" for a, b in zip(ours, bench, strict=True)]
+            print(f"round {n + 1:2}   pp{N_PROMPT} {shown[0]}   tg{N_GEN} {shown[1]}", flush=True)
+    for i, name in enumerate((f"pp{N_PROMPT}", f"tg{N_GEN}")):
+        ratios = [ours[i] / bench[i] for ours, bench in pairs]
+        print(
+            f"{name}: median of {len(ratios)} paired ratios {statistics.median(ratios):.3f} "
+            f"(range {min(ratios):.3f} to {max(ratios):.3f}); at least 0.99 wanted"
+        )
+
+
+if __name__ == "__main__":
+    main()
