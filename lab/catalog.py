@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from lab.errors import LabError
@@ -61,6 +60,8 @@ def resolve(spec: str) -> ModelFile:
 
 def embedded_path() -> Path:
     """The GGUF file inside the installed package; the package itself is never imported."""
+    from importlib import metadata
+
     try:
         files = metadata.files(EMBEDDED_PACKAGE) or []
     except metadata.PackageNotFoundError:

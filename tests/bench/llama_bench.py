@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import tarfile
-import tempfile
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,11 +24,13 @@ def program() -> Path:
     """The built llama-bench."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     home = cache / "mini-lab" / f"llama-bench-{version(PACKAGE)}"
-    built = home / "llama-bench"
+    built = home / "build" / "bin" / "llama-bench"
     if not built.exists():
         home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory() as folder:
-            shutil.copy(_build(Path(folder)), built)
+        _build(home)
+        for library in (home / "build" / "bin").glob("lib*"):
+            if library.name.startswith(("libggml", "libllama.")):
+                library.unlink()  # the installed ones shall run, not these
     return built
 
 
@@ -45,7 +46,7 @@ def run(model: Path, *options: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _build(folder: Path) -> Path:
+def _build(folder: Path) -> None:
     requirement = f"{PACKAGE}=={version(PACKAGE)}"
     pip = ["uv", "tool", "run", "pip", "download", "--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
     subprocess.run([*pip, requirement], check=True)
@@ -64,7 +65,6 @@ def _build(folder: Path) -> Path:
     subprocess.run([*cmake, "-S", str(source), "-B", str(folder / "build"), *defined], check=True)
     jobs = str(os.cpu_count() or 1)
     subprocess.run([*cmake, "--build", str(folder / "build"), "--target", "llama-bench", "-j", jobs], check=True)
-    return folder / "build" / "bin" / "llama-bench"
 
 
 if __name__ == "__main__":
