@@ -33,6 +33,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `lab --help` loads neither pandas nor matplotlib."""
     if name not in _HOMES:

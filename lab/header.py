@@ -55,6 +55,11 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str, sha256: str 
 
     index, kind = find("general.architecture")
     arch = lib.gguf_get_val_str(gguf, index).decode(errors="replace") if kind == _STRING else None
+    if (number("split.count") or 1) > 1:
+        raise LabError(
+            f"{path.name} is one part of a model in {number('split.count')} files.",
+            "Join them with llama.cpp's llama-gguf-split --merge, and measure the whole file.",
+        )
     tensors = {lib.gguf_get_tensor_name(gguf, i): i for i in range(lib.gguf_get_n_tensors(gguf))}
     if not tensors:
         raise LabError(f"{path.name} holds only a vocabulary, no weights.", "Give the file with the model itself.")
@@ -66,6 +71,7 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str, sha256: str 
         )
     embedding = tensors.get(b"token_embd.weight")
     n_embd, n_head = number(f"{arch}.embedding_length"), number(f"{arch}.attention.head_count")
+    n_kv = number(f"{arch}.attention.head_count_kv")  # None where it differs between layers
     key_length = number(f"{arch}.attention.key_length")
     return Model(
         name=name,
@@ -80,7 +86,7 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str, sha256: str 
         n_layer=number(f"{arch}.block_count"),
         n_embd=n_embd,
         n_head=n_head,
-        n_head_kv=number(f"{arch}.attention.head_count_kv") or n_head,
+        n_head_kv=n_head if find(f"{arch}.attention.head_count_kv")[1] is None else n_kv,
         head_dim=key_length or (n_embd // n_head if n_embd and n_head else None),
         n_ff=number(f"{arch}.feed_forward_length"),
         n_vocab=None if embedding is None else lib.gguf_get_tensor_ne(gguf, embedding)[1],

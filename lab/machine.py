@@ -16,6 +16,9 @@ from pathlib import Path
 
 from lab.record import Device, Machine, NoiseReading
 
+MAX_THREADS = 512
+"""ggml's own limit, GGML_MAX_N_THREADS."""
+
 
 def describe(
     llama_cpp_python: str, llama_cpp_commit: str | None, system_info: str, devices: tuple[Device, ...]
@@ -40,20 +43,21 @@ def describe(
 
 
 def n_cores_usable() -> int | None:
-    """Logical cores that this process may run on (affinity and containers are respected where told)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+    """Logical cores that this process may use: affinity, and on Linux the container's quota, counted in."""
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
+    if n and quota.isdigit() and period.strip().isdigit():
+        n = max(1, min(n, int(quota) // int(period)))
+    return n
 
 
 def default_threads() -> int:
-    """llama-bench's default: physical cores, on Apple silicon the performance cores; at most the usable ones."""
+    """llama-bench's default: physical cores, of the fast kind where there are two; at most the usable ones."""
     import psutil
 
-    fast_cores = _sysctl("hw.perflevel0.physicalcpu") if sys.platform == "darwin" else None
-    physical = int(fast_cores) if fast_cores else psutil.cpu_count(logical=False)
+    physical = _n_fast_cores() or psutil.cpu_count(logical=False)
     usable = n_cores_usable()
-    return max(1, min(n for n in (physical, usable, 512) if n))
+    return max(1, min(n for n in (physical, usable, MAX_THREADS) if n))
 
 
 def accelerators(devices: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -95,10 +99,23 @@ def read_noise() -> NoiseReading:
 
 
 def memory_available() -> int:
-    """Bytes that can be taken without swapping, as the operating system estimates."""
+    """Bytes that can be taken without swapping, as the operating system (or a Linux container) tells."""
     import psutil
 
-    return int(psutil.virtual_memory().available)
+    available = int(psutil.virtual_memory().available)
+    limit, used = _text("/sys/fs/cgroup/memory.max").strip(), _text("/sys/fs/cgroup/memory.current").strip()
+    return min(available, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else available
+
+
+def _n_fast_cores() -> int | None:
+    """Physical performance cores of a CPU that has two kinds of cores; None for others."""
+    if sys.platform == "darwin":
+        count = _sysctl("hw.perflevel0.physicalcpu")
+        return int(count) if count and count.isdigit() else None
+    ranges = [part.partition("-") for part in _text("/sys/devices/cpu_core/cpus").strip().split(",") if part]
+    cpus = [n for first, _, last in ranges for n in range(int(first), int(last or first) + 1)]
+    siblings = {_text(f"/sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list") for n in cpus}
+    return len(siblings) or None
 
 
 def _cpu_name() -> str | None:

@@ -8,6 +8,7 @@ warmed up first, untimed and marked, since llama.cpp repacks weights and touches
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
 import tempfile
@@ -27,6 +28,8 @@ N_WARMUP_TOKENS = 4
 
 MAX_CRASHES = 2
 """After so many deaths of the engine in runs of one prompt length, that length is given up."""
+
+_BLOCK = 1 << 20
 
 
 def measure(
@@ -54,23 +57,23 @@ def measure(
 
 def new_results_file(plan: Plan, folder: Path) -> Path:
     """Create the session's file, and find out now whether the runs will have room in it."""
-    n_steps = sum(-(-n // plan.settings.n_ubatch) + plan.n_gen for n in plan.lengths) * plan.n_repeat
-    n_bytes = 70 * n_steps + 4000 * len(plan.lengths) * (plan.n_repeat + 1)
+    n_steps = sum(-(-n // plan.settings.n_ubatch) + plan.n_gen for _, n in plan.order)
+    n_bytes = 70 * n_steps + 4000 * (len(plan.order) + 2 * len(plan.lengths))
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     where = machine.label(plan.machine, plan.settings.n_gpu_layers).partition(",")[0]
     path = folder / f"{now}-{machine.slug(plan.model.name)}-{machine.slug(where)}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:
-            try:
-                file.write(bytes(n_bytes))
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                path.unlink()
-                raise
+            for first in range(0, n_bytes, _BLOCK):
+                file.write(bytes(min(_BLOCK, n_bytes - first)))
+            file.flush()
+            os.fsync(file.fileno())
             file.truncate(0)
     except OSError as problem:
+        if not isinstance(problem, FileExistsError):
+            with contextlib.suppress(OSError):
+                path.unlink()
         raise LabError(
             f"Results cannot be written to {folder}: {problem.strerror} (about {n_bytes:,} bytes are needed).",
             "Choose another folder: --out FOLDER",
@@ -86,8 +89,9 @@ def execute(plan: Plan, worker: Worker, path: Path, watch: Watch, stream: bool =
     """
     session = path.stem
     try:
-        for settings, run in _runs(_Bench(plan, worker, watch, stream)):
-            line = Record(session, plan.machine, plan.model, settings, run)
+        bench = _Bench(plan, worker, watch, stream)
+        for settings, run in _runs(bench):
+            line = Record(session, plan.machine, bench.model, settings, run)
             _append(path, line)
             yield line
     finally:
@@ -107,13 +111,22 @@ def _runs(bench: _Bench) -> Iterator[tuple[Settings, Run]]:
     while todo:
         if not bench.warm:
             bench.load()
+            longest = max(n for _, n in todo)
             try:
-                yield from bench.prepare()
-            except LabError as problem:
-                # The longest length decides the size of the context: that one did not work.
-                longest = max(n for _, n in todo)
+                bench.open(longest + plan.n_gen)
+            except LabError as problem:  # the longest length decides the size: that one did not work
                 give_up(longest)
                 yield bench.settings, _failed_run(plan, longest, 0, problem)
+                bench.recover(problem)
+                continue
+            try:
+                yield from bench.warm_up()
+            except LabError as problem:
+                crashes[longest] += 1
+                given_up = not isinstance(problem, WorkerDied) or crashes[longest] >= MAX_CRASHES
+                if given_up:
+                    give_up(longest)
+                yield bench.settings, _failed_run(plan, longest, 0, problem, warmup=not given_up)
                 bench.recover(problem)
             continue
         repeat, n_prompt = todo.pop(0)
@@ -134,7 +147,7 @@ class _Bench:
         self.plan, self.worker, self.stream = plan, worker, stream
         self.todo = plan.order
         self.reporter = Reporter(watch, self.todo, plan.n_gen)
-        self.settings = plan.settings
+        self.settings, self.model = plan.settings, plan.model
         self.warm = False
         self._loaded = False
         self._ids: list[int] = []
@@ -144,6 +157,9 @@ class _Bench:
         """Load the model, where it is not loaded."""
         if self._loaded:
             return
+        if self.model.sha256 is None:
+            self.reporter.tell("checking the model file")
+            self.model = dataclasses.replace(self.model, sha256=catalog.sha256(self.plan.file.path))
         self.reporter.tell("loading the model")
         self._vocabulary = self.worker.load(self.plan.file.path, self.plan.settings.n_gpu_layers)
         if self.plan.prompt.text is not None:
@@ -154,14 +170,15 @@ class _Bench:
             self._pieces = self.worker.pieces()
         self._loaded = True
 
-    def prepare(self) -> Iterator[tuple[Settings, Run]]:
-        """Open a context for the longest length that is left, and warm up every shape of step."""
-        lengths = sorted({n for _, n in self.todo})
-        self.reporter.tell("making room", max(lengths))
-        n_ctx = max(lengths) + self.plan.n_gen
+    def open(self, n_ctx: int) -> None:
+        """Make a context of so many tokens."""
+        self.reporter.tell("making room", n_ctx - self.plan.n_gen)
         self.settings = self.worker.new_context(dataclasses.replace(self.plan.settings, n_ctx=n_ctx))
+
+    def warm_up(self) -> Iterator[tuple[Settings, Run]]:
+        """One short run for every shape of step that is still to come."""
         n_ubatch = self.settings.n_ubatch
-        shapes = {n if n <= n_ubatch else n_ubatch + n % n_ubatch for n in lengths}
+        shapes = {n if n <= n_ubatch else n_ubatch + n % n_ubatch for _, n in self.todo}
         for n_prompt in sorted(shapes):
             yield self.settings, self.run(n_prompt, 0, warmup=True)
         self.warm = True
@@ -208,12 +225,12 @@ class _Bench:
         return prompts.cut(self._ids, n_prompt, offset, bos), offset
 
 
-def _failed_run(plan: Plan, n_prompt: int, repeat: int, problem: LabError) -> Run:
+def _failed_run(plan: Plan, n_prompt: int, repeat: int, problem: LabError, warmup: bool = False) -> Run:
     return Run(
         n_prompt=n_prompt,
         n_gen=plan.n_gen,
         repeat=repeat,
-        warmup=False,
+        warmup=warmup,
         started_at=_utc_now(),
         status=record.CRASHED if isinstance(problem, WorkerDied) else record.FAILED,
         error=str(problem),

@@ -14,7 +14,7 @@ from typing import Any
 
 from lab.record import Device
 
-_DEBUG, _WARNING = 1, 3  # of ggml's log levels
+_DEBUG, _WARNING, _ERROR = 1, 3, 4  # of ggml's log levels
 _log: collections.deque[tuple[int, str]] = collections.deque(maxlen=400)
 
 
@@ -77,7 +77,7 @@ def log_says(phrase: str) -> bool:
 
 def complaint() -> str:
     """llama.cpp's last warnings and errors since then, in its own words."""
-    said = [text for level, text in _log if level >= _WARNING and text]
+    said = [text for level, text in _log if level in (_WARNING, _ERROR) and text]
     return "; ".join(dict.fromkeys(said[-3:])) or "it gave no reason"
 
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from lab.record import DECODE, OK, PREFILL, Run
 
-NS_PER_S = 1_000_000_000
-
 
 def n_prefill_steps(run: Run) -> int:
     """How many of the first steps are prefill."""
@@ -70,11 +68,3 @@ def between_steps_ns(run: Run) -> tuple[int, ...]:
     """The harness's own time: from each step's `end_ns` to the next step's `start_ns`."""
     steps = run.steps
     return tuple(start - end for end, start in zip(steps.end_ns, steps.start_ns[1:], strict=False))
-
-
-def engine_share(run: Run) -> float | None:
-    """The part of E2E that was inside `llama_decode` and `llama_synchronize`."""
-    total = e2e_ns(run)
-    if not total:
-        return None
-    return (sum(run.steps.ready_ns) - sum(run.steps.start_ns)) / total

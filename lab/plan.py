@@ -57,7 +57,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     """Prompt lengths as llama-bench writes them: `10,1000`, `100-500+100`, `512-4096*2`."""
     lengths: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+)(?:([+*])(\d+))?)?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*", part)
         if not match:
             raise LabError(
                 f"{part!r} is not a prompt length (in --prompt-len {text}).",
@@ -109,12 +109,16 @@ def make_plan(
     """Check everything that can be checked before a weight is loaded. LabError where it cannot work."""
     lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
     check_lengths(lengths)
-    for name, value in {"gen": gen, "repeat": repeat, "batch": batch, "ubatch": ubatch}.items():
-        _check_positive(name, value)
-    for name, chosen in {"threads": threads, "threads-batch": threads_batch}.items():
-        _check_positive(name, 1 if chosen is None else chosen)
-    if gen > MAX_TOKENS:
-        raise LabError(f"--gen {gen} is too many tokens for one run.", f"At most {MAX_TOKENS:,}.")
+    limits = {"gen": (gen, MAX_TOKENS), "repeat": (repeat, 10_000), "batch": (batch, 2**30), "ubatch": (ubatch, 2**30)}
+    limits |= {
+        "threads": (1 if threads is None else threads, machine.MAX_THREADS),
+        "threads-batch": (1 if threads_batch is None else threads_batch, machine.MAX_THREADS),
+    }
+    for name, (value, most) in limits.items():
+        if not 1 <= value <= most:
+            raise LabError(f"--{name} {value:,} is not possible.", f"Give a whole number from 1 to {most:,}.")
+    if n_gpu_layers is not None and not 0 <= n_gpu_layers <= 10_000:
+        raise LabError(f"--n-gpu-layers {n_gpu_layers} is not possible.", "Give 0 for the CPU, or how many layers.")
     if flash_attn == "off" and cache_type_v not in ("f16", "f32", "bf16"):
         raise LabError(
             f"A {cache_type_v} V cache needs flash attention, which is off.",
@@ -123,7 +127,6 @@ def make_plan(
     source = prompts.source(prompt)
     file = catalog.resolve(model)
     shape = worker.read_model(file.path, file.name, file.source, None)
-    shape = dataclasses.replace(shape, sha256=catalog.sha256(file.path))
     build = worker.build
     here = machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
     offload = machine.accelerators(here.devices)
@@ -133,7 +136,7 @@ def make_plan(
             f"--n-gpu-layers {n_gpu_layers} has no effect: this build of llama.cpp finds no GPU. "
             "The README says how to install one that does."
         )
-    all_layers = (shape.n_layer or 998) + 1
+    all_layers = -1 if shape.n_layer is None else shape.n_layer + 1  # llama.cpp: the output layer counts, -1 is all
     n_threads = threads or machine.default_threads()
     settings = Settings(
         n_ctx=max(lengths) + gen,
@@ -160,25 +163,32 @@ def make_plan(
     return dataclasses.replace(plan, refused=_too_large(plan))
 
 
-def _check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise LabError(f"--{name} {value} is not possible.", "Give a whole number of at least 1.")
-
-
 def _too_large(plan: Plan) -> dict[int, str]:
-    """Lengths whose context cannot fit: on a CPU, asking the system for it would take the machine down."""
-    if plan.settings.n_gpu_layers:
-        return {}  # llama.cpp itself refuses what the device has no room for
-    available = machine.memory_available()
+    """Lengths whose context cannot fit: asking the system for it all the same could take the machine down."""
+    available = _memory_for(plan)
     refused = {}
     for n in plan.lengths:
         need = plan.memory(n)
-        if need.total > available or n + plan.n_gen >= 2**31:
+        if n + plan.n_gen >= 2**31 or (available is not None and need.total_bytes > available):
             refused[n] = (
-                f"A context of {n + plan.n_gen:,} tokens needs about {need.total / 1e9:,.1f} GB of memory "
-                f"({(need.kv_cache or 0) / 1e9:,.1f} GB of it KV cache); {available / 1e9:,.1f} GB are available."
+                f"A context of {n + plan.n_gen:,} tokens needs about {need.total_bytes / 1e9:,.1f} GB of memory "
+                f"({(need.kv_cache_bytes or 0) / 1e9:,.1f} GB of it KV cache)"
+                + (f"; {available / 1e9:,.1f} GB are available." if available is not None else ".")
             )
     return refused
+
+
+def _memory_for(plan: Plan) -> int | None:
+    """Bytes that weights, cache and buffers can have: the devices' where every layer is on one, else RAM too."""
+    n_layers = plan.settings.n_gpu_layers
+    if n_layers == 0:
+        return machine.memory_available()
+    sizes = [device.memory_bytes for device in machine.accelerators(plan.machine.devices)]
+    if None in sizes:
+        return None
+    on_devices = sum(size for size in sizes if size is not None)
+    all_layers = plan.model.n_layer is not None and n_layers > plan.model.n_layer
+    return on_devices if all_layers else on_devices + machine.memory_available()
 
 
 def join(numbers: Sequence[int]) -> str:

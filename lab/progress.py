@@ -22,7 +22,7 @@ class Status:
     doing: str  # loading the model, making room, warming up, prefill, decode
     n_prompt: int | None = None
     repeat: int | None = None
-    tokens_per_s: float | None = None
+    rate_tps: float | None = None
     n_runs_done: int = 0
     n_runs: int = 0
     elapsed_s: float = 0.0
@@ -40,10 +40,13 @@ class Reporter:
         self._watch, self._todo, self._n_gen = watch, todo, n_gen
         self._n_runs = len(todo)
         self._started = time.monotonic()
+        self._n_learned = 0
+        self._forecast: tuple[tuple[int, int], float | None] = (-1, -1), None
         self._costs: dict[int, tuple[float, float]] = {}  # by prompt length: seconds a token, prefill and decode
 
     def learn(self, run: Run) -> None:
         """Remember what the tokens of a run cost, for the forecast."""
+        self._n_learned += 1
         prefill, tpot = phases.prefill_ns(run), phases.tpot_ns(run)
         if prefill:
             per_token = prefill / run.n_prompt
@@ -65,7 +68,8 @@ class Reporter:
             n = len(progress.token_ids)
             text = ""
             if pieces and not warmup:
-                text = decoder.decode(b"".join(pieces[i] for i in progress.token_ids[len(last.token_ids) :]))
+                new = b"".join(pieces[i] for i in progress.token_ids[len(last.token_ids) :])
+                text = decoder.decode(new, final=n == n_gen)
             if progress != last:
                 if not n:
                     rate = progress.n_prefilled / (now - started)
@@ -87,20 +91,20 @@ class Reporter:
         doing: str,
         n_prompt: int | None = None,
         repeat: int | None = None,
-        tokens_per_s: float | None = None,
+        rate_tps: float | None = None,
         rest_s: float | None = None,
         text: str = "",
     ) -> None:
         """One status. `rest_s` is what the present run still takes; the forecast of the others is added."""
-        later = [self._seconds(n, self._n_gen, n) for _, n in self._todo]
-        left = None if rest_s is None or None in later else rest_s + sum(s for s in later if s is not None)
+        later = self._later()
+        left = None if rest_s is None or later is None else rest_s + later
         n_running = 1 if doing in ("prefill", "decode") else 0
         self._watch(
             Status(
                 doing=doing,
                 n_prompt=n_prompt,
                 repeat=repeat,
-                tokens_per_s=tokens_per_s,
+                rate_tps=rate_tps,
                 n_runs_done=self._n_runs - len(self._todo) - n_running,
                 n_runs=self._n_runs,
                 elapsed_s=time.monotonic() - self._started,
@@ -108,6 +112,14 @@ class Reporter:
                 text=text,
             )
         )
+
+    def _later(self) -> float | None:
+        """Seconds that the runs after the present one will take; forecast again only when there is news."""
+        state = len(self._todo), self._n_learned
+        if self._forecast[0] != state:
+            seconds = [self._seconds(n, self._n_gen, n) for _, n in self._todo]
+            self._forecast = state, None if None in seconds else sum(s for s in seconds if s is not None)
+        return self._forecast[1]
 
     def _seconds(self, n_prefill: int, n_decode: int, n_prompt: int) -> float | None:
         """How long so many tokens will take, judged by the run of the most similar length so far."""

@@ -35,12 +35,12 @@ def source(asked: str) -> Source:
     if asked == TEXT:
         text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted(_folder().glob("*.txt")))
         return Source(TEXT, text, _sha256(text))
-    path = Path(asked).expanduser()
     try:
+        path = Path(asked).expanduser()
         text = path.read_text(encoding="utf-8")
-    except OSError as problem:
+    except (OSError, RuntimeError) as problem:
         raise LabError(
-            f"The prompt file {asked} cannot be read: {problem.strerror}.", "Use --prompt text, random, or a file."
+            f"The prompt file {asked} cannot be read: {problem}.", "Use --prompt text, random, or a file."
         ) from None
     except UnicodeDecodeError:
         raise LabError(f"The prompt file {asked} is not UTF-8 text.", "Convert it, or use --prompt text.") from None

@@ -195,7 +195,7 @@ def from_json(cls: type[T], text: str) -> T:
 
 def append(path: Path, record: Record) -> None:
     """Append one line and flush it to the disk. After a failed write the file ends as before, whole."""
-    line = (to_json(record) + "\n").encode()
+    line = (to_json(record) + "\n").encode(errors="surrogateescape")
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         try:
@@ -208,19 +208,36 @@ def append(path: Path, record: Record) -> None:
 
 
 def read(paths: Iterable[str | Path]) -> Reading:
-    """Records of results files, or of folders of them. Lines that cannot be read are named, not fatal."""
+    """Records of results files, or of folders of them. Lines that cannot be read are named, not fatal.
+
+    A line that was read before (a file and a concatenation with it, say) does not count twice.
+    """
     records: list[Record] = []
     skipped: list[str] = []
+    seen: set[bytes] = set()
     for path in _files(paths):
-        with path.open("rb") as file:
+        with _open(path) as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
+                if line in seen:
+                    skipped.append(f"{path.name} line {number} skipped: the same run was read before")
+                    continue
+                seen.add(line)
                 try:
                     records.append(_parse_line(line))
                 except ValueError as problem:
                     skipped.append(f"{path.name} line {number} skipped: {problem}")
     return Reading(tuple(records), tuple(skipped))
+
+
+def _open(path: Path) -> typing.IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as problem:
+        raise LabError(
+            f"The results file {path} cannot be read: {problem.strerror}.", "Check its permissions."
+        ) from None
 
 
 def _files(paths: Iterable[str | Path]) -> list[Path]:

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s", "prefill_share")
 SETUP = (
     "model",
+    "model_sha256",
     "machine",
+    "ram_gb",
+    "os",
     "llama_cpp_python",
+    "llama_cpp_commit",
+    "system_info",
     "n_gpu_layers",
     "n_threads",
     "n_threads_batch",
@@ -29,6 +34,7 @@ SETUP = (
     "type_k",
     "type_v",
     "prompt",
+    "prompt_sha256",
 )
 """What must be equal for runs to be repeats of each other, beside n_prompt and n_gen."""
 
@@ -67,39 +73,49 @@ def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
 
     The label names what differs between the setups; with a single one, model and machine.
     """
-    differing = [name for name in SETUP if table[name].nunique(dropna=False) > 1]
-    named = differing or ["model", "machine"]
+    names = [name for name in SETUP if table[name].nunique(dropna=False) > 1] or ["model", "machine"]
+    names = names if {"model", "machine"} & set(names) else ["model", *names]
     groups = table.groupby([*SETUP], dropna=False, sort=False)
-    return [(", ".join(_named(name, rows[name].iloc[0]) for name in named), rows) for _, rows in groups]
+    return [(", ".join(_named(name, rows[name].iloc[0]) for name in names), rows) for _, rows in groups]
 
 
 def sentences(summary_rows: pd.DataFrame) -> list[str]:
-    """What the rows of one setup show, in words, computed from them."""
+    """What the rows of one setup and one n_gen show, in words, computed from them."""
     rows = summary_rows.sort_values("n_prompt")
     if len(rows) < 2:
         return [_where_the_time_went(rows)] if len(rows) else []
     short, long, before = rows.iloc[0], rows.iloc[-1], rows.iloc[-2]
-    times_tokens, times_prefill = long.n_prompt / before.n_prompt, long.prefill_s / before.prefill_s
-    per_token = times_prefill / times_tokens
+    n_times = long.n_prompt / before.n_prompt
+    per_token = long.prefill_s / before.prefill_s / n_times
+    clear = _apart(long, before, "prefill_s", long.n_prompt, before.n_prompt)
     growth = (
         f"each token cost {per_token:.2g}x as much, because it looks back at more of them"
-        if per_token > 1.1
+        if clear and per_token > 1.1
         else f"each token cost {per_token:.2g}x as much, because few tokens do not fill the machine"
-        if per_token < 0.9
-        else "in proportion"
+        if clear and per_token < 0.9
+        else "about in proportion"
     )
-    said = [
-        f"Prefill of {long.n_prompt:,} tokens took {times_prefill:.3g}x the time of {before.n_prompt:,} "
-        f"for {times_tokens:.3g}x the tokens: {growth}."
-    ]
-    if long.tpot_ms == long.tpot_ms:  # not NaN: there was decoding
+    prefill = (
+        f"Prefill of {long.n_prompt:,} tokens took {per_token * n_times:.3g}x the time of {before.n_prompt:,} "
+        f"for {n_times:.3g}x the tokens: {growth}"
+    )
+    decode = ""
+    if long.tpot_ms > 0 and short.tpot_ms > 0:  # not NaN: there was decoding
         slower = long.tpot_ms / short.tpot_ms
-        said[0] = said[0][:-1] + (
+        clear = _apart(long, short, "tpot_ms", 1, 1)
+        decode = (
             f"; a decoded token took {digits(short.tpot_ms)} ms after a prompt of {short.n_prompt:,} and "
-            f"{digits(long.tpot_ms)} ms after {long.n_prompt:,}"
-            + (f" ({slower:.2g}x: each step reads the whole KV cache)." if slower > 1.1 else " (hardly a difference).")
+            f"{digits(long.tpot_ms)} ms after {long.n_prompt:,} ("
+            + (f"{slower:.2g}x: each step reads the whole KV cache" if clear and slower > 1.1 else f"{slower:.2g}x")
+            + ")"
         )
-    return [*said, _where_the_time_went(rows)]
+    return [f"{prefill}{decode}.", _where_the_time_went(rows)]
+
+
+def _apart(one: pd.Series, other: pd.Series, figure: str, per_one: float, per_other: float) -> bool:
+    """Whether the ranges of a figure (each over its own unit) do not overlap."""
+    low, high = one[f"{figure}_min"] / per_one, one[f"{figure}_max"] / per_one
+    return bool(low > other[f"{figure}_max"] / per_other or high < other[f"{figure}_min"] / per_other)
 
 
 def digits(value: float) -> str:
@@ -117,7 +133,9 @@ def _where_the_time_went(rows: pd.DataFrame) -> str:
 
 
 def _named(name: str, value: object) -> str:
-    return str(value) if name in ("model", "machine") else f"{name} {value}"
+    text = str(value)
+    text = text if len(text) <= 40 else f"{text[:12]}..."
+    return text if name in ("model", "machine") else f"{name} {text}"
 
 
 def model_label(record: Record) -> str:
@@ -131,7 +149,12 @@ def _setup(record: Record) -> dict[str, Any]:
     return {
         "model": model_label(record),
         "machine": machine.label(record.machine, settings.n_gpu_layers),
+        "model_sha256": record.model.sha256,
+        "ram_gb": None if record.machine.ram_bytes is None else round(record.machine.ram_bytes / 1e9),
+        "os": record.machine.os,
         "llama_cpp_python": record.machine.llama_cpp_python,
+        "llama_cpp_commit": record.machine.llama_cpp_commit,
+        "system_info": record.machine.system_info,
         "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
         **{name: getattr(settings, name) for name in SETUP if hasattr(settings, name) and name != "flash_attn"},
     }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lab import machine, phases, table
 from lab.catalog import Entry
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 
 
 def console(stderr: bool = False) -> Console:
-    """A console that wraps at the terminal's width, and at 100 columns where there is none."""
+    """A console that takes every text as it is (names and errors come from outside), 100 columns in a pipe."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if stream.isatty() else 100)
+    plain = {"markup": False, "emoji": False, "highlight": False}
+    return Console(stderr=stderr, soft_wrap=True, width=None if stream.isatty() else 100, **plain)  # type: ignore[arg-type]
 
 
 def print_json(value: object) -> None:
@@ -61,8 +63,8 @@ def plan_table(plan: Plan) -> Table:
         grid.add_row(
             f"{n:,}",
             "0" if n in plan.refused else f"{plan.n_repeat}",
-            "unknown" if memory.kv_cache is None else table.digits(memory.kv_cache / 1e6),
-            table.digits(memory.total / 1e6),
+            "unknown" if memory.kv_cache_bytes is None else table.digits(memory.kv_cache_bytes / 1e6),
+            table.digits(memory.total_bytes / 1e6),
             plan.refused.get(n, ""),
         )
     return grid
@@ -86,8 +88,10 @@ def summary_table(rows: pd.DataFrame) -> Table:
         for name in table.FIGURES:
             scale = 100 if name == "prefill_share" else 1
             low, middle, high = (scale * row[key] for key in (f"{name}_min", name, f"{name}_max"))
-            spread = f"\n[dim]{table.digits(low)}-{table.digits(high)}[/dim]" if row["repeats"] > 1 else ""
-            cells.append(table.digits(middle) + (spread if middle == middle else ""))
+            cell = Text(table.digits(middle))
+            if row["repeats"] > 1 and middle == middle:
+                cell.append(f"\n{table.digits(low)}-{table.digits(high)}", style="dim")
+            cells.append(cell)
         grid.add_row(f"{row['n_prompt']:,}", str(row["repeats"]), *cells)
     return grid
 
@@ -96,17 +100,17 @@ def print_results(records: Sequence[Record], out: Console) -> None:
     """Tables, what they show in words, and what failed."""
     every = table.runs(records)
     rows = table.summary(every)
-    setups = table.setups(rows) if len(rows) else []
-    for label, part in setups:
-        n_gen = " or ".join(f"{n:,}" for n in sorted(set(part.n_gen)))
-        out.print(f"\n[bold]{label}[/bold]: {n_gen} tokens generated per run; median, and range below it")
-        out.print(summary_table(part))
-        for sentence in table.sentences(part):
-            out.print(sentence)
-    if not setups:
+    for label, setup in table.setups(rows) if len(rows) else []:
+        for n_gen, part in setup.groupby("n_gen"):
+            out.print()
+            out.print(Text(label, style="bold") + Text(f": {n_gen:,} tokens generated per run; median, range below it"))
+            out.print(summary_table(part))
+            for sentence in table.sentences(part):
+                out.print(sentence)
+    if not len(rows):
         out.print("\nNo run went well.")
     for line in failures(records):
-        out.print(f"[red]failed[/red] {line}", markup=True)
+        out.print(Text("failed ", style="red") + Text(line))
 
 
 def failures(records: Sequence[Record]) -> list[str]:
@@ -147,7 +151,7 @@ def progress(err: Console, stream_to: Console | None) -> Iterator[tuple[Watch, A
                 stream_to.print(
                     f"\n[bold]--- {status.n_prompt:,} prompt tokens, repeat {(status.repeat or 0) + 1}[/bold]"
                 )
-            stream_to.print(status.text, end="", markup=False)
+            stream_to.print(status.text, end="")
         elif status.doing not in ("prefill", "decode", latest.doing):
             err.print(f"{status.doing} ...")
         latest = status
@@ -186,17 +190,22 @@ def _bar(err: Console) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), console=err, transient=True
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[left]}"),
+        console=err,
+        transient=True,
+        auto_refresh=False,  # a redraw takes a core's time: only when there is news
     )
 
 
 def _move(bar: Progress, task: Any, status: Status) -> None:
     what = status.doing if status.n_prompt is None else f"{status.doing}, {status.n_prompt:,} prompt tokens"
-    rate = f", {table.digits(status.tokens_per_s)} tokens/s" if status.tokens_per_s else ""
+    rate = f", {table.digits(status.rate_tps)} tokens/s" if status.rate_tps else ""
     run = f"run {min(status.n_runs, status.n_runs_done + 1)} of {status.n_runs}: " if status.n_runs else ""
     left = f"{duration(status.left_s)} left" if status.left_s is not None else ""
     done = 0.0 if status.left_s is None else status.elapsed_s / max(1e-9, status.elapsed_s + status.left_s)
-    bar.update(task, description=run + what + rate, completed=done, left=left)
+    bar.update(task, description=run + what + rate, completed=done, left=left, refresh=True)
 
 
 def _table(*headings: str) -> Table:

@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,9 @@ MAX_TOKENS = 1 << 20
 """Most tokens of one run that the progress file has room for."""
 
 _DIED = object()
+
+# -P: a file named random.py in the folder where the lab is started shall not become part of it.
+_CHILD = "import sys; sys.path.append(sys.argv[2]); from lab.worker import serve; serve()"
 
 
 class WorkerDied(LabError):
@@ -86,7 +90,7 @@ class Worker:
             detached = {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
         with self._stderr_path.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", "from lab.worker import serve; serve()", str(self._progress_path)],
+                [sys.executable, "-P", "-c", _CHILD, str(self._progress_path), str(Path(__file__).parents[1])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -100,10 +104,6 @@ class Worker:
     def build(self) -> native.Build:
         """The llama.cpp build that the child runs on."""
         return from_json(native.Build, self._ask("build"))
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def read_model(self, path: Path, name: str, source: str, sha256: str | None) -> Model:
         """The model's shape, from its header."""
@@ -179,7 +179,7 @@ class Worker:
                     look()
         if reply is _DIED:
             self._replies.put(_DIED)  # so that the next request is told as well
-            raise WorkerDied(self._cause_of_death(), "The reason may be in the lines that it printed last, above.")
+            raise WorkerDied(self._cause_of_death())
         answer = json.loads(reply)
         if "error" in answer:
             raise LabError(answer["error"], answer["hint"])
@@ -249,6 +249,7 @@ def serve() -> None:
 def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
     for line in sys.stdin.buffer:
         requests.put(line)
+    shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
     os._exit(0)  # the parent is gone; native code may be in the middle of a long step
 
 

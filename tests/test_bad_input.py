@@ -155,7 +155,7 @@ def test_ctrl_c_in_a_long_prefill(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=10)
     assert time.monotonic() - pressed < 1
     assert process.returncode == 130
-    assert "Interrupted. 1 finished runs are in" in err and "Traceback" not in err
+    assert "Interrupted. 1 finished run is in" in err and "Traceback" not in err
     assert finished_runs(tmp_path) == [(10, OK)]
     assert not child.is_running()
 

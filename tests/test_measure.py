@@ -103,6 +103,24 @@ def test_death_while_making_room_costs_the_longest_length(bench: Any, fake_worke
     assert outcome(records) == [(10, 0, OK), (600, 0, CRASHED)]
 
 
+def test_a_death_while_warming_up_is_told_and_tried_again(bench: Any, fake_worker: FakeWorker) -> None:
+    deaths = iter([True])
+
+    def die_once(n_prompt: int, n_gen: int) -> None:
+        if n_gen == 4 and next(deaths, False):
+            raise died()
+
+    fake_worker.on_run = die_once
+    records, _ = bench(repeat=2)
+    assert outcome(records) == [(10, 0, OK), (10, 1, OK), (600, 0, OK), (600, 1, OK)]
+    assert [r.run.status for r in records if r.run.warmup] == [CRASHED, OK, OK]
+
+
+def test_a_huge_refused_length_needs_no_room_on_the_disk(bench: Any) -> None:
+    records, _ = bench(prompt_len=[10, 10**12], repeat=1)
+    assert outcome(records) == [(10, 0, OK), (10**12, 0, FAILED)]
+
+
 def test_a_refused_step_gives_the_length_up_at_once(bench: Any, fake_worker: FakeWorker) -> None:
     def refuse(n_prompt: int, n_gen: int) -> None:
         if (n_prompt, n_gen) == (600, 5):

@@ -53,11 +53,16 @@ def test_what_is_not_a_length_is_said(text: str) -> None:
         ({"prompt_len": "10,20,10"}, "10 is given 2 times"),
         ({"prompt_len": "1-5000"}, "More than 1,000"),
         ({"gen": 0}, "--gen 0"),
-        ({"gen": 10**8}, "too many tokens"),
+        ({"gen": 10**8}, "from 1 to 1,048,576"),
         ({"repeat": 0}, "--repeat 0"),
         ({"threads": 0}, "--threads 0"),
         ({"ubatch": -1}, "--ubatch -1"),
         ({"flash_attn": "off", "cache_type_v": "q8_0"}, "needs flash attention"),
+        ({"threads": 10**12}, "from 1 to 512"),
+        ({"n_gpu_layers": -5}, "--n-gpu-layers -5"),
+        ({"prompt": "~nobody-of-that-name/text"}, "cannot be read"),
+        ({"model": "x" * 5000}, "cannot be a path"),
+        ({"prompt_len": "9" * 5000}, "not a prompt length"),
         ({"prompt": "/no/such/text"}, "cannot be read"),
         ({"model": "smolm2-135"}, "no model named"),
     ],
@@ -111,7 +116,7 @@ def test_known_kv_bytes_per_position() -> None:
 def test_unknown_shape_gives_unknown_memory() -> None:
     unknown = _shape(28, None, 128)
     assert cost.kv_bytes_per_position(unknown) is None
-    assert cost.memory(unknown, SETTINGS).kv_cache is None
+    assert cost.memory(unknown, SETTINGS).kv_cache_bytes is None
 
 
 def test_prompts_have_exactly_n_tokens_and_go_around_the_end() -> None:

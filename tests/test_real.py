@@ -10,7 +10,7 @@ import pytest
 import lab
 from lab import phases, prompts, record
 from lab.errors import LabError
-from lab.record import OK, Settings
+from lab.record import OK
 from lab.worker import Progress, Worker
 from tests.conftest import SETTINGS, run_lab
 
@@ -71,13 +71,12 @@ def test_greedy_tokens_make_sense_as_text(worker: Worker) -> None:
 
 
 def test_end_of_generation_is_noted_and_stops_nothing(worker: Worker) -> None:
-    pieces = worker.pieces()
-    stop = pieces.index(b"<|im_end|>") if b"<|im_end|>" in pieces else None
-    chat = "<|im_start|>user\nSay yes.<|im_end|>\n<|im_start|>assistant\n"
-    _, tokens, end_at = run(worker, worker.tokenize(chat), 60)
+    im_start, im_end = 1, 2  # SmolLM2's marks of a turn; the second ends a generation
+    question = [im_start, *worker.tokenize("user\nAnswer with one word: what is the capital of France?"), im_end]
+    prompt = [*question, *worker.tokenize("\n"), im_start, *worker.tokenize("assistant\n")]
+    _, tokens, end_at = run(worker, prompt, 60)
     assert len(tokens) == 60
-    assert end_at is None or 0 <= end_at < 60
-    assert stop is None or end_at is None or tokens[end_at] >= 0
+    assert end_at is not None and tokens[end_at] == im_end and im_end not in tokens[:end_at]
 
 
 def test_progress_is_seen_during_a_run(worker: Worker) -> None:
@@ -87,9 +86,9 @@ def test_progress_is_seen_during_a_run(worker: Worker) -> None:
     assert seen[-1].n_prefilled == 600 and len(seen[-1].token_ids) == 20
 
 
-def test_a_context_that_llama_cpp_cannot_make_is_an_error_and_the_child_lives(worker: Worker) -> None:
-    with pytest.raises(LabError, match="cannot make a context of 20,000,000 tokens"):
-        worker.new_context(dataclasses.replace(REAL, n_ctx=20_000_000))
+def test_a_context_that_llama_cpp_refuses_is_an_error_and_the_child_lives(worker: Worker) -> None:
+    with pytest.raises(LabError, match=r"cannot make a context of 700 tokens: .*flash_attn"):
+        worker.new_context(dataclasses.replace(REAL, flash_attn="off", type_v="q8_0"))
     worker.new_context(REAL)
     assert len(run(worker, [1, 2, 3], 2)[1]) == 2
 
@@ -116,7 +115,7 @@ def test_measuring_from_python(tmp_path: Path) -> None:
     assert timed.model.sha256 and len(timed.model.sha256) == 64
     assert timed.settings.prompt == "text" and timed.run.prompt_offset is not None
     assert timed.run.noise is not None and timed.run.noise.before.memory_available_bytes
-    assert (phases.engine_share(timed.run) or 0) > 0.9
+    assert sum(phases.decode_compute_ns(timed.run)) > 0.9 * sum(phases.itl_ns(timed.run))
 
 
 def test_the_command_measures_tells_and_draws(tmp_path: Path) -> None:
@@ -162,7 +161,7 @@ def test_dry_run_measures_nothing(tmp_path: Path) -> None:
     assert status == 0 and "1,000" in out and "KV cache" in out
     assert not (tmp_path / "none").exists()
     document = json.loads(run_lab("measure", "-p", "10", "--dry-run", "--json")[1])
-    assert document["lengths"][0]["memory"]["kv_cache"] == (10 + 64) * 23_040
+    assert document["lengths"][0]["memory"]["kv_cache_bytes"] == (10 + 64) * 23_040
 
 
 def test_machine_and_models(embedded: Path) -> None:
@@ -172,7 +171,3 @@ def test_machine_and_models(embedded: Path) -> None:
     assert known["devices"] and known["llama_cpp_python"]
     assert "smollm2-135m" in run_lab("models")[1]
     assert json.loads(run_lab("models", "--json")[1])[0]["n_bytes"] == embedded.stat().st_size
-
-
-def test_settings_type() -> None:
-    assert dataclasses.is_dataclass(Settings)

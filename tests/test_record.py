@@ -38,10 +38,17 @@ def test_the_names_of_a_line_are_the_contract(tmp_path: Path) -> None:
 def test_concatenated_files_and_folders_are_results(tmp_path: Path) -> None:
     for name in "ab":
         record.append(tmp_path / f"{name}.jsonl", make_record(session=name))
+    assert len(record.read([tmp_path]).records) == 2
     both = (tmp_path / "a.jsonl").read_bytes() + (tmp_path / "b.jsonl").read_bytes()
     (tmp_path / "c.jsonl").write_bytes(both)
     assert [r.session for r in record.read([tmp_path / "c.jsonl"]).records] == ["a", "b"]
-    assert len(record.read([tmp_path]).records) == 4
+
+
+def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
+    for name in "ab":
+        record.append(tmp_path / f"{name}.jsonl", make_record())
+    reading = record.read([tmp_path])
+    assert len(reading.records) == 1 and "was read before" in reading.skipped[0]
 
 
 @pytest.mark.parametrize(

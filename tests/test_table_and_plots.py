@@ -8,7 +8,7 @@ import pytest
 from lab import plot, table
 from lab.errors import LabError
 from lab.record import Record
-from tests.conftest import SETTINGS, make_record, make_run
+from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
 
 
 def session(decode_ms: float = 10, **changes: object) -> list[Record]:
@@ -55,7 +55,7 @@ def test_different_settings_are_not_pooled() -> None:
 
     four = dataclasses.replace(SETTINGS, n_threads=4)
     rows = table.summary(table.runs(session() + session(settings=four)))
-    assert sorted(label for label, _ in table.setups(rows)) == ["n_threads 2", "n_threads 4"]
+    assert sorted(label for label, _ in table.setups(rows)) == ["tiny Q4_0, n_threads 2", "tiny Q4_0, n_threads 4"]
     assert len(rows) == 6
 
 
@@ -73,6 +73,43 @@ def test_sentences_without_decode_or_with_one_length() -> None:
         "Prefill took 95 % of the time at 20 prompt tokens; choosing a token took the rest."
     ]
     assert table.sentences(one[:0]) == []
+
+
+def test_different_machines_builds_and_files_are_not_pooled() -> None:
+    import dataclasses
+
+    other = dataclasses.replace(MACHINE, ram_bytes=64 * 10**9, os="OtherOS")
+    twin = dataclasses.replace(MODEL, sha256="ab")
+    rows = table.summary(table.runs(session() + session(machine=other) + session(model=twin)))
+    assert len(rows) == 9
+    assert len({label for label, _ in table.setups(rows)}) == 3
+
+
+def test_no_cause_is_named_where_ranges_overlap() -> None:
+    records = [
+        make_record(make_run(n, 5, i, prefill_ms=ms)) for n in (10, 100) for i, ms in enumerate((1, 3 + n / 100))
+    ]
+    assert "about in proportion" in table.sentences(table.summary(table.runs(records)))[0]
+
+
+def test_different_generation_lengths_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    from lab import terminal
+
+    terminal.print_results([make_record(make_run(10, n)) for n in (2, 7)], terminal.console())
+    shown = capsys.readouterr().out
+    assert "2 tokens generated" in shown and "7 tokens generated" in shown
+
+
+def test_text_from_outside_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    import dataclasses
+
+    from lab import terminal
+
+    odd = dataclasses.replace(MODEL, name="phi[q4] :fire: [/b]")
+    terminal.print_results([make_record(make_run(10, 2), model=odd)], terminal.console())
+    terminal.print_results([make_record(make_run(status="failed", error="x[i01] [/tmp/a]"))], terminal.console())
+    shown = capsys.readouterr().out
+    assert "phi[q4] :fire: [/b]" in shown and "x[i01] [/tmp/a]" in shown
 
 
 def test_digits() -> None:

@@ -4,7 +4,8 @@
 
 Each round measures pp512 and tg128 on both sides, in alternating order: the same model file, threads and
 batch sizes, random tokens. llama-bench's decode starts in an empty context and does not choose tokens, so
-the lab's side is a prompt of one token and decode *compute*. What counts is the median of paired ratios.
+the lab's side is a prompt of one token and decode *compute*. Each side of a round is the median of three samples;
+what counts is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lab.worker import Worker
 from tests.bench import llama_bench
 
 N_PROMPT, N_GEN = 512, 128
+N_SAMPLES = 3
 
 
 def decode_tps(steps: Steps) -> float:
@@ -33,23 +35,28 @@ def prefill_tps(steps: Steps) -> float:
 
 
 def lab_round(worker: Worker, n_vocab: int, seed: int) -> tuple[float, float]:
-    """Prefill and decode rate of the lab, in tokens/s."""
-    prompt = prompts.random_ids(N_PROMPT, n_vocab, None, seed, 0)
-    prefill, _, _ = worker.run(prompt, 1, lambda progress: None)
-    decode, _, _ = worker.run(prompt[:1], N_GEN + 1, lambda progress: None)
-    return prefill_tps(prefill), decode_tps(decode)
+    """Prefill and decode rate of the lab, in tokens/s: medians of N_SAMPLES runs each."""
+    prefills, decodes = [], []
+    for sample in range(N_SAMPLES):
+        prompt = prompts.random_ids(N_PROMPT, n_vocab, None, seed, sample)
+        prefills.append(prefill_tps(worker.run(prompt, 1, lambda progress: None)[0]))
+    for sample in range(N_SAMPLES):
+        prompt = prompts.random_ids(1, n_vocab, None, seed, sample)
+        decodes.append(decode_tps(worker.run(prompt, N_GEN + 1, lambda progress: None)[0]))
+    return statistics.median(prefills), statistics.median(decodes)
 
 
 def bench_round(model: Path, threads: int) -> tuple[float, float]:
-    """Prefill and decode rate of llama-bench, in tokens/s."""
-    rows = llama_bench.run(model, "-p", str(N_PROMPT), "-n", str(N_GEN), "-r", "1", "-t", str(threads))
-    rates = {(row["n_prompt"], row["n_gen"]): float(row["avg_ts"]) for row in rows}
+    """Prefill and decode rate of llama-bench, likewise."""
+    samples = str(N_SAMPLES)
+    rows = llama_bench.run(model, "-p", str(N_PROMPT), "-n", str(N_GEN), "-r", samples, "-t", str(threads))
+    rates = {(row["n_prompt"], row["n_gen"]): statistics.median(row["samples_ts"]) for row in rows}
     return rates[N_PROMPT, 0], rates[0, N_GEN]
 
 
 def main() -> None:
     model = Path(sys.argv[1]) if len(sys.argv) > 1 else catalog.embedded_path()
-    n_rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 16
+    n_rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 12
     llama_bench.program()
     pairs: list[tuple[tuple[float, float], tuple[float, float]]] = []
     with Worker() as worker:

