@@ -18,7 +18,7 @@ from lab.measure import measure as measure  # now: later, the module of that nam
 if TYPE_CHECKING:
     from lab.plot import plot_decode as plot_decode
     from lab.plot import plot_prefill as plot_prefill
-    from lab.record import read as read
+    from lab.results import read as read
     from lab.table import runs as runs
     from lab.table import steps as steps
     from lab.table import summary as summary
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "plot_decode": "plot",
     "plot_prefill": "plot",
-    "read": "record",
+    "read": "results",
     "runs": "table",
     "steps": "table",
     "summary": "table",

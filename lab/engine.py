@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import difflib
 import functools
 import gc
 import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,7 +59,7 @@ def load(path: Path, n_gpu_layers: int) -> Loaded:
     if n_gpu_layers == 0:  # else a GPU build keeps the weights where its GPU can read them, and prefills on it
         params.devices = ctypes.addressof(no_devices)
     native.forget_log()
-    model = lib.llama_model_load_from_file(str(path).encode(), params)
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         raise LabError(
             f"llama.cpp cannot load {path.name}: {native.complaint()}", "Is the file whole? Try another one."
@@ -96,9 +98,34 @@ def free_context(context: Context) -> None:
     native.llama().llama_free(context.pointer)
 
 
+def quantize(source: Path, target: Path, quantization: str) -> None:
+    """Write `source` in another quantization, with llama.cpp's own mix of tensor types for it."""
+    lib = native.llama()
+    known = {
+        key.removeprefix("LLAMA_FTYPE_MOSTLY_"): value
+        for key, value in vars(lib).items()
+        if key.startswith("LLAMA_FTYPE_")
+    }
+    if quantization not in known:
+        close = difflib.get_close_matches(quantization, known, n=3)
+        raise LabError(
+            f"llama.cpp knows no quantization {quantization!r}.",
+            f"Did you mean {' or '.join(close)}?" if close else "Common ones: Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16.",
+        )
+    params = lib.llama_model_quantize_default_params()
+    params.ftype = known[quantization]
+    params.allow_requantize = True
+    native.forget_log()
+    if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):
+        raise LabError(
+            f"llama.cpp cannot make {quantization} of {source.name}: {native.complaint()}", "Try another one."
+        )
+
+
 def tokenize(loaded: Loaded, text: str) -> list[int]:
     """Token ids of `text`, without a leading BOS."""
     lib = native.llama()
+    _need_vocabulary(loaded)
     raw = text.encode()
     room = len(raw) + 8  # a token is at least one byte
     ids = (ctypes.c_int32 * room)()
@@ -111,6 +138,7 @@ def tokenize(loaded: Loaded, text: str) -> list[int]:
 def pieces(loaded: Loaded) -> list[bytes]:
     """The bytes of every token of the vocabulary, by id."""
     lib = native.llama()
+    _need_vocabulary(loaded)
     buffer = ctypes.create_string_buffer(1024)
     found = []
     for token in range(loaded.n_vocab):
@@ -241,6 +269,14 @@ def _batch(address: int, n: int, last: bool) -> Any:
     batch = native.llama().llama_batch(n_tokens=n, token=ctypes.cast(address, ctypes.POINTER(ctypes.c_int32)))
     batch.logits = wants_logits
     return batch
+
+
+def _need_vocabulary(loaded: Loaded) -> None:
+    """LabError for a model without one (random weights): llama.cpp would end the process."""
+    if native.llama().llama_vocab_type(loaded.vocab) == native.llama().LLAMA_VOCAB_TYPE_NONE:
+        raise LabError(
+            "This model has no vocabulary, so there is no text for it.", "Use --prompt random, without --stream."
+        )
 
 
 def _type_id(name: str) -> int:

@@ -7,6 +7,7 @@ shape, offset); the weights follow. ggml's own parser reads it here.
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +28,23 @@ _INTEGERS = {  # gguf type: suffix of the reading function, and what it returns
 }
 
 
-def read_model(path: Path, name: str, source: str, sha256: str | None) -> Model:
-    """The model in a GGUF file. LabError where the file is none, is cut off, or holds no weights."""
+def read_model(path: Path, name: str, source: str) -> Model:
+    """The model in a GGUF file, without its sha256, repo and revision. LabError where
+    the file is none, is cut off, or holds no weights."""
     lib = _gguf_library()
     _check_magic(path)
     native.forget_log()
-    gguf = lib.gguf_init_from_file(str(path).encode(), _InitParams(no_alloc=True, ctx=None))
+    gguf = lib.gguf_init_from_file(os.fsencode(path), _InitParams(no_alloc=True, ctx=None))
     if not gguf:
         raise LabError(f"{path.name} is a broken GGUF file: {native.complaint()}", "Get the file again.")
     gguf = ctypes.c_void_p(gguf)
     try:
-        return _model(lib, gguf, path, name, source, sha256)
+        return _model(lib, gguf, path, name, source)
     finally:
         lib.gguf_free(gguf)
 
 
-def _model(lib: Any, gguf: Any, path: Path, name: str, source: str, sha256: str | None) -> Model:
+def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
     def find(key: str) -> tuple[int, int | None]:
         index = lib.gguf_find_key(gguf, key.encode())
         return index, None if index < 0 else lib.gguf_get_kv_type(gguf, index)
@@ -79,7 +81,7 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str, sha256: str 
         repo=None,
         file=path.name,
         revision=None,
-        sha256=sha256,
+        sha256=None,
         n_bytes=n_bytes,
         quantization=_quantization(number("general.file_type")),
         arch=arch,
@@ -93,6 +95,7 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str, sha256: str 
         n_ctx_train=number(f"{arch}.context_length"),
         tied_embeddings=b"output.weight" not in tensors,
         tensor_bytes=bytes_by_type,
+        embedding_bytes=None if embedding is None else lib.gguf_get_tensor_size(gguf, embedding),
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lab import catalog, machine, phases, prompts, record
+from lab import catalog, machine, phases, prompts, record, results
 from lab.errors import LabError
 from lab.plan import DEFAULT_GEN, DEFAULT_LENGTHS, Plan, make_plan
 from lab.progress import Reporter, Watch
@@ -88,6 +88,8 @@ def execute(plan: Plan, worker: Worker, path: Path, watch: Watch, stream: bool =
     again. Whoever stops iterating (Ctrl-C) keeps everything that has been yielded.
     """
     session = path.stem
+    if stream and plan.file.source == catalog.SYNTHETIC:
+        raise LabError("A model with random weights has no text to stream.", "Leave --stream out.")
     try:
         bench = _Bench(plan, worker, watch, stream)
         for settings, run in _runs(bench):
@@ -245,12 +247,12 @@ def _failed_run(plan: Plan, n_prompt: int, repeat: int, problem: LabError, warmu
 def _append(path: Path, line: Record) -> None:
     """Append, and where the disk has filled up meanwhile, save the run elsewhere before giving up."""
     try:
-        record.append(path, line)
+        results.append(path, line)
     except OSError as problem:
         rescue = Path(tempfile.gettempdir()) / path.name
         what = f"The results file {path} cannot be written any more: {problem.strerror or problem}."
         try:
-            record.append(rescue, line)
+            results.append(rescue, line)
         except OSError:
             raise LabError(
                 what, f"The runs before this one are in it. This one could not be saved in {rescue} either."

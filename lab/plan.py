@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab import catalog, cost, machine, prompts
+from lab import catalog, cost, machine, models, prompts
 from lab.errors import LabError
 from lab.record import Machine, Model, Settings
 from lab.worker import MAX_TOKENS, Worker
@@ -105,8 +105,14 @@ def make_plan(
     flash_attn: str = "auto",
     cache_type_k: str = "f16",
     cache_type_v: str = "f16",
+    watch: models.Watch = lambda what, done, total: None,
+    fetch: bool = True,
 ) -> Plan:
-    """Check everything that can be checked before a weight is loaded. LabError where it cannot work."""
+    """Check everything that can be checked before a weight is loaded. LabError where it cannot work.
+
+    A model that is not on this machine is pulled or made, and `watch` told about it; with `fetch` False
+    that is an error instead.
+    """
     lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
     check_lengths(lengths)
     limits = {"gen": (gen, MAX_TOKENS), "repeat": (repeat, 10_000), "batch": (batch, 2**30), "ubatch": (ubatch, 2**30)}
@@ -125,8 +131,20 @@ def make_plan(
             "Use --flash-attn on, or --cache-type-v f16.",
         )
     source = prompts.source(prompt)
-    file = catalog.resolve(model)
-    shape = worker.read_model(file.path, file.name, file.source, None)
+    file = models.obtain(catalog.parse(model), worker, watch, fetch)
+    if file.source == catalog.SYNTHETIC:
+        if prompt not in (prompts.TEXT, prompts.RANDOM):
+            raise LabError(
+                f"{model} has random weights: the prompt file {prompt} would mean nothing to it.",
+                "Use --prompt random.",
+            )
+        source = prompts.source(prompts.RANDOM)
+    shape = dataclasses.replace(
+        worker.read_model(file.path, file.name, file.source),
+        repo=file.repo,
+        revision=file.revision,
+        sha256=file.sha256,
+    )
     build = worker.build
     here = machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
     offload = machine.accelerators(here.devices)

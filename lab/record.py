@@ -11,16 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import types
 import typing
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
-
-from lab.errors import LabError
 
 T = typing.TypeVar("T")
 
@@ -39,7 +34,7 @@ class Model:
     """A model file and its shape. What the file does not say is None."""
 
     name: str
-    source: str  # embedded, hub, file, synthetic
+    source: str  # embedded, hub, file, synthetic (random weights), requantized
     repo: str | None
     file: str
     revision: str | None
@@ -57,6 +52,7 @@ class Model:
     n_ctx_train: int | None
     tied_embeddings: bool | None
     tensor_bytes: dict[str, int]  # bytes by tensor type
+    embedding_bytes: int | None = None  # of the token embedding table
 
 
 @dataclass(frozen=True)
@@ -175,14 +171,6 @@ class Record:
     schema: int = SCHEMA
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What was read from results files, and one sentence for each line that was not."""
-
-    records: tuple[Record, ...]
-    skipped: tuple[str, ...]
-
-
 def to_json(value: Any) -> str:
     """Dataclasses, however nested, as one line of JSON without spaces."""
     return json.dumps(value, default=_fields_of, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -193,69 +181,8 @@ def from_json(cls: type[T], text: str) -> T:
     return typing.cast(T, _build(cls, json.loads(text), cls.__name__))
 
 
-def append(path: Path, record: Record) -> None:
-    """Append one line and flush it to the disk. After a failed write the file ends as before, whole."""
-    line = (to_json(record) + "\n").encode(errors="surrogateescape")
-    with path.open("ab", buffering=0) as file:
-        size = file.tell()
-        try:
-            if file.write(line) != len(line):
-                raise OSError("the disk is full")
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(size)
-            raise
-
-
-def read(paths: Iterable[str | Path]) -> Reading:
-    """Records of results files, or of folders of them. Lines that cannot be read are named, not fatal.
-
-    A line that was read before (a file and a concatenation with it, say) does not count twice.
-    """
-    records: list[Record] = []
-    skipped: list[str] = []
-    seen: set[bytes] = set()
-    for path in _files(paths):
-        with _open(path) as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                if line in seen:
-                    skipped.append(f"{path.name} line {number} skipped: the same run was read before")
-                    continue
-                seen.add(line)
-                try:
-                    records.append(_parse_line(line))
-                except ValueError as problem:
-                    skipped.append(f"{path.name} line {number} skipped: {problem}")
-    return Reading(tuple(records), tuple(skipped))
-
-
-def _open(path: Path) -> typing.IO[bytes]:
-    try:
-        return path.open("rb")
-    except OSError as problem:
-        raise LabError(
-            f"The results file {path} cannot be read: {problem.strerror}.", "Check its permissions."
-        ) from None
-
-
-def _files(paths: Iterable[str | Path]) -> list[Path]:
-    found: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            inside = sorted(path.glob("*.jsonl"))
-            if not inside:
-                raise LabError(f"There is no results file (*.jsonl) in the folder {path}.", "Make one: lab measure")
-            found += inside
-        elif path.is_file():
-            found.append(path)
-        else:
-            raise LabError(f"There is no results file {path}.", "See what there is: ls results")
-    return found
-
-
-def _parse_line(line: bytes) -> Record:
+def parse_line(line: bytes) -> Record:
+    """A line of a results file. ValueError says why it cannot be read."""
     if not line.endswith(b"\n"):
         raise ValueError("it is not whole (the end of the line is missing)")
     try:

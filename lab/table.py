@@ -139,9 +139,10 @@ def _named(name: str, value: object) -> str:
 
 
 def model_label(record: Record) -> str:
-    """Name and quantization, as titles show it."""
-    quantization = record.model.quantization
-    return record.model.name if quantization is None else f"{record.model.name} {quantization}"
+    """Name and quantization as titles show them, and what is not ordinary about the weights."""
+    model = record.model
+    made = {"synthetic": " (random weights)", "requantized": " (re-quantised)"}.get(model.source, "")
+    return f"{model.name}{'' if model.quantization is None else f' {model.quantization}'}{made}"
 
 
 def _setup(record: Record) -> dict[str, Any]:

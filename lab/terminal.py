@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lab import machine, phases, table
-from lab.catalog import Entry
+from lab.models import Listed
 from lab.plan import Plan, join
 from lab.progress import Status, Watch
 from lab.record import OK, Machine, Model, Record
@@ -122,13 +124,70 @@ def failures(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def models_table(entries: Sequence[tuple[Entry, int | None]]) -> Table:
-    """The catalog: each entry with its file's size, None where it is not on this machine."""
-    grid = _table("name", "quantization", "MB", "on disk", "what it is")
-    for entry, n_bytes in entries:
-        size = "-" if n_bytes is None else f"{n_bytes / 1e6:,.0f}"
-        grid.add_row(entry.name, entry.quantization, size, "no" if n_bytes is None else "yes", entry.description)
+def models_table(rows: Sequence[Listed]) -> Table:
+    """What can be measured: a size after ~ is that of a download."""
+    grid = _table("name", "quantization", "MB", "on disk", "from", "what it is")
+    for row in rows:
+        size = "-" if row.n_bytes is None else f"{'' if row.on_disk else '~'}{row.n_bytes / 1e6:,.0f}"
+        on_disk = "yes" if row.on_disk else "no"
+        grid.add_row(row.spec, row.quantization or "-", size, on_disk, row.source, row.about)
     return grid
+
+
+def describe_model(
+    model: Model,
+    path: Path,
+    bytes_per_step: int | None,
+    kv_per_position: float | None,
+    kv_bytes: dict[int, int | None],
+    n_ctx_fits: int | None,
+) -> list[str]:
+    """A model in lines: file, shape, tensors, and what it needs per token and per context."""
+
+    def megabytes(n: float | None) -> str:
+        return "unknown" if n is None else f"{table.digits(n / 1e6)} MB"
+
+    heads = f"{model.n_head} heads of {model.head_dim}, {model.n_head_kv} for keys and values"
+    tied = {True: "tied to the embedding", False: "of its own", None: "unknown"}[model.tied_embeddings]
+    types = ", ".join(f"{kind} {megabytes(n)}" for kind, n in sorted(model.tensor_bytes.items(), key=lambda kv: -kv[1]))
+    cache = ", ".join(f"{megabytes(n_bytes)} at {n:,}" for n, n_bytes in kv_bytes.items())
+    position = "unknown" if kv_per_position is None else f"{kv_per_position:,.0f}"
+    fits = "unknown" if n_ctx_fits is None else f"a context of up to about {n_ctx_fits:,} tokens"
+    return [
+        f"name      {model.name} {model.quantization or ''} ({model.source})",
+        f"file      {path}, {megabytes(model.n_bytes)}",
+        f"shape     {model.arch}: {model.n_layer} layers, {model.n_embd} wide, feed-forward {model.n_ff}, {heads}",
+        f"tokens    vocabulary of {model.n_vocab}, output matrix {tied}, trained for {model.n_ctx_train}",
+        f"tensors   {types}",
+        f"decode    reads {megabytes(bytes_per_step)} of weights per step",
+        f"KV cache  {position} bytes per position (F16): {cache}",
+        f"fits      {fits} in the memory that is free now",
+    ]
+
+
+@contextmanager
+def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Shows bytes being downloaded or written, with rate and time left; nothing where nothing is."""
+    started: dict[str, tuple[float, int]] = {}
+    told: dict[str, float] = {}
+
+    def watch(what: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        since, first = started.setdefault(what, (now, done))
+        finished = total is not None and done >= total
+        if now - told.get(what, -1e9) < (0.5 if err.is_terminal else 10) and not finished:
+            return
+        told[what] = now
+        rate = (done - first) / (now - since) if now > since else 0.0
+        size = f" of {total / 1e6:,.0f}" if total is not None else ""
+        left = f", {duration((total - done) / rate)} left" if total is not None and rate and not finished else ""
+        speed = f" at {rate / 1e6:,.0f} MB/s" if rate else ""
+        line = f"{what}: {done / 1e6:,.0f}{size} MB{speed}{left}"
+        err.print(f"\r\x1b[2K{line}" if err.is_terminal else line, end="" if err.is_terminal else "\n")
+
+    yield watch
+    if started and err.is_terminal:
+        err.print()
 
 
 @contextmanager

@@ -9,10 +9,8 @@ how far the run is. When the parent is gone, the child's stdin ends, and the chi
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +23,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from lab import engine, header, native
+from lab import engine, native
+from lab.child import Vocabulary, map_int64
 from lab.errors import LabError
 from lab.record import Model, Settings, Steps, from_json, to_json
 
@@ -38,7 +37,7 @@ MAX_TOKENS = 1 << 20
 _DIED = object()
 
 # -P: a file named random.py in the folder where the lab is started shall not become part of it.
-_CHILD = "import sys; sys.path.append(sys.argv[2]); from lab.worker import serve; serve()"
+_CHILD = "import sys; sys.path.append(sys.argv[2]); from lab.child import serve; serve()"
 
 
 class WorkerDied(LabError):
@@ -53,14 +52,6 @@ class Progress:
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """What the parent must know of a loaded model to make prompts for it."""
-
-    n_vocab: int
-    bos: int | None
-
-
 class Worker:
     """The parent's end. Use it in a `with` block: leaving it ends the child."""
 
@@ -71,7 +62,7 @@ class Worker:
             self._stderr_path = Path(self._folder.name) / "stderr"
             with self._progress_path.open("wb") as file:
                 file.truncate(8 * (engine.FIRST_TOKEN + MAX_TOKENS))
-            self._progress = _map_int64(self._progress_path)
+            self._progress = map_int64(self._progress_path)
         except OSError as problem:
             raise LabError(
                 f"The folder for temporary files cannot be used: {problem.strerror}.",
@@ -105,9 +96,18 @@ class Worker:
         """The llama.cpp build that the child runs on."""
         return from_json(native.Build, self._ask("build"))
 
-    def read_model(self, path: Path, name: str, source: str, sha256: str | None) -> Model:
+    def read_model(self, path: Path, name: str, source: str) -> Model:
         """The model's shape, from its header."""
-        return from_json(Model, self._ask("read_model", path=str(path), name=name, source=source, sha256=sha256))
+        return from_json(Model, self._ask("read_model", path=str(path), name=name, source=source))
+
+    def quantize(self, source: Path, target: Path, quantization: str, watch: Callable[[int], None]) -> None:
+        """Write a model in another quantization; `watch` is told the bytes written so far."""
+
+        def look() -> None:
+            with suppress(OSError):
+                watch(target.stat().st_size)
+
+        self._ask("quantize", look, source=str(source), target=str(target), quantization=quantization)
 
     def load(self, path: Path, n_gpu_layers: int) -> Vocabulary:
         """Load the weights."""
@@ -216,83 +216,5 @@ def explain_exit(status: int) -> str:
     return f"{name} ({causes[name]})" if name in causes else name
 
 
-def _map_int64(path: Path) -> memoryview[int]:
-    with path.open("r+b") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
-
-
 def _unset(n: int) -> memoryview[int]:
     return memoryview(b"\xff" * (8 * n)).cast("q")
-
-
-# The child's end
-
-
-def serve() -> None:
-    """Answer requests from stdin until it ends. The child process runs this."""
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # whatever native code prints belongs to stderr
-    progress = _map_int64(Path(sys.argv[1]))
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
-    child = _Child(progress)
-    while True:
-        request = json.loads(requests.get())
-        verb = request.pop("verb")
-        try:
-            answer = {"value": to_json(getattr(child, verb)(**request))}
-        except LabError as problem:
-            answer = {"error": problem.what, "hint": problem.hint}
-        replies.write(json.dumps(answer).encode() + b"\n")
-
-
-def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
-    for line in sys.stdin.buffer:
-        requests.put(line)
-    shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
-    os._exit(0)  # the parent is gone; native code may be in the middle of a long step
-
-
-class _Child:
-    """One method per verb."""
-
-    def __init__(self, progress: memoryview[int]) -> None:
-        self._build = native.start()
-        self._progress = progress
-        self._loaded: engine.Loaded | None = None
-        self._context: engine.Context | None = None
-
-    def build(self) -> native.Build:
-        return self._build
-
-    def read_model(self, path: str, name: str, source: str, sha256: str | None) -> Model:
-        return header.read_model(Path(path), name, source, sha256)
-
-    def load(self, path: str, n_gpu_layers: int) -> Vocabulary:
-        self._loaded = engine.load(Path(path), n_gpu_layers)
-        return Vocabulary(self._loaded.n_vocab, self._loaded.bos)
-
-    def tokenize(self, text: str) -> list[int]:
-        return engine.tokenize(self._model, text)
-
-    def pieces(self) -> list[str]:
-        return [piece.decode("latin-1") for piece in engine.pieces(self._model)]
-
-    def new_context(self, asked: dict[str, Any]) -> Settings:
-        if self._context:
-            engine.free_context(self._context)
-            self._context = None
-        self._context = engine.new_context(self._model, from_json(Settings, json.dumps(asked)))
-        return self._context.settings
-
-    def run(self, prompt: list[int], n_gen: int) -> dict[str, Any]:
-        if self._context is None:
-            raise LabError("There is no context to run in.", "This is a bug of the lab.")
-        steps, token_ids, end_at = engine.run(self._context, prompt, n_gen, self._progress)
-        return {"steps": steps, "token_ids": token_ids, "end_at": end_at}
-
-    @property
-    def _model(self) -> engine.Loaded:
-        if self._loaded is None:
-            raise LabError("No model is loaded.", "This is a bug of the lab.")
-        return self._loaded

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from lab import catalog, engine
+from lab.child import Vocabulary
 from lab.native import Build
 from lab.record import OK, Device, Machine, Model, Record, Run, Settings, Steps
-from lab.worker import Progress, Vocabulary, WorkerDied
+from lab.worker import Progress, WorkerDied
 
 MS = 1_000_000
 
@@ -53,6 +54,7 @@ MODEL = Model(
     n_ctx_train=1000,
     tied_embeddings=True,
     tensor_bytes={"Q4_0": 10**6},
+    embedding_bytes=10**5,
 )
 SETTINGS = Settings(
     n_ctx=128,

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lab import record
+from lab import results
 from lab.record import CRASHED, FAILED, OK
 from tests.conftest import run_lab, start_lab
 
@@ -92,7 +92,7 @@ def test_a_length_that_does_not_fit_is_reported_and_the_others_are_measured(tmp_
     assert code == 1
     assert "1,000,000,000 prompt tokens will not be tried" in err
     assert "needs about 23,040" in out
-    outcomes = {r.run.n_prompt: r.run.status for r in record.read([tmp_path]).records if not r.run.warmup}
+    outcomes = {r.run.n_prompt: r.run.status for r in results.read([tmp_path]).records if not r.run.warmup}
     assert outcomes == {10: OK, 1_000_000_000: FAILED}
 
 
@@ -142,7 +142,7 @@ def long_measurement(folder: Path) -> tuple[Any, psutil.Process]:
 
 
 def finished_runs(folder: Path) -> list[tuple[int, str]]:
-    reading = record.read([folder])
+    reading = results.read([folder])
     assert not reading.skipped
     return [(r.run.n_prompt, r.run.status) for r in reading.records if not r.run.warmup]
 
@@ -174,7 +174,7 @@ def test_an_engine_that_dies_in_the_middle(tmp_path: Path, name: str) -> None:
     process.communicate(timeout=10)
     assert "10,000 prompt tokens, repeat 1: crashed" in told
     assert finished_runs(tmp_path) == [(10, OK), (10_000, CRASHED)]
-    assert any(name in (r.run.error or "") for r in record.read([tmp_path]).records)
+    assert any(name in (r.run.error or "") for r in results.read([tmp_path]).records)
 
 
 @posix

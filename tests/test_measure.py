@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from lab import record
+from lab import results
 from lab.errors import LabError
 from lab.measure import execute, new_results_file
 from lab.plan import Plan, make_plan
@@ -40,7 +40,7 @@ def outcome(records: list[Record]) -> list[tuple[int, int, str]]:
 def test_every_run_is_made_recorded_and_on_disk(bench: Any) -> None:
     records, path = bench(repeat=2)
     assert outcome(records) == [(10, 0, OK), (10, 1, OK), (600, 0, OK), (600, 1, OK)]
-    assert list(record.read([path]).records) == records
+    assert list(results.read([path]).records) == records
     assert {r.session for r in records} == {path.stem}
 
 
@@ -170,7 +170,7 @@ def test_a_disk_that_fills_up_loses_nothing(
     fake_worker.on_run = fill
     with pytest.raises(LabError, match="cannot be written any more"):
         bench(repeat=1)
-    (rescued,) = record.read([tmp_path / "rescue"]).records
+    (rescued,) = results.read([tmp_path / "rescue"]).records
     assert rescued.run.status == OK
 
 
@@ -182,7 +182,7 @@ def test_an_interrupted_session_keeps_what_it_has(fake_worker: FakeWorker, tmp_p
     runs = execute(plan, worker, path, lambda status: None)
     next(runs), next(runs)
     runs.close()  # type: ignore[attr-defined]
-    assert len(record.read([path]).records) == 2
+    assert len(results.read([path]).records) == 2
 
 
 def test_a_session_without_a_run_leaves_no_file(fake_worker: FakeWorker, tmp_path: Path) -> None:

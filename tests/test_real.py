@@ -30,7 +30,7 @@ def run(worker: Worker, prompt: list[int], n_gen: int) -> tuple[record.Steps, tu
 
 
 def test_the_shape_comes_from_the_header(worker: Worker, embedded: Path) -> None:
-    model = worker.read_model(embedded, "smollm2-135m", "embedded", None)
+    model = worker.read_model(embedded, "smollm2-135m", "embedded")
     assert (model.arch, model.quantization, model.n_layer, model.n_embd) == ("llama", "Q4_1", 30, 576)
     assert (model.n_head, model.n_head_kv, model.head_dim, model.n_ff) == (9, 3, 64, 1536)
     assert (model.n_vocab, model.n_ctx_train, model.tied_embeddings) == (49152, 8192, True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import record
+from lab import results
 from lab.errors import LabError
 from lab.record import Noise, NoiseReading, Steps
 from tests.conftest import make_record, make_run
@@ -20,12 +20,12 @@ def test_a_record_comes_back_equal(tmp_path: Path) -> None:
         make_record(make_run(status="failed")),
     ]
     for line in lines:
-        record.append(tmp_path / "a.jsonl", line)
-    assert record.read([tmp_path / "a.jsonl"]) == record.Reading(tuple(lines), ())
+        results.append(tmp_path / "a.jsonl", line)
+    assert results.read([tmp_path / "a.jsonl"]) == results.Reading(tuple(lines), ())
 
 
 def test_the_names_of_a_line_are_the_contract(tmp_path: Path) -> None:
-    record.append(tmp_path / "a.jsonl", make_record())
+    results.append(tmp_path / "a.jsonl", make_record())
     line = json.loads((tmp_path / "a.jsonl").read_text())
     assert line["schema"] == 1
     assert {"session", "machine", "model", "settings", "run"} <= set(line)
@@ -37,17 +37,17 @@ def test_the_names_of_a_line_are_the_contract(tmp_path: Path) -> None:
 
 def test_concatenated_files_and_folders_are_results(tmp_path: Path) -> None:
     for name in "ab":
-        record.append(tmp_path / f"{name}.jsonl", make_record(session=name))
-    assert len(record.read([tmp_path]).records) == 2
+        results.append(tmp_path / f"{name}.jsonl", make_record(session=name))
+    assert len(results.read([tmp_path]).records) == 2
     both = (tmp_path / "a.jsonl").read_bytes() + (tmp_path / "b.jsonl").read_bytes()
     (tmp_path / "c.jsonl").write_bytes(both)
-    assert [r.session for r in record.read([tmp_path / "c.jsonl"]).records] == ["a", "b"]
+    assert [r.session for r in results.read([tmp_path / "c.jsonl"]).records] == ["a", "b"]
 
 
 def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
     for name in "ab":
-        record.append(tmp_path / f"{name}.jsonl", make_record())
-    reading = record.read([tmp_path])
+        results.append(tmp_path / f"{name}.jsonl", make_record())
+    reading = results.read([tmp_path])
     assert len(reading.records) == 1 and "was read before" in reading.skipped[0]
 
 
@@ -66,10 +66,10 @@ def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
 )
 def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path, broken: object, why: str) -> None:
     path = tmp_path / "a.jsonl"
-    record.append(path, make_record())
+    results.append(path, make_record())
     line = path.read_bytes()
     path.write_bytes(line + broken(line))  # type: ignore[operator]
-    reading = record.read([path])
+    reading = results.read([path])
     assert len(reading.records) == 1
     assert len(reading.skipped) == 1
     assert why in reading.skipped[0]
@@ -78,9 +78,9 @@ def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path, broken: 
 
 def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    record.append(path, make_record())
+    results.append(path, make_record())
     path.write_bytes(path.read_bytes().replace(b'"session":', b'"colour":"red","session":'))
-    assert record.read([path]).records == (make_record(),)
+    assert results.read([path]).records == (make_record(),)
 
 
 def test_columns_of_steps_have_one_length() -> None:
@@ -90,11 +90,11 @@ def test_columns_of_steps_have_one_length() -> None:
 
 def test_missing_results_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="no results file"):
-        record.read([tmp_path / "none.jsonl"])
+        results.read([tmp_path / "none.jsonl"])
     with pytest.raises(LabError, match="no results file"):
-        record.read([tmp_path])
+        results.read([tmp_path])
 
 
 def test_a_write_that_fails_leaves_whole_lines() -> None:
     with pytest.raises(OSError):
-        record.append(Path("/dev/full"), make_record())
+        results.append(Path("/dev/full"), make_record())

@@ -1,0 +1,108 @@
+"""The child's end of the worker: answer requests from stdin until it ends.
+
+A request is one JSON line, {"verb": ..., and its arguments}; the reply is one too, {"value": ...} or {"error": ...}.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import queue
+import shutil
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab import engine, header, native
+from lab.errors import LabError
+from lab.record import Model, Settings, from_json, to_json
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the parent must know of a loaded model to make prompts for it."""
+
+    n_vocab: int
+    bos: int | None
+
+
+def serve() -> None:
+    """Answer requests from stdin until it ends. The child process runs this."""
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # whatever native code prints belongs to stderr
+    progress = map_int64(Path(sys.argv[1]))
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+    child = _Child(progress)
+    while True:
+        request = json.loads(requests.get())
+        verb = request.pop("verb")
+        try:
+            answer = {"value": to_json(getattr(child, verb)(**request))}
+        except LabError as problem:
+            answer = {"error": problem.what, "hint": problem.hint}
+        replies.write(json.dumps(answer).encode() + b"\n")
+
+
+def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
+    for line in sys.stdin.buffer:
+        requests.put(line)
+    shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
+    os._exit(0)  # the parent is gone; native code may be in the middle of a long step
+
+
+class _Child:
+    """One method per verb."""
+
+    def __init__(self, progress: memoryview[int]) -> None:
+        self._build = native.start()
+        self._progress = progress
+        self._loaded: engine.Loaded | None = None
+        self._context: engine.Context | None = None
+
+    def build(self) -> native.Build:
+        return self._build
+
+    def read_model(self, path: str, name: str, source: str) -> Model:
+        return header.read_model(Path(path), name, source)
+
+    def quantize(self, source: str, target: str, quantization: str) -> None:
+        engine.quantize(Path(source), Path(target), quantization)
+
+    def load(self, path: str, n_gpu_layers: int) -> Vocabulary:
+        self._loaded = engine.load(Path(path), n_gpu_layers)
+        return Vocabulary(self._loaded.n_vocab, self._loaded.bos)
+
+    def tokenize(self, text: str) -> list[int]:
+        return engine.tokenize(self._model, text)
+
+    def pieces(self) -> list[str]:
+        return [piece.decode("latin-1") for piece in engine.pieces(self._model)]
+
+    def new_context(self, asked: dict[str, Any]) -> Settings:
+        if self._context:
+            engine.free_context(self._context)
+            self._context = None
+        self._context = engine.new_context(self._model, from_json(Settings, json.dumps(asked)))
+        return self._context.settings
+
+    def run(self, prompt: list[int], n_gen: int) -> dict[str, Any]:
+        if self._context is None:
+            raise LabError("There is no context to run in.", "This is a bug of the lab.")
+        steps, token_ids, end_at = engine.run(self._context, prompt, n_gen, self._progress)
+        return {"steps": steps, "token_ids": token_ids, "end_at": end_at}
+
+    @property
+    def _model(self) -> engine.Loaded:
+        if self._loaded is None:
+            raise LabError("No model is loaded.", "This is a bug of the lab.")
+        return self._loaded
+
+
+def map_int64(path: Path) -> memoryview[int]:
+    """A file as an array of int64, in memory that parent and child share."""
+    with path.open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
