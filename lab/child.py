@@ -69,6 +69,9 @@ class _Child:
     def read_model(self, path: str, name: str, source: str) -> Model:
         return header.read_model(Path(path), name, source)
 
+    def quantizations(self) -> list[str]:
+        return list(engine.quantizations())
+
     def quantize(self, source: str, target: str, quantization: str) -> None:
         engine.quantize(Path(source), Path(target), quantization)
 

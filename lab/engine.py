@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import difflib
 import functools
 import gc
 import itertools
@@ -98,22 +97,17 @@ def free_context(context: Context) -> None:
     native.llama().llama_free(context.pointer)
 
 
+def quantizations() -> dict[str, int]:
+    """The quantizations that llama.cpp can make, by name, with their number in its API."""
+    prefix = "LLAMA_FTYPE_MOSTLY_"
+    return {name.removeprefix(prefix): value for name, value in vars(native.llama()).items() if name.startswith(prefix)}
+
+
 def quantize(source: Path, target: Path, quantization: str) -> None:
-    """Write `source` in another quantization, with llama.cpp's own mix of tensor types for it."""
+    """Write `source` in one of `quantizations`, with llama.cpp's own mix of tensor types for it."""
     lib = native.llama()
-    known = {
-        key.removeprefix("LLAMA_FTYPE_MOSTLY_"): value
-        for key, value in vars(lib).items()
-        if key.startswith("LLAMA_FTYPE_")
-    }
-    if quantization not in known:
-        close = difflib.get_close_matches(quantization, known, n=3)
-        raise LabError(
-            f"llama.cpp knows no quantization {quantization!r}.",
-            f"Did you mean {' or '.join(close)}?" if close else "Common ones: Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16.",
-        )
     params = lib.llama_model_quantize_default_params()
-    params.ftype = known[quantization]
+    params.ftype = quantizations()[quantization]
     params.allow_requantize = True
     native.forget_log()
     if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):

@@ -97,6 +97,12 @@ def folder(repo: str) -> Path:
     return root() / "--".join(["models", *repo.split("/")])
 
 
+def names(repo: str) -> list[str]:
+    """The .gguf files of a repo that have a name here, in whatever revision."""
+    snapshots = folder(repo) / "snapshots"
+    return sorted({"/".join(path.relative_to(snapshots).parts[1:]) for path in snapshots.glob("*/**/*.gguf")})
+
+
 def find(remote: Remote) -> Path | None:
     """The file's name in the cache, None where it has none. Raises OSError."""
     ref = folder(remote.repo) / "refs" / remote.revision

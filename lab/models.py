@@ -6,6 +6,7 @@ own; downloads go to the standard hub cache, where other tools find them too.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import catalog, hub, synthetic
+from lab import catalog, hub, hubcache, synthetic
 from lab.catalog import EMBEDDED, FILE, HUB, REQUANTIZED, SYNTHETIC, ModelFile, Spec
 from lab.errors import LabError
 from lab.hub import Remote
@@ -39,16 +40,15 @@ def locate(spec: Spec) -> ModelFile | None:
     """The file of `spec` where it is on this machine already; nothing is fetched or made."""
     if spec.path:
         return ModelFile(spec.path.stem, FILE, spec.path)
+    if remote := _cached_remote(spec):
+        pulled = hub.cached(remote)
+        if pulled:
+            return ModelFile(_name(spec), HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
     if (made := _made_path(spec)) and made.exists():
         return ModelFile(_name(spec), SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED, made)
-    if spec.source == SYNTHETIC or _wants_another_quantization(spec):
-        return None
-    if spec.source == EMBEDDED:
+    if spec.source == EMBEDDED and not _wants_another_quantization(spec):
         return ModelFile(_name(spec), EMBEDDED, catalog.embedded_path())
-    pulled = hub.cached(_remote(spec)) if spec.file else None
-    return (
-        None if pulled is None else ModelFile(_name(spec), HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
-    )
+    return None
 
 
 def obtain(spec: Spec, worker: Worker, watch: Watch, fetch: bool = True) -> ModelFile:
@@ -68,14 +68,16 @@ def obtain(spec: Spec, worker: Worker, watch: Watch, fetch: bool = True) -> Mode
 
 
 def remove(spec: Spec) -> int:
-    """Delete what was pulled or made of `spec`; the bytes freed, 0 where there was nothing."""
-    if spec.path or (spec.source == EMBEDDED and not _wants_another_quantization(spec)):
+    """Delete what was pulled (whole or in part) or made of `spec`; the bytes freed, 0 where there was nothing."""
+    here = locate(spec)
+    if here and here.source in (FILE, EMBEDDED):
         raise LabError(f"{spec.text} was not put here by the lab.", "Delete it yourself if you mean to.")
-    if (made := _made_path(spec)) and made.exists():
-        n_bytes = made.stat().st_size
-        made.unlink()
+    if here and here.source != HUB:
+        n_bytes = here.path.stat().st_size
+        here.path.unlink()
         return n_bytes
-    return hub.remove(_remote(spec)) if spec.file else 0
+    remote = _cached_remote(spec)
+    return hub.remove(remote) if remote else 0
 
 
 def listing() -> list[Listed]:
@@ -109,6 +111,7 @@ def cache_folder() -> Path:
 
 def _build(spec: Spec, worker: Worker, watch: Watch) -> ModelFile:
     assert spec.entry is not None and spec.quantization is not None
+    _need_quantization(spec.quantization, worker)
     target, shape = _target(spec), spec.entry.shape
     direct = spec.quantization in synthetic.QUANTIZATIONS
     base = target if direct else target.with_name(f".{target.stem}.base")
@@ -128,6 +131,7 @@ def _build(spec: Spec, worker: Worker, watch: Watch) -> ModelFile:
 def _requantize(spec: Spec, worker: Worker, watch: Watch) -> ModelFile:
     base = locate(_base(spec))
     assert base is not None and spec.quantization is not None
+    _need_quantization(spec.quantization, worker)
     target = _target(spec)
     _need_room(target, 4 * base.path.stat().st_size)
     _quantize(base.path, target, spec.quantization, worker, watch)
@@ -149,14 +153,29 @@ def _choose(spec: Spec) -> Remote:
     """The file of the asked quantization in the spec's repo."""
     assert spec.repo is not None and spec.quantization is not None
     names = hub.files(spec.repo, spec.revision)
-    wanted = re.compile(rf"(?<![A-Z0-9]){re.escape(spec.quantization)}(?![A-Z0-9_])", re.IGNORECASE)
-    fitting = sorted((name for name in names if wanted.search(name)), key=len)
+    fitting = _fitting(names, spec.quantization)
     if not fitting:
         raise LabError(
             f"{spec.repo} has no file of quantization {spec.quantization}.",
             f"It has: {', '.join(names[:12]) or 'no .gguf file'}.",
         )
     return Remote(spec.repo, fitting[0], spec.revision)
+
+
+def _fitting(names: list[str], quantization: str) -> list[str]:
+    """The names that name this quantization, the shortest first."""
+    wanted = re.compile(rf"(?<![A-Z0-9]){re.escape(quantization)}(?![A-Z0-9_])", re.IGNORECASE)
+    return sorted((name for name in names if wanted.search(name)), key=len)
+
+
+def _cached_remote(spec: Spec) -> Remote | None:
+    """The file on the hub that `spec` means, as far as that can be told without asking the hub."""
+    if spec.repo is None:
+        return None
+    if spec.file and not _wants_another_quantization(spec):
+        return _remote(spec)
+    fitting = _fitting(hubcache.names(spec.repo), spec.quantization or "")
+    return Remote(spec.repo, fitting[0], spec.revision) if fitting else None
 
 
 def _wants_another_quantization(spec: Spec) -> bool:
@@ -199,6 +218,16 @@ def _target(spec: Spec) -> Path:
     path = _made_path(spec)
     assert path is not None
     return path
+
+
+def _need_quantization(name: str, worker: Worker) -> None:
+    known = worker.quantizations()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3)
+        offer = (
+            f"Did you mean {' or '.join(close)}?" if close else "Common ones: Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16."
+        )
+        raise LabError(f"llama.cpp knows no quantization {name!r}.", offer)
 
 
 def _need_room(target: Path, n_bytes: int) -> None:

@@ -270,7 +270,8 @@ def _move(bar: Progress, task: Any, status: Status) -> None:
 def _table(*headings: str) -> Table:
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        grid.add_column(heading, justify="left" if heading in ("note", "name", "what it is") else "right")
+        is_text = heading in ("note", "name", "from", "what it is")
+        grid.add_column(heading, justify="left" if is_text else "right", overflow="fold")
     return grid
 
 

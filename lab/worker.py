@@ -100,6 +100,10 @@ class Worker:
         """The model's shape, from its header."""
         return from_json(Model, self._ask("read_model", path=str(path), name=name, source=source))
 
+    def quantizations(self) -> list[str]:
+        """The quantizations that llama.cpp can make."""
+        return list(json.loads(self._ask("quantizations")))
+
     def quantize(self, source: Path, target: Path, quantization: str, watch: Callable[[int], None]) -> None:
         """Write a model in another quantization; `watch` is told the bytes written so far."""
 

@@ -1,0 +1,242 @@
+"""Models: what specs mean, random weights, re-quantising, and the real commands on a loopback hub."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from lab import catalog, models, results, synthetic
+from lab.catalog import Shape
+from lab.errors import LabError
+from lab.worker import Worker
+from tests import loopback_hub
+from tests.conftest import SETTINGS, run_lab
+
+TINY = Shape("llama", 2, 256, 4, 2, 64, 512, 1000, 2048, True, 10000.0)
+SHAPES = {
+    "llama": TINY,
+    "untied": dataclasses.replace(TINY, tied_embeddings=False),
+    "phi3": dataclasses.replace(TINY, arch="phi3", n_head_kv=4, tied_embeddings=False),
+    "qwen2": dataclasses.replace(TINY, arch="qwen2"),
+    "odd rows": dataclasses.replace(TINY, n_embd=192, head_dim=48, n_ff=320),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MINI_LAB_CACHE", str(tmp_path / "made"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    return tmp_path / "made"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "source", "quantization"),
+    [
+        ("smollm2-135m", "smollm2-135m", "embedded", None),
+        ("SmolLM2", "smollm2-135m", "embedded", None),
+        ("phi3", "phi-3-mini", "hub", None),
+        ("Llama 3 3B", "llama-3.2-3b", "hub", None),
+        ("llama-3.2-3b:q8_0", "llama-3.2-3b", "hub", "Q8_0"),
+        ("synthetic:phi-3-mini", "phi-3-mini", "synthetic", "Q4_0"),
+        ("synthetic:llama-2-7b:q4_k_m", "llama-2-7b", "synthetic", "Q4_K_M"),
+    ],
+)
+def test_names_and_aliases(text: str, name: str, source: str, quantization: str | None) -> None:
+    spec = catalog.parse(text)
+    assert spec.entry is not None
+    assert (spec.entry.name, spec.source, spec.quantization) == (name, source, quantization)
+
+
+def test_hub_places(tmp_path: Path) -> None:
+    spec = catalog.parse("hf:owner/repo/folder/file.gguf@abc")
+    assert (spec.repo, spec.file, spec.revision) == ("owner/repo", "folder/file.gguf", "abc")
+    spec = catalog.parse("hf:owner/repo:q4_k_m")
+    assert (spec.repo, spec.file, spec.quantization) == ("owner/repo", None, "Q4_K_M")
+    (tmp_path / "m.gguf").write_bytes(b"")
+    assert catalog.parse(str(tmp_path / "m.gguf")).path == tmp_path / "m.gguf"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("llama-3.2-3", "Did you mean llama-3.2-3b"),
+        ("synthetic:phi4-mini", "Did you mean phi-3-mini"),
+        ("llama-3.3-70b", "known by its shape only"),
+        ("hf:owner", "does not name a model on the hub"),
+        ("hf:owner/repo", "does not name a model on the hub"),
+        ("no/such/file.gguf", "no model file"),
+    ],
+)
+def test_specs_that_mean_nothing(text: str, says: str) -> None:
+    with pytest.raises(LabError, match=says):
+        catalog.parse(text)
+
+
+def test_every_shape_of_the_catalog_is_whole() -> None:
+    for entry in catalog.entries().values():
+        assert entry.shape_source
+        assert entry.shape.n_head % entry.shape.n_head_kv == 0
+        assert (entry.repo is None) == (entry.file is None)
+
+
+def test_the_embedded_shape_is_the_embedded_files(embedded: Path) -> None:
+    with Worker() as worker:
+        model = worker.read_model(embedded, "x", "embedded")
+    shape = catalog.find("smollm2-135m").shape
+    for field in dataclasses.fields(Shape):
+        if field.name != "rope_base":
+            assert getattr(model, field.name) == getattr(shape, field.name), field.name
+
+
+def test_sizes_are_those_of_real_files() -> None:
+    # Q4_0 files of these models on the hub: 1.92 GB and 2.18 GB
+    assert synthetic.n_bytes(catalog.find("llama-3.2-3b").shape, "Q4_0") == pytest.approx(1.91e9, rel=0.01)
+    assert synthetic.n_bytes(catalog.find("phi-3-mini").shape, "Q4_0") == pytest.approx(2.18e9, rel=0.01)
+
+
+@pytest.mark.parametrize("quantization", synthetic.QUANTIZATIONS)
+def test_weights_are_random_scaled_and_deterministic(tmp_path: Path, quantization: str) -> None:
+    import gguf
+    import numpy as np
+
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        synthetic.write(TINY, quantization, tmp_path / name, seed)
+    digests = [hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in "abc"]
+    assert digests[0] == digests[1] != digests[2]
+    for tensor in gguf.GGUFReader(tmp_path / "a").tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        assert np.isfinite(values).all()
+        assert (values == 0).mean() < 0.1
+        if len(tensor.shape) == 2:
+            columns = int(tensor.shape[0])
+            assert values.std() * columns**0.5 == pytest.approx(1, rel=0.15), tensor.name
+            assert abs(values.mean()) < 0.1 * values.std()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_llama_cpp_runs_every_architecture_and_the_logits_are_finite(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "m.gguf"
+    with Worker() as worker:
+        for quantization in ("Q4_0", "F16"):
+            synthetic.write(SHAPES[name], quantization, path)
+            worker.load(path, 0)
+            worker.new_context(dataclasses.replace(SETTINGS, n_ctx=128))
+            _, tokens, _ = worker.run(list(range(40)), 8, lambda progress: None)
+            assert len(set(tokens)) > 1  # not always the same: the weights say something
+            assert worker.read_model(path, "m", "synthetic").n_vocab == 1000
+
+
+@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("name", ["llama", "untied", "phi3", "odd rows"])
+def test_the_mix_of_types_is_the_quantizers_own(tmp_path: Path, name: str, quantization: str) -> None:
+    import gguf
+
+    def types(path: Path) -> dict[str, str]:
+        return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+
+    synthetic.write(SHAPES[name], "F16", tmp_path / "f16.gguf")
+    synthetic.write(SHAPES[name], quantization, tmp_path / "ours.gguf")
+    with Worker() as worker:
+        worker.quantize(tmp_path / "f16.gguf", tmp_path / "theirs.gguf", quantization, lambda done: None)
+    assert types(tmp_path / "ours.gguf") == types(tmp_path / "theirs.gguf")
+
+
+def test_a_partial_file_never_has_the_name(tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        synthetic.write(TINY, "Q4_0", tmp_path / "m.gguf", watch=stop)
+    assert not list(tmp_path.glob("*.*"))
+
+
+def test_synthetic_models_are_made_once_measured_and_marked(tmp_path: Path, own_cache: Path) -> None:
+    spec = "synthetic:smollm2-135m:Q4_K_M"
+    arguments = ("measure", "-m", spec, "-p", "8", "-n", "3", "-r", "1", "-o", tmp_path / "out")
+    status, out, err = run_lab(*arguments)
+    assert status == 0, err
+    assert "random weights" in out and "quantising to Q4_K_M" in err
+    (made,) = own_cache.iterdir()
+    when = made.stat().st_mtime_ns
+    assert run_lab(*arguments[:-1], tmp_path / "again")[0] == 0
+    assert made.stat().st_mtime_ns == when
+    timed = results.read([tmp_path / "out"]).records[-1]
+    assert (timed.model.source, timed.model.quantization, timed.settings.prompt) == ("synthetic", "Q4_K_M", "random")
+    assert "no text" in run_lab(*arguments, "--stream")[2]
+    (tmp_path / "prompt.txt").write_text("What is the capital of France?")
+    assert "random weights" in run_lab(*arguments, "--prompt", tmp_path / "prompt.txt")[2]
+    assert "in another quantization" not in run_lab("models", "remove", spec)[1]
+    assert not list(own_cache.iterdir())
+
+
+def test_requantising_what_is_on_disk(tmp_path: Path, own_cache: Path) -> None:
+    arguments = ("measure", "-m", "smollm2-135m:q8_0", "-p", "8", "-n", "3", "-r", "1", "-o", tmp_path / "out")
+    status, out, err = run_lab(*arguments)
+    assert status == 0, err
+    assert "re-quantised" in out
+    (timed,) = [r for r in results.read([tmp_path / "out"]).records if not r.run.warmup]
+    assert (timed.model.source, timed.model.quantization) == ("requantized", "Q8_0")
+    listed = {row["spec"]: row for row in json.loads(run_lab("models", "--json")[1])}
+    assert listed["smollm2-135m:Q8_0"]["on_disk"]
+    assert not listed["phi-3-mini"]["on_disk"]
+
+
+def test_quantizations_that_do_not_exist_cost_nothing(own_cache: Path) -> None:
+    for spec in ("smollm2-135m:Q9", "synthetic:smollm2-135m:Q4_K_X"):
+        status, _, err = run_lab("models", "make", spec)
+        assert status == 1 and "llama.cpp knows no quantization" in err
+    assert not own_cache.exists() or not list(own_cache.iterdir())
+
+
+def test_info_comes_from_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    synthetic.write(SHAPES["untied"], "Q4_0", path)
+    status, out, _ = run_lab("models", "info", path)
+    assert status == 0 and "2 layers" in out and "KV cache" in out
+    known = json.loads(run_lab("models", "info", path, "--json")[1])
+    table = 1000 * 256 // 32 * 18
+    assert known["weight_bytes_per_decode_step"] == sum(known["model"]["tensor_bytes"].values()) - table
+    assert known["kv_bytes_per_position"] == 2 * 2 * 64 * 4
+    assert known["kv_bytes"]["10000"] == 10_000 * 1024
+    assert run_lab("models", "info", "phi-3-mini")[2].startswith("Error: phi-3-mini is not on this machine")
+
+
+def test_dry_runs_fetch_nothing(own_cache: Path) -> None:
+    status, _, err = run_lab("measure", "-m", "synthetic:qwen2.5-0.5b", "--dry-run")
+    assert status == 1 and "lab models make synthetic:qwen2.5-0.5b" in err
+    assert not own_cache.exists()
+
+
+def test_a_model_of_the_hub_is_pulled_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tiny-Q4_0.gguf"
+    synthetic.write(TINY, "Q4_0", path)
+    with loopback_hub.running() as server:
+        server.repos["owner/tiny"] = loopback_hub.Repo({"tiny-Q4_0.gguf": path.read_bytes()})
+        for name, value in {
+            "HF_ENDPOINT": server.endpoint,
+            "NO_PROXY": "127.0.0.1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        for spec in ("hf:owner/tiny/tiny-Q4_0.gguf", "hf:owner/tiny:Q4_0"):
+            arguments = ("-p", "8", "-n", "3", "-r", "1", "--prompt", "random", "--no-plot", "-o", tmp_path / "out")
+            status, _, err = run_lab("measure", "-m", spec, *arguments)
+            assert status == 0, err
+        assert "has no file of quantization Q6_K" in run_lab("models", "pull", "hf:owner/tiny:Q6_K")[2]
+        model = results.read([tmp_path / "out"]).records[0].model
+        assert (model.source, model.repo, model.sha256) == ("hub", "owner/tiny", catalog.sha256(path))
+        assert model.revision == server.repos["owner/tiny"].commit
+        assert server.n_bytes == path.stat().st_size  # once, although it was measured twice
+        assert models.locate(catalog.parse("hf:owner/tiny:Q4_0")) is not None
+        assert "was not there" in run_lab("models", "remove", "hf:owner/tiny:Q8_0")[1]
+        assert "freed" in run_lab("models", "remove", "hf:owner/tiny:Q4_0")[1]
+        assert models.locate(catalog.parse("hf:owner/tiny/tiny-Q4_0.gguf")) is None
+
+
+def test_a_model_without_vocabulary_has_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    synthetic.write(TINY, "Q4_0", path)
+    status, _, err = run_lab("measure", "-m", path, "-p", "8", "-n", "2", "-r", "1", "-o", tmp_path / "out")
+    assert status == 1 and "has no vocabulary" in err and "--prompt random" in err
