@@ -6,6 +6,7 @@ colour-blind readers can tell apart, and markers differ as well.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,9 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     if decode.empty:
         raise LabError("There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more.")
     groups = table.setups(decode)
-    top = 1.35 * float(decode.groupby([*table.SETUP, "n_prompt"], dropna=False).itl_ms.quantile(0.95).max())
+    n_lines = decode.groupby([*table.SETUP, "n_prompt"], dropna=False).ngroups
+    headroom = 1.35 + 0.08 * max(0, n_lines - 3)  # for the legend
+    top = headroom * float(decode.groupby([*table.SETUP, "n_prompt"], dropna=False).itl_ms.quantile(0.95).max())
     lengths = {n: i for i, n in enumerate(sorted(decode.n_prompt.unique()))}
     for line, (setup, rows) in enumerate(groups):
         for n_prompt, tokens in rows.groupby("n_prompt"):
@@ -151,8 +154,12 @@ def _plain_ticks(axis: Any) -> None:
 def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
     models = sorted({table.model_label(record) for record in records})
     machines = sorted({machine.label(r.machine, r.settings.n_gpu_layers) for r in records})
-    n_repeat = len({(record.session, record.run.repeat) for record in records})
-    ax.set_title(f"{what}\n{_short(models)} on {_short(machines)} ({n_repeat} repeats)", fontsize=11)
+    repeats = collections.Counter(
+        (table.model_label(r), r.machine, r.settings, r.run.n_prompt, r.run.n_gen) for r in records
+    )
+    n_repeat = max(repeats.values())
+    shown = f"{_short(models, 'models')} on {_short(machines, 'machines')}"
+    ax.set_title(f"{what}\n{shown} ({n_repeat} repeat{'s' * (n_repeat > 1)})", fontsize=11)
     ax.grid(True, which="major", color="0.85", lw=0.6)
     ax.set_axisbelow(True)
     ax.legend(frameon=False, fontsize=9)
@@ -161,5 +168,5 @@ def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
     return ax
 
 
-def _short(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{len(names)} ({', '.join(names)})" if len(names) < 4 else f"{len(names)}"
+def _short(names: list[str], kind: str) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} {kind}"

@@ -38,6 +38,9 @@ SETUP = (
 )
 """What must be equal for runs to be repeats of each other, beside n_prompt and n_gen."""
 
+IDENTITY = ("model_sha256", "ram_gb", "os", "llama_cpp_commit", "system_info", "prompt_sha256")
+"""Parts of a setup that are shown only where nothing else tells two setups apart."""
+
 
 def runs(records: Sequence[Record]) -> pd.DataFrame:
     """One row a run, warm-ups and failures included: setup, figures (NaN where there is none), status."""
@@ -73,9 +76,12 @@ def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
 
     The label names what differs between the setups; with a single one, model and machine.
     """
-    names = [name for name in SETUP if table[name].nunique(dropna=False) > 1] or ["model", "machine"]
-    names = names if {"model", "machine"} & set(names) else ["model", *names]
     groups = table.groupby([*SETUP], dropna=False, sort=False)
+    names = [name for name in SETUP if table[name].nunique(dropna=False) > 1] or ["model", "machine"]
+    telling = [name for name in names if name not in IDENTITY]
+    if telling and table.groupby(telling, dropna=False).ngroups == groups.ngroups:
+        names = telling
+    names = names if {"model", "machine"} & set(names) else ["model", *names]
     return [(", ".join(_named(name, rows[name].iloc[0]) for name in names), rows) for _, rows in groups]
 
 

@@ -29,8 +29,8 @@ def fails(*arguments: object, says: str, status: int = 1) -> None:
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ("smolm2", "Did you mean smollm2-135m?"),
-        ("xyz", "Known names: smollm2-135m"),
+        ("smolm2", "Did you mean smollm2-135m"),
+        ("xyz", "Known: smollm2-135m"),
         ("no/such.gguf", "no model file no/such.gguf"),
     ],
 )

@@ -105,13 +105,14 @@ def test_weights_are_random_scaled_and_deterministic(tmp_path: Path, quantizatio
         synthetic.write(TINY, quantization, tmp_path / name, seed)
     digests = [hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in "abc"]
     assert digests[0] == digests[1] != digests[2]
+    tolerance = 0.45 if quantization == "F16" else 0.15  # F16 weights share one power of two
     for tensor in gguf.GGUFReader(tmp_path / "a").tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         assert np.isfinite(values).all()
         assert (values == 0).mean() < 0.1
         if len(tensor.shape) == 2:
             columns = int(tensor.shape[0])
-            assert values.std() * columns**0.5 == pytest.approx(1, rel=0.15), tensor.name
+            assert values.std() * columns**0.5 == pytest.approx(1, rel=tolerance), tensor.name
             assert abs(values.mean()) < 0.1 * values.std()
 
 
