@@ -28,7 +28,7 @@ from lab.child import Vocabulary, map_int64
 from lab.errors import LabError
 from lab.record import Model, Settings, Steps, from_json, to_json
 
-POLL_S = 0.2
+POLL_S = 0.5
 """How often a waiting parent looks at the progress: rarely, since it needs a core for it."""
 
 MAX_TOKENS = 1 << 20

@@ -4,7 +4,7 @@
 
 Each round measures pp512 and tg128 on both sides, in alternating order: the same model file, threads and
 batch sizes, random tokens. llama-bench's decode starts in an empty context and does not choose tokens, so
-the lab's side is a prompt of one token and decode *compute*. Each side of a round is the median of three samples;
+the lab's side is a prompt of one token and decode *compute*. Each side of a round is one sample;
 what counts is the median of the rounds' ratios.
 """
 
@@ -22,7 +22,7 @@ from lab.worker import Worker
 from tests.bench import llama_bench
 
 N_PROMPT, N_GEN = 512, 128
-N_SAMPLES = 3
+N_SAMPLES = 1
 
 
 def decode_tps(steps: Steps) -> float:
@@ -37,6 +37,9 @@ def prefill_tps(steps: Steps) -> float:
 def lab_round(worker: Worker, n_vocab: int, seed: int) -> tuple[float, float]:
     """Prefill and decode rate of the lab, in tokens/s: medians of N_SAMPLES runs each."""
     prefills, decodes = [], []
+    worker.run(
+        prompts.random_ids(N_PROMPT, n_vocab, None, seed, -1), 2, lambda progress: None
+    )  # llama-bench does so too
     for sample in range(N_SAMPLES):
         prompt = prompts.random_ids(N_PROMPT, n_vocab, None, seed, sample)
         prefills.append(prefill_tps(worker.run(prompt, 1, lambda progress: None)[0]))
@@ -56,7 +59,7 @@ def bench_round(model: Path, threads: int) -> tuple[float, float]:
 
 def main() -> None:
     model = Path(sys.argv[1]) if len(sys.argv) > 1 else catalog.embedded_path()
-    n_rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 12
+    n_rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 36
     llama_bench.program()
     pairs: list[tuple[tuple[float, float], tuple[float, float]]] = []
     with Worker() as worker:
@@ -64,7 +67,6 @@ def main() -> None:
         threads = plan.settings.n_threads
         vocabulary = worker.load(model, plan.settings.n_gpu_layers)
         worker.new_context(dataclasses.replace(plan.settings, n_ctx=N_PROMPT + N_GEN))
-        lab_round(worker, vocabulary.n_vocab, 0)  # warm-up
         print(f"{model.name}, {threads} threads; tokens/s: lab / llama-bench = ratio")
         for n in range(n_rounds):
             if n % 2:
