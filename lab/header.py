@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,19 @@ from lab import native
 from lab.errors import LabError
 from lab.record import Model
 
-_STRING = 8
+MOST_TENSORS, MOST_ITEMS = 20_000, 10_000_000
+MOST = {
+    # Far above any model there is; llama.cpp would believe more, and take hours or all the memory.
+    "block_count": 2_000,
+    "embedding_length": 1_000_000,
+    "feed_forward_length": 10_000_000,
+    "attention.head_count": 10_000,
+    "context_length": 1_000_000_000,
+    "attention.key_length": 100_000,
+    "vocab_size": 10_000_000,
+}
+
+_STRING, _ARRAY = 8, 9
 _INTEGERS = {  # gguf type: suffix of the reading function, and what it returns
     0: ("u8", ctypes.c_uint8),
     1: ("i8", ctypes.c_int8),
@@ -62,6 +75,17 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
             f"{path.name} is one part of a model in {number('split.count')} files.",
             "Join them with llama.cpp's llama-gguf-split --merge, and measure the whole file.",
         )
+    if arch is not None and not re.fullmatch(r"[\w.-]{1,64}", arch):
+        raise LabError(f"{path.name} has no usable architecture name.", "Get the file again from where it comes.")
+    if lib.gguf_get_n_tensors(gguf) > MOST_TENSORS:
+        raise LabError(f"{path.name} names more than {MOST_TENSORS:,} tensors.", "Get the file again, elsewhere.")
+    arrays = [i for i in range(lib.gguf_get_n_kv(gguf)) if lib.gguf_get_kv_type(gguf, i) == _ARRAY]
+    if any(lib.gguf_get_arr_n(gguf, i) > MOST_ITEMS for i in arrays):
+        raise LabError(f"{path.name} has a list of more than {MOST_ITEMS:,} items.", "Get the file again, elsewhere.")
+    for key, most in MOST.items():
+        value = number(f"{arch}.{key}")
+        if value is not None and not 0 < value <= most:
+            raise LabError(f"{path.name} says {key} = {value:,}, which no model has.", "Get the file again, elsewhere.")
     tensors = {lib.gguf_get_tensor_name(gguf, i): i for i in range(lib.gguf_get_n_tensors(gguf))}
     if not tensors:
         raise LabError(f"{path.name} holds only a vocabulary, no weights.", "Give the file with the model itself.")
@@ -145,6 +169,8 @@ def _gguf_library() -> Any:
         "gguf_free": (None, [handle]),
         "gguf_find_key": (index, [handle, ctypes.c_char_p]),
         "gguf_get_kv_type": (ctypes.c_int, [handle, index]),
+        "gguf_get_n_kv": (index, [handle]),
+        "gguf_get_arr_n": (ctypes.c_size_t, [handle, index]),
         "gguf_get_val_str": (ctypes.c_char_p, [handle, index]),
         "gguf_get_n_tensors": (index, [handle]),
         "gguf_get_data_offset": (ctypes.c_size_t, [handle]),
