@@ -12,6 +12,7 @@ import queue
 import shutil
 import sys
 import threading
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,9 @@ def serve() -> None:
             answer = {"value": to_json(getattr(child, verb)(**request))}
         except LabError as problem:
             answer = {"error": problem.what, "hint": problem.hint}
+        except Exception:  # a bug: its traceback is told as the engine's last words
+            traceback.print_exc()
+            os._exit(1)
         replies.write(json.dumps(answer).encode() + b"\n")
 
 

@@ -8,6 +8,8 @@ class LabError(Exception):
     """
 
     def __init__(self, what: str, hint: str = "") -> None:
+        # Parts of it may come out of a file: nothing in it shall command the terminal.
+        what = "".join(letter if letter.isprintable() else "?" for letter in what)
         super().__init__(f"{what}\n{hint}" if hint else what)
         self.what = what
         self.hint = hint

@@ -66,7 +66,8 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
         index, kind = find(key)
         if kind not in _INTEGERS:
             return None
-        return int(getattr(lib, f"gguf_get_val_{_INTEGERS[kind][0]}")(gguf, index))
+        value = int(getattr(lib, f"gguf_get_val_{_INTEGERS[kind][0]}")(gguf, index))
+        return value if value >= 0 else None
 
     index, kind = find("general.architecture")
     arch = lib.gguf_get_val_str(gguf, index).decode(errors="replace") if kind == _STRING else None

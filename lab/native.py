@@ -83,7 +83,7 @@ def complaint() -> str:
 
 def _keep_log(level: int, text: bytes, _: Any) -> None:
     if level != _DEBUG:
-        _log.append((level, text.decode(errors="replace").strip()))
+        _log.append((level, text.decode(errors="replace").strip()[:300]))
 
 
 _log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_keep_log)
