@@ -16,7 +16,7 @@ from lab import native
 from lab.errors import LabError
 from lab.record import Model
 
-MOST_TENSORS, MOST_ITEMS = 20_000, 10_000_000
+MOST_TENSORS, MOST_ITEMS = 20_000, 1 << 20
 MOST = {
     # Far above any model there is; llama.cpp would believe more, and take hours or all the memory.
     "block_count": 2_000,
