@@ -86,7 +86,7 @@ def read_noise() -> NoiseReading:
 
     times = psutil.cpu_times()
     frequency = None
-    with contextlib.suppress(OSError, NotImplementedError, RuntimeError):
+    with contextlib.suppress(OSError, RuntimeError):
         frequency = psutil.cpu_freq()
     return NoiseReading(
         load_1min=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
