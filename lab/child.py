@@ -28,6 +28,7 @@ class Vocabulary:
 
     n_vocab: int
     bos: int | None
+    description: str | None  # llama.cpp's own of the model
 
 
 def serve() -> None:
@@ -81,7 +82,7 @@ class _Child:
 
     def load(self, path: str, n_gpu_layers: int) -> Vocabulary:
         self._loaded = engine.load(Path(path), n_gpu_layers)
-        return Vocabulary(self._loaded.n_vocab, self._loaded.bos)
+        return Vocabulary(self._loaded.n_vocab, self._loaded.bos, engine.describe(self._loaded))
 
     def tokenize(self, text: str) -> list[int]:
         return engine.tokenize(self._model, text)
@@ -96,10 +97,10 @@ class _Child:
         self._context = engine.new_context(self._model, from_json(Settings, json.dumps(asked)))
         return self._context.settings
 
-    def run(self, prompt: list[int], n_gen: int) -> dict[str, Any]:
+    def run(self, prompt: list[int], n_gen: int, every: int | None) -> dict[str, Any]:
         if self._context is None:
             raise LabError("There is no context to run in.", "This is a bug of the lab.")
-        steps, token_ids, end_at = engine.run(self._context, prompt, n_gen, self._progress)
+        steps, token_ids, end_at = engine.run(self._context, prompt, n_gen, self._progress, every)
         return {"steps": steps, "token_ids": token_ids, "end_at": end_at}
 
     @property

@@ -50,7 +50,7 @@ def info(spec: str, as_json: bool) -> None:
     per_position, per_step = cost.kv_bytes_per_position(model), cost.weight_bytes_per_step(model)
     available = machine.memory_available()
     lengths = {n: None if per_position is None else round(n * per_position) for n in (1_000, 10_000, 128_000)}
-    fits = None if not per_position else max(0, int((available - model.n_bytes) // per_position))
+    fits = None if not per_position else max(0, int((available - (model.n_bytes or 0)) // per_position))
     figures = {
         "path": str(file.path),
         "weight_bytes_per_decode_step": per_step,

@@ -65,7 +65,7 @@ def memory(model: Model, settings: Settings) -> Memory:
         scores = model.n_head * settings.n_ctx if settings.flash_attn == "off" else 0
         compute = 4 * rows * (max(model.n_vocab, scores) + 2 * model.n_embd)
     return Memory(
-        weights_bytes=model.n_bytes,
+        weights_bytes=model.n_bytes or 0,
         kv_cache_bytes=None if per_position is None else round(per_position * settings.n_ctx),
         compute_bytes=compute,
     )

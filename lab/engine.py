@@ -13,21 +13,20 @@ import ctypes
 import dataclasses
 import functools
 import gc
-import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab import native
 from lab.errors import LabError
-from lab.record import DECODE, PREFILL, Settings, Steps
+from lab.loop import FIRST_TOKEN, Leg, as_steps, walk
+from lab.record import Settings, Steps
 
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
-N_PREFILLED, FIRST_TOKEN = 0, 1
-"""Slots of the progress array: the prompt tokens that are done, then the tokens as they are chosen."""
+NO_ROLLBACK = "A sweep forgets what it generated, and this model's memory (recurrent, sliding window) cannot."
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,13 @@ def load(path: Path, n_gpu_layers: int) -> Loaded:
     vocab = lib.llama_model_get_vocab(model)
     adds_bos = lib.llama_vocab_get_add_bos(vocab)
     return Loaded(model, vocab, lib.llama_vocab_n_tokens(vocab), lib.llama_vocab_bos(vocab) if adds_bos else None)
+
+
+def describe(loaded: Loaded) -> str | None:
+    """llama.cpp's own words for a model, such as `llama 135M Q4_1`."""
+    buffer = ctypes.create_string_buffer(256)
+    native.llama().llama_model_desc(loaded.model, buffer, len(buffer))
+    return buffer.value.decode(errors="replace") or None
 
 
 def new_context(loaded: Loaded, asked: Settings) -> Context:
@@ -142,17 +148,22 @@ def pieces(loaded: Loaded) -> list[bytes]:
 
 
 def run(
-    context: Context, prompt: Sequence[int], n_gen: int, progress: memoryview[int]
+    context: Context, prompt: Sequence[int], n_gen: int, progress: memoryview[int], every: int | None = None
 ) -> tuple[Steps, tuple[int, ...], int | None]:
-    """One run from an empty KV cache: the steps, the n_gen chosen tokens, the index of the first end token.
+    """One run from an empty KV cache: the steps, the chosen tokens, the index of the first end token.
 
-    `progress` is an array of int64 that the parent shares: slot N_PREFILLED, then the tokens as they are
-    chosen (-1 before). LabError where llama.cpp refuses a step; nothing of the run is returned then.
+    With `every` it is a sweep: after each so many prompt tokens (and at the prompt's end) n_gen tokens are
+    generated and forgotten again. `progress` is an array of int64 that the parent shares: slot N_PREFILLED,
+    then the tokens as they are chosen (-1 before). LabError where llama.cpp refuses a step; nothing of the
+    run is returned then.
     """
     import numpy as np
 
     lib, pointer = native.llama(), context.pointer
-    lib.llama_memory_clear(lib.llama_get_memory(pointer), False)
+    memory = lib.llama_get_memory(pointer)
+    if every:
+        _need_rollback(context)
+    lib.llama_memory_clear(memory, False)
     native.forget_log()
 
     def forward(batch: Any) -> None:
@@ -161,11 +172,14 @@ def run(
             raise LabError(f"llama_decode returned {status}: {native.complaint()}", "Try shorter prompts.")
         lib.llama_synchronize(pointer)
 
-    tokens = np.frombuffer(progress, dtype=np.int64)[FIRST_TOKEN : FIRST_TOKEN + n_gen]
+    def roll_back(n_tokens: int) -> None:
+        if not lib.llama_memory_seq_rm(memory, 0, n_tokens, -1):
+            raise LabError(NO_ROLLBACK, "Use lab measure.")
+
+    ends = [*range(every, len(prompt), every), len(prompt)] if every else [len(prompt)]
+    tokens = np.frombuffer(progress, dtype=np.int64)[FIRST_TOKEN : FIRST_TOKEN + n_gen * len(ends)]
     tokens.fill(-1)
-    slots = [tokens[i : i + 1].reshape(()) for i in range(n_gen)]
-    chunks = prefill_chunks(prompt, context.settings.n_ubatch)
-    singles = [_batch(tokens.ctypes.data + 8 * i, 1, last=True) for i in range(n_gen - 1)]
+    legs = _legs(prompt, ends, tokens.reshape(len(ends), n_gen), context.settings.n_ubatch)
     address = _logits_address(context)
     if not address:
         raise LabError("llama.cpp gives no logits for this model.", "Only models that generate text can be measured.")
@@ -175,17 +189,36 @@ def run(
     gc.collect()
     gc.disable()
     try:
-        stamps = walk(forward, choose, chunks, singles, slots, time.perf_counter_ns, progress)
+        stamps = walk(forward, choose, legs, roll_back, time.perf_counter_ns, progress)
     finally:
         gc.enable()
     if _logits_address(context) != address:
-        raise LabError("llama.cpp moved its logits during the run.", "Please report this with the model's name.")
+        raise LabError(
+            "llama.cpp moved its logits during the run.", "Only models that write token after token can be measured."
+        )
     if not np.isfinite(logits).all():
         raise LabError("The model's last logits are not finite numbers.", "The file's weights are damaged.")
-    steps = as_steps([n for n, _ in chunks], n_gen - 1, stamps)
+    steps = as_steps([([n for n, _ in leg.chunks], len(leg.singles)) for leg in legs], stamps)
     chosen = tuple(int(token) for token in tokens)
-    ends = (i for i, token in enumerate(chosen) if lib.llama_vocab_is_eog(context.loaded.vocab, token))
-    return steps, chosen, next(ends, None)
+    ended = (i for i, token in enumerate(chosen) if lib.llama_vocab_is_eog(context.loaded.vocab, token))
+    return steps, chosen, next(ended, None)
+
+
+def _legs(prompt: Sequence[int], ends: Sequence[int], tokens: Any, n_ubatch: int) -> list[Leg]:
+    """The prompt up to each of `ends`, with a row of `tokens` (int64 array) to generate into after each."""
+    legs = []
+    for first, end, row in zip([0, *ends], ends, tokens, strict=False):
+        slots = [row[i : i + 1].reshape(()) for i in range(len(row))]
+        singles = [_batch(row.ctypes.data + 8 * i, 1, last=True) for i in range(len(row) - 1)]
+        legs.append(Leg(prefill_chunks(prompt[first:end], n_ubatch), singles, slots))
+    return legs
+
+
+def _need_rollback(context: Context) -> None:
+    """LabError for models that keep more, or less, than the keys and values of every position."""
+    lib, model = native.llama(), context.loaded.model
+    if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model) or lib.llama_model_n_swa(model) > 0:
+        raise LabError(NO_ROLLBACK, "Use lab measure, which prefills every prompt by itself.")
 
 
 def prefill_chunks(prompt: Sequence[int], n_ubatch: int) -> list[tuple[int, Any]]:
@@ -198,56 +231,6 @@ def prefill_chunks(prompt: Sequence[int], n_ubatch: int) -> list[tuple[int, Any]
         batch.ids = ids  # keeps the memory alive
         chunks.append((n, batch))
     return chunks
-
-
-def walk(
-    forward: Callable[[Any], None],
-    choose: Callable[[Any], Any],
-    chunks: Sequence[tuple[int, Any]],
-    singles: Sequence[Any],
-    slots: Sequence[Any],
-    clock: Callable[[], int],
-    progress: memoryview[int] | list[int],
-) -> list[int]:
-    """The timed loop: prefill the chunks, then decode the singles. Returns start, ready, end of each step.
-
-    `forward` runs a batch to its end, `choose` puts the most likely next token into a slot. A slot is the
-    memory that the next single batch reads its token from, so no token passes through Python: after
-    megabytes of weights have gone through the caches, every object that is touched here costs time.
-    """
-    stamps: list[int] = []
-    stamp = stamps.append
-    n_prefilled = progress[N_PREFILLED] = 0
-    for n, batch in chunks[:-1]:
-        stamp(clock())
-        forward(batch)
-        stamp(clock())
-        stamp(stamps[-1])  # no token is chosen here: the step ends when it is ready
-        n_prefilled += n
-        progress[N_PREFILLED] = n_prefilled
-    batches = [chunks[-1][1], *singles]
-    for batch, slot in zip(batches, slots, strict=True):
-        stamp(clock())
-        forward(batch)
-        stamp(clock())
-        choose(slot)
-        stamp(clock())
-    return stamps
-
-
-def as_steps(chunk_sizes: Sequence[int], n_decode: int, stamps: Sequence[int]) -> Steps:
-    """The stamps of `walk` as columns, counted from the first start."""
-    n_prompt = sum(chunk_sizes)
-    sizes = [*chunk_sizes] + [1] * n_decode
-    since_start = [stamp - stamps[0] for stamp in stamps]
-    return Steps(
-        kind=(PREFILL,) * len(chunk_sizes) + (DECODE,) * n_decode,
-        n_tokens=tuple(sizes),
-        n_past=(*itertools.accumulate(chunk_sizes[:-1], initial=0), *range(n_prompt, n_prompt + n_decode)),
-        start_ns=tuple(since_start[0::3]),
-        ready_ns=tuple(since_start[1::3]),
-        end_ns=tuple(since_start[2::3]),
-    )
 
 
 def _logits_address(context: Context) -> int:

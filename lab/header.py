@@ -7,6 +7,7 @@ shape, offset); the weights follow. ggml's own parser reads it here.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 from pathlib import Path
@@ -121,6 +122,7 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
         tied_embeddings=b"output.weight" not in tensors,
         tensor_bytes=bytes_by_type,
         embedding_bytes=None if embedding is None else lib.gguf_get_tensor_size(gguf, embedding),
+        n_params=sum(math.prod(lib.gguf_get_tensor_ne(gguf, index)[:4]) for index in tensors.values()),
     )
 
 

@@ -20,6 +20,17 @@ from lab.worker import MAX_TOKENS, Worker
 
 DEFAULT_LENGTHS = "10,100,1000"
 DEFAULT_GEN = 64
+MIN_FOR_INTERVAL = 6
+"""Runs that a median's interval of 95 % needs (stats.median_interval)."""
+
+
+@dataclass(frozen=True)
+class Until:
+    """When repeats are enough: every interval within +- `share` of its median; at most so many repeats or minutes."""
+
+    share: float
+    max_repeats: int
+    max_minutes: float | None
 
 
 @dataclass(frozen=True)
@@ -36,17 +47,30 @@ class Plan:
     n_repeat: int
     refused: dict[int, str]
     warnings: tuple[str, ...]
+    every: int | None = None  # a sweep
+    until: Until | None = None
 
     @property
     def order(self) -> list[tuple[int, int]]:
-        """(repeat, n_prompt) of every run: rounds over the lengths, shuffled by the seed."""
-        shuffle = random.Random(self.settings.seed).shuffle
-        order: list[tuple[int, int]] = []
-        for repeat in range(self.n_repeat):
-            lengths = [n for n in self.lengths if n not in self.refused]
-            shuffle(lengths)
-            order += [(repeat, n) for n in lengths]
-        return order
+        """(repeat, n_prompt) of every run that is sure to be made, round by round."""
+        possible = [n for n in self.lengths if n not in self.refused]
+        return [run for repeat in range(self.n_repeat) for run in self.round(repeat, possible)]
+
+    @property
+    def seed(self) -> int:
+        """Of the order of runs, and of the prompts."""
+        return self.settings.seed or 0
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens that a run generates: n_gen, in a sweep as often as it stops to decode."""
+        return self.n_gen * (1 if self.every is None else -(-max(self.lengths) // self.every))
+
+    def round(self, repeat: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
+        """(repeat, n_prompt) once for each of `lengths`, shuffled by the seed."""
+        shuffled = sorted(lengths)
+        random.Random(f"{self.seed} {repeat}").shuffle(shuffled)
+        return [(repeat, n) for n in shuffled]
 
     def memory(self, n_prompt: int) -> cost.Memory:
         """Estimated memory of a context for this length."""
@@ -105,13 +129,16 @@ def make_plan(
     flash_attn: str = "auto",
     cache_type_k: str = "f16",
     cache_type_v: str = "f16",
+    every: int | None = None,
+    until: Until | None = None,
     watch: models.Watch = lambda what, done, total: None,
     fetch: bool = True,
 ) -> Plan:
     """Check everything that can be checked before a weight is loaded. LabError where it cannot work.
 
-    A model that is not on this machine is pulled or made, and `watch` told about it; with `fetch` False
-    that is an error instead.
+    With `every` the plan is a sweep up to its only length; with `until` it has rounds until that is reached.
+    A model that is not on this machine is pulled or made, and `watch` told about it; with `fetch` False that
+    is an error instead.
     """
     lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
     check_lengths(lengths)
@@ -120,6 +147,8 @@ def make_plan(
         "threads": (1 if threads is None else threads, machine.MAX_THREADS),
         "threads-batch": (1 if threads_batch is None else threads_batch, machine.MAX_THREADS),
     }
+    if every is not None:
+        limits |= {"every": (every, max(lengths))}
     for name, (value, most) in limits.items():
         if not 1 <= value <= most:
             raise LabError(f"--{name} {value:,} is not possible.", f"Give a whole number from 1 to {most:,}.")
@@ -177,7 +206,13 @@ def make_plan(
             f"{join(beyond)} prompt tokens and {gen} more go beyond the {shape.n_ctx_train:,} tokens that "
             f"{shape.name} was trained for: the timing holds, the text does not."
         )
-    plan = Plan(file, shape, here, settings, source, lengths, gen, repeat, {}, tuple(warnings))
+    if until:
+        repeat = max(repeat, MIN_FOR_INTERVAL)
+    plan = Plan(file, shape, here, settings, source, lengths, gen, repeat, {}, tuple(warnings), every, until)
+    if plan.n_generated > MAX_TOKENS:
+        raise LabError(
+            f"The sweep would generate {plan.n_generated:,} tokens.", f"At most {MAX_TOKENS:,}: use a larger --every."
+        )
     return dataclasses.replace(plan, refused=_too_large(plan))
 
 

@@ -1,4 +1,4 @@
-"""The two pictures: what a prompt costs, and what each further token costs.
+"""The pictures: what a prompt costs, what each further token costs, and both laws of a sweep in one.
 
 Every point of every run is drawn; the line over them is a median. Colours are Okabe and Ito's, which
 colour-blind readers can tell apart, and markers differ as well.
@@ -7,17 +7,19 @@ colour-blind readers can tell apart, and markers differ as well.
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab import machine, table
+from lab import laws, machine, phases, table
 from lab.errors import LabError
 from lab.record import OK, PREFILL, Record
 from lab.table import digits
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -34,12 +36,16 @@ def plot_prefill(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     """
     records = _timed(records)
     ax = ax or _new_axes()
+    every = table.runs(records)
+    every = every[every.prefill_s.notna()]
+    if every.empty:
+        raise LabError("There is nothing to draw: no run has a prefill time.", "Measure some: lab measure")
     step_rows = table.steps(records)
-    setups = table.setups(table.runs(records))
+    setups = table.setups(every)
     per_token: dict[float, float] = {}
-    for (label, rows), (_, inside), style in zip(setups, table.setups(step_rows), _styles(), strict=False):
+    for (label, rows), style in zip(setups, _styles(), strict=False):
         name = f"{label}: " if len(setups) > 1 else ""
-        for _, run in inside[inside.kind == PREFILL].groupby("run"):
+        for _, run in _prefill_steps(step_rows, rows):
             if len(run) > 1:
                 (thin,) = ax.plot(run.n_past + run.n_tokens, run.ready_s, color=style["color"], lw=0.7, alpha=0.5)
                 thin.set_label("_" if name else "inside each run, step by step")
@@ -58,7 +64,7 @@ def plot_prefill(records: Sequence[Record], ax: Axes | None = None) -> Axes:
         )
         per_token.update((float(seconds / n), float(n)) for n, seconds in medians.items())
     cheapest = min(per_token)
-    lengths = [step_rows.n_prompt.min(), step_rows.n_prompt.max()]
+    lengths = [every.n_prompt.min(), every.n_prompt.max()]
     guide = f"in proportion: {digits(1e3 * cheapest)} ms a token, as at {per_token[cheapest]:,.0f}"
     ax.plot(lengths, [n * cheapest for n in lengths], color="0.4", ls="--", lw=1.2, label=guide)
     ax.set_xscale("log")
@@ -76,6 +82,8 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     Points are tokens of all repeats; the line is the running median of the per-token medians. Points above
     the axis are counted and marked at its upper edge.
     """
+    from matplotlib.ticker import MaxNLocator
+
     records = _timed(records)
     ax = ax or _new_axes()
     decode = table.steps(records)
@@ -101,30 +109,99 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
             label += f" ({len(above)} point{'s' * (len(above) > 1)} above the axis)" if len(above) else ""
             ax.plot(middle.index, middle, color=colour, lw=2, ls=LINES[line % len(LINES)], label=label)
     ax.set_ylim(0, top)
+    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     ax.set_xlabel("generated token (the first comes out of prefill)")
     ax.set_ylabel("time since the token before (ms)")
     return _finish(ax, "Decode: time per generated token", records)
 
 
+def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figure:
+    """Both curves of sweeps side by side: prefill time over length, decode time per token over position.
+
+    Points are single runs, the band is their range, the dashed line the fitted law.
+    """
+    records = [record for record in _timed(records) if record.run.every]
+    if not records:
+        raise LabError("There is nothing to draw: no run is a sweep.", "Make one: lab sweep")
+    if figure is None:
+        import matplotlib.pyplot as plt
+
+        figure = plt.figure(figsize=(11, 5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    rows = table.runs(records)
+    setups = table.setups(rows)
+    for (label, runs), style in zip(setups, _styles(), strict=False):
+        summary = table.summary(runs)
+        name = f"{label}: " if len(setups) > 1 else ""
+        prefill, decode = laws.prefill_law(summary), laws.decode_law(summary)
+        _band(left, runs, runs.n_prompt, "prefill_s", style, f"{name}runs, and their range")
+        if prefill:
+            law = f"{name}{1e3 * prefill.a:.3g} ms + {digits(1e6 * prefill.b)} us P + {1e9 * prefill.c:.3g} ns P\u00b2"
+            lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
+            left.plot(lengths, [prefill.seconds(n) for n in lengths], ls="--", lw=1.8, color=style["color"], label=law)
+        if runs.tpot_ms.notna().any():
+            _band(right, runs, laws.positions_of(runs), "tpot_ms", style, f"{name}runs, and their range")
+        if decode:
+            law = f"{name}{decode.w:.3g} ms + {digits(1e6 * decode.k)} ns p"
+            ends = [0, laws.positions_of(summary).max()]
+            right.plot(ends, [decode.ms(p) for p in ends], ls="--", lw=1.8, color=style["color"], label=law)
+    left.set_xlabel("prompt length P (tokens)")
+    left.set_ylabel("prefill time (s)")
+    left.set_title("Prefill", fontsize=11)
+    right.set_xlabel("position p (tokens in the context)")
+    right.set_ylabel("decode time per token (ms)")
+    right.set_title("Decode", fontsize=11)
+    for ax in (left, right):
+        ax.set_ylim(bottom=0)
+        ax.set_xlim(left=0)
+        _plain_ticks(ax.xaxis)
+        _tidy(ax)
+    n = max(record.run.repeat for record in records) + 1
+    figure.suptitle(f"One walk through the context\n{_subject(records)} ({n} repeat{'s' * (n > 1)})", fontsize=11)
+    return figure
+
+
 def save(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
-    """Both plots as PNG and SVG: `<stem>-prefill.png` and so on. What there is no data for is left out."""
+    """The plots that there is data for, as PNG and SVG: `<stem>-prefill.png`, `-decode`, `-sweep`."""
     from matplotlib.figure import Figure
 
+    timed = _timed(records)
+    sweeps, plain = [r for r in timed if r.run.every], [r for r in timed if not r.run.every]
+    drawings: dict[str, Callable[[Figure], Any]] = {}
+    if any(phases.prefill_ns(record.run) for record in plain):
+        drawings["prefill"] = lambda figure: plot_prefill(plain, figure.subplots())
+    if any(phases.itl_ns(record.run) for record in plain):
+        drawings["decode"] = lambda figure: plot_decode(plain, figure.subplots())
+    if sweeps:
+        drawings["sweep"] = lambda figure: plot_sweep(sweeps, figure)
     written = []
-    drawings: dict[str, Any] = {"prefill": plot_prefill}
-    if any(record.run.n_gen > 1 for record in _timed(records)):
-        drawings["decode"] = plot_decode
     for name, draw in drawings.items():
-        figure = Figure(figsize=(8, 5), layout="constrained")
-        draw(records, figure.subplots())
-        for suffix in ("png", "svg"):
-            path = folder / f"{stem}-{name}.{suffix}"
+        figure = Figure(figsize=(11 if name == "sweep" else 8, 5), layout="constrained")
+        draw(figure)
+        for kind in ("png", "svg"):
+            path = folder / f"{stem}-{name}.{kind}"
             try:
                 figure.savefig(path, dpi=150)
             except OSError as problem:
-                raise LabError(f"The plot {path} cannot be written: {problem.strerror}.", "Use --out.") from None
+                raise LabError(
+                    f"The plot {path} cannot be written: {problem.strerror}.", "Choose another folder: --out FOLDER"
+                ) from None
             written.append(path)
     return written
+
+
+def _prefill_steps(step_rows: pd.DataFrame, runs: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
+    """The prefill steps of each of `runs`; imported runs have none."""
+    if step_rows.empty:
+        return []
+    return list(step_rows[(step_rows.kind == PREFILL) & step_rows.run.isin(runs.run)].groupby("run"))
+
+
+def _band(ax: Axes, runs: pd.DataFrame, x: pd.Series, figure: str, style: dict[str, Any], label: str) -> None:
+    """Every run as a point, and the range over runs at each x as a band."""
+    ends = runs.groupby(x)[figure].agg(["min", "max"])
+    ax.fill_between(ends.index, ends["min"], ends["max"], color=style["color"], alpha=0.2, lw=0)
+    ax.plot(x, runs[figure], ls="", ms=4, alpha=0.6, mew=0, **style, label=label)
 
 
 def _timed(records: Sequence[Record]) -> list[Record]:
@@ -145,27 +222,38 @@ def _new_axes() -> Axes:
 
 
 def _plain_ticks(axis: Any) -> None:
-    """1,000 instead of 10^3."""
-    from matplotlib.ticker import FuncFormatter
+    """1,000 instead of 10^3; on a logarithmic axis of few decades 2 and 5 are named too."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log":
+        few = FuncFormatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
+        axis.set_minor_formatter(few if high / low < 300 else NullFormatter())
 
 
 def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
-    models = sorted({table.model_label(record) for record in records})
-    machines = sorted({machine.label(r.machine, r.settings.n_gpu_layers) for r in records})
     repeats = collections.Counter(
-        (table.model_label(r), r.machine, r.settings, r.run.n_prompt, r.run.n_gen) for r in records
+        (table.model_label(r), r.machine, r.settings, r.run.variant, r.run.n_prompt, r.run.n_gen) for r in records
     )
     n_repeat = max(repeats.values())
-    shown = f"{_short(models, 'models')} on {_short(machines, 'machines')}"
-    ax.set_title(f"{what}\n{shown} ({n_repeat} repeat{'s' * (n_repeat > 1)})", fontsize=11)
+    ax.set_title(f"{what}\n{_subject(records)} ({n_repeat} repeat{'s' * (n_repeat > 1)})", fontsize=11)
+    return _tidy(ax)
+
+
+def _tidy(ax: Axes) -> Axes:
     ax.grid(True, which="major", color="0.85", lw=0.6)
     ax.set_axisbelow(True)
     ax.legend(frameon=False, fontsize=9)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     return ax
+
+
+def _subject(records: Sequence[Record]) -> str:
+    models = sorted({table.model_label(record) for record in records})
+    machines = sorted({machine.label(r.machine, r.settings.n_gpu_layers) for r in records})
+    return f"{_short(models, 'models')} on {_short(machines, 'machines')}"
 
 
 def _short(names: list[str], kind: str) -> str:

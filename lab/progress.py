@@ -44,10 +44,15 @@ class Reporter:
         self._forecast: tuple[tuple[int, int], float | None] = (-1, -1), None
         self._costs: dict[int, tuple[float, float]] = {}  # by prompt length: seconds a token, prefill and decode
 
+    def expect(self, n: int) -> None:
+        """So many more runs have been put on the list."""
+        self._n_runs += n
+
     def learn(self, run: Run) -> None:
         """Remember what the tokens of a run cost, for the forecast."""
         self._n_learned += 1
-        prefill, tpot = phases.prefill_ns(run), phases.tpot_ns(run)
+        longest = phases.legs(run)[-1]
+        prefill, tpot = phases.prefill_ns(longest), phases.tpot_ns(longest)
         if prefill:
             per_token = prefill / run.n_prompt
             self._costs[run.n_prompt] = per_token / 1e9, (tpot or per_token) / 1e9

@@ -39,7 +39,7 @@ class Model:
     file: str
     revision: str | None
     sha256: str | None
-    n_bytes: int
+    n_bytes: int | None
     quantization: str | None
     arch: str | None
     n_layer: int | None
@@ -53,6 +53,8 @@ class Model:
     tied_embeddings: bool | None
     tensor_bytes: dict[str, int]  # bytes by tensor type
     embedding_bytes: int | None = None  # of the token embedding table
+    n_params: int | None = None
+    description: str | None = None  # llama.cpp's own
 
 
 @dataclass(frozen=True)
@@ -67,17 +69,17 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a run happened. What is not known is None, never a guess."""
+    """Where a run happened. What is not known (of imported results: most) is None, never a guess."""
 
     cpu: str | None
     n_cores_physical: int | None
     n_cores_usable: int | None
     ram_bytes: int | None
-    os: str
-    python: str
-    llama_cpp_python: str
+    os: str | None
+    python: str | None
+    llama_cpp_python: str | None
     llama_cpp_commit: str | None
-    system_info: str
+    system_info: str | None
     devices: tuple[Device, ...]
     virtual: bool | None
     power: str | None  # mains, battery
@@ -99,7 +101,7 @@ class Settings:
     type_v: str
     prompt: str  # text, random, or a file's name
     prompt_sha256: str | None
-    seed: int
+    seed: int | None
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,17 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """How an NVIDIA GPU is doing. `slowed` names what holds its clock down (heat, power brake), if anything does."""
+
+    name: str
+    clock_mhz: int | None
+    temperature_c: int | None
+    power_w: float | None
+    slowed: str | None
+
+
+@dataclass(frozen=True)
 class NoiseReading:
     """What else the machine was doing, from the operating system. Counters are since its start."""
 
@@ -133,12 +146,44 @@ class NoiseReading:
     cpu_pressure_s: float | None  # time in which some task waited for a core (Linux PSI)
     cpu_mhz: float | None
     memory_available_bytes: int | None
+    memory_pressure_s: float | None = None  # time in which some task waited for memory (Linux PSI)
+    own_cpu_s: float | None = None  # the part of cpu_busy_s that is the lab's and its engine's
+    switches: int | None = None  # how often the engine's main thread was put off a core (on Windows: left one)
+    n_throttled: int | None = None  # how often cores were slowed down by heat
+    gpus: tuple[Gpu, ...] | None = None
+
+
+@dataclass(frozen=True)
+class NoiseSamples:
+    """What else the machine did during a run, ten times a second: each row tells of the time since the row before.
+
+    A column that the system does not tell is None.
+    """
+
+    at_ms: tuple[int, ...]  # since the first reading
+    others_ms: tuple[int, ...] | None  # CPU time of all other processes, all cores together
+    steal_ms: tuple[int, ...] | None
+    pressure_ms: tuple[int, ...] | None
+    switches: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
 class Noise:
+    """Readings around a run. A sentinel is the same short decode before and after: the median of its steps."""
+
     before: NoiseReading
     after: NoiseReading
+    samples: NoiseSamples | None = None
+    sentinel_before_ns: int | None = None
+    sentinel_after_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What another tool tells of a run: its times as a whole, where the lab has steps."""
+
+    prefill_ns: int | None
+    decode_ns: int | None  # of n_gen - 1 decode steps, without choosing tokens
 
 
 @dataclass(frozen=True)
@@ -157,6 +202,10 @@ class Run:
     prompt_offset: int | None  # where in the tokenised text the prompt began
     end_of_generation_at: int | None  # index of the first end-of-generation token; it stops nothing
     noise: Noise | None
+    every: int | None = None  # a sweep: n_gen tokens were generated and forgotten after each so many of the prompt
+    block: int | None = None  # of `lab ab`: runs of one block were measured side by side
+    variant: str | None = None  # of `lab ab`: which of the compared settings, in the user's words
+    totals: Totals | None = None  # imported: there are no steps
 
 
 @dataclass(frozen=True)

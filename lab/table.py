@@ -1,21 +1,25 @@
 """Records as tables: one row a run, one row a step, and the summary over repeats.
 
-Rates are derived here and nowhere stored. A figure of several runs is their median with the range beside
-it: a mean with a standard deviation says little on machines where a neighbour can halve a rate for seconds.
+Rates are derived here and nowhere stored. A figure of several runs is their median with its interval: a mean
+with a standard deviation says little on machines where a neighbour can halve a rate for seconds. A sweep is
+shown as the runs that it stands for, one row per length.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab import machine, phases
-from lab.record import OK, Record
+from lab import machine, noise, phases, stats
+from lab.record import DECODE, OK, Record, Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s", "prefill_share")
+FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decode_ms", "e2e_s", "prefill_share")
+"""Of a run; `decode_ms` is decode compute per token, without choosing it (what llama-bench counts)."""
+
 SETUP = (
     "model",
     "model_sha256",
@@ -35,6 +39,8 @@ SETUP = (
     "type_v",
     "prompt",
     "prompt_sha256",
+    "sweep_every",
+    "variant",
 )
 """What must be equal for runs to be repeats of each other, beside n_prompt and n_gen."""
 
@@ -43,10 +49,15 @@ IDENTITY = ("model_sha256", "ram_gb", "os", "llama_cpp_commit", "system_info", "
 
 
 def runs(records: Sequence[Record]) -> pd.DataFrame:
-    """One row a run, warm-ups and failures included: setup, figures (NaN where there is none), status."""
+    """One row a run, warm-ups and failures included: setup, figures (NaN where there is none), status.
+
+    A sweep has one row per length; `run` is the number of the record.
+    """
     import pandas as pd
 
-    return pd.DataFrame([_run_row(record, index) for index, record in enumerate(records)])
+    return pd.DataFrame(
+        [_run_row(record, leg, index) for index, record in enumerate(records) for leg in phases.legs(record.run)]
+    )
 
 
 def steps(records: Sequence[Record]) -> pd.DataFrame:
@@ -58,17 +69,35 @@ def steps(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per setup and length over the timed runs that went well: medians, `_min`, `_max`, `repeats`."""
+    """One row per setup and length over the timed runs that went well.
+
+    Columns: `repeats`, how many of them were `disturbed`, and of each figure the median, the ends of its
+    95 % interval (`_low`, `_high`; NaN for fewer than 6 runs), and the range (`_min`, `_max`).
+    """
     import pandas as pd
 
     if table.empty:
         return table
     keys = [*SETUP, "n_prompt", "n_gen"]
     groups = table[(table.status == OK) & ~table.warmup].groupby(keys, dropna=False, sort=False)
-    parts = [groups.size().rename("repeats"), groups[[*FIGURES]].median()]
-    for name in ("min", "max"):
-        parts.append(groups[[*FIGURES]].agg(name).add_suffix(f"_{name}"))
-    return pd.concat(parts, axis=1).reset_index().sort_values([*SETUP, "n_prompt", "n_gen"], ignore_index=True)
+    rows = []
+    for key, group in groups:
+        row = dict(zip(keys, key, strict=True)) | {"repeats": len(group), "disturbed": int(group.disturbed.sum())}
+        for name in FIGURES:
+            values = group[name].dropna().tolist()
+            interval = stats.median_interval(values)
+            nan = float("nan")
+            row |= {
+                name: statistics.median(values) if values else nan,
+                f"{name}_low": interval.low if interval else nan,
+                f"{name}_high": interval.high if interval else nan,
+                f"{name}_min": min(values, default=nan),
+                f"{name}_max": max(values, default=nan),
+            }
+        rows.append(row)
+    return (
+        pd.DataFrame(rows).sort_values(["n_prompt", "n_gen"], kind="stable", ignore_index=True) if rows else table[:0]
+    )
 
 
 def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
@@ -78,7 +107,7 @@ def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     """
     groups = table.groupby([*SETUP], dropna=False, sort=False)
     names = [name for name in SETUP if table[name].nunique(dropna=False) > 1] or ["model", "machine"]
-    telling = [name for name in names if name not in IDENTITY]
+    telling = [name for name in names if name not in IDENTITY and table[name].nunique() > 1]
     if telling and table.groupby(telling, dropna=False).ngroups == groups.ngroups:
         names = telling
     names = names if {"model", "machine"} & set(names) else ["model", *names]
@@ -87,7 +116,7 @@ def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
 
 def sentences(summary_rows: pd.DataFrame) -> list[str]:
     """What the rows of one setup and one n_gen show, in words, computed from them."""
-    rows = summary_rows.sort_values("n_prompt")
+    rows = summary_rows[summary_rows.prefill_share.notna()].sort_values("n_prompt")
     if len(rows) < 2:
         return [_where_the_time_went(rows)] if len(rows) else []
     short, long, before = rows.iloc[0], rows.iloc[-1], rows.iloc[-2]
@@ -119,7 +148,9 @@ def sentences(summary_rows: pd.DataFrame) -> list[str]:
 
 
 def _apart(one: pd.Series, other: pd.Series, figure: str, per_one: float, per_other: float) -> bool:
-    """Whether the ranges of a figure (each over its own unit) do not overlap."""
+    """Whether the ranges of a figure (each over its own unit) do not overlap; one run alone has no range."""
+    if min(one.repeats, other.repeats) < 2:
+        return False
     low, high = one[f"{figure}_min"] / per_one, one[f"{figure}_max"] / per_one
     return bool(low > other[f"{figure}_max"] / per_other or high < other[f"{figure}_min"] / per_other)
 
@@ -164,11 +195,12 @@ def _setup(record: Record) -> dict[str, Any]:
         "system_info": record.machine.system_info,
         "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
         **{name: getattr(settings, name) for name in SETUP if hasattr(settings, name) and name != "flash_attn"},
+        "sweep_every": record.run.every,
+        "variant": record.run.variant,
     }
 
 
-def _run_row(record: Record, index: int) -> dict[str, Any]:
-    run = record.run
+def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
     prefill, ttft, tpot, e2e = phases.prefill_ns(run), phases.ttft_ns(run), phases.tpot_ns(run), phases.e2e_ns(run)
     return {
         "run": index,
@@ -177,7 +209,9 @@ def _run_row(record: Record, index: int) -> dict[str, Any]:
         "n_prompt": run.n_prompt,
         "n_gen": run.n_gen,
         "repeat": run.repeat,
+        "block": run.block,
         "warmup": run.warmup,
+        "disturbed": bool(noise.disturbances(run)),
         "status": run.status,
         "error": run.error,
         "started_at": run.started_at,
@@ -186,6 +220,7 @@ def _run_row(record: Record, index: int) -> dict[str, Any]:
         "ttft_s": _or_nan(ttft, 1e-9),
         "tpot_ms": _or_nan(tpot, 1e-6),
         "decode_tps": 1e9 / tpot if tpot else float("nan"),
+        "decode_ms": _or_nan(phases.decode_compute_mean_ns(run), 1e-6),
         "e2e_s": _or_nan(e2e, 1e-9),
         "prefill_share": prefill / e2e if prefill and e2e else float("nan"),
     }
@@ -201,8 +236,10 @@ def _step_rows(record: Record, index: int) -> pd.DataFrame:
 
     columns = record.run.steps
     start, ready, end = (np.array(column) for column in (columns.start_ns, columns.ready_ns, columns.end_ns))
-    n_prefill = phases.n_prefill_steps(record.run)
+    decodes = np.array(columns.kind) == DECODE
     number = np.arange(len(start))
+    last_prefill = np.maximum.accumulate(np.where(decodes, 0, number))
+    first_token = np.append(decodes[1:], True)  # a prefill step that a token came out of
     return pd.DataFrame(
         {
             "run": index,
@@ -213,13 +250,13 @@ def _step_rows(record: Record, index: int) -> pd.DataFrame:
             "repeat": record.run.repeat,
             "warmup": record.run.warmup,
             "kind": columns.kind,
-            "generated": np.clip(number - n_prefill + 2, 0, None),  # 1: the token that came out of prefill
+            "generated": np.where(decodes | first_token, number - last_prefill + 1, 0),  # 1: it came out of prefill
             "n_tokens": columns.n_tokens,
             "n_past": columns.n_past,
             "start_s": start * 1e-9,
             "ready_s": ready * 1e-9,
             "end_s": end * 1e-9,
             "compute_ms": (ready - start) * 1e-6,
-            "itl_ms": np.where(number >= n_prefill, np.diff(end, prepend=0) * 1e-6, np.nan),
+            "itl_ms": np.where(decodes, np.diff(end, prepend=0) * 1e-6, np.nan),
         }
     )

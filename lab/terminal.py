@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -15,14 +16,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lab import machine, phases, table
+from lab import machine, table
 from lab.models import Listed
 from lab.plan import Plan, join
 from lab.progress import Status, Watch
-from lab.record import OK, Machine, Model, Record
+from lab.record import Machine, Model, Record
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.progress import Progress
 
 
@@ -52,14 +52,14 @@ def describe(here: Machine, model: Model | None = None) -> list[str]:
     ]
     if model:
         trained = f", trained for {model.n_ctx_train:,} tokens" if model.n_ctx_train else ""
-        size = f"{model.n_bytes / 1e6:,.0f} MB, {model.arch}, {model.n_layer} layers"
+        size = f"{(model.n_bytes or 0) / 1e6:,.0f} MB, {model.arch}, {model.n_layer} layers"
         lines.append(f"model    {model.name} {model.quantization or ''}, {size}{trained} ({model.source})")
     return lines
 
 
 def plan_table(plan: Plan) -> Table:
     """What a plan would measure, and the memory that it would take."""
-    grid = _table("prompt tokens", "runs", "KV cache MB", "memory MB", "note")
+    grid = grid_of("prompt tokens", "runs", "KV cache MB", "memory MB", "note")
     for n in plan.lengths:
         memory = plan.memory(n)
         grid.add_row(
@@ -72,61 +72,9 @@ def plan_table(plan: Plan) -> Table:
     return grid
 
 
-def summary_table(rows: pd.DataFrame) -> Table:
-    """One row per prompt length: medians, with the range below where there is more than one run."""
-    grid = _table(
-        "prompt\ntokens",
-        "runs",
-        "prefill\ns",
-        "prefill\ntokens/s",
-        "TTFT\ns",
-        "TPOT\nms",
-        "decode\ntokens/s",
-        "E2E\ns",
-        "prefill\n% of E2E",
-    )
-    for row in rows.to_dict("records"):
-        cells = []
-        for name in table.FIGURES:
-            scale = 100 if name == "prefill_share" else 1
-            low, middle, high = (scale * row[key] for key in (f"{name}_min", name, f"{name}_max"))
-            cell = Text(table.digits(middle))
-            if row["repeats"] > 1 and middle == middle:
-                cell.append(f"\n{table.digits(low)}-{table.digits(high)}", style="dim")
-            cells.append(cell)
-        grid.add_row(f"{row['n_prompt']:,}", str(row["repeats"]), *cells)
-    return grid
-
-
-def print_results(records: Sequence[Record], out: Console) -> None:
-    """Tables, what they show in words, and what failed."""
-    every = table.runs(records)
-    rows = table.summary(every)
-    for label, setup in table.setups(rows) if len(rows) else []:
-        for n_gen, part in setup.groupby("n_gen"):
-            out.print()
-            out.print(Text(label, style="bold") + Text(f": {n_gen:,} tokens generated per run; median, range below it"))
-            out.print(summary_table(part))
-            for sentence in table.sentences(part):
-                out.print(sentence)
-    if not len(rows):
-        out.print("\nNo run went well.")
-    for line in failures(records):
-        out.print(Text("failed ", style="red") + Text(line))
-
-
-def failures(records: Sequence[Record]) -> list[str]:
-    """One line per failed run."""
-    return [
-        f"{record.run.n_prompt:,} prompt tokens, repeat {record.run.repeat + 1}: {record.run.error}"
-        for record in records
-        if record.run.status != OK
-    ]
-
-
 def models_table(rows: Sequence[Listed]) -> Table:
     """What can be measured: a size after ~ is that of a download."""
-    grid = _table("name", "quantization", "MB", "on disk", "from", "what it is")
+    grid = grid_of("name", "quantization", "MB", "on disk", "from", "what it is")
     for row in rows:
         size = "-" if row.n_bytes is None else f"{'' if row.on_disk else '~'}{row.n_bytes / 1e6:,.0f}"
         on_disk = "yes" if row.on_disk else "no"
@@ -165,6 +113,24 @@ def describe_model(
     ]
 
 
+def print_plan(plan: Plan, as_json: bool) -> None:
+    """What `--dry-run` shows."""
+    if as_json:
+        lengths = [
+            {"n_prompt": n, "memory": dataclasses.asdict(plan.memory(n)), "refused": plan.refused.get(n)}
+            for n in plan.lengths
+        ]
+        settings = dataclasses.asdict(plan.settings)
+        print_json({"lengths": lengths, "n_gen": plan.n_gen, "repeat": plan.n_repeat, "settings": settings})
+        return
+    out = console()
+    out.print(f"\nPlan: {plan.n_repeat} rounds, {plan.n_gen:,} tokens generated per run; memory is an estimate")
+    out.print(plan_table(plan))
+    out.print(
+        ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(plan.settings).items() if value is not None)
+    )
+
+
 @contextmanager
 def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
     """Shows bytes being downloaded or written, with rate and time left; nothing where nothing is."""
@@ -191,9 +157,12 @@ def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 @contextmanager
-def progress(err: Console, stream_to: Console | None) -> Iterator[tuple[Watch, Any]]:
+def progress(
+    err: Console, stream_to: Console | None, describe_run: Callable[[Record], str]
+) -> Iterator[tuple[Watch, Any]]:
     """Shows statuses as they come: a bar on a terminal, a line per run elsewhere, or the streamed text.
 
+    `describe_run` puts a finished run into words.
     Yields two functions: one takes each Status, the other each finished Record.
     """
     if err.is_terminal and stream_to is None:
@@ -202,30 +171,30 @@ def progress(err: Console, stream_to: Console | None) -> Iterator[tuple[Watch, A
             yield lambda status: _move(bar, task, status), lambda record: None
         return
     latest = Status("starting")
+    n_finished = 0
 
     def watch(status: Status) -> None:
         nonlocal latest
         if stream_to and status.doing in ("prefill", "decode"):
             if (status.n_prompt, status.repeat) != (latest.n_prompt, latest.repeat) or latest.doing == "warming up":
-                stream_to.print(
-                    f"\n[bold]--- {status.n_prompt:,} prompt tokens, repeat {(status.repeat or 0) + 1}[/bold]"
-                )
+                head = f"\n--- {status.n_prompt:,} prompt tokens, repeat {(status.repeat or 0) + 1}"
+                stream_to.print(Text(head, style="bold"))
             stream_to.print(status.text, end="")
-        elif status.doing not in ("prefill", "decode", latest.doing):
+        elif status.doing not in ("prefill", "decode", latest.doing) and (
+            not n_finished or status.doing.startswith("round")
+        ):
             err.print(f"{status.doing} ...")
         latest = status
 
     def finished(record: Record) -> None:
-        run = record.run
-        if run.warmup:
+        nonlocal n_finished
+        if record.run.warmup:
             return
+        n_finished += 1
         if stream_to:
             stream_to.print()
-        ttft, tpot = phases.ttft_ns(run), phases.tpot_ns(run)
-        times = [f"TTFT {table.digits(ttft / 1e9)} s"] if ttft else [run.status]
-        times += [f"TPOT {table.digits(tpot / 1e6)} ms"] if tpot else []
         left = f"; about {duration(latest.left_s)} left" if latest.left_s else ""
-        err.print(f"{run.n_prompt:,} prompt tokens, repeat {run.repeat + 1}: {', '.join(times)}{left}")
+        err.print(f"{describe_run(record)}{left}")
 
     yield watch, finished
 
@@ -267,10 +236,11 @@ def _move(bar: Progress, task: Any, status: Status) -> None:
     bar.update(task, description=run + what + rate, completed=done, left=left, refresh=True)
 
 
-def _table(*headings: str) -> Table:
+def grid_of(*headings: str) -> Table:
+    """A plain table: texts to the left, numbers to the right."""
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        is_text = heading in ("note", "name", "from", "what it is")
+        is_text = heading in ("note", "name", "from", "what it is", "figure", "verdict")
         grid.add_column(heading, justify="left" if is_text else "right", overflow="fold")
     return grid
 

@@ -23,13 +23,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from lab import engine, native
+from lab import native
 from lab.child import Vocabulary, map_int64
 from lab.errors import LabError
+from lab.loop import FIRST_TOKEN, N_PREFILLED
 from lab.record import Model, Settings, Steps, from_json, to_json
 
-POLL_S = 0.5
-"""How often a waiting parent looks at the progress: rarely, since it needs a core for it."""
+POLL_S = 0.1
+"""How often a waiting parent looks at the progress and at the rest of the machine."""
 
 MAX_TOKENS = 1 << 20
 """Most tokens of one run that the progress file has room for."""
@@ -61,7 +62,7 @@ class Worker:
             self._progress_path = Path(self._folder.name) / "progress"
             self._stderr_path = Path(self._folder.name) / "stderr"
             with self._progress_path.open("wb") as file:
-                file.truncate(8 * (engine.FIRST_TOKEN + MAX_TOKENS))
+                file.truncate(8 * (FIRST_TOKEN + MAX_TOKENS))
             self._progress = map_int64(self._progress_path)
         except OSError as problem:
             raise LabError(
@@ -90,6 +91,11 @@ class Worker:
             )
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._listen, args=(self._process.stdout, self._replies), daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """The child's process."""
+        return self._process.pid
 
     @cached_property
     def build(self) -> native.Build:
@@ -130,19 +136,19 @@ class Worker:
         return from_json(Settings, self._ask("new_context", asked=json.loads(to_json(asked))))
 
     def run(
-        self, prompt: list[int], n_gen: int, watch: Callable[[Progress], None]
+        self, prompt: list[int], n_gen: int, watch: Callable[[Progress], None], every: int | None = None
     ) -> tuple[Steps, tuple[int, ...], int | None]:
-        """One run; `watch` is called every POLL_S while it lasts."""
-        self._progress[: engine.FIRST_TOKEN + n_gen] = _unset(engine.FIRST_TOKEN + n_gen)
+        """One run, as `lab.engine.run` has it; `watch` is called every POLL_S while it lasts."""
+        n_tokens = n_gen * (1 if every is None else -(-len(prompt) // every))
+        self._progress[: FIRST_TOKEN + n_tokens] = _unset(FIRST_TOKEN + n_tokens)
 
         def look() -> None:
-            chosen = self._progress[engine.FIRST_TOKEN : engine.FIRST_TOKEN + n_gen].tolist()
-            n = chosen.index(-1) if -1 in chosen else n_gen
-            n_prefilled = len(prompt) if n else max(0, self._progress[engine.N_PREFILLED])
+            chosen = self._progress[FIRST_TOKEN : FIRST_TOKEN + n_tokens].tolist()
+            n = chosen.index(-1) if -1 in chosen else n_tokens
+            n_prefilled = len(prompt) if n and every is None else max(0, self._progress[N_PREFILLED])
             watch(Progress(n_prefilled, tuple(chosen[:n])))
 
-        reply = json.loads(self._ask("run", look, prompt=prompt, n_gen=n_gen))
-        look()
+        reply = json.loads(self._ask("run", look, prompt=prompt, n_gen=n_gen, every=every))
         return from_json(Steps, json.dumps(reply["steps"])), tuple(reply["token_ids"]), reply["end_at"]
 
     def close(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,11 +14,16 @@ from typing import Any
 
 import pytest
 
-from lab import catalog, engine
+from lab import catalog, loop
+from lab.bench import N_SENTINEL
 from lab.child import Vocabulary
+from lab.loop import Leg
 from lab.native import Build
 from lab.record import OK, Device, Machine, Model, Record, Run, Settings, Steps
 from lab.worker import Progress, WorkerDied
+
+# A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would hand it on.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MS = 1_000_000
 
@@ -86,23 +93,41 @@ class FakeClock:
         self.now += ns
 
 
-def exact_steps(n_prompt: int, n_gen: int, n_ubatch: int, prefill_ms: float = 1, decode_ms: float = 10) -> Steps:
-    """Steps of an engine that needs prefill_ms a prompt token, decode_ms a token and 1 ms to choose one."""
-    clock = FakeClock()
+def exact_steps(
+    n_prompt: int,
+    n_gen: int,
+    n_ubatch: int,
+    prefill_ms: float = 1,
+    decode_ms: float = 10,
+    every: int | None = None,
+    per_position_ms: float = 0,
+) -> Steps:
+    """Steps of an engine that needs prefill_ms a prompt token, decode_ms a token and 1 ms to choose one.
+
+    Every position that a step looks back at makes each of its tokens per_position_ms slower.
+    """
+    clock, n_past = FakeClock(), 0
 
     def forward(n_tokens: int) -> None:
-        clock.advance(round((prefill_ms * n_tokens if n_tokens > 0 else decode_ms) * MS))
+        nonlocal n_past
+        each = (prefill_ms if n_tokens > 0 else decode_ms) + per_position_ms * n_past
+        clock.advance(round(each * abs(n_tokens) * MS))
+        n_past += abs(n_tokens)
 
-    sizes = [min(n_ubatch, n_prompt - first) for first in range(0, n_prompt, n_ubatch)]
-    singles = [-1] * (n_gen - 1)
-    stamps = engine.walk(
-        forward, lambda _: clock.advance(MS), [(n, n) for n in sizes], singles, range(n_gen), clock, [0]
-    )
-    return engine.as_steps(sizes, n_gen - 1, stamps)
+    def roll_back(n_kept: int) -> None:
+        nonlocal n_past
+        n_past = n_kept
+
+    ends = [*range(every, n_prompt, every), n_prompt] if every else [n_prompt]
+    legs, sizes = [], []
+    for first, end in itertools.pairwise([0, *ends]):
+        sizes.append(([min(n_ubatch, end - start) for start in range(first, end, n_ubatch)], n_gen - 1))
+        legs.append(Leg([(n, n) for n in sizes[-1][0]], [-1] * (n_gen - 1), range(n_gen)))
+    return loop.as_steps(sizes, loop.walk(forward, lambda _: clock.advance(MS), legs, roll_back, clock, [0]))
 
 
 def make_run(n_prompt: int = 20, n_gen: int = 5, repeat: int = 0, **changes: Any) -> Run:
-    rates = {name: changes.pop(name) for name in ("prefill_ms", "decode_ms") if name in changes}
+    rates = {name: changes.pop(name) for name in ("prefill_ms", "decode_ms", "per_position_ms") if name in changes}
     return dataclasses.replace(
         Run(
             n_prompt=n_prompt,
@@ -112,7 +137,7 @@ def make_run(n_prompt: int = 20, n_gen: int = 5, repeat: int = 0, **changes: Any
             started_at="2026-01-01T00:00:00Z",
             status=OK,
             error=None,
-            steps=exact_steps(n_prompt, n_gen, 8, **rates),
+            steps=exact_steps(n_prompt, n_gen, 8, every=changes.get("every"), **rates),
             token_ids=tuple(range(n_gen)),
             prompt_offset=3,
             end_of_generation_at=None,
@@ -136,7 +161,9 @@ class FakeWorker:
         self.loads = 0
         self.contexts: list[int] = []
         self.prompts: list[list[int]] = []
+        self.pid = os.getpid()
         self.on_run: Callable[[int, int], None] = lambda n_prompt, n_gen: None
+        self.decode_ms: Callable[[], float] = lambda: 10
         self.on_context: Callable[[int], None] = lambda n_ctx: None
 
     def restart(self) -> None:
@@ -147,7 +174,7 @@ class FakeWorker:
 
     def load(self, *_: object) -> Vocabulary:
         self.loads += 1
-        return Vocabulary(n_vocab=100, bos=None)
+        return Vocabulary(n_vocab=100, bos=None, description="tiny")
 
     def tokenize(self, text: str) -> list[int]:
         return [ord(letter) % 100 for letter in text]
@@ -161,12 +188,15 @@ class FakeWorker:
         return dataclasses.replace(asked, flash_attn_resolved="on")
 
     def run(
-        self, prompt: list[int], n_gen: int, watch: Callable[[Progress], None]
+        self, prompt: list[int], n_gen: int, watch: Callable[[Progress], None], every: int | None = None
     ) -> tuple[Steps, tuple[int, ...], int | None]:
+        if (len(prompt), n_gen) == (1, N_SENTINEL + 2):
+            return exact_steps(1, n_gen, 512, decode_ms=self.decode_ms()), tuple(range(n_gen)), None
         self.prompts.append(prompt)
         self.on_run(len(prompt), n_gen)
         watch(Progress(len(prompt), (1, 2)))
-        return exact_steps(len(prompt), n_gen, 512), tuple(range(n_gen)), None
+        steps = exact_steps(len(prompt), n_gen, 512, decode_ms=self.decode_ms(), every=every)
+        return steps, tuple(range(n_gen)), None
 
 
 def died() -> WorkerDied:

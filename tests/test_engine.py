@@ -1,6 +1,7 @@
 """The timed loop, exactly, with a fake engine and a fake clock."""
 
-from lab import engine, phases
+from lab import loop, phases
+from lab.loop import Leg
 from lab.record import DECODE, PREFILL
 from tests.conftest import MS, exact_steps, make_run
 
@@ -23,12 +24,14 @@ def test_a_single_token_needs_no_decode_step() -> None:
 
 def test_each_token_is_chosen_into_the_slot_that_the_next_step_reads() -> None:
     order: list[str] = []
-    engine.walk(
+    loop.walk(
         lambda batch: order.append(f"forward {batch}"),
         lambda slot: order.append(f"choose {slot}"),
-        [(2, "chunk0"), (1, "chunk1")],
-        ["token0", "token1"],
-        ["slot0", "slot1", "slot2"],
+        [
+            Leg([(2, "chunk0"), (1, "chunk1")], ["token0", "token1"], ["slot0", "slot1", "slot2"]),
+            Leg([(4, "chunk2")], [], ["slot3"]),
+        ],
+        lambda n_tokens: order.append(f"forget all after {n_tokens}"),
         iter(range(100)).__next__,
         progress := [-1],
     )
@@ -40,8 +43,32 @@ def test_each_token_is_chosen_into_the_slot_that_the_next_step_reads() -> None:
         "choose slot1",
         "forward token1",
         "choose slot2",
+        "forget all after 3",
+        "forward chunk2",
+        "choose slot3",
     ]
-    assert progress == [2]
+    assert progress == [7]
+
+
+def test_a_sweep_is_the_runs_that_it_stands_for() -> None:
+    sweep = make_run(n_prompt=40, n_gen=3, every=16, per_position_ms=0.5)
+    assert [kind[0] for kind in sweep.steps.kind] == list("ppddppddpdd")
+    assert sweep.steps.n_past == (0, 8, 16, 17, 16, 24, 32, 33, 32, 40, 41)
+    legs = phases.legs(sweep)
+    assert [leg.n_prompt for leg in legs] == [16, 32, 40]
+    for leg in legs:
+        alone = make_run(n_prompt=leg.n_prompt, n_gen=3, per_position_ms=0.5)
+        assert leg.steps == alone.steps
+
+
+def test_a_sweep_without_decoding() -> None:
+    legs = phases.legs(make_run(n_prompt=20, n_gen=1, every=8))
+    assert [(leg.n_prompt, phases.ttft_ns(leg)) for leg in legs] == [(8, 9 * MS), (16, 17 * MS), (20, 21 * MS)]
+
+
+def test_an_ordinary_run_is_its_own_only_leg() -> None:
+    run = make_run()
+    assert phases.legs(run) == (run,)
 
 
 def test_phases_of_a_run() -> None:

@@ -146,7 +146,7 @@ def test_streamed_text_is_what_was_generated(fake_worker: FakeWorker, tmp_path: 
     plan = make_plan(worker, "10", 5, 1, str(tmp_path / "tiny.gguf"))
     seen: list[Status] = []
     list(execute(plan, worker, new_results_file(plan, tmp_path), seen.append, stream=True))
-    assert "".join(status.text for status in seen) == "<1><2>"
+    assert "".join(status.text for status in seen) == "<0><1><2><3><4>"
 
 
 def test_results_folder_is_checked_before_anything_is_measured(bench: Any, tmp_path: Path) -> None:

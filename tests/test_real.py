@@ -35,7 +35,7 @@ def test_the_shape_comes_from_the_header(worker: Worker, embedded: Path) -> None
     assert (model.n_head, model.n_head_kv, model.head_dim, model.n_ff) == (9, 3, 64, 1536)
     assert (model.n_vocab, model.n_ctx_train, model.tied_embeddings) == (49152, 8192, True)
     assert set(model.tensor_bytes) == {"Q4_1", "Q8_0", "F32"}
-    assert 0 < model.n_bytes - sum(model.tensor_bytes.values()) < 3_000_000  # the rest is the header
+    assert model.n_bytes and 0 < model.n_bytes - sum(model.tensor_bytes.values()) < 3_000_000  # the rest is the header
 
 
 def test_settings_come_back_resolved(worker: Worker) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab import plot, table
+from lab import plot, printing, table, terminal
 from lab.errors import LabError
 from lab.record import Record
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
@@ -93,9 +93,8 @@ def test_no_cause_is_named_where_ranges_overlap() -> None:
 
 
 def test_different_generation_lengths_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    from lab import terminal
 
-    terminal.print_results([make_record(make_run(10, n)) for n in (2, 7)], terminal.console())
+    printing.print_results([make_record(make_run(10, n)) for n in (2, 7)], terminal.console())
     shown = capsys.readouterr().out
     assert "2 tokens generated" in shown and "7 tokens generated" in shown
 
@@ -103,11 +102,9 @@ def test_different_generation_lengths_are_told_apart(capsys: pytest.CaptureFixtu
 def test_text_from_outside_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     import dataclasses
 
-    from lab import terminal
-
     odd = dataclasses.replace(MODEL, name="phi[q4] :fire: [/b]")
-    terminal.print_results([make_record(make_run(10, 2), model=odd)], terminal.console())
-    terminal.print_results([make_record(make_run(status="failed", error="x[i01] [/tmp/a]"))], terminal.console())
+    printing.print_results([make_record(make_run(10, 2), model=odd)], terminal.console())
+    printing.print_results([make_record(make_run(status="failed", error="x[i01] [/tmp/a]"))], terminal.console())
     shown = capsys.readouterr().out
     assert "phi[q4] :fire: [/b]" in shown and "x[i01] [/tmp/a]" in shown
 

@@ -1,0 +1,229 @@
+"""The commands that measure: measure, sweep, ab."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lab.cli_options import DRY_RUN, OUTPUT, SEED, SETTINGS, UNTIL, Share, WithVariants, parse_variant, with_options
+from lab.cli_results import as_json_rows, draw
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lab.plan import Plan, Until
+    from lab.progress import Watch
+    from lab.record import Record
+
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+
+
+@click.command()
+@with_options(
+    click.option(
+        "--prompt-len",
+        "-p",
+        default="10,100,1000",
+        show_default=True,
+        help="Prompt lengths in tokens: 10,1000,10000 or 100-500+100 or 512-4096*2.",
+    ),
+    click.option("--gen", "-n", default=64, show_default=True, help="Tokens to generate in each run."),
+    click.option("--repeat", "-r", default=3, show_default=True, help="Runs of each prompt length."),
+    *UNTIL,
+    *SETTINGS,
+    SEED,
+    *OUTPUT,
+    click.option("--stream", is_flag=True, help="Show the generated text as it comes."),
+    DRY_RUN,
+)
+def measure(**asked: Any) -> None:
+    """Time every token of generations at several prompt lengths.
+
+    Without options: a first look that takes about half a minute on two cores. Each run prefills a prompt and
+    generates --gen tokens; its time stamps go into a new file in --out the moment it ends. Exit status: 0
+    when all runs went well, 1 when some failed, 130 after Ctrl-C.
+    """
+    _measure(**asked)
+
+
+@click.command()
+@with_options(
+    click.option("--max-len", "-p", default=8192, show_default=True, help="Prompt tokens at the end of the walk."),
+    click.option("--every", "-e", default=512, show_default=True, help="Prompt tokens between two looks."),
+    click.option("--gen", "-n", default=16, show_default=True, help="Tokens to generate at each look."),
+    click.option("--repeat", "-r", default=3, show_default=True, help="Walks through the context."),
+    *UNTIL,
+    *SETTINGS,
+    SEED,
+    *OUTPUT,
+    DRY_RUN,
+)
+def sweep(max_len: int, **asked: Any) -> None:
+    """Measure both curves, prefill and decode, in one walk through the context.
+
+    After every --every prompt tokens, --gen tokens are generated and forgotten again; then the prompt goes
+    on. Prefill time at any length is the sum of the steps up to it, so no prefix is computed twice. Shows
+    the law behind each curve.
+    """
+    _measure(prompt_len=str(max_len), stream=False, **asked)
+
+
+@click.command(cls=WithVariants)
+@click.argument("variants", nargs=-1, required=True, metavar="VARIANT VARIANT...")
+@with_options(
+    click.option("--prompt-len", "-p", default="256", show_default=True, help="Prompt lengths, as for measure."),
+    click.option("--gen", "-n", default=32, show_default=True, help="Tokens to generate in each run."),
+    click.option("--blocks", default=10, show_default=True, help="Blocks; each runs every variant twice."),
+    click.option(
+        "--at-least", type=Share(), default="1%", show_default=True, help="Claim no difference smaller than this."
+    ),
+    *SETTINGS,
+    SEED,
+    *OUTPUT,
+)
+def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **asked: Any) -> None:
+    """Compare settings or models side by side, so that the machine's moods fall on all alike.
+
+    \b
+    A VARIANT is options in quotes; the first is the base. Options outside of quotes hold for all:
+      lab ab "--flash-attn on" "--flash-attn off" --prompt-len 256,2048
+      lab ab "--threads 1" "--threads 2" "--threads 4" --gen 64
+      lab ab "-m smollm2-135m" "-m smollm2-135m:Q8_0"
+
+    Every block gives each variant a fresh engine and runs them in a random order, then in its mirror image.
+    """
+    from lab import compare, printing, terminal, trial
+    from lab.measure import new_results_file
+    from lab.plan import make_plan
+    from lab.worker import Worker
+
+    as_json, no_plot = asked.pop("as_json"), asked.pop("no_plot")
+    err = terminal.console(stderr=True)
+    if not 1 <= blocks <= 1000:
+        raise LabError(f"--blocks {blocks} is not possible.", "Give a whole number from 1 to 1,000.")
+    if len(variants) > 26:
+        raise LabError(f"{len(variants)} variants are too many.", "Compare at most 26 at once.")
+    named = {f"{chr(65 + i)}: {text.strip() or 'as it is'}": parse_variant(text) for i, text in enumerate(variants)}
+    plans: dict[str, Plan] = {}
+    with Worker() as worker, terminal.transfer(err) as transferring:
+        for name, settings in named.items():
+            plans[name] = make_plan(worker, repeat=2 * blocks, **{**asked, **settings}, watch=transferring)
+    trial.check(plans)
+    first = next(iter(plans.values()))
+    for line in terminal.describe(first.machine, first.model):
+        err.print(line)
+    for warning in dict.fromkeys(warning for plan in plans.values() for warning in plan.warnings):
+        err.print(f"Note: {warning}", style="yellow")
+    path = new_results_file(first, Path(out), len(plans))
+
+    def runs(watch: Watch) -> Iterator[Record]:
+        return trial.execute(plans, blocks, path, watch)
+
+    records, problem = _collect(runs, path, err, None)
+    if problem:
+        raise problem
+    found = compare.groups(records)
+    comparisons = compare.compare(found, at_least)
+    plots = [] if no_plot else draw(records, path.parent, path.stem)
+    if as_json:
+        files = {"session": path.stem, "results": str(path), "plots": [str(plot) for plot in plots]}
+        terminal.print_json({**files, **printing.comparisons_as_json(found, comparisons)})
+        return
+    stdout = terminal.console()
+    printing.print_comparisons(found, comparisons, at_least, stdout)
+    for sentence in printing.warnings(records):
+        stdout.print(f"{printing.DISTURBED} {sentence}")
+    stdout.print(f"\nresults  {path}")
+    for plot in plots:
+        stdout.print(f"plot     {plot}")
+
+
+def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, dry_run: bool, **asked: Any) -> None:
+    """Plan, measure, and show: what measure and sweep have in common."""
+    from lab import printing, terminal
+    from lab.measure import execute, new_results_file
+    from lab.plan import make_plan
+    from lab.worker import Worker
+
+    err = terminal.console(stderr=True)
+    text_out = err if as_json else terminal.console()
+    asked["until"] = _until(asked.pop("until"), asked.pop("max_repeats"), asked.pop("max_minutes"))
+    with Worker() as worker:
+        with terminal.transfer(err) as transferring:
+            plan = make_plan(worker, **asked, watch=transferring, fetch=not dry_run)
+        for line in terminal.describe(plan.machine, plan.model):
+            text_out.print(line)
+        for warning in [*plan.warnings, *([terminal.refused_lengths(plan)] if plan.refused else [])]:
+            err.print(f"Note: {warning}", style="yellow")
+        if dry_run:
+            terminal.print_plan(plan, as_json)
+            return
+        path = new_results_file(plan, Path(out))
+
+        def runs(watch: Watch) -> Iterator[Record]:
+            return execute(plan, worker, path, watch, stream)
+
+        records, problem = _collect(runs, path, err, text_out if stream else None)
+    _report(records, path, plan, plots=not no_plot, as_json=as_json)
+    if problem:
+        raise problem
+    if printing.failures(records):
+        sys.exit(EXIT_FAILED)
+
+
+def _collect(runs: Any, path: Path, err: Console, stream_to: Console | None) -> tuple[list[Record], LabError | None]:
+    """Make the runs and show them as they come. A LabError is told after what was measured before it."""
+    from lab import printing, terminal
+
+    records: list[Record] = []
+    try:
+        with terminal.progress(err, stream_to, printing.finished) as (watch, finished):
+            for record in runs(watch):
+                records.append(record)
+                finished(record)
+    except LabError as error:
+        return records, error
+    except KeyboardInterrupt:
+        n = sum(record.run.status == "ok" and not record.run.warmup for record in records)
+        word = "1 finished run is" if n == 1 else f"{n} finished runs are"
+        err.print(f"\nInterrupted. {word} in {path}" if n else "\nInterrupted before a run was finished.")
+        sys.exit(EXIT_INTERRUPTED)
+    return records, None
+
+
+def _report(records: list[Record], path: Path, plan: Plan, plots: bool, as_json: bool) -> None:
+    """What a session ends with: the table first, since drawing may fail."""
+    from lab import printing, terminal
+
+    if not records:
+        return
+    out = terminal.console()
+    if not as_json:
+        printing.print_results(records, out)
+        for sentence in printing.still_wide(records, plan):
+            out.print(sentence)
+        out.print(f"\nresults  {path}")
+    drawn = draw(records, path.parent, path.stem) if plots else []
+    if as_json:
+        files = {"session": path.stem, "results": str(path), "plots": [str(plot) for plot in drawn]}
+        terminal.print_json({**files, **as_json_rows(records), "still_wide": printing.still_wide(records, plan)})
+    else:
+        for plot in drawn:
+            out.print(f"plot     {plot}")
+
+
+def _until(share: float | None, max_repeats: int, max_minutes: float | None) -> Until | None:
+    from lab.plan import MIN_FOR_INTERVAL, Until
+
+    if share is None:
+        return None
+    if max_repeats < MIN_FOR_INTERVAL:
+        raise LabError(
+            f"--max-repeats {max_repeats} is too few for an interval.", f"Allow at least {MIN_FOR_INTERVAL}."
+        )
+    return Until(share, max_repeats, max_minutes)

@@ -1,0 +1,133 @@
+"""Options that several commands share, and what the words in them mean."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from lab.errors import LabError
+
+CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+
+class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A part of the whole: `2%`, or `0.02`."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        try:
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share < 1:
+            self.fail(f"{value!r} is not a share. Write 2% or 0.02.", param, ctx)
+        return share
+
+
+SETTINGS = [
+    click.option("--model", "-m", default="smollm2-135m", show_default=True, help="A SPEC: see lab models."),
+    click.option("--prompt", default="text", show_default=True, help="text (the lab's own), random, or a text file."),
+    click.option("--threads", "-t", type=int, help="Threads for decode.  [default: physical cores]"),
+    click.option("--threads-batch", type=int, help="Threads for prefill.  [default: as --threads]"),
+    click.option("--batch", "-b", default=2048, show_default=True, help="Largest batch; caps --ubatch."),
+    click.option("--ubatch", "-u", default=512, show_default=True, help="Tokens per prefill step."),
+    click.option(
+        "--n-gpu-layers",
+        "-ngl",
+        type=int,
+        help="Layers on the GPU, 0 for none.  [default: all, where there is one]",
+    ),
+    click.option(
+        "--flash-attn",
+        "-fa",
+        type=click.Choice(["on", "off", "auto"]),
+        default="auto",
+        show_default=True,
+        help="Flash attention.",
+    ),
+    click.option(
+        "--cache-type-k",
+        "-ctk",
+        type=click.Choice(CACHE_TYPES),
+        default="f16",
+        show_default=True,
+        metavar="TYPE",
+        help="Type of the K cache: " + ", ".join(CACHE_TYPES) + ".",
+    ),
+    click.option(
+        "--cache-type-v",
+        "-ctv",
+        type=click.Choice(CACHE_TYPES),
+        default="f16",
+        show_default=True,
+        metavar="TYPE",
+        help="Type of the V cache, likewise.",
+    ),
+]
+"""What to measure and how."""
+
+SEED = click.option("--seed", default=1, show_default=True, help="Of the order of runs and of the prompts.")
+GEN_HELP = "Tokens to generate"
+OUTPUT = [
+    click.option("--out", "-o", default="results", show_default=True, help="Folder for the results and plots."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
+    click.option("--no-plot", is_flag=True, help="Draw no plots."),
+]
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Show the plan and its estimated memory, and measure nothing.")
+UNTIL = [
+    click.option(
+        "--until",
+        type=Share(),
+        metavar="SHARE",
+        help="More rounds until every 95 % interval is within this of its median, such as 2%.",
+    ),
+    click.option("--max-repeats", default=30, show_default=True, help="With --until: at most so many rounds."),
+    click.option("--max-minutes", type=float, help="With --until: no new round after so many minutes."),
+]
+
+
+def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that gives a command these options, in this order."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+class WithVariants(click.Command):
+    """A command whose arguments may be options in quotes, such as "--threads 2"."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Click takes what begins with a dash for an option: a space before it makes it an argument."""
+        return super().parse_args(ctx, [f" {arg}" if re.match(r"--?[\w-]+\s", arg) else arg for arg in args])
+
+
+def parse_variant(text: str) -> dict[str, Any]:
+    """The settings that a variant of `lab ab` names, such as `--threads 1 --flash-attn off`. LabError if it cannot."""
+
+    @with_options(*SETTINGS)
+    def variant(**_: Any) -> None: ...
+
+    command = click.command(add_help_option=False)(variant)
+    try:
+        context = command.make_context("variant", shlex.split(text))
+    except (click.ClickException, ValueError) as problem:
+        message = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
+        raise LabError(
+            f"The variant {text!r} is not understood: {message}", "Write it as options: --threads 2"
+        ) from None
+    return {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }

@@ -1,0 +1,47 @@
+"""What every command does with results: read them, print them, draw them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.record import Record
+
+
+def read(results: tuple[str, ...]) -> list[Record]:
+    """The records of files and folders; what is skipped is told. LabError where there is none."""
+    from lab.results import read as read_files
+
+    reading = read_files(results)
+    for sentence in reading.skipped:
+        click.echo(f"Note: {sentence}", err=True)
+    if not reading.records:
+        raise LabError(f"There is no run in {' '.join(results)}.", "Measure some: lab measure")
+    return list(reading.records)
+
+
+def draw(records: list[Record], folder: Path, stem: str) -> list[Path]:
+    """The plots that there is data for."""
+    from lab.plot import save
+    from lab.record import OK
+
+    if any(record.run.status == OK and not record.run.warmup for record in records):
+        return save(records, folder, stem)
+    return []
+
+
+def as_json_rows(records: list[Record]) -> dict[str, Any]:
+    """The summary's rows, what disturbed the runs, and what failed."""
+    from lab import printing, table
+
+    rows = table.summary(table.runs(records))
+    return {
+        "rows": rows.to_dict("records"),
+        "warnings": printing.warnings(records),
+        "failures": printing.failures(records),
+    }

@@ -1,0 +1,196 @@
+"""Results as text: the tables, what they show in words, and what not to trust in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lab import compare, laws, noise, phases, table
+from lab.compare import Comparison, Group
+from lab.measure import wide_rows
+from lab.plan import MIN_FOR_INTERVAL, Plan, join
+from lab.record import OK, Record
+from lab.terminal import grid_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN = {
+    "prefill_s": "prefill\ns",
+    "prefill_tps": "prefill\ntokens/s",
+    "ttft_s": "TTFT\ns",
+    "tpot_ms": "TPOT\nms",
+    "decode_tps": "decode\ntokens/s",
+    "e2e_s": "E2E\ns",
+    "prefill_share": "prefill\n% of E2E",
+}
+"""Figures of the summary, and their headings."""
+
+DISTURBED = "!"
+
+
+def summary_table(rows: pd.DataFrame) -> Table:
+    """One row per prompt length: medians, with the interval (or the range of few runs) below."""
+    shown = dict(SHOWN)
+    if rows.tpot_ms.isna().all() and rows.decode_ms.notna().any():  # imported: nothing is known of single tokens
+        shown = {
+            "prefill_s": shown["prefill_s"],
+            "prefill_tps": shown["prefill_tps"],
+            "decode_ms": "decode\ncompute ms",
+        }
+    grid = grid_of("prompt\ntokens", "runs", *shown.values())
+    for row in rows.to_dict("records"):
+        cells = []
+        for name in shown:
+            scale = 100 if name == "prefill_share" else 1
+            ends = ("low", "high") if row[f"{name}_low"] == row[f"{name}_low"] else ("min", "max")
+            low, middle, high = (scale * row[key] for key in (f"{name}_{ends[0]}", name, f"{name}_{ends[1]}"))
+            cell = Text(table.digits(middle))
+            if row["repeats"] > 1 and middle == middle:
+                cell.append(f"\n{table.digits(low)}-{table.digits(high)}", style="dim")
+            cells.append(cell)
+        grid.add_row(f"{row['n_prompt']:,}", f"{row['repeats']}{DISTURBED if row['disturbed'] else ''}", *cells)
+    return grid
+
+
+def print_results(records: Sequence[Record], out: Console) -> None:
+    """Tables, what they show in words, what disturbed them, and what failed."""
+    every = table.runs(records)
+    rows = table.summary(every)
+    for label, setup in table.setups(rows) if len(rows) else []:
+        for n_gen, part in setup.groupby("n_gen"):
+            out.print()
+            generated = f"{n_gen:,} tokens generated " + (
+                "per run" if part.sweep_every.isna().all() else "at each length"
+            )
+            out.print(Text(label, style="bold") + Text(f": {generated}; median, {_what_is_below(part)}"))
+            out.print(summary_table(part))
+            for sentence in table.sentences(part):
+                out.print(sentence)
+            for law in (laws.prefill_law(part), laws.decode_law(part)):
+                if law:
+                    out.print(str(law))
+    if not len(rows):
+        out.print("\nNo run went well.")
+    for sentence in warnings(records):
+        out.print(Text(f"{DISTURBED} ", style="yellow") + Text(sentence))
+    for line in failures(records):
+        out.print(Text("failed ", style="red") + Text(line))
+
+
+def warnings(records: Sequence[Record]) -> list[str]:
+    """What disturbed the measurement: by length, and over the whole session."""
+    by_length: dict[tuple[str, str | None, int], list[Record]] = {}
+    for record in records:
+        run = record.run
+        if run.status == OK and not run.warmup:
+            by_length.setdefault((record.session, run.variant, run.n_prompt), []).append(record)
+    said = []
+    for (_, variant, n_prompt), group in by_length.items():
+        runs = [record.run for record in group]
+        words = noise.sentences(runs)
+        if words:
+            what = f"{n_prompt:,} prompt tokens" + (f", {variant}" if variant else "")
+            doubt = " Do not trust these figures: measure again." if noise.is_doubtful(runs) else ""
+            said.append(f"{what}: {'; '.join(words)}.{doubt}")
+    return said + noise.drift(records)
+
+
+def still_wide(records: Sequence[Record], plan: Plan) -> list[str]:
+    """With --until: which figures did not get there."""
+    if plan.until is None:
+        return []
+    wide = wide_rows([record.run for record in records], plan.until.share)
+    if not wide:
+        return [f"Every interval is within {plan.until.share:.1%} of its median."]
+    names = [f"{row.figure} at {row.n_prompt:,}" + (f" ({row.width:.1%})" if row.width else "") for row in wide]
+    return [f"Still wider than {plan.until.share:.1%}: {', '.join(names)}."]
+
+
+def failures(records: Sequence[Record]) -> list[str]:
+    """One line per failed run."""
+    return [
+        f"{record.run.n_prompt:,} prompt tokens, repeat {record.run.repeat + 1}: {record.run.error}"
+        for record in records
+        if record.run.status != OK
+    ]
+
+
+def print_comparisons(found: Sequence[Group], comparisons: Sequence[Comparison], at_least: float, out: Console) -> None:
+    """What differs between the groups, then a table for each against the base, with a verdict a row."""
+    out.print(Text("base ", style="bold") + Text(found[0].label))
+    out.print("differ in")
+    for field, values in compare.differences(found).items():
+        out.print(f"  {field}: " + " | ".join("unknown" if value is None else _short(str(value)) for value in values))
+    for comparison in comparisons:
+        out.print()
+        out.print(Text(comparison.other, style="bold") + Text(" against the base"))
+        grid = grid_of("prompt\ntokens", "figure", "base", "other", "n", "time\nratio", "interval", "verdict")
+        for row in comparison.rows:
+            name, unit = FIGURES[row.figure]
+            grid.add_row(
+                f"{row.n_prompt:,}",
+                f"{name}, {unit}",
+                table.digits(row.base),
+                table.digits(row.other),
+                str(row.n_base) if row.n_base == row.n_other else f"{row.n_base}, {row.n_other}",
+                table.digits(row.ratio.estimate) if row.ratio else "-",
+                f"{row.ratio.low:.3f}-{row.ratio.high:.3f}" if row.ratio else "-",
+                row.words,
+            )
+        out.print(grid)
+        if not comparison.rows:
+            out.print("They have no length in common.")
+        for side, names in (("base", comparison.only_base), ("other", comparison.only_other)):
+            if names:
+                out.print(f"Only in the {side}: {', '.join(names)}.")
+    paired = any(row.paired for comparison in comparisons for row in comparison.rows)
+    how = "block by block, measured side by side" if paired else "run against run"
+    out.print(
+        f"\nTime ratio: other over base, {how}. All intervals together hold with 95 %; "
+        f"differences below {at_least:.1%} are not claimed."
+    )
+    if not paired and all(group.rows.machine.iloc[0] == found[0].rows.machine.iloc[0] for group in found):
+        out.print("These sessions were not measured side by side: part of a difference may be the hour. See lab ab.")
+
+
+FIGURES = {"prefill_s": ("prefill", "s"), "tpot_ms": ("TPOT", "ms"), "decode_ms": ("decode compute", "ms")}
+
+
+def comparisons_as_json(found: Sequence[Group], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """The same for programs."""
+    import dataclasses
+
+    return {
+        "groups": [group.label for group in found],
+        "differences": compare.differences(found),
+        "comparisons": [dataclasses.asdict(comparison) for comparison in comparisons],
+    }
+
+
+def finished(record: Record) -> str:
+    """A finished run in a line."""
+    run = phases.legs(record.run)[-1]
+    ttft, tpot = phases.ttft_ns(run), phases.tpot_ns(run)
+    times = [f"TTFT {table.digits(ttft / 1e9)} s"] if ttft else [run.status]
+    times += [f"TPOT {table.digits(tpot / 1e6)} ms"] if tpot else []
+    variant = f"{run.variant}, " if run.variant else ""
+    disturbed = f" {DISTURBED}" if noise.disturbances(record.run) else ""
+    return f"{variant}{run.n_prompt:,} prompt tokens, repeat {run.repeat + 1}: {', '.join(times)}{disturbed}"
+
+
+def _what_is_below(rows: pd.DataFrame) -> str:
+    few = sorted(set(rows.repeats[rows.repeats < MIN_FOR_INTERVAL]))
+    if not few:
+        return "95 % interval below it"
+    if few == [1]:
+        return "one run: too few to tell how sure"
+    return f"range below it ({join(few)} runs are too few for an interval, {MIN_FOR_INTERVAL} would do)"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,100 @@
+"""A against B, side by side: the trial behind `lab ab`.
+
+Machines drift, and every process of llama.cpp has luck of its own (where its memory came to lie makes it some
+percent faster or slower for as long as it lives). So a trial is made of blocks. In each, every variant gets a
+fresh engine, and runs are made in a random order and then in its mirror image (A B B A): a steady drift falls
+on all alike, and luck is drawn again for the next block. What is compared later is blocks, not runs.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from lab import machine
+from lab.bench import Bench, failed_run
+from lab.errors import LabError
+from lab.measure import MAX_CRASHES, save
+from lab.plan import Plan
+from lab.progress import Reporter, Watch
+from lab.record import FAILED, OK, Record, Run
+from lab.worker import Worker
+
+N_BLOCKS = 10
+
+
+def check(plans: dict[str, Plan]) -> None:
+    """LabError where the variants cannot be measured side by side. The keys are the variants' names."""
+    if len(plans) < 2:
+        raise LabError("A trial needs two variants or more.", 'For example: lab ab "--threads 1" "--threads 2"')
+    need = 0
+    for name, plan in plans.items():
+        if plan.refused:
+            raise LabError(f"{name}: {' '.join(plan.refused.values())}", "Take shorter prompts or a smaller model.")
+        need += max(plan.memory(n).total_bytes for n in plan.lengths)
+    available = machine.memory_available()
+    on_cpu = all(plan.settings.n_gpu_layers == 0 for plan in plans.values())
+    if on_cpu and need > available:
+        raise LabError(
+            f"All variants together need about {need / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are available.",
+            "Take a smaller model or shorter prompts, or measure the variants one after the other (lab measure).",
+        )
+
+
+def execute(
+    plans: dict[str, Plan], n_blocks: int, path: Path, watch: Watch, new_worker: Callable[[], Worker] = Worker
+) -> Iterator[Record]:
+    """Make the trial's runs, each appended to `path` the moment it ends, and yield their records.
+
+    A variant that is refused, or whose engine dies twice, ends the trial with a LabError, after a record of
+    it; what was measured stays.
+    """
+    first = next(iter(plans.values()))
+    chance = random.Random(first.seed)
+    lengths = list(first.lengths)
+    per_block = 2 * len(plans) * len(lengths)
+    todo = [(0, n) for n in lengths] * (2 * n_blocks * len(plans))
+    reporter = Reporter(watch, todo, first.n_gen)
+    plans, crashes = dict(plans), collections.Counter[str]()
+    for block in range(n_blocks):
+        order = chance.sample(list(plans), len(plans))
+        chance.shuffle(lengths)
+        with contextlib.ExitStack() as stack:
+            workers = {name: stack.enter_context(new_worker()) for name in order}
+            benches = {name: Bench(plans[name], workers[name], reporter) for name in order}
+            for name, run in _block(benches, lengths, block, todo):
+                bench = benches[name]
+                plans[name] = dataclasses.replace(plans[name], model=bench.model)  # its sum is made once
+                run = dataclasses.replace(run, block=block, variant=name)
+                line = Record(path.stem, bench.plan.machine, bench.model, bench.settings, run)
+                save(path, line)
+                yield line
+        if run.status != OK:
+            crashes[name] += 1
+            if run.status == FAILED or crashes[name] >= MAX_CRASHES:
+                raise LabError(f"{name}: {run.error}", "The runs before this are kept.")
+            del todo[(n_blocks - block - 1) * per_block :]
+
+
+def _block(
+    benches: dict[str, Bench], lengths: Sequence[int], block: int, todo: list[tuple[int, int]]
+) -> Iterator[tuple[str, Run]]:
+    """One block: warm-ups, then runs in the order of `benches` and back. A failed run is the last of its block."""
+    name = ""
+    try:
+        for name, bench in benches.items():
+            bench.load()
+            bench.open(max(lengths) + bench.plan.n_gen)
+            for _, run in bench.warm_up(lengths):
+                yield name, run
+        for turn, names in enumerate((list(benches), list(benches)[::-1])):
+            for name in names:
+                for n_prompt in lengths[:: 1 - 2 * turn]:
+                    todo.pop()
+                    yield name, benches[name].run(n_prompt, 2 * block + turn)
+    except LabError as problem:
+        yield name, failed_run(benches[name].plan, max(lengths), 2 * block, problem)
