@@ -124,7 +124,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
     def runs(watch: Watch) -> Iterator[Record]:
         return trial.execute(plans, blocks, path, watch)
 
-    records, problem = _collect(runs, path, err, None)
+    records, problem = _collect(runs, path, err, None, in_blocks=True)
     if problem:
         raise problem
     found = compare.groups(records)
@@ -176,13 +176,15 @@ def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, dry_run: bool
         sys.exit(EXIT_FAILED)
 
 
-def _collect(runs: Any, path: Path, err: Console, stream_to: Console | None) -> tuple[list[Record], LabError | None]:
+def _collect(
+    runs: Any, path: Path, err: Console, stream_to: Console | None, in_blocks: bool = False
+) -> tuple[list[Record], LabError | None]:
     """Make the runs and show them as they come. A LabError is told after what was measured before it."""
     from lab import printing, terminal
 
     records: list[Record] = []
     try:
-        with terminal.progress(err, stream_to, printing.finished) as (watch, finished):
+        with terminal.progress(err, stream_to, printing.finished, in_blocks) as (watch, finished):
             for record in runs(watch):
                 records.append(record)
                 finished(record)

@@ -24,50 +24,17 @@ from lab.errors import LabError
 from lab.record import OK, Device, Machine, Model, Record, Run, Settings, Steps, Totals
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
-COLUMNS = {  # llama-bench's columns in its order, with their SQL types
-    "build_commit": "TEXT",
-    "build_number": "INTEGER",
-    "cpu_info": "TEXT",
-    "gpu_info": "TEXT",
-    "backends": "TEXT",
-    "model_filename": "TEXT",
-    "model_type": "TEXT",
-    "model_size": "INTEGER",
-    "model_n_params": "INTEGER",
-    "n_batch": "INTEGER",
-    "n_ubatch": "INTEGER",
-    "n_threads": "INTEGER",
-    "cpu_mask": "TEXT",
-    "cpu_strict": "INTEGER",
-    "poll": "INTEGER",
-    "type_k": "TEXT",
-    "type_v": "TEXT",
-    "n_gpu_layers": "INTEGER",
-    "n_cpu_moe": "INTEGER",
-    "split_mode": "TEXT",
-    "main_gpu": "INTEGER",
-    "no_kv_offload": "INTEGER",
-    "flash_attn": "INTEGER",
-    "devices": "TEXT",
-    "tensor_split": "TEXT",
-    "tensor_buft_overrides": "TEXT",
-    "load_mode": "TEXT",
-    "lazy_mode": "TEXT",
-    "embeddings": "INTEGER",
-    "no_op_offload": "INTEGER",
-    "no_host": "INTEGER",
-    "repack": "INTEGER",
-    "fit_target": "INTEGER",
-    "fit_min_ctx": "INTEGER",
-    "n_prompt": "INTEGER",
-    "n_gen": "INTEGER",
-    "n_depth": "INTEGER",
-    "test_time": "TEXT",
-    "avg_ns": "INTEGER",
-    "stddev_ns": "INTEGER",
-    "avg_ts": "REAL",
-    "stddev_ts": "REAL",
-}
+_COLUMNS = """
+build_commit build_number:INTEGER cpu_info gpu_info backends model_filename model_type model_size:INTEGER
+model_n_params:INTEGER n_batch:INTEGER n_ubatch:INTEGER n_threads:INTEGER cpu_mask cpu_strict:INTEGER poll:INTEGER
+type_k type_v n_gpu_layers:INTEGER n_cpu_moe:INTEGER split_mode main_gpu:INTEGER no_kv_offload:INTEGER
+flash_attn:INTEGER devices tensor_split tensor_buft_overrides load_mode lazy_mode embeddings:INTEGER
+no_op_offload:INTEGER no_host:INTEGER repack:INTEGER fit_target:INTEGER fit_min_ctx:INTEGER n_prompt:INTEGER
+n_gen:INTEGER n_depth:INTEGER test_time avg_ns:INTEGER stddev_ns:INTEGER avg_ts:REAL stddev_ts:REAL
+"""
+COLUMNS = {name: kind or "TEXT" for name, _, kind in (column.partition(":") for column in _COLUMNS.split())}
+"""llama-bench's columns in its order, with their SQL types."""
+
 FLASH_ATTN = {"off": 0, "on": 1, "auto": -1}
 DEFAULTS = {
     # What the lab leaves at llama.cpp's defaults, as llama-bench words these.

@@ -28,6 +28,7 @@ MOST = {
     "attention.key_length": 100_000,
     "vocab_size": 10_000_000,
 }
+MAY_BE_ZERO = ("feed_forward_length", "attention.head_count")  # recurrent models have neither
 
 _STRING, _ARRAY = 8, 9
 _INTEGERS = {  # gguf type: suffix of the reading function, and what it returns
@@ -86,7 +87,7 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
         raise LabError(f"{path.name} has a list of more than {MOST_ITEMS:,} items.", "Get the file again, elsewhere.")
     for key, most in MOST.items():
         value = number(f"{arch}.{key}")
-        if value is not None and not 0 < value <= most:
+        if value is not None and not (key not in MAY_BE_ZERO) <= value <= most:
             raise LabError(f"{path.name} says {key} = {value:,}, which no model has.", "Get the file again, elsewhere.")
     tensors = {lib.gguf_get_tensor_name(gguf, i): i for i in range(lib.gguf_get_n_tensors(gguf))}
     if not tensors:
@@ -97,7 +98,7 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
         raise LabError(
             f"{path.name} is cut off: it has {n_bytes:,} of {end:,} bytes.", "Get the file again, to its end."
         )
-    embedding = tensors.get(b"token_embd.weight")
+    embedding, output = tensors.get(b"token_embd.weight"), tensors.get(b"output.weight")
     n_embd, n_head = number(f"{arch}.embedding_length"), number(f"{arch}.attention.head_count")
     n_kv = number(f"{arch}.attention.head_count_kv")  # None where it differs between layers
     key_length = number(f"{arch}.attention.key_length")
@@ -122,6 +123,8 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
         tied_embeddings=b"output.weight" not in tensors,
         tensor_bytes=bytes_by_type,
         embedding_bytes=None if embedding is None else lib.gguf_get_tensor_size(gguf, embedding),
+        output_bytes=None if output is None else lib.gguf_get_tensor_size(gguf, output),
+        n_expert=number(f"{arch}.expert_count"),
         n_params=sum(math.prod(lib.gguf_get_tensor_ne(gguf, index)[:4]) for index in tensors.values()),
     )
 

@@ -53,6 +53,8 @@ class Model:
     tied_embeddings: bool | None
     tensor_bytes: dict[str, int]  # bytes by tensor type
     embedding_bytes: int | None = None  # of the token embedding table
+    output_bytes: int | None = None  # of the output matrix, where it is not the embedding table
+    n_expert: int | None = None
     n_params: int | None = None
     description: str | None = None  # llama.cpp's own
 

@@ -44,7 +44,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     if n > MOST_EXACT:
         rank = _normal_rank(n / 2, math.sqrt(n) / 2, confidence)
     else:
-        rank = _rank([math.comb(n, i) for i in range(n + 1)], confidence)
+        rank = _rank(_binomial_counts(n), confidence)
     ordered = sorted(values)
     return Interval(ordered[rank - 1], ordered[-rank]) if rank else None
 
@@ -61,28 +61,25 @@ def ratio(base: Sequence[float], other: Sequence[float], confidence: float = CON
         rank = _normal_rank(n * m / 2, math.sqrt(n * m * (n + m + 1) / 12), confidence)
     else:
         rank = _rank(_rank_sum_counts(n, m), confidence)
-    return _ratio_of(pairs, rank)
+    if not rank:
+        return None
+    return Ratio(*map(math.exp, (statistics.median(pairs), pairs[rank - 1], pairs[-rank])))
 
 
 def paired_ratio(base: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE) -> Ratio | None:
     """other / base of values that belong together pair by pair; None where they are too few (6 for 95 %).
 
-    Hodges and Lehmann's estimate on log-ratios: the median of the means of all two of them. Its interval
-    holds the ratios that the exact two-sided signed-rank test (Wilcoxon) does not reject.
+    The median of the pairs' ratios with its interval (the sign test, inverted). The signed-rank test would be
+    a little narrower on quiet machines, but there a single spike in ten pairs widens the interval beyond use.
     """
-    logs = [math.log(b / a) for a, b in zip(base, other, strict=True)]
-    n = len(logs)
-    means = sorted((a + b) / 2 for a, b in itertools.combinations_with_replacement(logs, 2))
-    if n > MOST_EXACT:
-        rank = _normal_rank(n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24), confidence)
-    else:
-        rank = _rank(_signed_rank_counts(n), confidence)
-    return _ratio_of(means, rank)
+    ratios = sorted(b / a for a, b in zip(base, other, strict=True))
+    interval = median_interval(ratios, confidence)
+    return Ratio(statistics.median(ratios), interval.low, interval.high) if interval else None
 
 
 def fewest(paired: bool, confidence: float = CONFIDENCE) -> int:
     """How many values a side `paired_ratio`, or `ratio`, must have to give an interval."""
-    counts = _signed_rank_counts if paired else lambda n: _rank_sum_counts(n, n)
+    counts = _binomial_counts if paired else lambda n: _rank_sum_counts(n, n)
     return next(n for n in itertools.count(1) if _rank(counts(n), confidence))
 
 
@@ -124,13 +121,6 @@ def fit(columns: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[fl
     return tuple(float(c) for c in coefficients / scale)
 
 
-def _ratio_of(ordered_logs: Sequence[float], rank: int) -> Ratio | None:
-    if not rank:
-        return None
-    logs = statistics.median(ordered_logs), ordered_logs[rank - 1], ordered_logs[-rank]
-    return Ratio(*map(math.exp, logs))
-
-
 def _rank(counts: Sequence[int], confidence: float) -> int:
     """How many of the rarest outcomes can be left out on each side; 0: not even one, there are too few values."""
     total, tail = sum(counts), 0
@@ -142,7 +132,12 @@ def _rank(counts: Sequence[int], confidence: float) -> int:
 
 
 def _normal_rank(mean: float, spread: float, confidence: float) -> int:
-    return max(0, math.floor(mean + statistics.NormalDist().inv_cdf((1 - confidence) / 2) * spread))
+    return max(0, math.floor(mean + statistics.NormalDist().inv_cdf((1 - confidence) / 2) * spread + 0.5))
+
+
+def _binomial_counts(n: int) -> list[int]:
+    """Of all ways in which n values fall below or above a median: in how many i fall below."""
+    return [math.comb(n, i) for i in range(n + 1)]
 
 
 def _rank_sum_counts(n: int, m: int) -> list[int]:
@@ -153,14 +148,6 @@ def _rank_sum_counts(n: int, m: int) -> list[int]:
             counts[k] -= counts[k - n - i]
         for k in range(i, n * m + 1):
             counts[k] += counts[k - i]
-    return counts
-
-
-def _signed_rank_counts(n: int) -> list[int]:
-    """Of all ways to give n ranks a sign: in how many the positive ones add up to i."""
-    counts = [1]
-    for rank in range(1, n + 1):
-        counts = _product(counts, [0, rank])
     return counts
 
 

@@ -110,7 +110,9 @@ def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     telling = [name for name in names if name not in IDENTITY and table[name].nunique() > 1]
     if telling and table.groupby(telling, dropna=False).ngroups == groups.ngroups:
         names = telling
-    names = names if {"model", "machine"} & set(names) else ["model", *names]
+    if table.variant.nunique() == groups.ngroups > 1:
+        names = ["variant"]
+    names = names if {"model", "machine", "variant"} & set(names) else ["model", *names]
     return [(", ".join(_named(name, rows[name].iloc[0]) for name in names), rows) for _, rows in groups]
 
 
@@ -172,7 +174,7 @@ def _where_the_time_went(rows: pd.DataFrame) -> str:
 def _named(name: str, value: object) -> str:
     text = str(value)
     text = text if len(text) <= 40 else f"{text[:12]}..."
-    return text if name in ("model", "machine") else f"{name} {text}"
+    return text if name in ("model", "machine", "variant") else f"{name} {text}"
 
 
 def model_label(record: Record) -> str:

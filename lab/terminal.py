@@ -158,11 +158,11 @@ def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
 
 @contextmanager
 def progress(
-    err: Console, stream_to: Console | None, describe_run: Callable[[Record], str]
+    err: Console, stream_to: Console | None, describe_run: Callable[[Record], str], in_blocks: bool = False
 ) -> Iterator[tuple[Watch, Any]]:
     """Shows statuses as they come: a bar on a terminal, a line per run elsewhere, or the streamed text.
 
-    `describe_run` puts a finished run into words.
+    `describe_run` puts a finished run into words; `in_blocks` the engine starts so often that it is told once.
     Yields two functions: one takes each Status, the other each finished Record.
     """
     if err.is_terminal and stream_to is None:
@@ -180,9 +180,7 @@ def progress(
                 head = f"\n--- {status.n_prompt:,} prompt tokens, repeat {(status.repeat or 0) + 1}"
                 stream_to.print(Text(head, style="bold"))
             stream_to.print(status.text, end="")
-        elif status.doing not in ("prefill", "decode", latest.doing) and (
-            not n_finished or status.doing.startswith("round")
-        ):
+        elif status.doing not in ("prefill", "decode", latest.doing) and (not n_finished or not in_blocks):
             err.print(f"{status.doing} ...")
         latest = status
 

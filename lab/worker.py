@@ -138,7 +138,7 @@ class Worker:
     def run(
         self, prompt: list[int], n_gen: int, watch: Callable[[Progress], None], every: int | None = None
     ) -> tuple[Steps, tuple[int, ...], int | None]:
-        """One run, as `lab.engine.run` has it; `watch` is called every POLL_S while it lasts."""
+        """One run, as `lab.engine.run` has it; `watch` is called every POLL_S while it lasts, and at its end."""
         n_tokens = n_gen * (1 if every is None else -(-len(prompt) // every))
         self._progress[: FIRST_TOKEN + n_tokens] = _unset(FIRST_TOKEN + n_tokens)
 
@@ -149,6 +149,7 @@ class Worker:
             watch(Progress(n_prefilled, tuple(chosen[:n])))
 
         reply = json.loads(self._ask("run", look, prompt=prompt, n_gen=n_gen, every=every))
+        look()
         return from_json(Steps, json.dumps(reply["steps"])), tuple(reply["token_ids"]), reply["end_at"]
 
     def close(self) -> None:

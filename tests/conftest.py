@@ -166,6 +166,11 @@ class FakeWorker:
         self.decode_ms: Callable[[], float] = lambda: 10
         self.on_context: Callable[[int], None] = lambda n_ctx: None
 
+    def __enter__(self) -> FakeWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
     def restart(self) -> None:
         self.starts += 1
 

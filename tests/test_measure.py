@@ -5,14 +5,14 @@ from typing import Any, cast
 
 import pytest
 
-from lab import results
+from lab import results, table
 from lab.errors import LabError
-from lab.measure import execute, new_results_file
-from lab.plan import Plan, make_plan
+from lab.measure import execute, new_results_file, wide_rows
+from lab.plan import MIN_FOR_INTERVAL, Plan, Until, make_plan
 from lab.progress import Status
 from lab.record import CRASHED, FAILED, OK, Record
 from lab.worker import Worker
-from tests.conftest import FakeWorker, died
+from tests.conftest import MS, FakeWorker, died
 
 
 @pytest.fixture
@@ -198,3 +198,69 @@ def test_a_session_without_a_run_leaves_no_file(fake_worker: FakeWorker, tmp_pat
     with pytest.raises(LabError, match="cannot load"):
         list(execute(plan, worker, path, lambda status: None))
     assert not path.exists()
+
+
+# Sweeps, and repeats until it is believable
+
+
+def plan_of(folder: Path, **options: Any) -> Any:
+    (folder / "tiny.gguf").write_bytes(b"GGUF")
+    worker: Any = FakeWorker()
+    return worker, make_plan(worker, model=str(folder / "tiny.gguf"), **options)
+
+
+def run_plan(worker: Any, plan: Any, folder: Path) -> list[Record]:
+    return list(execute(plan, worker, new_results_file(plan, folder), lambda status: None))
+
+
+def test_a_sweep_is_one_run_with_a_row_per_length(tmp_path: Path) -> None:
+    worker, plan = plan_of(tmp_path, prompt_len="40", gen=3, repeat=2, every=16)
+    assert plan.n_generated == 9
+    records = run_plan(worker, plan, tmp_path)
+    timed = [record for record in records if not record.run.warmup]
+    assert len(timed) == 2 and worker.contexts == [43]
+    rows = table.runs(timed)
+    assert rows.n_prompt.tolist() == [16, 32, 40] * 2
+    assert rows.prefill_s.tolist() == [0.016, 0.032, 0.040] * 2
+    assert rows.tpot_ms.tolist() == [11] * 6
+    assert [len(r.run.steps.kind) for r in records if r.run.warmup] == [3, 3]  # a chunk of 16, and one of 8
+
+
+def test_impossible_sweeps(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="--every 41"):
+        plan_of(tmp_path, prompt_len="40", every=41)
+    with pytest.raises(LabError, match="generate"):
+        plan_of(tmp_path, prompt_len="100000", gen=100, every=1)
+
+
+def shaky(worker: Any, spreads: list[float]) -> None:
+    """Decode takes 10 ms and a spread more; the list is gone through, then begun again."""
+    values = iter(spreads * 1000)
+    worker.decode_ms = lambda: 10 + next(values)
+
+
+def test_rounds_go_on_until_every_interval_is_narrow(tmp_path: Path) -> None:
+    worker, plan = plan_of(tmp_path, prompt_len="10,20", gen=5, repeat=1, until=Until(0.02, 30, None))
+    assert plan.n_repeat == MIN_FOR_INTERVAL
+    steady = [r.run for r in run_plan(worker, plan, tmp_path) if not r.run.warmup]
+    assert len(steady) == 2 * MIN_FOR_INTERVAL
+    worker, plan = plan_of(tmp_path, prompt_len="10,20", gen=5, repeat=1, until=Until(0.02, 9, None))
+    shaky(worker, [0, 0, 0, 3, 0, 2, 1])
+    runs = [r.run for r in run_plan(worker, plan, tmp_path / "shaky") if not r.run.warmup]
+    assert max(run.repeat for run in runs) == 8
+    assert {(row.n_prompt, row.figure) for row in wide_rows(runs, 0.02)} <= {(10, "TPOT"), (20, "TPOT")}
+
+
+def test_no_new_round_after_so_many_minutes(tmp_path: Path) -> None:
+    worker, plan = plan_of(tmp_path, prompt_len="10", gen=5, repeat=1, until=Until(0.0001, 1000, 0.0))
+    shaky(worker, [0, 1, 2, 3])
+    runs = [r.run for r in run_plan(worker, plan, tmp_path) if not r.run.warmup]
+    assert len(runs) == MIN_FOR_INTERVAL
+
+
+def test_a_sentinel_stands_before_and_after_every_run(tmp_path: Path) -> None:
+    worker, plan = plan_of(tmp_path, prompt_len="10", gen=5, repeat=3)
+    runs = [r.run for r in run_plan(worker, plan, tmp_path) if not r.run.warmup]
+    assert [(r.noise.sentinel_before_ns, r.noise.sentinel_after_ns) for r in runs if r.noise] == [
+        (10 * MS, 10 * MS)
+    ] * 3

@@ -1,0 +1,58 @@
+"""Does `lab ab` find what is not there, and does it find what is?
+
+    python3 -m uv run python -m tests.bench.cry_wolf [TRIALS]
+
+A/A: TRIALS trials (40) of the default settings against themselves on the embedded model; at most 2 of 40 may
+call a difference. Planted: one thread instead of two, and the model re-quantised to Q8_0.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lab import catalog, compare, trial
+from lab.compare import ALIKE, TOO_FEW, Row
+from lab.plan import Plan, make_plan
+from lab.progress import Status
+from lab.worker import Worker
+
+N_PROMPT, N_GEN = 32, 8
+
+
+def rows(variants: list[dict[str, Any]], seed: int) -> list[Row]:
+    """The rows of one trial of these settings."""
+    plans: dict[str, Plan] = {}
+    with Worker() as worker:
+        for i, settings in enumerate(variants):
+            plans[chr(65 + i)] = make_plan(worker, [N_PROMPT], N_GEN, seed=seed, **settings)
+
+    def watch(status: Status) -> None: ...
+
+    with tempfile.TemporaryDirectory() as folder:
+        records = list(trial.execute(plans, trial.N_BLOCKS, Path(folder) / "trial.jsonl", watch))
+    (comparison,) = compare.compare(compare.groups(records))
+    return list(comparison.rows)
+
+
+def told(row: Row) -> str:
+    ratio = f"{row.ratio.estimate:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})" if row.ratio else "-"
+    return f"{row.figure} {ratio} {row.verdict}"
+
+
+def main() -> None:
+    n_trials = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+    n_called = 0
+    for seed in range(n_trials):
+        found = rows([{}, {}], seed)
+        n_called += any(row.verdict not in (ALIKE, TOO_FEW) for row in found)
+        print(f"A/A {seed + 1:2}: {'; '.join(map(told, found))}", flush=True)
+    print(f"{n_called} of {n_trials} A/A trials called a difference; at most 2 of 40 wanted", flush=True)
+    for settings in ({"threads": 1}, {"model": f"{catalog.DEFAULT}:Q8_0"}):
+        print(f"planted {settings}: {'; '.join(map(told, rows([{}, settings], 1)))}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

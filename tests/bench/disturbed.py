@@ -1,0 +1,83 @@
+"""A neighbour burns a core for random seconds: what do the lab and llama-bench say?
+
+    python3 -m uv run python -m tests.bench.disturbed [ROUNDS]
+
+Each round measures decode after 10 tokens four times, in this order: lab quiet, llama-bench quiet, lab
+disturbed, llama-bench disturbed. Wanted of the lab: its median moves by at most 5 %, or it says not to trust it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lab import catalog
+from tests.bench import llama_bench
+
+N_GEN, N_REPEAT = 64, 8
+BURNER = """
+import random, sys, time
+chance = random.Random(int(sys.argv[1]))
+while True:
+    time.sleep(chance.uniform(0.2, 2))
+    end = time.monotonic() + chance.uniform(0.2, 2)
+    while time.monotonic() < end:
+        pass
+"""
+
+
+@contextmanager
+def burning(seed: int) -> Iterator[None]:
+    burner = subprocess.Popen([sys.executable, "-c", BURNER, str(seed)])
+    try:
+        yield
+    finally:
+        burner.kill()
+        burner.wait()
+
+
+def lab_tpot() -> tuple[float, list[str]]:
+    """The lab's median TPOT in ms, and its warnings."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ["-p", "10", "-n", str(N_GEN), "-r", str(N_REPEAT), "--json", "--no-plot", "-o", folder]
+        command = [sys.executable, "-c", "from lab.cli import main; main()", "measure", *arguments]
+        answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return answer["rows"][0]["tpot_ms"], answer["warnings"]
+
+
+def llama_bench_tpot() -> float:
+    """Milliseconds per token by llama-bench's mean rate."""
+    options = ["-p", "0", "-n", str(N_GEN), "-d", "10", "-r", str(N_REPEAT)]
+    (row,) = llama_bench.run(catalog.embedded_path(), *options)
+    return 1e3 / float(row["avg_ts"])
+
+
+def main() -> None:
+    n_rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+    moved: list[float] = []
+    silent = 0
+    for n in range(n_rounds):
+        quiet, said_quiet = lab_tpot()
+        bench_quiet = llama_bench_tpot()
+        with burning(n):
+            disturbed, said = lab_tpot()
+        with burning(n):
+            bench_disturbed = llama_bench_tpot()
+        change, bench_change = disturbed / quiet - 1, bench_disturbed / bench_quiet - 1
+        moved.append(abs(change))
+        silent += abs(change) > 0.05 and not any("Do not trust" in sentence for sentence in said)
+        print(f"round {n + 1}: lab {quiet:.2f} -> {disturbed:.2f} ms ({change:+.1%}), llama-bench {bench_change:+.1%}")
+        for kind, sentences in (("quiet", said_quiet), ("disturbed", said)):
+            for sentence in sentences:
+                print(f"    {kind}: {sentence}", flush=True)
+    print(f"the median moved by {statistics.median(moved):.1%} (most {max(moved):.1%})")
+    print(f"moved by more than 5 % without a warning not to trust it: {silent} of {n_rounds}; 0 wanted")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The lab's exports in llama.cpp's own compare script, and llama-bench's output in lab compare.
+
+    python3 -m uv run --with gitpython --with tabulate python -m tests.bench.exchange
+
+Runs the real llama-bench and the lab on the same tests, then llama.cpp's scripts/compare-llama-bench.py on
+both outputs in every format that it reads, and `lab import` and `lab compare` on llama-bench's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from lab import catalog
+from tests.bench import llama_bench
+
+N_PROMPT, N_GEN, N_REPEAT = 128, 32, 5
+
+
+def lab(*arguments: str | Path) -> str:
+    command = [sys.executable, "-c", "from lab.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def main() -> None:
+    program = llama_bench.program()
+    (script,) = program.parents[2].glob("*/vendor/llama.cpp/scripts/compare-llama-bench.py")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = folder / catalog.embedded_path().name
+        model.symlink_to(catalog.embedded_path())
+        os.chdir(folder)  # llama-bench keeps the path as it was given; the lab the file's name
+        options = ["-p", str(N_PROMPT), "-n", "0", "-r", str(N_REPEAT), "-ngl", "0"]
+        rows = llama_bench.run(Path(model.name), *options)
+        deep = ["-p", "0", "-n", str(N_GEN), "-d", str(N_PROMPT), "-r", str(N_REPEAT), "-ngl", "0"]
+        rows += llama_bench.run(Path(model.name), *deep)
+        (folder / "bench.json").write_text(json.dumps(rows))
+        measure = ["-p", str(N_PROMPT), "-n", str(N_GEN + 1), "-r", str(N_REPEAT), "--prompt", "random"]
+        lab("measure", "-m", model.name, *measure, "-o", folder / "lab", "--no-plot")
+        exports = {kind: folder / f"lab.{kind}" for kind in ("json", "jsonl", "csv", "sql", "md")}
+        for kind, path in exports.items():
+            lab("export", folder / "lab", "--as", kind, "-o", path)
+        print(exports["md"].read_text())
+        (folder / "both.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows) + exports["jsonl"].read_text()
+        )
+        database = sqlite3.connect(folder / "lab.sqlite")
+        database.executescript(exports["sql"].read_text())
+        columns = [row[1] for row in database.execute("PRAGMA table_info(llama_bench)")]
+        marks = ", ".join("?" * len(columns))
+        database.executemany(
+            f"INSERT INTO llama_bench ({', '.join(columns)}) VALUES ({marks})",
+            [tuple(row.get(column) for column in columns) for row in rows],
+        )
+        database.commit()
+        inputs = {
+            "json": ["-i", "bench.json", "-i", "lab.json"],
+            "jsonl": ["-i", "both.jsonl"],
+            "sqlite": ["-i", "lab.sqlite"],
+        }
+        commits = sorted(
+            {row["build_commit"] for row in rows} | {r["build_commit"] for r in json.loads(exports["json"].read_text())}
+        )
+        for kind, arguments in inputs.items():
+            command = [sys.executable, str(script), *arguments, "-b", commits[0], "-c", commits[-1]]
+            answer = subprocess.run(command, check=False, capture_output=True, text=True)
+            print(f"compare-llama-bench.py on {kind}: exit {answer.returncode}\n{answer.stdout}{answer.stderr[-800:]}")
+        lab("import", "bench.json", "-o", folder / "imported")
+        print(lab("compare", folder / "imported", folder / "lab", "--no-plot"))
+
+
+if __name__ == "__main__":
+    main()

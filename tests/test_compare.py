@@ -1,0 +1,219 @@
+"""Comparisons that know what they know: groups, ratios, verdicts, and trials in blocks."""
+
+import dataclasses
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import compare, printing, results, terminal, trial
+from lab.compare import ALIKE, FASTER, SLOWER, TOO_FEW
+from lab.errors import LabError
+from lab.plan import Plan, make_plan
+from lab.record import CRASHED, FAILED, OK, Record, Settings, Totals
+from tests.conftest import MACHINE, SETTINGS, FakeWorker, died, make_record, make_run
+
+OTHER = dataclasses.replace(MACHINE, cpu="Other CPU")
+
+
+def session(decode_ms: Sequence[float], name: str = "one", **changes: Any) -> list[Record]:
+    runs = [make_run(20, 5, i, decode_ms=ms) for i, ms in enumerate(decode_ms)]
+    return [make_record(run, session=name, **changes) for run in runs]
+
+
+def only_tpot(records: list[Record], **options: float) -> compare.Row:
+    (comparison,) = compare.compare(compare.groups(records), **options)
+    (row,) = [row for row in comparison.rows if row.figure == "tpot_ms"]
+    return row
+
+
+BASE = [10, 10.1, 10.2, 10.3, 10.4, 10.5]
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict", "words"),
+    [(2, SLOWER, "slower: 1.91x the time"), (0.5, FASTER, "faster: 1.84x as fast"), (1, ALIKE, "no difference larger")],
+)
+def test_verdicts(factor: float, verdict: str, words: str) -> None:
+    row = only_tpot(session(BASE) + session([factor * ms for ms in BASE], machine=OTHER))
+    assert row.verdict == verdict and words in row.words
+    assert (row.n_base, row.n_other, row.paired) == (6, 6, False)
+
+
+def test_a_small_difference_is_claimed_only_where_it_was_asked_for() -> None:
+    records = session(BASE) + session([1.08 * ms for ms in BASE], machine=OTHER)
+    assert only_tpot(records).verdict == SLOWER
+    row = only_tpot(records, at_least=0.2)
+    assert row.verdict == ALIKE and "no difference larger than" in row.words
+
+
+def test_too_few_runs_tell_nothing_and_it_says_how_many_would() -> None:
+    row = only_tpot(session(BASE[:3]) + session([20, 21, 22], machine=OTHER))
+    assert row.verdict == TOO_FEW and row.ratio is None
+    assert row.words == "too few runs to tell (3 against 3; 5 against 5 can)"  # two rows: 4 would do for one
+
+
+def test_groups_name_only_what_differs() -> None:
+    slow = dataclasses.replace(SETTINGS, n_threads=1)
+    found = compare.groups(session(BASE) + session(BASE, settings=slow) + session(BASE, machine=OTHER))
+    assert len(found) == 3
+    assert compare.differences(found) == {
+        "machine": ["Test CPU, 4 cores", "Test CPU, 4 cores", "Other CPU, 4 cores"],
+        "n_threads": [2, 1, 2],
+    }
+    assert compare.groups(session(BASE) + session(BASE, machine=OTHER), "Other")[0].label.endswith("Other CPU, 4 cores")
+    with pytest.raises(LabError, match="names no group"):
+        compare.groups(session(BASE) + session(BASE, machine=OTHER), "nonsense")
+
+
+def test_what_is_one_setup_is_compared_by_session_or_not_at_all() -> None:
+    found = compare.groups(session(BASE, "monday") + session(BASE, "friday"))
+    assert [group.label for group in found] == ["session monday", "session friday"]
+    with pytest.raises(LabError, match="nothing to compare"):
+        compare.groups(session(BASE))
+    with pytest.raises(LabError, match="nothing to compare"):
+        compare.groups([make_record(make_run(status=FAILED))])
+
+
+def test_imported_totals_are_compared_with_decode_compute() -> None:
+    decode = [make_record(make_run(20, 5, i, totals=Totals(None, 4 * 10**7))) for i in range(6)]
+    bare = [dataclasses.replace(r, run=dataclasses.replace(r.run, steps=type(r.run.steps)())) for r in decode]
+    there = [dataclasses.replace(record, machine=OTHER) for record in bare]
+    (comparison,) = compare.compare(compare.groups(session([10] * 6) + there))
+    assert [(row.figure, row.ratio.estimate if row.ratio else None) for row in comparison.rows] == [("decode_ms", 1.0)]
+    assert comparison.only_base == ("prefill at 20",)
+    assert comparison.only_other == ()
+
+
+def test_printed_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    records = session(BASE) + session([2 * ms for ms in BASE], machine=OTHER)
+    found = compare.groups(records)
+    printing.print_comparisons(found, compare.compare(found), 0.01, terminal.console())
+    said = capsys.readouterr().out
+    assert "machine: Test CPU, 4 cores | Other CPU, 4 cores" in said
+    assert "slower: 1.91x the time" in said and "run against run" in said
+
+
+# Trials
+
+
+@pytest.fixture
+def plans(tmp_path: Path) -> Any:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+
+    def make(*threads: int, lengths: str = "20") -> dict[str, Plan]:
+        worker: Any = FakeWorker()
+        return {
+            f"{chr(65 + i)}: --threads {n}": make_plan(worker, lengths, 5, 1, str(tmp_path / "tiny.gguf"), threads=n)
+            for i, n in enumerate(threads)
+        }
+
+    return make
+
+
+def execute(plans: dict[str, Plan], n_blocks: int, folder: Path, workers: Any = FakeWorker) -> list[Record]:
+    return list(trial.execute(plans, n_blocks, folder / "trial.jsonl", lambda status: None, workers))
+
+
+def test_every_block_is_a_random_order_and_its_mirror_image(plans: Any, tmp_path: Path) -> None:
+    records = execute(plans(1, 2, 3), 12, tmp_path)
+    timed = [record.run for record in records if not record.run.warmup]
+    orders = set()
+    for block in range(12):
+        names = [str(run.variant)[0] for run in timed if run.block == block]
+        assert sorted(names[:3]) == ["A", "B", "C"] and names[3:] == names[:3][::-1]
+        orders.add("".join(names[:3]))
+    assert len(orders) > 2
+    assert len(results.read([tmp_path / "trial.jsonl"]).records) == len(records)
+
+
+def moody(true_ratio: float, chance: random.Random) -> Any:
+    """Workers whose process has luck of its own, on a machine that drifts, with spikes; B takes true_ratio as long."""
+    calls = 0
+
+    class Moody(FakeWorker):
+        def __init__(self) -> None:
+            super().__init__()
+            luck = math.exp(chance.gauss(0, 0.01))
+
+            def decode_ms() -> float:
+                nonlocal calls
+                calls += 1
+                spike = 1.5 if chance.random() < 0.05 else 1
+                slow = true_ratio if self.n_threads == 1 else 1
+                return 10 * luck * (1 + 0.001 * calls) * spike * slow * math.exp(chance.gauss(0, 0.01))
+
+            self.decode_ms = decode_ms
+            self.n_threads = 0
+
+        def new_context(self, asked: Settings) -> Settings:
+            self.n_threads = asked.n_threads
+            return super().new_context(asked)
+
+    return Moody
+
+
+def verdicts(plans: dict[str, Plan], true_ratio: float, seed: int, folder: Path) -> str:
+    folder.mkdir()
+    records = execute(plans, trial.N_BLOCKS, folder, moody(true_ratio, random.Random(seed)))
+    return only_tpot(records).verdict
+
+
+def test_nothing_is_found_where_there_is_nothing(plans: Any, tmp_path: Path) -> None:
+    two = plans(2, 1)
+    found = [verdicts(two, 1.0, seed, tmp_path / str(seed)) for seed in range(40)]
+    assert sum(verdict != ALIKE for verdict in found) <= 2
+
+
+def test_a_planted_slowdown_is_found(plans: Any, tmp_path: Path) -> None:
+    two = plans(2, 1)
+    found = [verdicts(two, 1.05, seed, tmp_path / str(seed)) for seed in range(10)]
+    assert found.count(FASTER) == 0 and found.count(SLOWER) >= 7
+
+
+def test_a_trial_is_compared_block_by_block(plans: Any, tmp_path: Path) -> None:
+    row = only_tpot(execute(plans(2, 1), 8, tmp_path, moody(1.5, random.Random(1))))
+    assert row.paired and row.n_base == row.n_other == 8
+    assert row.verdict == SLOWER
+
+
+def test_an_engine_that_dies_once_costs_its_block(plans: Any, tmp_path: Path) -> None:
+    deaths = iter([True])
+
+    class Mortal(FakeWorker):
+        def __init__(self) -> None:
+            super().__init__()
+            self.on_run = self.die
+
+        def die(self, n_prompt: int, n_gen: int) -> None:
+            if n_gen == 5 and next(deaths, False):
+                raise died()
+
+    records = execute(plans(1, 2), 3, tmp_path, Mortal)
+    timed = [record.run for record in records if not record.run.warmup]
+    assert [run.status for run in timed if run.block == 0] == [CRASHED]
+    assert [run.status for run in timed if run.block != 0] == [OK] * 8
+
+
+def test_a_variant_that_is_refused_ends_the_trial_and_is_named(plans: Any, tmp_path: Path) -> None:
+    class Small(FakeWorker):
+        def new_context(self, asked: Settings) -> Settings:
+            if asked.n_threads == 2:
+                raise LabError("no room", "Make some.")
+            return super().new_context(asked)
+
+    with pytest.raises(LabError, match="B: --threads 2: no room"):
+        execute(plans(1, 2), 3, tmp_path, Small)
+    assert any(r.run.status == FAILED for r in results.read([tmp_path / "trial.jsonl"]).records)
+
+
+def test_a_trial_needs_two_variants_and_room_for_all(plans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LabError, match="two variants"):
+        trial.check(plans(1))
+    trial.check(plans(1, 2))
+    monkeypatch.setattr("lab.machine.memory_available", lambda: 1_500_000)
+    with pytest.raises(LabError, match="together need about"):
+        trial.check(plans(1, 2))

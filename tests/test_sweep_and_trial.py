@@ -1,0 +1,161 @@
+"""Sweeps and trials on the real engine, as a user runs them."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from lab import phases, prompts, results, table
+from lab.errors import LabError
+from lab.record import Run
+from lab.worker import Progress, Worker
+from tests.conftest import make_run, run_lab
+from tests.test_real import REAL
+
+
+def look(progress: Progress) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def worker() -> object:
+    with Worker() as started:
+        yield started
+
+
+def test_a_sweep_computes_what_independent_runs_compute(worker: Worker, embedded: Path) -> None:
+    vocabulary = worker.load(embedded, 0)
+    import dataclasses
+
+    worker.new_context(dataclasses.replace(REAL, n_ctx=256, n_ubatch=32))
+    prompt = prompts.random_ids(150, vocabulary.n_vocab, None, 1, 0)
+    seen: list[Progress] = []
+    steps, tokens, _ = worker.run(prompt, 5, seen.append, every=64)
+    run = Run(**{**make_run(150, 5).__dict__, "steps": steps, "token_ids": tokens, "every": 64})
+    assert [leg.n_prompt for leg in phases.legs(run)] == [64, 128, 150]
+    for i, n in enumerate((64, 128, 150)):
+        alone, alone_tokens, _ = worker.run(prompt[:n], 5, look)
+        assert tokens[5 * i : 5 * i + 5] == alone_tokens  # nothing of what was forgotten is left
+        leg = phases.legs(run)[i].steps
+        assert (leg.kind, leg.n_tokens, leg.n_past) == (alone.kind, alone.n_tokens, alone.n_past)
+
+
+def write_mamba(path: Path) -> None:
+    """A tiny recurrent model with random weights."""
+    n_embd, n_inner, n_state, n_conv, rank, n_vocab = 64, 128, 16, 4, 4, 300
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.add_context_length(1000)
+    writer.add_embedding_length(n_embd)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_block_count(1)
+    writer.add_ssm_conv_kernel(n_conv)
+    writer.add_ssm_inner_size(n_inner)
+    writer.add_ssm_state_size(n_state)
+    writer.add_ssm_time_step_rank(rank)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(n_vocab)
+    writer.add_tokenizer_model("no_vocab")
+    chance = np.random.default_rng(1)
+    shapes = {
+        "token_embd.weight": (n_vocab, n_embd),
+        "output_norm.weight": (n_embd,),
+        "blk.0.attn_norm.weight": (n_embd,),
+        "blk.0.ssm_in.weight": (2 * n_inner, n_embd),
+        "blk.0.ssm_conv1d.weight": (n_inner, n_conv),
+        "blk.0.ssm_conv1d.bias": (n_inner,),
+        "blk.0.ssm_x.weight": (rank + 2 * n_state, n_inner),
+        "blk.0.ssm_dt.weight": (n_inner, rank),
+        "blk.0.ssm_dt.bias": (n_inner,),
+        "blk.0.ssm_a": (n_inner, n_state),
+        "blk.0.ssm_d": (n_inner,),
+        "blk.0.ssm_out.weight": (n_embd, n_inner),
+    }
+    for name, shape in shapes.items():
+        writer.add_tensor(name, (0.05 * chance.standard_normal(shape)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_model_that_cannot_forget_is_measured_but_not_swept(tmp_path: Path) -> None:
+    write_mamba(tmp_path / "mamba.gguf")
+    common = ["-m", tmp_path / "mamba.gguf", "--prompt", "random", "-n", "4", "-r", "1", "--no-plot", "-o", tmp_path]
+    code, out, err = run_lab("measure", "-p", "20", *common)
+    assert code == 0, err
+    code, out, err = run_lab("sweep", "-p", "40", "-e", "10", *common)
+    assert code == 1
+    assert "A sweep forgets what it generated, and this model's memory (recurrent, sliding window) cannot" in out
+
+
+def test_sweep_command(tmp_path: Path) -> None:
+    code, out, _ = run_lab("sweep", "-p", "256", "-e", "32", "-u", "32", "-n", "3", "-r", "2", "-o", tmp_path)
+    assert code == 0
+    assert "at each length" in out and "Prefill: T(P) = " in out and "Decode: t(p) = " in out
+    assert len(list(tmp_path.glob("*-sweep.png"))) == 1 and not list(tmp_path.glob("*-decode.png"))
+    rows = table.summary(table.runs(results.read([tmp_path]).records))
+    assert rows.n_prompt.tolist() == list(range(32, 257, 32)) and set(rows.repeats) == {2}
+    assert rows.prefill_s.is_monotonic_increasing
+    assert run_lab("show", tmp_path)[0] == 0
+
+
+def test_until_command(tmp_path: Path) -> None:
+    arguments = ["-p", "8", "-n", "4", "-r", "1", "--no-plot", "-o", tmp_path, "--until", "90%", "--max-repeats", "7"]
+    code, out, _ = run_lab("measure", *arguments)
+    assert code == 0
+    assert "Every interval is within 90.0% of its median." in out and "95 % interval below it" in out
+    assert "--max-repeats 3 is too few" in run_lab("measure", "--until", "2%", "--max-repeats", "3")[2]
+    assert run_lab("measure", "--until", "many")[0] == 2
+
+
+def test_ab_and_compare_commands(tmp_path: Path) -> None:
+    common = ["-p", "32", "-n", "4", "--blocks", "2", "-o", tmp_path]
+    code, out, err = run_lab("ab", "--flash-attn on", "--flash-attn off", *common)
+    assert code == 0, err
+    assert "flash_attn: on | off" in out and "too few blocks to tell (2 against 2;" in out
+    (path,) = tmp_path.glob("*.jsonl")
+    code, out, err = run_lab("compare", path, "--json", "--base", "off", "--no-plot")
+    document = json.loads(out)
+    assert code == 0 and document["differences"]["flash_attn"] == ["off", "on"]
+    assert document["comparisons"][0]["rows"][0]["paired"] is True
+    code, out, err = run_lab("ab", "", "-m smollm2-135m:Q8_0", *common, "--json", "--no-plot")
+    assert code == 0, err
+    assert [label.partition(":")[0] for label in json.loads(out)["groups"]] == ["A", "B"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--threads 2"], "two variants"),
+        (["--threads 2", "--thread 1"], "--threads"),
+        (["--threads 2", "--threads many"], "not a valid integer"),
+        (["--threads 2", "--threads 0"], "--threads 0 is not possible"),
+        (["--threads 2", "'"], "not understood"),
+        (["--threads 2", "--repeat 2"], "--repeat"),
+        (["-t 1", "-t 2", "--blocks", "0"], "--blocks 0"),
+        (["-t 1", "-m nonsense"], "no model named"),
+    ],
+)
+def test_impossible_trials(tmp_path: Path, arguments: list[str], says: str) -> None:
+    code, out, err = run_lab("ab", *arguments, "-o", tmp_path / "none")
+    assert code == 1 and not out
+    assert says in err and "Error" in err
+    assert not (tmp_path / "none").exists()
+
+
+def test_comparing_nothing(tmp_path: Path) -> None:
+    assert run_lab("measure", "-p", "8", "-n", "2", "-r", "1", "--no-plot", "-o", tmp_path)[0] == 0
+    assert "nothing to compare" in run_lab("compare", tmp_path)[2]
+    assert run_lab("compare", tmp_path / "none.jsonl")[0] == 1
+
+
+def test_a_worker_says_what_it_cannot_forget(worker: Worker, tmp_path: Path) -> None:
+    import dataclasses
+
+    write_mamba(tmp_path / "mamba.gguf")
+    worker.load(tmp_path / "mamba.gguf", 0)
+    worker.new_context(dataclasses.replace(REAL, n_ctx=64, n_ubatch=32))
+    with pytest.raises(LabError, match="sliding window"):
+        worker.run([1, 2, 3], 2, look, every=2)
