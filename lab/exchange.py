@@ -81,17 +81,17 @@ def write(rows: Sequence[Mapping[str, Any]], kind: str) -> str:
         return "".join(json.dumps(row) + "\n" for row in rows)
     if kind == "md":
         return _markdown(rows)
-    plain = [{name: _plain(row[name]) for name in COLUMNS} for row in rows]
     if kind == "csv":
         text = io.StringIO()
         writer = csv.DictWriter(text, list(COLUMNS), quoting=csv.QUOTE_ALL, lineterminator="\n")
-        writer.writerows([{name: name for name in COLUMNS}, *plain])
+        writer.writeheader()
+        writer.writerows({name: _plain(row[name]) for name in COLUMNS} for row in rows)
         return text.getvalue()
     columns = ",\n".join(f"  {name} {kind}" for name, kind in COLUMNS.items())
     lines = [f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n"]
-    for row in plain:
-        values = ", ".join("NULL" if value == "" else "'" + value.replace("'", "''") + "'" for value in row.values())
-        lines.append(f"INSERT INTO llama_bench ({', '.join(COLUMNS)}) VALUES ({values});")
+    for row in rows:
+        values = ["NULL" if row[name] is None else "'" + _plain(row[name]).replace("'", "''") + "'" for name in COLUMNS]
+        lines.append(f"INSERT INTO llama_bench ({', '.join(COLUMNS)}) VALUES ({', '.join(values)});")
     return "\n".join(lines) + "\n"
 
 
@@ -130,7 +130,7 @@ def _add(tests: dict[str, dict[str, Any]], record: Record, run: Run, test: tuple
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row |= DEFAULTS
     row |= {
-        "build_commit": here.llama_cpp_commit,
+        "build_commit": here.llama_cpp_commit and here.llama_cpp_commit.partition("-")[0],  # without -dirty
         "cpu_info": here.cpu,
         "gpu_info": ", ".join(device.description for device in offload),
         "backends": ",".join(dict.fromkeys(names)) or None,

@@ -8,6 +8,7 @@ both outputs in every format that it reads, and `lab import` and `lab compare` o
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import sqlite3
@@ -16,10 +17,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lab import catalog
+from lab import catalog, exchange
 from tests.bench import llama_bench
 
 N_PROMPT, N_GEN, N_REPEAT = 128, 32, 5
+SECOND = "1ab1ab1"
 
 
 def lab(*arguments: str | Path) -> str:
@@ -46,12 +48,21 @@ def main() -> None:
         for kind, path in exports.items():
             lab("export", folder / "lab", "--as", kind, "-o", path)
         print(exports["md"].read_text())
+        commit = rows[0]["build_commit"]
+        for kind in ("json", "jsonl", "csv", "sql"):  # the script compares two commits: call the lab's the second
+            text = exports[kind].read_text()
+            assert commit in text
+            exports[kind].write_text(text.replace(commit, SECOND))
         (folder / "both.jsonl").write_text(
             "".join(json.dumps(row) + "\n" for row in rows) + exports["jsonl"].read_text()
         )
+        columns = list(exchange.COLUMNS)
+        with (folder / "bench.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore", quoting=csv.QUOTE_ALL)
+            writer.writeheader()
+            writer.writerows({k: int(v) if isinstance(v, bool) else v for k, v in row.items()} for row in rows)
         database = sqlite3.connect(folder / "lab.sqlite")
         database.executescript(exports["sql"].read_text())
-        columns = [row[1] for row in database.execute("PRAGMA table_info(llama_bench)")]
         marks = ", ".join("?" * len(columns))
         database.executemany(
             f"INSERT INTO llama_bench ({', '.join(columns)}) VALUES ({marks})",
@@ -61,13 +72,11 @@ def main() -> None:
         inputs = {
             "json": ["-i", "bench.json", "-i", "lab.json"],
             "jsonl": ["-i", "both.jsonl"],
-            "sqlite": ["-i", "lab.sqlite"],
+            "csv": ["-i", "bench.csv", "-i", "lab.csv"],
+            "sql": ["-i", "lab.sqlite"],
         }
-        commits = sorted(
-            {row["build_commit"] for row in rows} | {r["build_commit"] for r in json.loads(exports["json"].read_text())}
-        )
         for kind, arguments in inputs.items():
-            command = [sys.executable, str(script), *arguments, "-b", commits[0], "-c", commits[-1]]
+            command = [sys.executable, str(script), "--tool", "llama-bench", *arguments, "-b", commit, "-c", SECOND]
             answer = subprocess.run(command, check=False, capture_output=True, text=True)
             print(f"compare-llama-bench.py on {kind}: exit {answer.returncode}\n{answer.stdout}{answer.stderr[-800:]}")
         lab("import", "bench.json", "-o", folder / "imported")
