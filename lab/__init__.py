@@ -6,6 +6,7 @@ lab.runs(records)                           # DataFrame, one row a run
 lab.steps(records)                          # DataFrame, one row a step
 lab.plot_prefill(records)
 lab.plot_decode(records)
+lab.plot_sweep(lab.measure([8192], gen=16, every=512))   # both curves in one walk
 lab.read(["results"]).records               # what earlier sessions measured
 """
 
@@ -18,6 +19,7 @@ from lab.measure import measure as measure  # now: later, the module of that nam
 if TYPE_CHECKING:
     from lab.plot import plot_decode as plot_decode
     from lab.plot import plot_prefill as plot_prefill
+    from lab.plot import plot_sweep as plot_sweep
     from lab.results import read as read
     from lab.table import runs as runs
     from lab.table import steps as steps
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "plot_decode": "plot",
     "plot_prefill": "plot",
+    "plot_sweep": "plot",
     "read": "results",
     "runs": "table",
     "steps": "table",

@@ -103,7 +103,10 @@ class Bench:
         show(Progress(n_prompt, token_ids))
         readings = noise.finish()
         if not warmup:
-            self._sentinel = self._time_sentinel()
+            try:
+                self._sentinel = self._time_sentinel()
+            except LabError:  # this run is measured; of a dead engine the next one will tell
+                self._sentinel = None
             readings = dataclasses.replace(
                 readings, sentinel_before_ns=sentinel_before, sentinel_after_ns=self._sentinel
             )

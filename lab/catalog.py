@@ -88,7 +88,7 @@ class ModelFile:
 @cache
 def entries() -> dict[str, Entry]:
     """The catalog by name. LabError says what is wrong with an edited one."""
-    path = _data_file()
+    path = data_file("catalog.toml")
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         return {name: _entry(name, **table) for name, table in tables.items()}
@@ -191,7 +191,7 @@ def _as_path(text: str) -> Path | None:
     return None
 
 
-def _data_file() -> Path:
-    """`models/catalog.toml` of a checkout, or the copy inside an installed wheel."""
+def data_file(name: str) -> Path:
+    """A file of `models/`: of a checkout, or the copy inside an installed wheel."""
     here = Path(__file__).parent
-    return (here / "data" if (here / "data").is_dir() else here.parent) / "models" / "catalog.toml"
+    return (here / "data" if (here / "data").is_dir() else here.parent) / "models" / name

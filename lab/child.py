@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab import engine, header, native
+from lab import engine, header, kernels, native
 from lab.errors import LabError
-from lab.record import Model, Settings, from_json, to_json
+from lab.record import Model, Rate, Settings, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,9 @@ class _Child:
             raise LabError("There is no context to run in.", "This is a bug of the lab.")
         steps, token_ids, end_at = engine.run(self._context, prompt, n_gen, self._progress, every)
         return {"steps": steps, "token_ids": token_ids, "end_at": end_at}
+
+    def probe(self, probe: dict[str, Any]) -> Rate:
+        return kernels.run(from_json(kernels.Probe, json.dumps(probe)))
 
     @property
     def _model(self) -> engine.Loaded:

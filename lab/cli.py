@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from lab.cli_compare import compare, export, import_
+from lab.cli_explain import ceilings, explain, predict
 from lab.cli_measure import EXIT_FAILED, EXIT_INTERRUPTED, ab, measure, sweep
 from lab.cli_models import models
 from lab.cli_results import as_json_rows, read
@@ -65,10 +66,6 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
     records = read(results)
     first = Path(results[0])
     folder = Path(out) if out else first if first.is_dir() else first.parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise LabError(f"The folder {folder} cannot be made: {problem.strerror}.", "Choose another: --out") from None
     from lab.plot import save
 
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
@@ -102,5 +99,5 @@ def machine(as_json: bool) -> None:
     click.echo(f"flags    {here.system_info}")
 
 
-for command in (measure, sweep, ab, compare, export, import_, models):
+for command in (measure, sweep, ab, compare, ceilings, explain, predict, export, import_, models):
     lab.add_command(command)

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.record import Device, Gpu, Machine, Noise, NoiseReading, NoiseSamples
+from lab.readings import Gpu, Noise, NoiseReading, NoiseSamples
+from lab.record import Device, Machine
 
 if TYPE_CHECKING:
     from psutil import Process

@@ -111,6 +111,7 @@ def _runs(bench: Bench, todo: list[tuple[int, int]]) -> Iterator[tuple[Settings,
     rounds = _Rounds(bench, todo)
 
     def give_up(n_prompt: int) -> None:
+        rounds.given_up.add(n_prompt)
         todo[:] = [(repeat, n) for repeat, n in todo if n != n_prompt]
 
     while todo or rounds.add():
@@ -154,18 +155,20 @@ class _Rounds:
         self._bench, self._todo = bench, todo
         self._started = time.monotonic()
         self.done: list[Run] = []
+        self.given_up: set[int] = set()
 
     def add(self) -> bool:
         """Put another round on the list, where the plan wants one."""
         until = self._bench.plan.until
-        if until is None or not self.done:
+        done = [run for run in self.done if run.n_prompt not in self.given_up]
+        if until is None or not done:
             return False
-        repeat = 1 + max(run.repeat for run in self.done)
+        repeat = 1 + max(run.repeat for run in done)
         minutes = (time.monotonic() - self._started) / 60
-        wide = wide_rows(self.done, until.share)
+        wide = wide_rows(done, until.share)
         if not wide or repeat >= until.max_repeats or (until.max_minutes is not None and minutes >= until.max_minutes):
             return False
-        lengths = {run.n_prompt for run in self.done} if self._bench.plan.every else {row.n_prompt for row in wide}
+        lengths = {run.n_prompt for run in done} if self._bench.plan.every else {row.n_prompt for row in wide}
         more = self._bench.plan.round(repeat, sorted(lengths))
         self._todo += more
         self._bench.reporter.expect(len(more))

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab import stats
-from lab.record import OK, Noise, Record, Run
+from lab.readings import Noise
+from lab.record import OK, Record, Run
 
 OTHERS, STEAL = "another process used", "the machine's host took"
 HEAT, MEMORY = "the CPU or GPU was slowed down by heat or power", "memory was short"

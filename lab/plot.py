@@ -7,6 +7,7 @@ colour-blind readers can tell apart, and markers differ as well.
 from __future__ import annotations
 
 import collections
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", ":", "-.")
+LEGEND_WIDTH = 62
+"""Letters in a line of a legend; one with longer entries stands below the picture."""
+
 RUNNING_MEDIAN = 15
 """Tokens that the line in the decode plot takes the median of."""
 
@@ -35,7 +39,7 @@ def plot_prefill(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     if every token cost what it cost at its cheapest.
     """
     records = _timed(records)
-    ax = ax or _new_axes()
+    ax = ax or new_axes()
     every = table.runs(records)
     every = every[every.prefill_s.notna()]
     if every.empty:
@@ -69,8 +73,8 @@ def plot_prefill(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     ax.plot(lengths, [n * cheapest for n in lengths], color="0.4", ls="--", lw=1.2, label=guide)
     ax.set_xscale("log")
     ax.set_yscale("log")
-    _plain_ticks(ax.xaxis)
-    _plain_ticks(ax.yaxis)
+    plain_ticks(ax.xaxis)
+    plain_ticks(ax.yaxis)
     ax.set_xlabel("prompt length (tokens)")
     ax.set_ylabel("prefill time (s)")
     return _finish(ax, "Prefill: time until the prompt is processed", records)
@@ -85,7 +89,7 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     from matplotlib.ticker import MaxNLocator
 
     records = _timed(records)
-    ax = ax or _new_axes()
+    ax = ax or new_axes()
     decode = table.steps(records)
     decode = decode[decode.itl_ms.notna()]
     if decode.empty:
@@ -97,8 +101,8 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     lengths = {n: i for i, n in enumerate(sorted(decode.n_prompt.unique()))}
     for line, (setup, rows) in enumerate(groups):
         for n_prompt, tokens in rows.groupby("n_prompt"):
-            colour = COLOURS[lengths[n_prompt] % len(COLOURS)]
-            marker = MARKERS[lengths[n_prompt] % len(MARKERS)]
+            number = line * len(lengths) + lengths[n_prompt]
+            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
             ax.plot(tokens.generated, tokens.itl_ms, ls="", marker=marker, ms=3, alpha=0.3, mew=0, color=colour)
             above = tokens[tokens.itl_ms > top]
             if len(above):
@@ -154,8 +158,8 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figur
     for ax in (left, right):
         ax.set_ylim(bottom=0)
         ax.set_xlim(left=0)
-        _plain_ticks(ax.xaxis)
-        _tidy(ax)
+        plain_ticks(ax.xaxis)
+        tidy(ax)
     n = max(record.run.repeat for record in records) + 1
     figure.suptitle(f"One walk through the context\n{_subject(records)} ({n} repeat{'s' * (n > 1)})", fontsize=11)
     return figure
@@ -163,8 +167,6 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figur
 
 def save(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
     """The plots that there is data for, as PNG and SVG: `<stem>-prefill.png`, `-decode`, `-sweep`."""
-    from matplotlib.figure import Figure
-
     timed = _timed(records)
     sweeps, plain = [r for r in timed if r.run.every], [r for r in timed if not r.run.every]
     drawings: dict[str, Callable[[Figure], Any]] = {}
@@ -176,18 +178,26 @@ def save(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
         drawings["sweep"] = lambda figure: plot_sweep(sweeps, figure)
     written = []
     for name, draw in drawings.items():
-        figure = Figure(figsize=(11 if name == "sweep" else 8, 5), layout="constrained")
-        draw(figure)
-        for kind in ("png", "svg"):
-            path = folder / f"{stem}-{name}.{kind}"
-            try:
-                figure.savefig(path, dpi=150)
-            except OSError as problem:
-                raise LabError(
-                    f"The plot {path} cannot be written: {problem.strerror}.", "Choose another folder: --out FOLDER"
-                ) from None
-            written.append(path)
+        written += write(draw, folder, f"{stem}-{name}", (11 if name == "sweep" else 8, 5))
     return written
+
+
+def write(draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[float, float] = (8, 5)) -> list[Path]:
+    """Draw a figure and write it as `<stem>.png` and `.svg`. LabError where that cannot be."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure)
+    paths = [folder / f"{stem}.{kind}" for kind in ("png", "svg")]
+    for path in paths:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=150)
+        except OSError as problem:
+            raise LabError(
+                f"The plot {path} cannot be written: {problem.strerror}.", "Choose another folder: --out FOLDER"
+            ) from None
+    return paths
 
 
 def _prefill_steps(step_rows: pd.DataFrame, runs: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
@@ -215,13 +225,14 @@ def _styles() -> list[dict[str, Any]]:
     return [{"color": colour, "marker": marker} for colour, marker in zip(COLOURS, MARKERS, strict=True)] * 8
 
 
-def _new_axes() -> Axes:
+def new_axes() -> Axes:
+    """Axes of a figure of their own, for notebooks."""
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=(8, 5), layout="constrained")[1]
 
 
-def _plain_ticks(axis: Any) -> None:
+def plain_ticks(axis: Any) -> None:
     """1,000 instead of 10^3; on a logarithmic axis of few decades 2 and 5 are named too."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
@@ -238,13 +249,19 @@ def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
     )
     n_repeat = max(repeats.values())
     ax.set_title(f"{what}\n{_subject(records)} ({n_repeat} repeat{'s' * (n_repeat > 1)})", fontsize=11)
-    return _tidy(ax)
+    return tidy(ax)
 
 
-def _tidy(ax: Axes) -> Axes:
+def tidy(ax: Axes) -> Axes:
+    """The lab's look: a light grid, no box, a legend without a frame."""
     ax.grid(True, which="major", color="0.85", lw=0.6)
     ax.set_axisbelow(True)
-    ax.legend(frameon=False, fontsize=9)
+    handles, labels = ax.get_legend_handles_labels()
+    wrapped = ["\n".join(textwrap.wrap(label, LEGEND_WIDTH)) for label in labels]
+    if any("\n" in label for label in wrapped):
+        ax.legend(handles, wrapped, frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    else:
+        ax.legend(handles, wrapped, frameon=False, fontsize=9)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     return ax

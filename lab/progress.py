@@ -71,14 +71,15 @@ class Reporter:
             nonlocal changed, last, first_seen, rate
             now = time.monotonic()
             n = len(progress.token_ids)
+            decoding = n and progress.n_prefilled >= n_prompt  # a sweep decodes in between, which is not told
             text = ""
             if pieces and not warmup:
                 new = b"".join(pieces[i] for i in progress.token_ids[len(last.token_ids) :])
                 text = decoder.decode(new, final=n == n_gen)
             if progress != last:
-                if not n:
+                if not decoding:
                     rate = progress.n_prefilled / (now - started)
-                elif not last.token_ids:
+                elif not first_seen[1]:
                     first_seen, rate = (now, n), None
                 else:
                     rate = (n - first_seen[1]) / (now - first_seen[0])
@@ -86,7 +87,7 @@ class Reporter:
             rest = self._seconds(n_prompt - progress.n_prefilled, n_gen - n, n_prompt)
             if rest is not None:
                 rest = max(0.0, rest - (now - changed))
-            doing = "warming up" if warmup else "decode" if n else "prefill"
+            doing = "warming up" if warmup else "decode" if decoding else "prefill"
             self.tell(doing, n_prompt, repeat, rate, rest, text)
 
         return look

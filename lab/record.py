@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from lab.readings import Noise
+
 T = typing.TypeVar("T")
 
 SCHEMA = 1
@@ -128,59 +130,6 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """How an NVIDIA GPU is doing. `slowed` names what holds its clock down (heat, power brake), if anything does."""
-
-    name: str
-    clock_mhz: int | None
-    temperature_c: int | None
-    power_w: float | None
-    slowed: str | None
-
-
-@dataclass(frozen=True)
-class NoiseReading:
-    """What else the machine was doing, from the operating system. Counters are since its start."""
-
-    load_1min: float | None
-    cpu_busy_s: float | None  # all cores together, all processes
-    cpu_steal_s: float | None  # taken by the host of a virtual machine
-    cpu_pressure_s: float | None  # time in which some task waited for a core (Linux PSI)
-    cpu_mhz: float | None
-    memory_available_bytes: int | None
-    memory_pressure_s: float | None = None  # time in which some task waited for memory (Linux PSI)
-    own_cpu_s: float | None = None  # the part of cpu_busy_s that is the lab's and its engine's
-    switches: int | None = None  # how often the engine's main thread was put off a core (on Windows: left one)
-    n_throttled: int | None = None  # how often cores were slowed down by heat
-    gpus: tuple[Gpu, ...] | None = None
-
-
-@dataclass(frozen=True)
-class NoiseSamples:
-    """What else the machine did during a run, ten times a second: each row tells of the time since the row before.
-
-    A column that the system does not tell is None.
-    """
-
-    at_ms: tuple[int, ...]  # since the first reading
-    others_ms: tuple[int, ...] | None  # CPU time of all other processes, all cores together
-    steal_ms: tuple[int, ...] | None
-    pressure_ms: tuple[int, ...] | None
-    switches: tuple[int, ...] | None
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Readings around a run. A sentinel is the same short decode before and after: the median of its steps."""
-
-    before: NoiseReading
-    after: NoiseReading
-    samples: NoiseSamples | None = None
-    sentinel_before_ns: int | None = None
-    sentinel_after_ns: int | None = None
-
-
-@dataclass(frozen=True)
 class Totals:
     """What another tool tells of a run: its times as a whole, where the lab has steps."""
 
@@ -222,6 +171,33 @@ class Record:
     schema: int = SCHEMA
 
 
+@dataclass(frozen=True)
+class Rate:
+    """One kernel at one size, timed: what passed through it in a pass, and how long each pass took."""
+
+    op: str  # mul_mat, attention, read
+    type: str  # of the weights, or of the cache
+    buffer: str  # the kind of memory: CPU, CPU_REPACK, CUDA0
+    rows: int
+    columns: int
+    n_tokens: int
+    n_threads: int
+    n_bytes: int
+    flops: int
+    times_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a machine can do at best: a line of a kind of its own in results files."""
+
+    measured_at: str
+    machine: Machine
+    on_gpu: bool
+    rates: tuple[Rate, ...]
+    schema: int = SCHEMA
+
+
 def to_json(value: Any) -> str:
     """Dataclasses, however nested, as one line of JSON without spaces."""
     return json.dumps(value, default=_fields_of, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -232,8 +208,8 @@ def from_json(cls: type[T], text: str) -> T:
     return typing.cast(T, _build(cls, json.loads(text), cls.__name__))
 
 
-def parse_line(line: bytes) -> Record:
-    """A line of a results file. ValueError says why it cannot be read."""
+def parse_line(line: bytes) -> Record | Ceilings:
+    """A line of a results file: a run, or ceilings. ValueError says why it cannot be read."""
     if not line.endswith(b"\n"):
         raise ValueError("it is not whole (the end of the line is missing)")
     try:
@@ -245,6 +221,8 @@ def parse_line(line: bytes) -> Record:
         raise ValueError("it is not a record of the lab (no schema number)")
     if schema > SCHEMA:
         raise ValueError(f"it has schema {schema}, this lab reads up to {SCHEMA}; update mini-lab to read it")
+    if "rates" in data:
+        return typing.cast(Ceilings, _build(Ceilings, data, "ceilings"))
     return typing.cast(Record, _build(Record, data, "record"))
 
 

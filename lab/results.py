@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from lab.errors import LabError
-from lab.record import Record, parse_line, to_json
+from lab.record import Ceilings, Record, parse_line, to_json
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,11 @@ class Reading:
     """What was read from results files, and one sentence for each line that was not."""
 
     records: tuple[Record, ...]
+    ceilings: tuple[Ceilings, ...]
     skipped: tuple[str, ...]
 
 
-def append(path: Path, record: Record) -> None:
+def append(path: Path, record: Record | Ceilings) -> None:
     """Append one line and flush it to the disk. After a failed write the file ends as before, whole."""
     line = (to_json(record) + "\n").encode(errors="surrogateescape")
     with path.open("ab", buffering=0) as file:
@@ -44,6 +45,7 @@ def read(paths: Iterable[str | Path]) -> Reading:
     A line that was read before (a file and a concatenation with it, say) does not count twice.
     """
     records: list[Record] = []
+    ceilings: list[Ceilings] = []
     skipped: list[str] = []
     seen: set[bytes] = set()
     for path in _files(paths):
@@ -57,10 +59,14 @@ def read(paths: Iterable[str | Path]) -> Reading:
                     continue
                 seen.add(digest)
                 try:
-                    records.append(parse_line(line))
+                    parsed = parse_line(line)
+                    if isinstance(parsed, Record):
+                        records.append(parsed)
+                    else:
+                        ceilings.append(parsed)
                 except ValueError as problem:
                     skipped.append(f"{path.name} line {number} skipped: {problem}")
-    return Reading(tuple(records), tuple(skipped))
+    return Reading(tuple(records), tuple(ceilings), tuple(skipped))
 
 
 def _open(path: Path) -> IO[bytes]:

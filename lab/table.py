@@ -122,6 +122,8 @@ def sentences(summary_rows: pd.DataFrame) -> list[str]:
     if len(rows) < 2:
         return [_where_the_time_went(rows)] if len(rows) else []
     short, long, before = rows.iloc[0], rows.iloc[-1], rows.iloc[-2]
+    if (far := rows[rows.n_prompt <= long.n_prompt / 2]).size:  # a step of a few percent shows nothing
+        before = far.iloc[-1]
     n_times = long.n_prompt / before.n_prompt
     per_token = long.prefill_s / before.prefill_s / n_times
     clear = _apart(long, before, "prefill_s", long.n_prompt, before.n_prompt)
@@ -146,7 +148,8 @@ def sentences(summary_rows: pd.DataFrame) -> list[str]:
             + (f"{slower:.2g}x: each step reads the whole KV cache" if clear and slower > 1.1 else f"{slower:.2g}x")
             + ")"
         )
-    return [f"{prefill}{decode}.", _where_the_time_went(rows)]
+    is_sweep = rows.sweep_every.notna().all()  # it generates too little to speak of shares
+    return [f"{prefill}{decode}."] + ([] if is_sweep else [_where_the_time_went(rows)])
 
 
 def _apart(one: pd.Series, other: pd.Series, figure: str, per_one: float, per_other: float) -> bool:
@@ -165,6 +168,7 @@ def digits(value: float) -> str:
 
 
 def _where_the_time_went(rows: pd.DataFrame) -> str:
+    rows = rows if len(rows) <= 5 else rows.iloc[[0, len(rows) // 2, -1]]
     parts = [f"{100 * row.prefill_share:.0f} % of the time at {row.n_prompt:,}" for row in rows.itertuples()]
     parts[1:] = [part.replace(" of the time", "") for part in parts[1:]]
     rest = f"decoding {rows.n_gen.iloc[0]:,} tokens" if rows.n_gen.iloc[0] > 1 else "choosing a token"

@@ -238,7 +238,19 @@ def grid_of(*headings: str) -> Table:
     """A plain table: texts to the left, numbers to the right."""
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        is_text = heading in ("note", "name", "from", "what it is", "figure", "verdict")
+        is_text = heading in (
+            "note",
+            "name",
+            "from",
+            "what it is",
+            "figure",
+            "verdict",
+            "kernel",
+            "type",
+            "buffer",
+            "phase",
+            "limit",
+        )
         grid.add_column(heading, justify="left" if is_text else "right", overflow="fold")
     return grid
 

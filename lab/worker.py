@@ -26,8 +26,9 @@ from typing import IO, Any
 from lab import native
 from lab.child import Vocabulary, map_int64
 from lab.errors import LabError
+from lab.kernels import Probe
 from lab.loop import FIRST_TOKEN, N_PREFILLED
-from lab.record import Model, Settings, Steps, from_json, to_json
+from lab.record import Model, Rate, Settings, Steps, from_json, to_json
 
 POLL_S = 0.1
 """How often a waiting parent looks at the progress and at the rest of the machine."""
@@ -151,6 +152,10 @@ class Worker:
         reply = json.loads(self._ask("run", look, prompt=prompt, n_gen=n_gen, every=every))
         look()
         return from_json(Steps, json.dumps(reply["steps"])), tuple(reply["token_ids"]), reply["end_at"]
+
+    def probe(self, probe: Probe) -> Rate:
+        """Time one kernel."""
+        return from_json(Rate, self._ask("probe", probe=json.loads(to_json(probe))))
 
     def close(self) -> None:
         """End the child, whatever it is doing."""

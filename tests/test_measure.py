@@ -251,6 +251,23 @@ def test_rounds_go_on_until_every_interval_is_narrow(tmp_path: Path) -> None:
     assert {(row.n_prompt, row.figure) for row in wide_rows(runs, 0.02)} <= {(10, "TPOT"), (20, "TPOT")}
 
 
+def test_a_length_that_is_given_up_gets_no_further_rounds(tmp_path: Path) -> None:
+    worker, plan = plan_of(tmp_path, prompt_len="10,20", gen=5, repeat=1, until=Until(0.0001, 8, None))
+    shaky(worker, [0, 1, 2, 3])
+    calls = 0
+
+    def die_later(n_prompt: int, n_gen: int) -> None:
+        nonlocal calls
+        calls += (n_prompt, n_gen) == (20, 5)
+        if calls > 2 and (n_prompt, n_gen) == (20, 5):
+            raise died()
+
+    worker.on_run = die_later
+    runs = [r.run for r in run_plan(worker, plan, tmp_path) if not r.run.warmup]
+    assert [run.status for run in runs if run.n_prompt == 20] == [OK, OK, CRASHED, CRASHED]
+    assert [run.status for run in runs if run.n_prompt == 10] == [OK] * 8
+
+
 def test_no_new_round_after_so_many_minutes(tmp_path: Path) -> None:
     worker, plan = plan_of(tmp_path, prompt_len="10", gen=5, repeat=1, until=Until(0.0001, 1000, 0.0))
     shaky(worker, [0, 1, 2, 3])

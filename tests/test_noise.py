@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lab import machine, noise
-from lab.record import Noise, NoiseReading, NoiseSamples, Run
+from lab.readings import Noise, NoiseReading, NoiseSamples
+from lab.record import Run
 from tests.conftest import make_record, make_run
 
 READING = NoiseReading(None, None, None, None, None, None)

@@ -13,6 +13,7 @@ from lab import cli
 ROOT = Path(__file__).parent.parent
 ROOMS = [
     "errors",
+    "readings",
     "record",
     "results",
     "phases",
@@ -28,6 +29,7 @@ ROOMS = [
     "prompts",
     "loop",
     "native",
+    "kernels",
     "header",
     "engine",
     "child",
@@ -40,16 +42,23 @@ ROOMS = [
     "trial",
     "table",
     "laws",
+    "ceilings",
+    "roofline",
+    "levers",
+    "predict",
     "compare",
     "exchange",
     "plot",
+    "plot_why",
     "terminal",
     "printing",
+    "printing_why",
     "cli_options",
     "cli_results",
     "cli_models",
     "cli_measure",
     "cli_compare",
+    "cli_explain",
     "cli",
 ]
 DOORS = {  # who may import a third-party library
@@ -57,13 +66,13 @@ DOORS = {  # who may import a third-party library
     "pynvml": {"machine"},
     "scipy": {"stats"},
     "llama_cpp": {"native"},
-    "numpy": {"stats", "engine", "table", "synthetic"},
+    "numpy": {"stats", "kernels", "ceilings", "engine", "table", "synthetic"},
     "gguf": {"synthetic"},
     "huggingface_hub": {"hub"},
     "pandas": {"table", "laws", "compare", "plot", "printing"},
-    "matplotlib": {"plot"},
-    "rich": {"terminal", "printing", "cli_measure"},
-    "click": {"cli_options", "cli_results", "cli_models", "cli_measure", "cli_compare", "cli"},
+    "matplotlib": {"plot", "plot_why"},
+    "rich": {"terminal", "printing", "printing_why", "cli_measure"},
+    "click": {"cli_options", "cli_results", "cli_models", "cli_measure", "cli_compare", "cli_explain", "cli"},
 }
 
 

@@ -5,7 +5,8 @@
 
 agree: in one process, on one context, in random order each round: one sweep and an independent run at each of
 5 lengths, on the same tokens. What counts is the median over rounds of sweep / run.
-cost: the wall time of `lab sweep` and of llama-bench for the same grid and repeats, each run to its end.
+cost: the wall time of `lab sweep` (its results stay in results/) and of llama-bench for the same grid and repeats,
+each run to its end; half an hour.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
 from lab import catalog, phases, prompts
@@ -63,10 +63,9 @@ def run(worker: Worker, prompt: list[int], every: int | None) -> Run:
 def cost(max_len: int, every: int) -> None:
     lengths = ",".join(str(n) for n in range(every, max_len + 1, every))
     grid = ["--max-len", str(max_len), "--every", str(every), "--gen", str(N_GEN), "--repeat", str(N_REPEAT)]
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.monotonic()
-        command = [sys.executable, "-c", "from lab.cli import main; main()", "sweep", *grid, "--out", folder]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    started = time.monotonic()
+    command = [sys.executable, "-c", "from lab.cli import main; main()", "sweep", *grid]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     ours = time.monotonic() - started
     print(f"lab sweep {' '.join(grid)}: {ours:.0f} s, plots included", flush=True)
     model, repeat = catalog.embedded_path(), str(N_REPEAT)
@@ -86,7 +85,7 @@ def main() -> None:
     if what == "agree":
         agree(*map(int, numbers or ["8"]))
     else:
-        cost(*map(int, numbers or ["4096", "256"]))
+        cost(*map(int, numbers or ["8192", "512"]))
 
 
 if __name__ == "__main__":

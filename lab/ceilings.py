@@ -1,0 +1,170 @@
+"""What this machine can do at best: the rates of llama.cpp's own kernels, measured one by one.
+
+A roof has two parts: how fast weights can be read (one column: a decode step) and how fast they can be
+multiplied (many columns: a prefill step). Both depend on the weights' type, because each type has a kernel of
+its own; so a ceiling is measured for each type that a model uses, on its own matrix shape, in the buffer its
+weights get. A plain read of memory, without any kernel, tells how much of a slow rate is the kernel's doing.
+The best pass counts: a ceiling is what the machine can do, not what it did in a bad moment.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lab import machine, results
+from lab.errors import LabError
+from lab.kernels import ATTENTION, MUL_MAT, Probe
+from lab.record import Ceilings, Machine, Model, Rate, Settings
+from lab.worker import Worker
+
+READ = "read"
+COLUMNS = (1, 2, 4, 8, 32, 128)
+"""Batch sizes between decode and prefill; a full ubatch is added."""
+
+SECONDS = 0.4
+"""How long a probe is repeated."""
+
+MIN_SHARE = 0.01
+"""Types that hold less of a model than this are not probed."""
+
+BIG, MIDDLE, SMALL = 256 * 2**20, 64 * 2**20, 16 * 2**20
+"""Bytes of distinct weights in a pass: several times the last-level cache where memory traffic can matter."""
+
+
+def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[Probe]:
+    """What to measure for a model: its weight types (and `types`) by columns, attention, and fewer threads.
+
+    LabError where the header does not tell the shape.
+    """
+    if not (model.n_embd and model.n_ff and model.n_head and model.head_dim):
+        raise LabError(f"The shape of {model.name} is not known from its header.", "Take another model.")
+    total = sum(model.tensor_bytes.values())
+    used = [kind for kind, n_bytes in model.tensor_bytes.items() if n_bytes >= MIN_SHARE * total]
+    on_gpu = settings.n_gpu_layers > 0
+    columns = sorted({*COLUMNS, settings.n_ubatch})
+
+    def mul_mat(kind: str, n_tokens: int, n_threads: int) -> Probe:
+        n_bytes = BIG if n_tokens <= 8 else MIDDLE if n_tokens <= 32 else SMALL
+        return Probe(
+            MUL_MAT, kind, model.n_ff or 0, model.n_embd or 0, None, n_tokens, n_bytes, n_threads, on_gpu, SECONDS
+        )
+
+    def attention(n_tokens: int) -> Probe:
+        return Probe(
+            ATTENTION,
+            settings.type_k.upper(),
+            model.n_head or 0,
+            model.head_dim or 0,
+            model.n_head_kv,
+            n_tokens,
+            BIG if n_tokens == 1 else 4 * 2**20,
+            settings.n_threads if n_tokens == 1 else settings.n_threads_batch,
+            on_gpu,
+            SECONDS,
+        )
+
+    found = [
+        mul_mat(kind, n, settings.n_threads if n == 1 else settings.n_threads_batch)
+        for kind in dict.fromkeys([*used, *types])
+        for n in columns
+    ]
+    found += [attention(1), attention(settings.n_ubatch)]
+    if not on_gpu:
+        fewer = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < settings.n_threads]
+        main = max(used, key=lambda kind: model.tensor_bytes[kind])
+        found += [mul_mat(main, n_tokens, n) for n in fewer for n_tokens in (1, settings.n_ubatch)]
+    return found
+
+
+def measure(
+    worker: Worker, here: Machine, wanted: Sequence[Probe], on_gpu: bool, watch: Callable[[str], None]
+) -> Ceilings:
+    """Run the probes, and read memory plainly. `watch` is told what comes next."""
+    rates = []
+    for number, probe in enumerate(wanted, 1):
+        what = "attention, " if probe.op == ATTENTION else ""
+        watch(f"{number} of {len(wanted)}: {what}{probe.type}, {probe.n_tokens} columns, {probe.n_threads} threads")
+        rates.append(worker.probe(probe))
+    if not on_gpu:
+        watch("reading memory")
+        rates.append(read_rate(max(probe.n_threads for probe in wanted)))
+    measured_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Ceilings(measured_at, here, on_gpu, tuple(rates))
+
+
+def read_rate(n_threads: int, n_bytes: int = 2 * BIG) -> Rate:
+    """How fast memory can be read without any kernel: the maximum of random numbers, a slice per thread."""
+    import numpy as np
+
+    data = np.random.default_rng(1).integers(0, 2**62, n_bytes // 8)
+    slices = np.array_split(data, n_threads)
+    times = []
+    with concurrent.futures.ThreadPoolExecutor(n_threads) as pool:
+        for _ in range(8):
+            start = time.perf_counter_ns()
+            list(pool.map(np.max, slices))
+            times.append(time.perf_counter_ns() - start)
+    return Rate(READ, "I64", "numpy", 1, n_bytes // 8, 1, n_threads, n_bytes, 0, tuple(times[1:]))
+
+
+def save(ceilings: Ceilings, folder: Path) -> Path:
+    """Append to this machine's file of ceilings in `folder`."""
+    where = machine.label(ceilings.machine, int(ceilings.on_gpu)).partition(",")[0]
+    path = folder / f"ceilings-{machine.slug(where)}.jsonl"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        results.append(path, ceilings)
+    except OSError as problem:
+        raise LabError(f"{path} cannot be written: {problem.strerror}.", "Choose another folder: --out") from None
+    return path
+
+
+def known(folder: Path, here: Machine, on_gpu: bool) -> Ceilings | None:
+    """What was measured of this machine and build before, the newest of each probe; None where nothing was."""
+    if not folder.is_dir() or not list(folder.glob("ceilings-*.jsonl")):
+        return None
+    reading = results.read(sorted(folder.glob("ceilings-*.jsonl")))
+    fitting = [old for old in reading.ceilings if same(old.machine, here) and old.on_gpu == on_gpu]
+    if not fitting:
+        return None
+    fitting.sort(key=lambda old: old.measured_at)
+    rates = {key(rate): rate for old in fitting for rate in old.rates}
+    return Ceilings(fitting[-1].measured_at, here, on_gpu, tuple(rates.values()))
+
+
+def same(one: Machine, other: Machine) -> bool:
+    """Whether two descriptions are of the same machine with the same build: ceilings then hold for both."""
+    fields = ("cpu", "n_cores_usable", "ram_bytes", "llama_cpp_python", "llama_cpp_commit", "system_info")
+    gpus = [[device.description for device in machine.accelerators(each.devices)] for each in (one, other)]
+    return gpus[0] == gpus[1] and all(getattr(one, name) == getattr(other, name) for name in fields)
+
+
+def missing(wanted: Sequence[Probe], ceilings: Ceilings | None) -> list[Probe]:
+    """The probes that `ceilings` does not answer yet."""
+    have = {key(rate) for rate in ceilings.rates} if ceilings else set()
+    return [probe for probe in wanted if key(probe) not in have]
+
+
+def key(what: Probe | Rate) -> tuple[str, str, int, int, int, int]:
+    """What makes two probes the same measurement."""
+    return what.op, what.type, what.rows, what.columns, what.n_tokens, what.n_threads
+
+
+def gbps(rate: Rate) -> float:
+    """10^9 bytes per second that the best pass read."""
+    return rate.n_bytes / min(rate.times_ns)
+
+
+def gflops(rate: Rate) -> float:
+    """10^9 FLOPs per second that the best pass computed."""
+    return rate.flops / min(rate.times_ns)
+
+
+def age_days(ceilings: Ceilings) -> float:
+    """How old they are."""
+    measured = datetime.strptime(ceilings.measured_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    return (datetime.now(UTC) - measured).total_seconds() / 86400

@@ -1,0 +1,178 @@
+"""The commands that say why: ceilings, explain."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.cli_options import SETTINGS, with_options
+from lab.cli_results import read
+from lab.errors import LabError
+
+
+@click.command()
+@with_options(
+    *SETTINGS,
+    click.option("--types", default="Q4_0,Q8_0", show_default=True, help="Weight types to measure beside the model's."),
+    click.option("--again", is_flag=True, help="Measure even what is known of this machine and build."),
+    click.option("--out", "-o", default="results", show_default=True, help="Folder with the results."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
+)
+def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> None:
+    """Measure what this machine can do at best, kernel by kernel.
+
+    For each weight type of a model: how fast it is read with one column (decode) and multiplied with many
+    (prefill), on ggml's own kernels; likewise attention, fewer threads, and plain reading. About half a minute
+    on two cores. Results are kept in --out and reused while machine and build are the same.
+    """
+    from lab import ceilings as probing
+    from lab import printing_why, terminal
+    from lab.plan import make_plan
+    from lab.worker import Worker
+
+    err = terminal.console(stderr=True)
+    folder = Path(out)
+    with Worker() as worker, terminal.transfer(err) as transferring:
+        plan = make_plan(worker, [1], 1, 1, **asked, watch=transferring)
+        extra = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
+        wanted = probing.probes(plan.model, plan.settings, extra)
+        on_gpu = plan.settings.n_gpu_layers > 0
+        old = None if again else probing.known(folder, plan.machine, on_gpu)
+        todo = probing.missing(wanted, old)
+        for line in terminal.describe(plan.machine, plan.model):
+            err.print(line)
+        if todo:
+            new = probing.measure(worker, plan.machine, todo, on_gpu, err.print)
+            probing.save(new, folder)
+            old = probing.known(folder, plan.machine, on_gpu)
+    assert old is not None
+    if as_json:
+        terminal.print_json(dataclasses.asdict(old))
+        return
+    printing_why.print_ceilings(old, terminal.console())
+
+
+@click.command()
+@click.argument("results", nargs=-1, required=True)
+@click.option("--ceilings", "folder", default="results", show_default=True, help="Folder with the ceilings.")
+@click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
+@click.option("--no-plot", is_flag=True, help="Draw no plots.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the text.")
+def explain(results: tuple[str, ...], folder: str, out: str | None, no_plot: bool, as_json: bool) -> None:
+    """Say why runs took as long as they did: what limited each phase, and how far it was from its ceiling.
+
+    Names the changes that the ceilings promise most of, and how to try them.
+
+    Needs the ceilings of the machine that measured: lab ceilings.
+    """
+    from lab import ceilings as probing
+    from lab import levers, printing_why, roofline, table, terminal
+    from lab.plot_why import save_why
+
+    records = [record for record in read(results) if not record.run.warmup]
+    documents = []
+    rows = table.runs(records)
+    stdout = terminal.console()
+    source = Path(results[0])
+    target = Path(out) if out else source if source.is_dir() else source.parent
+    for number, (label, setup) in enumerate(table.setups(rows)):
+        chosen = [records[i] for i in dict.fromkeys(setup.run)]
+        first = chosen[0]
+        found = probing.known(Path(folder), first.machine, first.settings.n_gpu_layers > 0)
+        if found is None:
+            raise LabError(
+                f"The ceilings of {label} are not known in {folder}.",
+                f"Measure them on that machine: lab ceilings -m {first.model.name}",
+            )
+        explained = roofline.explain(chosen, found)
+        best = roofline.roof(found)
+        advice = levers.levers(explained, first, found)
+        stem = f"{source.stem}-{number + 1}" if rows[[*table.SETUP]].drop_duplicates().shape[0] > 1 else source.stem
+        plots = [] if no_plot else save_why(explained, best, label, target, stem)
+        documents.append(
+            {
+                "setup": label,
+                "roof": dataclasses.asdict(best),
+                "levers": [dataclasses.asdict(lever) for lever in advice],
+                "plots": [str(plot) for plot in plots],
+                "ceilings_measured_at": found.measured_at,
+                "rows": [
+                    {**dataclasses.asdict(row), "intensity": row.intensity, "of_ceiling": row.of_ceiling}
+                    for row in explained
+                ],
+            }
+        )
+        if not as_json:
+            printing_why.print_explained(label, explained, found, advice, stdout)
+            for plot in plots:
+                stdout.print(f"plot     {plot}")
+    if as_json:
+        terminal.print_json(documents)
+
+
+@click.command()
+@with_options(
+    click.option("--prompt-len", "-p", default="10,1000,10000", show_default=True, help="Prompt lengths."),
+    click.option("--gen", "-n", default=200, show_default=True, help="Tokens to generate."),
+    click.option("--device", "-d", help="A device of models/devices.toml.  [default: this machine]"),
+    *SETTINGS,
+    click.option(
+        "--results", default="results", show_default=True, help="Folder with ceilings, and runs to learn from."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
+)
+def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json: bool, **asked: Any) -> None:
+    """Say how fast a model would be: on this machine from its ceilings, on another device from its datasheet.
+
+    The model need not be here: a name of the list is enough. The theoretical limit stands beside a range to
+    expect; what the range rests on is said below it.
+    """
+    from lab import catalog, predict, printing_why, terminal
+    from lab import ceilings as probing
+    from lab import results as files
+    from lab.models import locate
+    from lab.plan import check_lengths, make_plan, parse_lengths
+    from lab.worker import Worker
+
+    lengths = parse_lengths(prompt_len)
+    check_lengths(lengths)
+    if gen < 2:
+        raise LabError(f"--gen {gen} leaves nothing to decode.", "Give 2 or more.")
+    chosen = predict.device(device) if device else None
+    text = asked.pop("model")
+    try:
+        spec = catalog.parse(text)
+    except LabError:
+        if text.partition(":")[0] not in catalog.entries():
+            raise
+        spec = catalog.parse(f"synthetic:{text}")  # a shape is enough
+    with Worker() as worker:
+        file = locate(spec)
+        if file:
+            model = worker.read_model(file.path, file.name, file.source)
+        elif spec.entry:
+            model = predict.model_of(spec.entry, spec.quantization or spec.entry.quantization or "Q4_K_M")
+        else:
+            raise LabError(f"{spec.text} is not on this machine.", f"Get it first: lab models pull {spec.text}")
+        plan = make_plan(worker, [1], 1, 1, **asked)
+    if chosen:
+        found = [predict.elsewhere(model, plan.settings, chosen, n, gen) for n in lengths]
+        basis = predict.basis_elsewhere(chosen)
+        where, memory = chosen.about, None if chosen.memory_gb is None else chosen.memory_gb * 1e9
+    else:
+        known = probing.known(Path(results), plan.machine, plan.settings.n_gpu_layers > 0)
+        if known is None:
+            raise LabError("This machine's ceilings are not measured.", "Measure them: lab ceilings")
+        efficiency = predict.learn(files.read([results]).records, known)
+        found = [predict.here(model, plan.settings, known, efficiency, n, gen) for n in lengths]
+        basis = predict.basis_here(efficiency)
+        where, memory = "this machine", float(plan.machine.ram_bytes or 0) or None
+    needed = {n: predict.memory_bytes(model, plan.settings, n + gen) for n in lengths}
+    if as_json:
+        rows = [{**dataclasses.asdict(row), "memory_bytes": needed[row.n_prompt]} for row in found]
+        terminal.print_json({"device": where, "basis": basis, "memory_bytes": memory, "rows": rows})
+        return
+    printing_why.print_predictions(model, where, found, needed, memory, basis, terminal.console())

@@ -1,0 +1,113 @@
+"""The pictures that say why: the roofline with every phase on it, and where a request's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab.plot import COLOURS, MARKERS, new_axes, plain_ticks, tidy, write
+from lab.roofline import Explained, Roof
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes | None = None) -> Axes:
+    """GFLOP/s over FLOPs per byte: each phase at each length as a point under the machine's two roofs."""
+    ax = ax or new_axes()
+    low = min([1, *(row.intensity for row in rows)]) / 2
+    high = max([roof.ridge, *(row.intensity for row in rows)]) * 3
+    ridge = [low, roof.ridge, high]
+    ax.plot(
+        ridge,
+        [min(roof.gbps * x, roof.gflops) for x in ridge],
+        color="0.2",
+        lw=2,
+        label=f"roof: {roof.gbps:.3g} GB/s, then {roof.gflops:.3g} GFLOP/s",
+    )
+    for number, phase in enumerate(("prefill", "decode")):
+        chosen = [row for row in rows if row.phase == phase]
+        if not chosen:
+            continue
+        style = {"color": COLOURS[number], "marker": MARKERS[number]}
+        ax.plot([r.intensity for r in chosen], [r.gflops for r in chosen], ls="", ms=7, **style, label=phase)  # type: ignore[arg-type]
+        ceilings = [row.flops / row.kernels.total_s / 1e9 for row in chosen]
+        ax.plot(
+            [row.intensity for row in chosen],
+            ceilings,
+            ls="",
+            ms=9,
+            marker="_",
+            mew=2,
+            color=COLOURS[number],
+            label=f"{phase}: ceiling of its kernels",
+        )
+        for row in chosen:
+            ax.annotate(
+                f"{row.n_prompt:,}", (row.intensity, row.gflops), (6, -10), textcoords="offset points", fontsize=8
+            )
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    plain_ticks(ax.xaxis)
+    plain_ticks(ax.yaxis)
+    ax.set_xlabel("arithmetic intensity (FLOPs per byte)")
+    ax.set_ylabel("GFLOP/s")
+    ax.set_title(f"Roofline: what each phase reached (numbers: prompt tokens)\n{subject}", fontsize=11)
+    return tidy(ax)
+
+
+def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) -> Axes:
+    """Stacked bars over prompt lengths: the parts of a whole request's time, in percent."""
+    ax = ax or new_axes()
+    lengths = sorted({row.n_prompt for row in rows})
+    names = (
+        "prefill: weights",
+        "prefill: attention",
+        "prefill: beside the kernels",
+        "decode: weights",
+        "decode: KV cache",
+        "decode: beside the kernels",
+    )
+    parts: dict[str, list[float]] = {name: [0.0] * len(lengths) for name in names}
+    for row in rows:
+        at, times = lengths.index(row.n_prompt), row.n_steps if row.phase == "decode" else 1
+        weights, attention = row.kernels.layers_s + row.kernels.head_s, row.kernels.attention_s
+        rest = max(0.0, row.measured_s - weights - attention)
+        offset = 0 if row.phase == "prefill" else 3
+        for name, seconds in zip(names[offset : offset + 3], (weights, attention, rest), strict=True):
+            parts[name][at] += times * seconds
+    totals = [sum(values) for values in zip(*parts.values(), strict=True)]
+    base = [0.0] * len(lengths)
+    hatches = ("", "//", "..")
+    for number, (name, values) in enumerate(parts.items()):
+        shares = [100 * value / total for value, total in zip(values, totals, strict=True)]
+        colour = COLOURS[0] if number < 3 else COLOURS[1]
+        ax.bar(
+            [f"{n:,}" for n in lengths],
+            shares,
+            bottom=base,
+            color=colour,
+            alpha=1 - 0.3 * (number % 3),
+            hatch=hatches[number % 3],
+            edgecolor="white",
+            label=name,
+        )
+        base = [a + b for a, b in zip(base, shares, strict=True)]
+    ax.set_xlabel("prompt length (tokens)")
+    ax.set_ylabel("share of the request's time (%)")
+    n_gen = (
+        max(row.n_steps for row in rows if row.phase == "decode") + 1 if any(r.phase == "decode" for r in rows) else 1
+    )
+    ax.set_title(f"Where the time goes: prompt and {n_gen:,} generated tokens\n{subject}", fontsize=11)
+    tidy(ax)
+    ax.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    return ax
+
+
+def save_why(rows: Sequence[Explained], roof: Roof, subject: str, folder: Path, stem: str) -> list[Path]:
+    """Both as PNG and SVG: `<stem>-roofline`, `<stem>-where`."""
+    return [
+        *write(lambda figure: plot_roofline(rows, roof, subject, figure.subplots()), folder, f"{stem}-roofline"),
+        *write(lambda figure: plot_where(rows, subject, figure.subplots()), folder, f"{stem}-where", (9, 5)),
+    ]

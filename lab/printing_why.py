@@ -1,0 +1,124 @@
+"""Ceilings, explanations and predictions as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from lab import ceilings, machine, roofline, table
+from lab.levers import Lever
+from lab.predict import Prediction
+from lab.record import Ceilings, Model
+from lab.roofline import Explained
+from lab.terminal import grid_of
+
+
+def print_ceilings(found: Ceilings, out: Console) -> None:
+    """A table of the kernels' best rates."""
+    days = ceilings.age_days(found)
+    age = "today" if days < 1 else f"{days:.0f} days ago"
+    out.print(f"\nCeilings of {machine.label(found.machine, int(found.on_gpu))}, measured {found.measured_at} ({age})")
+    grid = grid_of("kernel", "type", "buffer", "tokens", "threads", "GB/s", "GFLOP/s")
+    for rate in sorted(found.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, rate.n_tokens)):
+        flops = table.digits(ceilings.gflops(rate)) if rate.flops else "-"
+        counts = (str(rate.n_tokens), str(rate.n_threads))
+        grid.add_row(rate.op, rate.type, rate.buffer, *counts, table.digits(ceilings.gbps(rate)), flops)
+    out.print(grid)
+    best = roofline.roof(found)
+    out.print(
+        f"Best: {table.digits(best.gbps)} GB/s and {table.digits(best.gflops)} GFLOP/s: work of more than "
+        f"{table.digits(best.ridge)} FLOPs per byte is limited by arithmetic, other work by memory traffic."
+    )
+
+
+def print_explained(
+    label: str, rows: Sequence[Explained], found: Ceilings, advice: Sequence[Lever], out: Console
+) -> None:
+    """What each phase cost, what it reached, and what limited it."""
+    best = roofline.roof(found)
+    out.print()
+    out.print(Text(label, style="bold"))
+    out.print(
+        f"Roof: {table.digits(best.gflops)} GFLOP/s, {table.digits(best.gbps)} GB/s, ridge at "
+        f"{table.digits(best.ridge)} FLOPs per byte (ceilings of {found.measured_at})"
+    )
+    grid = grid_of(
+        "prompt\ntokens",
+        "phase",
+        "measured\nms",
+        "GFLOP",
+        "MB",
+        "FLOPs\nper byte",
+        "GFLOP/s",
+        "GB/s",
+        "% of\nceiling",
+        "limit",
+    )
+    for row in rows:
+        figures = (1e3 * row.measured_s, row.flops / 1e9, row.n_bytes / 1e6, row.intensity, row.gflops, row.gbps)
+        ceiling = f"{100 * row.of_ceiling:.0f}"
+        grid.add_row(f"{row.n_prompt:,}", row.phase, *map(table.digits, figures), ceiling, row.limit)
+    out.print(grid)
+    for row in rows:
+        parts = row.kernels
+        rest = row.measured_s - parts.total_s
+        shares = (
+            ("layers", parts.layers_s),
+            ("output matrix", parts.head_s),
+            ("attention", parts.attention_s),
+            ("rest", rest),
+        )
+        told = ", ".join(f"{name} {100 * seconds / row.measured_s:.0f} %" for name, seconds in shares)
+        out.print(f"{row.phase} at {row.n_prompt:,}: {told}.")
+    for lever in advice:
+        gains = [
+            f"{phase} {gain:.2f}x as fast"
+            for phase, gain in (("prefill", lever.prefill_gain), ("decode", lever.decode_gain))
+            if gain
+        ]
+        out.print(f"Predicted: {lever.change}: {', '.join(gains)}. Try: {lever.command}")
+
+
+def print_predictions(
+    model: Model,
+    where: str,
+    rows: Sequence[Prediction],
+    needed: dict[int, int],
+    memory: float | None,
+    basis: str,
+    out: Console,
+) -> None:
+    """Limits and ranges to expect, whether it fits, and what it rests on."""
+    out.print(Text(f"{model.name} {model.quantization or ''} on {where}", style="bold"))
+    grid = grid_of(
+        "prompt\ntokens",
+        "prefill s\nlimit",
+        "expected",
+        "TPOT ms\nlimit",
+        "expected",
+        "tokens/s",
+        "E2E s",
+        "memory\nGB",
+        "note",
+    )
+    for row in rows:
+        tpot = [1e3 * seconds for seconds in row.tpot_s]
+        grid.add_row(
+            f"{row.n_prompt:,}",
+            "-" if row.prefill_limit_s is None else table.digits(row.prefill_limit_s),
+            _span(row.prefill_s),
+            table.digits(1e3 * row.tpot_limit_s),
+            _span((tpot[0], tpot[1])),
+            _span((1e3 / tpot[1], 1e3 / tpot[0])),
+            _span(row.e2e_s),
+            table.digits(needed[row.n_prompt] / 1e9),
+            "does not fit" if memory is not None and needed[row.n_prompt] > memory else "",
+        )
+    out.print(grid)
+    out.print(basis)
+
+
+def _span(ends: tuple[float, float]) -> str:
+    return "-" if ends[0] != ends[0] else f"{table.digits(ends[0])}-{table.digits(ends[1])}"

@@ -1,0 +1,61 @@
+"""What is read of the rest of the machine around and during a run: the data of noise, part of every record.
+
+Everything here is told by the operating system, or by the GPU's driver; what they do not tell is None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """How an NVIDIA GPU is doing. `slowed` names what holds its clock down (heat, power brake), if anything does."""
+
+    name: str
+    clock_mhz: int | None
+    temperature_c: int | None
+    power_w: float | None
+    slowed: str | None
+
+
+@dataclass(frozen=True)
+class NoiseReading:
+    """What else the machine was doing, from the operating system. Counters are since its start."""
+
+    load_1min: float | None
+    cpu_busy_s: float | None  # all cores together, all processes
+    cpu_steal_s: float | None  # taken by the host of a virtual machine
+    cpu_pressure_s: float | None  # time in which some task waited for a core (Linux PSI)
+    cpu_mhz: float | None
+    memory_available_bytes: int | None
+    memory_pressure_s: float | None = None  # time in which some task waited for memory (Linux PSI)
+    own_cpu_s: float | None = None  # the part of cpu_busy_s that is the lab's and its engine's
+    switches: int | None = None  # how often the engine's main thread was put off a core (on Windows: left one)
+    n_throttled: int | None = None  # how often cores were slowed down by heat
+    gpus: tuple[Gpu, ...] | None = None
+
+
+@dataclass(frozen=True)
+class NoiseSamples:
+    """What else the machine did during a run, ten times a second: each row tells of the time since the row before.
+
+    A column that the system does not tell is None.
+    """
+
+    at_ms: tuple[int, ...]  # since the first reading
+    others_ms: tuple[int, ...] | None  # CPU time of all other processes, all cores together
+    steal_ms: tuple[int, ...] | None
+    pressure_ms: tuple[int, ...] | None
+    switches: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Readings around a run. A sentinel is the same short decode before and after: the median of its steps."""
+
+    before: NoiseReading
+    after: NoiseReading
+    samples: NoiseSamples | None = None
+    sentinel_before_ns: int | None = None
+    sentinel_after_ns: int | None = None

@@ -1,0 +1,259 @@
+"""Ceilings, explanations and predictions: exact on made-up ceilings, and once on the real kernels."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from lab import catalog, ceilings, cost, predict, results, roofline
+from lab.errors import LabError
+from lab.kernels import ATTENTION, MUL_MAT, Probe
+from lab.plan import make_plan
+from lab.record import Ceilings, Rate, Record
+from lab.worker import Worker
+from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
+from tests.test_cost import of_catalog
+
+BIG = dataclasses.replace(of_catalog("llama-3.2-1b", "Q8_0"), name="big")
+WIDE = dataclasses.replace(SETTINGS, n_ubatch=512)
+
+
+def rate(op: str, kind: str, n_tokens: int, gbps: float, gflops: float, n_threads: int = 2) -> Rate:
+    """A kernel that reads at gbps, or computes at gflops, whichever is slower."""
+    n_bytes = 34 * 10**6
+    flops = 2 * 32 * 10**6 * n_tokens
+    ns = round(max(n_bytes / gbps, flops / gflops))
+    return Rate(op, kind, "CPU", 1, 1, n_tokens, n_threads, n_bytes, flops, (2 * ns, ns))
+
+
+FAST = Ceilings(
+    "2026-01-01T00:00:00Z",
+    MACHINE,
+    False,
+    (
+        *(rate(MUL_MAT, "Q8_0", n, 20, 400) for n in (1, 8, 512)),
+        rate(ATTENTION, "F16", 1, 20, 400),
+        rate(ATTENTION, "F16", 512, 20, 100),
+        rate(ceilings.READ, "I64", 1, 40, 1e9),
+    ),
+)
+
+
+def test_the_roof_is_the_best_of_all_kernels() -> None:
+    roof = roofline.roof(FAST)
+    assert [roof.gflops, roof.gbps] == pytest.approx([400, 40])
+    assert roof.ridge == pytest.approx(10)
+
+
+def test_kernels_of_a_decode_step_read_each_weight_once() -> None:
+    kernels = roofline.step_kernels(BIG, WIDE, FAST, 1, 0, 1)
+    step = cost.step(BIG, 1, 0, 1)
+    assert kernels is not None and step is not None
+    assert kernels.layers_s + kernels.head_s == pytest.approx(step.weight_bytes / 20e9, rel=0.001)
+    assert kernels.head_s == pytest.approx((BIG.embedding_bytes or 0) / 20e9)
+
+
+def test_kernels_of_a_prefill_step_multiply_at_the_rate_of_many_columns() -> None:
+    kernels = roofline.step_kernels(BIG, WIDE, FAST, 512, 0, 0)
+    step = cost.step(BIG, 512, 0, 0)
+    assert kernels is not None and step is not None
+    assert kernels.layers_s == pytest.approx(step.layer_flops / 400e9, rel=0.01)
+    assert kernels.head_s == 0
+    assert kernels.attention_s == pytest.approx(step.attention_flops / 100e9)
+
+
+def test_between_measured_columns_lies_a_straight_line_on_logarithms() -> None:
+    rates = dataclasses.replace(FAST, rates=tuple(rate(MUL_MAT, "Q8_0", n, 10, 1e9) for n in (1, 16)))
+    one = ceilings.gbps(rates.rates[0])
+    assert roofline.seconds_per_byte(rates, BIG, "Q8_0", 4, 2) == pytest.approx(1 / one / 1e9)
+    assert roofline.seconds_per_byte(rates, BIG, "Q8_0", 99, 2) == pytest.approx(1 / one / 1e9)
+    with pytest.raises(LabError, match="Q4_0 with 2 threads is not measured"):
+        roofline.seconds_per_byte(rates, BIG, "Q4_0", 1, 2)
+
+
+def timed(decode_factor: float) -> list[Record]:
+    """Runs on BIG whose decode steps take decode_factor times their kernels' least time."""
+    kernels = roofline.step_kernels(BIG, WIDE, FAST, 1, 22, 1)
+    prefill = roofline.step_kernels(BIG, WIDE, FAST, 8, 8, 1)
+    assert kernels and prefill
+    run = make_run(20, 5, decode_ms=1e3 * decode_factor * kernels.total_s, prefill_ms=1e3 * prefill.total_s / 6)
+    return [make_record(run, model=BIG, settings=WIDE)]
+
+
+@pytest.mark.parametrize(("factor", "limit"), [(1.1, roofline.KERNEL), (3, roofline.OVERHEAD)])
+def test_the_limit_is_what_is_nearest(factor: float, limit: str) -> None:
+    (decode,) = [row for row in roofline.explain(timed(factor), FAST) if row.phase == "decode"]
+    assert decode.limit == limit  # Q8_0 reads at 20 where 40 are possible: its kernel is the limit
+    assert decode.of_ceiling == pytest.approx(1 / factor, rel=0.01)
+
+
+def test_memory_traffic_and_arithmetic_are_limits_too() -> None:
+    better = dataclasses.replace(FAST, rates=tuple(each for each in FAST.rates if each.op != ceilings.READ))
+    rows = roofline.explain(timed(1.0), better)
+    assert [row.limit for row in rows if row.phase == "decode"] == [roofline.TRAFFIC]
+    long = make_record(make_run(4096, 2, steps=exact_steps(4096, 2, 512, prefill_ms=8)), model=BIG, settings=WIDE)
+    (prefill,) = [row for row in roofline.explain([long], FAST) if row.phase == "prefill"]
+    assert prefill.limit == roofline.ARITHMETIC and prefill.arithmetic_s > prefill.traffic_s
+
+
+# Predictions
+
+
+def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
+    records = []
+    for n_prompt in (512, 1024, 2048):
+        at = [roofline.step_kernels(BIG, WIDE, FAST, 512, p, 0) for p in range(0, n_prompt, 512)]
+        token = roofline.step_kernels(BIG, WIDE, FAST, 1, n_prompt + 2, 1)
+        assert token
+        seconds = sum(each.total_s for each in at if each)
+        steps = exact_steps(n_prompt, 6, 512, 1.5e3 * seconds / n_prompt, 2e3 * token.total_s)
+        records.append(make_record(make_run(n_prompt, 6, steps=steps), model=BIG, settings=WIDE))
+    learned = predict.learn(records, FAST)
+    assert learned.rms < 0.1 and learned.n_runs == 3
+    row = predict.here(BIG, WIDE, FAST, learned, 1024, 6)
+    measured = records[1].run.steps
+    assert row.prefill_s[0] * 0.9 < measured.ready_ns[1] / 1e9 < row.prefill_s[1] * 1.1
+    assert row.tpot_limit_s < row.tpot_s[0] < row.tpot_s[1]
+    assert row.e2e_s[1] == pytest.approx(row.prefill_s[1] + 5 * row.tpot_s[1])
+    with pytest.raises(LabError, match="too few runs"):
+        predict.learn(records[:1], FAST)
+
+
+PUBLISHED = {  # tokens/s of Llama 3.2 3B Q4_K_M, from geerlingguy/ai-benchmarks
+    "rtx-4090": 334.7,
+    "rtx-3080-ti": 263,
+    "rtx-3060": 123,
+    "m4": 41,
+    "ryzen-ai-max-395": 88,
+    "gb10": 98,
+    "raspberry-pi-5": 4.9,
+}
+
+
+def test_published_decode_rates_lie_in_the_predicted_range() -> None:
+    model = predict.model_of(catalog.entries()["llama-3.2-3b"], "Q4_K_M")
+    assert model.n_bytes == pytest.approx(2.02e9, rel=0.01)  # the size of the real file
+    inside = []
+    for name, rate in PUBLISHED.items():
+        low, high = predict.elsewhere(model, WIDE, predict.device(name), 100, 100).tpot_s
+        inside.append(1 / high <= rate <= 1 / low)
+    assert sum(inside) >= 6
+
+
+@pytest.mark.parametrize(("gbps", "tps"), [(1008, 29), (936, 27), (2039, 58), (800, 23)])
+def test_35_gb_of_weights_as_textbooks_have_it(gbps: float, tps: int) -> None:
+    assert round(gbps / 35) == tps
+
+
+def test_a_7b_in_f16_on_an_a100() -> None:
+    model = of_catalog("llama-2-7b")
+    a100 = predict.device("A100 80GB")
+    row = predict.elsewhere(model, WIDE, a100, 1, 2)
+    assert 1 / row.tpot_limit_s == pytest.approx(154, rel=0.02)  # "about 145" counts the embedding table as well
+    assert a100.tflops and a100.tflops * 1e3 / a100.gbps == pytest.approx(153, rel=0.01)  # the ridge, not 312
+
+
+def test_prefills_share_of_textbook_requests() -> None:
+    model, a100 = of_catalog("llama-2-7b"), predict.device("a100-80gb")
+
+    def share(n_prompt: int) -> float:
+        row = predict.elsewhere(model, WIDE, a100, n_prompt, 200)
+        assert row.prefill_limit_s
+        return row.prefill_limit_s / (row.prefill_limit_s + 199 * row.tpot_limit_s)
+
+    assert share(1_000) < 0.1  # quoted as about 10 %
+    assert 0.6 < share(100_000) < 0.9  # quoted as about 80 %; reading 52 GB of cache at each token is not nothing
+
+
+def test_unknown_devices_are_offered_close_names() -> None:
+    with pytest.raises(LabError, match=r"Did you mean .*rtx-4090"):
+        predict.device("rtx4090")
+    assert all(device.source and device.gbps > 0 for device in predict.devices().values())
+
+
+# The real kernels
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as started:
+        yield started
+
+
+def small(op: str, kind: str, n_tokens: int, rows: int = 512, columns: int = 512) -> Probe:
+    n_head_kv = 2 if op == ATTENTION else None
+    return Probe(op, kind, rows, columns, n_head_kv, n_tokens, 4 * 2**20, 2, False, 0.02)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "F16"])
+def test_products_are_timed_for_every_type(worker: Worker, kind: str) -> None:
+    one, many = worker.probe(small(MUL_MAT, kind, 1)), worker.probe(small(MUL_MAT, kind, 64))
+    assert one.n_bytes == pytest.approx(4 * 2**20, rel=0.2) and one.flops == many.flops / 64
+    assert 0.1 < ceilings.gbps(one) < 2000
+    assert ceilings.gflops(many) > ceilings.gflops(one)
+    assert one.buffer.startswith("CPU")
+
+
+def test_attention_is_timed(worker: Worker) -> None:
+    for kind in ("F16", "Q8_0"):
+        found = worker.probe(small(ATTENTION, kind, 4, rows=6, columns=64))
+        assert found.flops == 4 * 8 * 6 * 64 * 4 * (found.n_bytes // (8 * 2 * 2 * (128 if kind == "F16" else 68)))
+        assert ceilings.gbps(found) > 0.01
+
+
+def test_types_that_ggml_does_not_have_are_refused(worker: Worker) -> None:
+    with pytest.raises(LabError, match="no type Q9"):
+        worker.probe(small(MUL_MAT, "Q9", 1))
+
+
+def test_plain_reading() -> None:
+    read = ceilings.read_rate(2, 2**22)
+    assert read.n_bytes == 2**22 and ceilings.gbps(read) > 0.1
+
+
+def test_probes_cover_what_a_model_needs() -> None:
+    wanted = ceilings.probes(dataclasses.replace(MODEL, n_ff=128), SETTINGS, ["Q8_0"])
+    assert {(p.type, p.n_tokens) for p in wanted if p.op == MUL_MAT and p.n_threads == 2} >= {("Q4_0", 1), ("Q8_0", 8)}
+    assert {p.n_tokens for p in wanted if p.op == ATTENTION} == {1, SETTINGS.n_ubatch}
+    assert {p.n_threads for p in wanted} == {1, 2}
+
+
+def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, embedded: Path) -> None:
+    code, _, err = run_lab("explain", Path("results") / "sample-smollm2-135m-amd-epyc.jsonl", "--ceilings", tmp_path)
+    assert code == 1 and "lab ceilings" in err
+    arguments = ["-p", "16,64,128", "-n", "4", "-r", "1", "--no-plot", "-u", "64", "-o", tmp_path]
+    assert run_lab("measure", *arguments)[0] == 0
+    plan = make_plan(worker, [1], 1, 1, ubatch=64)
+    wanted = [dataclasses.replace(p, n_bytes=2**21, seconds=0.01) for p in ceilings.probes(plan.model, plan.settings)]
+    assert ceilings.missing(wanted, ceilings.known(tmp_path, plan.machine, False)) == wanted
+    rates = (*map(worker.probe, wanted), ceilings.read_rate(2, 2**22))
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    path = ceilings.save(Ceilings(now, plan.machine, False, rates), tmp_path)
+    assert results.read([path]).ceilings[0].rates == rates and not results.read([path]).skipped
+    known = ceilings.known(tmp_path, plan.machine, False)
+    assert known and ceilings.missing(wanted, known) == []
+    assert ceilings.known(tmp_path, dataclasses.replace(plan.machine, llama_cpp_commit="other"), False) is None
+    code, out, err = run_lab("ceilings", "-u", "64", "--types", "", "-o", tmp_path)  # nothing is measured again
+    assert code == 0 and "(today)" in out and "of 1:" not in err and "FLOPs per byte" in out
+    code, out, err = run_lab("explain", tmp_path, "--ceilings", tmp_path)
+    assert code == 0, err
+    assert "decode at 128: layers" in out and "% of" in out
+    document = json.loads(run_lab("explain", tmp_path, "--ceilings", tmp_path, "--json")[1])
+    assert [row["phase"] for row in document[0]["rows"]] == ["prefill", "decode"] * 3
+    code, out, err = run_lab("predict", "-p", "64", "-n", "10", "-u", "64", "--results", tmp_path)
+    assert code == 0, err
+    assert "fitted to 3 runs of smollm2-135m Q4_1 on this machine" in out
+
+
+def test_predicting_elsewhere(tmp_path: Path) -> None:
+    code, out, err = run_lab("predict", "-m", "llama-3.3-70b:Q4_K_M", "-d", "rtx-4090", "--results", tmp_path)
+    assert code == 0, err
+    assert "does not fit" in out and "1008 GB/s" in out
+    document = json.loads(run_lab("predict", "-m", "llama-3.2-3b", "-d", "m4", "-p", "100", "--json")[1])
+    assert document["rows"][0]["prefill_limit_s"] is None and document["rows"][0]["tpot_limit_s"] > 0
+    assert "no device named" in run_lab("predict", "-d", "abacus")[2]
+    assert "not measured" in run_lab("predict", "--results", tmp_path)[2]
+    assert "leaves nothing to decode" in run_lab("predict", "-n", "1", "-d", "m4")[2]
