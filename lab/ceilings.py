@@ -53,18 +53,11 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[
             MUL_MAT, kind, model.n_ff or 0, model.n_embd or 0, None, n_tokens, n_bytes, n_threads, on_gpu, SECONDS
         )
 
-    def attention(n_tokens: int) -> Probe:
+    def attention(n_tokens: int, n_threads: int) -> Probe:
+        n_bytes = BIG if n_tokens == 1 else 4 * 2**20
+        heads, kind = model.n_head or 0, settings.type_k.upper()
         return Probe(
-            ATTENTION,
-            settings.type_k.upper(),
-            model.n_head or 0,
-            model.head_dim or 0,
-            model.n_head_kv,
-            n_tokens,
-            BIG if n_tokens == 1 else 4 * 2**20,
-            settings.n_threads if n_tokens == 1 else settings.n_threads_batch,
-            on_gpu,
-            SECONDS,
+            ATTENTION, kind, heads, model.head_dim or 0, model.n_head_kv, n_tokens, n_bytes, n_threads, on_gpu, SECONDS
         )
 
     found = [
@@ -72,11 +65,12 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[
         for kind in dict.fromkeys([*used, *types])
         for n in columns
     ]
-    found += [attention(1), attention(settings.n_ubatch)]
+    found += [attention(1, settings.n_threads), attention(settings.n_ubatch, settings.n_threads_batch)]
     if not on_gpu:
         fewer = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < settings.n_threads]
-        main = max(used, key=lambda kind: model.tensor_bytes[kind])
-        found += [mul_mat(main, n_tokens, n) for n in fewer for n_tokens in (1, settings.n_ubatch)]
+        for n in fewer:
+            for n_tokens in (1, settings.n_ubatch):
+                found += [mul_mat(kind, n_tokens, n) for kind in used] + [attention(n_tokens, n)]
     return found
 
 
@@ -123,17 +117,42 @@ def save(ceilings: Ceilings, folder: Path) -> Path:
     return path
 
 
-def known(folder: Path, here: Machine, on_gpu: bool) -> Ceilings | None:
-    """What was measured of this machine and build before, the newest of each probe; None where nothing was."""
-    if not folder.is_dir() or not list(folder.glob("ceilings-*.jsonl")):
-        return None
-    reading = results.read(sorted(folder.glob("ceilings-*.jsonl")))
-    fitting = [old for old in reading.ceilings if same(old.machine, here) and old.on_gpu == on_gpu]
+def known(folder: Path, here: Machine, on_gpu: bool, force: bool = False) -> Ceilings | None:
+    """What was measured of this machine and build before, the newest of each probe; None where nothing was.
+
+    With `force` the ceilings of any machine will do: those that were measured last.
+    """
+    kept = _read(folder, on_gpu)
+    fitting = [old for old in kept if same(old.machine, here)]
+    if force and kept and not fitting:
+        fitting = [old for old in kept if same(old.machine, kept[-1].machine)]
     if not fitting:
         return None
-    fitting.sort(key=lambda old: old.measured_at)
     rates = {key(rate): rate for old in fitting for rate in old.rates}
-    return Ceilings(fitting[-1].measured_at, here, on_gpu, tuple(rates.values()))
+    return Ceilings(fitting[-1].measured_at, fitting[-1].machine, on_gpu, tuple(rates.values()))
+
+
+def need(folder: Path, here: Machine, on_gpu: bool, force: bool, what: str) -> Ceilings:
+    """`known`, or a LabError that says what there is instead."""
+    found = known(folder, here, on_gpu, force)
+    if found is not None:
+        return found
+    others = _read(folder, on_gpu)
+    if others:
+        other = others[-1].machine
+        raise LabError(
+            f"The ceilings in {folder} are of another machine or build ({machine.label(other, int(on_gpu))}, llama.cpp "
+            f"{other.llama_cpp_commit}), not of {what}.",
+            "Measure them there: lab ceilings. Or use these all the same: --force",
+        )
+    raise LabError(f"The ceilings of {what} are not measured (none in {folder}).", "Measure them there: lab ceilings")
+
+
+def _read(folder: Path, on_gpu: bool) -> list[Ceilings]:
+    """All ceilings in a folder, oldest first."""
+    paths = sorted(folder.glob("ceilings-*.jsonl")) if folder.is_dir() else []
+    found = results.read(paths).ceilings if paths else ()
+    return sorted((old for old in found if old.on_gpu == on_gpu), key=lambda old: old.measured_at)
 
 
 def same(one: Machine, other: Machine) -> bool:

@@ -58,10 +58,11 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
 @click.command()
 @click.argument("results", nargs=-1, required=True)
 @click.option("--ceilings", "folder", default="results", show_default=True, help="Folder with the ceilings.")
+@click.option("--force", is_flag=True, help="Use ceilings even of another machine or build.")
 @click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
 @click.option("--no-plot", is_flag=True, help="Draw no plots.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the text.")
-def explain(results: tuple[str, ...], folder: str, out: str | None, no_plot: bool, as_json: bool) -> None:
+def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None, no_plot: bool, as_json: bool) -> None:
     """Say why runs took as long as they did: what limited each phase, and how far it was from its ceiling.
 
     Names the changes that the ceilings promise most of, and how to try them.
@@ -81,12 +82,8 @@ def explain(results: tuple[str, ...], folder: str, out: str | None, no_plot: boo
     for number, (label, setup) in enumerate(table.setups(rows)):
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
         first = chosen[0]
-        found = probing.known(Path(folder), first.machine, first.settings.n_gpu_layers > 0)
-        if found is None:
-            raise LabError(
-                f"The ceilings of {label} are not known in {folder}.",
-                f"Measure them on that machine: lab ceilings -m {first.model.name}",
-            )
+        on_gpu = first.settings.n_gpu_layers > 0
+        found = probing.need(Path(folder), first.machine, on_gpu, force, label)
         explained = roofline.explain(chosen, found)
         best = roofline.roof(found)
         advice = levers.levers(explained, first, found)
@@ -163,9 +160,7 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
         basis = predict.basis_elsewhere(chosen)
         where, memory = chosen.about, None if chosen.memory_gb is None else chosen.memory_gb * 1e9
     else:
-        known = probing.known(Path(results), plan.machine, plan.settings.n_gpu_layers > 0)
-        if known is None:
-            raise LabError("This machine's ceilings are not measured.", "Measure them: lab ceilings")
+        known = probing.need(Path(results), plan.machine, plan.settings.n_gpu_layers > 0, False, "this machine")
         efficiency = predict.learn(files.read([results]).records, known)
         found = [predict.here(model, plan.settings, known, efficiency, n, gen) for n in lengths]
         basis = predict.basis_here(efficiency)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import os
 import statistics
 import tempfile
@@ -62,7 +63,9 @@ def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:
     n_bytes = n_variants * (70 * n_steps + 6000 * (len(plan.order) + 2 * len(plan.lengths)))
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     where = machine.label(plan.machine, plan.settings.n_gpu_layers).partition(",")[0]
-    path = folder / f"{now}-{machine.slug(plan.model.name)}-{machine.slug(where)}.jsonl"
+    stem = f"{now}-{machine.slug(plan.model.name)}-{machine.slug(where)}"
+    names = (f"{stem}{'' if n == 1 else f'-{n}'}.jsonl" for n in itertools.count(1))  # two sessions in one second
+    path = next(folder / name for name in names if not (folder / name).exists())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:

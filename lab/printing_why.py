@@ -71,7 +71,11 @@ def print_explained(
             ("rest", rest),
         )
         told = ", ".join(f"{name} {100 * seconds / row.measured_s:.0f} %" for name, seconds in shares)
-        out.print(f"{row.phase} at {row.n_prompt:,}: {told}.")
+        beside = (
+            f"choosing tokens {table.digits(1e6 * row.choosing_s)} us, harness {table.digits(1e6 * row.harness_s)} us"
+        )
+        each = " a token" if row.phase == "decode" else ""
+        out.print(f"{row.phase} at {row.n_prompt:,}: {told}; beside it {beside}{each}.")
     for lever in advice:
         gains = [
             f"{phase} {gain:.2f}x as fast"

@@ -69,6 +69,8 @@ class Explained:
     arithmetic_s: float
     traffic_s: float
     limit: str
+    choosing_s: float  # not in measured_s: picking a token
+    harness_s: float  # nor this: from one step to the next
 
     @property
     def intensity(self) -> float:
@@ -118,7 +120,7 @@ def step_kernels(
         if n_bytes >= probing.MIN_SHARE * sum(model.tensor_bytes.values())
     )
     head_s = head * seconds_per_byte(ceilings, model, head_type, n_outputs, n_threads) if n_outputs else 0.0
-    attention_s = step.attention_flops * seconds_per_flop(ceilings, model, settings.type_k.upper(), n_tokens)
+    attention_s = step.attention_flops * seconds_per_flop(ceilings, model, settings.type_k.upper(), n_tokens, n_threads)
     return Kernels(layers_s, head_s, attention_s)
 
 
@@ -134,12 +136,13 @@ def seconds_per_byte(ceilings: Ceilings, model: Model, kind: str, n_tokens: int,
     return _between(points, n_tokens)
 
 
-def seconds_per_flop(ceilings: Ceilings, model: Model, kind: str, n_tokens: int) -> float:
+def seconds_per_flop(ceilings: Ceilings, model: Model, kind: str, n_tokens: int, n_threads: int) -> float:
     """Best time of attention with n_tokens queries, per FLOP."""
-    rates = [rate for rate in ceilings.rates if (rate.op, rate.type) == (ATTENTION, kind)]
+    rates = [rate for rate in ceilings.rates if (rate.op, rate.type, rate.n_threads) == (ATTENTION, kind, n_threads)]
     if not rates:
         raise LabError(
-            f"The ceiling of attention on a {kind} cache is not measured.", f"Run: lab ceilings -ctk {kind.lower()}"
+            f"The ceiling of attention on a {kind} cache with {n_threads} threads is not measured.",
+            f"Run: lab ceilings -ctk {kind.lower()} --threads {n_threads}",
         )
     points = {r.n_tokens: min(r.times_ns) / 1e9 / r.flops for r in _of_shape(rates, model.n_head, model.head_dim)}
     return _between(points, n_tokens)
@@ -175,7 +178,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
         if not rows:
             raise LabError(f"What a step of {record.model.name} costs is not known from its header.", "")
         measured_s = statistics.median(row[0] for row in rows)
-        _, step, kernels, n_steps = rows[0]
+        _, step, kernels, n_steps, *_ = rows[0]
         arithmetic_s, traffic_s = step.flops / best.gflops / 1e9, step.n_bytes / best.gbps / 1e9
         limit = _limit(measured_s, kernels.total_s, arithmetic_s, traffic_s)
         explained.append(
@@ -190,12 +193,14 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
                 arithmetic_s,
                 traffic_s,
                 limit,
+                statistics.median(row[4] for row in rows),
+                statistics.median(row[5] for row in rows),
             )
         )
     return explained
 
 
-PhaseCost = tuple[float, cost.StepCost, Kernels, int]
+PhaseCost = tuple[float, cost.StepCost, Kernels, int, float, float]
 
 
 def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> PhaseCost | None:
@@ -216,7 +221,9 @@ def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> PhaseCos
     parts = len(chosen) if phase == "decode" else 1
     step = cost.StepCost(*(sum(each) / parts for each in zip(*(dataclasses.astuple(s) for s, _ in found), strict=True)))
     kernels = Kernels(*(sum(each) / parts for each in zip(*(dataclasses.astuple(k) for _, k in found), strict=True)))
-    return seconds / parts, step, kernels, len(chosen)
+    choosing = sum(steps.end_ns[i] - steps.ready_ns[i] for i in chosen) / 1e9
+    between = sum(steps.start_ns[i] - steps.end_ns[i - 1] for i in chosen if i) / 1e9
+    return seconds / parts, step, kernels, len(chosen), choosing / parts, between / parts
 
 
 def _limit(measured_s: float, kernels_s: float, arithmetic_s: float, traffic_s: float) -> str:

@@ -223,7 +223,7 @@ def test_probes_cover_what_a_model_needs() -> None:
 
 def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, embedded: Path) -> None:
     code, _, err = run_lab("explain", Path("results") / "sample-smollm2-135m-amd-epyc.jsonl", "--ceilings", tmp_path)
-    assert code == 1 and "lab ceilings" in err
+    assert code == 1 and "lab ceilings" in err and "none in" in err
     arguments = ["-p", "16,64,128", "-n", "4", "-r", "1", "--no-plot", "-u", "64", "-o", tmp_path]
     assert run_lab("measure", *arguments)[0] == 0
     plan = make_plan(worker, [1], 1, 1, ubatch=64)
@@ -236,11 +236,19 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     known = ceilings.known(tmp_path, plan.machine, False)
     assert known and ceilings.missing(wanted, known) == []
     assert ceilings.known(tmp_path, dataclasses.replace(plan.machine, llama_cpp_commit="other"), False) is None
+    sample = Path("results") / "sample-synthetic-phi-3-mini-q4_0-amd-epyc.jsonl"
+    elsewhere = dataclasses.replace(known, machine=dataclasses.replace(plan.machine, llama_cpp_commit="other"))
+    ceilings.save(elsewhere, tmp_path / "other")
+    code, _, err = run_lab("explain", sample, "--ceilings", tmp_path / "other", "--no-plot")
+    assert code == 1 and "another machine or build" in err and "--force" in err
     code, out, err = run_lab("ceilings", "-u", "64", "--types", "", "-o", tmp_path)  # nothing is measured again
     assert code == 0 and "(today)" in out and "of 1:" not in err and "FLOPs per byte" in out
     code, out, err = run_lab("explain", tmp_path, "--ceilings", tmp_path)
     assert code == 0, err
-    assert "decode at 128: layers" in out and "% of" in out
+    assert "decode at 128: layers" in out and "choosing tokens" in out
+    assert len(list(tmp_path.glob("*-roofline.png"))) == len(list(tmp_path.glob("*-where.svg"))) == 1
+    code, out, err = run_lab("explain", tmp_path, "--ceilings", tmp_path / "other", "--force", "--no-plot")
+    assert code == 0, err
     document = json.loads(run_lab("explain", tmp_path, "--ceilings", tmp_path, "--json")[1])
     assert [row["phase"] for row in document[0]["rows"]] == ["prefill", "decode"] * 3
     code, out, err = run_lab("predict", "-p", "64", "-n", "10", "-u", "64", "--results", tmp_path)

@@ -275,6 +275,11 @@ def test_no_new_round_after_so_many_minutes(tmp_path: Path) -> None:
     assert len(runs) == MIN_FOR_INTERVAL
 
 
+def test_two_sessions_in_one_second_have_files_of_their_own(tmp_path: Path) -> None:
+    _, plan = plan_of(tmp_path, prompt_len="10")
+    assert len({new_results_file(plan, tmp_path) for _ in range(5)}) == 5
+
+
 def test_a_sentinel_stands_before_and_after_every_run(tmp_path: Path) -> None:
     worker, plan = plan_of(tmp_path, prompt_len="10", gen=5, repeat=3)
     runs = [r.run for r in run_plan(worker, plan, tmp_path) if not r.run.warmup]
