@@ -65,9 +65,10 @@ def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:
     where = machine.label(plan.machine, plan.settings.n_gpu_layers).partition(",")[0]
     stem = f"{now}-{machine.slug(plan.model.name)}-{machine.slug(where)}"
     names = (f"{stem}{'' if n == 1 else f'-{n}'}.jsonl" for n in itertools.count(1))  # two sessions in one second
-    path = next(folder / name for name in names if not (folder / name).exists())
+    path = folder / f"{stem}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        path = next(folder / name for name in names if not (folder / name).exists())
         with path.open("xb") as file:
             for first in range(0, n_bytes, _BLOCK):
                 file.write(bytes(min(_BLOCK, n_bytes - first)))
