@@ -128,9 +128,17 @@ def seconds_per_byte(ceilings: Ceilings, model: Model, kind: str, n_tokens: int,
     """Best time of a product with n_tokens columns, per byte of weights; between measured columns interpolated."""
     rates = [rate for rate in ceilings.rates if (rate.op, rate.type, rate.n_threads) == (MUL_MAT, kind, n_threads)]
     if not rates:
+        known = {rate.type for rate in ceilings.rates if rate.n_threads == n_threads}
+        total = sum(model.tensor_bytes.values())
+        lacking = [
+            each
+            for each, n_bytes in model.tensor_bytes.items()
+            if each not in known and n_bytes >= probing.MIN_SHARE * total
+        ]
         raise LabError(
-            f"The ceiling of {kind} with {n_threads} threads is not measured on this machine.",
-            f"Run: lab ceilings --types {kind} --threads {n_threads}",
+            f"The ceilings of {' and '.join(lacking or [kind])} with {n_threads} threads are not measured on this "
+            "machine.",
+            f"Run: lab ceilings --types {','.join(lacking or [kind])} --threads {n_threads}",
         )
     points = {r.n_tokens: min(r.times_ns) / 1e9 / r.n_bytes for r in _of_shape(rates, model.n_ff, model.n_embd)}
     return _between(points, n_tokens)

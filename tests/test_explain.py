@@ -70,7 +70,7 @@ def test_between_measured_columns_lies_a_straight_line_on_logarithms() -> None:
     one = ceilings.gbps(rates.rates[0])
     assert roofline.seconds_per_byte(rates, BIG, "Q8_0", 4, 2) == pytest.approx(1 / one / 1e9)
     assert roofline.seconds_per_byte(rates, BIG, "Q8_0", 99, 2) == pytest.approx(1 / one / 1e9)
-    with pytest.raises(LabError, match="Q4_0 with 2 threads is not measured"):
+    with pytest.raises(LabError, match="Q4_0 with 2 threads are not measured"):
         roofline.seconds_per_byte(rates, BIG, "Q4_0", 1, 2)
 
 
