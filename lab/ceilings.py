@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lab import machine, results
+from lab import cost, machine, results
 from lab.errors import LabError
 from lab.kernels import ATTENTION, MUL_MAT, Probe
 from lab.record import Ceilings, Machine, Model, Rate, Settings
@@ -44,8 +44,18 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[
         raise LabError(f"The shape of {model.name} is not known from its header.", "Take another model.")
     total = sum(model.tensor_bytes.values())
     used = [kind for kind, n_bytes in model.tensor_bytes.items() if n_bytes >= MIN_SHARE * total]
+    types = [kind for kind in types if kind not in used]
     on_gpu = settings.n_gpu_layers > 0
     columns = sorted({*COLUMNS, settings.n_ubatch})
+
+    for kind in types:
+        if kind not in cost.BLOCKS or kind == "F32":
+            raise LabError(f"{kind} is no weight type that the lab knows.", f"Known: {', '.join(cost.BLOCKS)}.")
+        if model.n_embd % cost.BLOCKS[kind][0]:
+            raise LabError(
+                f"{kind} packs {cost.BLOCKS[kind][0]} weights together; {model.name} is {model.n_embd} wide.",
+                "Leave the type out, or give a model that fits: -m MODEL",
+            )
 
     def mul_mat(kind: str, n_tokens: int, n_threads: int) -> Probe:
         n_bytes = BIG if n_tokens <= 8 else MIDDLE if n_tokens <= 32 else SMALL
@@ -75,19 +85,25 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[
 
 
 def measure(
-    worker: Worker, here: Machine, wanted: Sequence[Probe], on_gpu: bool, watch: Callable[[str], None]
-) -> Ceilings:
-    """Run the probes, and read memory plainly. `watch` is told what comes next."""
+    worker: Worker, here: Machine, wanted: Sequence[Probe], on_gpu: bool, watch: Callable[[str], None], folder: Path
+) -> None:
+    """Run the probes, read memory plainly, and keep it all in `folder`, whatever happens to the last of them.
+
+    `watch` is told what comes next.
+    """
     rates = []
-    for number, probe in enumerate(wanted, 1):
-        what = "attention, " if probe.op == ATTENTION else ""
-        watch(f"{number} of {len(wanted)}: {what}{probe.type}, {probe.n_tokens} columns, {probe.n_threads} threads")
-        rates.append(worker.probe(probe))
-    if not on_gpu:
-        watch("reading memory")
-        rates.append(read_rate(max(probe.n_threads for probe in wanted)))
-    measured_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Ceilings(measured_at, here, on_gpu, tuple(rates))
+    try:
+        for number, probe in enumerate(wanted, 1):
+            what = "attention, " if probe.op == ATTENTION else ""
+            watch(f"{number} of {len(wanted)}: {what}{probe.type}, {probe.n_tokens} columns, {probe.n_threads} threads")
+            rates.append(worker.probe(probe))
+        if not on_gpu:
+            watch("reading memory")
+            rates.append(read_rate(max(probe.n_threads for probe in wanted)))
+    finally:
+        if rates:
+            measured_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            save(Ceilings(measured_at, here, on_gpu, tuple(rates)), folder)
 
 
 def read_rate(n_threads: int, n_bytes: int = 2 * BIG) -> Rate:
@@ -168,9 +184,9 @@ def missing(wanted: Sequence[Probe], ceilings: Ceilings | None) -> list[Probe]:
     return [probe for probe in wanted if key(probe) not in have]
 
 
-def key(what: Probe | Rate) -> tuple[str, str, int, int, int, int]:
+def key(what: Probe | Rate) -> tuple[str, str, int, int, int | None, int, int]:
     """What makes two probes the same measurement."""
-    return what.op, what.type, what.rows, what.columns, what.n_tokens, what.n_threads
+    return what.op, what.type, what.rows, what.columns, what.n_head_kv, what.n_tokens, what.n_threads
 
 
 def gbps(rate: Rate) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import click
@@ -106,7 +107,9 @@ def import_(files: tuple[str, ...], out: str) -> None:
         records, skipped = exchange.read_llama_bench(Path(name))
         for sentence in skipped:
             click.echo(f"Note: {name}: {sentence}", err=True)
-        target = Path(out) / f"imported-{Path(name).stem}.jsonl"
+        stem = f"imported-{Path(name).stem}"
+        names = (f"{stem}{'' if n == 1 else f'-{n}'}.jsonl" for n in itertools.count(1))
+        target = next(Path(out) / each for each in names if not (Path(out) / each).exists())
         _write("".join(to_json(record) + "\n" for record in records).encode(), str(target))
         click.echo(f"{target}  {len(records)} samples")
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.cli_options import SETTINGS, with_options
 from lab.cli_results import read
 from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.record import Model
+    from lab.worker import Worker
+
+MOST_TOKENS = 10_000_000
 
 
 @click.command()
@@ -36,17 +42,17 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     err = terminal.console(stderr=True)
     folder = Path(out)
     with Worker() as worker, terminal.transfer(err) as transferring:
+        model = _model(worker, asked.pop("model"))
         plan = make_plan(worker, [1], 1, 1, **asked, watch=transferring)
         extra = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
-        wanted = probing.probes(plan.model, plan.settings, extra)
+        wanted = probing.probes(model, plan.settings, extra)
         on_gpu = plan.settings.n_gpu_layers > 0
         old = None if again else probing.known(folder, plan.machine, on_gpu)
         todo = probing.missing(wanted, old)
-        for line in terminal.describe(plan.machine, plan.model):
+        for line in terminal.describe(plan.machine, model):
             err.print(line)
         if todo:
-            new = probing.measure(worker, plan.machine, todo, on_gpu, err.print)
-            probing.save(new, folder)
+            probing.measure(worker, plan.machine, todo, on_gpu, err.print, folder)
             old = probing.known(folder, plan.machine, on_gpu)
     assert old is not None
     if as_json:
@@ -72,8 +78,11 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     from lab import ceilings as probing
     from lab import levers, printing_why, roofline, table, terminal
     from lab.plot_why import save_why
+    from lab.record import OK
 
-    records = [record for record in read(results) if not record.run.warmup]
+    records = [record for record in read(results) if record.run.status == OK and not record.run.warmup]
+    if not records:
+        raise LabError("There is no run that went well, so nothing to explain.", "Look at the errors: lab show RESULTS")
     documents = []
     rows = table.runs(records)
     stdout = terminal.console()
@@ -83,6 +92,10 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
         first = chosen[0]
         on_gpu = first.settings.n_gpu_layers > 0
+        if first.settings.flash_attn_resolved == "off" or first.settings.type_k != first.settings.type_v:
+            click.echo(
+                f"Note: {label}: the ceiling of attention is that of flash attention on a cache of one type.", err=True
+            )
         found = probing.need(Path(folder), first.machine, on_gpu, force, label)
         explained = roofline.explain(chosen, found)
         best = roofline.roof(found)
@@ -127,33 +140,21 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     The model need not be here: a name of the list is enough. The theoretical limit stands beside a range to
     expect; what the range rests on is said below it.
     """
-    from lab import catalog, predict, printing_why, terminal
     from lab import ceilings as probing
+    from lab import predict, printing_why, terminal
     from lab import results as files
-    from lab.models import locate
     from lab.plan import check_lengths, make_plan, parse_lengths
     from lab.worker import Worker
 
     lengths = parse_lengths(prompt_len)
     check_lengths(lengths)
+    if max(lengths) + gen > MOST_TOKENS:
+        raise LabError(f"{max(lengths) + gen:,} tokens are no context.", f"Give at most {MOST_TOKENS:,}.")
     if gen < 2:
         raise LabError(f"--gen {gen} leaves nothing to decode.", "Give 2 or more.")
     chosen = predict.device(device) if device else None
-    text = asked.pop("model")
-    try:
-        spec = catalog.parse(text)
-    except LabError:
-        if text.partition(":")[0] not in catalog.entries():
-            raise
-        spec = catalog.parse(f"synthetic:{text}")  # a shape is enough
     with Worker() as worker:
-        file = locate(spec)
-        if file:
-            model = worker.read_model(file.path, file.name, file.source)
-        elif spec.entry:
-            model = predict.model_of(spec.entry, spec.quantization or spec.entry.quantization or "Q4_K_M")
-        else:
-            raise LabError(f"{spec.text} is not on this machine.", f"Get it first: lab models pull {spec.text}")
+        model = _model(worker, asked.pop("model"))
         plan = make_plan(worker, [1], 1, 1, **asked)
     if chosen:
         found = [predict.elsewhere(model, plan.settings, chosen, n, gen) for n in lengths]
@@ -171,3 +172,21 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
         terminal.print_json({"device": where, "basis": basis, "memory_bytes": memory, "rows": rows})
         return
     printing_why.print_predictions(model, where, found, needed, memory, basis, terminal.console())
+
+
+def _model(worker: Worker, text: str) -> Model:
+    """The model that `text` names: from its file's header where it is here, else from its shape in the catalog."""
+    from lab import catalog, predict
+    from lab.models import locate
+
+    try:
+        spec = catalog.parse(text)
+    except LabError:
+        if text.partition(":")[0] not in catalog.entries():
+            raise
+        spec = catalog.parse(f"synthetic:{text}")  # a shape is enough
+    if file := locate(spec):
+        return worker.read_model(file.path, file.name, file.source)
+    if spec.entry is None:
+        raise LabError(f"{spec.text} is not on this machine.", f"Get it first: lab models pull {spec.text}")
+    return predict.model_of(spec.entry, spec.quantization or spec.entry.quantization or "Q4_K_M")

@@ -78,6 +78,8 @@ def groups(records: Sequence[Record], base: str | None = None) -> list[Group]:
     found = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
     if len(found) == 1 and rows.session.nunique() > 1:
         found = [Group(f"session {name}", part) for name, part in rows.groupby("session", sort=False)]
+    if found and rows.variant.notna().all():  # of a trial: A is the base, whatever came first
+        found.sort(key=lambda group: str(group.rows.variant.iloc[0]))
     if len(found) < 2:
         raise LabError(
             "There is nothing to compare: all runs are of one setup and one session.",
@@ -97,6 +99,7 @@ def differences(found: Sequence[Group]) -> dict[str, list[Any]]:
     """The fields of the setup in which groups differ, with each group's value; None is unknown."""
     first = [group.rows.iloc[0] for group in found]
     values = {name: [None if row[name] != row[name] else row[name] for row in first] for name in table.SETUP}
+    values["sweep_every"] = [None if every is None else int(every) for every in values["sweep_every"]]
     return {name: each for name, each in values.items() if len(set(each)) > 1}
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from lab import machine, phases
 from lab.errors import LabError
-from lab.record import OK, Device, Machine, Model, Record, Run, Settings, Steps, Totals
+from lab.record import OK, Device, Machine, Model, Record, Run, Settings, Steps, Totals, to_json
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
 _COLUMNS = """
@@ -150,7 +150,8 @@ def _add(tests: dict[str, dict[str, Any]], record: Record, run: Run, test: tuple
         "n_gen": n_gen,
         "n_depth": n_depth,
     }
-    key = json.dumps([row, run.variant, run.every, settings.prompt, settings.prompt_sha256, model.sha256])
+    chosen = to_json(dataclasses.replace(settings, n_ctx=0))  # the context is as long as the longest run needs
+    key = json.dumps([row, run.variant, run.every, model.sha256, chosen, to_json(here)])
     kept = tests.setdefault(key, {**row, "test_time": run.started_at, "samples_ns": []})
     kept["samples_ns"].append(ns)
 
@@ -205,6 +206,8 @@ def _records(row: Mapping[str, Any], stem: str) -> list[Record]:
     if (n_prompt > 0) == (n_gen > 0) or (n_prompt and n_depth):
         return []
     samples = row.get("samples_ns") or [row["avg_ns"]]
+    if any(int(ns) <= 0 for ns in samples):
+        raise ValueError("samples_ns: a time of 0 or less")
     return [
         Record(
             session=f"imported-{stem}",

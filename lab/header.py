@@ -124,6 +124,8 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
         tensor_bytes=bytes_by_type,
         embedding_bytes=None if embedding is None else lib.gguf_get_tensor_size(gguf, embedding),
         output_bytes=None if output is None else lib.gguf_get_tensor_size(gguf, output),
+        embedding_type=None if embedding is None else _type_name(lib, gguf, embedding),
+        output_type=None if output is None else _type_name(lib, gguf, output),
         n_expert=number(f"{arch}.expert_count"),
         n_params=sum(math.prod(lib.gguf_get_tensor_ne(gguf, index)[:4]) for index in tensors.values()),
     )
@@ -135,10 +137,14 @@ def _tensor_bytes(lib: Any, gguf: Any, indices: list[int]) -> tuple[dict[str, in
     end = data = lib.gguf_get_data_offset(gguf)
     for index in indices:
         n_bytes = lib.gguf_get_tensor_size(gguf, index)
-        kind = lib.ggml_type_name(lib.gguf_get_tensor_type(gguf, index)).decode().upper()
+        kind = _type_name(lib, gguf, index)
         by_type[kind] = by_type.get(kind, 0) + n_bytes
         end = max(end, data + lib.gguf_get_tensor_offset(gguf, index) + n_bytes)
     return by_type, end
+
+
+def _type_name(lib: Any, gguf: Any, index: int) -> str:
+    return str(lib.ggml_type_name(lib.gguf_get_tensor_type(gguf, index)).decode().upper())
 
 
 def _check_magic(path: Path) -> None:

@@ -75,6 +75,7 @@ def run(probe: Probe) -> Rate:
             n_bytes,
             flops,
             tuple(times[1:] or times),
+            probe.n_head_kv,
         )
     finally:
         for each in buffers:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab import cost, roofline
+from lab import cost, roofline, synthetic
 from lab.errors import LabError
 from lab.kernels import MUL_MAT
 from lab.record import Ceilings, Model, Record, Settings
@@ -28,7 +28,7 @@ class Lever:
     change: str
     prefill_gain: float | None  # at the longest prompt
     decode_gain: float | None  # after the shortest prompt
-    command: str
+    command: str | None  # None: no name that the lab could get or make it by
 
     @property
     def best(self) -> float:
@@ -43,11 +43,13 @@ def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> lis
     kinds = {rate.type for rate in ceilings.rates if rate.op == MUL_MAT} - {main}
     for kind in sorted(kinds & cost.BLOCKS.keys()):
         other = _with_type(model, main, kind)
-        command = f'lab ab "-m {model.name}" "-m {model.name}:{kind}"'
+        command = None
+        if kind in synthetic.QUANTIZATIONS and model.source != "file":
+            command = f'lab ab "-m {roofline.spec_of(model)}" "-m {roofline.spec_of(model, kind)}"'
         found.append(_lever(f"{kind} instead of {main}", rows, record, ceilings, other, settings, command))
     for n in sorted({rate.n_threads for rate in ceilings.rates} - {settings.n_threads}):
         fewer = dataclasses.replace(settings, n_threads=n, n_threads_batch=n)
-        command = f'lab ab "--threads {settings.n_threads}" "--threads {n}" -m {model.name}'
+        command = f'lab ab "--threads {settings.n_threads}" "--threads {n}" -m {roofline.spec_of(model)}'
         found.append(
             _lever(f"{n} threads instead of {settings.n_threads}", rows, record, ceilings, model, fewer, command)
         )
@@ -62,7 +64,7 @@ def _lever(
     ceilings: Ceilings,
     model: Model,
     settings: Settings,
-    command: str,
+    command: str | None,
 ) -> Lever | None:
     """The gains of another model or other settings; None where a ceiling for it is missing."""
     gains: dict[str, float] = {}
@@ -96,8 +98,11 @@ def _with_type(model: Model, old: str, new: str) -> Model:
     """The model with its main weights in another type; embedding and output matrix stay as they are."""
     kept = sum(
         n_bytes
-        for n_bytes in (model.embedding_bytes or 0, model.output_bytes or 0)
-        if n_bytes and roofline.type_of(model, n_bytes) == old
+        for n_bytes, kind in (
+            (model.embedding_bytes or 0, model.embedding_type),
+            (model.output_bytes or 0, model.output_type),
+        )
+        if n_bytes and (kind or roofline.type_of(model, n_bytes)) == old
     )
     moved = model.tensor_bytes[old] - kept
     weights = moved / cost.BLOCKS[old][1] * cost.BLOCKS[old][0]

@@ -89,14 +89,15 @@ def drift(records: Sequence[Record]) -> list[str]:
         if record.run.status == OK and not record.run.warmup:
             by_series.setdefault((record.session, record.run.variant), []).append(record.run)
     said = []
-    for runs in by_series.values():
+    for (_, variant), runs in by_series.items():
         times = [run.noise.sentinel_after_ns for run in runs if run.noise and run.noise.sentinel_after_ns]
         change, chance = stats.trend(times)
         if abs(change - 1) > DRIFT and chance < DRIFT_CHANCE:
             word = "slower" if change > 1 else "faster"
             times_word = f"{change:.2f}x" if change > 1 else f"{1 / change:.2f}x"
             said.append(
-                f"The machine became {word} meanwhile: the same short decode, timed after each of {len(times)} runs, "
-                f"was {times_word} as {'slow' if change > 1 else 'fast'} at the end as at the beginning."
+                f"{f'{variant}: the' if variant else 'The'} machine became {word} meanwhile: "
+                f"the same short decode, timed after each of {len(times)} runs, was "
+                f"{times_word} as {'slow' if change > 1 else 'fast'} at the end as at the beginning."
             )
     return said

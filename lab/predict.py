@@ -132,9 +132,11 @@ def model_of(entry: Entry, quantization: str) -> Model:
     """A model of the catalog as its header would tell it, without a file."""
     by_type: dict[str, int] = {}
     sizes: dict[str, int] = {}
+    types: dict[str, str] = {}
     for tensor in _tensors(entry.shape, quantization):
         by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.n_bytes
         sizes[tensor.name] = tensor.n_bytes
+        types[tensor.name] = tensor.type
     shape = entry.shape
     return Model(
         name=entry.name,
@@ -158,6 +160,8 @@ def model_of(entry: Entry, quantization: str) -> Model:
         tensor_bytes=by_type,
         embedding_bytes=sizes["token_embd.weight"],
         output_bytes=sizes.get("output.weight"),
+        embedding_type=types["token_embd.weight"],
+        output_type=types.get("output.weight"),
     )
 
 

@@ -104,7 +104,10 @@ def still_wide(records: Sequence[Record], plan: Plan) -> list[str]:
     """With --until: which figures did not get there."""
     if plan.until is None:
         return []
-    wide = wide_rows([record.run for record in records], plan.until.share)
+    runs = [record.run for record in records if record.run.status == OK and not record.run.warmup]
+    if not runs:
+        return []
+    wide = wide_rows(runs, plan.until.share)
     if not wide:
         return [f"Every interval is within {plan.until.share:.1%} of its median."]
     names = [f"{row.figure} at {row.n_prompt:,}" + (f" ({row.width:.1%})" if row.width else "") for row in wide]
@@ -125,7 +128,13 @@ def print_comparisons(found: Sequence[Group], comparisons: Sequence[Comparison],
     out.print(Text("base ", style="bold") + Text(found[0].label))
     out.print("differ in")
     for field, values in compare.differences(found).items():
-        out.print(f"  {field}: " + " | ".join("unknown" if value is None else _short(str(value)) for value in values))
+        out.print(
+            f"  {field}: "
+            + " | ".join(
+                ("none" if field in ("sweep_every", "variant") else "unknown") if value is None else _short(str(value))
+                for value in values
+            )
+        )
     for comparison in comparisons:
         out.print()
         out.print(Text(comparison.other, style="bold") + Text(" against the base"))

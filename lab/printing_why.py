@@ -46,6 +46,7 @@ def print_explained(
     )
     grid = grid_of(
         "prompt\ntokens",
+        "gen",
         "phase",
         "measured\nms",
         "GFLOP",
@@ -59,7 +60,7 @@ def print_explained(
     for row in rows:
         figures = (1e3 * row.measured_s, row.flops / 1e9, row.n_bytes / 1e6, row.intensity, row.gflops, row.gbps)
         ceiling = f"{100 * row.of_ceiling:.0f}"
-        grid.add_row(f"{row.n_prompt:,}", row.phase, *map(table.digits, figures), ceiling, row.limit)
+        grid.add_row(f"{row.n_prompt:,}", f"{row.n_gen:,}", row.phase, *map(table.digits, figures), ceiling, row.limit)
     out.print(grid)
     for row in rows:
         parts = row.kernels
@@ -82,7 +83,8 @@ def print_explained(
             for phase, gain in (("prefill", lever.prefill_gain), ("decode", lever.decode_gain))
             if gain
         ]
-        out.print(f"Predicted: {lever.change}: {', '.join(gains)}. Try: {lever.command}")
+        how = f" Try: {lever.command}" if lever.command else ""
+        out.print(f"Predicted: {lever.change}: {', '.join(gains)}.{how}")
 
 
 def print_predictions(

@@ -56,6 +56,8 @@ class Model:
     tensor_bytes: dict[str, int]  # bytes by tensor type
     embedding_bytes: int | None = None  # of the token embedding table
     output_bytes: int | None = None  # of the output matrix, where it is not the embedding table
+    embedding_type: str | None = None
+    output_type: str | None = None
     n_expert: int | None = None
     n_params: int | None = None
     description: str | None = None  # llama.cpp's own
@@ -185,6 +187,7 @@ class Rate:
     n_bytes: int
     flops: int
     times_ns: tuple[int, ...]
+    n_head_kv: int | None = None  # of attention
 
 
 @dataclass(frozen=True)

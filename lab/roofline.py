@@ -60,6 +60,7 @@ class Explained:
     """One phase at one length: medians over runs. A decode figure is that of a token."""
 
     n_prompt: int
+    n_gen: int
     phase: str  # prefill, decode
     n_steps: int
     measured_s: float
@@ -106,13 +107,13 @@ def step_kernels(
     if step is None:
         return None
     head = model.output_bytes or model.embedding_bytes or 0
-    head_type = type_of(model, head)
+    head_type = (model.embedding_type if model.tied_embeddings else model.output_type) or type_of(model, head)
     decode = n_tokens == 1
     n_threads = settings.n_threads if decode else settings.n_threads_batch
     in_layers = dict(model.tensor_bytes)
     in_layers[head_type] -= head
     if not model.tied_embeddings and model.embedding_bytes:
-        in_layers[type_of(model, model.embedding_bytes)] -= model.embedding_bytes
+        in_layers[model.embedding_type or type_of(model, model.embedding_bytes)] -= model.embedding_bytes
     part = step.layer_flops / _all_rows(model, n_tokens)  # the last feed-forward is not for all tokens
     layers_s = sum(
         part * n_bytes * seconds_per_byte(ceilings, model, kind, n_tokens, n_threads)
@@ -138,7 +139,7 @@ def seconds_per_byte(ceilings: Ceilings, model: Model, kind: str, n_tokens: int,
         raise LabError(
             f"The ceilings of {' and '.join(lacking or [kind])} with {n_threads} threads are not measured on this "
             "machine.",
-            f"Run: lab ceilings --types {','.join(lacking or [kind])} --threads {n_threads}",
+            f"Run: lab ceilings -m {spec_of(model)} --types {','.join(lacking or [kind])} --threads {n_threads}",
         )
     points = {r.n_tokens: min(r.times_ns) / 1e9 / r.n_bytes for r in _of_shape(rates, model.n_ff, model.n_embd)}
     return _between(points, n_tokens)
@@ -150,37 +151,52 @@ def seconds_per_flop(ceilings: Ceilings, model: Model, kind: str, n_tokens: int,
     if not rates:
         raise LabError(
             f"The ceiling of attention on a {kind} cache with {n_threads} threads is not measured.",
-            f"Run: lab ceilings -ctk {kind.lower()} --threads {n_threads}",
+            f"Run: lab ceilings -m {spec_of(model)} -ctk {kind.lower()} --threads {n_threads}",
         )
-    points = {r.n_tokens: min(r.times_ns) / 1e9 / r.flops for r in _of_shape(rates, model.n_head, model.head_dim)}
+    nearest = _of_shape(rates, model.n_head, model.head_dim, model.n_head_kv)
+    points = {r.n_tokens: min(r.times_ns) / 1e9 / r.flops for r in nearest}
     return _between(points, n_tokens)
 
 
-def _of_shape(rates: list[Rate], rows: int | None, columns: int | None) -> list[Rate]:
+def _of_shape(rates: list[Rate], rows: int | None, columns: int | None, n_head_kv: int | None = None) -> list[Rate]:
     """The rates of the shape that is most like rows x columns: kernels are slower on small matrices."""
 
     def distance(rate: Rate) -> float:
-        return abs(math.log(rate.rows / (rows or 1))) + abs(math.log(rate.columns / (columns or 1)))
+        shared = (rate.rows / (rate.n_head_kv or rate.rows)) / ((rows or 1) / (n_head_kv or rows or 1))
+        pairs = (rate.rows, rows or 1), (rate.columns, columns or 1), (shared, 1)
+        return sum(abs(math.log(here / there)) for here, there in pairs)
 
     nearest = min(rates, key=distance)
-    return [rate for rate in rates if (rate.rows, rate.columns) == (nearest.rows, nearest.columns)]
+    like = nearest.rows, nearest.columns, nearest.n_head_kv
+    return [rate for rate in rates if (rate.rows, rate.columns, rate.n_head_kv) == like]
+
+
+def spec_of(model: Model, kind: str | None = None) -> str:
+    """What to type for this model (in weights of type `kind`) where the lab can get or make it; else its name."""
+    if model.source == "shape":
+        return f"{model.name}:{kind or model.quantization or 'Q4_0'}"
+    if model.source == "synthetic":
+        return f"synthetic:{model.name}:{kind or model.quantization or 'Q4_0'}"
+    return model.name if kind is None else f"{model.name}:{kind}"
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
     """Every length and phase of one setup's runs. LabError where there is nothing to explain with."""
     best = roof(ceilings)
-    by_length: dict[tuple[int, str], list[tuple[Run, Record]]] = {}
+    by_length: dict[tuple[int, int, str], list[tuple[Run, Record]]] = {}
     for record in records:
         for run in phases.legs(record.run):
             if run.status == OK and not run.warmup:
                 if run.totals is not None:
                     raise LabError("Imported results have no steps to explain.", "Measure here: lab measure")
                 for phase in ("prefill", "decode") if run.n_gen > 1 else ("prefill",):
-                    by_length.setdefault((run.n_prompt, phase), []).append((run, record))
+                    by_length.setdefault((run.n_prompt, run.n_gen, phase), []).append((run, record))
     if not by_length:
         raise LabError("There is no run that went well, so nothing to explain.", "Look at the errors: lab show RESULTS")
     explained = []
-    for (n_prompt, phase), runs in sorted(by_length.items(), key=lambda item: (item[0][0], item[0][1] == "decode")):
+    for (n_prompt, n_gen, phase), runs in sorted(
+        by_length.items(), key=lambda item: (*item[0][:2], item[0][2] == "decode")
+    ):
         record = runs[0][1]
         rows = [row for row in (_phase(run, each, ceilings, phase) for run, each in runs) if row]
         if not rows:
@@ -192,6 +208,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
         explained.append(
             Explained(
                 n_prompt,
+                n_gen,
                 phase,
                 n_steps,
                 measured_s,

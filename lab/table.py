@@ -176,7 +176,7 @@ def _where_the_time_went(rows: pd.DataFrame) -> str:
 
 
 def _named(name: str, value: object) -> str:
-    text = str(value)
+    text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
     text = text if len(text) <= 40 else f"{text[:12]}..."
     return text if name in ("model", "machine", "variant") else f"{name} {text}"
 

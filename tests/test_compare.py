@@ -180,6 +180,12 @@ def test_a_trial_is_compared_block_by_block(plans: Any, tmp_path: Path) -> None:
     assert row.verdict == SLOWER
 
 
+def test_the_first_variant_is_the_base_whatever_ran_first(plans: Any, tmp_path: Path) -> None:
+    records = execute(plans(1, 2), 2, tmp_path)
+    for order in (records, records[::-1]):
+        assert [group.label[0] for group in compare.groups(order)] == ["A", "B"]
+
+
 def test_an_engine_that_dies_once_costs_its_block(plans: Any, tmp_path: Path) -> None:
     deaths = iter([True])
 

@@ -1,6 +1,7 @@
 """To llama-bench's columns and back, and tables for everybody."""
 
 import csv
+import dataclasses
 import io
 import json
 import sqlite3
@@ -59,6 +60,8 @@ def test_a_run_is_a_test_of_prefill_and_one_of_decode_at_its_depth(records: list
 
 def test_what_differs_is_not_pooled(records: list[Record]) -> None:
     assert len(exchange.llama_bench_rows([*records, make_record(make_run(21, 5))])) == 4
+    other = dataclasses.replace(records[1].settings, n_threads_batch=1)
+    assert len(exchange.llama_bench_rows([*records, make_record(make_run(20, 5), settings=other)])) == 4
 
 
 def test_formats(records: list[Record]) -> None:
@@ -102,9 +105,9 @@ def test_import_of_decode_at_a_depth_and_at_none(tmp_path: Path) -> None:
 
 
 def test_what_has_no_place_is_told(tmp_path: Path) -> None:
-    records, skipped = imported(tmp_path, {}, {"n_gen": 5}, {"n_depth": 7}, {"n_threads": None})
+    records, skipped = imported(tmp_path, {}, {"n_gen": 5}, {"n_depth": 7}, {"n_threads": None}, {"samples_ns": [0]})
     assert len(records) == 2
-    assert len(skipped) == 3 and "as one" in skipped[0] and "test 4 skipped" in skipped[2]
+    assert len(skipped) == 4 and "as one" in skipped[0] and "test 4 skipped" in skipped[2]
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "[]", "[1, 2]", "{", '{"a": 1}', "[{}]"])
@@ -139,8 +142,6 @@ def test_own_export_comes_back_as_what_it_was(records: list[Record], tmp_path: P
 
 
 def _with_params(record: Record) -> Any:
-    import dataclasses
-
     return dataclasses.replace(record.model, n_params=7)
 
 
@@ -156,6 +157,8 @@ def test_commands(records: list[Record], tmp_path: Path) -> None:
     (tmp_path / "bench.json").write_text(json.dumps([LLAMA_BENCH]))
     code, out, _ = run_lab("import", tmp_path / "bench.json", "-o", tmp_path / "in")
     assert code == 0 and "imported-bench.jsonl  2 samples" in out
+    assert "imported-bench-2.jsonl" in run_lab("import", tmp_path / "bench.json", "-o", tmp_path / "in")[1]
+    (tmp_path / "in" / "imported-bench-2.jsonl").unlink()
     code, out, _ = run_lab("show", tmp_path / "in")
     assert code == 0 and "SmolLM2.Q4_1, AMD EPYC" in out and "nan" not in out
     assert run_lab("plot", tmp_path / "in")[0] == 0

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -265,3 +266,44 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     assert "no device named" in run_lab("predict", "-d", "abacus")[2]
     assert "not measured" in run_lab("predict", "--results", tmp_path)[2]
     assert "leaves nothing to decode" in run_lab("predict", "-n", "1", "-d", "m4")[2]
+
+
+@pytest.mark.parametrize(("types", "says"), [("FOO", "no weight type"), ("Q6_K", "packs 256 weights together")])
+def test_types_that_cannot_be_probed_are_refused_before_anything_is_measured(
+    tmp_path: Path, types: str, says: str
+) -> None:
+    code, _, err = run_lab("ceilings", "--types", types, "-o", tmp_path / "none")
+    assert code == 1 and says in err and not (tmp_path / "none").exists()
+
+
+def test_what_was_probed_before_a_failure_is_kept(tmp_path: Path) -> None:
+    class Failing:
+        def probe(self, probe: Probe) -> Rate:
+            if probe.n_tokens > 1:
+                raise LabError("no", "")
+            return FAST.rates[0]
+
+    wanted = ceilings.probes(dataclasses.replace(MODEL, n_ff=128), SETTINGS)
+    failing: Any = Failing()
+    with pytest.raises(LabError, match="no"):
+        ceilings.measure(failing, MACHINE, wanted, False, lambda what: None, tmp_path)
+    kept = ceilings.known(tmp_path, MACHINE, False)
+    assert kept and kept.rates == (FAST.rates[0],)
+
+
+def test_runs_that_tell_nothing_are_no_traceback(tmp_path: Path) -> None:
+    for name, run in (("warm", make_run(warmup=True)), ("failed", make_run(status="failed"))):
+        results.append(tmp_path / f"{name}.jsonl", make_record(run))
+        assert "nothing to explain" in run_lab("explain", tmp_path / f"{name}.jsonl")[2]
+    assert "are no context" in run_lab("predict", "-p", "999999999999", "-d", "m4")[2]
+
+
+def test_heads_that_share_keys_are_another_kernel() -> None:
+    many, few = (dataclasses.replace(small(ATTENTION, "F16", 1), n_head_kv=n) for n in (32, 8))
+    assert ceilings.key(many) != ceilings.key(few)
+
+
+def test_different_answers_are_explained_apart() -> None:
+    records = [make_record(make_run(20, n_gen), model=BIG, settings=WIDE) for n_gen in (3, 9)]
+    rows = [row for row in roofline.explain(records, FAST) if row.phase == "decode"]
+    assert [(row.n_gen, row.n_steps) for row in rows] == [(3, 2), (9, 8)]

@@ -54,8 +54,7 @@ def main() -> None:
                         ceilings.probes(plan.model, plan.settings), ceilings.known(folder, plan.machine, False)
                     )
                     if wanted:
-                        new = ceilings.measure(worker, plan.machine, wanted, False, lambda what: None)
-                        ceilings.save(new, folder)
+                        ceilings.measure(worker, plan.machine, wanted, False, lambda what: None, folder)
             found = ceilings.known(folder, plan.machine, False)
             assert found is not None
             path = folder / f"trial-{number}.jsonl"
