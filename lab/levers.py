@@ -40,7 +40,8 @@ def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> lis
     model, settings = record.model, record.settings
     main = max(model.tensor_bytes, key=lambda kind: model.tensor_bytes[kind])
     found = []
-    kinds = {rate.type for rate in ceilings.rates if rate.op == MUL_MAT} - {main}
+    own = [rate for rate in ceilings.rates if (rate.op, rate.rows, rate.columns) == (MUL_MAT, model.n_ff, model.n_embd)]
+    kinds = {rate.type for rate in own} - {main}
     for kind in sorted(kinds & cost.BLOCKS.keys()):
         other = _with_type(model, main, kind)
         command = None
@@ -51,7 +52,15 @@ def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> lis
         fewer = dataclasses.replace(settings, n_threads=n, n_threads_batch=n)
         command = f'lab ab "--threads {settings.n_threads}" "--threads {n}" -m {roofline.spec_of(model)}'
         found.append(
-            _lever(f"{n} threads instead of {settings.n_threads}", rows, record, ceilings, model, fewer, command)
+            _lever(
+                f"{n} thread{'s' * (n > 1)} instead of {settings.n_threads}",
+                rows,
+                record,
+                ceilings,
+                model,
+                fewer,
+                command,
+            )
         )
     useful = [lever for lever in found if lever and lever.best >= LEAST_GAIN]
     return sorted(useful, key=lambda lever: -lever.best)[:MOST_LEVERS]

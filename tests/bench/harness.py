@@ -69,7 +69,7 @@ def start_up(folder: Path) -> None:
         process = start_lab("measure", "-p", "10", "-n", "20", "-r", "20", "--no-plot", "-o", folder)
         assert process.stderr is not None
         line = process.stderr.readline()
-        assert line.startswith("loading the model"), line
+        assert line.startswith(("checking the model", "loading the model")), line
         waits.append(time.perf_counter() - begun)
         parent, peak = psutil.Process(process.pid), 0
         while process.poll() is None:
