@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lab import cost, machine, results
+from lab.bench import utc_now
 from lab.errors import LabError
 from lab.kernels import ATTENTION, MUL_MAT, Probe
 from lab.record import Ceilings, Machine, Model, Rate, Settings
@@ -102,8 +103,7 @@ def measure(
             rates.append(read_rate(max(probe.n_threads for probe in wanted)))
     finally:
         if rates:
-            measured_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            save(Ceilings(measured_at, here, on_gpu, tuple(rates)), folder)
+            save(Ceilings(utc_now(), here, on_gpu, tuple(rates)), folder)
 
 
 def read_rate(n_threads: int, n_bytes: int = 2 * BIG) -> Rate:

@@ -13,7 +13,7 @@ from lab.cli_compare import compare, export, import_
 from lab.cli_explain import ceilings, explain, predict
 from lab.cli_measure import EXIT_FAILED, EXIT_INTERRUPTED, ab, measure, sweep
 from lab.cli_models import models
-from lab.cli_results import as_json_rows, read
+from lab.cli_results import as_json_rows, plot_folder, read
 from lab.errors import LabError
 
 
@@ -65,11 +65,10 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
     """Draw the plots of results files (or folders of them) again, all in one picture."""
     records = read(results)
     first = Path(results[0])
-    folder = Path(out) if out else first if first.is_dir() else first.parent
     from lab.plot import save
 
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
-    for path in save(records, folder, stem):
+    for path in save(records, plot_folder(results, out), stem):
         click.echo(path)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import click
 
 from lab.cli_options import Share
-from lab.cli_results import draw, read
+from lab.cli_results import draw, plot_folder, read
 from lab.errors import LabError
 
 FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("md", "csv", "json", "jsonl", "sql"), ("runs", "steps")
@@ -37,9 +36,7 @@ def compare(
     records = read(results)
     found = comparing.groups(records, base)
     comparisons = comparing.compare(found, at_least)
-    first = Path(results[0])
-    folder = Path(out) if out else first if first.is_dir() else first.parent
-    plots = [] if no_plot else draw(records, folder, f"{first.stem}-compared")
+    plots = [] if no_plot else draw(records, plot_folder(results, out), f"{Path(results[0]).stem}-compared")
     if as_json:
         terminal.print_json(
             {**printing.comparisons_as_json(found, comparisons), "plots": [str(plot) for plot in plots]}
@@ -102,14 +99,13 @@ def import_(files: tuple[str, ...], out: str) -> None:
     """
     from lab import exchange
     from lab.record import to_json
+    from lab.results import free_path
 
     for name in files:
         records, skipped = exchange.read_llama_bench(Path(name))
         for sentence in skipped:
             click.echo(f"Note: {name}: {sentence}", err=True)
-        stem = f"imported-{Path(name).stem}"
-        names = (f"{stem}{'' if n == 1 else f'-{n}'}.jsonl" for n in itertools.count(1))
-        target = next(Path(out) / each for each in names if not (Path(out) / each).exists())
+        target = free_path(Path(out), f"imported-{Path(name).stem}")
         _write("".join(to_json(record) + "\n" for record in records).encode(), str(target))
         click.echo(f"{target}  {len(records)} samples")
 

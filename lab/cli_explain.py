@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.cli_options import SETTINGS, with_options
-from lab.cli_results import read
+from lab.cli_results import plot_folder, read
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     rows = table.runs(records)
     stdout = terminal.console()
     source = Path(results[0])
-    target = Path(out) if out else source if source.is_dir() else source.parent
+    target = plot_folder(results, out)
     for number, (label, setup) in enumerate(table.setups(rows)):
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
         first = chosen[0]

@@ -25,6 +25,12 @@ def read(results: tuple[str, ...]) -> list[Record]:
     return list(reading.records)
 
 
+def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
+    """Where plots go: `out`, else where the first results file is."""
+    first = Path(results[0])
+    return Path(out) if out else first if first.is_dir() else first.parent
+
+
 def draw(records: list[Record], folder: Path, stem: str) -> list[Path]:
     """The plots that there is data for."""
     from lab.plot import save

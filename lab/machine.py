@@ -222,7 +222,7 @@ def _switches(own: Sequence[Process]) -> int | None:
 
     try:
         return int(own[-1].num_ctx_switches().involuntary) if len(own) > 1 else None
-    except (psutil.Error, NotImplementedError):
+    except (psutil.Error, RuntimeError):  # RuntimeError: a system that does not count them
         return None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
 import os
 import statistics
 import tempfile
@@ -64,11 +63,10 @@ def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     where = machine.label(plan.machine, plan.settings.n_gpu_layers).partition(",")[0]
     stem = f"{now}-{machine.slug(plan.model.name)}-{machine.slug(where)}"
-    names = (f"{stem}{'' if n == 1 else f'-{n}'}.jsonl" for n in itertools.count(1))  # two sessions in one second
     path = folder / f"{stem}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = next(folder / name for name in names if not (folder / name).exists())
+        path = results.free_path(folder, stem)  # two sessions can begin in one second
         with path.open("xb") as file:
             for first in range(0, n_bytes, _BLOCK):
                 file.write(bytes(min(_BLOCK, n_bytes - first)))

@@ -6,6 +6,7 @@ A line that is broken, newer than this lab, or read already is named and passed 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,6 +38,12 @@ def append(path: Path, record: Record | Ceilings) -> None:
         except OSError:
             file.truncate(size)
             raise
+
+
+def free_path(folder: Path, stem: str) -> Path:
+    """`<stem>.jsonl` in `folder`, or with a number where that exists already."""
+    names = (f"{stem}{'' if n == 1 else f'-{n}'}.jsonl" for n in itertools.count(1))
+    return next(folder / name for name in names if not (folder / name).exists())
 
 
 def read(paths: Iterable[str | Path]) -> Reading:
