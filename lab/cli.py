@@ -13,7 +13,7 @@ from lab.cli_compare import compare, export, import_
 from lab.cli_explain import ceilings, explain, predict
 from lab.cli_measure import EXIT_FAILED, EXIT_INTERRUPTED, ab, measure, sweep
 from lab.cli_models import models
-from lab.cli_results import as_json_rows, plot_folder, read
+from lab.cli_results import as_json_rows, plot_folder, read, write_report
 from lab.errors import LabError
 
 
@@ -51,7 +51,7 @@ def show(results: tuple[str, ...], as_json: bool) -> None:
     """Print the tables of results files (or folders of them) again."""
     from lab import printing, terminal
 
-    records = read(results)
+    records = list(read(results).records)
     if as_json:
         terminal.print_json(as_json_rows(records))
     else:
@@ -63,13 +63,36 @@ def show(results: tuple[str, ...], as_json: bool) -> None:
 @click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
 def plot(results: tuple[str, ...], out: str | None) -> None:
     """Draw the plots of results files (or folders of them) again, all in one picture."""
-    records = read(results)
+    records = list(read(results).records)
     first = Path(results[0])
     from lab.plot import save
 
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
     for path in save(records, plot_folder(results, out), stem):
         click.echo(path)
+
+
+@lab.command()
+@click.argument("results", nargs=-1, required=True)
+@click.option("--out", "-o", metavar="FILE", help="The page.  [default: the first results file's name, with .html]")
+@click.option("--ceilings", default="results", show_default=True, help="Folder with the ceilings.")
+def report(results: tuple[str, ...], out: str | None, ceilings: str) -> None:
+    """Write results as one page for the browser: figures, both curves, what limited them, and the data itself.
+
+    The page needs no network and no script, so it can be mailed or put anywhere. lab show and lab compare read
+    the records in it. Where the ceilings of a machine are known (lab ceilings) it says what limited each phase.
+    """
+    reading = read(results)
+    first = Path(results[0])
+    default = first / "report.html" if first.is_dir() else first.with_suffix(".html")
+    path = Path(out) if out else default
+    if path.suffix != ".html":
+        raise LabError(f"{path} is no name for a page.", "Let it end in .html: --out report.html")
+    if path.resolve() in {Path(each).resolve() for each in results}:
+        raise LabError(f"{path} would be overwritten by its own report.", "Choose another name: --out report.html")
+    if write_report(list(reading.records), reading.ceilings, ceilings, path) is None:
+        raise LabError("There is nothing to report: no run went well.", "Look at the errors: lab show RESULTS")
+    click.echo(path)
 
 
 @lab.command()

@@ -33,7 +33,7 @@ def compare(
     from lab import compare as comparing
     from lab import printing, terminal
 
-    records = read(results)
+    records = list(read(results).records)
     found = comparing.groups(records, base)
     comparisons = comparing.compare(found, at_least)
     plots = [] if no_plot else draw(records, plot_folder(results, out), f"{Path(results[0]).stem}-compared")
@@ -73,7 +73,7 @@ def export(results: tuple[str, ...], form: str, kind: str, table: str, out: str 
     from lab import exchange
     from lab import table as tables
 
-    records = read(results)
+    records = list(read(results).records)
     if form == "llama-bench":
         _write(exchange.write(exchange.llama_bench_rows(records), kind).encode(), out)
         return

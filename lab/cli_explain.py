@@ -47,13 +47,13 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
         extra = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
         wanted = probing.probes(model, plan.settings, extra)
         on_gpu = plan.settings.n_gpu_layers > 0
-        old = None if again else probing.known(folder, plan.machine, on_gpu)
+        old = None if again else probing.known(probing.kept(folder), plan.machine, on_gpu)
         todo = probing.missing(wanted, old)
         for line in terminal.describe(plan.machine, model):
             err.print(line)
         if todo:
             probing.measure(worker, plan.machine, todo, on_gpu, err.print, folder)
-            old = probing.known(folder, plan.machine, on_gpu)
+            old = probing.known(probing.kept(folder), plan.machine, on_gpu)
     assert old is not None
     if as_json:
         terminal.print_json(dataclasses.asdict(old))
@@ -80,7 +80,8 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     from lab.plot_why import save_why
     from lab.record import OK
 
-    records = [record for record in read(results) if record.run.status == OK and not record.run.warmup]
+    reading = read(results)
+    records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
     if not records:
         raise LabError("There is no run that went well, so nothing to explain.", "Look at the errors: lab show RESULTS")
     documents = []
@@ -96,7 +97,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
             click.echo(
                 f"Note: {label}: the ceiling of attention is that of flash attention on a cache of one type.", err=True
             )
-        found = probing.need(Path(folder), first.machine, on_gpu, force, label)
+        found = probing.need([*reading.ceilings, *probing.kept(Path(folder))], first.machine, on_gpu, force, label)
         explained = roofline.explain(chosen, found)
         best = roofline.roof(found)
         advice = levers.levers(explained, first, found)
@@ -161,7 +162,9 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
         basis = predict.basis_elsewhere(chosen)
         where, memory = chosen.about, None if chosen.memory_gb is None else chosen.memory_gb * 1e9
     else:
-        known = probing.need(Path(results), plan.machine, plan.settings.n_gpu_layers > 0, False, "this machine")
+        known = probing.need(
+            probing.kept(Path(results)), plan.machine, plan.settings.n_gpu_layers > 0, False, "this machine"
+        )
         efficiency = predict.learn(files.read([results]).records, known)
         found = [predict.here(model, plan.settings, known, efficiency, n, gen) for n in lengths]
         basis = predict.basis_here(efficiency)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.cli_options import DRY_RUN, OUTPUT, SEED, SETTINGS, UNTIL, Share, WithVariants, parse_variant, with_options
-from lab.cli_results import as_json_rows, draw
+from lab.cli_results import as_json_rows, draw, write_report
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
     from lab.plan import make_plan
     from lab.worker import Worker
 
-    as_json, no_plot = asked.pop("as_json"), asked.pop("no_plot")
+    as_json, no_plot, report = asked.pop("as_json"), asked.pop("no_plot"), asked.pop("report")
     err = terminal.console(stderr=True)
     if not 1 <= blocks <= 1000:
         raise LabError(f"--blocks {blocks} is not possible.", "Give a whole number from 1 to 1,000.")
@@ -129,21 +129,19 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
         raise problem
     found = compare.groups(records)
     comparisons = compare.compare(found, at_least)
-    plots = [] if no_plot else draw(records, path.parent, path.stem)
+    files = _files(records, path, not no_plot, report)
     if as_json:
-        files = {"session": path.stem, "results": str(path), "plots": [str(plot) for plot in plots]}
         terminal.print_json({**files, **printing.comparisons_as_json(found, comparisons)})
         return
     stdout = terminal.console()
     printing.print_comparisons(found, comparisons, at_least, stdout)
     for sentence in printing.warnings(records):
         stdout.print(f"{printing.DISTURBED} {sentence}")
-    stdout.print(f"\nresults  {path}")
-    for plot in plots:
-        stdout.print(f"plot     {plot}")
+    stdout.print()
+    _print_files(files, stdout)
 
 
-def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, dry_run: bool, **asked: Any) -> None:
+def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool, dry_run: bool, **asked: Any) -> None:
     """Plan, measure, and show: what measure and sweep have in common."""
     from lab import printing, terminal
     from lab.measure import execute, new_results_file
@@ -169,7 +167,7 @@ def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, dry_run: bool
             return execute(plan, worker, path, watch, stream)
 
         records, problem = _collect(runs, path, err, text_out if stream else None)
-    _report(records, path, plan, plots=not no_plot, as_json=as_json)
+    _show(records, path, plan, not no_plot, report, as_json)
     if problem:
         raise problem
     if printing.failures(records):
@@ -198,7 +196,7 @@ def _collect(
     return records, None
 
 
-def _report(records: list[Record], path: Path, plan: Plan, plots: bool, as_json: bool) -> None:
+def _show(records: list[Record], path: Path, plan: Plan, plots: bool, report: bool, as_json: bool) -> None:
     """What a session ends with: the table first, since drawing may fail."""
     from lab import printing, terminal
 
@@ -209,14 +207,28 @@ def _report(records: list[Record], path: Path, plan: Plan, plots: bool, as_json:
         printing.print_results(records, out)
         for sentence in printing.still_wide(records, plan):
             out.print(sentence)
-        out.print(f"\nresults  {path}")
-    drawn = draw(records, path.parent, path.stem) if plots else []
+        out.print()
+    files = _files(records, path, plots, report)
     if as_json:
-        files = {"session": path.stem, "results": str(path), "plots": [str(plot) for plot in drawn]}
         terminal.print_json({**files, **as_json_rows(records), "still_wide": printing.still_wide(records, plan)})
     else:
-        for plot in drawn:
-            out.print(f"plot     {plot}")
+        _print_files(files, out)
+
+
+def _files(records: list[Record], path: Path, plots: bool, report: bool) -> dict[str, Any]:
+    """Draw and write what was asked for; all files of the session by kind."""
+    drawn = draw(records, path.parent, path.stem) if plots else []
+    page = write_report(records, (), path.parent, path.with_suffix(".html")) if report else None
+    files = {"session": path.stem, "results": str(path), "plots": [str(plot) for plot in drawn]}
+    return {**files, "report": str(page) if page else None}
+
+
+def _print_files(files: dict[str, Any], out: Console) -> None:
+    out.print(f"results  {files['results']}")
+    for plot in files["plots"]:
+        out.print(f"plot     {plot}")
+    if files["report"]:
+        out.print(f"report   {files['report']}")
 
 
 def _until(share: float | None, max_repeats: int, max_minutes: float | None) -> Until | None:

@@ -79,6 +79,7 @@ OUTPUT = [
     click.option("--out", "-o", default="results", show_default=True, help="Folder for the results and plots."),
     click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
     click.option("--no-plot", is_flag=True, help="Draw no plots."),
+    click.option("--report", is_flag=True, help="Write a page for the browser at the end, as lab report does."),
 ]
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Show the plan and its estimated memory, and measure nothing.")
 UNTIL = [

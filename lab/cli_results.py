@@ -10,11 +10,14 @@ import click
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from lab.record import Record
+    from collections.abc import Sequence
+
+    from lab.record import Ceilings, Record
+    from lab.results import Reading
 
 
-def read(results: tuple[str, ...]) -> list[Record]:
-    """The records of files and folders; what is skipped is told. LabError where there is none."""
+def read(results: tuple[str, ...]) -> Reading:
+    """What files and folders hold; what is skipped is told. LabError where there is no run."""
     from lab.results import read as read_files
 
     reading = read_files(results)
@@ -22,7 +25,7 @@ def read(results: tuple[str, ...]) -> list[Record]:
         click.echo(f"Note: {sentence}", err=True)
     if not reading.records:
         raise LabError(f"There is no run in {' '.join(results)}.", "Measure some: lab measure")
-    return list(reading.records)
+    return reading
 
 
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
@@ -51,3 +54,13 @@ def as_json_rows(records: list[Record]) -> dict[str, Any]:
         "warnings": printing.warnings(records),
         "failures": printing.failures(records),
     }
+
+
+def write_report(records: list[Record], given: Sequence[Ceilings], folder: str | Path, path: Path) -> Path | None:
+    """The report of records, explained by the ceilings that came with them or are in `folder`; None without a run."""
+    from lab import ceilings, report
+    from lab.record import OK
+
+    if not any(record.run.status == OK and not record.run.warmup for record in records):
+        return None
+    return report.write(path, records, [*given, *ceilings.kept(Path(folder))])

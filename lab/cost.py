@@ -80,6 +80,8 @@ def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16"
     """Bytes that one token leaves in the KV cache: n_layer x n_head_kv x head_dim x (K + V element)."""
     if model.n_layer is None or model.n_head_kv is None or model.head_dim is None:
         return None
+    if not {type_k.upper(), type_v.upper()} <= BLOCKS.keys():
+        return None
     blocks = (BLOCKS[type_k.upper()], BLOCKS[type_v.upper()])
     return model.n_layer * model.n_head_kv * model.head_dim * sum(size / n for n, size in blocks)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lab import stats
-from lab.table import digits
+from lab.table import seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,9 +37,9 @@ class PrefillLaw:
     def __str__(self) -> str:
         doubled = f", twice as much from {self.b / (2 * self.c):,.0f} on" if self.c else ""
         return (
-            f"Prefill: T(P) = {1e3 * self.a:.3g} ms + {digits(1e6 * self.b)} us x P + {1e9 * self.c:.3g} ns x P^2 "
-            f"(off by {self.rms:.1%}). A prompt token costs {digits(1e6 * self.b)} us, and "
-            f"{digits(2e9 * self.c)} us more for every 1,000 tokens before it{doubled}."
+            f"Prefill: T(P) = {seconds(self.a)} + {seconds(self.b)} x P + {seconds(self.c)} x P^2 "
+            f"(off by {self.rms:.1%}). A prompt token costs {seconds(self.b)}, and "
+            f"{seconds(2e3 * self.c)} more for every 1,000 tokens before it{doubled}."
         )
 
 
@@ -56,9 +56,10 @@ class DecodeLaw:
 
     def __str__(self) -> str:
         doubled = f", twice as much from position {self.w / self.k:,.0f} on" if self.k else ""
+        w, k = self.w / 1e3, self.k / 1e3
         return (
-            f"Decode: t(p) = {self.w:.3g} ms + {digits(1e6 * self.k)} ns x p (off by {self.rms:.1%}). A token costs "
-            f"{self.w:.3g} ms, and {digits(1e6 * self.k)} us more for every 1,000 positions before it{doubled}."
+            f"Decode: t(p) = {seconds(w)} + {seconds(k)} x p (off by {self.rms:.1%}). A token costs "
+            f"{seconds(w)}, and {seconds(1e3 * k)} more for every 1,000 positions before it{doubled}."
         )
 
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab import cost, roofline, synthetic
+from lab import catalog, cost, roofline, synthetic
 from lab.errors import LabError
 from lab.kernels import MUL_MAT
 from lab.record import Ceilings, Model, Record, Settings
@@ -46,11 +46,11 @@ def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> lis
         other = _with_type(model, main, kind)
         command = None
         if kind in synthetic.QUANTIZATIONS and model.source != "file":
-            command = f'lab ab "-m {roofline.spec_of(model)}" "-m {roofline.spec_of(model, kind)}"'
+            command = f'lab ab "-m {catalog.spec_of(model)}" "-m {catalog.spec_of(model, kind)}"'
         found.append(_lever(f"{kind} instead of {main}", rows, record, ceilings, other, settings, command))
     for n in sorted({rate.n_threads for rate in ceilings.rates} - {settings.n_threads}):
         fewer = dataclasses.replace(settings, n_threads=n, n_threads_batch=n)
-        command = f'lab ab "--threads {settings.n_threads}" "--threads {n}" -m {roofline.spec_of(model)}'
+        command = f'lab ab "--threads {settings.n_threads}" "--threads {n}" -m {catalog.spec_of(model)}'
         found.append(
             _lever(
                 f"{n} thread{'s' * (n > 1)} instead of {settings.n_threads}",
@@ -111,7 +111,7 @@ def _with_type(model: Model, old: str, new: str) -> Model:
             (model.embedding_bytes or 0, model.embedding_type),
             (model.output_bytes or 0, model.output_type),
         )
-        if n_bytes and (kind or roofline.type_of(model, n_bytes)) == old
+        if n_bytes and roofline.type_of(model, n_bytes, kind) == old
     )
     moved = model.tensor_bytes[old] - kept
     weights = moved / cost.BLOCKS[old][1] * cost.BLOCKS[old][0]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lab import laws, machine, phases, table
 from lab.errors import LabError
 from lab.record import OK, PREFILL, Record
-from lab.table import digits
+from lab.table import digits, seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
+"""Text and roofs, dashed guides, the grid, the background: by these colours a page can make them others."""
+
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", ":", "-.")
-LEGEND_WIDTH = 62
-"""Letters in a line of a legend; one with longer entries stands below the picture."""
+LEGEND_WIDTH = 9
+"""Letters in a line of a legend for each inch of the picture; one with longer entries stands below it."""
 
 RUNNING_MEDIAN = 15
 """Tokens that the line in the decode plot takes the median of."""
@@ -70,7 +73,7 @@ def plot_prefill(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     cheapest = min(per_token)
     lengths = [every.n_prompt.min(), every.n_prompt.max()]
     guide = f"in proportion: {digits(1e3 * cheapest)} ms a token, as at {per_token[cheapest]:,.0f}"
-    ax.plot(lengths, [n * cheapest for n in lengths], color="0.4", ls="--", lw=1.2, label=guide)
+    ax.plot(lengths, [n * cheapest for n in lengths], color=GUIDE, ls="--", lw=1.2, label=guide)
     ax.set_xscale("log")
     ax.set_yscale("log")
     plain_ticks(ax.xaxis)
@@ -119,8 +122,8 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     return _finish(ax, "Decode: time per generated token", records)
 
 
-def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figure:
-    """Both curves of sweeps side by side: prefill time over length, decode time per token over position.
+def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked: bool = False) -> Figure:
+    """Both curves of sweeps, side by side or stacked: prefill time over length, decode time per token over position.
 
     Points are single runs, the band is their range, the dashed line the fitted law.
     """
@@ -131,7 +134,7 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figur
         import matplotlib.pyplot as plt
 
         figure = plt.figure(figsize=(11, 5), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(2, 1) if stacked else figure.subplots(1, 2)
     rows = table.runs(records)
     setups = table.setups(rows)
     for (label, runs), style in zip(setups, _styles(), strict=False):
@@ -140,13 +143,13 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figur
         prefill, decode = laws.prefill_law(summary), laws.decode_law(summary)
         _band(left, runs, runs.n_prompt, "prefill_s", style, f"{name}runs, and their range")
         if prefill:
-            law = f"{name}{1e3 * prefill.a:.3g} ms + {digits(1e6 * prefill.b)} us P + {1e9 * prefill.c:.3g} ns P\u00b2"
+            law = f"{name}{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2"
             lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
             left.plot(lengths, [prefill.seconds(n) for n in lengths], ls="--", lw=1.8, color=style["color"], label=law)
         if runs.tpot_ms.notna().any():
             _band(right, runs, laws.positions_of(runs), "tpot_ms", style, f"{name}runs, and their range")
         if decode:
-            law = f"{name}{decode.w:.3g} ms + {digits(1e6 * decode.k)} ns p"
+            law = f"{name}{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p"
             ends = [0, laws.positions_of(summary).max()]
             right.plot(ends, [decode.ms(p) for p in ends], ls="--", lw=1.8, color=style["color"], label=law)
     left.set_xlabel("prompt length P (tokens)")
@@ -165,29 +168,31 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figur
     return figure
 
 
-def save(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
-    """The plots that there is data for, as PNG and SVG: `<stem>-prefill.png`, `-decode`, `-sweep`."""
+def drawings(records: Sequence[Record], stacked: bool = False) -> dict[str, Callable[[Figure], Any]]:
+    """What draws the plots that there is data for, by their names: prefill, decode, sweep."""
     timed = _timed(records)
     sweeps, plain = [r for r in timed if r.run.every], [r for r in timed if not r.run.every]
-    drawings: dict[str, Callable[[Figure], Any]] = {}
+    found: dict[str, Callable[[Figure], Any]] = {}
     if any(phases.prefill_ns(record.run) for record in plain):
-        drawings["prefill"] = lambda figure: plot_prefill(plain, figure.subplots())
+        found["prefill"] = lambda figure: plot_prefill(plain, figure.subplots())
     if any(phases.itl_ns(record.run) for record in plain):
-        drawings["decode"] = lambda figure: plot_decode(plain, figure.subplots())
+        found["decode"] = lambda figure: plot_decode(plain, figure.subplots())
     if sweeps:
-        drawings["sweep"] = lambda figure: plot_sweep(sweeps, figure)
+        found["sweep"] = lambda figure: plot_sweep(sweeps, figure, stacked)
+    return found
+
+
+def save(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
+    """The plots that there is data for, as PNG and SVG: `<stem>-prefill.png`, `-decode`, `-sweep`."""
     written = []
-    for name, draw in drawings.items():
+    for name, draw in drawings(records).items():
         written += write(draw, folder, f"{stem}-{name}", (11 if name == "sweep" else 8, 5))
     return written
 
 
 def write(draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[float, float] = (8, 5)) -> list[Path]:
     """Draw a figure and write it as `<stem>.png` and `.svg`. LabError where that cannot be."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    draw(figure)
+    figure = drawn(draw, size)
     paths = [folder / f"{stem}.{kind}" for kind in ("png", "svg")]
     for path in paths:
         try:
@@ -198,6 +203,17 @@ def write(draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[fl
                 f"The plot {path} cannot be written: {problem.strerror}.", "Choose another folder: --out FOLDER"
             ) from None
     return paths
+
+
+def drawn(draw: Callable[[Figure], Any], size: tuple[float, float]) -> Figure:
+    """A figure of `size` inches with what `draw` draws into it. A dollar sign in a name is a dollar sign."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+    return figure
 
 
 def _prefill_steps(step_rows: pd.DataFrame, runs: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
@@ -252,16 +268,22 @@ def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
     return tidy(ax)
 
 
-def tidy(ax: Axes) -> Axes:
-    """The lab's look: a light grid, no box, a legend without a frame."""
-    ax.grid(True, which="major", color="0.85", lw=0.6)
+def tidy(ax: Axes, legend_below: bool = False) -> Axes:
+    """The lab's look: a light grid, no box, a legend without a frame, below the picture where it would cover much."""
+    ax.grid(True, which="major", color=GRID, lw=0.6)
     ax.set_axisbelow(True)
     handles, labels = ax.get_legend_handles_labels()
-    wrapped = ["\n".join(textwrap.wrap(label, LEGEND_WIDTH)) for label in labels]
-    if any("\n" in label for label in wrapped):
-        ax.legend(handles, wrapped, frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    width = figure.get_figwidth()
+    columns = 2 if legend_below and width > 7 else 1
+    wrapped = ["\n".join(textwrap.wrap(label, int(LEGEND_WIDTH * width))) for label in labels]
+    below = legend_below or any("\n" in label for label in wrapped) or len(labels) > width
+    if below and figure.axes == [ax]:
+        figure.legend(handles, wrapped, frameon=False, fontsize=9, ncols=columns, loc="outside lower center")
     else:
-        ax.legend(handles, wrapped, frameon=False, fontsize=9)
+        place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)} if below else {}
+        ax.legend(handles, wrapped, frameon=False, fontsize=9, **place)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     return ax

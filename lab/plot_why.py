@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.plot import COLOURS, MARKERS, new_axes, plain_ticks, tidy, write
+from lab.plot import COLOURS, INK, MARKERS, PAPER, new_axes, plain_ticks, tidy, write
 from lab.roofline import Explained, Roof
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+FEW = 5
+"""Lengths that can all be named in a picture."""
 
 
 def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes | None = None) -> Axes:
@@ -22,7 +26,7 @@ def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes 
     ax.plot(
         ridge,
         [min(roof.gbps * x, roof.gflops) for x in ridge],
-        color="0.2",
+        color=INK,
         lw=2,
         label=f"roof: {roof.gbps:.3g} GB/s, then {roof.gflops:.3g} GFLOP/s",
     )
@@ -43,7 +47,7 @@ def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes 
             color=COLOURS[number],
             label=f"{phase}: ceiling of its kernels",
         )
-        for row in chosen:
+        for row in chosen if len(chosen) <= FEW else (chosen[0], chosen[-1]):
             ax.annotate(
                 f"{row.n_prompt:,}", (row.intensity, row.gflops), (6, -10), textcoords="offset points", fontsize=8
             )
@@ -54,7 +58,7 @@ def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes 
     ax.set_xlabel("arithmetic intensity (FLOPs per byte)")
     ax.set_ylabel("GFLOP/s")
     ax.set_title(f"Roofline: what each phase reached (numbers: prompt tokens)\n{subject}", fontsize=11)
-    return tidy(ax)
+    return tidy(ax, legend_below=True)
 
 
 def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) -> Axes:
@@ -90,24 +94,24 @@ def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) 
             color=colour,
             alpha=1 - 0.3 * (number % 3),
             hatch=hatches[number % 3],
-            edgecolor="white",
+            edgecolor=PAPER,
             label=name,
         )
         base = [a + b for a, b in zip(base, shares, strict=True)]
+    if len(lengths) > FEW:
+        ax.set_xticks(range(0, len(lengths), -(-len(lengths) // FEW)))
     ax.set_xlabel("prompt length (tokens)")
     ax.set_ylabel("share of the request's time (%)")
     n_gen = (
         max(row.n_steps for row in rows if row.phase == "decode") + 1 if any(r.phase == "decode" for r in rows) else 1
     )
     ax.set_title(f"Where the time goes: prompt and {n_gen:,} generated tokens\n{subject}", fontsize=11)
-    tidy(ax)
-    ax.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
-    return ax
+    return tidy(ax, legend_below=True)
 
 
 def save_why(rows: Sequence[Explained], roof: Roof, subject: str, folder: Path, stem: str) -> list[Path]:
     """Both as PNG and SVG: `<stem>-roofline`, `<stem>-where`."""
     return [
         *write(lambda figure: plot_roofline(rows, roof, subject, figure.subplots()), folder, f"{stem}-roofline"),
-        *write(lambda figure: plot_where(rows, subject, figure.subplots()), folder, f"{stem}-where", (9, 5)),
+        *write(lambda figure: plot_where(rows, subject, figure.subplots()), folder, f"{stem}-where"),
     ]

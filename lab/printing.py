@@ -13,7 +13,7 @@ from lab import compare, laws, noise, phases, table
 from lab.compare import Comparison, Group
 from lab.measure import wide_rows
 from lab.plan import MIN_FOR_INTERVAL, Plan, join
-from lab.record import OK, Record
+from lab.record import OK, Record, Run
 from lab.terminal import grid_of
 
 if TYPE_CHECKING:
@@ -33,8 +33,11 @@ SHOWN = {
 DISTURBED = "!"
 
 
-def summary_table(rows: pd.DataFrame) -> Table:
-    """One row per prompt length: medians, with the interval (or the range of few runs) below."""
+def summary_cells(rows: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, str]]]]:
+    """The headings of a summary, and for each of its rows every figure with its interval.
+
+    A figure is its median and, below it, the interval (or the range of few runs); "" below a single run.
+    """
     shown = dict(SHOWN)
     if rows.tpot_ms.isna().all() and rows.decode_ms.notna().any():  # imported: nothing is known of single tokens
         shown = {
@@ -42,19 +45,33 @@ def summary_table(rows: pd.DataFrame) -> Table:
             "prefill_tps": shown["prefill_tps"],
             "decode_ms": "decode\ncompute ms",
         }
-    grid = grid_of("prompt\ntokens", "runs", *shown.values())
+    lines = []
     for row in rows.to_dict("records"):
         cells = []
         for name in shown:
             scale = 100 if name == "prefill_share" else 1
             ends = ("low", "high") if row[f"{name}_low"] == row[f"{name}_low"] else ("min", "max")
             low, middle, high = (scale * row[key] for key in (f"{name}_{ends[0]}", name, f"{name}_{ends[1]}"))
-            cell = Text(table.digits(middle))
-            if row["repeats"] > 1 and middle == middle:
-                cell.append(f"\n{table.digits(low)}-{table.digits(high)}", style="dim")
-            cells.append(cell)
-        grid.add_row(f"{row['n_prompt']:,}", f"{row['repeats']}{DISTURBED if row['disturbed'] else ''}", *cells)
+            told = row["repeats"] > 1 and middle == middle
+            cells.append((table.digits(middle), f"{table.digits(low)}-{table.digits(high)}" if told else ""))
+        lines.append(cells)
+    return list(shown.values()), lines
+
+
+def summary_table(rows: pd.DataFrame) -> Table:
+    """One row per prompt length: medians, with the interval (or the range of few runs) below."""
+    headings, lines = summary_cells(rows)
+    grid = grid_of("prompt\ntokens", "runs", *headings)
+    for row, line in zip(rows.itertuples(), lines, strict=True):
+        cells = [Text(middle) + Text(f"\n{ends}" if ends else "", style="dim") for middle, ends in line]
+        grid.add_row(f"{row.n_prompt:,}", f"{row.repeats}{DISTURBED if row.disturbed else ''}", *cells)
     return grid
+
+
+def heading(rows: pd.DataFrame) -> str:
+    """What a summary of one setup and one n_gen shows."""
+    per = "per run" if rows.sweep_every.isna().all() else "at each length"
+    return f"{rows.n_gen.iloc[0]:,} tokens generated {per}; median, {_what_is_below(rows)}"
 
 
 def print_results(records: Sequence[Record], out: Console) -> None:
@@ -62,18 +79,12 @@ def print_results(records: Sequence[Record], out: Console) -> None:
     every = table.runs(records)
     rows = table.summary(every)
     for label, setup in table.setups(rows) if len(rows) else []:
-        for n_gen, part in setup.groupby("n_gen"):
+        for _, part in setup.groupby("n_gen"):
             out.print()
-            generated = f"{n_gen:,} tokens generated " + (
-                "per run" if part.sweep_every.isna().all() else "at each length"
-            )
-            out.print(Text(label, style="bold") + Text(f": {generated}; median, {_what_is_below(part)}"))
+            out.print(Text(label, style="bold") + Text(f": {heading(part)}"))
             out.print(summary_table(part))
-            for sentence in table.sentences(part):
+            for sentence in findings(part):
                 out.print(sentence)
-            for law in (laws.prefill_law(part), laws.decode_law(part)):
-                if law:
-                    out.print(str(law))
     if not len(rows):
         out.print("\nNo run went well.")
     for sentence in warnings(records):
@@ -82,21 +93,32 @@ def print_results(records: Sequence[Record], out: Console) -> None:
         out.print(Text("failed ", style="red") + Text(line))
 
 
+def findings(rows: pd.DataFrame) -> list[str]:
+    """What a summary of one setup and one n_gen shows in words, its laws included."""
+    found = (laws.prefill_law(rows), laws.decode_law(rows))
+    return [*table.sentences(rows), *(str(law) for law in found if law)]
+
+
+def disturbed(records: Sequence[Record]) -> dict[tuple[str, str | None, int], str]:
+    """What disturbed the runs of each session, variant and prompt length that was disturbed."""
+    by_length: dict[tuple[str, str | None, int], list[Run]] = {}
+    for record in records:
+        if record.run.status == OK and not record.run.warmup:
+            by_length.setdefault((record.session, record.run.variant, record.run.n_prompt), []).append(record.run)
+    said = {}
+    for key, runs in by_length.items():
+        if words := noise.sentences(runs):
+            doubt = " Do not trust these figures: measure again." if noise.is_doubtful(runs) else ""
+            said[key] = f"{'; '.join(words)}.{doubt}"
+    return said
+
+
 def warnings(records: Sequence[Record]) -> list[str]:
     """What disturbed the measurement: by length, and over the whole session."""
-    by_length: dict[tuple[str, str | None, int], list[Record]] = {}
-    for record in records:
-        run = record.run
-        if run.status == OK and not run.warmup:
-            by_length.setdefault((record.session, run.variant, run.n_prompt), []).append(record)
-    said = []
-    for (_, variant, n_prompt), group in by_length.items():
-        runs = [record.run for record in group]
-        words = noise.sentences(runs)
-        if words:
-            what = f"{n_prompt:,} prompt tokens" + (f", {variant}" if variant else "")
-            doubt = " Do not trust these figures: measure again." if noise.is_doubtful(runs) else ""
-            said.append(f"{what}: {'; '.join(words)}.{doubt}")
+    said = [
+        f"{n_prompt:,} prompt tokens{f', {variant}' if variant else ''}: {words}"
+        for (_, variant, n_prompt), words in disturbed(records).items()
+    ]
     return said + noise.drift(records)
 
 
@@ -127,44 +149,65 @@ def print_comparisons(found: Sequence[Group], comparisons: Sequence[Comparison],
     """What differs between the groups, then a table for each against the base, with a verdict a row."""
     out.print(Text("base ", style="bold") + Text(found[0].label))
     out.print("differ in")
-    for field, values in compare.differences(found).items():
-        out.print(
-            f"  {field}: "
-            + " | ".join(
-                ("none" if field in ("sweep_every", "variant") else "unknown") if value is None else _short(str(value))
-                for value in values
-            )
-        )
+    for field, values in differences(found).items():
+        out.print(f"  {field}: {' | '.join(values)}")
     for comparison in comparisons:
         out.print()
         out.print(Text(comparison.other, style="bold") + Text(" against the base"))
-        grid = grid_of("prompt\ntokens", "figure", "base", "other", "n", "time\nratio", "interval", "verdict")
+        grid = grid_of(*COMPARED)
         for row in comparison.rows:
-            name, unit = FIGURES[row.figure]
-            grid.add_row(
-                f"{row.n_prompt:,}",
-                f"{name}, {unit}",
-                table.digits(row.base),
-                table.digits(row.other),
-                str(row.n_base) if row.n_base == row.n_other else f"{row.n_base}, {row.n_other}",
-                table.digits(row.ratio.estimate) if row.ratio else "-",
-                f"{row.ratio.low:.3f}-{row.ratio.high:.3f}" if row.ratio else "-",
-                row.words,
-            )
+            grid.add_row(*comparison_cells(row))
         out.print(grid)
         if not comparison.rows:
             out.print("They have no length in common.")
         for side, names in (("base", comparison.only_base), ("other", comparison.only_other)):
             if names:
                 out.print(f"Only in the {side}: {', '.join(names)}.")
+    out.print()
+    for sentence in how_compared(found, comparisons, at_least):
+        out.print(sentence)
+
+
+def differences(found: Sequence[Group]) -> dict[str, list[str]]:
+    """The fields in which groups differ, with each group's value in words."""
+    return {
+        field: [
+            ("none" if field in ("sweep_every", "variant") else "unknown") if value is None else _short(str(value))
+            for value in values
+        ]
+        for field, values in compare.differences(found).items()
+    }
+
+
+COMPARED = ("prompt\ntokens", "figure", "base", "other", "n", "time\nratio", "interval", "verdict")
+
+
+def comparison_cells(row: compare.Row) -> list[str]:
+    """One row under the headings `COMPARED`."""
+    name, unit = FIGURES[row.figure]
+    return [
+        f"{row.n_prompt:,}",
+        f"{name}, {unit}",
+        table.digits(row.base),
+        table.digits(row.other),
+        str(row.n_base) if row.n_base == row.n_other else f"{row.n_base}, {row.n_other}",
+        table.digits(row.ratio.estimate) if row.ratio else "-",
+        f"{row.ratio.low:.3f}-{row.ratio.high:.3f}" if row.ratio else "-",
+        row.words,
+    ]
+
+
+def how_compared(found: Sequence[Group], comparisons: Sequence[Comparison], at_least: float) -> list[str]:
+    """How the ratios were made, and how far they can be believed."""
     paired = any(row.paired for comparison in comparisons for row in comparison.rows)
     how = "block by block, measured side by side" if paired else "run against run"
-    out.print(
-        f"\nTime ratio: other over base, {how}. All intervals together hold with 95 %; "
+    said = [
+        f"Time ratio: other over base, {how}. All intervals together hold with 95 %; "
         f"differences below {at_least:.1%} are not claimed."
-    )
+    ]
     if not paired and all(group.rows.machine.iloc[0] == found[0].rows.machine.iloc[0] for group in found):
-        out.print("These sessions were not measured side by side: part of a difference may be the hour. See lab ab.")
+        said.append("These sessions were not measured side by side: part of a difference may be the hour. See lab ab.")
+    return said
 
 
 FIGURES = {"prefill_s": ("prefill", "s"), "tpot_ms": ("TPOT", "ms"), "decode_ms": ("decode compute", "ms")}

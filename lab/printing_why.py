@@ -9,6 +9,8 @@ from rich.text import Text
 
 from lab import ceilings, machine, roofline, table
 from lab.levers import Lever
+from lab.plan import join
+from lab.plot_why import FEW
 from lab.predict import Prediction
 from lab.record import Ceilings, Model
 from lab.roofline import Explained
@@ -62,29 +64,61 @@ def print_explained(
         ceiling = f"{100 * row.of_ceiling:.0f}"
         grid.add_row(f"{row.n_prompt:,}", f"{row.n_gen:,}", row.phase, *map(table.digits, figures), ceiling, row.limit)
     out.print(grid)
+    for sentence in [*map(where_it_went, rows), *map(advice_of, advice)]:
+        out.print(sentence)
+
+
+def where_it_went(row: Explained) -> str:
+    """The parts of a phase's time, in a sentence."""
+    parts = row.kernels
+    rest = row.measured_s - parts.total_s
+    shares = (
+        ("layers", parts.layers_s),
+        ("output matrix", parts.head_s),
+        ("attention", parts.attention_s),
+        ("rest", rest),
+    )
+    told = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in shares)
+    beside = f"choosing tokens {table.seconds(row.choosing_s)}, harness {table.seconds(row.harness_s)}"
+    each = " a token" if row.phase == "decode" else ""
+    return f"{row.phase} at {row.n_prompt:,}: {told}; beside it {beside}{each}."
+
+
+WHY = {
+    roofline.ARITHMETIC: "arithmetic (how fast the machine multiplies)",
+    roofline.TRAFFIC: "memory traffic (how fast the machine reads)",
+    roofline.KERNEL: "the kernel of its quantization (other kernels here read and multiply faster)",
+    roofline.OVERHEAD: "overhead (most of the time was in none of the large kernels)",
+}
+
+
+def verdicts(rows: Sequence[Explained]) -> list[str]:
+    """What limited each phase, and how far from its ceiling it was, in sentences; lengths of one limit together."""
+    found: dict[tuple[str, str], list[Explained]] = {}
     for row in rows:
-        parts = row.kernels
-        rest = row.measured_s - parts.total_s
-        shares = (
-            ("layers", parts.layers_s),
-            ("output matrix", parts.head_s),
-            ("attention", parts.attention_s),
-            ("rest", rest),
-        )
-        told = ", ".join(f"{name} {100 * seconds / row.measured_s:.0f} %" for name, seconds in shares)
-        beside = (
-            f"choosing tokens {table.digits(1e6 * row.choosing_s)} us, harness {table.digits(1e6 * row.harness_s)} us"
-        )
-        each = " a token" if row.phase == "decode" else ""
-        out.print(f"{row.phase} at {row.n_prompt:,}: {told}; beside it {beside}{each}.")
-    for lever in advice:
-        gains = [
-            f"{phase} {gain:.2f}x as fast"
-            for phase, gain in (("prefill", lever.prefill_gain), ("decode", lever.decode_gain))
-            if gain
-        ]
-        how = f" Try: {lever.command}" if lever.command else ""
-        out.print(f"Predicted: {lever.change}: {', '.join(gains)}.{how}")
+        found.setdefault((row.phase, row.limit), []).append(row)
+    said = []
+    for (phase, limit), alike in found.items():
+        what = "Reading a prompt of" if phase == "prefill" else "Writing after a prompt of"
+        lengths = join(sorted({row.n_prompt for row in alike}))
+        shares = ", ".join(f"{100 * row.of_ceiling:.0f} %" for row in alike)
+        if len(alike) > FEW:
+            ends = sorted(row.of_ceiling for row in alike)
+            lengths = f"{alike[0].n_prompt:,} to {alike[-1].n_prompt:,}"
+            shares = f"{100 * ends[0]:.0f} to {100 * ends[-1]:.0f} %"
+        said.append(f"{what} {lengths} tokens was limited by {WHY[limit]}: {shares} of what its kernels can do.")
+    return said
+
+
+def advice_of(lever: Lever) -> str:
+    """A change, what it promises, and how to try it."""
+    gains = [
+        f"{phase} {gain:.2f}x as fast"
+        for phase, gain in (("prefill", lever.prefill_gain), ("decode", lever.decode_gain))
+        if gain
+    ]
+    how = f" Try: {lever.command}" if lever.command else ""
+    return f"Predicted: {lever.change}: {', '.join(gains)}.{how}"
 
 
 def print_predictions(

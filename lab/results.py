@@ -1,13 +1,20 @@
 """Results files: one JSON line a run, appended when the run ends, read back line by line.
 
-A line that is broken, newer than this lab, or read already is named and passed over; the others are read.
+A line that is broken, newer than this lab, or read already is named and passed over; the others are read. A
+report (an HTML page, see report.py) carries the lines that it shows, packed, and is read like a results file.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import gzip
 import hashlib
+import io
 import itertools
 import os
+import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +22,10 @@ from typing import IO
 
 from lab.errors import LabError
 from lab.record import Ceilings, Record, parse_line, to_json
+
+PAGE = ".html"
+MOST_UNPACKED = 1 << 30
+"""Bytes that the records of a report may have: a packed file could claim to be endless."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +67,14 @@ def read(paths: Iterable[str | Path]) -> Reading:
     skipped: list[str] = []
     seen: set[bytes] = set()
     for path in _files(paths):
+        broken: dict[str, list[int]] = {}
         with _open(path) as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 digest = hashlib.blake2b(line, digest_size=16).digest()
                 if digest in seen:
-                    skipped.append(f"{path.name} line {number} skipped: the same run was read before")
+                    broken.setdefault("it was read before", []).append(number)
                     continue
                 seen.add(digest)
                 try:
@@ -72,17 +84,41 @@ def read(paths: Iterable[str | Path]) -> Reading:
                     else:
                         ceilings.append(parsed)
                 except ValueError as problem:
-                    skipped.append(f"{path.name} line {number} skipped: {problem}")
+                    broken.setdefault(str(problem), []).append(number)
+        for why, lines in broken.items():
+            more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+            skipped.append(f"{path.name} line {lines[0]}{more} skipped: {why}")
     return Reading(tuple(records), tuple(ceilings), tuple(skipped))
+
+
+def pack(lines: Iterable[Record | Ceilings]) -> str:
+    """The lines of a results file, compressed, in letters that a page can hold."""
+    text = "".join(to_json(line) + "\n" for line in lines)
+    return base64.b64encode(gzip.compress(text.encode(errors="surrogateescape"), mtime=0)).decode()
 
 
 def _open(path: Path) -> IO[bytes]:
     try:
-        return path.open("rb")
+        return io.BytesIO(_unpack(path)) if path.suffix == PAGE else path.open("rb")
     except OSError as problem:
         raise LabError(
             f"The results file {path} cannot be read: {problem.strerror}.", "Check its permissions."
         ) from None
+
+
+def _unpack(path: Path) -> bytes:
+    """The lines that `pack` put into a page."""
+    found = re.search(rb'id="mini-lab-records">([A-Za-z0-9+/=]*)<', path.read_bytes())
+    if found is None:
+        raise LabError(f"{path} holds no records of the lab.", "Give a page that lab report wrote, or a .jsonl file.")
+    try:
+        unpacker = zlib.decompressobj(wbits=31)  # gzip
+        lines = unpacker.decompress(base64.b64decode(found[1], validate=True), MOST_UNPACKED)
+    except (binascii.Error, zlib.error):
+        raise LabError(f"The records in {path} are damaged.", "Ask for the page, or its .jsonl file, again.") from None
+    if not unpacker.eof:
+        raise LabError(f"The records in {path} are cut off or too large.", "Ask for the .jsonl file instead.")
+    return lines
 
 
 def _files(paths: Iterable[str | Path]) -> list[Path]:

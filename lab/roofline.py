@@ -15,8 +15,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lab import catalog, cost, phases
 from lab import ceilings as probing
-from lab import cost, phases
 from lab.errors import LabError
 from lab.kernels import ATTENTION, MUL_MAT
 from lab.record import OK, PREFILL, Ceilings, Model, Rate, Record, Run, Settings
@@ -107,13 +107,13 @@ def step_kernels(
     if step is None:
         return None
     head = model.output_bytes or model.embedding_bytes or 0
-    head_type = (model.embedding_type if model.tied_embeddings else model.output_type) or type_of(model, head)
+    head_type = type_of(model, head, model.embedding_type if model.tied_embeddings else model.output_type)
     decode = n_tokens == 1
     n_threads = settings.n_threads if decode else settings.n_threads_batch
     in_layers = dict(model.tensor_bytes)
     in_layers[head_type] -= head
     if not model.tied_embeddings and model.embedding_bytes:
-        in_layers[model.embedding_type or type_of(model, model.embedding_bytes)] -= model.embedding_bytes
+        in_layers[type_of(model, model.embedding_bytes, model.embedding_type)] -= model.embedding_bytes
     part = step.layer_flops / _all_rows(model, n_tokens)  # the last feed-forward is not for all tokens
     layers_s = sum(
         part * n_bytes * seconds_per_byte(ceilings, model, kind, n_tokens, n_threads)
@@ -139,7 +139,8 @@ def seconds_per_byte(ceilings: Ceilings, model: Model, kind: str, n_tokens: int,
         raise LabError(
             f"The ceilings of {' and '.join(lacking or [kind])} with {n_threads} threads are not measured on this "
             "machine.",
-            f"Run: lab ceilings -m {spec_of(model)} --types {','.join(lacking or [kind])} --threads {n_threads}",
+            f"Run: lab ceilings -m {catalog.spec_of(model)} --types {','.join(lacking or [kind])} "
+            f"--threads {n_threads}",
         )
     points = {r.n_tokens: min(r.times_ns) / 1e9 / r.n_bytes for r in _of_shape(rates, model.n_ff, model.n_embd)}
     return _between(points, n_tokens)
@@ -151,7 +152,7 @@ def seconds_per_flop(ceilings: Ceilings, model: Model, kind: str, n_tokens: int,
     if not rates:
         raise LabError(
             f"The ceiling of attention on a {kind} cache with {n_threads} threads is not measured.",
-            f"Run: lab ceilings -m {spec_of(model)} -ctk {kind.lower()} --threads {n_threads}",
+            f"Run: lab ceilings -m {catalog.spec_of(model)} -ctk {kind.lower()} --threads {n_threads}",
         )
     nearest = _of_shape(rates, model.n_head, model.head_dim, model.n_head_kv)
     points = {r.n_tokens: min(r.times_ns) / 1e9 / r.flops for r in nearest}
@@ -169,15 +170,6 @@ def _of_shape(rates: list[Rate], rows: int | None, columns: int | None, n_head_k
     nearest = min(rates, key=distance)
     like = nearest.rows, nearest.columns, nearest.n_head_kv
     return [rate for rate in rates if (rate.rows, rate.columns, rate.n_head_kv) == like]
-
-
-def spec_of(model: Model, kind: str | None = None) -> str:
-    """What to type for this model (in weights of type `kind`) where the lab can get or make it; else its name."""
-    if model.source == "shape":
-        return f"{model.name}:{kind or model.quantization or 'Q4_0'}"
-    if model.source == "synthetic":
-        return f"synthetic:{model.name}:{kind or model.quantization or 'Q4_0'}"
-    return model.name if kind is None else f"{model.name}:{kind}"
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
@@ -266,8 +258,10 @@ def _all_rows(model: Model, n_tokens: int) -> float:
     return step.layer_flops
 
 
-def type_of(model: Model, n_bytes: int) -> str:
-    """The type of a tensor of so many bytes: the one that has exactly these, else the one with most."""
+def type_of(model: Model, n_bytes: int, told: str | None) -> str:
+    """The type of a tensor of so many bytes: as `told`, else the one that has exactly these, else the most used."""
+    if told in model.tensor_bytes:
+        return told
     exact = [kind for kind, each in model.tensor_bytes.items() if each == n_bytes]
     return exact[0] if exact else max(model.tensor_bytes, key=lambda kind: model.tensor_bytes[kind])
 

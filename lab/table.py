@@ -167,6 +167,15 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")
 
 
+def seconds(value: float) -> str:
+    """A time with three significant digits, in the unit that suits it: 62.6 s, 2.58 ms, 640 us, 1.20 ns."""
+    if value != value or not value:
+        return "-" if value else "0 s"
+    units = {"s": 1.0, "ms": 1e3, "us": 1e6}
+    unit = next((unit for unit, factor in units.items() if value * factor >= 1), "ns")
+    return f"{digits(value * units.get(unit, 1e9))} {unit}"
+
+
 def _where_the_time_went(rows: pd.DataFrame) -> str:
     rows = rows if len(rows) <= 5 else rows.iloc[[0, len(rows) // 2, -1]]
     parts = [f"{100 * row.prefill_share:.0f} % of the time at {row.n_prompt:,}" for row in rows.itertuples()]

@@ -40,21 +40,31 @@ def print_json(value: object) -> None:
 
 def describe(here: Machine, model: Model | None = None) -> list[str]:
     """Machine, build and model in a line each."""
+    return [f"{name:8} {what}" for name, what in facts(here, model).items()]
+
+
+def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
+    """What is to be known of a machine, its build, and a model. What a record does not tell is left out."""
     ram = f", {here.ram_bytes / 1e9:.0f} GB" if here.ram_bytes else ""
     kind = ", virtual machine" if here.virtual else ""
     power = f", on {here.power}" if here.power else ""
+    system = f"; {here.os}" if here.os else ""
     offload = ", ".join(f"{device.description} ({device.name})" for device in machine.accelerators(here.devices))
     commit = f" (llama.cpp {here.llama_cpp_commit})" if here.llama_cpp_commit else ""
     computes_on = offload or "the CPU (no GPU in this build)"
-    lines = [
-        f"machine  {machine.label(here)}{ram}{kind}{power}; {here.os}",
-        f"build    llama-cpp-python {here.llama_cpp_python}{commit}; computes on {computes_on}",
-    ]
+    found = {"machine": f"{machine.label(here)}{ram}{kind}{power}{system}"}
+    if here.llama_cpp_python:
+        found["build"] = f"llama-cpp-python {here.llama_cpp_python}{commit}; computes on {computes_on}"
     if model:
-        trained = f", trained for {model.n_ctx_train:,} tokens" if model.n_ctx_train else ""
-        size = f"{(model.n_bytes or 0) / 1e6:,.0f} MB, {model.arch}, {model.n_layer} layers"
-        lines.append(f"model    {model.name} {model.quantization or ''}, {size}{trained} ({model.source})")
-    return lines
+        parts = [
+            f"{model.name} {model.quantization or ''}".strip(),
+            f"{model.n_bytes / 1e6:,.0f} MB" if model.n_bytes else "",
+            model.arch or "",
+            f"{model.n_layer} layers" if model.n_layer else "",
+            f"trained for {model.n_ctx_train:,} tokens" if model.n_ctx_train else "",
+        ]
+        found["model"] = f"{', '.join(part for part in parts if part)} ({model.source})"
+    return found
 
 
 def plan_table(plan: Plan) -> Table:

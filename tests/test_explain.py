@@ -224,21 +224,22 @@ def test_probes_cover_what_a_model_needs() -> None:
 
 def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, embedded: Path) -> None:
     code, _, err = run_lab("explain", Path("results") / "sample-smollm2-135m-amd-epyc.jsonl", "--ceilings", tmp_path)
-    assert code == 1 and "lab ceilings" in err and "none in" in err
+    assert code == 1 and "lab ceilings" in err and "are not measured" in err
     arguments = ["-p", "16,64,128", "-n", "4", "-r", "1", "--no-plot", "-u", "64", "-o", tmp_path]
     assert run_lab("measure", *arguments)[0] == 0
     plan = make_plan(worker, [1], 1, 1, ubatch=64)
     wanted = [dataclasses.replace(p, n_bytes=2**21, seconds=0.01) for p in ceilings.probes(plan.model, plan.settings)]
-    assert ceilings.missing(wanted, ceilings.known(tmp_path, plan.machine, False)) == wanted
+    assert ceilings.missing(wanted, ceilings.known(ceilings.kept(tmp_path), plan.machine, False)) == wanted
     rates = (*map(worker.probe, wanted), ceilings.read_rate(2, 2**22))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     path = ceilings.save(Ceilings(now, plan.machine, False, rates), tmp_path)
     assert results.read([path]).ceilings[0].rates == rates and not results.read([path]).skipped
-    known = ceilings.known(tmp_path, plan.machine, False)
+    known = ceilings.known(ceilings.kept(tmp_path), plan.machine, False)
     assert known and ceilings.missing(wanted, known) == []
-    assert ceilings.known(tmp_path, dataclasses.replace(plan.machine, llama_cpp_commit="other"), False) is None
+    another = dataclasses.replace(plan.machine, llama_cpp_commit="other")
+    assert ceilings.known(ceilings.kept(tmp_path), another, False) is None
     sample = Path("results") / "sample-synthetic-phi-3-mini-q4_0-amd-epyc.jsonl"
-    elsewhere = dataclasses.replace(known, machine=dataclasses.replace(plan.machine, llama_cpp_commit="other"))
+    elsewhere = dataclasses.replace(known, machine=another)
     ceilings.save(elsewhere, tmp_path / "other")
     code, _, err = run_lab("explain", sample, "--ceilings", tmp_path / "other", "--no-plot")
     assert code == 1 and "another machine or build" in err and "--force" in err
@@ -287,7 +288,7 @@ def test_what_was_probed_before_a_failure_is_kept(tmp_path: Path) -> None:
     failing: Any = Failing()
     with pytest.raises(LabError, match="no"):
         ceilings.measure(failing, MACHINE, wanted, False, lambda what: None, tmp_path)
-    kept = ceilings.known(tmp_path, MACHINE, False)
+    kept = ceilings.known(ceilings.kept(tmp_path), MACHINE, False)
     assert kept and kept.rates == (FAST.rates[0],)
 
 

@@ -38,7 +38,7 @@ def measure(model: str, lengths: list[int], folder: Path) -> tuple[Plan, list[Re
     with Worker() as worker:
         plan = make_plan(worker, lengths, N_GEN, N_REPEAT, model)
         wanted = ceilings.missing(
-            ceilings.probes(plan.model, plan.settings), ceilings.known(folder, plan.machine, False)
+            ceilings.probes(plan.model, plan.settings), ceilings.known(ceilings.kept(folder), plan.machine, False)
         )
         if wanted:
             ceilings.measure(worker, plan.machine, wanted, False, lambda what: None, folder)
@@ -60,7 +60,7 @@ def main() -> None:
             plan, records = measure(model, lengths, folder)
             learned += records
         measured = {model: measure(model, lengths, folder) for model, lengths in HELD_OUT.items()}
-        known = ceilings.known(folder, plan.machine, False)
+        known = ceilings.known(ceilings.kept(folder), plan.machine, False)
         assert known is not None
         efficiency = predict.learn(learned, known)
         print(predict.basis_here(efficiency))

@@ -51,11 +51,12 @@ def main() -> None:
                     plan = make_plan(worker, [n_prompt], N_GEN, 1, **settings)
                     plans[letter] = plan
                     wanted = ceilings.missing(
-                        ceilings.probes(plan.model, plan.settings), ceilings.known(folder, plan.machine, False)
+                        ceilings.probes(plan.model, plan.settings),
+                        ceilings.known(ceilings.kept(folder), plan.machine, False),
                     )
                     if wanted:
                         ceilings.measure(worker, plan.machine, wanted, False, lambda what: None, folder)
-            found = ceilings.known(folder, plan.machine, False)
+            found = ceilings.known(ceilings.kept(folder), plan.machine, False)
             assert found is not None
             path = folder / f"trial-{number}.jsonl"
             records = [r for r in trial.execute(plans, N_BLOCKS, path, silent) if not r.run.warmup]

@@ -1,0 +1,283 @@
+"""A session as one page that can be handed on: figures, curves, reasons, and the records themselves.
+
+The page is a template (report.html.jinja) filled with what the other rooms say; nothing is computed here. It needs
+no network and no script, and the lines of the results file are packed into it, so that a page is data too. What
+records hold comes from outside: the template escapes every value, and only our own drawings go in as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab import ceilings as probing
+from lab import (
+    compare,
+    levers,
+    noise,
+    plot,
+    plot_why,
+    printing,
+    printing_why,
+    reproduce,
+    results,
+    roofline,
+    svg,
+    table,
+    terminal,
+)
+from lab.errors import LabError
+from lab.record import OK, Ceilings, Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing, its caption, and what it shows for those who cannot see it."""
+
+    svg: str
+    caption: str
+    shows: str
+
+
+@dataclass(frozen=True)
+class Why:
+    """What limited one setup; `problem` says why that cannot be told."""
+
+    label: str
+    problem: str = ""
+    verdicts: list[str] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+
+
+def write(path: Path, records: Sequence[Record], known: Sequence[Ceilings]) -> Path:
+    """Write the page. `known` are ceilings, of any machines, to explain the records with. LabError where it cannot."""
+    text = page(records, known)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as problem:
+        raise LabError(f"The report {path} cannot be written: {problem.strerror}.", "Choose another: --out") from None
+    return path
+
+
+def page(records: Sequence[Record], known: Sequence[Ceilings]) -> str:
+    """The whole page as HTML."""
+    import jinja2
+
+    every = table.runs(records)
+    rows = every[(every.status == OK) & ~every.warmup]
+    timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+    if not timed:
+        raise LabError("There is nothing to report: no run went well.", "Look at the errors: lab show RESULTS")
+    setups = [(label, part, [records[i] for i in dict.fromkeys(part.run)]) for label, part in table.setups(rows)]
+    whys, used = [], list[Ceilings]()
+    for number, (label, _, chosen) in enumerate(setups):
+        found = probing.known(known, chosen[0].machine, chosen[0].settings.n_gpu_layers > 0)
+        used += [found] if found and found not in used else []
+        whys.append(_why(label, chosen, found, number))
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    days = sorted({record.run.started_at[:10] for record in timed})
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        version=metadata.version("mini-lab"),
+        question=_question(setups),
+        answers=[answer for label, part, _ in setups for answer in _answers(label if len(setups) > 1 else "", part)],
+        dates=days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
+        setups=[
+            {"label": label, "facts": _facts(chosen[0]), "parts": _parts(label, part, chosen)}
+            for label, part, chosen in setups
+        ],
+        failures=printing.failures(records),
+        curves=_curves(timed, setups),
+        shares=[share for label, part, _ in setups for share in _shares(label, part)],
+        whys=whys,
+        commands=_commands(records),
+        n_records=len(records),
+        packed=results.pack([*records, *used]),
+        **_comparison(timed, len(setups)),
+    )
+
+
+Setup = tuple[str, Any, list[Record]]  # label, its rows of table.runs, its records
+
+
+def _question(setups: Sequence[Setup]) -> str:
+    labels = [label for label, _, _ in setups]
+    if len(labels) == 1:
+        name, _, where = labels[0].partition(", ")
+        return f"How fast does {name} read a prompt and write an answer{f' on {where}' if where else ''}?"
+    return (
+        f"Which is faster: {', '.join(labels[:-1])} or {labels[-1]}?"
+        if len(labels) < 4
+        else (f"Which of these {len(labels)} is fastest?")
+    )
+
+
+def _answers(label: str, rows: pd.DataFrame) -> list[str]:
+    """What the longest prompt took, in a sentence for each length of generation."""
+    found = []
+    for _, part in table.summary(rows).groupby("n_gen"):
+        row = part.iloc[-1]
+        if row.prefill_s == row.prefill_s:
+            reads = f"A prompt of {row.n_prompt:,} tokens is read in {table.seconds(row.prefill_s)}"
+            writes = f"; after it each token takes {table.seconds(row.tpot_ms / 1e3)}" if row.tpot_ms > 0 else ""
+            writes += f" ({table.digits(row.decode_tps)} a second)" if writes else ""
+            found.append(f"{f'{label}: ' if label else ''}{reads}{writes}.")
+    return found
+
+
+def _facts(record: Record) -> dict[str, str]:
+    settings = record.settings
+    flash = settings.flash_attn_resolved or settings.flash_attn
+    found = terminal.facts(record.machine, record.model)
+    if record.model.source == "synthetic":
+        found["weights"] = "random: the time is that of the real model's shape, the text means nothing"
+    found["settings"] = (
+        f"{settings.n_threads} threads ({settings.n_threads_batch} for prefill), batch {settings.n_batch}, ubatch "
+        f"{settings.n_ubatch}, layers on a GPU {settings.n_gpu_layers}, flash attention {flash}, cache "
+        f"{settings.type_k} and {settings.type_v}, prompt {settings.prompt}, seed {settings.seed}"
+    )
+    return found
+
+
+def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[dict[str, Any]]:
+    """A table for each length of generation, its warnings beside the rows that they concern."""
+    trained = records[0].model.n_ctx_train
+    notes: dict[int, list[str]] = {}
+    for (_, _, n_prompt), words in printing.disturbed(records).items():
+        notes.setdefault(n_prompt, []).append(words)
+    found = []
+    for n_gen, part in table.summary(rows).groupby("n_gen"):
+        headings, lines = printing.summary_cells(part)
+        shown = []
+        for row, cells in zip(part.itertuples(), lines, strict=True):
+            beyond = trained is not None and row.n_prompt + n_gen > trained
+            untrained = (
+                f"beyond the {trained:,} tokens that the model was trained for: the time holds, the text does not."
+            )
+            shown.append(
+                {
+                    "n_prompt": f"{row.n_prompt:,}",
+                    "runs": f"{row.repeats}{' !' if row.disturbed else ''}",
+                    "cells": cells,
+                    "notes": [*notes.get(row.n_prompt, []), *([untrained] if beyond else [])],
+                }
+            )
+        found.append(
+            {
+                "caption": f"{label}: {printing.heading(part)}",
+                "headings": headings,
+                "rows": shown,
+                "notes": noise.drift(records),
+                "findings": printing.findings(part),
+            }
+        )
+    return found
+
+
+def _comparison(records: Sequence[Record], n_setups: int) -> dict[str, Any]:
+    """The setups against the first of them."""
+    if n_setups < 2:
+        return {"comparisons": []}
+    found = compare.groups(records)
+    comparisons = compare.compare(found)
+    return {
+        "base": found[0].label,
+        "differences": printing.differences(found),
+        "compared": printing.COMPARED,
+        "comparisons": [
+            {"other": each.other, "rows": [printing.comparison_cells(row) for row in each.rows]} for each in comparisons
+        ],
+        "how_compared": printing.how_compared(found, comparisons, compare.AT_LEAST),
+    }
+
+
+def _curves(records: Sequence[Record], setups: Sequence[Setup]) -> list[Picture]:
+    shows = " ".join(
+        f"{label}: {' '.join(printing.findings(part))}"
+        for label, rows, _ in setups
+        for _, part in table.summary(rows).groupby("n_gen")
+    )
+    captions = {
+        "prefill": "Prefill: time until the prompt is processed. Points are runs, the line their median; the dashed "
+        "line is what the time would be in proportion.",
+        "decode": "Decode: time of each generated token. Points are tokens, the line their running median.",
+        "sweep": "Both curves in one walk through the context. Points are runs, the dashed line the fitted law.",
+    }
+    n_lines = len(setups) * len({record.run.n_prompt for record in records})
+    heights = {"decode": 3.9 + (0.3 * min(n_lines, 12) if len(setups) > 1 else 0), "sweep": 7.6}
+    return [
+        _picture(draw, name, captions[name], shows, (5, heights.get(name, 3.9 + 0.3 * (len(setups) - 1))))
+        for name, draw in plot.drawings(records, stacked=True).items()
+    ]
+
+
+def _shares(label: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Prefill's part of the whole time, for each length of generation; a sweep generates too little to tell."""
+    found = []
+    for n_gen, part in table.summary(rows).groupby("n_gen"):
+        known = part[part.prefill_share.notna() & part.sweep_every.isna()]
+        shown = [
+            {
+                "n_prompt": f"{row.n_prompt:,}",
+                "prefill": table.seconds(row.prefill_s),
+                "rest": table.seconds(row.e2e_s - row.prefill_s),
+                "percent": round(100 * row.prefill_share),
+            }
+            for row in known.itertuples()
+        ]
+        if shown:
+            found.append({"caption": f"{label}: a prompt and {n_gen:,} generated tokens", "rows": shown})
+    return found
+
+
+def _why(label: str, records: Sequence[Record], found: Ceilings | None, number: int) -> Why:
+    """What limited the runs of a setup, where the ceilings of its machine are known."""
+    if found is None:
+        hint = "What limited it is not known: the ceilings of this machine were not measured (lab ceilings)."
+        return Why(label, problem=hint)
+    try:
+        rows = roofline.explain(records, found)
+    except LabError as problem:
+        return Why(label, problem=str(problem))
+    best = roofline.roof(found)
+    verdicts = printing_why.verdicts(rows)
+    parts = [printing_why.where_it_went(row) for row in rows]
+    pictures = [
+        _picture(
+            lambda figure: plot_why.plot_roofline(rows, best, label, figure.subplots()),
+            f"roofline-{number}",
+            "Roofline: what each phase reached (numbers: prompt tokens), under the best that the machine can do.",
+            f"Roof: {table.digits(best.gbps)} GB/s, {table.digits(best.gflops)} GFLOP/s. {' '.join(verdicts)}",
+            (5, 4.8),
+        ),
+        _picture(
+            lambda figure: plot_why.plot_where(rows, label, figure.subplots()),
+            f"where-{number}",
+            "Where the time of a whole request goes.",
+            " ".join(parts),
+            (5, 4.8),
+        ),
+    ]
+    advice = [printing_why.advice_of(lever) for lever in levers.levers(rows, records[0], found)]
+    return Why(label, "", verdicts, pictures, advice)
+
+
+def _picture(
+    draw: Callable[[Any], Any], name: str, caption: str, shows: str, size: tuple[float, float] = (5, 3.9)
+) -> Picture:
+    return Picture(svg.inline(draw, name, size), caption, shows)
+
+
+def _commands(records: Sequence[Record]) -> list[str]:
+    sessions = dict.fromkeys(record.session for record in records)
+    found = [reproduce.command([record for record in records if record.session == name]) for name in sessions]
+    return [command for command in dict.fromkeys(found) if command]

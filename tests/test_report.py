@@ -1,0 +1,326 @@
+"""A report: what it shows, that it shows it to everybody, and that nothing in a record can act in it."""
+
+import base64
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import catalog, cli_measure, report, reproduce, results
+from lab.errors import LabError
+from lab.plan import make_plan
+from lab.record import Ceilings, Record, Totals
+from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab
+from tests.test_explain import FAST, timed
+from tests.test_noise import watched
+
+ROOT = Path(__file__).parent.parent
+SAMPLE = ROOT / "results" / "sample-smollm2-135m-amd-epyc.jsonl"
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;{{ 7 * 7 }} $\\frac$ ]]> --> </svg>"
+
+
+class Page(HTMLParser):
+    """The tags and the text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.text = " ".join(self.text.split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += f" {data}"
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def session(**changes: Any) -> list[Record]:
+    runs = [make_run(n, 5, i, prefill_ms=1 + n / 1000) for n in (10, 100, 1000) for i in range(2)]
+    return [make_record(make_run(10, 2, warmup=True), **changes), *(make_record(run, **changes) for run in runs)]
+
+
+def evil(value: Any) -> Any:
+    """The same record with every free text in it replaced."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kept = {"kind", "status", "started_at", "source", "type", "tensor_bytes"}
+        return dataclasses.replace(
+            value, **{f.name: evil(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name not in kept}
+        )
+    if isinstance(value, tuple):
+        return tuple(map(evil, value))
+    return EVIL if isinstance(value, str) else value
+
+
+def test_a_page_says_what_was_measured() -> None:
+    page = Page(report.page(session(), []))
+    assert "How fast does tiny Q4_0 read a prompt and write an answer on Test CPU, 4 cores?" in page.text
+    assert "A prompt of 1,000 tokens is read in 2.00 s; after it each token takes 11.0 ms (90.9 a second)." in page.text
+    assert "2 runs are too few for an interval" in page.text
+    assert "beyond the 1,000 tokens that the model was trained for" in page.text
+    assert "the ceilings of this machine were not measured" in page.text
+    assert "lab measure --prompt-len 10,100,1000 --gen 5 --repeat 2" in page.text
+    assert "<title>" in report.page(session(), []) and "Which is faster" not in page.text
+
+
+def test_tables_and_pictures_can_be_read_aloud() -> None:
+    page = Page(report.page(timed(1.1), [FAST]))
+    assert len(page.named("svg")) == 4
+    pictures = [each for each in page.named("div") if each.get("role") == "img" and "aria-label" in each]
+    assert all(len(each["aria-label"] or "") > 9 for each in pictures)
+    assert len(page.named("table")) == len(page.named("caption"))
+    assert all(each.get("scope") in ("row", "col") for each in page.named("th"))
+    assert page.named("html")[0]["lang"] == "en"
+
+
+def test_what_limited_it_is_told_where_the_ceilings_are_known() -> None:
+    page = Page(report.page(timed(1.1), [FAST]))
+    assert "Writing after a prompt of 20 tokens was limited by the kernel of its quantization" in page.text
+    assert "91 % of what its kernels can do" in page.text
+    other = dataclasses.replace(FAST, machine=dataclasses.replace(MACHINE, cpu="Another"))
+    assert "were not measured" in Page(report.page(timed(1.1), [other])).text
+    blind = dataclasses.replace(FAST, rates=FAST.rates[-1:])
+    assert "are not measured" in Page(report.page(timed(1.1), [blind])).text
+
+
+def test_warnings_stand_beside_the_figures_that_they_concern() -> None:
+    noisy = [make_record(dataclasses.replace(watched([90] * 20), repeat=i)) for i in range(2)]
+    random = dataclasses.replace(MODEL, source="synthetic")
+    text = report.page([*session(model=random), *(dataclasses.replace(each, model=random) for each in noisy)], [])
+    row = text[text.index('<th scope="row">20</th>') :]
+    assert "! 20 prompt tokens: another process used 0.9 of a core during 2 of 2 runs" in row[: row.index("</table>")]
+    assert "Do not trust these figures" in row
+    assert "(random weights)" in Page(text).text and "the text means nothing" in Page(text).text
+    failed = make_record(make_run(50, status="failed", error="no memory"))
+    assert "failed: 50 prompt tokens, repeat 1: no memory" in Page(report.page([*session(), failed], [])).text
+
+
+def test_two_setups_are_compared() -> None:
+    four = dataclasses.replace(SETTINGS, n_threads=4)
+    page = Page(report.page(session() + session(settings=four, session="b"), []))
+    assert "Which is faster: tiny Q4_0, n_threads 2 or tiny Q4_0, n_threads 4?" in page.text
+    assert "n_threads 2 4" in page.text and "too few runs to tell (2 against 2" in page.text
+    assert "--threads 4" in page.text and "--threads 2" in page.text
+
+
+def test_the_records_come_back(tmp_path: Path) -> None:
+    path = report.write(tmp_path / "new" / "a.html", session(), [FAST])
+    reading = results.read([path])
+    assert list(reading.records) == session() and reading.ceilings == (FAST,)
+    code, out, _ = run_lab("show", path)
+    assert code == 0 and "1,000" in out
+    results.append(tmp_path / "b.jsonl", make_record(make_run(), session="b"))
+    code, out, err = run_lab("compare", path, tmp_path / "b.jsonl", "--no-plot")
+    assert code == 0 and "session b" in out, err
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("<html></html>", "holds no records of the lab"),
+        ('<script id="mini-lab-records">AAAA<', "are damaged"),
+        ('<script id="mini-lab-records">A<', "are damaged"),
+        ("cut", "are cut off or too large"),
+    ],
+)
+def test_a_page_that_is_none_is_told(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "a.html"
+    if text == "cut":
+        whole = base64.b64decode(results.pack(session()))
+        text = f'<script id="mini-lab-records">{base64.b64encode(whole[:200]).decode()}<'
+    path.write_text(text)
+    with pytest.raises(LabError, match=why):
+        results.read([path])
+
+
+def test_a_packed_file_cannot_claim_to_be_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = report.write(tmp_path / "a.html", session(), [])
+    monkeypatch.setattr(results, "MOST_UNPACKED", 1000)
+    with pytest.raises(LabError, match="too large"):
+        results.read([path])
+
+
+def test_nothing_in_a_record_can_act() -> None:
+    records = [evil(record) for record in [*session(), make_record(make_run(50, status="failed", error="x"))]]
+    text = report.page(records, [evil(FAST)])
+    page = Page(text)
+    assert [each.get("type") for each in page.named("script")] == ["application/gzip"]
+    assert not {"img", "iframe", "link", "object", "form", "a"} & {name for name, _ in page.tags}
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert "49" not in page.text.replace("$", "").partition("{{")[0] and "{{ 7 * 7 }}" in text
+    assert EVIL.split("{{", maxsplit=1)[0][:40].replace("<", "&lt;").replace(">", "&gt;") in text
+
+
+def test_a_report_needs_a_run_and_a_good_name(tmp_path: Path) -> None:
+    results.append(tmp_path / "failed.jsonl", make_record(make_run(status="failed", error="x")))
+    results.append(tmp_path / "a.jsonl", make_record())
+    for arguments, why in (
+        ((tmp_path / "failed.jsonl",), "nothing to report"),
+        ((tmp_path / "a.jsonl", "-o", tmp_path / "a.pdf"), "no name for a page"),
+        ((tmp_path / "none.jsonl",), "no results file"),
+        ((tmp_path / "a.jsonl", "-o", "/dev/null/a.html"), "cannot be written"),
+    ):
+        code, _, err = run_lab("report", *arguments)
+        assert code == 1 and why in err
+    code, out, _ = run_lab("report", tmp_path / "a.jsonl")
+    assert code == 0 and out.strip() == str(tmp_path / "a.html")
+    code, _, err = run_lab("report", tmp_path / "a.html")
+    assert code == 1 and "overwritten" in err
+
+
+# The command that makes the records again
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"threads": 1, "threads_batch": 2, "prompt": "random", "seed": 7},
+        {"batch": 64, "ubatch": 32, "flash_attn": "on", "cache_type_k": "q8_0", "cache_type_v": "q8_0"},
+        {"every": 40},
+    ],
+)
+def test_the_command_makes_the_same_plan(asked: dict[str, Any]) -> None:
+    plan = make_plan(FakeWorker(), [100], 5, 2, **asked)  # type: ignore[arg-type]
+    runs = [make_run(100, 5, i, every=plan.every) for i in range(2)]
+    embedded = dataclasses.replace(MODEL, name=catalog.DEFAULT, source="embedded")
+    command = reproduce.command([make_record(run, settings=plan.settings, model=embedded) for run in runs])
+    assert command is not None
+    name, *words = command.split()[1:]
+    context = getattr(cli_measure, name).make_context(name, words)
+    given = {key: value for key, value in context.params.items() if key in make_plan.__annotations__}
+    if "max_len" in context.params:
+        given["prompt_len"] = str(context.params["max_len"])
+    again = make_plan(FakeWorker(), **{**given, "until": None})  # type: ignore[arg-type]
+    assert dataclasses.replace(again, model=plan.model) == plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "spec"),
+    [
+        ({"name": "smollm2-135m", "source": "requantized", "quantization": "Q8_0"}, "smollm2-135m:Q8_0"),
+        ({"name": "phi-3-mini", "source": "synthetic", "quantization": "Q4_0"}, "synthetic:phi-3-mini:Q4_0"),
+        ({"name": "phi-3-mini", "source": "hub"}, "phi-3-mini"),
+        ({"name": "x", "source": "hub", "repo": "a/b", "file": "x.gguf", "revision": "abc"}, "hf:a/b/x.gguf@abc"),
+        ({"name": "x", "source": "file", "file": "my model.gguf"}, "'my model.gguf'"),
+    ],
+)
+def test_the_command_names_the_model(changes: dict[str, Any], spec: str) -> None:
+    command = reproduce.command([make_record(model=dataclasses.replace(MODEL, **changes))])
+    assert command and f"--model {spec} " in command
+
+
+def test_the_command_of_a_trial_has_its_variants_and_what_they_share() -> None:
+    records = []
+    for block in range(2):
+        for variant, n in (("A: --threads 1", 1), ("B: as it is", 2)):
+            settings = dataclasses.replace(SETTINGS, n_threads=n, n_threads_batch=n, flash_attn="on")
+            records.append(make_record(make_run(block=block, variant=variant), settings=settings))
+    assert reproduce.command(records) == (
+        "lab ab '--threads 1' '' --prompt-len 20 --gen 5 --blocks 2 --model tiny.gguf --ubatch 8 --flash-attn on"
+    )
+    assert reproduce.command([make_record(make_run(totals=Totals(1, 1)))]) is None
+
+
+# In a browser
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMEDRIVER = shutil.which("chromedriver")
+MUST = bool(os.environ.get("LAB_NEED_CHROMIUM"))
+OPTIONS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --hide-scrollbars"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if not (CHROMIUM and CHROMEDRIVER):
+        if MUST:
+            pytest.fail("LAB_NEED_CHROMIUM is set, and there is no chromium or no chromedriver")
+        pytest.skip("there is no chromium with its chromedriver (Debian: chromium, chromium-driver)")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for option in OPTIONS.split():
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(CHROMEDRIVER))
+    yield driver
+    driver.quit()
+
+
+def look(browser: Any, path: Path, width: int, scheme: str) -> dict[str, Any]:
+    """Open a page, and measure it as a reader sees it."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    browser.get(path.as_uri())
+    found: dict[str, Any] = browser.execute_script(
+        """
+        const colour = (element, name) => getComputedStyle(element)[name].match(/[0-9.]+/g).slice(0, 3).map(Number);
+        const text = [...document.querySelectorAll('svg text')];
+        return {
+          overflow: document.documentElement.scrollWidth - innerWidth,
+          paper: colour(document.body, 'backgroundColor'),
+          ink: colour(document.body, 'color'),
+          letters: text.length ? colour(text[0], 'fill') : null,
+          smallest: Math.min(...text.map(each => each.getBoundingClientRect().height)),
+          scripts: document.scripts.length,
+        };
+        """
+    )
+    return found
+
+
+def contrast(one: list[float], other: list[float]) -> float:
+    """Of two colours, as the Web Content Accessibility Guidelines define it: 1 to 21, 4.5 and more can be read."""
+
+    def luminance(colour: list[float]) -> float:
+        linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (360, "light")])
+def test_a_browser_shows_it_and_asks_nobody(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    reading = results.read([SAMPLE])
+    hostile = [dataclasses.replace(r, model=dataclasses.replace(r.model, name=EVIL)) for r in reading.records]
+    for name, records in (("sample", reading.records), ("hostile", hostile)):
+        path = report.write(tmp_path / f"{name}.html", list(records), [_ceilings(reading.records[0])])
+        browser.get_log("performance")
+        seen = look(browser, path, width, scheme)
+        assert seen["overflow"] <= 0 and seen["scripts"] == 1
+        assert contrast(seen["ink"], seen["paper"]) > 7 and contrast(seen["letters"], seen["paper"]) > 7
+        assert (sum(seen["paper"]) < 300) == (scheme == "dark")
+        assert seen["smallest"] >= 8  # pixels of a letter in a picture, at phone width too
+        assert browser.get_log("browser") == []
+        log = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+        asked = [each["params"]["request"]["url"] for each in log if each["method"] == "Network.requestWillBeSent"]
+        assert asked == [path.as_uri()]
+
+
+def _ceilings(record: Record) -> Ceilings:
+    """Made-up ceilings of the machine that made a record, so that its page has all its parts."""
+    model = record.model
+    rates = [
+        dataclasses.replace(rate, type=kind if rate.op == "mul_mat" else rate.type)
+        for kind in model.tensor_bytes
+        for rate in FAST.rates
+    ]
+    return dataclasses.replace(FAST, machine=record.machine, rates=tuple(rates))
