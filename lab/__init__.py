@@ -7,6 +7,7 @@ lab.steps(records)                          # DataFrame, one row a step
 lab.plot_prefill(records)
 lab.plot_decode(records)
 lab.plot_sweep(lab.measure([8192], gen=16, every=512))   # both curves in one walk
+lab.ab([{"threads": 1}, {"threads": 2}])    # two settings, side by side
 lab.read(["results"]).records               # what earlier sessions measured
 """
 
@@ -20,12 +21,20 @@ if TYPE_CHECKING:
     from lab.plot import plot_decode as plot_decode
     from lab.plot import plot_prefill as plot_prefill
     from lab.plot import plot_sweep as plot_sweep
+    from lab.plot_why import plot_roofline as plot_roofline
+    from lab.plot_why import plot_where as plot_where
     from lab.results import read as read
+    from lab.style import plot_lines as plot_lines
     from lab.table import runs as runs
     from lab.table import steps as steps
     from lab.table import summary as summary
+    from lab.trial import ab as ab
 
 _HOMES = {
+    "ab": "trial",
+    "plot_lines": "style",
+    "plot_roofline": "plot_why",
+    "plot_where": "plot_why",
     "plot_decode": "plot",
     "plot_prefill": "plot",
     "plot_sweep": "plot",

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from lab import cost, machine, results
+from lab import catalog, cost, machine, notebook, results, shapes
 from lab.bench import utc_now
 from lab.errors import LabError
 from lab.kernels import ATTENTION, MUL_MAT, Probe
+from lab.plan import Plan, make_plan
 from lab.record import Ceilings, Machine, Model, Rate, Settings
 from lab.worker import Worker
 
@@ -86,12 +88,47 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[
 
 
 def measure(
+    model: str = catalog.DEFAULT, types: Sequence[str] = ("Q4_0", "Q8_0"), *, out: str | Path = "results", **asked: Any
+) -> Ceilings:
+    """This machine's ceilings for a model (a SPEC), measured where they are not known; kept in `out`.
+
+    `types` are measured beside the model's own; `asked` are settings of `make_plan`, such as threads.
+    """
+    tell = notebook.line()
+    with Worker() as worker:
+        shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **asked)
+        found = obtain(worker, plan, shape, types, tell, Path(out))
+    tell(f"{len(found.rates)} kernels are known, measured {found.measured_at}")
+    return found
+
+
+def obtain(
+    worker: Worker,
+    plan: Plan,
+    model: Model,
+    types: Sequence[str],
+    watch: Callable[[str], None],
+    folder: Path,
+    again: bool = False,
+) -> Ceilings:
+    """Measure what `folder` does not know of the plan's machine and settings, keep it there, and return all of it.
+
+    With `again` everything is measured anew. `watch` is told what comes next.
+    """
+    on_gpu = plan.settings.n_gpu_layers > 0
+    wanted = probes(model, plan.settings, types)
+    todo = missing(wanted, None if again else known(kept(folder), plan.machine, on_gpu))
+    if todo:
+        run_probes(worker, plan.machine, todo, on_gpu, watch, folder)
+    found = known(kept(folder), plan.machine, on_gpu)
+    assert found is not None
+    return found
+
+
+def run_probes(
     worker: Worker, here: Machine, wanted: Sequence[Probe], on_gpu: bool, watch: Callable[[str], None], folder: Path
 ) -> None:
-    """Run the probes, read memory plainly, and keep it all in `folder`, whatever happens to the last of them.
-
-    `watch` is told what comes next.
-    """
+    """Run the probes, read memory plainly, and keep it all in `folder`, whatever happens to the last of them."""
     rates = []
     try:
         for number, probe in enumerate(wanted, 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,7 @@ from lab.cli_results import plot_folder, read
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from lab.record import Model
-    from lab.worker import Worker
+    from lab.record import Model, Settings
 
 MOST_TOKENS = 10_000_000
 
@@ -35,30 +35,22 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     on two cores. Results are kept in --out and reused while machine and build are the same.
     """
     from lab import ceilings as probing
-    from lab import printing_why, terminal
+    from lab import printing_why, shapes, terminal
     from lab.plan import make_plan
     from lab.worker import Worker
 
     err = terminal.console(stderr=True)
-    folder = Path(out)
     with Worker() as worker, terminal.transfer(err) as transferring:
-        model = _model(worker, asked.pop("model"))
+        model = shapes.find(worker, asked.pop("model"))
         plan = make_plan(worker, [1], 1, 1, **asked, watch=transferring)
-        extra = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
-        wanted = probing.probes(model, plan.settings, extra)
-        on_gpu = plan.settings.n_gpu_layers > 0
-        old = None if again else probing.known(probing.kept(folder), plan.machine, on_gpu)
-        todo = probing.missing(wanted, old)
         for line in terminal.describe(plan.machine, model):
             err.print(line)
-        if todo:
-            probing.measure(worker, plan.machine, todo, on_gpu, err.print, folder)
-            old = probing.known(probing.kept(folder), plan.machine, on_gpu)
-    assert old is not None
+        extra = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
+        found = probing.obtain(worker, plan, model, extra, err.print, Path(out), again)
     if as_json:
-        terminal.print_json(dataclasses.asdict(old))
+        terminal.print_json(dataclasses.asdict(found))
         return
-    printing_why.print_ceilings(old, terminal.console())
+    printing_why.print_ceilings(found, terminal.console())
 
 
 @click.command()
@@ -128,7 +120,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
 @with_options(
     click.option("--prompt-len", "-p", default="10,1000,10000", show_default=True, help="Prompt lengths."),
     click.option("--gen", "-n", default=200, show_default=True, help="Tokens to generate."),
-    click.option("--device", "-d", help="A device of models/devices.toml.  [default: this machine]"),
+    click.option("--device", "-d", help="A device of models/devices.toml, or all.  [default: this machine]"),
     *SETTINGS,
     click.option(
         "--results", default="results", show_default=True, help="Folder with ceilings, and runs to learn from."
@@ -142,7 +134,7 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     expect; what the range rests on is said below it.
     """
     from lab import ceilings as probing
-    from lab import predict, printing_why, terminal
+    from lab import predict, printing_why, shapes, terminal
     from lab import results as files
     from lab.plan import check_lengths, make_plan, parse_lengths
     from lab.worker import Worker
@@ -153,10 +145,13 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
         raise LabError(f"{max(lengths) + gen:,} tokens are no context.", f"Give at most {MOST_TOKENS:,}.")
     if gen < 2:
         raise LabError(f"--gen {gen} leaves nothing to decode.", "Give 2 or more.")
-    chosen = predict.device(device) if device else None
+    chosen = predict.device(device) if device and device != "all" else None
     with Worker() as worker:
-        model = _model(worker, asked.pop("model"))
+        model = shapes.find(worker, asked.pop("model"))
         plan = make_plan(worker, [1], 1, 1, **asked)
+    if device == "all":
+        _everywhere(model, plan.settings, lengths, gen, as_json)
+        return
     if chosen:
         found = [predict.elsewhere(model, plan.settings, chosen, n, gen) for n in lengths]
         basis = predict.basis_elsewhere(chosen)
@@ -177,19 +172,20 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     printing_why.print_predictions(model, where, found, needed, memory, basis, terminal.console())
 
 
-def _model(worker: Worker, text: str) -> Model:
-    """The model that `text` names: from its file's header where it is here, else from its shape in the catalog."""
-    from lab import catalog, predict
-    from lab.models import locate
+def _everywhere(model: Model, settings: Settings, lengths: Sequence[int], gen: int, as_json: bool) -> None:
+    """What `--device all` shows: a table of all devices for each prompt length."""
+    from lab import predict, printing_why, terminal
 
-    try:
-        spec = catalog.parse(text)
-    except LabError:
-        if text.partition(":")[0] not in catalog.entries():
-            raise
-        spec = catalog.parse(f"synthetic:{text}")  # a shape is enough
-    if file := locate(spec):
-        return worker.read_model(file.path, file.name, file.source)
-    if spec.entry is None:
-        raise LabError(f"{spec.text} is not on this machine.", f"Get it first: lab models pull {spec.text}")
-    return predict.model_of(spec.entry, spec.quantization or spec.entry.quantization or "Q4_K_M")
+    found = {n: predict.on_devices(model, settings, n, gen) for n in lengths}
+    if as_json:
+        rows = [
+            {"device": device.name, "fits": fits, **dataclasses.asdict(row)}
+            for each in found.values()
+            for device, row, fits in each
+        ]
+        terminal.print_json({"basis": predict.BASIS_ELSEWHERE, "rows": rows})
+        return
+    out = terminal.console()
+    for n, rows_of_length in found.items():
+        printing_why.print_devices(model, n, gen, rows_of_length, out)
+    out.print(predict.BASIS_ELSEWHERE)

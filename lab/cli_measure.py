@@ -99,21 +99,13 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
     """
     from lab import compare, printing, terminal, trial
     from lab.measure import new_results_file
-    from lab.plan import make_plan
     from lab.worker import Worker
 
     as_json, no_plot, report = asked.pop("as_json"), asked.pop("no_plot"), asked.pop("report")
     err = terminal.console(stderr=True)
-    if not 1 <= blocks <= 1000:
-        raise LabError(f"--blocks {blocks} is not possible.", "Give a whole number from 1 to 1,000.")
-    if len(variants) > 26:
-        raise LabError(f"{len(variants)} variants are too many.", "Compare at most 26 at once.")
-    named = {f"{chr(65 + i)}: {text.strip() or 'as it is'}": parse_variant(text) for i, text in enumerate(variants)}
-    plans: dict[str, Plan] = {}
+    named = [(text.strip(), parse_variant(text)) for text in variants]
     with Worker() as worker, terminal.transfer(err) as transferring:
-        for name, settings in named.items():
-            plans[name] = make_plan(worker, repeat=2 * blocks, **{**asked, **settings}, watch=transferring)
-    trial.check(plans)
+        plans = trial.plan(worker, named, blocks, **asked, watch=transferring)
     first = next(iter(plans.values()))
     for line in terminal.describe(first.machine, first.model):
         err.print(line)

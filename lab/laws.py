@@ -63,6 +63,30 @@ class DecodeLaw:
         )
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a whole request takes by the two laws."""
+
+    n_prompt: int
+    n_gen: int
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def e2e_s(self) -> float:
+        return self.prefill_s + self.decode_s
+
+    @property
+    def prefill_share(self) -> float:
+        return self.prefill_s / self.e2e_s
+
+
+def request(prefill: PrefillLaw, decode: DecodeLaw, n_prompt: int, n_gen: int) -> Request:
+    """Reading n_prompt tokens and writing n_gen: T(P), and t(p) over the positions of n_gen - 1 decode steps."""
+    decode_ms = (n_gen - 1) * decode.ms(n_prompt + (n_gen - 2) / 2)
+    return Request(n_prompt, n_gen, prefill.seconds(n_prompt), decode_ms / 1e3)
+
+
 def prefill_law(rows: pd.DataFrame) -> PrefillLaw | None:
     """Fitted to the medians of one setup (rows of `table.summary`); None for fewer than 4 lengths."""
     rows = rows[(rows.n_prompt >= rows.n_ubatch) & rows.prefill_s.notna()]

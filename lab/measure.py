@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lab import catalog, machine, phases, record, results, stats
+from lab import catalog, machine, notebook, phases, record, results, stats
 from lab.bench import Bench, failed_run
 from lab.errors import LabError
 from lab.plan import DEFAULT_GEN, DEFAULT_LENGTHS, Plan, make_plan
@@ -45,15 +45,16 @@ def measure(
 ) -> list[Record]:
     """Measure and return the records, which are also in a new file in `out` (one line a run).
 
-    `watch` is called with a `Status` several times a second; with `stream` it holds the generated text.
+    `watch` is called with a `Status` twice a second (with `stream` it holds the generated text); without one, a
+    notebook shows a line of its own.
     `settings` are those of `make_plan`: prompt, seed, threads, threads_batch, batch, ubatch, n_gpu_layers,
     flash_attn, cache_type_k, cache_type_v,
     every, until. Failed runs are records too: look at `record.run.status`.
     """
-    with Worker() as worker:
+    with Worker() as worker, notebook.watching() as watching:
         plan = make_plan(worker, prompt_len, gen, repeat, model, **settings)  # type: ignore[arg-type]
         path = new_results_file(plan, Path(out))
-        return list(execute(plan, worker, path, watch or (lambda status: None), stream))
+        return list(execute(plan, worker, path, watch or watching, stream))
 
 
 def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:

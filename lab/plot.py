@@ -1,13 +1,11 @@
 """The pictures: what a prompt costs, what each further token costs, and both laws of a sweep in one.
 
-Every point of every run is drawn; the line over them is a median. Colours are Okabe and Ito's, which
-colour-blind readers can tell apart, and markers differ as well.
+Every point of every run is drawn; the line over them is a median.
 """
 
 from __future__ import annotations
 
 import collections
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,21 +13,13 @@ from typing import TYPE_CHECKING, Any
 from lab import laws, machine, phases, table
 from lab.errors import LabError
 from lab.record import OK, PREFILL, Record
+from lab.style import COLOURS, GUIDE, LINES, MARKERS, new_axes, plain_ticks, tidy, write
 from lab.table import digits, seconds
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
-"""Text and roofs, dashed guides, the grid, the background: by these colours a page can make them others."""
-
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LINES = ("-", "--", ":", "-.")
-LEGEND_WIDTH = 9
-"""Letters in a line of a legend for each inch of the picture; one with longer entries stands below it."""
 
 RUNNING_MEDIAN = 15
 """Tokens that the line in the decode plot takes the median of."""
@@ -190,32 +180,6 @@ def save(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
     return written
 
 
-def write(draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[float, float] = (8, 5)) -> list[Path]:
-    """Draw a figure and write it as `<stem>.png` and `.svg`. LabError where that cannot be."""
-    figure = drawn(draw, size)
-    paths = [folder / f"{stem}.{kind}" for kind in ("png", "svg")]
-    for path in paths:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=150)
-        except OSError as problem:
-            raise LabError(
-                f"The plot {path} cannot be written: {problem.strerror}.", "Choose another folder: --out FOLDER"
-            ) from None
-    return paths
-
-
-def drawn(draw: Callable[[Figure], Any], size: tuple[float, float]) -> Figure:
-    """A figure of `size` inches with what `draw` draws into it. A dollar sign in a name is a dollar sign."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"text.parse_math": False}):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-    return figure
-
-
 def _prefill_steps(step_rows: pd.DataFrame, runs: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
     """The prefill steps of each of `runs`; imported runs have none."""
     if step_rows.empty:
@@ -241,24 +205,6 @@ def _styles() -> list[dict[str, Any]]:
     return [{"color": colour, "marker": marker} for colour, marker in zip(COLOURS, MARKERS, strict=True)] * 8
 
 
-def new_axes() -> Axes:
-    """Axes of a figure of their own, for notebooks."""
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(figsize=(8, 5), layout="constrained")[1]
-
-
-def plain_ticks(axis: Any) -> None:
-    """1,000 instead of 10^3; on a logarithmic axis of few decades 2 and 5 are named too."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    low, high = axis.get_view_interval()
-    if axis.get_scale() == "log":
-        few = FuncFormatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
-        axis.set_minor_formatter(few if high / low < 300 else NullFormatter())
-
-
 def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
     repeats = collections.Counter(
         (table.model_label(r), r.machine, r.settings, r.run.variant, r.run.n_prompt, r.run.n_gen) for r in records
@@ -266,27 +212,6 @@ def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
     n_repeat = max(repeats.values())
     ax.set_title(f"{what}\n{_subject(records)} ({n_repeat} repeat{'s' * (n_repeat > 1)})", fontsize=11)
     return tidy(ax)
-
-
-def tidy(ax: Axes, legend_below: bool = False) -> Axes:
-    """The lab's look: a light grid, no box, a legend without a frame, below the picture where it would cover much."""
-    ax.grid(True, which="major", color=GRID, lw=0.6)
-    ax.set_axisbelow(True)
-    handles, labels = ax.get_legend_handles_labels()
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    width = figure.get_figwidth()
-    columns = 2 if legend_below and width > 7 else 1
-    wrapped = ["\n".join(textwrap.wrap(label, int(LEGEND_WIDTH * width))) for label in labels]
-    below = legend_below or any("\n" in label for label in wrapped) or len(labels) > width
-    if below and figure.axes == [ax]:
-        figure.legend(handles, wrapped, frameon=False, fontsize=9, ncols=columns, loc="outside lower center")
-    else:
-        place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)} if below else {}
-        ax.legend(handles, wrapped, frameon=False, fontsize=9, **place)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    return ax
 
 
 def _subject(records: Sequence[Record]) -> str:

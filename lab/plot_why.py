@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.plot import COLOURS, INK, MARKERS, PAPER, new_axes, plain_ticks, tidy, write
 from lab.roofline import Explained, Roof
+from lab.style import COLOURS, INK, MARKERS, PAPER, new_axes, plain_ticks, tidy, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from lab import ceilings as probing
-from lab import cost, phases, roofline, stats, synthetic
-from lab.catalog import Entry, Shape, data_file
+from lab import cost, phases, roofline, stats
+from lab.catalog import data_file
 from lab.errors import LabError
 from lab.record import DECODE, OK, Ceilings, Model, Record, Settings, Steps
 from lab.roofline import Kernels
-from lab.synthetic import Tensor
 
 DECODE_SHARE, PREFILL_SHARE = (0.55, 0.80), (0.25, 0.70)
 """Parts of the datasheet's bandwidth, and of its FLOP/s, that llama.cpp reaches on GPUs.
@@ -118,77 +117,17 @@ def basis_here(efficiency: Efficiency) -> str:
     )
 
 
+BASIS_ELSEWHERE = (
+    f"Expected: {DECODE_SHARE[0]:.0%} to {DECODE_SHARE[1]:.0%} of the datasheet's bandwidth, as in published runs, and "
+    f"{PREFILL_SHARE[0]:.0%} to {PREFILL_SHARE[1]:.0%} of its peak, a rule of thumb; without a published FP16 peak no "
+    "prefill."
+)
+
+
 def basis_elsewhere(chosen: Device) -> str:
     """What a prediction for a device rests on, in words."""
-    peak = f" and {chosen.tflops:g} TFLOP/s" if chosen.tflops else "; no published FP16 peak, so no prefill"
-    return (
-        f"From the datasheet: {chosen.gbps:g} GB/s{peak} ({chosen.source}). Expected: {DECODE_SHARE[0]:.0%} to "
-        f"{DECODE_SHARE[1]:.0%} of the bandwidth, as in published runs, and {PREFILL_SHARE[0]:.0%} to "
-        f"{PREFILL_SHARE[1]:.0%} of the peak, a rule of thumb."
-    )
-
-
-def model_of(entry: Entry, quantization: str) -> Model:
-    """A model of the catalog as its header would tell it, without a file."""
-    by_type: dict[str, int] = {}
-    sizes: dict[str, int] = {}
-    types: dict[str, str] = {}
-    for tensor in _tensors(entry.shape, quantization):
-        by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.n_bytes
-        sizes[tensor.name] = tensor.n_bytes
-        types[tensor.name] = tensor.type
-    shape = entry.shape
-    return Model(
-        name=entry.name,
-        source="shape",
-        repo=entry.repo,
-        file=entry.file or "",
-        revision=None,
-        sha256=None,
-        n_bytes=sum(by_type.values()),
-        quantization=quantization,
-        arch=shape.arch,
-        n_layer=shape.n_layer,
-        n_embd=shape.n_embd,
-        n_head=shape.n_head,
-        n_head_kv=shape.n_head_kv,
-        head_dim=shape.head_dim,
-        n_ff=shape.n_ff,
-        n_vocab=shape.n_vocab,
-        n_ctx_train=shape.n_ctx_train,
-        tied_embeddings=shape.tied_embeddings,
-        tensor_bytes=by_type,
-        embedding_bytes=sizes["token_embd.weight"],
-        output_bytes=sizes.get("output.weight"),
-        embedding_type=types["token_embd.weight"],
-        output_type=types.get("output.weight"),
-    )
-
-
-def _tensors(shape: Shape, quantization: str) -> list[Tensor]:
-    """The tensors of a shape in a quantization; Q4_K_M in the mix that llama.cpp's quantizer makes of it."""
-    if quantization in synthetic.QUANTIZATIONS:
-        return synthetic.tensors(shape, quantization)
-    if quantization != "Q4_K_M":
-        raise LabError(
-            f"The mix of types in {quantization} is known only from a file.",
-            f"Get one (lab models make synthetic:NAME:{quantization}), or take one of: "
-            f"{', '.join(synthetic.QUANTIZATIONS)}, Q4_K_M.",
-        )
-    n = shape.n_layer
-    better = {i for i in range(n) if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2}  # use_more_bits
-    found = []
-    for tensor in synthetic.tensors(shape, "Q4_0"):
-        kind = tensor.type
-        if kind == "Q4_0":
-            _, layer, part, *_ = [*tensor.name.split("."), "", ""]
-            kind = "Q4_K"
-            if part in ("attn_v", "ffn_down") and int(layer) in better:
-                kind = "Q6_K"
-            elif part == "attn_qkv":
-                kind = "Q5_K"
-        found.append(dataclasses.replace(tensor, type=kind))
-    return found
+    peak = f" and {chosen.tflops:g} TFLOP/s" if chosen.tflops else "; no FP16 peak"
+    return f"From the datasheet: {chosen.gbps:g} GB/s{peak} ({chosen.source}). {BASIS_ELSEWHERE}"
 
 
 def learn(records: Sequence[Record], ceilings: Ceilings) -> Efficiency:
@@ -236,6 +175,16 @@ def here(
     return Prediction(
         n_prompt, n_gen, prefill_limit, (low * prefill, high * prefill), tpot_limit, (low * tpot, high * tpot)
     )
+
+
+def on_devices(model: Model, settings: Settings, n_prompt: int, n_gen: int) -> list[tuple[Device, Prediction, bool]]:
+    """A run on every known device, and whether it fits there; the fastest writers first."""
+    need = memory_bytes(model, settings, n_prompt + n_gen) / 1e9
+    found = [
+        (each, elsewhere(model, settings, each, n_prompt, n_gen), each.memory_gb is None or need <= each.memory_gb)
+        for each in devices().values()
+    ]
+    return sorted(found, key=lambda row: row[1].tpot_limit_s)
 
 
 def elsewhere(model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int) -> Prediction:

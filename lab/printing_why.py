@@ -11,7 +11,7 @@ from lab import ceilings, machine, roofline, table
 from lab.levers import Lever
 from lab.plan import join
 from lab.plot_why import FEW
-from lab.predict import Prediction
+from lab.predict import Device, Prediction
 from lab.record import Ceilings, Model
 from lab.roofline import Explained
 from lab.terminal import grid_of
@@ -158,6 +158,26 @@ def print_predictions(
         )
     out.print(grid)
     out.print(basis)
+
+
+def print_devices(
+    model: Model, n_prompt: int, n_gen: int, rows: Sequence[tuple[Device, Prediction, bool]], out: Console
+) -> None:
+    """The same request on many devices, a line each."""
+    label = f"{model.name} {model.quantization or ''}, {n_prompt:,} tokens in and {n_gen:,} out"
+    out.print(Text(label, style="bold"))
+    grid = grid_of("name", "GB/s", "TFLOP/s", "prefill s", "tokens/s", "E2E s", "note")
+    for device, row, fits in rows:
+        grid.add_row(
+            device.name,
+            table.digits(device.gbps),
+            "-" if device.tflops is None else table.digits(device.tflops),
+            _span(row.prefill_s),
+            _span((1 / row.tpot_s[1], 1 / row.tpot_s[0])),
+            _span(row.e2e_s),
+            "" if fits else f"does not fit into {device.memory_gb:g} GB",
+        )
+    out.print(grid)
 
 
 def _span(ends: tuple[float, float]) -> str:

@@ -29,8 +29,26 @@ class Status:
     left_s: float | None = None
     text: str = ""  # what was generated since the last status, where the text is streamed
 
+    @property
+    def words(self) -> str:
+        """What it is doing, for which run, and how fast."""
+        what = self.doing if self.n_prompt is None else f"{self.doing}, {self.n_prompt:,} prompt tokens"
+        rate = f", {self.rate_tps:,.{0 if self.rate_tps >= 10 else 1}f} tokens/s" if self.rate_tps else ""
+        run = f"run {min(self.n_runs, self.n_runs_done + 1)} of {self.n_runs}: " if self.n_runs else ""
+        return run + what + rate
+
 
 Watch = Callable[[Status], None]
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 20 s`, `1 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 class Reporter:

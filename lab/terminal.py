@@ -19,7 +19,7 @@ from rich.text import Text
 from lab import machine, table
 from lab.models import Listed
 from lab.plan import Plan, join
-from lab.progress import Status, Watch
+from lab.progress import Status, Watch, duration
 from lab.record import Machine, Model, Record
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def console(stderr: bool = False) -> Console:
     """A console that takes every text as it is (names and errors come from outside), 100 columns in a pipe."""
     stream = sys.stderr if stderr else sys.stdout
-    plain = {"markup": False, "emoji": False, "highlight": False}
+    plain = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
     return Console(stderr=stderr, soft_wrap=True, width=None if stream.isatty() else 100, **plain)  # type: ignore[arg-type]
 
 
@@ -207,16 +207,6 @@ def progress(
     yield watch, finished
 
 
-def duration(seconds: float) -> str:
-    """`42 s`, `3 min 20 s`, `1 h 5 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 def refused_lengths(plan: Plan) -> str:
     """A warning for lengths that will not be tried."""
     return f"{join(list(plan.refused))} prompt tokens will not be tried: " + " ".join(plan.refused.values())
@@ -236,12 +226,9 @@ def _bar(err: Console) -> Progress:
 
 
 def _move(bar: Progress, task: Any, status: Status) -> None:
-    what = status.doing if status.n_prompt is None else f"{status.doing}, {status.n_prompt:,} prompt tokens"
-    rate = f", {table.digits(status.rate_tps)} tokens/s" if status.rate_tps else ""
-    run = f"run {min(status.n_runs, status.n_runs_done + 1)} of {status.n_runs}: " if status.n_runs else ""
     left = f"{duration(status.left_s)} left" if status.left_s is not None else ""
     done = 0.0 if status.left_s is None else status.elapsed_s / max(1e-9, status.elapsed_s + status.left_s)
-    bar.update(task, description=run + what + rate, completed=done, left=left, refresh=True)
+    bar.update(task, description=status.words, completed=done, left=left, refresh=True)
 
 
 def grid_of(*headings: str) -> Table:

@@ -12,19 +12,59 @@ import collections
 import contextlib
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from lab import machine
+from lab import machine, notebook
 from lab.bench import Bench, failed_run
 from lab.errors import LabError
-from lab.measure import MAX_CRASHES, save
-from lab.plan import Plan
+from lab.measure import MAX_CRASHES, new_results_file, save
+from lab.plan import Plan, make_plan
 from lab.progress import Reporter, Watch
 from lab.record import FAILED, OK, Record, Run
 from lab.worker import Worker
 
 N_BLOCKS = 10
+
+
+def ab(
+    variants: Sequence[Mapping[str, Any]],
+    prompt_len: str = "256",
+    gen: int = 32,
+    blocks: int = N_BLOCKS,
+    *,
+    out: str | Path = "results",
+    **shared: Any,
+) -> list[Record]:
+    """Compare settings side by side: `ab([{"threads": 1}, {"threads": 2}])`; the first is the base.
+
+    A variant holds settings of `make_plan` (a model too), `shared` those of all. A notebook shows a line.
+    """
+    named = [
+        (" ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings.items()), settings)
+        for settings in variants
+    ]
+    with Worker() as worker, notebook.watching() as watch:
+        plans = plan(worker, named, blocks, prompt_len=prompt_len, gen=gen, **shared)
+        path = new_results_file(next(iter(plans.values())), Path(out), len(plans))
+        return list(execute(plans, blocks, path, watch))
+
+
+def plan(
+    worker: Worker, variants: Sequence[tuple[str, Mapping[str, Any]]], n_blocks: int, **shared: Any
+) -> dict[str, Plan]:
+    """The plans of variants (words and settings), by name: A, B and so on, and the words. LabError as in `check`."""
+    if not 1 <= n_blocks <= 1000:
+        raise LabError(f"--blocks {n_blocks} is not possible.", "Give a whole number from 1 to 1,000.")
+    if len(variants) > 26:
+        raise LabError(f"{len(variants)} variants are too many.", "Compare at most 26 at once.")
+    plans = {
+        f"{chr(65 + i)}: {words or 'as it is'}": make_plan(worker, repeat=2 * n_blocks, **{**shared, **settings})
+        for i, (words, settings) in enumerate(variants)
+    }
+    check(plans)
+    return plans
 
 
 def check(plans: dict[str, Plan]) -> None:

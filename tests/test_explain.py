@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab import catalog, ceilings, cost, predict, results, roofline
+from lab import catalog, ceilings, cost, predict, results, roofline, shapes
 from lab.errors import LabError
 from lab.kernels import ATTENTION, MUL_MAT, Probe
 from lab.plan import make_plan
@@ -135,7 +135,7 @@ PUBLISHED = {  # tokens/s of Llama 3.2 3B Q4_K_M, from geerlingguy/ai-benchmarks
 
 
 def test_published_decode_rates_lie_in_the_predicted_range() -> None:
-    model = predict.model_of(catalog.entries()["llama-3.2-3b"], "Q4_K_M")
+    model = shapes.model_of(catalog.entries()["llama-3.2-3b"], "Q4_K_M")
     assert model.n_bytes == pytest.approx(2.02e9, rel=0.01)  # the size of the real file
     inside = []
     for name, rate in PUBLISHED.items():
@@ -287,7 +287,7 @@ def test_what_was_probed_before_a_failure_is_kept(tmp_path: Path) -> None:
     wanted = ceilings.probes(dataclasses.replace(MODEL, n_ff=128), SETTINGS)
     failing: Any = Failing()
     with pytest.raises(LabError, match="no"):
-        ceilings.measure(failing, MACHINE, wanted, False, lambda what: None, tmp_path)
+        ceilings.run_probes(failing, MACHINE, wanted, False, lambda what: None, tmp_path)
     kept = ceilings.known(ceilings.kept(tmp_path), MACHINE, False)
     assert kept and kept.rates == (FAST.rates[0],)
 

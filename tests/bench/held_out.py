@@ -41,7 +41,7 @@ def measure(model: str, lengths: list[int], folder: Path) -> tuple[Plan, list[Re
             ceilings.probes(plan.model, plan.settings), ceilings.known(ceilings.kept(folder), plan.machine, False)
         )
         if wanted:
-            ceilings.measure(worker, plan.machine, wanted, False, lambda what: None, folder)
+            ceilings.run_probes(worker, plan.machine, wanted, False, lambda what: None, folder)
         records = list(execute(plan, worker, new_results_file(plan, folder), silent))
     return plan, [record for record in records if record.run.status == OK and not record.run.warmup]
 

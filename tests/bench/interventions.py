@@ -55,7 +55,7 @@ def main() -> None:
                         ceilings.known(ceilings.kept(folder), plan.machine, False),
                     )
                     if wanted:
-                        ceilings.measure(worker, plan.machine, wanted, False, lambda what: None, folder)
+                        ceilings.run_probes(worker, plan.machine, wanted, False, lambda what: None, folder)
             found = ceilings.known(ceilings.kept(folder), plan.machine, False)
             assert found is not None
             path = folder / f"trial-{number}.jsonl"

@@ -1,0 +1,151 @@
+"""What the notebooks say: a guess beside what was measured, tables as the commands print them, exercises.
+
+Everything here prints; what it prints comes from the other rooms. A guess or an answer that is not written yet is
+the dots of Python (`guess = ...`), and is met with a friendly word instead of an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from lab import compare as comparing
+from lab import laws, levers, printing, printing_why, roofline, table, terminal
+from lab.laws import DecodeLaw, PrefillLaw
+from lab.record import OK, SCHEMA, Ceilings, Record
+from lab.roofline import Explained
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CLOSE = 1.1
+"""A guess within this factor is good."""
+
+
+def begin() -> None:
+    """Say which lab, and which version of the records, what follows was made with."""
+    print(f"mini-lab {metadata.version('mini-lab')}, records of schema {SCHEMA}")
+
+
+def show(records: Sequence[Record]) -> None:
+    """The table and its sentences, as `lab show` prints them."""
+    printing.print_results(records, terminal.console())
+
+
+def compare(records: Sequence[Record]) -> None:
+    """Groups of runs beside each other, as `lab compare` prints them."""
+    found = comparing.groups(records)
+    printing.print_comparisons(found, comparing.compare(found), comparing.AT_LEAST, terminal.console())
+
+
+def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
+    """What limited runs of one setup, as `lab explain` prints it; returns its rows, for the pictures."""
+    timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+    rows = roofline.explain(timed, ceilings)
+    out = terminal.console()
+    printing_why.print_explained(
+        table.model_label(timed[0]), rows, ceilings, levers.levers(rows, timed[0], ceilings), out
+    )
+    for sentence in printing_why.verdicts(rows):
+        out.print(sentence)
+    return rows
+
+
+def figures(records: Sequence[Record]) -> pd.DataFrame:
+    """The summary with only its most telling columns, one row per setup and length; times are medians."""
+    rows = table.summary(table.runs(records))
+    return rows[["model", "n_ubatch", "n_prompt", "n_gen", "prefill_s", "tpot_ms", "e2e_s", "prefill_share"]]
+
+
+def split(records: Sequence[Record]) -> None:
+    """A generation as the sum of its two jobs, with this machine's numbers (medians)."""
+    for row in figures(records).itertuples():
+        writes = (row.n_gen - 1) * row.tpot_ms / 1e3
+        print(
+            f"{row.n_prompt:,} in, {row.n_gen:,} out: the whole {table.seconds(row.e2e_s)} = "
+            f"reading {table.seconds(row.prefill_s)} + writing {row.n_gen - 1:,} x {table.seconds(row.tpot_ms / 1e3)}"
+            f" = {table.seconds(row.prefill_s)} + {table.seconds(writes)}; "
+            f"reading is {100 * row.prefill_share:.0f} % of it"
+        )
+
+
+def both_laws(sweep: Sequence[Record]) -> tuple[PrefillLaw, DecodeLaw]:
+    """What a sweep of one setup shows: T(P) of the prompt's length, t(p) of the position. Printed with its numbers."""
+    rows = table.summary(table.runs(sweep))
+    prefill, decode = laws.prefill_law(rows), laws.decode_law(rows)
+    if prefill is None or decode is None:
+        raise ValueError("a law needs four lengths of a prompt or more")
+    print(prefill, decode, sep="\n")
+    return prefill, decode
+
+
+def requests(prefill: PrefillLaw, decode: DecodeLaw, lengths: Sequence[int], answers: Sequence[int]) -> pd.DataFrame:
+    """What requests of these prompt and answer lengths take by the two laws: a row for each pair."""
+    import pandas as pd
+
+    rows = []
+    for n_prompt in lengths:
+        for n_gen in answers:
+            each = laws.request(prefill, decode, n_prompt, n_gen)
+            rows.append(
+                {
+                    "prompt": f"{n_prompt:,}",
+                    "answer": f"{n_gen:,}",
+                    "reading": table.seconds(each.prefill_s),
+                    "writing": table.seconds(each.decode_s),
+                    "the whole": table.seconds(each.e2e_s),
+                    "reading, %": round(100 * each.prefill_share),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
+    """The terms of a formula: each with its meaning, its number and its unit."""
+    import pandas as pd
+
+    shown = [(term, meaning, f"{table.digits(number)} {unit}") for term, meaning, number, unit in rows]
+    return pd.DataFrame(shown, columns=["term", "meaning", "here"]).set_index("term")
+
+
+def beside(guess: Any, measured: float, unit: str) -> None:
+    """The reader's guess beside the measured value, and how far it was off."""
+    found = f"measured: {table.digits(measured)} {unit}"
+    number = _number(guess)
+    if number is None:
+        print(f"{found}; you wrote no guess (put a number in place of the dots and run both cells again)")
+        return
+    told = f"your guess: {table.digits(number)} {unit}; {found}; "
+    if number <= 0 or measured <= 0:
+        print(told + f"off by {table.digits(abs(measured - number))}")
+        return
+    factor = max(number / measured, measured / number)
+    if factor <= CLOSE:
+        print(told + "well guessed")
+    else:
+        print(told + f"you guessed {factor:.2g} times too {'much' if number > measured else 'little'}")
+
+
+def check(answer: Any, right: float | str, hint: str, within: float = 0.1) -> None:
+    """Say whether an exercise's answer is right: a number within a share of `right`, or the letter of a choice."""
+    if answer is ...:
+        print("No answer yet: put it in place of the dots in the cell above, and run both cells.")
+        return
+    if isinstance(right, str):
+        good = str(answer).strip().lower() == right
+    else:
+        number = _number(answer)
+        if number is None:
+            print(f"{answer!r} is no number. Write one, such as 12.5, without its unit.")
+            return
+        good = math.isclose(number, right, rel_tol=within)
+    print("Right." if good else f"Not yet. Hint: {hint}")
+
+
+def _number(value: Any) -> float | None:
+    """A number that a reader wrote; None for the dots and for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
