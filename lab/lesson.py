@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from lab import ceilings as probing
 from lab import compare as comparing
-from lab import laws, levers, printing, printing_why, roofline, table, terminal
+from lab import cost, laws, levers, predict, printing, printing_why, roofline, table, terminal
+from lab.errors import LabError
+from lab.kernels import MUL_MAT
 from lab.laws import DecodeLaw, PrefillLaw
-from lab.record import OK, SCHEMA, Ceilings, Record
+from lab.record import OK, SCHEMA, Ceilings, Model, Record, Settings
 from lab.roofline import Explained
 
 if TYPE_CHECKING:
@@ -26,6 +29,9 @@ CLOSE = 1.1
 
 def begin() -> None:
     """Say which lab, and which version of the records, what follows was made with."""
+    import pandas as pd
+
+    pd.set_option("display.max_colwidth", None)  # a meaning is a sentence
     print(f"mini-lab {metadata.version('mini-lab')}, records of schema {SCHEMA}")
 
 
@@ -57,6 +63,59 @@ def figures(records: Sequence[Record]) -> pd.DataFrame:
     """The summary with only its most telling columns, one row per setup and length; times are medians."""
     rows = table.summary(table.runs(records))
     return rows[["model", "n_ubatch", "n_prompt", "n_gen", "prefill_s", "tpot_ms", "e2e_s", "prefill_share"]]
+
+
+def kernels(found: Ceilings, model: Model, n_threads: int, types: Sequence[str]) -> pd.DataFrame:
+    """How fast packed weights of a model's shape are read and multiplied here: a row per type and size of step."""
+    import pandas as pd
+
+    rows = [
+        {
+            "type": rate.type,
+            "tokens at once": rate.n_tokens,
+            "GB/s": round(probing.gbps(rate), 2),
+            "GFLOP/s": round(probing.gflops(rate), 1),
+        }
+        for rate in found.rates
+        if (rate.op, rate.rows, rate.columns, rate.n_threads) == (MUL_MAT, model.n_ff, model.n_embd, n_threads)
+        and rate.type in types
+    ]
+    return pd.DataFrame(rows).sort_values(["type", "tokens at once"], ignore_index=True)
+
+
+def step_ms(found: Ceilings, model: Model, settings: Settings, n_tokens: int, n_past: int) -> float:
+    """Least milliseconds of one step in its kernels, by a machine's ceilings. LabError for a kernel without one."""
+    least = roofline.step_kernels(model, settings, found, n_tokens, n_past, 1)
+    if least is None:
+        raise LabError(f"What a step of {model.name} costs is not known from its header.", "Take another model.")
+    return 1e3 * least.total_s
+
+
+def devices(model: Model, settings: Settings, n_prompt: int, n_gen: int, names: Sequence[str] = ()) -> None:
+    """The same request on devices of models/devices.toml (all without `names`), as `lab predict -d all` prints it."""
+    found = predict.on_devices(model, settings, n_prompt, n_gen, names)
+    printing_why.print_devices(model, n_prompt, n_gen, found, terminal.console())
+
+
+def caches(models: Sequence[Model]) -> pd.DataFrame:
+    """How large the KV cache of models is (F16), and after how many tokens it weighs as much as the weights."""
+    import pandas as pd
+
+    rows = []
+    for model in models:
+        per_position = cost.kv_bytes_per_position(model)
+        if per_position and model.n_head and model.n_head_kv and model.n_bytes:
+            rows.append(
+                {
+                    "model": f"{model.name} {model.quantization}",
+                    "queries per kv head": model.n_head // model.n_head_kv,
+                    "bytes per token": f"{per_position:,.0f}",
+                    "cache at 8,192 tokens, GB": round(8192 * per_position / 1e9, 2),
+                    "weights, GB": round(model.n_bytes / 1e9, 2),
+                    "tokens until the cache weighs as much": f"{model.n_bytes / per_position:,.0f}",
+                }
+            )
+    return pd.DataFrame(rows)
 
 
 def split(records: Sequence[Record]) -> None:
@@ -106,13 +165,16 @@ def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
     """The terms of a formula: each with its meaning, its number and its unit."""
     import pandas as pd
 
-    shown = [(term, meaning, f"{table.digits(number)} {unit}") for term, meaning, number, unit in rows]
+    shown = [
+        (term, meaning, f"{f'{number:,}' if isinstance(number, int) else table.digits(number)} {unit}")
+        for term, meaning, number, unit in rows
+    ]
     return pd.DataFrame(shown, columns=["term", "meaning", "here"]).set_index("term")
 
 
-def beside(guess: Any, measured: float, unit: str) -> None:
-    """The reader's guess beside the measured value, and how far it was off."""
-    found = f"measured: {table.digits(measured)} {unit}"
+def beside(guess: Any, measured: float, unit: str, how: str = "measured") -> None:
+    """The reader's guess beside the value that was measured (or, `how`, counted), and how far it was off."""
+    found = f"{how}: {table.digits(measured)} {unit}"
     number = _number(guess)
     if number is None:
         print(f"{found}; you wrote no guess (put a number in place of the dots and run both cells again)")

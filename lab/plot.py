@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lab import laws, machine, phases, table
 from lab.errors import LabError
 from lab.record import OK, PREFILL, Record
-from lab.style import COLOURS, GUIDE, LINES, MARKERS, new_axes, plain_ticks, tidy, write
+from lab.style import COLOURS, GUIDE, LINES, MARKERS, new_axes, plain_ticks, tidy, unbroken, write
 from lab.table import digits, seconds
 
 if TYPE_CHECKING:
@@ -129,17 +129,17 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
     setups = table.setups(rows)
     for (label, runs), style in zip(setups, _styles(), strict=False):
         summary = table.summary(runs)
-        name = f"{label}: " if len(setups) > 1 else ""
+        name, points = (f"{label}: ", "_") if len(setups) > 1 else ("", "runs, and their range")
         prefill, decode = laws.prefill_law(summary), laws.decode_law(summary)
-        _band(left, runs, runs.n_prompt, "prefill_s", style, f"{name}runs, and their range")
+        _band(left, runs, runs.n_prompt, "prefill_s", style, points if prefill else name or points)
         if prefill:
-            law = f"{name}{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2"
+            law = name + unbroken(f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2")
             lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
             left.plot(lengths, [prefill.seconds(n) for n in lengths], ls="--", lw=1.8, color=style["color"], label=law)
         if runs.tpot_ms.notna().any():
-            _band(right, runs, laws.positions_of(runs), "tpot_ms", style, f"{name}runs, and their range")
+            _band(right, runs, laws.positions_of(runs), "tpot_ms", style, points if decode else name or points)
         if decode:
-            law = f"{name}{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p"
+            law = name + unbroken(f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p")
             ends = [0, laws.positions_of(summary).max()]
             right.plot(ends, [decode.ms(p) for p in ends], ls="--", lw=1.8, color=style["color"], label=law)
     left.set_xlabel("prompt length P (tokens)")

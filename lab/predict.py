@@ -177,12 +177,14 @@ def here(
     )
 
 
-def on_devices(model: Model, settings: Settings, n_prompt: int, n_gen: int) -> list[tuple[Device, Prediction, bool]]:
-    """A run on every known device, and whether it fits there; the fastest writers first."""
+def on_devices(
+    model: Model, settings: Settings, n_prompt: int, n_gen: int, names: Sequence[str] = ()
+) -> list[tuple[Device, Prediction, bool]]:
+    """A run on these devices (on every known one without `names`), and whether it fits there; fastest writers first."""
     need = memory_bytes(model, settings, n_prompt + n_gen) / 1e9
     found = [
         (each, elsewhere(model, settings, each, n_prompt, n_gen), each.memory_gb is None or need <= each.memory_gb)
-        for each in devices().values()
+        for each in (map(device, names) if names else devices().values())
     ]
     return sorted(found, key=lambda row: row[1].tpot_limit_s)
 

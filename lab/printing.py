@@ -148,8 +148,9 @@ def failures(records: Sequence[Record]) -> list[str]:
 def print_comparisons(found: Sequence[Group], comparisons: Sequence[Comparison], at_least: float, out: Console) -> None:
     """What differs between the groups, then a table for each against the base, with a verdict a row."""
     out.print(Text("base ", style="bold") + Text(found[0].label))
-    out.print("differ in")
-    for field, values in differences(found).items():
+    fields = differences(found)
+    out.print("differ in" if fields else "differ in nothing but when they were measured")
+    for field, values in fields.items():
         out.print(f"  {field}: {' | '.join(values)}")
     for comparison in comparisons:
         out.print()
@@ -172,7 +173,9 @@ def differences(found: Sequence[Group]) -> dict[str, list[str]]:
     """The fields in which groups differ, with each group's value in words."""
     return {
         field: [
-            ("none" if field in ("sweep_every", "variant") else "unknown") if value is None else _short(str(value))
+            ("none" if field in ("sweep_every", "variant") else "unknown")
+            if value is None
+            else _short(str(value), 12 if field.endswith("sha256") else 60)
             for value in values
         ]
         for field, values in compare.differences(found).items()
@@ -244,5 +247,5 @@ def _what_is_below(rows: pd.DataFrame) -> str:
     return f"range below it ({join(few)} runs are too few for an interval, {MIN_FOR_INTERVAL} would do)"
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -22,6 +22,9 @@ INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", ":", "-.")
+LABEL_HEIGHT = 0.45
+"""Inches below an axis that its numbers and its label take."""
+
 LEGEND_WIDTH = 9
 """Letters in a line of a legend for each inch of the picture; one with longer entries stands below it."""
 
@@ -103,22 +106,28 @@ def plain_ticks(axis: Any) -> None:
         axis.set_minor_formatter(few if high / low < 300 else NullFormatter())
 
 
+def unbroken(text: str) -> str:
+    """`text` with spaces at which a legend does not break its line."""
+    return text.replace(" ", "\u00a0")
+
+
 def tidy(ax: Axes, legend_below: bool = False) -> Axes:
     """The lab's look: a light grid, no box, a legend without a frame, below the picture where it would cover much."""
+    from matplotlib.transforms import ScaledTranslation
+
     ax.grid(True, which="major", color=GRID, lw=0.6)
     ax.set_axisbelow(True)
+    figure, place = ax.get_figure(root=True), ax.get_subplotspec()
+    assert figure is not None and place is not None
+    width = figure.get_figwidth() / place.get_gridspec().ncols
     handles, labels = ax.get_legend_handles_labels()
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    width = figure.get_figwidth()
-    columns = 2 if legend_below and width > 7 else 1
     wrapped = ["\n".join(textwrap.wrap(label, int(LEGEND_WIDTH * width))) for label in labels]
-    below = legend_below or any("\n" in label for label in wrapped) or len(labels) > width
-    if below and figure.axes == [ax]:
-        figure.legend(handles, wrapped, frameon=False, fontsize=9, ncols=columns, loc="outside lower center")
-    else:
-        place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)} if below else {}
-        ax.legend(handles, wrapped, frameon=False, fontsize=9, **place)
+    below: dict[str, Any] = {}
+    if legend_below or any("\n" in label for label in wrapped) or len(labels) > width:
+        under_the_label = ax.transAxes + ScaledTranslation(0, -LABEL_HEIGHT, figure.dpi_scale_trans)
+        columns = 2 if legend_below and width > 7 else 1
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": under_the_label, "ncols": columns}
+    ax.legend(handles, wrapped, frameon=False, fontsize=9, **below)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     return ax

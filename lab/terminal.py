@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 def console(stderr: bool = False) -> Console:
     """A console that takes every text as it is (names and errors come from outside), 100 columns in a pipe."""
     stream = sys.stderr if stderr else sys.stdout
-    plain = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
-    return Console(stderr=stderr, soft_wrap=True, width=None if stream.isatty() else 100, **plain)  # type: ignore[arg-type]
+    plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
+    if not stream.isatty():  # a notebook claims to know colours
+        plain |= {"width": 100, "force_terminal": False}
+    return Console(stderr=stderr, soft_wrap=True, **plain)
 
 
 def print_json(value: object) -> None:

@@ -169,6 +169,16 @@ def test_prefills_share_of_textbook_requests() -> None:
     assert 0.6 < share(100_000) < 0.9  # quoted as about 80 %; reading 52 GB of cache at each token is not nothing
 
 
+def test_all_devices_are_shown_fastest_first_with_what_does_not_fit() -> None:
+    code, out, _ = run_lab("predict", "-d", "all", "-m", "llama-3.3-70b", "-p", "1000,2000", "-n", 10)
+    assert code == 0 and out.count("llama-3.3-70b Q4_K_M") == 2
+    assert out.index("h200") < out.index("rtx-4090") < out.index("raspberry-pi-5")
+    assert "does not fit into 24 GB" in out and "datasheet's bandwidth" in out
+    code, out, _ = run_lab("predict", "-d", "all", "-m", "llama-3.2-1b", "-p", "100", "-n", 10, "--json")
+    rows = json.loads(out)["rows"]
+    assert len(rows) == len(predict.devices()) and rows[0]["device"] == "h200" and rows[0]["fits"]
+
+
 def test_unknown_devices_are_offered_close_names() -> None:
     with pytest.raises(LabError, match=r"Did you mean .*rtx-4090"):
         predict.device("rtx4090")

@@ -178,6 +178,18 @@ def test_a_report_needs_a_run_and_a_good_name(tmp_path: Path) -> None:
     assert code == 1 and "overwritten" in err
 
 
+def test_a_measurement_and_a_trial_end_with_a_report(tmp_path: Path) -> None:
+    code, out, err = run_lab("measure", "-p", 8, "-n", 3, "-r", 1, "--no-plot", "--report", "-o", tmp_path)
+    (path,) = tmp_path.glob("*.html")
+    assert code == 0 and f"report   {path}" in out, err
+    assert len(results.read([path]).records) == 2 and path.with_suffix(".jsonl").exists()
+    trial = ("ab", "--threads 1", "--threads 1", "--blocks", 1, "-p", 8, "-n", 3, "--no-plot", "--report", "--json")
+    code, out, err = run_lab(*trial, "-o", tmp_path / "ab")
+    assert code == 0, err
+    page = Path(json.loads(out)["report"]).read_text()
+    assert "lab ab &#39;--threads 1&#39; &#39;--threads 1&#39; --prompt-len 8 --gen 3 --blocks 1" in page
+
+
 # The command that makes the records again
 
 

@@ -1,0 +1,32 @@
+"""The notebooks run in full, and their outputs stored in them: `python -m tests.bench.notebooks [NAME...]`.
+
+Prints how long each takes (with its measuring) and how large it then is. Run it after a change of the notebooks, of
+the records' schema, or of anything that the notebooks show; nothing else may run meanwhile.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+
+
+def main(*names: str) -> None:
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        if names and not any(path.name.startswith(name) for name in names):
+            continue
+        notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+        started = time.monotonic()
+        where = {"metadata": {"path": str(FOLDER)}}
+        client = NotebookClient(notebook, timeout=900, resources=where, coalesce_streams=True, record_timing=False)
+        client.execute()
+        nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
+        seconds, size = time.monotonic() - started, path.stat().st_size
+        print(f"{path.name}: {seconds:.0f} s, {size / 1e6:.2f} MB", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

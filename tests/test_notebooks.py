@@ -1,0 +1,163 @@
+"""The notebooks: as they are stored, and run from top to bottom on the real model, in small."""
+
+import copy
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from lab import lesson, notebook
+from lab.progress import Status
+from lab.record import SCHEMA
+
+ROOT = Path(__file__).parent.parent
+NAMES = ("01-two-phases", "02-what-limits-each", "03-the-kv-cache", "04-your-machine-and-others")
+ANSWERS = {  # of each exercise a right answer and a wrong one, in the names that the notebook has by then
+    "01": [
+        ("first.e2e_s + (500 - first.n_gen) * first.tpot_ms / 1e3", "500 * first.tpot_ms"),
+        ("199 * first.tpot_ms / 1e3 / rows.prefill_s[2 * step] * 2 * step", "200"),
+        ('"B"', '"a"'),
+    ],
+    "02": [("1.88", "2"), ("roof.gflops / roof.gbps * 20 / 32 / 2", "roof.ridge"), ('"b"', '"a"')],
+    "03": [("0.94", "0.094"), ("344_064", "114_688"), ('"c"', '"b"')],
+    "04": [("59", "273"), ("1_231", "800"), ('"a"', '"b"')],
+}
+
+
+def stored(name: str) -> Any:
+    return nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)  # type: ignore[no-untyped-call]
+
+
+def tagged(cells: list[Any], tag: str) -> list[Any]:
+    return [cell for cell in cells if tag in cell.metadata.get("tags", [])]
+
+
+def printed(cell: Any) -> str:
+    return "".join(output.get("text", "") for output in cell.outputs)
+
+
+def problems(cells: list[Any], schema: int = SCHEMA) -> list[str]:
+    """What is wrong with the outputs of a notebook's code cells."""
+    found = []
+    for number, cell in enumerate(cells):
+        for output in cell.outputs:
+            if output.output_type == "error":
+                found.append(f"cell {number}: {output.ename}")
+            if output.get("name") == "stderr":
+                found.append(f"cell {number} wrote to stderr: {output.text[:80]}")
+    if f"records of schema {schema}\n" not in printed(cells[0]):
+        found.append("the outputs are of another schema: run python -m tests.bench.notebooks")
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_outputs_are_whole_and_of_this_schema(name: str) -> None:
+    cells = [cell for cell in stored(name).cells if cell.cell_type == "code"]
+    assert problems(cells) == []
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= (1 if name.startswith("04") else 3)
+    assert (ROOT / "notebooks" / f"{name}.ipynb").stat().st_size < 1_500_000
+    assert not re.search(r"(?<![.\w])/(work|root|home|tmp)/", nbformat.writes(stored(name)))  # type: ignore[no-untyped-call]
+
+
+def test_an_error_and_another_schema_are_found() -> None:
+    cells = [cell for cell in stored(NAMES[0]).cells if cell.cell_type == "code"]
+    assert problems(cells, SCHEMA + 1)
+    broken = copy.deepcopy(cells)
+    error = {"output_type": "error", "ename": "KeyError", "evalue": "", "traceback": []}
+    broken[3].outputs = [nbformat.from_dict(error)]  # type: ignore[no-untyped-call]
+    assert problems(broken) == ["cell 3: KeyError"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_has_the_parts_that_all_have(name: str) -> None:
+    cells = stored(name).cells
+    words = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    assert words.startswith(f"# {int(name[:2])}. ")
+    assert "All measurements together take about" in words and "What people often get wrong" in words
+    assert len(tagged(cells, "guess")) >= 2 and 2 <= len(tagged(cells, "answer")) <= 3
+    assert len(tagged(cells, "answer")) == len(tagged(cells, "check")) == len(ANSWERS[name[:2]])
+    for cell in [*tagged(cells, "guess"), *tagged(cells, "answer")]:
+        assert all(re.fullmatch(r"\w+ = \.\.\.", line) for line in cell.source.splitlines())
+    for cell in cells:  # what is measured is announced: how long it takes
+        if cell.cell_type == "code" and re.search(r"\b(lab\.measure|lab\.ab|ceilings\.measure)\(", cell.source):
+            before = cells[cells.index(cell) - 1]
+            assert re.search(r"seconds|minute", before.source), before.source
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with the samples only, that all notebooks share: what one measures the next one knows."""
+    folder = tmp_path_factory.mktemp("checkout")
+    (folder / "notebooks").mkdir()
+    (folder / "results").mkdir()
+    for sample in (ROOT / "results").glob("sample-*.jsonl"):
+        shutil.copy(sample, folder / "results")
+    return folder
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
+    name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAB_SMALL", "1")
+    monkeypatch.setenv("MINI_LAB_CACHE", str(workplace / "models"))
+    ours = stored(name)
+    checks = tagged(ours.cells, "check")
+    for number, (cell, tries) in enumerate(zip(checks, ANSWERS[name[:2]], strict=True), 1):
+        for kind, answer in zip(("right", "wrong"), tries, strict=True):
+            again = nbformat.from_dict({**cell, "id": f"{kind}-{number}", "metadata": {"tags": [kind]}})  # type: ignore[no-untyped-call]
+            again.source = f"answer_{number} = {answer}\n{cell.source}"
+            ours.cells.append(again)
+    where = {"metadata": {"path": str(workplace / "notebooks")}}
+    NotebookClient(ours, timeout=240, resources=where, coalesce_streams=True).execute()
+    cells = [cell for cell in ours.cells if cell.cell_type == "code"]
+    assert problems(cells) == []
+    assert all(printed(cell).startswith("No answer yet") for cell in checks)
+    assert [printed(cell) for cell in tagged(cells, "right")] == ["Right.\n"] * len(checks)
+    assert all(printed(cell).startswith("Not yet. Hint: ") for cell in tagged(cells, "wrong"))
+    shown = [output.data["text/plain"] for cell in cells for output in cell.outputs if "data" in output]
+    assert any(re.fullmatch(r"\d+ runs? in \d+ s", text) for text in shown)  # the progress line, when it is over
+
+
+# What they say
+
+
+def test_a_guess_is_set_beside_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    for guess in (..., 10, 5, 9.5, "ten", True, 0, float("nan")):
+        lesson.beside(guess, 10.0, "ms")
+    said = capsys.readouterr().out.splitlines()
+    assert "you wrote no guess" in said[0] and said[4] == said[5] == said[7] == said[0]
+    assert said[1] == "your guess: 10.0 ms; measured: 10.0 ms; well guessed"
+    assert said[2] == "your guess: 5.00 ms; measured: 10.0 ms; you guessed 2 times too little"
+    assert "well guessed" in said[3]
+    assert said[6].endswith("off by 10.0")
+
+
+def test_an_answer_is_right_wrong_or_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for answer in (..., 95, 80, "ninety"):
+        lesson.check(answer, 100.0, "count again")
+    for answer in (" B", "c", 3):
+        lesson.check(answer, "b", "think")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("No answer yet") and said[1] == "Right."
+    assert said[2] == "Not yet. Hint: count again" and "is no number" in said[3]
+    assert said[4:] == ["Right.", "Not yet. Hint: think", "Not yet. Hint: think"]
+
+
+def test_outside_of_a_notebook_there_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with notebook.watching() as watch:
+        watch(Status("prefill", 10, n_runs=2))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_status_in_words() -> None:
+    status = Status("decode", 1000, rate_tps=123.4, n_runs_done=1, n_runs=3)
+    assert status.words == "run 2 of 3: decode, 1,000 prompt tokens, 123 tokens/s"
+    assert Status("loading the model").words == "loading the model"
