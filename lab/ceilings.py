@@ -171,17 +171,17 @@ def save(ceilings: Ceilings, folder: Path) -> Path:
 
 
 def kept(folder: Path) -> list[Ceilings]:
-    """All ceilings that are kept in a folder, oldest first."""
+    """All ceilings that are kept in a folder."""
     paths = sorted(folder.glob("ceilings-*.jsonl")) if folder.is_dir() else []
-    return sorted(results.read(paths).ceilings if paths else (), key=lambda old: old.measured_at)
+    return list(results.read(paths).ceilings) if paths else []
 
 
 def known(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool = False) -> Ceilings | None:
-    """What was measured of this machine and build, of `given` (oldest first) the newest of each probe; None for none.
+    """What was measured of this machine and build, of `given` the newest of each probe; None where nothing was.
 
     With `force` the ceilings of any machine will do: those that were measured last.
     """
-    given = [old for old in given if old.on_gpu == on_gpu]
+    given = sorted((old for old in given if old.on_gpu == on_gpu), key=lambda old: old.measured_at)
     fitting = [old for old in given if same(old.machine, here)]
     if force and given and not fitting:
         fitting = [old for old in given if same(old.machine, given[-1].machine)]

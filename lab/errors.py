@@ -13,3 +13,7 @@ class LabError(Exception):
         super().__init__(f"{what}\n{hint}" if hint else what)
         self.what = what
         self.hint = hint
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows in place of a traceback (IPython asks for it)."""
+        return [f"Error: {self}"]

@@ -135,7 +135,7 @@ def both_laws(sweep: Sequence[Record]) -> tuple[PrefillLaw, DecodeLaw]:
     rows = table.summary(table.runs(sweep))
     prefill, decode = laws.prefill_law(rows), laws.decode_law(rows)
     if prefill is None or decode is None:
-        raise ValueError("a law needs four lengths of a prompt or more")
+        raise LabError("Four lengths are the fewest for a law.", "Take smaller steps: every=256, ubatch=256")
     print(prefill, decode, sep="\n")
     return prefill, decode
 

@@ -53,7 +53,7 @@ def session(**changes: Any) -> list[Record]:
 def evil(value: Any) -> Any:
     """The same record with every free text in it replaced."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kept = {"kind", "status", "started_at", "source", "type", "tensor_bytes"}
+        kept = {"kind", "status", "type", "tensor_bytes"}
         return dataclasses.replace(
             value, **{f.name: evil(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name not in kept}
         )

@@ -102,7 +102,7 @@ def test_sweep_command(tmp_path: Path) -> None:
 
 
 def test_until_command(tmp_path: Path) -> None:
-    arguments = ["-p", "8", "-n", "4", "-r", "1", "--no-plot", "-o", tmp_path, "--until", "90%", "--max-repeats", "7"]
+    arguments = ["-p", "8", "-n", "4", "-r", "1", "--no-plot", "-o", tmp_path, "--until", "90%"]
     code, out, _ = run_lab("measure", *arguments)
     assert code == 0
     assert "Every interval is within 90.0% of its median." in out and "95 % interval below it" in out
