@@ -38,13 +38,10 @@ def summary_cells(rows: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, s
 
     A figure is its median and, below it, the interval (or the range of few runs); "" below a single run.
     """
-    shown = dict(SHOWN)
-    if rows.tpot_ms.isna().all() and rows.decode_ms.notna().any():  # imported: nothing is known of single tokens
-        shown = {
-            "prefill_s": shown["prefill_s"],
-            "prefill_tps": shown["prefill_tps"],
-            "decode_ms": "decode\ncompute ms",
-        }
+    shown = {name: heading for name, heading in SHOWN.items() if rows[name].notna().any()}
+    if "tpot_ms" not in shown and rows.decode_ms.notna().any():  # imported: nothing is known of single tokens
+        shown["decode_ms"] = "decode\ncompute ms"
+    shown = shown or SHOWN
     lines = []
     for row in rows.to_dict("records"):
         cells = []
@@ -71,7 +68,8 @@ def summary_table(rows: pd.DataFrame) -> Table:
 def heading(rows: pd.DataFrame) -> str:
     """What a summary of one setup and one n_gen shows."""
     per = "per run" if rows.sweep_every.isna().all() else "at each length"
-    return f"{rows.n_gen.iloc[0]:,} tokens generated {per}; median, {_what_is_below(rows)}"
+    n = int(rows.n_gen.iloc[0])
+    return f"{n:,} token{'s' * (n != 1)} generated {per}; median, {_what_is_below(rows)}"
 
 
 def print_results(records: Sequence[Record], out: Console) -> None:
@@ -159,11 +157,8 @@ def print_comparisons(found: Sequence[Group], comparisons: Sequence[Comparison],
         for row in comparison.rows:
             grid.add_row(*comparison_cells(row))
         out.print(grid)
-        if not comparison.rows:
-            out.print("They have no length in common.")
-        for side, names in (("base", comparison.only_base), ("other", comparison.only_other)):
-            if names:
-                out.print(f"Only in the {side}: {', '.join(names)}.")
+        for sentence in left_out(comparison):
+            out.print(sentence)
     out.print()
     for sentence in how_compared(found, comparisons, at_least):
         out.print(sentence)
@@ -171,15 +166,24 @@ def print_comparisons(found: Sequence[Group], comparisons: Sequence[Comparison],
 
 def differences(found: Sequence[Group]) -> dict[str, list[str]]:
     """The fields in which groups differ, with each group's value in words."""
-    return {
-        field: [
-            ("none" if field in ("sweep_every", "variant") else "unknown")
-            if value is None
-            else _short(str(value), 12 if field.endswith("sha256") else 60)
-            for value in values
-        ]
-        for field, values in compare.differences(found).items()
-    }
+
+    def words(field: str, value: Any) -> str:
+        if value is None:
+            return "none" if field in ("sweep_every", "variant") else "unknown"
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        return _short(text, 12 if field.endswith("sha256") else 60)
+
+    differ = compare.differences(found)
+    return {field: [words(field, value) for value in values] for field, values in differ.items()}
+
+
+def left_out(comparison: Comparison) -> list[str]:
+    """What could not be compared, because only one side has it."""
+    said = [] if comparison.rows else ["They have no length in common."]
+    for side, names in (("base", comparison.only_base), ("other", comparison.only_other)):
+        if names:
+            said.append(f"Only in the {side}: {', '.join(names)}.")
+    return said
 
 
 COMPARED = ("prompt\ntokens", "figure", "base", "other", "n", "time\nratio", "interval", "verdict")

@@ -126,11 +126,13 @@ def _answers(label: str, rows: pd.DataFrame) -> list[str]:
     found = []
     for _, part in table.summary(rows).groupby("n_gen"):
         row = part.iloc[-1]
-        if row.prefill_s == row.prefill_s:
-            reads = f"A prompt of {row.n_prompt:,} tokens is read in {table.seconds(row.prefill_s)}"
-            writes = f"; after it each token takes {table.seconds(row.tpot_ms / 1e3)}" if row.tpot_ms > 0 else ""
-            writes += f" ({table.digits(row.decode_tps)} a second)" if writes else ""
-            found.append(f"{f'{label}: ' if label else ''}{reads}{writes}.")
+        each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported: decode compute is what is known
+        rate = f"each token takes {table.seconds(each_ms / 1e3)} ({table.digits(1e3 / each_ms)} a second)"
+        reads = f"a prompt of {row.n_prompt:,} tokens is read in {table.seconds(row.prefill_s)}"
+        words = [reads] if row.prefill_s > 0 else []
+        words += [f"after {'it' if words else f'{row.n_prompt:,} tokens'} {rate}"] if each_ms > 0 else []
+        said = "; ".join(words)
+        found.append(f"{label}: {said}." if label else f"{said[:1].upper()}{said[1:]}.")
     return found
 
 
@@ -140,11 +142,17 @@ def _facts(record: Record) -> dict[str, str]:
     found = terminal.facts(record.machine, record.model)
     if record.model.source == "synthetic":
         found["weights"] = "random: the time is that of the real model's shape, the text means nothing"
-    found["settings"] = (
-        f"{settings.n_threads} threads ({settings.n_threads_batch} for prefill), batch {settings.n_batch}, ubatch "
-        f"{settings.n_ubatch}, layers on a GPU {settings.n_gpu_layers}, flash attention {flash}, cache "
-        f"{settings.type_k} and {settings.type_v}, prompt {settings.prompt}, seed {settings.seed}"
-    )
+    parts = {
+        f"{settings.n_threads} threads ({settings.n_threads_batch} for prefill)": settings.n_threads,
+        f"batch {settings.n_batch}": settings.n_batch,
+        f"ubatch {settings.n_ubatch}": settings.n_ubatch,
+        f"layers on a GPU {settings.n_gpu_layers}": settings.n_gpu_layers,
+        f"flash attention {flash}": flash,
+        f"cache {settings.type_k} and {settings.type_v}": settings.type_k,
+        f"prompt {settings.prompt}": settings.prompt,
+        f"seed {settings.seed}": settings.seed,
+    }
+    found["settings"] = ", ".join(words for words, value in parts.items() if value is not None)
     return found
 
 
@@ -159,16 +167,17 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
         headings, lines = printing.summary_cells(part)
         shown = []
         for row, cells in zip(part.itertuples(), lines, strict=True):
-            beyond = trained is not None and row.n_prompt + n_gen > trained
-            untrained = (
-                f"beyond the {trained:,} tokens that the model was trained for: the time holds, the text does not."
-            )
+            beside = list(notes.get(row.n_prompt, []))
+            if trained is not None and row.n_prompt + n_gen > trained:
+                beside.append(
+                    f"beyond the {trained:,} tokens that the model was trained for: the time holds, the text does not."
+                )
             shown.append(
                 {
                     "n_prompt": f"{row.n_prompt:,}",
                     "runs": f"{row.repeats}{' !' if row.disturbed else ''}",
                     "cells": cells,
-                    "notes": [*notes.get(row.n_prompt, []), *([untrained] if beyond else [])],
+                    "notes": beside,
                 }
             )
         found.append(
@@ -194,7 +203,12 @@ def _comparison(records: Sequence[Record], n_setups: int) -> dict[str, Any]:
         "differences": printing.differences(found),
         "compared": printing.COMPARED,
         "comparisons": [
-            {"other": each.other, "rows": [printing.comparison_cells(row) for row in each.rows]} for each in comparisons
+            {
+                "other": each.other,
+                "rows": [printing.comparison_cells(row) for row in each.rows],
+                "left_out": printing.left_out(each),
+            }
+            for each in comparisons
         ],
         "how_compared": printing.how_compared(found, comparisons, compare.AT_LEAST),
     }
@@ -212,7 +226,7 @@ def _curves(records: Sequence[Record], setups: Sequence[Setup]) -> list[Picture]
         "decode": "Decode: time of each generated token. Points are tokens, the line their running median.",
         "sweep": "Both curves in one walk through the context. Points are runs, the dashed line the fitted law.",
     }
-    n_lines = len(setups) * len({record.run.n_prompt for record in records})
+    n_lines = sum(rows[rows.tpot_ms.notna()].n_prompt.nunique() for _, rows, _ in setups)
     heights = {"decode": 3.9 + (0.3 * min(n_lines, 12) if len(setups) > 1 else 0), "sweep": 7.6}
     return [
         _picture(draw, name, captions[name], shows, (5, heights.get(name, 3.9 + 0.3 * (len(setups) - 1))))

@@ -65,7 +65,7 @@ def read(paths: Iterable[str | Path]) -> Reading:
     records: list[Record] = []
     ceilings: list[Ceilings] = []
     skipped: list[str] = []
-    seen: set[bytes] = set()
+    seen: dict[bytes, bool] = {}
     for path in _files(paths):
         broken: dict[str, list[int]] = {}
         with _open(path) as file:
@@ -74,15 +74,17 @@ def read(paths: Iterable[str | Path]) -> Reading:
                     continue
                 digest = hashlib.blake2b(line, digest_size=16).digest()
                 if digest in seen:
-                    broken.setdefault("it was read before", []).append(number)
+                    if seen[digest]:  # ceilings may well be in many files
+                        broken.setdefault("it was read before", []).append(number)
                     continue
-                seen.add(digest)
+                seen[digest] = True
                 try:
                     parsed = parse_line(line)
                     if isinstance(parsed, Record):
                         records.append(parsed)
                     else:
                         ceilings.append(parsed)
+                        seen[digest] = False
                 except ValueError as problem:
                     broken.setdefault(str(problem), []).append(number)
         for why, lines in broken.items():

@@ -96,14 +96,19 @@ def plot_lines(
 
 
 def plain_ticks(axis: Any) -> None:
-    """1,000 instead of 10^3; on a logarithmic axis of few decades 2 and 5 are named too."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    """1,000 instead of 10^3; on a logarithmic axis of few decades 2 and 5 are named too, on a short one round steps."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     low, high = axis.get_view_interval()
-    if axis.get_scale() == "log":
-        few = FuncFormatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
-        axis.set_minor_formatter(few if high / low < 300 else NullFormatter())
+    if axis.get_scale() != "log":
+        return
+    if high / low < 4:
+        axis.set_major_locator(MaxNLocator(6))
+        axis.set_minor_locator(NullLocator())
+        return
+    few = FuncFormatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
+    axis.set_minor_formatter(few if high / low < 300 else NullFormatter())
 
 
 def unbroken(text: str) -> str:

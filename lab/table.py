@@ -103,17 +103,26 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     """Each setup of a table (of runs, steps or a summary): its label, and its rows.
 
-    The label names what differs between the setups; with a single one, model and machine.
+    The label has the fewest fields that tell the setups apart; with a single one, model and machine.
     """
     groups = table.groupby([*SETUP], dropna=False, sort=False)
-    names = [name for name in SETUP if table[name].nunique(dropna=False) > 1] or ["model", "machine"]
-    telling = [name for name in names if name not in IDENTITY and table[name].nunique() > 1]
-    if telling and table.groupby(telling, dropna=False).ngroups == groups.ngroups:
-        names = telling
-    if table.variant.nunique() == groups.ngroups > 1:
-        names = ["variant"]
-    names = names if {"model", "machine", "variant"} & set(names) else ["model", *names]
-    return [(", ".join(_named(name, rows[name].iloc[0]) for name in names), rows) for _, rows in groups]
+    names = ["model", "machine"] if groups.ngroups < 2 else _telling(table, groups.ngroups)
+    return [(", ".join(_named(rows.iloc[0], names)), rows) for _, rows in groups]
+
+
+def _telling(table: pd.DataFrame, n_setups: int) -> list[str]:
+    """The fields that tell setups apart: those that people chose before those that only identify a file or build."""
+    if table.variant.nunique() == n_setups:
+        return ["variant"]
+    names: list[str] = []
+    n_told = 1
+    for name in (*(name for name in SETUP if name not in IDENTITY), *IDENTITY):
+        n = table.groupby([*names, name], dropna=False).ngroups
+        if n > n_told:
+            names.append(name)
+            n_told = n
+    names.sort(key=SETUP.index)
+    return names if {"model", "machine"} & set(names) else ["model", *names]
 
 
 def sentences(summary_rows: pd.DataFrame) -> list[str]:
@@ -184,10 +193,18 @@ def _where_the_time_went(rows: pd.DataFrame) -> str:
     return f"Prefill took {', '.join(parts)} prompt tokens; {rest} took the rest."
 
 
-def _named(name: str, value: object) -> str:
-    text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
-    text = text if len(text) <= 40 else f"{text[:12]}..."
-    return text if name in ("model", "machine", "variant") else f"{name} {text}"
+def _named(row: pd.Series, names: Sequence[str]) -> list[str]:
+    """The fields of a setup in words; a sweep or a trial that it is not is no word."""
+    words = []
+    for name in names:
+        value = row[name]
+        if value != value or value is None:
+            words += [] if name in ("sweep_every", "variant") else [f"{name} unknown"]
+            continue
+        text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+        text = text if len(text) <= 40 or name == "variant" else f"{text[:12]}..."
+        words.append(text if name in ("model", "machine", "variant") else f"{name} {text}")
+    return words
 
 
 def model_label(record: Record) -> str:

@@ -15,7 +15,7 @@ import pytest
 from lab import catalog, cli_measure, report, reproduce, results
 from lab.errors import LabError
 from lab.plan import make_plan
-from lab.record import Ceilings, Record, Totals
+from lab.record import Ceilings, Record, Steps, Totals
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab
 from tests.test_explain import FAST, timed
 from tests.test_noise import watched
@@ -111,6 +111,16 @@ def test_two_setups_are_compared() -> None:
     assert "Which is faster: tiny Q4_0, n_threads 2 or tiny Q4_0, n_threads 4?" in page.text
     assert "n_threads 2 4" in page.text and "too few runs to tell (2 against 2" in page.text
     assert "--threads 4" in page.text and "--threads 2" in page.text
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    unknown = dataclasses.replace(MODEL, n_ctx_train=None, arch=None, n_layer=None, n_bytes=None, quantization=None)
+    bare = dataclasses.replace(MACHINE, llama_cpp_python=None, os=None, ram_bytes=None, cpu=None)
+    imported = make_run(512, 128, totals=Totals(9 * 10**9, 19 * 10**9), steps=Steps())
+    page = Page(report.page([make_record(imported, model=unknown, machine=bare)], []))
+    assert "A prompt of 512 tokens is read in 9.00 s; after it each token takes 150 ms (6.68 a second)." in page.text
+    assert "decode compute ms" in page.text and "TTFT s" not in page.text
+    assert "None" not in page.text and "nan" not in page.text.lower() and "lab measure" not in page.text
 
 
 def test_the_records_come_back(tmp_path: Path) -> None:

@@ -59,6 +59,23 @@ def test_different_settings_are_not_pooled() -> None:
     assert len(rows) == 6
 
 
+def test_labels_have_the_fewest_fields_that_tell_setups_apart() -> None:
+    import dataclasses
+
+    four = dataclasses.replace(SETTINGS, n_threads=4, n_threads_batch=4)
+    other = dataclasses.replace(MODEL, name="other", sha256="ab")
+    sweep = [make_record(make_run(100, 3, every=50))]
+    cases = {
+        "tiny Q4_0, n_threads 2": session() + session(settings=four),
+        "tiny Q4_0": session() + session(model=other, settings=four),
+        "tiny Q4_0, Test CPU, 4 cores": session(),
+    }
+    for label, records in cases.items():
+        assert table.setups(table.runs(records))[0][0] == label
+    labels = [label for label, _ in table.setups(table.runs([*session(), *sweep]))]
+    assert labels == ["tiny Q4_0", "tiny Q4_0, sweep_every 50"]
+
+
 def test_sentences_say_what_the_table_shows() -> None:
     said = " ".join(table.sentences(table.summary(table.runs(session()))))
     assert "Prefill of 1,000 tokens took 20x the time of 100 for 10x the tokens" in said
