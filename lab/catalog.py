@@ -138,6 +138,8 @@ def spec_of(model: Model, kind: str | None = None) -> str:
         name = model.file
     elif model.source == HUB and model.name not in entries():
         name = f"hf:{model.repo}" if kind else f"hf:{model.repo}/{model.file}@{model.revision}"
+    elif model.source == HUB:
+        made = model.quantization != entries()[model.name].quantization
     kind = kind or ((model.quantization or DEFAULT_SYNTHETIC_QUANTIZATION) if made else None)
     return f"{prefix}{name}{f':{kind}' if kind else ''}"
 

@@ -13,7 +13,8 @@ from lab.cli_compare import compare, export, import_
 from lab.cli_explain import ceilings, explain, predict
 from lab.cli_measure import EXIT_FAILED, EXIT_INTERRUPTED, ab, measure, sweep
 from lab.cli_models import models
-from lab.cli_results import as_json_rows, plot_folder, read, write_report
+from lab.cli_options import Share
+from lab.cli_results import RESULTS, as_json_rows, ceilings_of, plot_folder, read
 from lab.errors import LabError
 
 
@@ -75,13 +76,18 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
 @lab.command()
 @click.argument("results", nargs=-1, required=True)
 @click.option("--out", "-o", metavar="FILE", help="The page.  [default: the first results file's name, with .html]")
-@click.option("--ceilings", default="results", show_default=True, help="Folder with the ceilings.")
-def report(results: tuple[str, ...], out: str | None, ceilings: str) -> None:
+@click.option("--ceilings", default=RESULTS, show_default=True, help="Folder with the ceilings.")
+@click.option(
+    "--at-least", type=Share(), default="1%", show_default=True, help="Claim no difference smaller than this."
+)
+def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: float) -> None:
     """Write results as one page for the browser: figures, both curves, what limited them, and the data itself.
 
     The page needs no network and no script, so it can be mailed or put anywhere. lab show and lab compare read
     the records in it. Where the ceilings of a machine are known (lab ceilings) it says what limited each phase.
     """
+    from lab import report as page
+
     reading = read(results)
     first = Path(results[0])
     default = first / "report.html" if first.is_dir() else first.with_suffix(".html")
@@ -90,9 +96,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str) -> None:
         raise LabError(f"{path} is no name for a page.", "Let it end in .html: --out report.html")
     if path.resolve() in {Path(each).resolve() for each in results}:
         raise LabError(f"{path} would be overwritten by its own report.", "Choose another name: --out report.html")
-    if write_report(list(reading.records), reading.ceilings, ceilings, path) is None:
-        raise LabError("There is nothing to report: no run went well.", "Look at the errors: lab show RESULTS")
-    click.echo(path)
+    click.echo(page.write(path, reading.records, ceilings_of(reading, ceilings), at_least))
 
 
 @lab.command()

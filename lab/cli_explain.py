@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.cli_options import SETTINGS, with_options
-from lab.cli_results import plot_folder, read
+from lab.cli_results import RESULTS, ceilings_of, plot_folder, read
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
 
 @click.command()
 @click.argument("results", nargs=-1, required=True)
-@click.option("--ceilings", "folder", default="results", show_default=True, help="Folder with the ceilings.")
+@click.option("--ceilings", "folder", default=RESULTS, show_default=True, help="Folder with the ceilings.")
 @click.option("--force", is_flag=True, help="Use ceilings even of another machine or build.")
 @click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
 @click.option("--no-plot", is_flag=True, help="Draw no plots.")
@@ -76,6 +76,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
     if not records:
         raise LabError("There is no run that went well, so nothing to explain.", "Look at the errors: lab show RESULTS")
+    given = ceilings_of(reading, folder)
     documents = []
     rows = table.runs(records)
     stdout = terminal.console()
@@ -85,11 +86,9 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
         first = chosen[0]
         on_gpu = first.settings.n_gpu_layers > 0
-        if first.settings.flash_attn_resolved == "off" or first.settings.type_k != first.settings.type_v:
-            click.echo(
-                f"Note: {label}: the ceiling of attention is that of flash attention on a cache of one type.", err=True
-            )
-        found = probing.need([*reading.ceilings, *probing.kept(Path(folder))], first.machine, on_gpu, force, label)
+        if note := printing_why.caveat(first):
+            click.echo(f"Note: {label}: {note}", err=True)
+        found = probing.need(given, first.machine, on_gpu, force, label)
         explained = roofline.explain(chosen, found)
         best = roofline.roof(found)
         advice = levers.levers(explained, first, found)
@@ -145,11 +144,12 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
         raise LabError(f"{max(lengths) + gen:,} tokens are no context.", f"Give at most {MOST_TOKENS:,}.")
     if gen < 2:
         raise LabError(f"--gen {gen} leaves nothing to decode.", "Give 2 or more.")
-    chosen = predict.device(device) if device and device != "all" else None
+    everywhere = (device or "").lower() == "all"
+    chosen = predict.device(device) if device and not everywhere else None
     with Worker() as worker:
         model = shapes.find(worker, asked.pop("model"))
         plan = make_plan(worker, [1], 1, 1, **asked)
-    if device == "all":
+    if everywhere:
         _everywhere(model, plan.settings, lengths, gen, as_json)
         return
     if chosen:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.cli_options import DRY_RUN, OUTPUT, SEED, SETTINGS, UNTIL, Share, WithVariants, parse_variant, with_options
-from lab.cli_results import as_json_rows, draw, write_report
+from lab.cli_results import any_good, as_json_rows, draw
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -121,16 +121,14 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
         raise problem
     found = compare.groups(records)
     comparisons = compare.compare(found, at_least)
-    files = _files(records, path, not no_plot, report)
+    stdout = terminal.console()
+    if not as_json:
+        printing.print_comparisons(found, comparisons, at_least, stdout)
+        for sentence in printing.warnings(records):
+            stdout.print(f"{printing.DISTURBED} {sentence}")
+    files = _files(records, path, not no_plot, report, at_least, None if as_json else stdout)
     if as_json:
         terminal.print_json({**files, **printing.comparisons_as_json(found, comparisons)})
-        return
-    stdout = terminal.console()
-    printing.print_comparisons(found, comparisons, at_least, stdout)
-    for sentence in printing.warnings(records):
-        stdout.print(f"{printing.DISTURBED} {sentence}")
-    stdout.print()
-    _print_files(files, stdout)
 
 
 def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool, dry_run: bool, **asked: Any) -> None:
@@ -191,6 +189,7 @@ def _collect(
 def _show(records: list[Record], path: Path, plan: Plan, plots: bool, report: bool, as_json: bool) -> None:
     """What a session ends with: the table first, since drawing may fail."""
     from lab import printing, terminal
+    from lab.compare import AT_LEAST
 
     if not records:
         return
@@ -199,28 +198,32 @@ def _show(records: list[Record], path: Path, plan: Plan, plots: bool, report: bo
         printing.print_results(records, out)
         for sentence in printing.still_wide(records, plan):
             out.print(sentence)
-        out.print()
-    files = _files(records, path, plots, report)
+    files = _files(records, path, plots, report, AT_LEAST, None if as_json else out)
     if as_json:
         terminal.print_json({**files, **as_json_rows(records), "still_wide": printing.still_wide(records, plan)})
-    else:
-        _print_files(files, out)
 
 
-def _files(records: list[Record], path: Path, plots: bool, report: bool) -> dict[str, Any]:
-    """Draw and write what was asked for; all files of the session by kind."""
-    drawn = draw(records, path.parent, path.stem) if plots else []
-    page = write_report(records, (), path.parent, path.with_suffix(".html")) if report else None
-    files = {"session": path.stem, "results": str(path), "plots": [str(plot) for plot in drawn]}
-    return {**files, "report": str(page) if page else None}
+def _files(
+    records: list[Record], path: Path, plots: bool, report: bool, at_least: float, out: Console | None
+) -> dict[str, Any]:
+    """Draw and write what was asked for, each named in `out` when it is there; all files of the session by kind."""
+    from lab import ceilings
+    from lab import report as page
 
+    def tell(kind: str, file: Path) -> str:
+        if out:
+            out.print(f"{kind:8} {file}")
+        return str(file)
 
-def _print_files(files: dict[str, Any], out: Console) -> None:
-    out.print(f"results  {files['results']}")
-    for plot in files["plots"]:
-        out.print(f"plot     {plot}")
-    if files["report"]:
-        out.print(f"report   {files['report']}")
+    if out:
+        out.print()
+    files: dict[str, Any] = {"session": path.stem, "results": tell("results", path)}
+    files["plots"] = [tell("plot", plot) for plot in (draw(records, path.parent, path.stem) if plots else [])]
+    files["report"] = None
+    if report and any_good(records):
+        known = ceilings.kept(path.parent)
+        files["report"] = tell("report", page.write(path.with_suffix(".html"), records, known, at_least))
+    return files
 
 
 def _until(share: float | None, max_repeats: int, max_minutes: float | None) -> Until | None:

@@ -74,7 +74,6 @@ SETTINGS = [
 """What to measure and how."""
 
 SEED = click.option("--seed", default=1, show_default=True, help="Of the order of runs and of the prompts.")
-GEN_HELP = "Tokens to generate"
 OUTPUT = [
     click.option("--out", "-o", default="results", show_default=True, help="Folder for the results and plots."),
     click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from lab.results import Reading
 
 
+RESULTS = "results"
+"""The folder that commands write to and look into, if they are told no other."""
+
+
 def read(results: tuple[str, ...]) -> Reading:
     """What files and folders hold; what is skipped is told. LabError where there is no run."""
     from lab.results import read as read_files
@@ -34,14 +38,27 @@ def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
     return Path(out) if out else first if first.is_dir() else first.parent
 
 
+def any_good(records: Sequence[Record]) -> bool:
+    """Whether a timed run went well."""
+    from lab.record import OK
+
+    return any(record.run.status == OK and not record.run.warmup for record in records)
+
+
 def draw(records: list[Record], folder: Path, stem: str) -> list[Path]:
     """The plots that there is data for."""
     from lab.plot import save
-    from lab.record import OK
 
-    if any(record.run.status == OK and not record.run.warmup for record in records):
-        return save(records, folder, stem)
-    return []
+    return save(records, folder, stem) if any_good(records) else []
+
+
+def ceilings_of(reading: Reading, folder: str) -> list[Ceilings]:
+    """The ceilings that came with results, and those in `folder`. LabError for a folder that is not there."""
+    from lab import ceilings
+
+    if folder != RESULTS and not Path(folder).is_dir():
+        raise LabError(f"There is no folder {folder} with ceilings.", "Name the one that lab ceilings wrote to.")
+    return [*reading.ceilings, *ceilings.kept(Path(folder))]
 
 
 def as_json_rows(records: list[Record]) -> dict[str, Any]:
@@ -54,13 +71,3 @@ def as_json_rows(records: list[Record]) -> dict[str, Any]:
         "warnings": printing.warnings(records),
         "failures": printing.failures(records),
     }
-
-
-def write_report(records: list[Record], given: Sequence[Ceilings], folder: str | Path, path: Path) -> Path | None:
-    """The report of records, explained by the ceilings that came with them or are in `folder`; None without a run."""
-    from lab import ceilings, report
-    from lab.record import OK
-
-    if not any(record.run.status == OK and not record.run.warmup for record in records):
-        return None
-    return report.write(path, records, [*given, *ceilings.kept(Path(folder))])

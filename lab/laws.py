@@ -34,6 +34,13 @@ class PrefillLaw:
     def seconds(self, n_prompt: float) -> float:
         return self.a + self.b * n_prompt + self.c * n_prompt**2
 
+    def n_tokens(self, seconds: float) -> float:
+        """How long a prompt is read in so many seconds: the inverse of `seconds`. NaN for none."""
+        rest = seconds - self.a
+        if rest < 0 or not (self.b or self.c):
+            return float("nan")
+        return float(2 * rest / (self.b + (self.b**2 + 4 * self.c * rest) ** 0.5))
+
     def __str__(self) -> str:
         doubled = f", twice as much from {self.b / (2 * self.c):,.0f} on" if self.c else ""
         return (

@@ -1,6 +1,6 @@
 """What the notebooks say: a guess beside what was measured, tables as the commands print them, exercises.
 
-Everything here prints; what it prints comes from the other rooms. A guess or an answer that is not written yet is
+What is printed or shown comes from the other rooms. A guess or an answer that is not written yet is
 the dots of Python (`guess = ...`), and is met with a friendly word instead of an error.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from importlib import metadata
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from lab import ceilings as probing
@@ -42,27 +43,25 @@ def show(records: Sequence[Record]) -> None:
 
 def compare(records: Sequence[Record]) -> None:
     """Groups of runs beside each other, as `lab compare` prints them."""
-    found = comparing.groups(records)
+    found = comparing.groups(_timed(records))
     printing.print_comparisons(found, comparing.compare(found), comparing.AT_LEAST, terminal.console())
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
     """What limited runs of one setup, as `lab explain` prints it; returns its rows, for the pictures."""
-    timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+    timed = _timed(records)
     rows = roofline.explain(timed, ceilings)
-    out = terminal.console()
-    printing_why.print_explained(
-        table.model_label(timed[0]), rows, ceilings, levers.levers(rows, timed[0], ceilings), out
-    )
-    for sentence in printing_why.verdicts(rows):
-        out.print(sentence)
+    advice = levers.levers(rows, timed[0], ceilings)
+    printing_why.print_explained(table.model_label(timed[0]), rows, ceilings, advice, terminal.console())
     return rows
 
 
 def figures(records: Sequence[Record]) -> pd.DataFrame:
     """The summary with only its most telling columns, one row per setup and length; times are medians."""
-    rows = table.summary(table.runs(records))
-    return rows[["model", "n_ubatch", "n_prompt", "n_gen", "prefill_s", "tpot_ms", "e2e_s", "prefill_share"]]
+    rows = table.summary(table.runs(_timed(records)))
+    return rows[
+        ["model", "n_threads", "n_ubatch", "n_prompt", "n_gen", "prefill_s", "tpot_ms", "e2e_s", "prefill_share"]
+    ]
 
 
 def kernels(found: Ceilings, model: Model, n_threads: int, types: Sequence[str]) -> pd.DataFrame:
@@ -80,6 +79,11 @@ def kernels(found: Ceilings, model: Model, n_threads: int, types: Sequence[str])
         if (rate.op, rate.rows, rate.columns, rate.n_threads) == (MUL_MAT, model.n_ff, model.n_embd, n_threads)
         and rate.type in types
     ]
+    if not rows:
+        raise LabError(
+            f"The kernels of {', '.join(types)} with {n_threads} threads are not measured in this model's shape.",
+            "Measure them: ceilings.measure(types=[...], threads=...)",
+        )
     return pd.DataFrame(rows).sort_values(["type", "tokens at once"], ignore_index=True)
 
 
@@ -132,7 +136,7 @@ def split(records: Sequence[Record]) -> None:
 
 def both_laws(sweep: Sequence[Record]) -> tuple[PrefillLaw, DecodeLaw]:
     """What a sweep of one setup shows: T(P) of the prompt's length, t(p) of the position. Printed with its numbers."""
-    rows = table.summary(table.runs(sweep))
+    rows = table.summary(table.runs(_timed(sweep)))
     prefill, decode = laws.prefill_law(rows), laws.decode_law(rows)
     if prefill is None or decode is None:
         raise LabError("Four lengths are the fewest for a law.", "Take smaller steps: every=256, ubatch=256")
@@ -174,6 +178,9 @@ def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
 
 def beside(guess: Any, measured: float, unit: str, how: str = "measured") -> None:
     """The reader's guess beside the value that was measured (or, `how`, counted), and how far it was off."""
+    if not math.isfinite(measured):
+        print(f"{unit}: this measurement cannot tell")
+        return
     found = f"{how}: {table.digits(measured)} {unit}"
     number = _number(guess)
     if number is None:
@@ -202,12 +209,21 @@ def check(answer: Any, right: float | str, hint: str, within: float = 0.1) -> No
         if number is None:
             print(f"{answer!r} is no number. Write one, such as 12.5, without its unit.")
             return
-        good = math.isclose(number, right, rel_tol=within)
+        good = abs(number - right) <= within * abs(right)
     print("Right." if good else f"Not yet. Hint: {hint}")
+
+
+def _timed(records: Sequence[Record]) -> list[Record]:
+    """The runs that went well. LabError says why there is none."""
+    timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+    if not timed:
+        errors = printing.failures(records)
+        raise LabError(f"No run went well. {' '.join(errors[:1])}".strip(), "Measure again, perhaps something smaller.")
+    return timed
 
 
 def _number(value: Any) -> float | None:
     """A number that a reader wrote; None for the dots and for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         return None
     return float(value)

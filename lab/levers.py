@@ -26,8 +26,10 @@ class Lever:
     """A change, by what factor it is predicted to speed each phase up, and how to find out."""
 
     change: str
-    prefill_gain: float | None  # at the longest prompt
-    decode_gain: float | None  # after the shortest prompt
+    prefill_gain: float | None  # at the longest prompt, of prefill_at tokens
+    decode_gain: float | None  # after the shortest prompt, of decode_at tokens
+    prefill_at: int
+    decode_at: int
     command: str | None  # None: no name that the lab could get or make it by
 
     @property
@@ -92,7 +94,8 @@ def _lever(
             gains[phase] = row.measured_s / (kept + row.kernels.total_s * new.total_s / old.total_s)
     except LabError:
         return None
-    return Lever(change, gains.get("prefill"), gains.get("decode"), command)
+    ends = ordered[-1].n_prompt, ordered[0].n_prompt
+    return Lever(change, gains.get("prefill"), gains.get("decode"), *ends, command)
 
 
 def _typical_step(row: Explained, settings: Settings) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ import os
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,13 +49,17 @@ def measure(
     `watch` is called with a `Status` twice a second (with `stream` it holds the generated text); without one, a
     notebook shows a line of its own.
     `settings` are those of `make_plan`: prompt, seed, threads, threads_batch, batch, ubatch, n_gpu_layers,
-    flash_attn, cache_type_k, cache_type_v,
-    every, until. Failed runs are records too: look at `record.run.status`.
+    flash_attn, cache_type_k, cache_type_v, every, until. Failed runs are records too (see `record.run.status`), and
+    are warned of.
     """
     with Worker() as worker, notebook.watching() as watching:
         plan = make_plan(worker, prompt_len, gen, repeat, model, **settings)  # type: ignore[arg-type]
         path = new_results_file(plan, Path(out))
-        return list(execute(plan, worker, path, watch or watching, stream))
+        records = list(execute(plan, worker, path, watch or watching, stream))
+    errors = [record.run.error for record in records if record.run.error]
+    for warning in (*plan.warnings, *([f"{len(errors)} runs failed: {errors[0]}"] if errors else [])):
+        warnings.warn(warning, stacklevel=2)
+    return records
 
 
 def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:

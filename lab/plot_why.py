@@ -64,7 +64,9 @@ def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes 
 def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) -> Axes:
     """Stacked bars over prompt lengths: the parts of a whole request's time, in percent."""
     ax = ax or new_axes()
-    lengths = sorted({row.n_prompt for row in rows})
+    requests = sorted({(row.n_prompt, row.n_gen) for row in rows})
+    gens = {n_gen for _, n_gen in requests}
+    labels = [f"{n:,}" if len(gens) == 1 else f"{n:,} + {n_gen:,}" for n, n_gen in requests]
     names = (
         "prefill: weights",
         "prefill: attention",
@@ -73,22 +75,22 @@ def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) 
         "decode: KV cache",
         "decode: beside the kernels",
     )
-    parts: dict[str, list[float]] = {name: [0.0] * len(lengths) for name in names}
+    parts: dict[str, list[float]] = {name: [0.0] * len(requests) for name in names}
     for row in rows:
-        at, times = lengths.index(row.n_prompt), row.n_steps if row.phase == "decode" else 1
+        at, times = requests.index((row.n_prompt, row.n_gen)), row.n_steps if row.phase == "decode" else 1
         weights, attention = row.kernels.layers_s + row.kernels.head_s, row.kernels.attention_s
         rest = max(0.0, row.measured_s - weights - attention)
         offset = 0 if row.phase == "prefill" else 3
         for name, seconds in zip(names[offset : offset + 3], (weights, attention, rest), strict=True):
             parts[name][at] += times * seconds
     totals = [sum(values) for values in zip(*parts.values(), strict=True)]
-    base = [0.0] * len(lengths)
+    base = [0.0] * len(requests)
     hatches = ("", "//", "..")
     for number, (name, values) in enumerate(parts.items()):
         shares = [100 * value / total for value, total in zip(values, totals, strict=True)]
         colour = COLOURS[0] if number < 3 else COLOURS[1]
         ax.bar(
-            [f"{n:,}" for n in lengths],
+            labels,
             shares,
             bottom=base,
             color=colour,
@@ -98,14 +100,12 @@ def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) 
             label=name,
         )
         base = [a + b for a, b in zip(base, shares, strict=True)]
-    if len(lengths) > FEW:
-        ax.set_xticks(range(0, len(lengths), -(-len(lengths) // FEW)))
-    ax.set_xlabel("prompt length (tokens)")
+    if len(requests) > FEW:
+        ax.set_xticks(range(0, len(requests), -(-len(requests) // FEW)))
+    ax.set_xlabel("prompt length (tokens)" + (" + generated tokens" if len(gens) > 1 else ""))
     ax.set_ylabel("share of the request's time (%)")
-    n_gen = (
-        max(row.n_steps for row in rows if row.phase == "decode") + 1 if any(r.phase == "decode" for r in rows) else 1
-    )
-    ax.set_title(f"Where the time goes: prompt and {n_gen:,} generated tokens\n{subject}", fontsize=11)
+    n_gen = f"{max(gens):,} generated tokens" if len(gens) == 1 else "generated tokens"
+    ax.set_title(f"Where the time goes: prompt and {n_gen}\n{subject}", fontsize=11)
     return tidy(ax, legend_below=True)
 
 

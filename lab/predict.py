@@ -97,7 +97,7 @@ def device(name: str) -> Device:
     found = known.get(name.lower().replace(" ", "-"))
     if found is None:
         close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-        offer = f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(known)}."
+        offer = f"Did you mean {' or '.join(close)}?" if close else f"Known: all, {', '.join(known)}."
         raise LabError(f"There is no device named {name!r}.", offer)
     return found
 
@@ -179,11 +179,18 @@ def here(
 
 def on_devices(
     model: Model, settings: Settings, n_prompt: int, n_gen: int, names: Sequence[str] = ()
-) -> list[tuple[Device, Prediction, bool]]:
-    """A run on these devices (on every known one without `names`), and whether it fits there; fastest writers first."""
+) -> list[tuple[Device, Prediction, bool | None]]:
+    """A run on these devices (without `names` on every known one), fastest writers first, and whether it fits there.
+
+    None where the device's memory is not known.
+    """
     need = memory_bytes(model, settings, n_prompt + n_gen) / 1e9
     found = [
-        (each, elsewhere(model, settings, each, n_prompt, n_gen), each.memory_gb is None or need <= each.memory_gb)
+        (
+            each,
+            elsewhere(model, settings, each, n_prompt, n_gen),
+            None if not each.memory_gb else need <= each.memory_gb,
+        )
         for each in (map(device, names) if names else devices().values())
     ]
     return sorted(found, key=lambda row: row[1].tpot_limit_s)

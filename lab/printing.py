@@ -103,12 +103,16 @@ def disturbed(records: Sequence[Record]) -> dict[tuple[str, str | None, int], st
     for record in records:
         if record.run.status == OK and not record.run.warmup:
             by_length.setdefault((record.session, record.run.variant, record.run.n_prompt), []).append(record.run)
-    said = {}
-    for key, runs in by_length.items():
-        if words := noise.sentences(runs):
-            doubt = " Do not trust these figures: measure again." if noise.is_doubtful(runs) else ""
-            said[key] = f"{'; '.join(words)}.{doubt}"
-    return said
+    return {key: words for key, runs in by_length.items() if (words := doubts(runs))}
+
+
+def doubts(runs: Sequence[Run]) -> str:
+    """What disturbed these runs, and whether they can still be trusted; "" where nothing did."""
+    words = noise.sentences(runs)
+    if not words:
+        return ""
+    doubt = " Do not trust these figures: measure again." if noise.is_doubtful(runs) else ""
+    return f"{'; '.join(words)}.{doubt}"
 
 
 def warnings(records: Sequence[Record]) -> list[str]:
@@ -135,10 +139,14 @@ def still_wide(records: Sequence[Record], plan: Plan) -> list[str]:
 
 
 def failures(records: Sequence[Record]) -> list[str]:
-    """One line per failed run."""
+    """One line per failed run, with its setup where there are several."""
+    if all(record.run.status == OK for record in records):
+        return []
+    setups = table.setups(table.runs(records))
+    whose = {run: f"{label}: " if len(setups) > 1 else "" for label, rows in setups for run in rows.run}
     return [
-        f"{record.run.n_prompt:,} prompt tokens, repeat {record.run.repeat + 1}: {record.run.error}"
-        for record in records
+        f"{whose[number]}{record.run.n_prompt:,} prompt tokens, repeat {record.run.repeat + 1}: {record.run.error}"
+        for number, record in enumerate(records)
         if record.run.status != OK
     ]
 

@@ -12,7 +12,7 @@ from lab.levers import Lever
 from lab.plan import join
 from lab.plot_why import FEW
 from lab.predict import Device, Prediction
-from lab.record import Ceilings, Model
+from lab.record import Ceilings, Model, Record
 from lab.roofline import Explained
 from lab.terminal import grid_of
 
@@ -64,7 +64,7 @@ def print_explained(
         ceiling = f"{100 * row.of_ceiling:.0f}"
         grid.add_row(f"{row.n_prompt:,}", f"{row.n_gen:,}", row.phase, *map(table.digits, figures), ceiling, row.limit)
     out.print(grid)
-    for sentence in [*map(where_it_went, rows), *map(advice_of, advice)]:
+    for sentence in [*map(where_it_went, rows), *verdicts(rows), *map(advice_of, advice)]:
         out.print(sentence)
 
 
@@ -82,6 +82,14 @@ def where_it_went(row: Explained) -> str:
     beside = f"choosing tokens {table.seconds(row.choosing_s)}, harness {table.seconds(row.harness_s)}"
     each = " a token" if row.phase == "decode" else ""
     return f"{row.phase} at {row.n_prompt:,}: {told}; beside it {beside}{each}."
+
+
+def caveat(record: Record) -> str | None:
+    """What the ceilings of attention leave out for this record's settings."""
+    settings = record.settings
+    if settings.flash_attn_resolved == "off" or settings.type_k != settings.type_v:
+        return "The ceiling of attention is that of flash attention on a cache of one type."
+    return None
 
 
 WHY = {
@@ -114,7 +122,10 @@ def advice_of(lever: Lever) -> str:
     """A change, what it promises, and how to try it."""
     gains = [
         f"{phase} {gain:.2f}x as fast"
-        for phase, gain in (("prefill", lever.prefill_gain), ("decode", lever.decode_gain))
+        for phase, gain in (
+            (f"prefill of {lever.prefill_at:,} tokens", lever.prefill_gain),
+            (f"decode after {lever.decode_at:,}", lever.decode_gain),
+        )
         if gain
     ]
     how = f" Try: {lever.command}" if lever.command else ""
@@ -161,7 +172,7 @@ def print_predictions(
 
 
 def print_devices(
-    model: Model, n_prompt: int, n_gen: int, rows: Sequence[tuple[Device, Prediction, bool]], out: Console
+    model: Model, n_prompt: int, n_gen: int, rows: Sequence[tuple[Device, Prediction, bool | None]], out: Console
 ) -> None:
     """The same request on many devices, a line each."""
     label = f"{model.name} {model.quantization or ''}, {n_prompt:,} tokens in and {n_gen:,} out"
@@ -175,7 +186,7 @@ def print_devices(
             _span(row.prefill_s),
             _span((1 / row.tpot_s[1], 1 / row.tpot_s[0])),
             _span(row.e2e_s),
-            "" if fits else f"does not fit into {device.memory_gb:g} GB",
+            "" if fits else "memory not known" if fits is None else f"does not fit into {device.memory_gb:g} GB",
         )
     out.print(grid)
 

@@ -216,7 +216,9 @@ def parse_line(line: bytes) -> Record | Ceilings:
     if not line.endswith(b"\n"):
         raise ValueError("it is not whole (the end of the line is missing)")
     try:
-        data = json.loads(line)
+        data = json.loads(line, parse_constant=_no_number)
+        if b"\\ud" in line.lower():
+            json.dumps(data, ensure_ascii=False).encode()  # half of a letter is no text
     except ValueError:
         raise ValueError("it is not JSON") from None
     schema = data.get("schema") if isinstance(data, dict) else None
@@ -227,6 +229,10 @@ def parse_line(line: bytes) -> Record | Ceilings:
     if "rates" in data:
         return typing.cast(Ceilings, _build(Ceilings, data, "ceilings"))
     return typing.cast(Record, _build(Record, data, "record"))
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _fields_of(value: Any) -> dict[str, Any]:

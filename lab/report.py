@@ -58,9 +58,9 @@ class Why:
     advice: list[str] = field(default_factory=list)
 
 
-def write(path: Path, records: Sequence[Record], known: Sequence[Ceilings]) -> Path:
+def write(path: Path, records: Sequence[Record], known: Sequence[Ceilings], at_least: float = compare.AT_LEAST) -> Path:
     """Write the page. `known` are ceilings, of any machines, to explain the records with. LabError where it cannot."""
-    text = page(records, known)
+    text = page(records, known, at_least)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")
@@ -69,8 +69,8 @@ def write(path: Path, records: Sequence[Record], known: Sequence[Ceilings]) -> P
     return path
 
 
-def page(records: Sequence[Record], known: Sequence[Ceilings]) -> str:
-    """The whole page as HTML."""
+def page(records: Sequence[Record], known: Sequence[Ceilings], at_least: float = compare.AT_LEAST) -> str:
+    """The whole page as HTML. Differences smaller than `at_least` are not claimed."""
     import jinja2
 
     every = table.runs(records)
@@ -79,11 +79,13 @@ def page(records: Sequence[Record], known: Sequence[Ceilings]) -> str:
     if not timed:
         raise LabError("There is nothing to report: no run went well.", "Look at the errors: lab show RESULTS")
     setups = [(label, part, [records[i] for i in dict.fromkeys(part.run)]) for label, part in table.setups(rows)]
-    whys, used = [], list[Ceilings]()
-    for number, (label, _, chosen) in enumerate(setups):
+    whys, used = list[Why](), list[Ceilings]()
+    for label, part, chosen in setups:
         found = probing.known(known, chosen[0].machine, chosen[0].settings.n_gpu_layers > 0)
         used += [found] if found and found not in used else []
-        whys.append(_why(label, chosen, found, number))
+        for n_gen in sorted(set(part.n_gen)):
+            alike = [record for record in chosen if record.run.n_gen == n_gen]
+            whys.append(_why(f"{label}, {n_gen:,} tokens generated", alike, known, len(whys)))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     days = sorted({record.run.started_at[:10] for record in timed})
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
@@ -92,7 +94,7 @@ def page(records: Sequence[Record], known: Sequence[Ceilings]) -> str:
         answers=[answer for label, part, _ in setups for answer in _answers(label if len(setups) > 1 else "", part)],
         dates=days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
         setups=[
-            {"label": label, "facts": _facts(chosen[0]), "parts": _parts(label, part, chosen)}
+            {"label": label, "facts": _facts(chosen[0]), "parts": _parts(label, part, records)}
             for label, part, chosen in setups
         ],
         failures=printing.failures(records),
@@ -102,7 +104,7 @@ def page(records: Sequence[Record], known: Sequence[Ceilings]) -> str:
         commands=_commands(records),
         n_records=len(records),
         packed=results.pack([*records, *used]),
-        **_comparison(timed, len(setups)),
+        **_comparison(timed, len(setups), at_least),
     )
 
 
@@ -114,11 +116,9 @@ def _question(setups: Sequence[Setup]) -> str:
     if len(labels) == 1:
         name, _, where = labels[0].partition(", ")
         return f"How fast does {name} read a prompt and write an answer{f' on {where}' if where else ''}?"
-    return (
-        f"Which is faster: {', '.join(labels[:-1])} or {labels[-1]}?"
-        if len(labels) < 4
-        else (f"Which of these {len(labels)} is fastest?")
-    )
+    if len(labels) > 3:
+        return f"Which of these {len(labels)} is fastest?"
+    return f"Which is faster: {', '.join(labels[:-1])} or {labels[-1]}?"
 
 
 def _answers(label: str, rows: pd.DataFrame) -> list[str]:
@@ -158,16 +158,17 @@ def _facts(record: Record) -> dict[str, str]:
 
 def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[dict[str, Any]]:
     """A table for each length of generation, its warnings beside the rows that they concern."""
-    trained = records[0].model.n_ctx_train
-    notes: dict[int, list[str]] = {}
-    for (_, _, n_prompt), words in printing.disturbed(records).items():
-        notes.setdefault(n_prompt, []).append(words)
     found = []
     for n_gen, part in table.summary(rows).groupby("n_gen"):
         headings, lines = printing.summary_cells(part)
-        shown = []
+        shown, mine = [], dict[int, Record]()
+        is_sweep = part.sweep_every.notna().all()
         for row, cells in zip(part.itertuples(), lines, strict=True):
-            beside = list(notes.get(row.n_prompt, []))
+            its = rows[(rows.n_gen == n_gen) & (rows.n_prompt == row.n_prompt)]
+            measured = {number: records[number] for number in its.run}
+            mine |= measured
+            beside = [] if is_sweep else [printing.doubts([record.run for record in measured.values()])]
+            trained = records[its.run.iloc[0]].model.n_ctx_train
             if trained is not None and row.n_prompt + n_gen > trained:
                 beside.append(
                     f"beyond the {trained:,} tokens that the model was trained for: the time holds, the text does not."
@@ -177,27 +178,28 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
                     "n_prompt": f"{row.n_prompt:,}",
                     "runs": f"{row.repeats}{' !' if row.disturbed else ''}",
                     "cells": cells,
-                    "notes": beside,
+                    "notes": [note for note in beside if note],
                 }
             )
+        walks = printing.doubts([record.run for record in mine.values()]) if is_sweep else ""
         found.append(
             {
                 "caption": f"{label}: {printing.heading(part)}",
                 "headings": headings,
                 "rows": shown,
-                "notes": noise.drift(records),
+                "notes": [*([walks] if walks else []), *noise.drift(list(mine.values()))],
                 "findings": printing.findings(part),
             }
         )
     return found
 
 
-def _comparison(records: Sequence[Record], n_setups: int) -> dict[str, Any]:
+def _comparison(records: Sequence[Record], n_setups: int, at_least: float) -> dict[str, Any]:
     """The setups against the first of them."""
     if n_setups < 2:
         return {"comparisons": []}
     found = compare.groups(records)
-    comparisons = compare.compare(found)
+    comparisons = compare.compare(found, at_least)
     return {
         "base": found[0].label,
         "differences": printing.differences(found),
@@ -210,7 +212,7 @@ def _comparison(records: Sequence[Record], n_setups: int) -> dict[str, Any]:
             }
             for each in comparisons
         ],
-        "how_compared": printing.how_compared(found, comparisons, compare.AT_LEAST),
+        "how_compared": printing.how_compared(found, comparisons, at_least),
     }
 
 
@@ -253,18 +255,15 @@ def _shares(label: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
     return found
 
 
-def _why(label: str, records: Sequence[Record], found: Ceilings | None, number: int) -> Why:
-    """What limited the runs of a setup, where the ceilings of its machine are known."""
-    if found is None:
-        hint = "What limited it is not known: the ceilings of this machine were not measured (lab ceilings)."
-        return Why(label, problem=hint)
+def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings], number: int) -> Why:
+    """What limited runs of one setup and one n_gen, where the ceilings of their machine are known."""
+    first = records[0]
     try:
+        found = probing.need(known, first.machine, first.settings.n_gpu_layers > 0, False, label)
         rows = roofline.explain(records, found)
     except LabError as problem:
-        return Why(label, problem=str(problem))
-    best = roofline.roof(found)
-    verdicts = printing_why.verdicts(rows)
-    parts = [printing_why.where_it_went(row) for row in rows]
+        return Why(label, problem=problem.what)
+    best, verdicts = roofline.roof(found), printing_why.verdicts(rows)
     pictures = [
         _picture(
             lambda figure: plot_why.plot_roofline(rows, best, label, figure.subplots()),
@@ -272,17 +271,21 @@ def _why(label: str, records: Sequence[Record], found: Ceilings | None, number: 
             "Roofline: what each phase reached (numbers: prompt tokens), under the best that the machine can do.",
             f"Roof: {table.digits(best.gbps)} GB/s, {table.digits(best.gflops)} GFLOP/s. {' '.join(verdicts)}",
             (5, 4.8),
-        ),
-        _picture(
-            lambda figure: plot_why.plot_where(rows, label, figure.subplots()),
-            f"where-{number}",
-            "Where the time of a whole request goes.",
-            " ".join(parts),
-            (5, 4.8),
-        ),
+        )
     ]
-    advice = [printing_why.advice_of(lever) for lever in levers.levers(rows, records[0], found)]
-    return Why(label, "", verdicts, pictures, advice)
+    if first.run.every is None:  # a sweep generates too little for a request
+        pictures.append(
+            _picture(
+                lambda figure: plot_why.plot_where(rows, label, figure.subplots()),
+                f"where-{number}",
+                f"Where the time of a request goes: a prompt and {first.run.n_gen:,} generated tokens.",
+                " ".join(printing_why.where_it_went(row) for row in rows),
+                (5, 4.8),
+            )
+        )
+    caveat = printing_why.caveat(first)
+    advice = [printing_why.advice_of(lever) for lever in levers.levers(rows, first, found)]
+    return Why(label, "", [*verdicts, *([caveat] if caveat else [])], pictures, advice)
 
 
 def _picture(

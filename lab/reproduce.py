@@ -16,25 +16,25 @@ from lab.record import Record
 
 
 def command(records: Sequence[Record]) -> str | None:
-    """The command line of one session, or of one variant of its trial; None for imported results."""
-    timed = [record for record in records if not record.run.warmup]
+    """The command line of one session; None for imported results. What the variants of a trial share stands once."""
+    timed = [record for record in records if not record.run.warmup] or list(records)
     if not timed or any(record.run.totals for record in timed):
         return None
     run = timed[0].run
     lengths = ",".join(str(n) for n in sorted({record.run.n_prompt for record in timed}))
     repeat = 1 + max(record.run.repeat for record in timed)
+    shared = [option for option in options(timed[0]) if all(option in options(record) for record in records)]
     if run.block is not None:
-        variants = sorted({record.run.variant or "" for record in timed})
         blocks = 1 + max(record.run.block or 0 for record in timed)
-        told = [variant.partition(": ")[2].replace("as it is", "") for variant in variants]
-        words = ["lab", "ab", *told, "--prompt-len", lengths, "--gen", str(run.n_gen), "--blocks", str(blocks)]
+        by_name = {record.run.variant or "": options(record) for record in records}
+        own = [shlex.join(w for each in by_name[name] if each not in shared for w in each) for name in sorted(by_name)]
+        words = ["lab", "ab", *own, "--prompt-len", lengths, "--gen", str(run.n_gen), "--blocks", str(blocks)]
     elif run.every is not None:
         words = ["lab", "sweep", "--max-len", lengths, "--every", str(run.every), "--gen", str(run.n_gen)]
         words += ["--repeat", str(repeat)]
     else:
         words = ["lab", "measure", "--prompt-len", lengths, "--gen", str(run.n_gen), "--repeat", str(repeat)]
-    shared = set.intersection(*(set(options(record)) for record in timed))
-    return shlex.join([*words, *(word for option in options(timed[0]) if option in shared for word in option)])
+    return shlex.join([*words, *(word for option in shared for word in option)])
 
 
 def options(record: Record) -> list[tuple[str, str]]:

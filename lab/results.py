@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import gzip
-import hashlib
 import io
 import itertools
 import os
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from lab.errors import LabError
-from lab.record import Ceilings, Record, parse_line, to_json
+from lab.record import Ceilings, Record, Run, parse_line, to_json
 
 PAGE = ".html"
 MOST_UNPACKED = 1 << 30
@@ -39,7 +38,7 @@ class Reading:
 
 def append(path: Path, record: Record | Ceilings) -> None:
     """Append one line and flush it to the disk. After a failed write the file ends as before, whole."""
-    line = (to_json(record) + "\n").encode(errors="surrogateescape")
+    line = (to_json(record) + "\n").encode(errors="replace")
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         try:
@@ -60,33 +59,32 @@ def free_path(folder: Path, stem: str) -> Path:
 def read(paths: Iterable[str | Path]) -> Reading:
     """Records of results files, or of folders of them. Lines that cannot be read are named, not fatal.
 
-    A line that was read before (a file and a concatenation with it, say) does not count twice.
+    A run that was read before (in a file and in a page made of it, say) does not count twice.
     """
     records: list[Record] = []
     ceilings: list[Ceilings] = []
     skipped: list[str] = []
-    seen: dict[bytes, bool] = {}
+    seen: set[tuple[str, Run] | Ceilings] = set()
     for path in _files(paths):
         broken: dict[str, list[int]] = {}
         with _open(path) as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
-                digest = hashlib.blake2b(line, digest_size=16).digest()
-                if digest in seen:
-                    if seen[digest]:  # ceilings may well be in many files
-                        broken.setdefault("it was read before", []).append(number)
-                    continue
-                seen[digest] = True
                 try:
                     parsed = parse_line(line)
-                    if isinstance(parsed, Record):
-                        records.append(parsed)
-                    else:
-                        ceilings.append(parsed)
-                        seen[digest] = False
                 except ValueError as problem:
                     broken.setdefault(str(problem), []).append(number)
+                    continue
+                identity = (parsed.session, parsed.run) if isinstance(parsed, Record) else parsed
+                if identity in seen:
+                    if isinstance(parsed, Record):  # ceilings may well be in many files
+                        broken.setdefault("it was read before", []).append(number)
+                elif isinstance(parsed, Record):
+                    records.append(parsed)
+                else:
+                    ceilings.append(parsed)
+                seen.add(identity)
         for why, lines in broken.items():
             more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
             skipped.append(f"{path.name} line {lines[0]}{more} skipped: {why}")
@@ -96,7 +94,7 @@ def read(paths: Iterable[str | Path]) -> Reading:
 def pack(lines: Iterable[Record | Ceilings]) -> str:
     """The lines of a results file, compressed, in letters that a page can hold."""
     text = "".join(to_json(line) + "\n" for line in lines)
-    return base64.b64encode(gzip.compress(text.encode(errors="surrogateescape"), mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(errors="replace"), mtime=0)).decode()
 
 
 def _open(path: Path) -> IO[bytes]:

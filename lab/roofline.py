@@ -234,6 +234,8 @@ def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> PhaseCos
         if step is None or kernels is None:
             return None
         found.append((step, kernels))
+    if not found:
+        return None
     seconds = sum(steps.ready_ns[i] - steps.start_ns[i] for i in chosen) / 1e9
     parts = len(chosen) if phase == "decode" else 1
     step = cost.StepCost(*(sum(each) / parts for each in zip(*(dataclasses.astuple(s) for s, _ in found), strict=True)))

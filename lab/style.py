@@ -123,8 +123,8 @@ def tidy(ax: Axes, legend_below: bool = False) -> Axes:
     ax.grid(True, which="major", color=GRID, lw=0.6)
     ax.set_axisbelow(True)
     figure, place = ax.get_figure(root=True), ax.get_subplotspec()
-    assert figure is not None and place is not None
-    width = figure.get_figwidth() / place.get_gridspec().ncols
+    assert figure is not None
+    width = figure.get_figwidth() / (place.get_gridspec().ncols if place else 1)
     handles, labels = ax.get_legend_handles_labels()
     wrapped = ["\n".join(textwrap.wrap(label, int(LEGEND_WIDTH * width))) for label in labels]
     below: dict[str, Any] = {}

@@ -202,8 +202,10 @@ def _named(row: pd.Series, names: Sequence[str]) -> list[str]:
             words += [] if name in ("sweep_every", "variant") else [f"{name} unknown"]
             continue
         text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
-        text = text if len(text) <= 40 or name == "variant" else f"{text[:12]}..."
-        words.append(text if name in ("model", "machine", "variant") else f"{name} {text}")
+        if name in ("model", "machine", "variant"):
+            words.append(text)
+        else:
+            words.append(f"{name} {text if len(text) <= 40 else f'{text[:12]}...'}")
     return words
 
 

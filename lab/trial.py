@@ -12,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import random
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,10 @@ def ab(
     A variant holds settings of `make_plan` (a model too), `shared` those of all. A notebook shows a line.
     """
     named = [
-        (" ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings.items()), settings)
+        (
+            " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in settings.items()),
+            settings,
+        )
         for settings in variants
     ]
     with Worker() as worker, notebook.watching() as watch:

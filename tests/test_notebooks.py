@@ -11,15 +11,18 @@ import pytest
 from nbclient import NotebookClient
 
 from lab import lesson, notebook
+from lab.errors import LabError
 from lab.progress import Status
 from lab.record import SCHEMA
+from tests.conftest import MODEL, make_record, make_run
+from tests.test_explain import FAST
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("01-two-phases", "02-what-limits-each", "03-the-kv-cache", "04-your-machine-and-others")
 ANSWERS = {  # of each exercise a right answer and a wrong one, in the names that the notebook has by then
     "01": [
         ("first.e2e_s + (500 - first.n_gen) * first.tpot_ms / 1e3", "500 * first.tpot_ms"),
-        ("199 * first.tpot_ms / 1e3 / rows.prefill_s[2 * step] * 2 * step", "200"),
+        ("min(n for n in range(1, 10**5) if reading.seconds(n) >= 199 * first.tpot_ms / 1e3)", "2"),
         ('"B"', '"a"'),
     ],
     "02": [("1.88", "2"), ("roof.gflops / roof.gbps * 20 / 32 / 2", "roof.ridge"), ('"b"', '"a"')],
@@ -132,16 +135,18 @@ def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
 def test_a_guess_is_set_beside_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     for guess in (..., 10, 5, 9.5, "ten", True, 0, float("nan")):
         lesson.beside(guess, 10.0, "ms")
+    lesson.beside(3, float("inf"), "times as long")
     said = capsys.readouterr().out.splitlines()
     assert "you wrote no guess" in said[0] and said[4] == said[5] == said[7] == said[0]
     assert said[1] == "your guess: 10.0 ms; measured: 10.0 ms; well guessed"
     assert said[2] == "your guess: 5.00 ms; measured: 10.0 ms; you guessed 2 times too little"
     assert "well guessed" in said[3]
     assert said[6].endswith("off by 10.0")
+    assert said[8] == "times as long: this measurement cannot tell"
 
 
 def test_an_answer_is_right_wrong_or_none(capsys: pytest.CaptureFixture[str]) -> None:
-    for answer in (..., 95, 80, "ninety"):
+    for answer in (..., 110, 111, "ninety"):
         lesson.check(answer, 100.0, "count again")
     for answer in (" B", "c", 3):
         lesson.check(answer, "b", "think")
@@ -149,6 +154,16 @@ def test_an_answer_is_right_wrong_or_none(capsys: pytest.CaptureFixture[str]) ->
     assert said[0].startswith("No answer yet") and said[1] == "Right."
     assert said[2] == "Not yet. Hint: count again" and "is no number" in said[3]
     assert said[4:] == ["Right.", "Not yet. Hint: think", "Not yet. Hint: think"]
+
+
+def test_a_failed_measurement_is_a_sentence() -> None:
+    failed = [make_record(make_run(status="failed", error="no memory"))]
+    for shown in (lesson.figures, lesson.both_laws, lesson.compare, lambda records: lesson.explain(records, FAST)):
+        with pytest.raises(LabError, match=r"No run went well\. 20 prompt tokens, repeat 1: no memory"):
+            shown(failed)
+    with pytest.raises(LabError, match="Q5_0 with 2 threads are not measured"):
+        lesson.kernels(FAST, MODEL, 2, ["Q5_0"])
+    assert LabError("It broke.", "Mend it.")._render_traceback_() == ["Error: It broke.\nMend it."]
 
 
 def test_outside_of_a_notebook_there_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:

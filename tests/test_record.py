@@ -63,6 +63,8 @@ def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
         (lambda line: line.replace(b'"n_tokens":[8,', b'"n_tokens":['), "differ in length"),
         (lambda line: line.replace(b'"n_past":[0,', b'"n_past":["0",'), "record.run.steps.n_past"),
         (lambda line: line.replace(b'"run":', b'"ran":'), "record.run is not an object"),
+        (lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":NaN'), "not JSON"),
+        (lambda line: line.replace(b'"name":"tiny"', b'"name":"\\ud800"'), "not JSON"),
     ],
 )
 def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path, broken: object, why: str) -> None:

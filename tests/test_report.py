@@ -68,7 +68,7 @@ def test_a_page_says_what_was_measured() -> None:
     assert "A prompt of 1,000 tokens is read in 2.00 s; after it each token takes 11.0 ms (90.9 a second)." in page.text
     assert "2 runs are too few for an interval" in page.text
     assert "beyond the 1,000 tokens that the model was trained for" in page.text
-    assert "the ceilings of this machine were not measured" in page.text
+    assert "The ceilings of tiny Q4_0, Test CPU, 4 cores, 5 tokens generated are not measured." in page.text
     assert "lab measure --prompt-len 10,100,1000 --gen 5 --repeat 2" in page.text
     assert "<title>" in report.page(session(), []) and "Which is faster" not in page.text
 
@@ -88,7 +88,7 @@ def test_what_limited_it_is_told_where_the_ceilings_are_known() -> None:
     assert "Writing after a prompt of 20 tokens was limited by the kernel of its quantization" in page.text
     assert "91 % of what its kernels can do" in page.text
     other = dataclasses.replace(FAST, machine=dataclasses.replace(MACHINE, cpu="Another"))
-    assert "were not measured" in Page(report.page(timed(1.1), [other])).text
+    assert "of another machine or build" in Page(report.page(timed(1.1), [other])).text
     blind = dataclasses.replace(FAST, rates=FAST.rates[-1:])
     assert "are not measured" in Page(report.page(timed(1.1), [blind])).text
 
@@ -101,6 +101,11 @@ def test_warnings_stand_beside_the_figures_that_they_concern() -> None:
     assert "! 20 prompt tokens: another process used 0.9 of a core during 2 of 2 runs" in row[: row.index("</table>")]
     assert "Do not trust these figures" in row
     assert "(random weights)" in Page(text).text and "the text means nothing" in Page(text).text
+    quiet = [make_record(make_run(20, 9, i), model=random) for i in range(2)]
+    both = report.page([*(dataclasses.replace(each, model=random) for each in noisy), *quiet], [])
+    assert both.count("another process used") == 1  # the quiet runs of the same length have their own table
+    walk = dataclasses.replace(watched([90] * 20), every=5, steps=make_run(20, 5, every=5).steps)
+    assert Page(report.page([make_record(walk)], [])).text.count("another process used") == 1
     failed = make_record(make_run(50, status="failed", error="no memory"))
     assert "failed: 50 prompt tokens, repeat 1: no memory" in Page(report.page([*session(), failed], [])).text
 
@@ -111,6 +116,15 @@ def test_two_setups_are_compared() -> None:
     assert "Which is faster: tiny Q4_0, n_threads 2 or tiny Q4_0, n_threads 4?" in page.text
     assert "n_threads 2 4" in page.text and "too few runs to tell (2 against 2" in page.text
     assert "--threads 4" in page.text and "--threads 2" in page.text
+    gone = make_record(make_run(50, status="failed", error="x"), settings=four)
+    assert "failed: tiny Q4_0, n_threads 4: 50 prompt tokens" in Page(report.page([*session(), gone], [])).text
+    blocks = [
+        make_record(make_run(20, 2, prefill_ms=ms, block=block, variant=name))
+        for block in range(8)
+        for name, ms in (("A: x", 1), ("B: y", 1.03))
+    ]
+    assert "slower: 1.03x the time" in report.page(blocks, [])
+    assert "no difference larger than 3 %" in report.page(blocks, [], at_least=0.05)
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -129,6 +143,8 @@ def test_the_records_come_back(tmp_path: Path) -> None:
     assert list(reading.records) == session() and reading.ceilings == (FAST,)
     code, out, _ = run_lab("show", path)
     assert code == 0 and "1,000" in out
+    again = report.write(tmp_path / "s.html", results.read([SAMPLE]).records, [])
+    assert len(results.read([SAMPLE, again]).records) == 12
     results.append(tmp_path / "b.jsonl", make_record(make_run(), session="b"))
     code, out, err = run_lab("compare", path, tmp_path / "b.jsonl", "--no-plot")
     assert code == 0 and "session b" in out, err
@@ -178,6 +194,7 @@ def test_a_report_needs_a_run_and_a_good_name(tmp_path: Path) -> None:
         ((tmp_path / "failed.jsonl",), "nothing to report"),
         ((tmp_path / "a.jsonl", "-o", tmp_path / "a.pdf"), "no name for a page"),
         ((tmp_path / "none.jsonl",), "no results file"),
+        ((tmp_path / "a.jsonl", "--ceilings", tmp_path / "none"), "no folder"),
         ((tmp_path / "a.jsonl", "-o", "/dev/null/a.html"), "cannot be written"),
     ):
         code, _, err = run_lab("report", *arguments)
@@ -197,7 +214,7 @@ def test_a_measurement_and_a_trial_end_with_a_report(tmp_path: Path) -> None:
     code, out, err = run_lab(*trial, "-o", tmp_path / "ab")
     assert code == 0, err
     page = Path(json.loads(out)["report"]).read_text()
-    assert "lab ab &#39;--threads 1&#39; &#39;--threads 1&#39; --prompt-len 8 --gen 3 --blocks 1" in page
+    assert "lab ab &#39;&#39; &#39;&#39; --prompt-len 8 --gen 3 --blocks 1 --threads 1" in page
 
 
 # The command that makes the records again
@@ -232,7 +249,8 @@ def test_the_command_makes_the_same_plan(asked: dict[str, Any]) -> None:
     [
         ({"name": "smollm2-135m", "source": "requantized", "quantization": "Q8_0"}, "smollm2-135m:Q8_0"),
         ({"name": "phi-3-mini", "source": "synthetic", "quantization": "Q4_0"}, "synthetic:phi-3-mini:Q4_0"),
-        ({"name": "phi-3-mini", "source": "hub"}, "phi-3-mini"),
+        ({"name": "phi-3-mini", "source": "hub", "quantization": "Q4_K_M"}, "phi-3-mini"),
+        ({"name": "phi-3-mini", "source": "hub", "quantization": "Q8_0"}, "phi-3-mini:Q8_0"),
         ({"name": "x", "source": "hub", "repo": "a/b", "file": "x.gguf", "revision": "abc"}, "hf:a/b/x.gguf@abc"),
         ({"name": "x", "source": "file", "file": "my model.gguf"}, "'my model.gguf'"),
     ],
@@ -249,7 +267,18 @@ def test_the_command_of_a_trial_has_its_variants_and_what_they_share() -> None:
             settings = dataclasses.replace(SETTINGS, n_threads=n, n_threads_batch=n, flash_attn="on")
             records.append(make_record(make_run(block=block, variant=variant), settings=settings))
     assert reproduce.command(records) == (
-        "lab ab '--threads 1' '' --prompt-len 20 --gen 5 --blocks 2 --model tiny.gguf --ubatch 8 --flash-attn on"
+        "lab ab '--threads 1' '--threads 2' --prompt-len 20 --gen 5 --blocks 2 --model tiny.gguf --ubatch 8 "
+        "--flash-attn on"
+    )
+    shared = dataclasses.replace(SETTINGS, n_threads_batch=4)  # --threads-batch 4 outside, and inside of a variant
+    own = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=4, flash_attn="off")
+    trial = [
+        make_record(make_run(block=0, variant=name), settings=each)
+        for name, each in (("A: as it is", shared), ("B: -t 1 -fa off", own))
+    ]
+    assert reproduce.command(trial) == (
+        "lab ab '--threads 2' '--threads 1 --flash-attn off' --prompt-len 20 --gen 5 --blocks 1 --model tiny.gguf "
+        "--threads-batch 4 --ubatch 8"
     )
     assert reproduce.command([make_record(make_run(totals=Totals(1, 1)))]) is None
 

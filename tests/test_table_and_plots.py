@@ -165,6 +165,13 @@ def test_outliers_are_marked_at_the_edge_and_counted() -> None:
     assert "1 point above the axis" in ax.get_legend_handles_labels()[1][0]
 
 
+def test_axes_of_ones_own_will_do() -> None:
+    from matplotlib.figure import Figure
+
+    ax = Figure().add_axes((0.1, 0.1, 0.8, 0.8))
+    assert plot.plot_prefill(session(), ax) is ax
+
+
 def test_nothing_to_draw_is_an_error() -> None:
     with pytest.raises(LabError, match="no run went well"):
         plot.plot_prefill([make_record(make_run(status="failed"))])
