@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lab import catalog, cost, machine, notebook, results, shapes
+from lab import catalog, cost, machine, noise, notebook, results, shapes
 from lab.bench import utc_now
 from lab.errors import LabError
 from lab.kernels import ATTENTION, MUL_MAT, Probe
@@ -94,10 +95,12 @@ def measure(
 
     `types` are measured beside the model's own; `asked` are settings of `make_plan`, such as threads.
     """
-    tell = notebook.line()
+    tell, said = notebook.line(), list[str]()
     with Worker() as worker:
         shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **asked)
-        found = obtain(worker, plan, shape, types, tell, Path(out))
+        found = obtain(worker, plan, shape, types, tell, said.append, Path(out))
+    for sentence in said:
+        warnings.warn(sentence, stacklevel=2)
     tell(f"{len(found.rates)} kernels are known, measured {found.measured_at}")
     return found
 
@@ -108,18 +111,27 @@ def obtain(
     model: Model,
     types: Sequence[str],
     watch: Callable[[str], None],
+    warn: Callable[[str], None],
     folder: Path,
     again: bool = False,
 ) -> Ceilings:
     """Measure what `folder` does not know of the plan's machine and settings, keep it there, and return all of it.
 
-    With `again` everything is measured anew. `watch` is told what comes next.
+    With `again` everything is measured once more. `watch` is told what comes next, `warn` what disturbed it.
     """
     on_gpu = plan.settings.n_gpu_layers > 0
     wanted = probes(model, plan.settings, types)
     todo = missing(wanted, None if again else known(kept(folder), plan.machine, on_gpu))
     if todo:
-        run_probes(worker, plan.machine, todo, on_gpu, watch, folder)
+        noisy = machine.NoiseWatch(worker.pid)
+
+        def tell(what: str) -> None:
+            noisy.sample()
+            watch(what)
+
+        run_probes(worker, plan.machine, todo, on_gpu, tell, folder)
+        if words := noise.during(noisy.finish()):
+            warn(f"While the ceilings were measured, {words}. Some may be too low: measure once more (--again).")
     found = known(kept(folder), plan.machine, on_gpu)
     assert found is not None
     return found
@@ -177,7 +189,7 @@ def kept(folder: Path) -> list[Ceilings]:
 
 
 def known(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool = False) -> Ceilings | None:
-    """What was measured of this machine and build, of `given` the newest of each probe; None where nothing was.
+    """What was measured of this machine and build, of `given` the best of each probe; None where nothing was.
 
     With `force` the ceilings of any machine will do: those that were measured last.
     """
@@ -187,8 +199,11 @@ def known(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool = 
         fitting = [old for old in given if same(old.machine, given[-1].machine)]
     if not fitting:
         return None
-    rates = {key(rate): rate for old in fitting for rate in old.rates}
-    return Ceilings(fitting[-1].measured_at, fitting[-1].machine, on_gpu, tuple(rates.values()))
+    best: dict[tuple[object, ...], Rate] = {}
+    for rate in (rate for old in fitting for rate in old.rates):
+        if key(rate) not in best or gbps(rate) > gbps(best[key(rate)]):  # a bad moment does not lower a ceiling
+            best[key(rate)] = rate
+    return Ceilings(fitting[-1].measured_at, fitting[-1].machine, on_gpu, tuple(best.values()))
 
 
 def need(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool, what: str) -> Ceilings:

@@ -39,6 +39,8 @@ def main() -> None:
         sys.exit(EXIT_FAILED)
     except click.ClickException as problem:
         problem.show()
+        if "unexpected extra argument" in problem.format_message():
+            click.echo("Several lengths or models are written with commas: --prompt-len 10,100,1000", err=True)
         sys.exit(problem.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted.", err=True)

@@ -36,7 +36,11 @@ def compare(
     records = list(read(results).records)
     found = comparing.groups(records, base)
     comparisons = comparing.compare(found, at_least)
-    plots = [] if no_plot else draw(records, plot_folder(results, out), f"{Path(results[0]).stem}-compared")
+    plots = (
+        []
+        if no_plot
+        else draw(comparing.by_session(records), plot_folder(results, out), f"{Path(results[0]).stem}-compared")
+    )
     if as_json:
         terminal.print_json(
             {**printing.comparisons_as_json(found, comparisons), "plots": [str(plot) for plot in plots]}

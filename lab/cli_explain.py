@@ -23,7 +23,7 @@ MOST_TOKENS = 10_000_000
 @with_options(
     *SETTINGS,
     click.option("--types", default="Q4_0,Q8_0", show_default=True, help="Weight types to measure beside the model's."),
-    click.option("--again", is_flag=True, help="Measure even what is known of this machine and build."),
+    click.option("--again", is_flag=True, help="Measure what is known, too; the best of each counts."),
     click.option("--out", "-o", default="results", show_default=True, help="Folder with the results."),
     click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
 )
@@ -46,7 +46,10 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
         for line in terminal.describe(plan.machine, model):
             err.print(line)
         extra = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
-        found = probing.obtain(worker, plan, model, extra, err.print, Path(out), again)
+        said = list[str]()
+        found = probing.obtain(worker, plan, model, extra, err.print, said.append, Path(out), again)
+    for sentence in said:
+        err.print(f"{sentence}", style="yellow")
     if as_json:
         terminal.print_json(dataclasses.asdict(found))
         return

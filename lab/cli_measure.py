@@ -223,6 +223,8 @@ def _files(
     if report and any_good(records):
         known = ceilings.kept(path.parent)
         files["report"] = tell("report", page.write(path.with_suffix(".html"), records, known, at_least))
+    if out and any_good(records):
+        out.print(f"next     what limited it: lab ceilings && lab explain {path}; a page to hand on: lab report {path}")
     return files
 
 

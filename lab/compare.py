@@ -9,6 +9,7 @@ block, which takes out whatever the machine did meanwhile.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
@@ -73,12 +74,10 @@ def groups(records: Sequence[Record], base: str | None = None) -> list[Group]:
 
     Where all is one setup, its sessions are the groups. LabError where there is nothing to compare.
     """
-    rows = table.runs(records)
+    rows = table.runs(by_session(records))
     rows = rows[(rows.status == OK) & ~rows.warmup]
     found = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
-    if len(found) == 1 and rows.session.nunique() > 1:
-        found = [Group(f"session {name}", part) for name, part in rows.groupby("session", sort=False)]
-    if found and rows.variant.notna().all():  # of a trial: A is the base, whatever came first
+    if found and rows.block.notna().all():  # of a trial: A is the base, whatever came first
         found.sort(key=lambda group: str(group.rows.variant.iloc[0]))
     if len(found) < 2:
         raise LabError(
@@ -95,10 +94,23 @@ def groups(records: Sequence[Record], base: str | None = None) -> list[Group]:
     return found
 
 
+def by_session(records: Sequence[Record]) -> list[Record]:
+    """The same records; where all are of one setup, their sessions are made variants, to be set beside each other."""
+    rows = table.runs([record for record in records if record.run.status == OK and not record.run.warmup])
+    if rows.empty or len(table.setups(rows)) > 1 or rows.session.nunique() < 2:
+        return list(records)
+    return [
+        dataclasses.replace(record, run=dataclasses.replace(record.run, variant=f"session {record.session}"))
+        for record in records
+    ]
+
+
 def differences(found: Sequence[Group]) -> dict[str, list[Any]]:
     """The fields of the setup in which groups differ, with each group's value; None is unknown."""
     first = [group.rows.iloc[0] for group in found]
     values = {name: [None if row[name] != row[name] else row[name] for row in first] for name in table.SETUP}
+    if any(group.rows.block.isna().all() for group in found):  # not a trial: sessions, which differ in no setting
+        del values["variant"]
     values["sweep_every"] = [None if every is None else int(every) for every in values["sweep_every"]]
     return {name: each for name, each in values.items() if len(set(each)) > 1}
 
@@ -187,6 +199,13 @@ def _verdict(ratio: Ratio | None, at_least: float) -> tuple[str, str]:
         return SLOWER, f"slower: {ratio.estimate:.3g}x the time"
     if ratio.high < 1 / (1 + at_least):
         return FASTER, f"faster: {1 / ratio.estimate:.3g}x as fast"
+    if ratio.high < 1 or ratio.low > 1:
+        ends = sorted((ratio.low, ratio.high) if ratio.low > 1 else (1 / ratio.high, 1 / ratio.low))
+        word = SLOWER if ratio.low > 1 else FASTER
+        return (
+            ALIKE,
+            f"{word} by {100 * (ends[0] - 1):.2g} to {100 * (ends[1] - 1):.2g} %: too near to none to be claimed",
+        )
     largest = max(ratio.high, 1 / ratio.low) - 1
     return ALIKE, f"no difference larger than {100 * largest:.2g} %"
 

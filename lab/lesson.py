@@ -48,12 +48,18 @@ def compare(records: Sequence[Record]) -> None:
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
-    """What limited runs of one setup, as `lab explain` prints it; returns its rows, for the pictures."""
+    """What limited runs of one setup, as `lab explain` prints it before its `promises`; its rows, for the pictures."""
     timed = _timed(records)
     rows = roofline.explain(timed, ceilings)
-    advice = levers.levers(rows, timed[0], ceilings)
-    printing_why.print_explained(table.model_label(timed[0]), rows, ceilings, advice, terminal.console())
+    printing_why.print_explained(table.model_label(timed[0]), rows, ceilings, [], terminal.console())
     return rows
+
+
+def promises(records: Sequence[Record], ceilings: Ceilings) -> None:
+    """What the ceilings promise of other settings, as `lab explain` prints it."""
+    timed = _timed(records)
+    for lever in levers.levers(roofline.explain(timed, ceilings), timed[0], ceilings):
+        print(printing_why.advice_of(lever))
 
 
 def figures(records: Sequence[Record]) -> pd.DataFrame:
@@ -126,11 +132,11 @@ def split(records: Sequence[Record]) -> None:
     """A generation as the sum of its two jobs, with this machine's numbers (medians)."""
     for row in figures(records).itertuples():
         writes = (row.n_gen - 1) * row.tpot_ms / 1e3
+        parts = table.seconds(row.prefill_s), table.seconds(writes), table.seconds(row.e2e_s)
         print(
-            f"{row.n_prompt:,} in, {row.n_gen:,} out: the whole {table.seconds(row.e2e_s)} = "
-            f"reading {table.seconds(row.prefill_s)} + writing {row.n_gen - 1:,} x {table.seconds(row.tpot_ms / 1e3)}"
-            f" = {table.seconds(row.prefill_s)} + {table.seconds(writes)}; "
-            f"reading is {100 * row.prefill_share:.0f} % of it"
+            f"{row.n_prompt:,} in, {row.n_gen:,} out: reading {parts[0]} + writing {row.n_gen - 1:,} x "
+            f"{table.seconds(row.tpot_ms / 1e3)} = {parts[0]} + {parts[1]}, of {parts[2]} in all (each a median of its "
+            f"own); reading is {100 * row.prefill_share:.0f} %"
         )
 
 
@@ -184,7 +190,12 @@ def beside(guess: Any, measured: float, unit: str, how: str = "measured") -> Non
     found = f"{how}: {table.digits(measured)} {unit}"
     number = _number(guess)
     if number is None:
-        print(f"{found}; you wrote no guess (put a number in place of the dots and run both cells again)")
+        why = (
+            "you wrote no guess"
+            if guess is ...
+            else f"{guess!r} is no number (write one, such as 12.5, without a unit)"
+        )
+        print(f"{found}; {why}")
         return
     told = f"your guess: {table.digits(number)} {unit}; {found}; "
     if number <= 0 or measured <= 0:
@@ -194,7 +205,7 @@ def beside(guess: Any, measured: float, unit: str, how: str = "measured") -> Non
     if factor <= CLOSE:
         print(told + "well guessed")
     else:
-        print(told + f"you guessed {factor:.2g} times too {'much' if number > measured else 'little'}")
+        print(told + f"you guessed {table.digits(factor)} times too {'much' if number > measured else 'little'}")
 
 
 def check(answer: Any, right: float | str, hint: str, within: float = 0.1) -> None:

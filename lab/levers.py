@@ -90,8 +90,8 @@ def _lever(
             new = roofline.step_kernels(model, settings, ceilings, *shape)
             if old is None or new is None:
                 return None
-            kept = row.measured_s - row.kernels.total_s
-            gains[phase] = row.measured_s / (kept + row.kernels.total_s * new.total_s / old.total_s)
+            kept = max(0.0, row.measured_s - row.kernels.total_s)
+            gains[phase] = row.measured_s / (kept + (row.measured_s - kept) * new.total_s / old.total_s)
     except LabError:
         return None
     ends = ordered[-1].n_prompt, ordered[0].n_prompt

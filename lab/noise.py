@@ -65,6 +65,15 @@ def cores(noise: Noise, column: Sequence[int] | None) -> tuple[float, float]:
     return mean, worst
 
 
+def during(noise: Noise) -> str:
+    """What other processes and the host took while something else than a run was measured; "" for nothing."""
+    samples = noise.samples
+    if samples is None:
+        return ""
+    amounts = {OTHERS: max(cores(noise, samples.others_ms)), STEAL: max(cores(noise, samples.steal_ms))}
+    return "; ".join(f"{cause} {amount:.2g} of a core" for cause, amount in amounts.items() if amount > WORST_CORES)
+
+
 def sentences(runs: Sequence[Run]) -> list[str]:
     """What disturbed these runs (repeats of one measurement), in words."""
     found = [disturbances(run) for run in runs]

@@ -183,6 +183,11 @@ def make_plan(
             f"--n-gpu-layers {n_gpu_layers} has no effect: this build of llama.cpp finds no GPU. "
             "The README says how to install one that does."
         )
+    if here.n_cores_usable and max(threads or 1, threads_batch or 1) > here.n_cores_usable:
+        warnings.append(
+            f"This machine has {here.n_cores_usable} cores: more threads than that wait for one another, and "
+            "everything becomes many times slower."
+        )
     all_layers = -1 if shape.n_layer is None else shape.n_layer + 1  # llama.cpp: the output layer counts, -1 is all
     n_threads = threads or machine.default_threads()
     settings = Settings(

@@ -70,10 +70,10 @@ def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) 
     names = (
         "prefill: weights",
         "prefill: attention",
-        "prefill: beside the kernels",
+        "prefill: all else",
         "decode: weights",
         "decode: KV cache",
-        "decode: beside the kernels",
+        "decode: all else",
     )
     parts: dict[str, list[float]] = {name: [0.0] * len(requests) for name in names}
     for row in rows:

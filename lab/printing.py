@@ -32,6 +32,8 @@ SHOWN = {
 
 DISTURBED = "!"
 
+MEANINGS = "TTFT: time to the first token. TPOT: time of each further one. E2E: the whole."
+
 
 def summary_cells(rows: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, str]]]]:
     """The headings of a summary, and for each of its rows every figure with its interval.
@@ -81,6 +83,8 @@ def print_results(records: Sequence[Record], out: Console) -> None:
             out.print()
             out.print(Text(label, style="bold") + Text(f": {heading(part)}"))
             out.print(summary_table(part))
+            if part.tpot_ms.notna().any():
+                out.print(Text(MEANINGS, style="dim"))
             for sentence in findings(part):
                 out.print(sentence)
     if not len(rows):
@@ -218,7 +222,8 @@ def how_compared(found: Sequence[Group], comparisons: Sequence[Comparison], at_l
     how = "block by block, measured side by side" if paired else "run against run"
     said = [
         f"Time ratio: other over base, {how}. All intervals together hold with 95 %; "
-        f"differences below {at_least:.1%} are not claimed."
+        f"differences below {at_least:.1%} are not claimed. A ratio is a median of ratios, so it need not be that of "
+        "the two columns."
     ]
     if not paired and all(group.rows.machine.iloc[0] == found[0].rows.machine.iloc[0] for group in found):
         said.append("These sessions were not measured side by side: part of a difference may be the hour. See lab ab.")

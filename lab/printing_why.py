@@ -115,7 +115,15 @@ def verdicts(rows: Sequence[Explained]) -> list[str]:
             lengths = f"{alike[0].n_prompt:,} to {alike[-1].n_prompt:,}"
             shares = f"{100 * ends[0]:.0f} to {100 * ends[-1]:.0f} %"
         said.append(f"{what} {lengths} tokens was limited by {WHY[limit]}: {shares} of what its kernels can do.")
+    if max(row.of_ceiling for row in rows) > BEYOND:
+        said.append(
+            "Nothing is faster than its ceiling: these were measured in a bad moment. Run: lab ceilings --again"
+        )
     return said
+
+
+BEYOND = 1.1
+"""A phase that reaches more than this of its ceiling shows that the ceiling is wrong."""
 
 
 def advice_of(lever: Lever) -> str:

@@ -73,12 +73,13 @@ def page(records: Sequence[Record], known: Sequence[Ceilings], at_least: float =
     """The whole page as HTML. Differences smaller than `at_least` are not claimed."""
     import jinja2
 
-    every = table.runs(records)
+    apart = compare.by_session(records)
+    every = table.runs(apart)
     rows = every[(every.status == OK) & ~every.warmup]
-    timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+    timed = [record for record in apart if record.run.status == OK and not record.run.warmup]
     if not timed:
         raise LabError("There is nothing to report: no run went well.", "Look at the errors: lab show RESULTS")
-    setups = [(label, part, [records[i] for i in dict.fromkeys(part.run)]) for label, part in table.setups(rows)]
+    setups = [(label, part, [apart[i] for i in dict.fromkeys(part.run)]) for label, part in table.setups(rows)]
     whys, used = list[Why](), list[Ceilings]()
     for label, part, chosen in setups:
         found = probing.known(known, chosen[0].machine, chosen[0].settings.n_gpu_layers > 0)
@@ -88,14 +89,13 @@ def page(records: Sequence[Record], known: Sequence[Ceilings], at_least: float =
             whys.append(_why(f"{label}, {n_gen:,} tokens generated", alike, known, len(whys)))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     days = sorted({record.run.started_at[:10] for record in timed})
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
         version=metadata.version("mini-lab"),
         question=_question(setups),
         answers=[answer for label, part, _ in setups for answer in _answers(label if len(setups) > 1 else "", part)],
         dates=days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
         setups=[
-            {"label": label, "facts": _facts(chosen[0]), "parts": _parts(label, part, records)}
-            for label, part, chosen in setups
+            {"label": name, "facts": _facts(own[0]), "parts": _parts(name, part, apart)} for name, part, own in setups
         ],
         failures=printing.failures(records),
         curves=_curves(timed, setups),

@@ -198,3 +198,8 @@ def vocabulary_only() -> bytes:
         text("tokenizer.ggml.tokens") + array + string + struct.pack("<Q", 2) + text("a") + text("b"),
     ]
     return b"GGUF" + struct.pack("<IQQ", 3, 0, len(pairs)) + b"".join(pairs)
+
+
+def test_lengths_without_commas_are_met_with_a_hint() -> None:
+    code, _, err = run_lab("measure", "--prompt-len", 10, 100, 500)
+    assert code == 2 and "--prompt-len 10,100,1000" in err

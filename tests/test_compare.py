@@ -47,7 +47,7 @@ def test_a_small_difference_is_claimed_only_where_it_was_asked_for() -> None:
     records = session(BASE) + session([1.08 * ms for ms in BASE], machine=OTHER)
     assert only_tpot(records).verdict == SLOWER
     row = only_tpot(records, at_least=0.2)
-    assert row.verdict == ALIKE and "no difference larger than" in row.words
+    assert row.verdict == ALIKE and "slower by" in row.words and "too near to none to be claimed" in row.words
 
 
 def test_too_few_runs_tell_nothing_and_it_says_how_many_would() -> None:
@@ -72,6 +72,9 @@ def test_groups_name_only_what_differs() -> None:
 def test_what_is_one_setup_is_compared_by_session_or_not_at_all() -> None:
     found = compare.groups(session(BASE, "monday") + session(BASE, "friday"))
     assert [group.label for group in found] == ["session monday", "session friday"]
+    assert "variant" not in compare.differences(found)
+    several = session(BASE) + session(BASE, machine=OTHER)
+    assert compare.by_session(several) == several
     with pytest.raises(LabError, match="nothing to compare"):
         compare.groups(session(BASE))
     with pytest.raises(LabError, match="nothing to compare"):

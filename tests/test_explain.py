@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab import catalog, ceilings, cost, predict, results, roofline, shapes
+from lab import catalog, ceilings, cost, levers, predict, printing_why, results, roofline, shapes
 from lab.errors import LabError
 from lab.kernels import ATTENTION, MUL_MAT, Probe
 from lab.plan import make_plan
@@ -47,6 +47,22 @@ def test_the_roof_is_the_best_of_all_kernels() -> None:
     roof = roofline.roof(FAST)
     assert [roof.gflops, roof.gbps] == pytest.approx([400, 40])
     assert roof.ridge == pytest.approx(10)
+
+
+def test_the_best_of_all_measurements_counts() -> None:
+    bad = dataclasses.replace(FAST, measured_at="2026-02-01T00:00:00Z", rates=(rate(MUL_MAT, "Q8_0", 1, 0.02, 400),))
+    found = ceilings.known([FAST, bad], MACHINE, False)
+    assert found and found.measured_at == bad.measured_at and set(found.rates) == set(FAST.rates)
+
+
+def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None:
+    slow = (dataclasses.replace(rate, times_ns=(100 * rate.times_ns[1],)) for rate in FAST.rates)
+    low = dataclasses.replace(FAST, rates=tuple(slow))
+    records = timed(1.1)
+    rows = roofline.explain(records, low)
+    assert "these ceilings are too low" in printing_why.verdicts(rows)[-1]
+    assert "too low" not in " ".join(printing_why.verdicts(roofline.explain(records, FAST)))
+    assert all(0 < lever.best < 100 for lever in levers.levers(rows, records[0], low))
 
 
 def test_kernels_of_a_decode_step_read_each_weight_once() -> None:

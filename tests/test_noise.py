@@ -51,6 +51,13 @@ def test_the_sentence_says_how_many_runs() -> None:
     assert noise.is_doubtful(runs[:4])
 
 
+def test_what_disturbed_something_else_than_a_run_is_told() -> None:
+    for others_ms, said in (([90] * 20, "another process used 0.9 of a core"), ([0, 10] * 10, "")):
+        run = watched(others_ms)
+        assert run.noise and noise.during(run.noise) == said
+    assert noise.during(Noise(READING, READING)) == ""
+
+
 def drifting(factor: float) -> list[Any]:
     sentinels = [round(10**7 * (1 + (factor - 1) * i / 11)) for i in range(12)]
     made = [Noise(READING, READING, None, None, after) for after in sentinels]

@@ -7,6 +7,7 @@ import pytest
 
 from lab import cost, prompts
 from lab.errors import LabError
+from lab.machine import n_cores_usable
 from lab.plan import Plan, make_plan, parse_lengths
 from lab.worker import Worker
 from tests.conftest import MODEL, SETTINGS, FakeWorker
@@ -144,3 +145,9 @@ def _shape(n_layer: int, n_head_kv: int | None, head_dim: int) -> Any:
     import dataclasses
 
     return dataclasses.replace(MODEL, n_layer=n_layer, n_head_kv=n_head_kv, head_dim=head_dim)
+
+
+def test_more_threads_than_cores_are_warned_of(fake_worker: FakeWorker, model_file: Path) -> None:
+    n = n_cores_usable() or 1
+    assert "everything becomes many times slower" in plan(fake_worker, model_file, threads=n + 1).warnings[0]
+    assert not plan(fake_worker, model_file, threads=n).warnings

@@ -124,7 +124,9 @@ def test_two_setups_are_compared() -> None:
         for name, ms in (("A: x", 1), ("B: y", 1.03))
     ]
     assert "slower: 1.03x the time" in report.page(blocks, [])
-    assert "no difference larger than 3 %" in report.page(blocks, [], at_least=0.05)
+    assert "slower by 3 to 3 %: too near to none to be claimed" in report.page(blocks, [], at_least=0.05)
+    sessions = Page(report.page(session() + session(session="b"), []))
+    assert "Which is faster: session a-session or session b?" in sessions.text
 
 
 def test_what_is_not_known_is_left_out() -> None:
