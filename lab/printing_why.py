@@ -117,7 +117,7 @@ def verdicts(rows: Sequence[Explained]) -> list[str]:
         said.append(f"{what} {lengths} tokens was limited by {WHY[limit]}: {shares} of what its kernels can do.")
     if max(row.of_ceiling for row in rows) > BEYOND:
         said.append(
-            "Nothing is faster than its ceiling: these were measured in a bad moment. Run: lab ceilings --again"
+            "Nothing is faster than its ceiling: these ceilings are too low. Measure again: lab ceilings --again"
         )
     return said
 
