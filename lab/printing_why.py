@@ -116,9 +116,7 @@ def verdicts(rows: Sequence[Explained]) -> list[str]:
             shares = f"{100 * ends[0]:.0f} to {100 * ends[-1]:.0f} %"
         said.append(f"{what} {lengths} tokens was limited by {WHY[limit]}: {shares} of what its kernels can do.")
     if max(row.of_ceiling for row in rows) > BEYOND:
-        said.append(
-            "Nothing is faster than its ceiling: these ceilings are too low. Measure again: lab ceilings --again"
-        )
+        said.append("Nothing is faster than its ceiling: these ceilings are too low. Run: lab ceilings --again")
     return said
 
 

@@ -140,7 +140,7 @@ def test_a_guess_is_set_beside_what_was_measured(capsys: pytest.CaptureFixture[s
     assert "you wrote no guess" in said[0]
     assert "'ten' is no number" in said[4] and "True is no number" in said[5] and "nan is no number" in said[7]
     assert said[1] == "your guess: 10.0 ms; measured: 10.0 ms; well guessed"
-    assert said[2] == "your guess: 5.00 ms; measured: 10.0 ms; you guessed 2 times too little"
+    assert said[2] == "your guess: 5.00 ms; measured: 10.0 ms; you guessed 2.00 times too little"
     assert "well guessed" in said[3]
     assert said[6].endswith("off by 10.0")
     assert said[8] == "times as long: this measurement cannot tell"
