@@ -1,7 +1,7 @@
 """A session as one page that can be handed on: figures, curves, reasons, and the records themselves.
 
 The page is a template (report.html.jinja) filled with what the other rooms say; nothing is computed here. It needs
-no network and no script, and the lines of the results file are packed into it, so that a page is data too. What
+no network and no script, and the records are packed into it, so that a page is data too. What
 records hold comes from outside: the template escapes every value, and only our own drawings go in as they are.
 """
 
