@@ -101,15 +101,6 @@ def findings(rows: pd.DataFrame) -> list[str]:
     return [*table.sentences(rows), *(str(law) for law in found if law)]
 
 
-def disturbed(records: Sequence[Record]) -> dict[tuple[str, str | None, int], str]:
-    """What disturbed the runs of each session, variant and prompt length that was disturbed."""
-    by_length: dict[tuple[str, str | None, int], list[Run]] = {}
-    for record in records:
-        if record.run.status == OK and not record.run.warmup:
-            by_length.setdefault((record.session, record.run.variant, record.run.n_prompt), []).append(record.run)
-    return {key: words for key, runs in by_length.items() if (words := doubts(runs))}
-
-
 def doubts(runs: Sequence[Run]) -> str:
     """What disturbed these runs, and whether they can still be trusted; "" where nothing did."""
     words = noise.sentences(runs)
@@ -120,10 +111,15 @@ def doubts(runs: Sequence[Run]) -> str:
 
 
 def warnings(records: Sequence[Record]) -> list[str]:
-    """What disturbed the measurement: by length, and over the whole session."""
+    """What disturbed the measurement: by session, variant and prompt length, and over whole sessions."""
+    by_length: dict[tuple[str, str | None, int], list[Run]] = {}
+    for record in records:
+        if record.run.status == OK and not record.run.warmup:
+            by_length.setdefault((record.session, record.run.variant, record.run.n_prompt), []).append(record.run)
     said = [
         f"{n_prompt:,} prompt tokens{f', {variant}' if variant else ''}: {words}"
-        for (_, variant, n_prompt), words in disturbed(records).items()
+        for (_, variant, n_prompt), runs in by_length.items()
+        if (words := doubts(runs))
     ]
     return said + noise.drift(records)
 
