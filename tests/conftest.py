@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from lab import catalog, loop
-from lab.bench import N_SENTINEL
-from lab.child import Vocabulary
-from lab.loop import Leg
-from lab.native import Build
-from lab.record import OK, Device, Machine, Model, Record, Run, Settings, Steps
-from lab.worker import Progress, WorkerDied
+from lab.core.record import OK, Device, Machine, Model, Record, Run, Settings, Steps
+from lab.engine import loop
+from lab.engine.loop import Leg
+from lab.models import catalog
+from lab.process.wire import Build, Vocabulary
+from lab.process.worker import Progress, WorkerDied
+from lab.runner.warm_engine import N_SENTINEL
 
 # A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would hand it on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -221,7 +221,7 @@ def embedded() -> Path:
 def start_lab(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """The real command, in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from lab.cli import main; main()", *map(str, arguments)],
+        [sys.executable, "-m", "lab", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

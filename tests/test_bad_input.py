@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from lab import results
-from lab.record import CRASHED, FAILED, OK
+from lab.core import results
+from lab.core.record import CRASHED, FAILED, OK
 from tests.conftest import run_lab, start_lab
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from lab import compare, printing, results, terminal, trial
-from lab.compare import ALIKE, FASTER, SLOWER, TOO_FEW
+from lab.analysis import comparison
+from lab.analysis.comparison import ALIKE, FASTER, SLOWER, TOO_FEW
+from lab.core import results
+from lab.core.record import CRASHED, FAILED, OK, Record, Settings, Totals
 from lab.errors import LabError
-from lab.plan import Plan, make_plan
-from lab.record import CRASHED, FAILED, OK, Record, Settings, Totals
+from lab.runner import side_by_side
+from lab.runner.plan import Plan, make_plan
+from lab.show import console, text_results
 from tests.conftest import MACHINE, SETTINGS, FakeWorker, died, make_record, make_run
 
 OTHER = dataclasses.replace(MACHINE, cpu="Other CPU")
@@ -24,9 +27,9 @@ def session(decode_ms: Sequence[float], name: str = "one", **changes: Any) -> li
     return [make_record(run, session=name, **changes) for run in runs]
 
 
-def only_tpot(records: list[Record], **options: float) -> compare.Row:
-    (comparison,) = compare.compare(compare.groups(records), **options)
-    (row,) = [row for row in comparison.rows if row.figure == "tpot_ms"]
+def only_tpot(records: list[Record], **options: Any) -> comparison.Row:
+    (compared,) = comparison.compare(records, **options)
+    (row,) = [row for row in compared.rows if row.figure == "tpot_ms"]
     return row
 
 
@@ -58,43 +61,45 @@ def test_too_few_runs_tell_nothing_and_it_says_how_many_would() -> None:
 
 def test_groups_name_only_what_differs() -> None:
     slow = dataclasses.replace(SETTINGS, n_threads=1)
-    found = compare.groups(session(BASE) + session(BASE, settings=slow) + session(BASE, machine=OTHER))
+    found = comparison.groups(session(BASE) + session(BASE, settings=slow) + session(BASE, machine=OTHER))
     assert len(found) == 3
-    assert compare.differences(found) == {
+    assert comparison.differences(found) == {
         "machine": ["Test CPU, 4 cores", "Test CPU, 4 cores", "Other CPU, 4 cores"],
         "n_threads": [2, 1, 2],
     }
-    assert compare.groups(session(BASE) + session(BASE, machine=OTHER), "Other")[0].label.endswith("Other CPU, 4 cores")
+    assert comparison.groups(session(BASE) + session(BASE, machine=OTHER), "Other")[0].label.endswith(
+        "Other CPU, 4 cores"
+    )
     with pytest.raises(LabError, match="names no group"):
-        compare.groups(session(BASE) + session(BASE, machine=OTHER), "nonsense")
+        comparison.groups(session(BASE) + session(BASE, machine=OTHER), "nonsense")
 
 
 def test_what_is_one_setup_is_compared_by_session_or_not_at_all() -> None:
-    found = compare.groups(session(BASE, "monday") + session(BASE, "friday"))
+    found = comparison.groups(session(BASE, "monday") + session(BASE, "friday"))
     assert [group.label for group in found] == ["session monday", "session friday"]
-    assert "variant" not in compare.differences(found)
+    assert "variant" not in comparison.differences(found)
     several = session(BASE) + session(BASE, machine=OTHER)
-    assert compare.by_session(several) == several
+    assert comparison.by_session(several) == several
     with pytest.raises(LabError, match="nothing to compare"):
-        compare.groups(session(BASE))
+        comparison.groups(session(BASE))
     with pytest.raises(LabError, match="nothing to compare"):
-        compare.groups([make_record(make_run(status=FAILED))])
+        comparison.groups([make_record(make_run(status=FAILED))])
 
 
 def test_imported_totals_are_compared_with_decode_compute() -> None:
     decode = [make_record(make_run(20, 5, i, totals=Totals(None, 4 * 10**7))) for i in range(6)]
     bare = [dataclasses.replace(r, run=dataclasses.replace(r.run, steps=type(r.run.steps)())) for r in decode]
     there = [dataclasses.replace(record, machine=OTHER) for record in bare]
-    (comparison,) = compare.compare(compare.groups(session([10] * 6) + there))
-    assert [(row.figure, row.ratio.estimate if row.ratio else None) for row in comparison.rows] == [("decode_ms", 1.0)]
-    assert comparison.only_base == ("prefill at 20",)
-    assert comparison.only_other == ()
+    (compared,) = comparison.compare(session([10] * 6) + there)
+    assert [(row.figure, row.ratio.estimate if row.ratio else None) for row in compared.rows] == [("decode_ms", 1.0)]
+    assert compared.only_base == ("prefill at 20",)
+    assert compared.only_other == ()
 
 
 def test_printed_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     records = session(BASE) + session([2 * ms for ms in BASE], machine=OTHER)
-    found = compare.groups(records)
-    printing.print_comparisons(found, compare.compare(found), 0.01, terminal.console())
+    found = comparison.groups(records)
+    text_results.print_comparisons(found, comparison.compare_groups(found), 0.01, console.console())
     said = capsys.readouterr().out
     assert "machine: Test CPU, 4 cores | Other CPU, 4 cores" in said
     assert "slower: 1.91x the time" in said and "run against run" in said
@@ -118,7 +123,7 @@ def plans(tmp_path: Path) -> Any:
 
 
 def execute(plans: dict[str, Plan], n_blocks: int, folder: Path, workers: Any = FakeWorker) -> list[Record]:
-    return list(trial.execute(plans, n_blocks, folder / "trial.jsonl", lambda status: None, workers))
+    return list(side_by_side.execute(plans, n_blocks, folder / "trial.jsonl", lambda status: None, workers))
 
 
 def test_every_block_is_a_random_order_and_its_mirror_image(plans: Any, tmp_path: Path) -> None:
@@ -161,7 +166,7 @@ def moody(true_ratio: float, chance: random.Random) -> Any:
 
 def verdicts(plans: dict[str, Plan], true_ratio: float, seed: int, folder: Path) -> str:
     folder.mkdir()
-    records = execute(plans, trial.N_BLOCKS, folder, moody(true_ratio, random.Random(seed)))
+    records = execute(plans, side_by_side.N_BLOCKS, folder, moody(true_ratio, random.Random(seed)))
     return only_tpot(records).verdict
 
 
@@ -186,7 +191,7 @@ def test_a_trial_is_compared_block_by_block(plans: Any, tmp_path: Path) -> None:
 def test_the_first_variant_is_the_base_whatever_ran_first(plans: Any, tmp_path: Path) -> None:
     records = execute(plans(1, 2), 2, tmp_path)
     for order in (records, records[::-1]):
-        assert [group.label[0] for group in compare.groups(order)] == ["A", "B"]
+        assert [group.label[0] for group in comparison.groups(order)] == ["A", "B"]
 
 
 def test_an_engine_that_dies_once_costs_its_block(plans: Any, tmp_path: Path) -> None:
@@ -221,8 +226,8 @@ def test_a_variant_that_is_refused_ends_the_trial_and_is_named(plans: Any, tmp_p
 
 def test_a_trial_needs_two_variants_and_room_for_all(plans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LabError, match="two variants"):
-        trial.check(plans(1))
-    trial.check(plans(1, 2))
-    monkeypatch.setattr("lab.machine.memory_available", lambda: 1_500_000)
+        side_by_side.check(plans(1))
+    side_by_side.check(plans(1, 2))
+    monkeypatch.setattr("lab.runner.limits.memory_available", lambda: 1_500_000)
     with pytest.raises(LabError, match="together need about"):
-        trial.check(plans(1, 2))
+        side_by_side.check(plans(1, 2))

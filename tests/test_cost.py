@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from lab import catalog, cost, synthetic
-from lab.record import Model
+from lab.core import cost
+from lab.core.record import Model
+from lab.models import catalog, synthetic
 from tests.conftest import MODEL
 
 

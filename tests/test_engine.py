@@ -1,8 +1,9 @@
 """The timed loop, exactly, with a fake engine and a fake clock."""
 
-from lab import loop, phases
-from lab.loop import Leg
-from lab.record import DECODE, PREFILL
+from lab.core import phases
+from lab.core.record import DECODE, PREFILL
+from lab.engine import loop
+from lab.engine.loop import Leg
 from tests.conftest import MS, exact_steps, make_run
 
 
@@ -54,7 +55,7 @@ def test_a_sweep_is_the_runs_that_it_stands_for() -> None:
     sweep = make_run(n_prompt=40, n_gen=3, every=16, per_position_ms=0.5)
     assert [kind[0] for kind in sweep.steps.kind] == list("ppddppddpdd")
     assert sweep.steps.n_past == (0, 8, 16, 17, 16, 24, 32, 33, 32, 40, 41)
-    legs = phases.legs(sweep)
+    legs = phases.by_length(sweep)
     assert [leg.n_prompt for leg in legs] == [16, 32, 40]
     for leg in legs:
         alone = make_run(n_prompt=leg.n_prompt, n_gen=3, per_position_ms=0.5)
@@ -62,13 +63,13 @@ def test_a_sweep_is_the_runs_that_it_stands_for() -> None:
 
 
 def test_a_sweep_without_decoding() -> None:
-    legs = phases.legs(make_run(n_prompt=20, n_gen=1, every=8))
+    legs = phases.by_length(make_run(n_prompt=20, n_gen=1, every=8))
     assert [(leg.n_prompt, phases.ttft_ns(leg)) for leg in legs] == [(8, 9 * MS), (16, 17 * MS), (20, 21 * MS)]
 
 
 def test_an_ordinary_run_is_its_own_only_leg() -> None:
     run = make_run()
-    assert phases.legs(run) == (run,)
+    assert phases.by_length(run) == (run,)
 
 
 def test_phases_of_a_run() -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lab import exchange, phases, results, table
+from lab.analysis import llama_bench_format, table
+from lab.core import phases, results
+from lab.core.record import FAILED, Record
 from lab.errors import LabError
-from lab.record import FAILED, Record
 from tests.conftest import MS, make_record, make_run, run_lab
 
 LLAMA_BENCH = {  # a row as llama-bench b-0c1e570 printed it, shortened to what is read
@@ -46,8 +47,8 @@ def records() -> list[Record]:
 
 
 def test_a_run_is_a_test_of_prefill_and_one_of_decode_at_its_depth(records: list[Record]) -> None:
-    prefill, decode = exchange.llama_bench_rows(records)
-    assert list(prefill) == [*exchange.COLUMNS, "samples_ns", "samples_ts"]
+    prefill, decode = llama_bench_format.llama_bench_rows(records)
+    assert list(prefill) == [*llama_bench_format.COLUMNS, "samples_ns", "samples_ts"]
     assert (prefill["n_prompt"], prefill["n_gen"], prefill["n_depth"]) == (20, 0, 0)
     assert prefill["samples_ns"] == [20 * MS, 20 * MS] and prefill["avg_ts"] == 1000
     assert (decode["n_prompt"], decode["n_gen"], decode["n_depth"]) == (0, 4, 20)
@@ -59,28 +60,28 @@ def test_a_run_is_a_test_of_prefill_and_one_of_decode_at_its_depth(records: list
 
 
 def test_what_differs_is_not_pooled(records: list[Record]) -> None:
-    assert len(exchange.llama_bench_rows([*records, make_record(make_run(21, 5))])) == 4
+    assert len(llama_bench_format.llama_bench_rows([*records, make_record(make_run(21, 5))])) == 4
     other = dataclasses.replace(records[1].settings, n_threads_batch=1)
-    assert len(exchange.llama_bench_rows([*records, make_record(make_run(20, 5), settings=other)])) == 4
+    assert len(llama_bench_format.llama_bench_rows([*records, make_record(make_run(20, 5), settings=other)])) == 4
 
 
 def test_formats(records: list[Record]) -> None:
-    rows = exchange.llama_bench_rows(records)
-    assert json.loads(exchange.write(rows, "json")) == rows
-    assert [json.loads(line) for line in exchange.write(rows, "jsonl").splitlines()] == rows
-    read = list(csv.DictReader(io.StringIO(exchange.write(rows, "csv"))))
+    rows = llama_bench_format.llama_bench_rows(records)
+    assert json.loads(llama_bench_format.write(rows, "json")) == rows
+    assert [json.loads(line) for line in llama_bench_format.write(rows, "jsonl").splitlines()] == rows
+    read = list(csv.DictReader(io.StringIO(llama_bench_format.write(rows, "csv"))))
     assert [row["avg_ns"] for row in read] == ["20000000", "42000000"] and read[0]["embeddings"] == "0"
     database = sqlite3.connect(":memory:")
-    database.executescript(exchange.write(rows, "sql"))
+    database.executescript(llama_bench_format.write(rows, "sql"))
     found = database.execute("SELECT n_depth, avg_ts, build_number FROM llama_bench").fetchall()
     assert found == [(0, 1000.0, None), (20, pytest.approx(95.454545), None)]
-    assert "| tg4 @ d20 | 95.45 ± 6.43 |" in exchange.write(rows, "md")
+    assert "| tg4 @ d20 | 95.45 ± 6.43 |" in llama_bench_format.write(rows, "md")
 
 
 def imported(tmp_path: Path, *rows: dict[str, Any]) -> tuple[list[Record], list[str]]:
     path = tmp_path / "bench.json"
     path.write_text(json.dumps([{**LLAMA_BENCH, **row} for row in rows]))
-    return exchange.read_llama_bench(path)
+    return llama_bench_format.read_llama_bench(path)
 
 
 def test_import_of_prefill(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_what_is_not_llama_bench_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(LabError, match=r"x\.json"):
-        exchange.read_llama_bench(path)
+        llama_bench_format.read_llama_bench(path)
 
 
 def test_gpu_rows_name_the_gpu(tmp_path: Path) -> None:
@@ -127,14 +128,14 @@ def test_gpu_rows_name_the_gpu(tmp_path: Path) -> None:
 def test_own_export_comes_back_as_what_it_was(records: list[Record], tmp_path: Path) -> None:
     for kind in ("json", "jsonl", "csv"):
         path = tmp_path / f"own.{kind}"
-        path.write_text(exchange.write(exchange.llama_bench_rows(records), kind))
+        path.write_text(llama_bench_format.write(llama_bench_format.llama_bench_rows(records), kind))
         if kind == "csv":  # it has no samples and no parameters are known of the test model
             continue
         with pytest.raises(LabError):
-            exchange.read_llama_bench(path)  # n_params is unknown here
+            llama_bench_format.read_llama_bench(path)  # n_params is unknown here
     known = [make_record(record.run, model=_with_params(record)) for record in records]
-    path.write_text(exchange.write(exchange.llama_bench_rows(known), "jsonl"))
-    back, _ = exchange.read_llama_bench(path)
+    path.write_text(llama_bench_format.write(llama_bench_format.llama_bench_rows(known), "jsonl"))
+    back, _ = llama_bench_format.read_llama_bench(path)
     assert [phases.prefill_ns(r.run) or phases.decode_compute_mean_ns(r.run) for r in back] == [
         *[20 * MS] * 2,
         *[10 * MS, 11 * MS],

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from lab import catalog, ceilings, cost, levers, predict, printing_why, results, roofline, shapes
+from lab.core import cost, results
+from lab.core.record import Ceilings, Rate, Record
 from lab.errors import LabError
-from lab.kernels import ATTENTION, MUL_MAT, Probe
-from lab.plan import make_plan
-from lab.record import Ceilings, Rate, Record
-from lab.worker import Worker
+from lab.models import catalog, shapes
+from lab.process.wire import ATTENTION, MUL_MAT, Probe
+from lab.process.worker import Worker
+from lab.runner.plan import make_plan
+from lab.show import text_why
+from lab.why import advice, prediction, probing, roofline
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 
@@ -38,7 +41,7 @@ FAST = Ceilings(
         *(rate(MUL_MAT, "Q8_0", n, 20, 400) for n in (1, 8, 512)),
         rate(ATTENTION, "F16", 1, 20, 400),
         rate(ATTENTION, "F16", 512, 20, 100),
-        rate(ceilings.READ, "I64", 1, 40, 1e9),
+        rate(probing.READ, "I64", 1, 40, 1e9),
     ),
 )
 
@@ -51,7 +54,7 @@ def test_the_roof_is_the_best_of_all_kernels() -> None:
 
 def test_the_best_of_all_measurements_counts() -> None:
     bad = dataclasses.replace(FAST, measured_at="2026-02-01T00:00:00Z", rates=(rate(MUL_MAT, "Q8_0", 1, 0.02, 400),))
-    found = ceilings.known([FAST, bad], MACHINE, False)
+    found = probing.known([FAST, bad], MACHINE, False)
     assert found and found.measured_at == bad.measured_at and set(found.rates) == set(FAST.rates)
 
 
@@ -60,9 +63,9 @@ def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None
     low = dataclasses.replace(FAST, rates=tuple(slow))
     records = timed(1.1)
     rows = roofline.explain(records, low)
-    assert "these ceilings are too low" in printing_why.verdicts(rows)[-1]
-    assert "too low" not in " ".join(printing_why.verdicts(roofline.explain(records, FAST)))
-    assert all(0 < lever.best < 100 for lever in levers.levers(rows, records[0], low))
+    assert "these ceilings are too low" in text_why.verdicts(rows)[-1]
+    assert "too low" not in " ".join(text_why.verdicts(roofline.explain(records, FAST)))
+    assert all(0 < lever.best < 100 for lever in advice.levers(rows, records[0], low))
 
 
 def test_kernels_of_a_decode_step_read_each_weight_once() -> None:
@@ -84,7 +87,7 @@ def test_kernels_of_a_prefill_step_multiply_at_the_rate_of_many_columns() -> Non
 
 def test_between_measured_columns_lies_a_straight_line_on_logarithms() -> None:
     rates = dataclasses.replace(FAST, rates=tuple(rate(MUL_MAT, "Q8_0", n, 10, 1e9) for n in (1, 16)))
-    one = ceilings.gbps(rates.rates[0])
+    one = probing.gbps(rates.rates[0])
     assert roofline.seconds_per_byte(rates, BIG, "Q8_0", 4, 2) == pytest.approx(1 / one / 1e9)
     assert roofline.seconds_per_byte(rates, BIG, "Q8_0", 99, 2) == pytest.approx(1 / one / 1e9)
     with pytest.raises(LabError, match="Q4_0 with 2 threads are not measured"):
@@ -108,7 +111,7 @@ def test_the_limit_is_what_is_nearest(factor: float, limit: str) -> None:
 
 
 def test_memory_traffic_and_arithmetic_are_limits_too() -> None:
-    better = dataclasses.replace(FAST, rates=tuple(each for each in FAST.rates if each.op != ceilings.READ))
+    better = dataclasses.replace(FAST, rates=tuple(each for each in FAST.rates if each.op != probing.READ))
     rows = roofline.explain(timed(1.0), better)
     assert [row.limit for row in rows if row.phase == "decode"] == [roofline.TRAFFIC]
     long = make_record(make_run(4096, 2, steps=exact_steps(4096, 2, 512, prefill_ms=8)), model=BIG, settings=WIDE)
@@ -128,15 +131,15 @@ def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
         seconds = sum(each.total_s for each in at if each)
         steps = exact_steps(n_prompt, 6, 512, 1.5e3 * seconds / n_prompt, 2e3 * token.total_s)
         records.append(make_record(make_run(n_prompt, 6, steps=steps), model=BIG, settings=WIDE))
-    learned = predict.learn(records, FAST)
+    learned = prediction.learn(records, FAST)
     assert learned.rms < 0.1 and learned.n_runs == 3
-    row = predict.here(BIG, WIDE, FAST, learned, 1024, 6)
+    row = prediction.here(BIG, WIDE, FAST, learned, 1024, 6)
     measured = records[1].run.steps
     assert row.prefill_s[0] * 0.9 < measured.ready_ns[1] / 1e9 < row.prefill_s[1] * 1.1
     assert row.tpot_limit_s < row.tpot_s[0] < row.tpot_s[1]
     assert row.e2e_s[1] == pytest.approx(row.prefill_s[1] + 5 * row.tpot_s[1])
     with pytest.raises(LabError, match="too few runs"):
-        predict.learn(records[:1], FAST)
+        prediction.learn(records[:1], FAST)
 
 
 PUBLISHED = {  # tokens/s of Llama 3.2 3B Q4_K_M, from geerlingguy/ai-benchmarks
@@ -155,7 +158,7 @@ def test_published_decode_rates_lie_in_the_predicted_range() -> None:
     assert model.n_bytes == pytest.approx(2.02e9, rel=0.01)  # the size of the real file
     inside = []
     for name, rate in PUBLISHED.items():
-        low, high = predict.elsewhere(model, WIDE, predict.device(name), 100, 100).tpot_s
+        low, high = prediction.elsewhere(model, WIDE, prediction.find_device(name), 100, 100).tpot_s
         inside.append(1 / high <= rate <= 1 / low)
     assert sum(inside) >= 6
 
@@ -167,17 +170,17 @@ def test_35_gb_of_weights_as_textbooks_have_it(gbps: float, tps: int) -> None:
 
 def test_a_7b_in_f16_on_an_a100() -> None:
     model = of_catalog("llama-2-7b")
-    a100 = predict.device("A100 80GB")
-    row = predict.elsewhere(model, WIDE, a100, 1, 2)
+    a100 = prediction.find_device("A100 80GB")
+    row = prediction.elsewhere(model, WIDE, a100, 1, 2)
     assert 1 / row.tpot_limit_s == pytest.approx(154, rel=0.02)  # "about 145" counts the embedding table as well
     assert a100.tflops and a100.tflops * 1e3 / a100.gbps == pytest.approx(153, rel=0.01)  # the ridge, not 312
 
 
 def test_prefills_share_of_textbook_requests() -> None:
-    model, a100 = of_catalog("llama-2-7b"), predict.device("a100-80gb")
+    model, a100 = of_catalog("llama-2-7b"), prediction.find_device("a100-80gb")
 
     def share(n_prompt: int) -> float:
-        row = predict.elsewhere(model, WIDE, a100, n_prompt, 200)
+        row = prediction.elsewhere(model, WIDE, a100, n_prompt, 200)
         assert row.prefill_limit_s
         return row.prefill_limit_s / (row.prefill_limit_s + 199 * row.tpot_limit_s)
 
@@ -192,13 +195,13 @@ def test_all_devices_are_shown_fastest_first_with_what_does_not_fit() -> None:
     assert "does not fit into 24 GB" in out and "datasheet's bandwidth" in out
     code, out, _ = run_lab("predict", "-d", "all", "-m", "llama-3.2-1b", "-p", "100", "-n", 10, "--json")
     rows = json.loads(out)["rows"]
-    assert len(rows) == len(predict.devices()) and rows[0]["device"] == "h200" and rows[0]["fits"]
+    assert len(rows) == len(prediction.devices()) and rows[0]["device"] == "h200" and rows[0]["fits"]
 
 
 def test_unknown_devices_are_offered_close_names() -> None:
     with pytest.raises(LabError, match=r"Did you mean .*rtx-4090"):
-        predict.device("rtx4090")
-    assert all(device.source and device.gbps > 0 for device in predict.devices().values())
+        prediction.find_device("rtx4090")
+    assert all(device.source and device.gbps > 0 for device in prediction.devices().values())
 
 
 # The real kernels
@@ -219,8 +222,8 @@ def small(op: str, kind: str, n_tokens: int, rows: int = 512, columns: int = 512
 def test_products_are_timed_for_every_type(worker: Worker, kind: str) -> None:
     one, many = worker.probe(small(MUL_MAT, kind, 1)), worker.probe(small(MUL_MAT, kind, 64))
     assert one.n_bytes == pytest.approx(4 * 2**20, rel=0.2) and one.flops == many.flops / 64
-    assert 0.0001 < ceilings.gbps(one) < 2000  # a busy machine may be a thousand times slower
-    assert ceilings.gflops(many) > ceilings.gflops(one)
+    assert 0.0001 < probing.gbps(one) < 2000  # a busy machine may be a thousand times slower
+    assert probing.gflops(many) > probing.gflops(one)
     assert one.buffer.startswith("CPU")
 
 
@@ -228,7 +231,7 @@ def test_attention_is_timed(worker: Worker) -> None:
     for kind in ("F16", "Q8_0"):
         found = worker.probe(small(ATTENTION, kind, 4, rows=6, columns=64))
         assert found.flops == 4 * 8 * 6 * 64 * 4 * (found.n_bytes // (8 * 2 * 2 * (128 if kind == "F16" else 68)))
-        assert ceilings.gbps(found) > 0.01
+        assert probing.gbps(found) > 0.01
 
 
 def test_types_that_ggml_does_not_have_are_refused(worker: Worker) -> None:
@@ -237,12 +240,12 @@ def test_types_that_ggml_does_not_have_are_refused(worker: Worker) -> None:
 
 
 def test_plain_reading() -> None:
-    read = ceilings.read_rate(2, 2**22)
-    assert read.n_bytes == 2**22 and ceilings.gbps(read) > 0.1
+    read = probing.read_rate(2, 2**22)
+    assert read.n_bytes == 2**22 and probing.gbps(read) > 0.1
 
 
 def test_probes_cover_what_a_model_needs() -> None:
-    wanted = ceilings.probes(dataclasses.replace(MODEL, n_ff=128), SETTINGS, ["Q8_0"])
+    wanted = probing.probes(dataclasses.replace(MODEL, n_ff=128), SETTINGS, ["Q8_0"])
     assert {(p.type, p.n_tokens) for p in wanted if p.op == MUL_MAT and p.n_threads == 2} >= {("Q4_0", 1), ("Q8_0", 8)}
     assert {p.n_tokens for p in wanted if p.op == ATTENTION} == {1, SETTINGS.n_ubatch}
     assert {p.n_threads for p in wanted} == {1, 2}
@@ -256,19 +259,19 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     arguments = ["-p", "16,64,128", "-n", "4", "-r", "1", "--no-plot", "-u", "64", "-o", tmp_path]
     assert run_lab("measure", *arguments)[0] == 0
     plan = make_plan(worker, [1], 1, 1, ubatch=64)
-    wanted = [dataclasses.replace(p, n_bytes=2**21, seconds=0.01) for p in ceilings.probes(plan.model, plan.settings)]
-    assert ceilings.missing(wanted, ceilings.known(ceilings.kept(tmp_path), plan.machine, False)) == wanted
-    rates = (*map(worker.probe, wanted), ceilings.read_rate(2, 2**22))
+    wanted = [dataclasses.replace(p, n_bytes=2**21, seconds=0.01) for p in probing.probes(plan.model, plan.settings)]
+    assert probing.missing(wanted, probing.known(probing.kept(tmp_path), plan.machine, False)) == wanted
+    rates = (*map(worker.probe, wanted), probing.read_rate(2, 2**22))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    path = ceilings.save(Ceilings(now, plan.machine, False, rates), tmp_path)
+    path = probing.save(Ceilings(now, plan.machine, False, rates), tmp_path)
     assert results.read([path]).ceilings[0].rates == rates and not results.read([path]).skipped
-    known = ceilings.known(ceilings.kept(tmp_path), plan.machine, False)
-    assert known and ceilings.missing(wanted, known) == []
+    known = probing.known(probing.kept(tmp_path), plan.machine, False)
+    assert known and probing.missing(wanted, known) == []
     another = dataclasses.replace(plan.machine, llama_cpp_commit="other")
-    assert ceilings.known(ceilings.kept(tmp_path), another, False) is None
+    assert probing.known(probing.kept(tmp_path), another, False) is None
     sample = Path("results") / "sample-synthetic-phi-3-mini-q4_0-amd-epyc.jsonl"
     elsewhere = dataclasses.replace(known, machine=another)
-    ceilings.save(elsewhere, tmp_path / "other")
+    probing.save(elsewhere, tmp_path / "other")
     code, _, err = run_lab("explain", sample, "--ceilings", tmp_path / "other", "--no-plot")
     assert code == 1 and "another machine or build" in err and "--force" in err
     code, out, err = run_lab("ceilings", "-u", "64", "--types", "", "-o", tmp_path)  # nothing is measured again
@@ -312,11 +315,11 @@ def test_what_was_probed_before_a_failure_is_kept(tmp_path: Path) -> None:
                 raise LabError("no", "")
             return FAST.rates[0]
 
-    wanted = ceilings.probes(dataclasses.replace(MODEL, n_ff=128), SETTINGS)
+    wanted = probing.probes(dataclasses.replace(MODEL, n_ff=128), SETTINGS)
     failing: Any = Failing()
     with pytest.raises(LabError, match="no"):
-        ceilings.run_probes(failing, MACHINE, wanted, False, lambda what: None, tmp_path)
-    kept = ceilings.known(ceilings.kept(tmp_path), MACHINE, False)
+        probing.run_probes(failing, MACHINE, wanted, False, lambda what: None, tmp_path)
+    kept = probing.known(probing.kept(tmp_path), MACHINE, False)
     assert kept and kept.rates == (FAST.rates[0],)
 
 
@@ -329,7 +332,7 @@ def test_runs_that_tell_nothing_are_no_traceback(tmp_path: Path) -> None:
 
 def test_heads_that_share_keys_are_another_kernel() -> None:
     many, few = (dataclasses.replace(small(ATTENTION, "F16", 1), n_head_kv=n) for n in (32, 8))
-    assert ceilings.key(many) != ceilings.key(few)
+    assert probing.key(many) != probing.key(few)
 
 
 def test_different_answers_are_explained_apart() -> None:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from lab import prompts
-from lab.worker import Worker
+from lab.process.worker import Worker
+from lab.runner import prompts
 from tests import hostile
 from tests.bench import hostile_files
 from tests.conftest import run_lab

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from lab import hub, hubcache
 from lab.errors import LabError
-from lab.hub import Remote
+from lab.models import hub, hub_cache
+from lab.models.hub import Remote
 from tests import loopback_hub
 from tests.loopback_hub import LoopbackHub, Repo
 
@@ -74,11 +74,11 @@ def refused(remote: Remote = REMOTE) -> LabError:
 
 
 def partial() -> Path:
-    return hubcache.slot(REMOTE, COMMIT, SHA256).partial
+    return hub_cache.slot(REMOTE, COMMIT, SHA256).partial
 
 
 def nothing_is_left() -> bool:
-    return hub.cached(REMOTE) is None and not list((hubcache.folder(REPO) / "blobs").iterdir())
+    return hub.cached(REMOTE) is None and not list((hub_cache.folder(REPO) / "blobs").iterdir())
 
 
 def seamless(pieces: list[tuple[int, int]]) -> bool:
@@ -90,7 +90,7 @@ def seamless(pieces: list[tuple[int, int]]) -> bool:
 def pull_in_a_process() -> subprocess.Popen[str]:
     """A pull in a process of its own, as the command line will do it; says the bytes that are here, then the path."""
     code = (
-        "from lab import hub\n"
+        "from lab.models import hub\n"
         f"pulled = hub.pull(hub.Remote({REPO!r}, {FILE!r}), lambda n_done, n_bytes: print(n_done, flush=True))\n"
         "print(pulled.path, pulled.sha256)"
     )
@@ -124,7 +124,7 @@ def test_a_pull_is_whole_checked_and_found_by_other_tools(server: LoopbackHub) -
     assert hub.cached(REMOTE) == pulled == hub.cached(Remote(REPO, FILE, COMMIT, SHA256.upper()))
     assert hub.cached(Remote(REPO, FILE, sha256="0" * 64)) is None
     assert seen[0] == (0, len(DATA)) and seen[-1] == (len(DATA), len(DATA)) and seen == sorted(seen)
-    cache = hubcache.root()
+    cache = hub_cache.root()
     assert hf_hub_download(REPO, FILE, cache_dir=cache, local_files_only=True) == str(pulled.path)
     found = scan_cache_dir(cache)
     assert not found.warnings and found.size_on_disk == len(DATA) and not found.incomplete_files
@@ -139,7 +139,7 @@ def test_a_second_pull_reads_the_disk_not_the_network(server: LoopbackHub) -> No
 def test_a_file_that_another_tool_pulled_is_taken(server: LoopbackHub) -> None:
     from huggingface_hub import hf_hub_download
 
-    path = hf_hub_download(REPO, FILE, cache_dir=hubcache.root(), endpoint=server.endpoint)
+    path = hf_hub_download(REPO, FILE, cache_dir=hub_cache.root(), endpoint=server.endpoint)
     found = hub.cached(REMOTE)
     assert found and str(found.path) == path and found.sha256 == SHA256
     assert pull() == found
@@ -162,7 +162,7 @@ def test_small_files_that_git_keeps_and_files_in_folders(server: LoopbackHub) ->
     assert pulled.path.read_bytes() == b"GGUF and more" and pulled.sha256 == remote.sha256
     found = hub.cached(remote)
     assert found and found.path == pulled.path and found.revision == COMMIT
-    assert not scan_cache_dir(hubcache.root()).warnings
+    assert not scan_cache_dir(hub_cache.root()).warnings
     assert "wrong bytes" in refused(Remote(*pulled_names(remote), sha256="0" * 64)).what
     assert hub.cached(remote) is None
 
@@ -445,7 +445,7 @@ def test_a_file_without_room_is_refused_before_its_first_byte(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 0, 1_234_567))
     told = refused()
     assert "2,500,000 more bytes" in told.what and "1,234,567 bytes are free" in told.what
-    assert str(hubcache.root()) in told.what and "HF_HOME" in told.hint
+    assert str(hub_cache.root()) in told.what and "HF_HOME" in told.hint
     assert server.n_bytes == 0
 
 
@@ -503,7 +503,7 @@ def test_two_processes_at_once_download_once_and_both_have_it(server: LoopbackHu
     first, second = pull_in_a_process(), pull_in_a_process()
     endings = [process.communicate(timeout=30) for process in (first, second)]
     for out, err in endings:
-        assert not err and out.splitlines()[-1] == f"{hubcache.slot(REMOTE, COMMIT, SHA256).name} {SHA256}"
+        assert not err and out.splitlines()[-1] == f"{hub_cache.slot(REMOTE, COMMIT, SHA256).name} {SHA256}"
     assert server.count("head") == 2 and server.n_bytes == len(DATA)
 
 
@@ -552,7 +552,7 @@ def test_remove_frees_the_bytes_and_all_names(server: LoopbackHub) -> None:
     pull(), pull(other)
     assert hub.remove(REMOTE) == len(DATA)
     assert hub.cached(REMOTE) is None and hub.cached(other) and hub.remove(REMOTE) == 0
-    found = scan_cache_dir(hubcache.root())
+    found = scan_cache_dir(hub_cache.root())
     assert not found.warnings and found.size_on_disk == 36
 
 
@@ -567,9 +567,9 @@ def test_remove_drops_what_a_cut_left(server: LoopbackHub, monkeypatch: pytest.M
 def test_remove_leaves_the_shared_store_to_its_library(server: LoopbackHub) -> None:
     shared = pytest.importorskip("huggingface_hub.utils._shared_blobs")
     pulled = pull()
-    blob = hubcache.target(pulled.path)
+    blob = hub_cache.target(pulled.path)
     assert shared.publish_blob_to_shared_store(
-        blob_path=str(blob), xet_hash="ab" * 32, cache_dir=hubcache.root(), expected_size=len(DATA)
+        blob_path=str(blob), xet_hash="ab" * 32, cache_dir=hub_cache.root(), expected_size=len(DATA)
     )
     assert blob.is_symlink() and hub.cached(REMOTE) == pulled == pull()
     assert hub.remove(REMOTE) == len(DATA)
@@ -577,5 +577,5 @@ def test_remove_leaves_the_shared_store_to_its_library(server: LoopbackHub) -> N
 
 
 def test_importing_the_room_is_cheap() -> None:
-    code = "import sys, lab.hub; assert 'huggingface_hub' not in sys.modules"
+    code = "import sys, lab.models.hub; assert 'huggingface_hub' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

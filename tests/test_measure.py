@@ -5,13 +5,14 @@ from typing import Any, cast
 
 import pytest
 
-from lab import results, table
+from lab.analysis import table
+from lab.core import results
+from lab.core.record import CRASHED, FAILED, OK, Record
 from lab.errors import LabError
-from lab.measure import execute, new_results_file, wide_rows
-from lab.plan import MIN_FOR_INTERVAL, Plan, Until, make_plan
-from lab.progress import Status
-from lab.record import CRASHED, FAILED, OK, Record
-from lab.worker import Worker
+from lab.process.worker import Worker
+from lab.runner.plan import MIN_FOR_INTERVAL, Plan, Until, make_plan
+from lab.runner.progress import Status
+from lab.runner.session import execute, new_results_file, wide_rows
 from tests.conftest import MS, FakeWorker, died
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lab import catalog, models, results, synthetic
-from lab.catalog import Shape
+from lab.core import results
 from lab.errors import LabError
-from lab.worker import Worker
+from lab.models import catalog, obtain, synthetic
+from lab.models.catalog import Shape
+from lab.process.worker import Worker
 from tests import loopback_hub
 from tests.conftest import SETTINGS, run_lab
 
@@ -230,10 +231,10 @@ def test_a_model_of_the_hub_is_pulled_and_measured(tmp_path: Path, monkeypatch: 
         assert (model.source, model.repo, model.sha256) == ("hub", "owner/tiny", catalog.sha256(path))
         assert model.revision == server.repos["owner/tiny"].commit
         assert server.n_bytes == path.stat().st_size  # once, although it was measured twice
-        assert models.locate(catalog.parse("hf:owner/tiny:Q4_0")) is not None
+        assert obtain.locate(catalog.parse("hf:owner/tiny:Q4_0")) is not None
         assert "was not there" in run_lab("models", "remove", "hf:owner/tiny:Q8_0")[1]
         assert "freed" in run_lab("models", "remove", "hf:owner/tiny:Q4_0")[1]
-        assert models.locate(catalog.parse("hf:owner/tiny/tiny-Q4_0.gguf")) is None
+        assert obtain.locate(catalog.parse("hf:owner/tiny/tiny-Q4_0.gguf")) is None
 
 
 def test_a_model_without_vocabulary_has_no_text(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from lab import lesson, notebook
+from lab.core.record import SCHEMA
 from lab.errors import LabError
-from lab.progress import Status
-from lab.record import SCHEMA
+from lab.runner import notebook
+from lab.runner.progress import Status
+from lab.show import lesson
 from tests.conftest import MODEL, make_record, make_run
 from tests.test_explain import FAST
 
@@ -88,7 +89,7 @@ def test_a_notebook_has_the_parts_that_all_have(name: str) -> None:
     for cell in [*tagged(cells, "guess"), *tagged(cells, "answer")]:
         assert all(re.fullmatch(r"\w+ = \.\.\.", line) for line in cell.source.splitlines())
     for cell in cells:  # what is measured is announced: how long it takes
-        if cell.cell_type == "code" and re.search(r"\b(lab\.measure|lab\.ab|ceilings\.measure)\(", cell.source):
+        if cell.cell_type == "code" and re.search(r"\b(lab\.measure|lab\.ab|lab\.ceilings)\(", cell.source):
             before = [each.source for each in cells[: cells.index(cell)] if each.cell_type == "markdown"][-1]
             assert re.search(r"seconds|minute", before), before
 

@@ -5,11 +5,12 @@ from typing import Any, cast
 
 import pytest
 
-from lab import cost, prompts
+from lab.core import cost
 from lab.errors import LabError
-from lab.machine import n_cores_usable
-from lab.plan import Plan, make_plan, parse_lengths
-from lab.worker import Worker
+from lab.process.worker import Worker
+from lab.runner import prompts
+from lab.runner.limits import n_cores_usable
+from lab.runner.plan import Plan, make_plan, parse_lengths
 from tests.conftest import MODEL, SETTINGS, FakeWorker
 
 

@@ -1,4 +1,4 @@
-"""The project about itself: the order of its rooms, its doors, its help and its README."""
+"""The project about itself: the order of its wings, its doors, its help and its README."""
 
 import ast
 import subprocess
@@ -8,122 +8,137 @@ from pathlib import Path
 import click
 import pytest
 
-from lab import cli
+import lab
+from lab.cli import main
 
 ROOT = Path(__file__).parent.parent
-ROOMS = [
-    "errors",
-    "readings",
-    "record",
-    "results",
-    "phases",
-    "stats",
-    "noise",
-    "cost",
-    "machine",
-    "catalog",
-    "hubcache",
-    "hubwords",
-    "hub",
-    "synthetic",
-    "prompts",
-    "loop",
-    "native",
-    "kernels",
-    "header",
-    "engine",
-    "child",
-    "worker",
-    "models",
-    "shapes",
-    "plan",
-    "reproduce",
-    "progress",
-    "notebook",
-    "bench",
-    "measure",
-    "trial",
-    "table",
-    "laws",
-    "ceilings",
-    "roofline",
-    "levers",
-    "predict",
-    "compare",
-    "exchange",
-    "style",
-    "plot",
-    "plot_why",
-    "svg",
-    "terminal",
-    "printing",
-    "printing_why",
-    "report",
-    "lesson",
-    "cli_options",
-    "cli_results",
-    "cli_models",
-    "cli_measure",
-    "cli_compare",
-    "cli_explain",
-    "cli",
-]
-DOORS = {  # who may import a third-party library
-    "psutil": {"machine"},
-    "pynvml": {"machine"},
-    "scipy": {"stats"},
-    "llama_cpp": {"native"},
-    "numpy": {"stats", "kernels", "ceilings", "engine", "table", "synthetic"},
-    "gguf": {"synthetic"},
-    "huggingface_hub": {"hub"},
-    "pandas": {"table", "laws", "compare", "plot", "printing", "report", "lesson"},
-    "matplotlib": {"style", "plot", "plot_why", "svg"},
-    "IPython": {"notebook"},
-    "jinja2": {"report"},
-    "rich": {"terminal", "printing", "printing_why", "cli_measure"},
-    "click": {"cli_options", "cli_results", "cli_models", "cli_measure", "cli_compare", "cli_explain", "cli"},
+PACKAGE = ROOT / "lab"
+WINGS = ["cli", "show", "why", "analysis", "runner", "models", "engine", "process", "core", "errors"]
+"""From top to bottom: a wing imports only from those below it."""
+
+DOORS = {  # the wings or files that may import a third-party library
+    "psutil": {"runner/machine", "runner/limits", "runner/noise_watch"},
+    "pynvml": {"runner/noise_watch"},
+    "scipy": {"core/stats"},
+    "llama_cpp": {"engine/native"},
+    "numpy": {"core/stats", "engine", "why/probing", "analysis/table", "models/synthetic"},
+    "gguf": {"models/synthetic"},
+    "huggingface_hub": {"models/hub"},
+    "pandas": {"analysis", "show"},
+    "matplotlib": {"show"},
+    "IPython": {"runner/notebook"},
+    "jinja2": {"show/page"},
+    "rich": {"show", "cli/measuring"},
+    "click": {"cli"},
 }
+FILES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))
+MODULES = {name.removesuffix("/__init__").replace("/", "."): name for name in FILES if "/" in name}
 
 
-def imports(room: str) -> set[str]:
-    """Every module that a room imports, at its top or inside a function."""
-    found = set()
-    for node in ast.walk(ast.parse((ROOT / "lab" / f"{room}.py").read_text())):
+def imports(file: str) -> set[str]:
+    """Every module that a file imports, at its top or inside a function; of the lab's as `wing.module`."""
+    names = set()
+    for node in ast.walk(ast.parse((PACKAGE / f"{file}.py").read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"lab.{alias.name}" for alias in node.names} if node.module == "lab" else {node.module}
-    return found
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name for name in whole if name.removeprefix("lab.") in MODULES} or {node.module}
+    return {name.removeprefix("lab.") for name in names}
 
 
-def test_every_file_is_a_room() -> None:
-    assert {path.stem for path in (ROOT / "lab").glob("*.py")} == {*ROOMS, "__init__"}
+def of_the_lab(file: str) -> set[str]:
+    return {name for name in imports(file) if name.split(".")[0] in WINGS}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_from_rooms_above_it(room: str) -> None:
-    above = {f"lab.{name}" for name in ROOMS[: ROOMS.index(room)]}
-    assert {name for name in imports(room) if name.startswith("lab.")} <= above
+def test_the_wings_are_the_folders() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name not in ("__pycache__", "data")}
+    assert folders == set(WINGS) - {"errors"}
+    assert {name for name in FILES if "/" not in name} == {"__init__", "__main__", "errors"}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_third_party_libraries_have_one_door(room: str) -> None:
-    libraries = {name.split(".")[0] for name in imports(room)} - set(sys.stdlib_module_names) - {"lab"}
+@pytest.mark.parametrize("wing", WINGS)
+def test_a_wing_imports_only_from_wings_below_it(wing: str) -> None:
+    below = set(WINGS[WINGS.index(wing) :])
+    for file in FILES:
+        if file.split("/")[0] == wing:
+            assert {name.split(".")[0] for name in of_the_lab(file)} <= below, file
+
+
+def test_nothing_outside_the_engine_imports_it() -> None:
+    outside = [file for file in FILES if not file.startswith("engine/")]
+    assert not [file for file in outside if any(name.startswith("engine") for name in of_the_lab(file))]
+    assert "engine.child" in (PACKAGE / "process/worker.py").read_text()
+
+
+def circle(links: dict[str, set[str]]) -> list[str]:
+    """A way from a file back to itself; empty where there is none."""
+
+    def walk(path: list[str]) -> list[str]:
+        for name in sorted(links.get(path[-1], set())):
+            if name in path:
+                return [*path, name]
+            if way := walk([*path, name]):
+                return way
+        return []
+
+    return next((way for start in links if (way := walk([start]))), [])
+
+
+@pytest.mark.parametrize("wing", WINGS[:-1])
+def test_a_wing_has_no_circle(wing: str) -> None:
+    names = {module: file for module, file in MODULES.items() if module.startswith(f"{wing}.")}
+    assert circle({module: of_the_lab(file) & names.keys() for module, file in names.items()}) == []
+
+
+def test_a_circle_is_seen() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["a", "b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_third_party_libraries_have_one_door(file: str) -> None:
+    libraries = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names) - {*WINGS, "lab"}
     assert libraries <= DOORS.keys()
-    assert all(room in DOORS[library] for library in libraries)
+    assert all({file, file.split("/", maxsplit=1)[0]} & DOORS[library] for library in libraries), libraries
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_is_small_and_begins_with_its_idea(room: str) -> None:
-    text = (ROOT / "lab" / f"{room}.py").read_text()
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_is_small_and_begins_with_its_idea(file: str) -> None:
+    text = (PACKAGE / f"{file}.py").read_text()
     assert ast.get_docstring(ast.parse(text))
     assert text.count("\n") <= 300
+
+
+@pytest.mark.parametrize("wing", WINGS[:-1])
+def test_a_wing_begins_with_its_docstring_and_nothing_else(wing: str) -> None:
+    (only,) = ast.parse((PACKAGE / wing / "__init__.py").read_text()).body
+    assert isinstance(only, ast.Expr)
+
+
+PUBLIC = sorted(lab._MODULES)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_function_has_an_example(name: str) -> None:
+    function = getattr(lab, name)
+    assert f"lab.{name}(" in (function.__doc__ or ""), name
+    assert name in (PACKAGE / "__init__.py").read_text().partition("if TYPE_CHECKING")[2].partition("_MODULES")[0]
+
+
+def test_no_module_has_the_name_of_a_public_function() -> None:
+    assert not {part for module in MODULES for part in module.split(".")} & set(PUBLIC)
+
+
+def test_python_m_lab_is_lab() -> None:
+    done = subprocess.run([sys.executable, "-m", "lab", "--version"], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("mini-lab ")
 
 
 def test_help_loads_nothing_heavy() -> None:
     heavy = "numpy pandas matplotlib llama_cpp psutil rich scipy huggingface_hub"
     code = (
-        "import sys; from lab.cli import lab; lab(['--help'], standalone_mode=False);"
+        "import sys; from lab.cli.main import lab; lab(['--help'], standalone_mode=False);"
         f"loaded = set('{heavy}'.split()) & set(sys.modules); assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
@@ -139,9 +154,9 @@ def commands(group: click.Group, path: str = "lab") -> dict[str, click.Command]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(commands(cli.lab)))
+@pytest.mark.parametrize("name", sorted(commands(main.lab)))
 def test_every_command_and_option_explains_itself(name: str) -> None:
-    command = commands(cli.lab)[name]
+    command = commands(main.lab)[name]
     assert command.help
     assert f"### `{name}`" in (ROOT / "README.md").read_text()
     for parameter in command.params:
@@ -152,15 +167,9 @@ def test_readme_help_is_the_help() -> None:
     subprocess.run([sys.executable, "-m", "cogapp", "--check", "README.md"], check=True, cwd=ROOT)
 
 
-def test_readme_names_every_room_in_reading_order() -> None:
-    readme = (ROOT / "README.md").read_text()
-    places = [readme.index(f"`lab/{room}.py`") for room in ROOMS]
-    assert places == sorted(places)
-
-
 def test_committed_samples_are_readable_and_small() -> None:
 
-    from lab import results
+    from lab.core import results
 
     samples = sorted((ROOT / "results").glob("sample-*.jsonl"))
     assert samples

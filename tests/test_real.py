@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 import lab
-from lab import phases, prompts, record
+from lab.core import phases, record
+from lab.core.record import OK
 from lab.errors import LabError
-from lab.record import OK
-from lab.worker import Progress, Worker
+from lab.process.worker import Progress, Worker
+from lab.runner import prompts
 from tests.conftest import SETTINGS, run_lab
 
 REAL = dataclasses.replace(SETTINGS, n_ctx=700, n_ubatch=512)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lab import results
+from lab.core import results
+from lab.core.noise import Noise, NoiseReading
+from lab.core.record import Steps
 from lab.errors import LabError
-from lab.readings import Noise, NoiseReading
-from lab.record import Steps
 from tests.conftest import make_record, make_run
 
 READING = NoiseReading(0.5, 12.0, None, 1.5, 2400.0, 10**9)
@@ -22,7 +22,7 @@ def test_a_record_comes_back_equal(tmp_path: Path) -> None:
     ]
     for line in lines:
         results.append(tmp_path / "a.jsonl", line)
-    assert results.read([tmp_path / "a.jsonl"]) == results.Reading(tuple(lines), (), ())
+    assert results.read([tmp_path / "a.jsonl"]) == results.Contents(tuple(lines), (), ())
 
 
 def test_the_names_of_a_line_are_the_contract(tmp_path: Path) -> None:

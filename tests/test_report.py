@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from lab import catalog, cli_measure, report, reproduce, results
+from lab.cli import measuring
+from lab.core import results
+from lab.core.record import Ceilings, Record, Steps, Totals
 from lab.errors import LabError
-from lab.plan import make_plan
-from lab.record import Ceilings, Record, Steps, Totals
+from lab.models import catalog
+from lab.runner.plan import make_plan
+from lab.show import page, reproduce
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab
 from tests.test_explain import FAST, timed
 from tests.test_noise import watched
@@ -63,69 +66,69 @@ def evil(value: Any) -> Any:
 
 
 def test_a_page_says_what_was_measured() -> None:
-    page = Page(report.page(session(), []))
-    assert "How fast does tiny Q4_0 read a prompt and write an answer on Test CPU, 4 cores?" in page.text
-    assert "A prompt of 1,000 tokens is read in 2.00 s; after it each token takes 11.0 ms (90.9 a second)." in page.text
-    assert "2 runs are too few for an interval" in page.text
-    assert "beyond the 1,000 tokens that the model was trained for" in page.text
-    assert "The ceilings of tiny Q4_0, Test CPU, 4 cores, 5 tokens generated are not measured." in page.text
-    assert "lab measure --prompt-len 10,100,1000 --gen 5 --repeat 2" in page.text
-    assert "<title>" in report.page(session(), []) and "Which is faster" not in page.text
+    html = Page(page.html(session(), []))
+    assert "How fast does tiny Q4_0 read a prompt and write an answer on Test CPU, 4 cores?" in html.text
+    assert "A prompt of 1,000 tokens is read in 2.00 s; after it each token takes 11.0 ms (90.9 a second)." in html.text
+    assert "2 runs are too few for an interval" in html.text
+    assert "beyond the 1,000 tokens that the model was trained for" in html.text
+    assert "The ceilings of tiny Q4_0, Test CPU, 4 cores, 5 tokens generated are not measured." in html.text
+    assert "lab measure --prompt-len 10,100,1000 --gen 5 --repeat 2" in html.text
+    assert "<title>" in page.html(session(), []) and "Which is faster" not in html.text
 
 
 def test_tables_and_pictures_can_be_read_aloud() -> None:
-    page = Page(report.page(timed(1.1), [FAST]))
-    assert len(page.named("svg")) == 4
-    pictures = [each for each in page.named("div") if each.get("role") == "img" and "aria-label" in each]
+    html = Page(page.html(timed(1.1), [FAST]))
+    assert len(html.named("svg")) == 4
+    pictures = [each for each in html.named("div") if each.get("role") == "img" and "aria-label" in each]
     assert all(len(each["aria-label"] or "") > 9 for each in pictures)
-    assert len(page.named("table")) == len(page.named("caption"))
-    assert all(each.get("scope") in ("row", "col") for each in page.named("th"))
-    assert page.named("html")[0]["lang"] == "en"
+    assert len(html.named("table")) == len(html.named("caption"))
+    assert all(each.get("scope") in ("row", "col") for each in html.named("th"))
+    assert html.named("html")[0]["lang"] == "en"
 
 
 def test_what_limited_it_is_told_where_the_ceilings_are_known() -> None:
-    page = Page(report.page(timed(1.1), [FAST]))
-    assert "Writing after a prompt of 20 tokens was limited by the kernel of its quantization" in page.text
-    assert "91 % of what its kernels can do" in page.text
+    html = Page(page.html(timed(1.1), [FAST]))
+    assert "Writing after a prompt of 20 tokens was limited by the kernel of its quantization" in html.text
+    assert "91 % of what its kernels can do" in html.text
     other = dataclasses.replace(FAST, machine=dataclasses.replace(MACHINE, cpu="Another"))
-    assert "of another machine or build" in Page(report.page(timed(1.1), [other])).text
+    assert "of another machine or build" in Page(page.html(timed(1.1), [other])).text
     blind = dataclasses.replace(FAST, rates=FAST.rates[-1:])
-    assert "are not measured" in Page(report.page(timed(1.1), [blind])).text
+    assert "are not measured" in Page(page.html(timed(1.1), [blind])).text
 
 
 def test_warnings_stand_beside_the_figures_that_they_concern() -> None:
     noisy = [make_record(dataclasses.replace(watched([90] * 20), repeat=i)) for i in range(2)]
     random = dataclasses.replace(MODEL, source="synthetic")
-    text = report.page([*session(model=random), *(dataclasses.replace(each, model=random) for each in noisy)], [])
+    text = page.html([*session(model=random), *(dataclasses.replace(each, model=random) for each in noisy)], [])
     row = text[text.index('<th scope="row">20</th>') :]
     assert "! 20 prompt tokens: another process used 0.9 of a core during 2 of 2 runs" in row[: row.index("</table>")]
     assert "Do not trust these figures" in row
     assert "(random weights)" in Page(text).text and "the text means nothing" in Page(text).text
     quiet = [make_record(make_run(20, 9, i), model=random) for i in range(2)]
-    both = report.page([*(dataclasses.replace(each, model=random) for each in noisy), *quiet], [])
+    both = page.html([*(dataclasses.replace(each, model=random) for each in noisy), *quiet], [])
     assert both.count("another process used") == 1  # the quiet runs of the same length have their own table
     walk = dataclasses.replace(watched([90] * 20), every=5, steps=make_run(20, 5, every=5).steps)
-    assert Page(report.page([make_record(walk)], [])).text.count("another process used") == 1
+    assert Page(page.html([make_record(walk)], [])).text.count("another process used") == 1
     failed = make_record(make_run(50, status="failed", error="no memory"))
-    assert "failed: 50 prompt tokens, repeat 1: no memory" in Page(report.page([*session(), failed], [])).text
+    assert "failed: 50 prompt tokens, repeat 1: no memory" in Page(page.html([*session(), failed], [])).text
 
 
 def test_two_setups_are_compared() -> None:
     four = dataclasses.replace(SETTINGS, n_threads=4)
-    page = Page(report.page(session() + session(settings=four, session="b"), []))
-    assert "Which is faster: tiny Q4_0, n_threads 2 or tiny Q4_0, n_threads 4?" in page.text
-    assert "n_threads 2 4" in page.text and "too few runs to tell (2 against 2" in page.text
-    assert "--threads 4" in page.text and "--threads 2" in page.text
+    html = Page(page.html(session() + session(settings=four, session="b"), []))
+    assert "Which is faster: tiny Q4_0, n_threads 2 or tiny Q4_0, n_threads 4?" in html.text
+    assert "n_threads 2 4" in html.text and "too few runs to tell (2 against 2" in html.text
+    assert "--threads 4" in html.text and "--threads 2" in html.text
     gone = make_record(make_run(50, status="failed", error="x"), settings=four)
-    assert "failed: tiny Q4_0, n_threads 4: 50 prompt tokens" in Page(report.page([*session(), gone], [])).text
+    assert "failed: tiny Q4_0, n_threads 4: 50 prompt tokens" in Page(page.html([*session(), gone], [])).text
     blocks = [
         make_record(make_run(20, 2, prefill_ms=ms, block=block, variant=name))
         for block in range(8)
         for name, ms in (("A: x", 1), ("B: y", 1.03))
     ]
-    assert "slower: 1.03x the time" in report.page(blocks, [])
-    assert "slower by 3 to 3 %: too near to none to be claimed" in report.page(blocks, [], at_least=0.05)
-    sessions = Page(report.page(session() + session(session="b"), []))
+    assert "slower: 1.03x the time" in page.html(blocks, [])
+    assert "slower by 3 to 3 %: too near to none to be claimed" in page.html(blocks, [], at_least=0.05)
+    sessions = Page(page.html(session() + session(session="b"), []))
     assert "Which is faster: session a-session or session b?" in sessions.text
 
 
@@ -133,19 +136,19 @@ def test_what_is_not_known_is_left_out() -> None:
     unknown = dataclasses.replace(MODEL, n_ctx_train=None, arch=None, n_layer=None, n_bytes=None, quantization=None)
     bare = dataclasses.replace(MACHINE, llama_cpp_python=None, os=None, ram_bytes=None, cpu=None)
     imported = make_run(512, 128, totals=Totals(9 * 10**9, 19 * 10**9), steps=Steps())
-    page = Page(report.page([make_record(imported, model=unknown, machine=bare)], []))
-    assert "A prompt of 512 tokens is read in 9.00 s; after it each token takes 150 ms (6.68 a second)." in page.text
-    assert "decode compute ms" in page.text and "TTFT s" not in page.text
-    assert "None" not in page.text and "nan" not in page.text.lower() and "lab measure" not in page.text
+    html = Page(page.html([make_record(imported, model=unknown, machine=bare)], []))
+    assert "A prompt of 512 tokens is read in 9.00 s; after it each token takes 150 ms (6.68 a second)." in html.text
+    assert "decode compute ms" in html.text and "TTFT s" not in html.text
+    assert "None" not in html.text and "nan" not in html.text.lower() and "lab measure" not in html.text
 
 
 def test_the_records_come_back(tmp_path: Path) -> None:
-    path = report.write(tmp_path / "new" / "a.html", session(), [FAST])
+    path = page.report(tmp_path / "new" / "a.html", session(), [FAST])
     reading = results.read([path])
     assert list(reading.records) == session() and reading.ceilings == (FAST,)
     code, out, _ = run_lab("show", path)
     assert code == 0 and "1,000" in out
-    again = report.write(tmp_path / "s.html", results.read([SAMPLE]).records, [])
+    again = page.report(tmp_path / "s.html", results.read([SAMPLE]).records, [])
     assert len(results.read([SAMPLE, again]).records) == 12
     results.append(tmp_path / "b.jsonl", make_record(make_run(), session="b"))
     code, out, err = run_lab("compare", path, tmp_path / "b.jsonl", "--no-plot")
@@ -172,7 +175,7 @@ def test_a_page_that_is_none_is_told(tmp_path: Path, text: str, why: str) -> Non
 
 
 def test_a_packed_file_cannot_claim_to_be_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = report.write(tmp_path / "a.html", session(), [])
+    path = page.report(tmp_path / "a.html", session(), [])
     monkeypatch.setattr(results, "MOST_UNPACKED", 1000)
     with pytest.raises(LabError, match="too large"):
         results.read([path])
@@ -180,12 +183,12 @@ def test_a_packed_file_cannot_claim_to_be_endless(tmp_path: Path, monkeypatch: p
 
 def test_nothing_in_a_record_can_act() -> None:
     records = [evil(record) for record in [*session(), make_record(make_run(50, status="failed", error="x"))]]
-    text = report.page(records, [evil(FAST)])
-    page = Page(text)
-    assert [each.get("type") for each in page.named("script")] == ["application/gzip"]
-    assert not {"img", "iframe", "link", "object", "form", "a"} & {name for name, _ in page.tags}
-    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
-    assert "49" not in page.text.replace("$", "").partition("{{")[0] and "{{ 7 * 7 }}" in text
+    text = page.html(records, [evil(FAST)])
+    html = Page(text)
+    assert [each.get("type") for each in html.named("script")] == ["application/gzip"]
+    assert not {"img", "iframe", "link", "object", "form", "a"} & {name for name, _ in html.tags}
+    assert not any(name.startswith("on") for _, attributes in html.tags for name in attributes)
+    assert "49" not in html.text.replace("$", "").partition("{{")[0] and "{{ 7 * 7 }}" in text
     assert EVIL.split("{{", maxsplit=1)[0][:40].replace("<", "&lt;").replace(">", "&gt;") in text
 
 
@@ -215,8 +218,8 @@ def test_a_measurement_and_a_trial_end_with_a_report(tmp_path: Path) -> None:
     trial = ("ab", "--threads 1", "--threads 1", "--blocks", 1, "-p", 8, "-n", 3, "--no-plot", "--report", "--json")
     code, out, err = run_lab(*trial, "-o", tmp_path / "ab")
     assert code == 0, err
-    page = Path(json.loads(out)["report"]).read_text()
-    assert "lab ab &#39;&#39; &#39;&#39; --prompt-len 8 --gen 3 --blocks 1 --threads 1" in page
+    html = Path(json.loads(out)["report"]).read_text()
+    assert "lab ab &#39;&#39; &#39;&#39; --prompt-len 8 --gen 3 --blocks 1 --threads 1" in html
 
 
 # The command that makes the records again
@@ -238,7 +241,7 @@ def test_the_command_makes_the_same_plan(asked: dict[str, Any]) -> None:
     command = reproduce.command([make_record(run, settings=plan.settings, model=embedded) for run in runs])
     assert command is not None
     name, *words = command.split()[1:]
-    context = getattr(cli_measure, name).make_context(name, words)
+    context = getattr(measuring, name).make_context(name, words)
     given = {key: value for key, value in context.params.items() if key in make_plan.__annotations__}
     if "max_len" in context.params:
         given["prompt_len"] = str(context.params["max_len"])
@@ -355,7 +358,7 @@ def test_a_browser_shows_it_and_asks_nobody(browser: Any, tmp_path: Path, width:
     reading = results.read([SAMPLE])
     hostile = [dataclasses.replace(r, model=dataclasses.replace(r.model, name=EVIL)) for r in reading.records]
     for name, records in (("sample", reading.records), ("hostile", hostile)):
-        path = report.write(tmp_path / f"{name}.html", list(records), [_ceilings(reading.records[0])])
+        path = page.report(tmp_path / f"{name}.html", list(records), [_ceilings(reading.records[0])])
         browser.get_log("performance")
         seen = look(browser, path, width, scheme)
         assert seen["overflow"] <= 0 and seen["scripts"] == 1

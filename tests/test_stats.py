@@ -6,8 +6,8 @@ import random
 import pytest
 from scipy import stats as reference
 
-from lab import stats
-from lab.stats import Interval
+from lab.core import stats
+from lab.core.stats import Interval
 
 
 def sample(n: int, seed: int, factor: float = 1.0) -> list[float]:

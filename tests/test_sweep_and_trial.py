@@ -7,10 +7,12 @@ import gguf
 import numpy as np
 import pytest
 
-from lab import phases, prompts, results, table
+from lab.analysis import table
+from lab.core import phases, results
+from lab.core.record import Run
 from lab.errors import LabError
-from lab.record import Run
-from lab.worker import Progress, Worker
+from lab.process.worker import Progress, Worker
+from lab.runner import prompts
 from tests.conftest import make_run, run_lab
 from tests.test_real import REAL
 
@@ -33,11 +35,11 @@ def test_a_sweep_computes_what_independent_runs_compute(worker: Worker, embedded
     seen: list[Progress] = []
     steps, tokens, _ = worker.run(prompt, 5, seen.append, every=64)
     run = Run(**{**make_run(150, 5).__dict__, "steps": steps, "token_ids": tokens, "every": 64})
-    assert [leg.n_prompt for leg in phases.legs(run)] == [64, 128, 150]
+    assert [leg.n_prompt for leg in phases.by_length(run)] == [64, 128, 150]
     for i, n in enumerate((64, 128, 150)):
         alone, alone_tokens, _ = worker.run(prompt[:n], 5, look)
         assert tokens[5 * i : 5 * i + 5] == alone_tokens  # nothing of what was forgotten is left
-        leg = phases.legs(run)[i].steps
+        leg = phases.by_length(run)[i].steps
         assert (leg.kind, leg.n_tokens, leg.n_past) == (alone.kind, alone.n_tokens, alone.n_past)
 
 

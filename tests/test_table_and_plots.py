@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab import plot, printing, table, terminal
+from lab.analysis import table, wording
+from lab.core.record import Record
 from lab.errors import LabError
-from lab.record import Record
+from lab.show import console, plot_runs, text_results
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
 
 
@@ -77,7 +78,7 @@ def test_labels_have_the_fewest_fields_that_tell_setups_apart() -> None:
 
 
 def test_sentences_say_what_the_table_shows() -> None:
-    said = " ".join(table.sentences(table.summary(table.runs(session()))))
+    said = " ".join(wording.sentences(table.summary(table.runs(session()))))
     assert "Prefill of 1,000 tokens took 20x the time of 100 for 10x the tokens" in said
     assert "each token cost 2x as much, because it looks back" in said
     assert "11.1 ms after a prompt of 10 and 21.0 ms after 1,000" in said
@@ -86,10 +87,10 @@ def test_sentences_say_what_the_table_shows() -> None:
 
 def test_sentences_without_decode_or_with_one_length() -> None:
     one = table.summary(table.runs([make_record(make_run(20, 1))]))
-    assert table.sentences(one) == [
+    assert wording.sentences(one) == [
         "Prefill took 95 % of the time at 20 prompt tokens; choosing a token took the rest."
     ]
-    assert table.sentences(one[:0]) == []
+    assert wording.sentences(one[:0]) == []
 
 
 def test_different_machines_builds_and_files_are_not_pooled() -> None:
@@ -106,12 +107,12 @@ def test_no_cause_is_named_where_ranges_overlap() -> None:
     records = [
         make_record(make_run(n, 5, i, prefill_ms=ms)) for n in (10, 100) for i, ms in enumerate((1, 3 + n / 100))
     ]
-    assert "about in proportion" in table.sentences(table.summary(table.runs(records)))[0]
+    assert "about in proportion" in wording.sentences(table.summary(table.runs(records)))[0]
 
 
 def test_different_generation_lengths_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
 
-    printing.print_results([make_record(make_run(10, n)) for n in (2, 7)], terminal.console())
+    text_results.print_results([make_record(make_run(10, n)) for n in (2, 7)], console.console())
     shown = capsys.readouterr().out
     assert "2 tokens generated" in shown and "7 tokens generated" in shown
 
@@ -120,14 +121,14 @@ def test_text_from_outside_is_shown_as_it_is(capsys: pytest.CaptureFixture[str])
     import dataclasses
 
     odd = dataclasses.replace(MODEL, name="phi[q4] :fire: [/b]")
-    printing.print_results([make_record(make_run(10, 2), model=odd)], terminal.console())
-    printing.print_results([make_record(make_run(status="failed", error="x[i01] [/tmp/a]"))], terminal.console())
+    text_results.print_results([make_record(make_run(10, 2), model=odd)], console.console())
+    text_results.print_results([make_record(make_run(status="failed", error="x[i01] [/tmp/a]"))], console.console())
     shown = capsys.readouterr().out
     assert "phi[q4] :fire: [/b]" in shown and "x[i01] [/tmp/a]" in shown
 
 
 def test_digits() -> None:
-    assert [table.digits(x) for x in (0.01234, 1.5, 99.94, 1234.5, float("nan"))] == [
+    assert [wording.digits(x) for x in (0.01234, 1.5, 99.94, 1234.5, float("nan"))] == [
         "0.0123",
         "1.50",
         "99.9",
@@ -139,7 +140,7 @@ def test_digits() -> None:
 def test_plots_show_every_point_with_title_units_and_legend(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
-    for draw, n_points in ((plot.plot_prefill, 6), (plot.plot_decode, 6 * 4)):
+    for draw, n_points in ((plot_runs.plot_prefill, 6), (plot_runs.plot_decode, 6 * 4)):
         ax = draw(session(), Figure().subplots())
         points = sum(len(np.asarray(line.get_xdata())) for line in ax.lines if line.get_linestyle() == "None")
         assert points == n_points
@@ -147,7 +148,7 @@ def test_plots_show_every_point_with_title_units_and_legend(tmp_path: Path) -> N
         assert "token" in ax.get_xlabel()
         assert ax.get_ylabel().endswith("s)")
         assert ax.get_legend() is not None
-    files = plot.save(session() + session(session="other"), tmp_path, "x")
+    files = plot_runs.save(session() + session(session="other"), tmp_path, "x")
     assert [f.name for f in files] == ["x-prefill.png", "x-prefill.svg", "x-decode.png", "x-decode.svg"]
     assert all(f.stat().st_size > 5000 for f in files)
 
@@ -161,7 +162,7 @@ def test_outliers_are_marked_at_the_edge_and_counted() -> None:
     ends = [*run.steps.end_ns]
     ends[50:] = [end + 10**9 for end in ends[50:]]  # one token came a second late
     late = dataclasses.replace(run, steps=dataclasses.replace(run.steps, end_ns=tuple(ends)))
-    ax = plot.plot_decode([make_record(late)], Figure().subplots())
+    ax = plot_runs.plot_decode([make_record(late)], Figure().subplots())
     assert "1 point above the axis" in ax.get_legend_handles_labels()[1][0]
 
 
@@ -169,11 +170,11 @@ def test_axes_of_ones_own_will_do() -> None:
     from matplotlib.figure import Figure
 
     ax = Figure().add_axes((0.1, 0.1, 0.8, 0.8))
-    assert plot.plot_prefill(session(), ax) is ax
+    assert plot_runs.plot_prefill(session(), ax) is ax
 
 
 def test_nothing_to_draw_is_an_error() -> None:
     with pytest.raises(LabError, match="no run went well"):
-        plot.plot_prefill([make_record(make_run(status="failed"))])
+        plot_runs.plot_prefill([make_record(make_run(status="failed"))])
     with pytest.raises(LabError, match="no run decoded"):
-        plot.plot_decode([make_record(make_run(n_gen=1))])
+        plot_runs.plot_decode([make_record(make_run(n_gen=1))])

@@ -15,10 +15,11 @@ import statistics
 import sys
 from pathlib import Path
 
-from lab import catalog, prompts
-from lab.plan import make_plan
-from lab.record import PREFILL, Steps
-from lab.worker import Worker
+from lab.core.record import PREFILL, Steps
+from lab.models import catalog
+from lab.process.worker import Worker
+from lab.runner import prompts
+from lab.runner.plan import make_plan
 from tests.bench import llama_bench
 
 N_PROMPT, N_GEN = 512, 128

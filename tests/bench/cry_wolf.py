@@ -13,11 +13,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab import catalog, compare, trial
-from lab.compare import ALIKE, TOO_FEW, Row
-from lab.plan import Plan, make_plan
-from lab.progress import Status
-from lab.worker import Worker
+from lab.analysis import comparison
+from lab.analysis.comparison import ALIKE, TOO_FEW, Row
+from lab.models import catalog
+from lab.process.worker import Worker
+from lab.runner import side_by_side
+from lab.runner.plan import Plan, make_plan
+from lab.runner.progress import Status
 
 N_PROMPT, N_GEN = 32, 8
 
@@ -32,9 +34,9 @@ def rows(variants: list[dict[str, Any]], seed: int) -> list[Row]:
     def watch(status: Status) -> None: ...
 
     with tempfile.TemporaryDirectory() as folder:
-        records = list(trial.execute(plans, trial.N_BLOCKS, Path(folder) / "trial.jsonl", watch))
-    (comparison,) = compare.compare(compare.groups(records))
-    return list(comparison.rows)
+        records = list(side_by_side.execute(plans, side_by_side.N_BLOCKS, Path(folder) / "trial.jsonl", watch))
+    (compared,) = comparison.compare(records)
+    return list(compared.rows)
 
 
 def told(row: Row) -> str:

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lab import catalog
+from lab.models import catalog
 from tests.bench import llama_bench
 
 N_GEN, N_REPEAT = 64, 8
@@ -45,7 +45,7 @@ def lab_tpot() -> tuple[float, list[str]]:
     """The lab's median TPOT in ms, and its warnings."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["-p", "10", "-n", str(N_GEN), "-r", str(N_REPEAT), "--json", "--no-plot", "-o", folder]
-        command = [sys.executable, "-c", "from lab.cli import main; main()", "measure", *arguments]
+        command = [sys.executable, "-m", "lab", "measure", *arguments]
         answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return answer["rows"][0]["tpot_ms"], answer["warnings"]
 

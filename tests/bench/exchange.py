@@ -17,7 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lab import catalog, exchange
+from lab.analysis import llama_bench_format
+from lab.models import catalog
 from tests.bench import llama_bench
 
 N_PROMPT, N_GEN, N_REPEAT = 128, 32, 5
@@ -25,7 +26,7 @@ SECOND = "1ab1ab1"
 
 
 def lab(*arguments: str | Path) -> str:
-    command = [sys.executable, "-c", "from lab.cli import main; main()", *map(str, arguments)]
+    command = [sys.executable, "-m", "lab", *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -56,7 +57,7 @@ def main() -> None:
         (folder / "both.jsonl").write_text(
             "".join(json.dumps(row) + "\n" for row in rows) + exports["jsonl"].read_text()
         )
-        columns = list(exchange.COLUMNS)
+        columns = list(llama_bench_format.COLUMNS)
         with (folder / "bench.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, columns, extrasaction="ignore", quoting=csv.QUOTE_ALL)
             writer.writeheader()

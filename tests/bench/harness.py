@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 
-from lab import phases
-from lab.measure import execute, new_results_file
-from lab.plan import make_plan
-from lab.record import Run
-from lab.worker import Worker
+from lab.core import phases
+from lab.core.record import Run
+from lab.process.worker import Worker
+from lab.runner.plan import make_plan
+from lab.runner.session import execute, new_results_file
 from tests.conftest import start_lab
 
 MB = 1_000_000
@@ -85,7 +85,7 @@ def start_up(folder: Path) -> None:
 
 
 def help_time() -> None:
-    command = [sys.executable, "-c", "from lab.cli import main; main()", "--help"]
+    command = [sys.executable, "-m", "lab", "--help"]
     times = []
     for _ in range(15):
         begun = time.perf_counter()

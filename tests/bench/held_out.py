@@ -12,12 +12,13 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from lab import ceilings, phases, predict
-from lab.measure import execute, new_results_file
-from lab.plan import Plan, make_plan
-from lab.progress import Status
-from lab.record import OK, Record, Run
-from lab.worker import Worker
+from lab.core import phases
+from lab.core.record import OK, Record, Run
+from lab.process.worker import Worker
+from lab.runner.plan import Plan, make_plan
+from lab.runner.progress import Status
+from lab.runner.session import execute, new_results_file
+from lab.why import prediction, probing
 
 LEARN = {"smollm2-135m": [128, 1024], "synthetic:qwen2.5-0.5b:Q4_0": [128, 1024]}
 HELD_OUT = {
@@ -37,11 +38,11 @@ def measure(model: str, lengths: list[int], folder: Path) -> tuple[Plan, list[Re
     """Ceilings (kept in `folder`) and runs of a model."""
     with Worker() as worker:
         plan = make_plan(worker, lengths, N_GEN, N_REPEAT, model)
-        wanted = ceilings.missing(
-            ceilings.probes(plan.model, plan.settings), ceilings.known(ceilings.kept(folder), plan.machine, False)
+        wanted = probing.missing(
+            probing.probes(plan.model, plan.settings), probing.known(probing.kept(folder), plan.machine, False)
         )
         if wanted:
-            ceilings.run_probes(worker, plan.machine, wanted, False, lambda what: None, folder)
+            probing.run_probes(worker, plan.machine, wanted, False, lambda what: None, folder)
         records = list(execute(plan, worker, new_results_file(plan, folder), silent))
     return plan, [record for record in records if record.run.status == OK and not record.run.warmup]
 
@@ -60,14 +61,14 @@ def main() -> None:
             plan, records = measure(model, lengths, folder)
             learned += records
         measured = {model: measure(model, lengths, folder) for model, lengths in HELD_OUT.items()}
-        known = ceilings.known(ceilings.kept(folder), plan.machine, False)
+        known = probing.known(probing.kept(folder), plan.machine, False)
         assert known is not None
-        efficiency = predict.learn(learned, known)
-        print(predict.basis_here(efficiency))
+        efficiency = prediction.learn(learned, known)
+        print(prediction.basis_here(efficiency))
         print("model | prompt | prefill s: predicted, measured, error | decode ms: predicted, measured, error")
         for model, (plan, records) in measured.items():
             for n_prompt in plan.lengths:
-                row = predict.here(plan.model, plan.settings, known, efficiency, n_prompt, N_GEN)
+                row = prediction.here(plan.model, plan.settings, known, efficiency, n_prompt, N_GEN)
                 found = [seconds(record.run) for record in records if record.run.n_prompt == n_prompt]
                 told = []
                 for which, unit, predicted in (("prefill", 1, row.prefill_s), ("decode", 1e3, row.tpot_s)):

@@ -13,12 +13,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab import ceilings, compare, roofline, trial
-from lab.plan import Plan, make_plan
-from lab.progress import Status
-from lab.record import Ceilings, Record
-from lab.roofline import Explained
-from lab.worker import Worker
+from lab.analysis import comparison
+from lab.core.record import Ceilings, Record
+from lab.process.worker import Worker
+from lab.runner import side_by_side
+from lab.runner.plan import Plan, make_plan
+from lab.runner.progress import Status
+from lab.why import probing, roofline
+from lab.why.roofline import Explained
 
 SMALL, LARGE = {"model": "smollm2-135m"}, {"model": "synthetic:llama-3.2-3b:Q4_0"}
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
@@ -50,19 +52,19 @@ def main() -> None:
                 for letter, settings in (("A", base), ("B", change)):
                     plan = make_plan(worker, [n_prompt], N_GEN, 1, **settings)
                     plans[letter] = plan
-                    wanted = ceilings.missing(
-                        ceilings.probes(plan.model, plan.settings),
-                        ceilings.known(ceilings.kept(folder), plan.machine, False),
+                    wanted = probing.missing(
+                        probing.probes(plan.model, plan.settings),
+                        probing.known(probing.kept(folder), plan.machine, False),
                     )
                     if wanted:
-                        ceilings.run_probes(worker, plan.machine, wanted, False, lambda what: None, folder)
-            found = ceilings.known(ceilings.kept(folder), plan.machine, False)
+                        probing.run_probes(worker, plan.machine, wanted, False, lambda what: None, folder)
+            found = probing.known(probing.kept(folder), plan.machine, False)
             assert found is not None
             path = folder / f"trial-{number}.jsonl"
-            records = [r for r in trial.execute(plans, N_BLOCKS, path, silent) if not r.run.warmup]
-            (comparison,) = compare.compare(compare.groups(records))
+            records = [r for r in side_by_side.execute(plans, N_BLOCKS, path, silent) if not r.run.warmup]
+            (compared,) = comparison.compare(records)
             of_a, of_b = (explained([r for r in records if r.run.variant == letter], found) for letter in plans)
-            for row in comparison.rows:
+            for row in compared.rows:
                 phase = "prefill" if row.figure == "prefill_s" else "decode"
                 before, after = of_a[phase], of_b[phase]
                 kept = before.measured_s - before.kernels.total_s

@@ -15,7 +15,7 @@ from pathlib import Path
 def main(rounds: int = 7) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        lab = [sys.executable, "-c", "from lab.cli import main; main()"]
+        lab = [sys.executable, "-m", "lab"]
         session = ["-p", "10,100,1000", "-n", "200", "-r", "6", "--no-plot"]
         subprocess.run([*lab, "measure", *session, "-o", str(folder)], check=True, stdout=subprocess.DEVNULL)
         subprocess.run([*lab, "ceilings", "-o", str(folder)], check=True, stdout=subprocess.DEVNULL)

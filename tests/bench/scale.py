@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from lab.record import DECODE, PREFILL, Record, Steps, to_json
+from lab.core.record import DECODE, PREFILL, Record, Steps, to_json
 from tests.conftest import MACHINE, make_record, make_run
 
 N_FILES, N_RUNS, N_STEPS = 20, 100, 500
@@ -31,7 +31,7 @@ def main() -> None:
             times = []
             for _ in range(5):
                 started = time.monotonic()
-                whole = [sys.executable, "-c", "from lab.cli import main; main()", *command]
+                whole = [sys.executable, "-m", "lab", *command]
                 subprocess.run(whole, check=True, stdout=subprocess.DEVNULL)
                 times.append(time.monotonic() - started)
             peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

@@ -18,10 +18,12 @@ import subprocess
 import sys
 import time
 
-from lab import catalog, phases, prompts
-from lab.plan import make_plan
-from lab.record import OK, Run
-from lab.worker import Progress, Worker
+from lab.core import phases
+from lab.core.record import OK, Run
+from lab.models import catalog
+from lab.process.worker import Progress, Worker
+from lab.runner import prompts
+from lab.runner.plan import make_plan
 from tests.bench import llama_bench
 
 LENGTHS = (512, 1024, 2048, 3072, 4096)
@@ -43,7 +45,7 @@ def agree(n_rounds: int) -> None:
                 if n:
                     alone[n] = run(worker, prompt[:n], None)
                 else:
-                    legs = {leg.n_prompt: leg for leg in phases.legs(run(worker, prompt, LENGTHS[0]))}
+                    legs = {leg.n_prompt: leg for leg in phases.by_length(run(worker, prompt, LENGTHS[0]))}
             for n in LENGTHS:
                 ratios[n, "prefill"].append((phases.prefill_ns(legs[n]) or 0) / (phases.prefill_ns(alone[n]) or 1))
                 ratios[n, "TPOT"].append((phases.tpot_ns(legs[n]) or 0) / (phases.tpot_ns(alone[n]) or 1))
@@ -64,7 +66,7 @@ def cost(max_len: int, every: int) -> None:
     lengths = ",".join(str(n) for n in range(every, max_len + 1, every))
     grid = ["--max-len", str(max_len), "--every", str(every), "--gen", str(N_GEN), "--repeat", str(N_REPEAT)]
     started = time.monotonic()
-    command = [sys.executable, "-c", "from lab.cli import main; main()", "sweep", *grid]
+    command = [sys.executable, "-m", "lab", "sweep", *grid]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     ours = time.monotonic() - started
     print(f"lab sweep {' '.join(grid)}: {ours:.0f} s, plots included", flush=True)

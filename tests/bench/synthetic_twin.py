@@ -18,9 +18,10 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from lab import catalog, prompts, synthetic
-from lab.plan import make_plan
-from lab.worker import Worker
+from lab.models import catalog, synthetic
+from lab.process.worker import Worker
+from lab.runner import prompts
+from lab.runner.plan import make_plan
 from tests.bench.against_llama_bench import decode_tps
 
 N_PROMPT, N_GEN = 128, 64

@@ -1,0 +1,285 @@
+"""Living with others: the lab's runs as llama-bench would print them, and llama-bench's output as records.
+
+llama-bench tests prefill (`pp512`) and decode (`tg128 @ d4096`: 128 tokens after 4,096) apart; a run of the
+lab is both, so it gives a row of each. A `tg` row counts decode compute, without choosing tokens. The other
+way round there are times of whole tests but no steps, and much of the machine is not known: that is null.
+
+Column names and their meaning are those of llama.cpp's tools/llama-bench.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.core import phases
+from lab.core.record import OK, Device, Machine, Model, Record, Run, Settings, Steps, Totals, to_json
+from lab.errors import LabError
+from lab.runner import machine
+
+FORMATS = ("md", "csv", "json", "jsonl", "sql")
+_COLUMNS = """
+build_commit build_number:INTEGER cpu_info gpu_info backends model_filename model_type model_size:INTEGER
+model_n_params:INTEGER n_batch:INTEGER n_ubatch:INTEGER n_threads:INTEGER cpu_mask cpu_strict:INTEGER poll:INTEGER
+type_k type_v n_gpu_layers:INTEGER n_cpu_moe:INTEGER split_mode main_gpu:INTEGER no_kv_offload:INTEGER
+flash_attn:INTEGER devices tensor_split tensor_buft_overrides load_mode lazy_mode embeddings:INTEGER
+no_op_offload:INTEGER no_host:INTEGER repack:INTEGER fit_target:INTEGER fit_min_ctx:INTEGER n_prompt:INTEGER
+n_gen:INTEGER n_depth:INTEGER test_time avg_ns:INTEGER stddev_ns:INTEGER avg_ts:REAL stddev_ts:REAL
+"""
+COLUMNS = {name: kind or "TEXT" for name, _, kind in (column.partition(":") for column in _COLUMNS.split())}
+"""llama-bench's columns in its order, with their SQL types."""
+
+FLASH_ATTN = {"off": 0, "on": 1, "auto": -1}
+DEFAULTS = {
+    # What the lab leaves at llama.cpp's defaults, as llama-bench words these.
+    "cpu_mask": "0x0",
+    "cpu_strict": False,
+    "poll": 50,
+    "n_cpu_moe": 0,
+    "split_mode": "layer",
+    "main_gpu": 0,
+    "no_kv_offload": False,
+    "devices": "auto",
+    "tensor_split": "0.00",
+    "tensor_buft_overrides": "none",
+    "load_mode": "auto",
+    "lazy_mode": "auto",
+    "embeddings": False,
+    "no_host": False,
+    "repack": True,
+    "fit_target": 0,
+    "fit_min_ctx": 0,
+}
+
+
+def llama_bench_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """A row per setup and test: llama-bench's columns, `samples_ns` and `samples_ts`; unknown is None."""
+    tests: dict[str, dict[str, Any]] = {}
+    for record in records:
+        for run in phases.by_length(record.run):
+            if run.status != OK or run.warmup:
+                continue
+            prefill, decode, n_decode = phases.prefill_ns(run), phases.decode_compute_mean_ns(run), run.n_gen - 1
+            if prefill:
+                _add(tests, record, run, (run.n_prompt, 0, 0), prefill)
+            if decode:
+                _add(tests, record, run, (0, n_decode, run.n_prompt), round(decode * n_decode))
+    return [_with_statistics(row) for row in tests.values()]
+
+
+def write(rows: Sequence[Mapping[str, Any]], kind: str) -> str:
+    """Rows of `llama_bench_rows` in one of llama-bench's output FORMATS."""
+    if kind == "json":
+        return json.dumps(rows, indent=2) + "\n"
+    if kind == "jsonl":
+        return "".join(json.dumps(row) + "\n" for row in rows)
+    if kind == "md":
+        return _markdown(rows)
+    if kind == "csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(COLUMNS), quoting=csv.QUOTE_ALL, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _plain(row[name]) for name in COLUMNS} for row in rows)
+        return text.getvalue()
+    columns = ",\n".join(f"  {name} {kind}" for name, kind in COLUMNS.items())
+    lines = [f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n"]
+    for row in rows:
+        values = ["NULL" if row[name] is None else "'" + _plain(row[name]).replace("'", "''") + "'" for name in COLUMNS]
+        lines.append(f"INSERT INTO llama_bench ({', '.join(COLUMNS)}) VALUES ({', '.join(values)});")
+    return "\n".join(lines) + "\n"
+
+
+def read_llama_bench(path: Path) -> tuple[list[Record], list[str]]:
+    """Records of llama-bench's json, jsonl or csv output, and a sentence for each test that has no place here.
+
+    LabError where the file is none of them.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise LabError(f"{path} cannot be read: {problem}.", "Give llama-bench's output: llama-bench -o json") from None
+    records: list[Record] = []
+    skipped: list[str] = []
+    for number, row in enumerate(_parse(text, path), 1):
+        try:
+            found = _records(row, path.stem)
+        except (KeyError, TypeError, ValueError) as problem:
+            skipped.append(f"test {number} skipped: it lacks or garbles {problem}")
+            continue
+        if not found:
+            skipped.append(
+                f"test {number} skipped: it times prefill and decode as one, or a prefill that does not begin at 0"
+            )
+        records += found
+    if not records:
+        raise LabError(f"{path} has no test of llama-bench in it.", "Make it with: llama-bench -o json > results.json")
+    return records, skipped
+
+
+def _add(tests: dict[str, dict[str, Any]], record: Record, run: Run, test: tuple[int, int, int], ns: int) -> None:
+    settings, model, here = record.settings, record.model, record.machine
+    offload = machine.accelerators(here.devices)
+    names = [device.name.rstrip("0123456789") for device in offload or here.devices]
+    n_prompt, n_gen, n_depth = test
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row |= DEFAULTS
+    row |= {
+        "build_commit": here.llama_cpp_commit and here.llama_cpp_commit.partition("-")[0],  # without -dirty
+        "cpu_info": here.cpu,
+        "gpu_info": ", ".join(device.description for device in offload),
+        "backends": ",".join(dict.fromkeys(names)) or None,
+        "model_filename": model.file,
+        "model_type": model.description or " ".join(filter(None, (model.name, model.quantization))),
+        "model_size": sum(model.tensor_bytes.values()) or model.n_bytes,
+        "model_n_params": model.n_params,
+        "n_batch": settings.n_batch,
+        "n_ubatch": settings.n_ubatch,
+        "n_threads": settings.n_threads,
+        "type_k": settings.type_k,
+        "type_v": settings.type_v,
+        "n_gpu_layers": settings.n_gpu_layers,
+        "flash_attn": FLASH_ATTN.get(settings.flash_attn),
+        "no_op_offload": int(settings.n_gpu_layers == 0 and bool(offload)),
+        "n_prompt": n_prompt,
+        "n_gen": n_gen,
+        "n_depth": n_depth,
+    }
+    chosen = to_json(dataclasses.replace(settings, n_ctx=0))  # the context is as long as the longest run needs
+    key = json.dumps([row, run.variant, run.every, model.sha256, chosen, to_json(here)])
+    kept = tests.setdefault(key, {**row, "test_time": run.started_at, "samples_ns": []})
+    kept["samples_ns"].append(ns)
+
+
+def _with_statistics(row: dict[str, Any]) -> dict[str, Any]:
+    samples = row.pop("samples_ns")
+    rates = [1e9 * (row["n_prompt"] + row["n_gen"]) / ns for ns in samples]
+    spread = statistics.stdev if len(samples) > 1 else lambda values: 0.0
+    row |= {
+        "avg_ns": round(statistics.fmean(samples)),
+        "stddev_ns": round(spread(samples)),
+        "avg_ts": round(statistics.fmean(rates), 6),
+        "stddev_ts": round(spread(rates), 6),
+    }
+    return {**row, "samples_ns": samples, "samples_ts": [round(rate, 6) for rate in rates]}
+
+
+def _markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = ["| model | size | params | backend | threads | test | t/s |", "| - | -: | -: | - | -: | -: | -: |"]
+    for row in rows:
+        size = "" if row["model_size"] is None else f"{row['model_size'] / 2**20:,.2f} MiB"
+        params = "" if row["model_n_params"] is None else f"{row['model_n_params'] / 1e6:,.2f} M"
+        test = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']} @ d{row['n_depth']}"
+        rate = f"{row['avg_ts']:.2f} \u00b1 {row['stddev_ts']:.2f}"
+        cells = (row["model_type"], size, params, row["backends"] or "", row["n_threads"], test, rate)
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: Any) -> str:
+    return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _parse(text: str, path: Path) -> list[Any]:
+    try:
+        if text.lstrip().startswith("["):
+            rows = json.loads(text)
+        elif text.lstrip().startswith("{"):
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        else:
+            rows = list(csv.DictReader(io.StringIO(text)))
+    except (ValueError, csv.Error) as problem:
+        raise LabError(
+            f"{path} is no output of llama-bench: {problem}.", "Make it with: llama-bench -o json > results.json"
+        ) from None
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def _records(row: Mapping[str, Any], stem: str) -> list[Record]:
+    """One record per sample of a test; none for prefill and decode together, or for prefill after a depth."""
+    n_prompt, n_gen, n_depth = (int(row.get(name) or 0) for name in ("n_prompt", "n_gen", "n_depth"))
+    if (n_prompt > 0) == (n_gen > 0) or (n_prompt and n_depth):
+        return []
+    samples = row.get("samples_ns") or [row["avg_ns"]]
+    if any(int(ns) <= 0 for ns in samples):
+        raise ValueError("samples_ns: a time of 0 or less")
+    return [
+        Record(
+            session=f"imported-{stem}",
+            machine=_machine(row),
+            model=_model(row),
+            settings=_settings(row, n_prompt + n_gen + n_depth),
+            run=_run(str(row["test_time"]), n_prompt, n_gen, n_depth, repeat, int(ns)),
+        )
+        for repeat, ns in enumerate(samples)
+    ]
+
+
+def _run(started_at: str, n_prompt: int, n_gen: int, n_depth: int, repeat: int, ns: int) -> Run:
+    """A sample. llama-bench's first decoded token at depth 0 is the BOS, like the lab's prompt of one token."""
+    return Run(
+        n_prompt=n_prompt or max(1, n_depth),
+        n_gen=n_gen + 1,
+        repeat=repeat,
+        warmup=False,
+        started_at=started_at,
+        status=OK,
+        error=None,
+        steps=Steps(),
+        token_ids=(),
+        prompt_offset=None,
+        end_of_generation_at=None,
+        noise=None,
+        totals=Totals(prefill_ns=ns, decode_ns=None) if n_prompt else Totals(prefill_ns=None, decode_ns=ns),
+    )
+
+
+def _machine(row: Mapping[str, Any]) -> Machine:
+    gpus = [name.strip() for name in str(row.get("gpu_info") or "").split(",") if name.strip()]
+    return Machine(
+        cpu=row.get("cpu_info") or None,
+        n_cores_physical=None,
+        n_cores_usable=None,
+        ram_bytes=None,
+        os=None,
+        python=None,
+        llama_cpp_python=None,
+        llama_cpp_commit=row.get("build_commit") or None,
+        system_info=None,
+        devices=tuple(Device(f"GPU{i}", name, "gpu", None) for i, name in enumerate(gpus)),
+        virtual=None,
+        power=None,
+    )
+
+
+def _model(row: Mapping[str, Any]) -> Model:
+    file = re.split(r"[/\\]", str(row["model_filename"]))[-1]
+    told: dict[str, Any] = {"name": file.removesuffix(".gguf"), "source": "file", "file": file, "tensor_bytes": {}}
+    told |= {"n_params": int(row["model_n_params"]), "description": row.get("model_type") or None}
+    unknown: dict[str, Any] = {field.name: None for field in dataclasses.fields(Model)}
+    return Model(**{**unknown, **told})
+
+
+def _settings(row: Mapping[str, Any], n_ctx: int) -> Settings:
+    asked = {str(number): name for name, number in FLASH_ATTN.items()}
+    return Settings(
+        n_ctx=n_ctx,
+        n_batch=int(row["n_batch"]),
+        n_ubatch=int(row["n_ubatch"]),
+        n_threads=int(row["n_threads"]),
+        n_threads_batch=int(row["n_threads"]),
+        n_gpu_layers=int(row["n_gpu_layers"]) if row.get("gpu_info") else 0,
+        flash_attn=asked.get(str(int(row["flash_attn"])), "auto"),
+        flash_attn_resolved=None,
+        type_k=str(row["type_k"]),
+        type_v=str(row["type_v"]),
+        prompt="random",
+        prompt_sha256=None,
+        seed=None,
+    )

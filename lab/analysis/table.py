@@ -1,0 +1,237 @@
+"""Records as tables: one row a run, one row a step, and the summary over repeats.
+
+Rates are derived here and nowhere stored. A figure of several runs is their median with its interval: a mean
+with a standard deviation says little on machines where a neighbour can halve a rate for seconds. A sweep is
+shown as the runs that it stands for, one row per length.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lab.analysis import disturbances
+from lab.core import phases, stats
+from lab.core.record import DECODE, OK, Record, Run
+from lab.runner import machine
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decode_ms", "e2e_s", "prefill_share")
+"""Of a run; `decode_ms` is decode compute per token, without choosing it (what llama-bench counts)."""
+
+SETUP = (
+    "model",
+    "model_sha256",
+    "machine",
+    "ram_gb",
+    "os",
+    "llama_cpp_python",
+    "llama_cpp_commit",
+    "system_info",
+    "n_gpu_layers",
+    "n_threads",
+    "n_threads_batch",
+    "n_batch",
+    "n_ubatch",
+    "flash_attn",
+    "type_k",
+    "type_v",
+    "prompt",
+    "prompt_sha256",
+    "sweep_every",
+    "variant",
+)
+"""What must be equal for runs to be repeats of each other, beside n_prompt and n_gen."""
+
+IDENTITY = ("model_sha256", "ram_gb", "os", "llama_cpp_commit", "system_info", "prompt_sha256")
+"""Parts of a setup that are shown only where nothing else tells two setups apart."""
+
+
+def runs(records: Sequence[Record]) -> pd.DataFrame:
+    """One row a run, warm-ups and failures included: setup, figures (NaN where there is none), status.
+
+        lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
+
+    A sweep has one row per length; `run` is the number of the record.
+    """
+    import pandas as pd
+
+    return pd.DataFrame(
+        [_run_row(record, leg, index) for index, record in enumerate(records) for leg in phases.by_length(record.run)]
+    )
+
+
+def steps(records: Sequence[Record]) -> pd.DataFrame:
+    """One row a step. `run` is the row of its run in `runs`; `itl_ms` is NaN for prefill steps.
+
+    lab.steps(records).groupby("kind").compute_ms.median()
+    """
+    import pandas as pd
+
+    parts = [_step_rows(record, index) for index, record in enumerate(records) if record.run.steps.kind]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per setup and length over the timed runs that went well.
+
+        lab.summary(lab.runs(records))
+
+    Columns: `repeats`, how many of them were `disturbed`, and of each figure the median, the ends of its
+    95 % interval (`_low`, `_high`; NaN for fewer than 6 runs), and the range (`_min`, `_max`).
+    """
+    import pandas as pd
+
+    if table.empty:
+        return table
+    keys = [*SETUP, "n_prompt", "n_gen"]
+    groups = table[(table.status == OK) & ~table.warmup].groupby(keys, dropna=False, sort=False)
+    rows = []
+    for key, group in groups:
+        row = dict(zip(keys, key, strict=True)) | {"repeats": len(group), "disturbed": int(group.disturbed.sum())}
+        for name in FIGURES:
+            values = group[name].dropna().tolist()
+            interval = stats.median_interval(values)
+            nan = float("nan")
+            row |= {
+                name: statistics.median(values) if values else nan,
+                f"{name}_low": interval.low if interval else nan,
+                f"{name}_high": interval.high if interval else nan,
+                f"{name}_min": min(values, default=nan),
+                f"{name}_max": max(values, default=nan),
+            }
+        rows.append(row)
+    return (
+        pd.DataFrame(rows).sort_values(["n_prompt", "n_gen"], kind="stable", ignore_index=True) if rows else table[:0]
+    )
+
+
+def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
+    """Each setup of a table (of runs, steps or a summary): its label, and its rows.
+
+    The label has the fewest fields that tell the setups apart; with a single one, model and machine.
+    """
+    groups = table.groupby([*SETUP], dropna=False, sort=False)
+    names = ["model", "machine"] if groups.ngroups < 2 else _telling(table, groups.ngroups)
+    return [(", ".join(_named(rows.iloc[0], names)), rows) for _, rows in groups]
+
+
+def _telling(table: pd.DataFrame, n_setups: int) -> list[str]:
+    """The fields that tell setups apart: those that people chose before those that only identify a file or build."""
+    if table.variant.nunique() == n_setups:
+        return ["variant"]
+    names: list[str] = []
+    n_told = 1
+    for name in (*(name for name in SETUP if name not in IDENTITY), *IDENTITY):
+        n = table.groupby([*names, name], dropna=False).ngroups
+        if n > n_told:
+            names.append(name)
+            n_told = n
+    names.sort(key=SETUP.index)
+    return names if {"model", "machine"} & set(names) else ["model", *names]
+
+
+def _named(row: pd.Series, names: Sequence[str]) -> list[str]:
+    """The fields of a setup in words; a sweep or a trial that it is not is no word."""
+    words = []
+    for name in names:
+        value = row[name]
+        if value != value or value is None:
+            words += [] if name in ("sweep_every", "variant") else [f"{name} unknown"]
+            continue
+        text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+        if name in ("model", "machine", "variant"):
+            words.append(text)
+        else:
+            words.append(f"{name} {text if len(text) <= 40 else f'{text[:12]}...'}")
+    return words
+
+
+def model_label(record: Record) -> str:
+    """Name and quantization as titles show them, and what is not ordinary about the weights."""
+    model = record.model
+    made = {"synthetic": " (random weights)", "requantized": " (re-quantised)"}.get(model.source, "")
+    return f"{model.name}{'' if model.quantization is None else f' {model.quantization}'}{made}"
+
+
+def _setup(record: Record) -> dict[str, Any]:
+    settings = record.settings
+    return {
+        "model": model_label(record),
+        "machine": machine.label(record.machine, settings.n_gpu_layers),
+        "model_sha256": record.model.sha256,
+        "ram_gb": None if record.machine.ram_bytes is None else round(record.machine.ram_bytes / 1e9),
+        "os": record.machine.os,
+        "llama_cpp_python": record.machine.llama_cpp_python,
+        "llama_cpp_commit": record.machine.llama_cpp_commit,
+        "system_info": record.machine.system_info,
+        "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
+        **{name: getattr(settings, name) for name in SETUP if hasattr(settings, name) and name != "flash_attn"},
+        "sweep_every": record.run.every,
+        "variant": record.run.variant,
+    }
+
+
+def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
+    prefill, ttft, tpot, e2e = phases.prefill_ns(run), phases.ttft_ns(run), phases.tpot_ns(run), phases.e2e_ns(run)
+    return {
+        "run": index,
+        "session": record.session,
+        **_setup(record),
+        "n_prompt": run.n_prompt,
+        "n_gen": run.n_gen,
+        "repeat": run.repeat,
+        "block": run.block,
+        "warmup": run.warmup,
+        "disturbed": bool(disturbances.disturbances(run)),
+        "status": run.status,
+        "error": run.error,
+        "started_at": run.started_at,
+        "prefill_s": _or_nan(prefill, 1e-9),
+        "prefill_tps": run.n_prompt / (prefill * 1e-9) if prefill else float("nan"),
+        "ttft_s": _or_nan(ttft, 1e-9),
+        "tpot_ms": _or_nan(tpot, 1e-6),
+        "decode_tps": 1e9 / tpot if tpot else float("nan"),
+        "decode_ms": _or_nan(phases.decode_compute_mean_ns(run), 1e-6),
+        "e2e_s": _or_nan(e2e, 1e-9),
+        "prefill_share": prefill / e2e if prefill and e2e else float("nan"),
+    }
+
+
+def _or_nan(value: float | None, factor: float) -> float:
+    return float("nan") if value is None else value * factor
+
+
+def _step_rows(record: Record, index: int) -> pd.DataFrame:
+    import numpy as np
+    import pandas as pd
+
+    columns = record.run.steps
+    start, ready, end = (np.array(column) for column in (columns.start_ns, columns.ready_ns, columns.end_ns))
+    decodes = np.array(columns.kind) == DECODE
+    number = np.arange(len(start))
+    last_prefill = np.maximum.accumulate(np.where(decodes, 0, number))
+    first_token = np.append(decodes[1:], True)  # a prefill step that a token came out of
+    return pd.DataFrame(
+        {
+            "run": index,
+            "session": record.session,
+            **_setup(record),
+            "n_prompt": record.run.n_prompt,
+            "n_gen": record.run.n_gen,
+            "repeat": record.run.repeat,
+            "warmup": record.run.warmup,
+            "kind": columns.kind,
+            "generated": np.where(decodes | first_token, number - last_prefill + 1, 0),  # 1: it came out of prefill
+            "n_tokens": columns.n_tokens,
+            "n_past": columns.n_past,
+            "start_s": start * 1e-9,
+            "ready_s": ready * 1e-9,
+            "end_s": end * 1e-9,
+            "compute_ms": (ready - start) * 1e-6,
+            "itl_ms": np.where(decodes, np.diff(end, prepend=0) * 1e-6, np.nan),
+        }
+    )

@@ -1,0 +1,76 @@
+"""What figures show, in words: numbers with three digits, times in the unit that suits them, and sentences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def digits(value: float) -> str:
+    """A number with three significant digits, and thousands separated."""
+    if value != value:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")
+
+
+def seconds(value: float) -> str:
+    """A time with three significant digits, in the unit that suits it: 62.6 s, 2.58 ms, 640 us, 1.20 ns."""
+    if value != value or not value:
+        return "-" if value else "0 s"
+    units = {"s": 1.0, "ms": 1e3, "us": 1e6}
+    unit = next((unit for unit, factor in units.items() if value * factor >= 1), "ns")
+    return f"{digits(value * units.get(unit, 1e9))} {unit}"
+
+
+def sentences(summary_rows: pd.DataFrame) -> list[str]:
+    """What the rows of one setup and one n_gen show, in words, computed from them."""
+    rows = summary_rows[summary_rows.prefill_share.notna()].sort_values("n_prompt")
+    if len(rows) < 2:
+        return [_where_the_time_went(rows)] if len(rows) else []
+    short, long, before = rows.iloc[0], rows.iloc[-1], rows.iloc[-2]
+    if (far := rows[rows.n_prompt <= long.n_prompt / 2]).size:  # a step of a few percent shows nothing
+        before = far.iloc[-1]
+    n_times = long.n_prompt / before.n_prompt
+    per_token = long.prefill_s / before.prefill_s / n_times
+    clear = _apart(long, before, "prefill_s", long.n_prompt, before.n_prompt)
+    growth = (
+        f"each token cost {per_token:.2g}x as much, because it looks back at more of them"
+        if clear and per_token > 1.1
+        else f"each token cost {per_token:.2g}x as much, because few tokens do not fill the machine"
+        if clear and per_token < 0.9
+        else "about in proportion"
+    )
+    prefill = (
+        f"Prefill of {long.n_prompt:,} tokens took {per_token * n_times:.3g}x the time of {before.n_prompt:,} "
+        f"for {n_times:.3g}x the tokens: {growth}"
+    )
+    decode = ""
+    if long.tpot_ms > 0 and short.tpot_ms > 0:  # not NaN: there was decoding
+        slower = long.tpot_ms / short.tpot_ms
+        clear = _apart(long, short, "tpot_ms", 1, 1)
+        decode = (
+            f"; a decoded token took {digits(short.tpot_ms)} ms after a prompt of {short.n_prompt:,} and "
+            f"{digits(long.tpot_ms)} ms after {long.n_prompt:,} ("
+            + (f"{slower:.2g}x: each step reads the whole KV cache" if clear and slower > 1.1 else f"{slower:.2g}x")
+            + ")"
+        )
+    is_sweep = rows.sweep_every.notna().all()  # it generates too little to speak of shares
+    return [f"{prefill}{decode}."] + ([] if is_sweep else [_where_the_time_went(rows)])
+
+
+def _apart(one: pd.Series, other: pd.Series, figure: str, per_one: float, per_other: float) -> bool:
+    """Whether the ranges of a figure (each over its own unit) do not overlap; one run alone has no range."""
+    if min(one.repeats, other.repeats) < 2:
+        return False
+    low, high = one[f"{figure}_min"] / per_one, one[f"{figure}_max"] / per_one
+    return bool(low > other[f"{figure}_max"] / per_other or high < other[f"{figure}_min"] / per_other)
+
+
+def _where_the_time_went(rows: pd.DataFrame) -> str:
+    rows = rows if len(rows) <= 5 else rows.iloc[[0, len(rows) // 2, -1]]
+    parts = [f"{100 * row.prefill_share:.0f} % of the time at {row.n_prompt:,}" for row in rows.itertuples()]
+    parts[1:] = [part.replace(" of the time", "") for part in parts[1:]]
+    rest = f"decoding {rows.n_gen.iloc[0]:,} tokens" if rows.n_gen.iloc[0] > 1 else "choosing a token"
+    return f"Prefill took {', '.join(parts)} prompt tokens; {rest} took the rest."

@@ -1,0 +1,126 @@
+"""The commands that set results beside each other, and carry them to and from other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lab.cli.files import draw, plot_folder, read
+from lab.cli.options import Share
+from lab.errors import LabError
+
+FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("md", "csv", "json", "jsonl", "sql"), ("runs", "steps")
+
+
+@click.command()
+@click.argument("results", nargs=-1, required=True)
+@click.option("--base", metavar="TEXT", help="The base: a part of its label.  [default: the first]")
+@click.option(
+    "--at-least", type=Share(), default="1%", show_default=True, help="Claim no difference smaller than this."
+)
+@click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
+@click.option("--no-plot", is_flag=True, help="Draw no plots.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables.")
+def compare(
+    results: tuple[str, ...], base: str | None, at_least: float, out: str | None, no_plot: bool, as_json: bool
+) -> None:
+    """Compare machines, builds, models or settings, with uncertainty.
+
+    Runs are grouped by all that was chosen or found; the groups are never pooled. For every length: how many
+    times the base's time the other took, its interval, and a verdict. Fewer than 4 runs a side tell nothing.
+    """
+    from lab.analysis import comparison as comparing
+    from lab.show import console, text_results
+
+    records = list(read(results).records)
+    found = comparing.groups(records, base)
+    comparisons = comparing.compare_groups(found, at_least)
+    plots = (
+        []
+        if no_plot
+        else draw(comparing.by_session(records), plot_folder(results, out), f"{Path(results[0]).stem}-compared")
+    )
+    if as_json:
+        console.print_json(
+            {**text_results.comparisons_as_json(found, comparisons), "plots": [str(plot) for plot in plots]}
+        )
+        return
+    stdout = console.console()
+    text_results.print_comparisons(found, comparisons, at_least, stdout)
+    for sentence in text_results.warnings(records):
+        stdout.print(f"{text_results.DISTURBED} {sentence}")
+    for plot in plots:
+        stdout.print(f"plot     {plot}")
+
+
+@click.command()
+@click.argument("results", nargs=-1, required=True)
+@click.option(
+    "--format",
+    "-f",
+    "form",
+    type=click.Choice(FORMATS),
+    default="llama-bench",
+    show_default=True,
+    help="As llama-bench prints its tests, or all runs or steps as a table.",
+)
+@click.option(
+    "--as", "kind", type=click.Choice(KINDS), default="json", show_default=True, help="Which output of llama-bench."
+)
+@click.option(
+    "--table", type=click.Choice(TABLES), default="runs", show_default=True, help="Which table, for csv and parquet."
+)
+@click.option("--out", "-o", metavar="FILE", help="Write into this file.  [default: stdout]")
+def export(results: tuple[str, ...], form: str, kind: str, table: str, out: str | None) -> None:
+    """Write results for other tools: llama-bench's own columns, or tables of runs and steps."""
+    from lab.analysis import llama_bench_format
+    from lab.analysis import table as tables
+
+    records = list(read(results).records)
+    if form == "llama-bench":
+        _write(llama_bench_format.write(llama_bench_format.llama_bench_rows(records), kind).encode(), out)
+        return
+    rows = tables.runs(records) if table == "runs" else tables.steps(records)
+    if form == "csv":
+        _write(rows.to_csv(index=False).encode(), out)
+        return
+    if out is None:
+        raise LabError("Parquet is no text to print.", "Name a file: --out FILE")
+    try:
+        _write(rows.to_parquet(index=False), out)
+    except ImportError:
+        raise LabError("Parquet needs a library that is not installed.", "python3 -m uv pip install pyarrow") from None
+
+
+@click.command("import")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--out", "-o", default="results", show_default=True, help="Folder for the results files.")
+def import_(files: tuple[str, ...], out: str) -> None:
+    """Make results files of llama-bench's json, jsonl or csv output, so that lab compare can read them.
+
+    It tells times of whole tests only: there are no steps, and what is not known of the machine stays unknown.
+    """
+    from lab.analysis import llama_bench_format
+    from lab.core.record import to_json
+    from lab.core.results import free_path
+
+    for name in files:
+        records, skipped = llama_bench_format.read_llama_bench(Path(name))
+        for sentence in skipped:
+            click.echo(f"Note: {name}: {sentence}", err=True)
+        target = free_path(Path(out), f"imported-{Path(name).stem}")
+        _write("".join(to_json(record) + "\n" for record in records).encode(), str(target))
+        click.echo(f"{target}  {len(records)} samples")
+
+
+def _write(data: bytes, out: str | None) -> None:
+    """To a file, its folder made where it is missing, or to stdout."""
+    if out is None:
+        click.echo(data.decode(), nl=False)
+        return
+    try:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        Path(out).write_bytes(data)
+    except OSError as problem:
+        raise LabError(f"{out} cannot be written: {problem.strerror}.", "Choose another place: --out") from None

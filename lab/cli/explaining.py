@@ -1,0 +1,198 @@
+"""The commands that say why: ceilings, explain."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lab.cli.files import RESULTS, ceilings_of, plot_folder, read
+from lab.cli.options import SETTINGS, with_options
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.core.record import Model, Settings
+
+MOST_TOKENS = 10_000_000
+
+
+@click.command()
+@with_options(
+    *SETTINGS,
+    click.option("--types", default="Q4_0,Q8_0", show_default=True, help="Weight types to measure beside the model's."),
+    click.option("--again", is_flag=True, help="Measure what is known, too; the best of each counts."),
+    click.option("--out", "-o", default="results", show_default=True, help="Folder with the results."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
+)
+def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> None:
+    """Measure what this machine can do at best, kernel by kernel.
+
+    For each weight type of a model: how fast it is read with one column (decode) and multiplied with many
+    (prefill), on ggml's own kernels; likewise attention, fewer threads, and plain reading. About half a minute
+    on two cores. Results are kept in --out and reused while machine and build are the same.
+    """
+    from lab.models import shapes
+    from lab.process.worker import Worker
+    from lab.runner.plan import make_plan
+    from lab.show import console, text_why
+    from lab.why import probing
+
+    err = console.console(stderr=True)
+    with Worker() as worker, console.transfer(err) as transferring:
+        model = shapes.find(worker, asked.pop("model"))
+        plan = make_plan(worker, [1], 1, 1, **asked, watch=transferring)
+        for line in console.describe(plan.machine, model):
+            err.print(line)
+        extra = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
+        said = list[str]()
+        found = probing.obtain(worker, plan, model, extra, err.print, said.append, Path(out), again)
+    for sentence in said:
+        err.print(f"{sentence}", style="yellow")
+    if as_json:
+        console.print_json(dataclasses.asdict(found))
+        return
+    text_why.print_ceilings(found, console.console())
+
+
+@click.command()
+@click.argument("results", nargs=-1, required=True)
+@click.option("--ceilings", "folder", default=RESULTS, show_default=True, help="Folder with the ceilings.")
+@click.option("--force", is_flag=True, help="Use ceilings even of another machine or build.")
+@click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
+@click.option("--no-plot", is_flag=True, help="Draw no plots.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the text.")
+def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None, no_plot: bool, as_json: bool) -> None:
+    """Say why runs took as long as they did: what limited each phase, and how far it was from its ceiling.
+
+    Names the changes that the ceilings promise most of, and how to try them.
+
+    Needs the ceilings of the machine that measured: lab ceilings.
+    """
+    from lab.analysis import table
+    from lab.core.record import OK
+    from lab.show import console, text_why
+    from lab.show.plot_why import save_why
+    from lab.why import advice, probing, roofline
+
+    reading = read(results)
+    records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
+    if not records:
+        raise LabError("There is no run that went well, so nothing to explain.", "Look at the errors: lab show RESULTS")
+    given = ceilings_of(reading, folder)
+    documents = []
+    rows = table.runs(records)
+    stdout = console.console()
+    source = Path(results[0])
+    target = plot_folder(results, out)
+    for number, (label, setup) in enumerate(table.setups(rows)):
+        chosen = [records[i] for i in dict.fromkeys(setup.run)]
+        first = chosen[0]
+        on_gpu = first.settings.n_gpu_layers > 0
+        if note := text_why.caveat(first):
+            click.echo(f"Note: {label}: {note}", err=True)
+        found = probing.need(given, first.machine, on_gpu, force, label)
+        explained = roofline.explain(chosen, found)
+        best = roofline.roof(found)
+        levers = advice.levers(explained, first, found)
+        stem = f"{source.stem}-{number + 1}" if rows[[*table.SETUP]].drop_duplicates().shape[0] > 1 else source.stem
+        plots = [] if no_plot else save_why(explained, best, label, target, stem)
+        documents.append(
+            {
+                "setup": label,
+                "roof": dataclasses.asdict(best),
+                "levers": [dataclasses.asdict(lever) for lever in levers],
+                "plots": [str(plot) for plot in plots],
+                "ceilings_measured_at": found.measured_at,
+                "rows": [
+                    {**dataclasses.asdict(row), "intensity": row.intensity, "of_ceiling": row.of_ceiling}
+                    for row in explained
+                ],
+            }
+        )
+        if not as_json:
+            text_why.print_explained(label, explained, found, levers, stdout)
+            for plot in plots:
+                stdout.print(f"plot     {plot}")
+    if as_json:
+        console.print_json(documents)
+
+
+@click.command()
+@with_options(
+    click.option("--prompt-len", "-p", default="10,1000,10000", show_default=True, help="Prompt lengths."),
+    click.option("--gen", "-n", default=200, show_default=True, help="Tokens to generate."),
+    click.option("--device", "-d", help="A device of models/devices.toml, or all.  [default: this machine]"),
+    *SETTINGS,
+    click.option(
+        "--results", default="results", show_default=True, help="Folder with ceilings, and runs to learn from."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
+)
+def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json: bool, **asked: Any) -> None:
+    """Say how fast a model would be: on this machine from its ceilings, on another device from its datasheet.
+
+    The model need not be here: a name of the list is enough. The theoretical limit stands beside a range to
+    expect; what the range rests on is said below it.
+    """
+    from lab.core import results as files
+    from lab.models import shapes
+    from lab.process.worker import Worker
+    from lab.runner.plan import check_lengths, make_plan, parse_lengths
+    from lab.show import console, text_why
+    from lab.why import prediction, probing
+
+    lengths = parse_lengths(prompt_len)
+    check_lengths(lengths)
+    if max(lengths) + gen > MOST_TOKENS:
+        raise LabError(f"{max(lengths) + gen:,} tokens are no context.", f"Give at most {MOST_TOKENS:,}.")
+    if gen < 2:
+        raise LabError(f"--gen {gen} leaves nothing to decode.", "Give 2 or more.")
+    everywhere = (device or "").lower() == "all"
+    chosen = prediction.find_device(device) if device and not everywhere else None
+    with Worker() as worker:
+        model = shapes.find(worker, asked.pop("model"))
+        plan = make_plan(worker, [1], 1, 1, **asked)
+    if everywhere:
+        _everywhere(model, plan.settings, lengths, gen, as_json)
+        return
+    if chosen:
+        found = [prediction.elsewhere(model, plan.settings, chosen, n, gen) for n in lengths]
+        basis = prediction.basis_elsewhere(chosen)
+        where, memory = chosen.about, None if chosen.memory_gb is None else chosen.memory_gb * 1e9
+    else:
+        known = probing.need(
+            probing.kept(Path(results)), plan.machine, plan.settings.n_gpu_layers > 0, False, "this machine"
+        )
+        efficiency = prediction.learn(files.read([results]).records, known)
+        found = [prediction.here(model, plan.settings, known, efficiency, n, gen) for n in lengths]
+        basis = prediction.basis_here(efficiency)
+        where, memory = "this machine", float(plan.machine.ram_bytes or 0) or None
+    needed = {n: prediction.memory_bytes(model, plan.settings, n + gen) for n in lengths}
+    if as_json:
+        rows = [{**dataclasses.asdict(row), "memory_bytes": needed[row.n_prompt]} for row in found]
+        console.print_json({"device": where, "basis": basis, "memory_bytes": memory, "rows": rows})
+        return
+    text_why.print_predictions(model, where, found, needed, memory, basis, console.console())
+
+
+def _everywhere(model: Model, settings: Settings, lengths: Sequence[int], gen: int, as_json: bool) -> None:
+    """What `--device all` shows: a table of all devices for each prompt length."""
+    from lab.show import console, text_why
+    from lab.why import prediction
+
+    found = {n: prediction.on_devices(model, settings, n, gen) for n in lengths}
+    if as_json:
+        rows = [
+            {"device": device.name, "fits": fits, **dataclasses.asdict(row)}
+            for each in found.values()
+            for device, row, fits in each
+        ]
+        console.print_json({"basis": prediction.BASIS_ELSEWHERE, "rows": rows})
+        return
+    out = console.console()
+    for n, rows_of_length in found.items():
+        text_why.print_devices(model, n, gen, rows_of_length, out)
+    out.print(prediction.BASIS_ELSEWHERE)

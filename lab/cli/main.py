@@ -1,0 +1,131 @@
+"""The command line: parse, call, print. Data goes to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from lab.cli.comparing import compare, export, import_
+from lab.cli.explaining import ceilings, explain, predict
+from lab.cli.files import RESULTS, as_json_rows, ceilings_of, plot_folder, read
+from lab.cli.measuring import EXIT_FAILED, EXIT_INTERRUPTED, ab, measure, sweep
+from lab.cli.models import models
+from lab.cli.options import Share
+from lab.errors import LabError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="mini-lab", message="mini-lab %(version)s")
+def lab() -> None:
+    """Measure LLM inference on this machine: prefill and decode, token by token."""
+
+
+def main() -> None:
+    """The `lab` command. A LabError is a sentence for its reader, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter shall not end a session
+    for name in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: the engine ends too
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
+    try:
+        sys.exit(lab.main(standalone_mode=False) or 0)
+    except LabError as problem:
+        click.echo(f"Error: {problem}", err=True)
+        sys.exit(EXIT_FAILED)
+    except click.ClickException as problem:
+        problem.show()
+        if "unexpected extra argument" in problem.format_message():
+            click.echo("Several lengths or models are written with commas: --prompt-len 10,100,1000", err=True)
+        sys.exit(problem.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("Interrupted.", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+@lab.command()
+@click.argument("results", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables.")
+def show(results: tuple[str, ...], as_json: bool) -> None:
+    """Print the tables of results files (or folders of them) again."""
+    from lab.show import console, text_results
+
+    records = list(read(results).records)
+    if as_json:
+        console.print_json(as_json_rows(records))
+    else:
+        text_results.print_results(records, console.console())
+
+
+@lab.command()
+@click.argument("results", nargs=-1, required=True)
+@click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
+def plot(results: tuple[str, ...], out: str | None) -> None:
+    """Draw the plots of results files (or folders of them) again, all in one picture."""
+    records = list(read(results).records)
+    first = Path(results[0])
+    from lab.show.plot_runs import save
+
+    stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
+    for path in save(records, plot_folder(results, out), stem):
+        click.echo(path)
+
+
+@lab.command()
+@click.argument("results", nargs=-1, required=True)
+@click.option("--out", "-o", metavar="FILE", help="The page.  [default: the first results file's name, with .html]")
+@click.option("--ceilings", default=RESULTS, show_default=True, help="Folder with the ceilings.")
+@click.option(
+    "--at-least", type=Share(), default="1%", show_default=True, help="Claim no difference smaller than this."
+)
+def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: float) -> None:
+    """Write results as one page for the browser: figures, both curves, what limited them, and the data itself.
+
+    The page needs no network and no script, so it can be mailed or put anywhere. lab show and lab compare read
+    the records in it. Where the ceilings of a machine are known (lab ceilings) it says what limited each phase.
+    """
+    from lab.show import page
+
+    reading = read(results)
+    first = Path(results[0])
+    default = first / "report.html" if first.is_dir() else first.with_suffix(".html")
+    path = Path(out) if out else default
+    if path.suffix != ".html":
+        raise LabError(f"{path} is no name for a page.", "Let it end in .html: --out report.html")
+    if path.resolve() in {Path(each).resolve() for each in results}:
+        raise LabError(f"{path} would be overwritten by its own report.", "Choose another name: --out report.html")
+    click.echo(page.report(path, reading.records, ceilings_of(reading, ceilings), at_least))
+
+
+@lab.command()
+@click.option("--json", "as_json", is_flag=True, help="All that is known, as one JSON document.")
+def machine(as_json: bool) -> None:
+    """Say what is known of this machine, the llama.cpp build and its devices."""
+    import dataclasses
+
+    from lab.process.worker import Worker
+    from lab.runner import machine as this_machine
+    from lab.show import console
+
+    with Worker() as worker:
+        build = worker.build
+    here = this_machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
+    if as_json:
+        console.print_json(dataclasses.asdict(here))
+        return
+    for line in console.describe(here):
+        click.echo(line)
+    for device in here.devices:
+        memory = f", {device.memory_bytes / 1e9:.1f} GB" if device.memory_bytes else ""
+        click.echo(f"device   {device.name}: {device.description} ({device.type}{memory})")
+    click.echo(f"cores    {here.n_cores_physical} physical, {here.n_cores_usable} usable")
+    click.echo(f"python   {here.python}")
+    click.echo(f"flags    {here.system_info}")
+
+
+for command in (measure, sweep, ab, compare, ceilings, explain, predict, export, import_, models):
+    lab.add_command(command)

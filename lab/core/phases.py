@@ -1,0 +1,111 @@
+"""A run's phases, by arithmetic on its steps.
+
+    start of step 0            prefill ready   first token          token 2        last token
+    |------- prefill time -----------|--------------|--- ITL[0] -------|  ...  ------|
+    |------- TTFT ----------------------------------|--- the n_gen - 1 decode steps -|
+    |------- E2E --------------------------------------------------------------------|
+
+Times are in nanoseconds as recorded; a figure that a run cannot give (it failed, or is too short) is
+None. Tokenising the prompt is in none of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+
+from lab.core.record import DECODE, OK, PREFILL, Run, Steps
+
+
+def by_length(run: Run) -> tuple[Run, ...]:
+    """A sweep as the runs that it stands for, one per length; any other run is itself alone.
+
+    The run for a length has all prefill steps up to it, one upon the other, and the tokens generated there:
+    what an independent run of that length would have done.
+    """
+    if run.every is None or not run.steps.kind:
+        return (run,)
+    found: list[Run] = []
+    rows = list(zip(*(getattr(run.steps, f.name) for f in dataclasses.fields(Steps)), strict=True))
+    before: list[tuple[str, int, int, int, int, int]] = []
+    n_prompt = now = first = 0
+    for index, (kind, n_tokens, n_past, start, ready, _) in enumerate(rows):
+        if kind == PREFILL:
+            first = index
+            n_prompt = n_past + n_tokens
+            before.append((kind, n_tokens, n_past, now, now + ready - start, now + ready - start))
+            now += ready - start
+        if index + 1 < len(rows) and (rows[index + 1][0] == DECODE or n_prompt % run.every):
+            continue
+        here = rows[first : index + 1]  # the last chunk, then what was generated after it
+        shift = before[-1][3] - here[0][3]
+        moved = [(k, n, past, s + shift, r + shift, e + shift) for k, n, past, s, r, e in here]
+        columns = zip(*before[:-1], *moved, strict=True)
+        found.append(dataclasses.replace(run, n_prompt=n_prompt, steps=Steps(*columns), token_ids=()))
+    return tuple(found)
+
+
+def n_prefill_steps(run: Run) -> int:
+    """How many of the first steps are prefill."""
+    return run.steps.kind.count(PREFILL)
+
+
+def prefill_ns(run: Run) -> int | None:
+    """Last prefill step's logits ready - first step's start. Comparable with llama-bench `pp`."""
+    if run.totals is not None:
+        return run.totals.prefill_ns
+    if run.status != OK or not n_prefill_steps(run):
+        return None
+    return run.steps.ready_ns[n_prefill_steps(run) - 1] - run.steps.start_ns[0]
+
+
+def ttft_ns(run: Run) -> int | None:
+    """Time to first token: prefill plus choosing one token."""
+    if run.status != OK or not n_prefill_steps(run):
+        return None
+    return run.steps.end_ns[n_prefill_steps(run) - 1] - run.steps.start_ns[0]
+
+
+def itl_ns(run: Run) -> tuple[int, ...]:
+    """Inter-token latencies: `end_ns` of decode step i - `end_ns` of the step before it."""
+    ends = run.steps.end_ns
+    return tuple(ends[i] - ends[i - 1] for i, kind in enumerate(run.steps.kind) if kind == DECODE and i > 0)
+
+
+def decode_compute_ns(run: Run) -> tuple[int, ...]:
+    """`ready_ns` - `start_ns` of each decode step: sampling excluded. Comparable with llama-bench `tg`."""
+    steps = run.steps
+    return tuple(
+        ready - start
+        for kind, start, ready in zip(steps.kind, steps.start_ns, steps.ready_ns, strict=True)
+        if kind == DECODE
+    )
+
+
+def decode_compute_mean_ns(run: Run) -> float | None:
+    """The mean of `decode_compute_ns`: what llama-bench's `tg` rate is the reciprocal of."""
+    if run.totals is not None:
+        decode = run.totals.decode_ns
+        return None if decode is None or run.n_gen < 2 else decode / (run.n_gen - 1)
+    return statistics.fmean(decode_compute_ns(run)) if run.status == OK and DECODE in run.steps.kind else None
+
+
+def tpot_ns(run: Run) -> float | None:
+    """Time per output token after the first: (last end - first token's end) / (n_gen - 1)."""
+    first = ttft_ns(run)
+    if first is None or run.n_gen < 2:
+        return None
+    return (run.steps.end_ns[-1] - run.steps.start_ns[0] - first) / (run.n_gen - 1)
+
+
+def e2e_ns(run: Run) -> int | None:
+    """End to end: last end - first start."""
+    if run.status != OK or not run.steps.kind:
+        return None
+    return run.steps.end_ns[-1] - run.steps.start_ns[0]
+
+
+def between_steps_ns(run: Run) -> tuple[int, ...]:
+    """The harness's own time: from each step's `end_ns` to the next step's `start_ns`."""
+    steps = run.steps
+    return tuple(start - end for end, start in zip(steps.end_ns, steps.start_ns[1:], strict=False))

@@ -1,0 +1,138 @@
+"""Results files: one JSON line a run, appended when the run ends, read back line by line.
+
+A line that is broken, newer than this lab, or read already is named and passed over; the others are read. A
+report (an HTML page, see report.py) carries the lines that it shows, packed, and is read like a results file.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gzip
+import io
+import itertools
+import os
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from lab.core.record import Ceilings, Record, Run, parse_line, to_json
+from lab.errors import LabError
+
+PAGE = ".html"
+MOST_UNPACKED = 1 << 30
+"""Bytes that the records of a report may have: a packed file could claim to be endless."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What was read from results files, and one sentence for each line that was not."""
+
+    records: tuple[Record, ...]
+    ceilings: tuple[Ceilings, ...]
+    skipped: tuple[str, ...]
+
+
+def append(path: Path, record: Record | Ceilings) -> None:
+    """Append one line and flush it to the disk. After a failed write the file ends as before, whole."""
+    line = (to_json(record) + "\n").encode(errors="replace")
+    with path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            if file.write(line) != len(line):
+                raise OSError("the disk is full")
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+def free_path(folder: Path, stem: str) -> Path:
+    """`<stem>.jsonl` in `folder`, or with a number where that exists already."""
+    names = (f"{stem}{'' if n == 1 else f'-{n}'}.jsonl" for n in itertools.count(1))
+    return next(folder / name for name in names if not (folder / name).exists())
+
+
+def read(paths: Iterable[str | Path]) -> Contents:
+    """Records of results files, or of folders of them. Lines that cannot be read are named, not fatal.
+
+        records = lab.read(["results"]).records
+
+    A run that was read before (in a file and in a page made of it, say) does not count twice.
+    """
+    records: list[Record] = []
+    ceilings: list[Ceilings] = []
+    skipped: list[str] = []
+    seen: set[tuple[str, Run] | Ceilings] = set()
+    for path in _files(paths):
+        broken: dict[str, list[int]] = {}
+        with _open(path) as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    parsed = parse_line(line)
+                except ValueError as problem:
+                    broken.setdefault(str(problem), []).append(number)
+                    continue
+                identity = (parsed.session, parsed.run) if isinstance(parsed, Record) else parsed
+                if identity in seen:
+                    if isinstance(parsed, Record):  # ceilings may well be in many files
+                        broken.setdefault("it was read before", []).append(number)
+                elif isinstance(parsed, Record):
+                    records.append(parsed)
+                else:
+                    ceilings.append(parsed)
+                seen.add(identity)
+        for why, lines in broken.items():
+            more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+            skipped.append(f"{path.name} line {lines[0]}{more} skipped: {why}")
+    return Contents(tuple(records), tuple(ceilings), tuple(skipped))
+
+
+def pack(lines: Iterable[Record | Ceilings]) -> str:
+    """The lines of a results file, compressed, in letters that a page can hold."""
+    text = "".join(to_json(line) + "\n" for line in lines)
+    return base64.b64encode(gzip.compress(text.encode(errors="replace"), mtime=0)).decode()
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return io.BytesIO(_unpack(path)) if path.suffix == PAGE else path.open("rb")
+    except OSError as problem:
+        raise LabError(
+            f"The results file {path} cannot be read: {problem.strerror}.", "Check its permissions."
+        ) from None
+
+
+def _unpack(path: Path) -> bytes:
+    """The lines that `pack` put into a page."""
+    found = re.search(rb'id="mini-lab-records">([A-Za-z0-9+/=]*)<', path.read_bytes())
+    if found is None:
+        raise LabError(f"{path} holds no records of the lab.", "Give a page that lab report wrote, or a .jsonl file.")
+    try:
+        unpacker = zlib.decompressobj(wbits=31)  # gzip
+        lines = unpacker.decompress(base64.b64decode(found[1], validate=True), MOST_UNPACKED)
+    except (binascii.Error, zlib.error):
+        raise LabError(f"The records in {path} are damaged.", "Ask for the page, or its .jsonl file, again.") from None
+    if not unpacker.eof:
+        raise LabError(f"The records in {path} are cut off or too large.", "Ask for the .jsonl file instead.")
+    return lines
+
+
+def _files(paths: Iterable[str | Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(path.glob("*.jsonl"))
+            if not inside:
+                raise LabError(f"There is no results file (*.jsonl) in the folder {path}.", "Make one: lab measure")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise LabError(f"There is no results file {path}.", "See what there is: ls results")
+    return found

@@ -1,0 +1,103 @@
+"""The child's end of the worker: answer requests from stdin until it ends.
+
+A request is one JSON line, {"verb": ..., and its arguments}; the reply is one too, {"value": ...} or {"error": ...}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from lab.core.record import Model, Rate, Settings, from_json, to_json
+from lab.engine import gguf_header, kernels, llama, native
+from lab.errors import LabError
+from lab.process.wire import Build, Probe, Vocabulary, map_int64
+
+
+def serve() -> None:
+    """Answer requests from stdin until it ends. The child process runs this."""
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # whatever native code prints belongs to stderr
+    progress = map_int64(Path(sys.argv[1]))
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+    child = _Child(progress)
+    while True:
+        request = json.loads(requests.get())
+        verb = request.pop("verb")
+        try:
+            answer = {"value": to_json(getattr(child, verb)(**request))}
+        except LabError as problem:
+            answer = {"error": problem.what, "hint": problem.hint}
+        except Exception:  # a bug: its traceback is told as the engine's last words
+            traceback.print_exc()
+            os._exit(1)
+        replies.write(json.dumps(answer).encode() + b"\n")
+
+
+def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
+    for line in sys.stdin.buffer:
+        requests.put(line)
+    shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
+    os._exit(0)  # the parent is gone; native code may be in the middle of a long step
+
+
+class _Child:
+    """One method per verb."""
+
+    def __init__(self, progress: memoryview[int]) -> None:
+        self._build = native.start()
+        self._progress = progress
+        self._loaded: llama.Loaded | None = None
+        self._context: llama.Context | None = None
+
+    def build(self) -> Build:
+        return self._build
+
+    def read_model(self, path: str, name: str, source: str) -> Model:
+        return gguf_header.read_model(Path(path), name, source)
+
+    def quantizations(self) -> list[str]:
+        return list(llama.quantizations())
+
+    def quantize(self, source: str, target: str, quantization: str) -> None:
+        llama.quantize(Path(source), Path(target), quantization)
+
+    def load(self, path: str, n_gpu_layers: int) -> Vocabulary:
+        self._loaded = llama.load(Path(path), n_gpu_layers)
+        return Vocabulary(self._loaded.n_vocab, self._loaded.bos, llama.describe(self._loaded))
+
+    def tokenize(self, text: str) -> list[int]:
+        return llama.tokenize(self._model, text)
+
+    def pieces(self) -> list[str]:
+        return [piece.decode("latin-1") for piece in llama.pieces(self._model)]
+
+    def new_context(self, asked: dict[str, Any]) -> Settings:
+        if self._context:
+            llama.free_context(self._context)
+            self._context = None
+        self._context = llama.new_context(self._model, from_json(Settings, json.dumps(asked)))
+        return self._context.settings
+
+    def run(self, prompt: list[int], n_gen: int, every: int | None) -> dict[str, Any]:
+        if self._context is None:
+            raise LabError("There is no context to run in.", "This is a bug of the lab.")
+        steps, token_ids, end_at = llama.run(self._context, prompt, n_gen, self._progress, every)
+        return {"steps": steps, "token_ids": token_ids, "end_at": end_at}
+
+    def probe(self, probe: dict[str, Any]) -> Rate:
+        return kernels.run(from_json(Probe, json.dumps(probe)))
+
+    @property
+    def _model(self) -> llama.Loaded:
+        if self._loaded is None:
+            raise LabError("No model is loaded.", "This is a bug of the lab.")
+        return self._loaded

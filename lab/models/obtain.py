@@ -1,0 +1,247 @@
+"""From a spec to a file on this machine: found, pulled from the hub, built, or re-quantised.
+
+What the lab makes itself (synthetic and re-quantised models) is made once and kept in a cache folder of its
+own; downloads go to the standard hub cache, where other tools find them too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.errors import LabError
+from lab.models import catalog, hub, hub_cache, synthetic
+from lab.models.catalog import EMBEDDED, FILE, HUB, REQUANTIZED, SYNTHETIC, ModelFile, Spec
+from lab.models.hub import Remote
+from lab.process.worker import Worker
+
+ShowTransfer = Callable[[str, int, int | None], None]
+"""Told what is being done, the bytes done and the total bytes (None where it is not known)."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A model that can be measured. `n_bytes` is its file's size, or about its download's; None for shapes."""
+
+    spec: str
+    quantization: str | None
+    n_bytes: int | None
+    on_disk: bool
+    source: str
+    about: str
+
+
+def locate(spec: Spec) -> ModelFile | None:
+    """The file of `spec` where it is on this machine already; nothing is fetched or made."""
+    if spec.path:
+        return ModelFile(spec.path.stem, FILE, spec.path)
+    if remote := _cached_remote(spec):
+        pulled = hub.cached(remote)
+        if pulled:
+            return ModelFile(_name(spec), HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
+    if (made := _made_path(spec)) and made.exists():
+        return ModelFile(_name(spec), SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED, made)
+    if spec.source == EMBEDDED and not _wants_another_quantization(spec):
+        return ModelFile(_name(spec), EMBEDDED, catalog.embedded_path())
+    return None
+
+
+def obtain(spec: Spec, worker: Worker, watch: ShowTransfer, fetch: bool = True) -> ModelFile:
+    """The file of `spec`, pulled or made where it is not here. With `fetch` False that is a LabError instead."""
+    if here := locate(spec):
+        return here
+    if not fetch:
+        verb = "make" if spec.source == SYNTHETIC or _base_is_here(spec) else "pull"
+        raise LabError(f"{spec.text} is not on this machine.", f"Get it first: lab models {verb} {spec.text}")
+    if spec.source == SYNTHETIC:
+        return _build(spec, worker, watch)
+    if _wants_another_quantization(spec) and _base_is_here(spec):
+        return _requantize(spec, worker, watch)
+    remote = _remote(spec) if spec.file and not _wants_another_quantization(spec) else _choose(spec)
+    pulled = hub.pull(remote, lambda done, total: watch(f"downloading {remote.file}", done, total))
+    return ModelFile(_name(spec), HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
+
+
+def remove(spec: Spec) -> int:
+    """Delete what was pulled (whole or in part) or made of `spec`; the bytes freed, 0 where there was nothing."""
+    here = locate(spec)
+    if here and here.source in (FILE, EMBEDDED):
+        raise LabError(f"{spec.text} was not put here by the lab.", "Delete it yourself if you mean to.")
+    if here and here.source != HUB:
+        n_bytes = here.path.stat().st_size
+        here.path.unlink()
+        return n_bytes
+    remote = _cached_remote(spec)
+    return hub.remove(remote) if remote else 0
+
+
+def listing() -> list[Listed]:
+    """The catalog, and what the lab has made."""
+    rows = []
+    for entry in catalog.entries().values():
+        source = EMBEDDED if entry.embedded else HUB if entry.repo else "shape only"
+        here = None
+        if entry.embedded or entry.repo:
+            try:
+                here = locate(catalog.parse(entry.name))
+            except LabError:  # the embedded package is not installed
+                here = None
+        n_bytes = here.path.stat().st_size if here else entry.n_bytes
+        rows.append(Listed(entry.name, entry.quantization, n_bytes, here is not None, source, entry.about))
+    for path in sorted(cache_folder().glob("*.gguf")):
+        source, name, quantization = path.stem.split("--")
+        text = f"synthetic:{name}:{quantization}" if source == SYNTHETIC else f"{name}:{quantization}"
+        about = "random weights" if source == SYNTHETIC else "re-quantised: real speed, not the quality of a proper one"
+        rows.append(Listed(text, quantization, path.stat().st_size, True, source, about))
+    return rows
+
+
+def cache_folder() -> Path:
+    """Where made models are kept: $MINI_LAB_CACHE, else mini-lab/models in the user's cache folder."""
+    if chosen := os.environ.get("MINI_LAB_CACHE"):
+        return Path(chosen)
+    base = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
+    return Path(base or Path.home() / ".cache") / "mini-lab" / "models"
+
+
+def _build(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
+    assert spec.entry is not None and spec.quantization is not None
+    _need_quantization(spec.quantization, worker)
+    target, shape = _target(spec), spec.entry.shape
+    direct = spec.quantization in synthetic.QUANTIZATIONS
+    base = target if direct else target.with_name(f".{target.stem}.base")
+    written = spec.quantization if direct else "Q4_0"
+    _need_room(target, synthetic.n_bytes(shape, written) * (1 if direct else 3))
+    try:
+        what = f"writing {spec.entry.name} with random weights"
+        synthetic.write(shape, written, base, watch=lambda done, total: watch(what, done, total))
+        if not direct:
+            _quantize(base, target, spec.quantization, worker, watch)
+    finally:
+        if not direct:
+            base.unlink(missing_ok=True)
+    return ModelFile(spec.entry.name, SYNTHETIC, target)
+
+
+def _requantize(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
+    base = locate(_base(spec))
+    assert base is not None and spec.quantization is not None
+    _need_quantization(spec.quantization, worker)
+    target = _target(spec)
+    _need_room(target, 4 * base.path.stat().st_size)
+    _quantize(base.path, target, spec.quantization, worker, watch)
+    return ModelFile(_name(spec), REQUANTIZED, target, base.repo, base.revision)
+
+
+def _quantize(base: Path, target: Path, quantization: str, worker: Worker, watch: ShowTransfer) -> None:
+    """llama.cpp's quantizer, into a partial file that gets its name when it is whole."""
+    part = target.with_suffix(".part")
+    try:
+        watch(f"quantising to {quantization}", 0, None)
+        worker.quantize(base, part, quantization, lambda done: watch(f"quantising to {quantization}", done, None))
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _choose(spec: Spec) -> Remote:
+    """The file of the asked quantization in the spec's repo."""
+    assert spec.repo is not None and spec.quantization is not None
+    names = hub.files(spec.repo, spec.revision)
+    fitting = _fitting(names, spec.quantization)
+    if not fitting:
+        raise LabError(
+            f"{spec.repo} has no file of quantization {spec.quantization}.",
+            f"It has: {', '.join(names[:12]) or 'no .gguf file'}.",
+        )
+    return Remote(spec.repo, fitting[0], spec.revision)
+
+
+def _fitting(names: list[str], quantization: str) -> list[str]:
+    """The names that name this quantization, the shortest first."""
+    wanted = re.compile(rf"(?<![A-Z0-9]){re.escape(quantization)}(?![A-Z0-9_])", re.IGNORECASE)
+    return sorted((name for name in names if wanted.search(name)), key=len)
+
+
+def _cached_remote(spec: Spec) -> Remote | None:
+    """The file on the hub that `spec` means, as far as that can be told without asking the hub."""
+    if spec.repo is None:
+        return None
+    if spec.file and not _wants_another_quantization(spec):
+        return _remote(spec)
+    fitting = _fitting(hub_cache.names(spec.repo), spec.quantization or "")
+    return Remote(spec.repo, fitting[0], spec.revision) if fitting else None
+
+
+def _wants_another_quantization(spec: Spec) -> bool:
+    own = spec.entry.quantization if spec.entry and spec.source != SYNTHETIC else None
+    return spec.source != SYNTHETIC and spec.quantization is not None and spec.quantization != own
+
+
+def _base(spec: Spec) -> Spec:
+    """The same model in the quantization that its file has."""
+    return catalog.parse(spec.entry.name) if spec.entry else spec
+
+
+def _base_is_here(spec: Spec) -> bool:
+    return spec.entry is not None and spec.source != SYNTHETIC and locate(_base(spec)) is not None
+
+
+def _remote(spec: Spec) -> Remote:
+    assert spec.repo is not None and spec.file is not None
+    entry = spec.entry
+    return Remote(
+        spec.repo, spec.file, spec.revision, entry.sha256 if entry else None, entry.n_bytes if entry else None
+    )
+
+
+def _name(spec: Spec) -> str:
+    return spec.entry.name if spec.entry else Path(spec.file or spec.repo or spec.text).stem
+
+
+def _made_path(spec: Spec) -> Path | None:
+    """Where the lab keeps `spec` if it makes it itself: SOURCE--NAME--QUANTIZATION.gguf."""
+    if spec.entry is None or spec.quantization is None:
+        return None
+    if spec.source != SYNTHETIC and not _wants_another_quantization(spec):
+        return None
+    source = SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED
+    return cache_folder() / f"{source}--{spec.entry.name}--{spec.quantization}.gguf"
+
+
+def _target(spec: Spec) -> Path:
+    path = _made_path(spec)
+    assert path is not None
+    return path
+
+
+def _need_quantization(name: str, worker: Worker) -> None:
+    known = worker.quantizations()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3)
+        offer = (
+            f"Did you mean {' or '.join(close)}?" if close else "Common ones: Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16."
+        )
+        raise LabError(f"llama.cpp knows no quantization {name!r}.", offer)
+
+
+def _need_room(target: Path, n_bytes: int) -> None:
+    """LabError where the cache folder cannot be made, or its disk has not so many bytes free."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(target.parent).free
+    except OSError as problem:
+        raise LabError(
+            f"The folder for made models, {target.parent}, cannot be used: {problem.strerror}.",
+            "Set MINI_LAB_CACHE to another folder.",
+        ) from None
+    if free < n_bytes:
+        raise LabError(
+            f"{target.name} needs about {n_bytes / 1e9:.1f} GB on the disk; {free / 1e9:.1f} GB are free.",
+            "Remove models (lab models remove), or set MINI_LAB_CACHE to a folder on another disk.",
+        )

@@ -1,0 +1,95 @@
+"""A model without its file: how large it is and what it computes, from the catalog's shape alone.
+
+Ceilings and predictions need no weights: the shape says how many there are, and a quantization how many bytes each
+takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lab.core.record import Model
+from lab.errors import LabError
+from lab.models import catalog, synthetic
+from lab.models.catalog import Entry, Shape
+from lab.models.obtain import locate
+from lab.models.synthetic import Tensor
+from lab.process.worker import Worker
+
+
+def find(worker: Worker, text: str) -> Model:
+    """The model that `text` names: from its file's header where it is here, else from its shape in the catalog."""
+    try:
+        spec = catalog.parse(text)
+    except LabError:
+        if text.partition(":")[0] not in catalog.entries():
+            raise
+        spec = catalog.parse(f"synthetic:{text}")  # a shape is enough
+    if file := locate(spec):
+        return worker.read_model(file.path, file.name, file.source)
+    if spec.entry is None:
+        raise LabError(f"{spec.text} is not on this machine.", f"Get it first: lab models pull {spec.text}")
+    return model_of(spec.entry, spec.quantization or spec.entry.quantization or "Q4_K_M")
+
+
+def model_of(entry: Entry, quantization: str) -> Model:
+    """A model of the catalog as its header would tell it, without a file."""
+    by_type: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    types: dict[str, str] = {}
+    for tensor in _tensors(entry.shape, quantization):
+        by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.n_bytes
+        sizes[tensor.name] = tensor.n_bytes
+        types[tensor.name] = tensor.type
+    shape = entry.shape
+    return Model(
+        name=entry.name,
+        source="shape",
+        repo=entry.repo,
+        file=entry.file or "",
+        revision=None,
+        sha256=None,
+        n_bytes=sum(by_type.values()),
+        quantization=quantization,
+        arch=shape.arch,
+        n_layer=shape.n_layer,
+        n_embd=shape.n_embd,
+        n_head=shape.n_head,
+        n_head_kv=shape.n_head_kv,
+        head_dim=shape.head_dim,
+        n_ff=shape.n_ff,
+        n_vocab=shape.n_vocab,
+        n_ctx_train=shape.n_ctx_train,
+        tied_embeddings=shape.tied_embeddings,
+        tensor_bytes=by_type,
+        embedding_bytes=sizes["token_embd.weight"],
+        output_bytes=sizes.get("output.weight"),
+        embedding_type=types["token_embd.weight"],
+        output_type=types.get("output.weight"),
+    )
+
+
+def _tensors(shape: Shape, quantization: str) -> list[Tensor]:
+    """The tensors of a shape in a quantization; Q4_K_M in the mix that llama.cpp's quantizer makes of it."""
+    if quantization in synthetic.QUANTIZATIONS:
+        return synthetic.tensors(shape, quantization)
+    if quantization != "Q4_K_M":
+        raise LabError(
+            f"The mix of types in {quantization} is known only from a file.",
+            f"Get one (lab models make synthetic:NAME:{quantization}), or take one of: "
+            f"{', '.join(synthetic.QUANTIZATIONS)}, Q4_K_M.",
+        )
+    n = shape.n_layer
+    better = {i for i in range(n) if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2}  # use_more_bits
+    found = []
+    for tensor in synthetic.tensors(shape, "Q4_0"):
+        kind = tensor.type
+        if kind == "Q4_0":
+            _, layer, part, *_ = [*tensor.name.split("."), "", ""]
+            kind = "Q4_K"
+            if part in ("attn_v", "ffn_down") and int(layer) in better:
+                kind = "Q6_K"
+            elif part == "attn_qkv":
+                kind = "Q5_K"
+        found.append(dataclasses.replace(tensor, type=kind))
+    return found

@@ -1,0 +1,215 @@
+"""A model of a known shape with random weights: measure a Llama 3.2 3B without downloading one.
+
+How fast a model runs depends on its shape and the types of its tensors, not on what its weights say. So
+the architecture, the tensor names and types and the vocabulary's size are the real ones, and the weights
+are random: never zeros, which caches and kernels may like better than numbers, and scaled as an untrained
+model's are (standard deviation 1 / sqrt(inputs)), so that activations stay finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from lab.errors import LabError
+from lab.models.catalog import Shape
+
+QUANTIZATIONS = ("Q4_0", "Q4_1", "Q8_0", "F16")
+"""What is written directly. llama.cpp's quantizer makes the others out of these."""
+
+_CHUNK_WEIGHTS = 1 << 23
+_FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7}  # LLAMA_FTYPE_* of llama.h
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A matrix (or a vector, rows = 1) as GGUF names it: `columns` inputs, `rows` outputs."""
+
+    name: str
+    rows: int
+    columns: int
+    type: str
+
+    @property
+    def n_bytes(self) -> int:
+        n_weights, n_bytes = _block(self.type)
+        return self.rows * self.columns // n_weights * n_bytes
+
+
+def tensors(shape: Shape, quantization: str) -> list[Tensor]:
+    """The tensors of a model of this shape, with the types that llama.cpp's quantizer gives them.
+
+    Vectors stay F32. The output matrix (with tied embeddings: the embedding table) becomes Q6_K in the
+    4-bit mixes, and a type whose blocks do not divide a row gives way to Q8_0.
+    """
+    heads, kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
+    output = "Q6_K" if quantization.startswith("Q4") else quantization
+    found = [_matrix("token_embd", shape.n_vocab, shape.n_embd, output if shape.tied_embeddings else quantization)]
+    if not shape.tied_embeddings:
+        found.append(_matrix("output", shape.n_vocab, shape.n_embd, output))
+    found.append(_vector("output_norm.weight", shape.n_embd))
+    for i in range(shape.n_layer):
+        block: list[tuple[str, int, int]] = [
+            ("attn_output", shape.n_embd, heads),
+            ("ffn_down", shape.n_embd, shape.n_ff),
+        ]
+        if shape.arch == "phi3":  # fused
+            block += [("attn_qkv", heads + 2 * kv, shape.n_embd), ("ffn_up", 2 * shape.n_ff, shape.n_embd)]
+        else:
+            block += [("attn_q", heads, shape.n_embd), ("attn_k", kv, shape.n_embd), ("attn_v", kv, shape.n_embd)]
+            block += [("ffn_gate", shape.n_ff, shape.n_embd), ("ffn_up", shape.n_ff, shape.n_embd)]
+        found += [_matrix(f"blk.{i}.{name}", rows, columns, quantization) for name, rows, columns in block]
+        found += [_vector(f"blk.{i}.{name}.weight", shape.n_embd) for name in ("attn_norm", "ffn_norm")]
+        if shape.arch == "qwen2":
+            found += [_vector(f"blk.{i}.attn_{name}.bias", n) for name, n in (("q", heads), ("k", kv), ("v", kv))]
+    return found
+
+
+def n_bytes(shape: Shape, quantization: str) -> int:
+    """Bytes of the weights of such a model."""
+    return sum(tensor.n_bytes for tensor in tensors(shape, quantization))
+
+
+def write(
+    shape: Shape,
+    quantization: str,
+    path: Path,
+    seed: int = 1,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+    types: Mapping[str, str] | None = None,
+) -> None:
+    """Write such a model to `path`, tensor by tensor; the same seed gives the same bytes.
+
+    `watch` is told the bytes written and the total. `types` (by tensor name) overrides the quantization's
+    own choice. The file appears under its name only when it is whole. LabError where the disk is full.
+    """
+    if quantization not in QUANTIZATIONS:
+        raise LabError(f"{quantization} is not written directly.", f"Directly: {', '.join(QUANTIZATIONS)}.")
+    if shape.arch not in ("llama", "phi3", "qwen2"):
+        raise LabError(f"Synthetic models of architecture {shape.arch} are not known.", "Known: llama, phi3, qwen2.")
+    planned = [
+        Tensor(t.name, t.rows, t.columns, (types or {}).get(t.name, t.type)) for t in tensors(shape, quantization)
+    ]
+    part = path.with_suffix(".part")
+    try:
+        _write(shape, _FILE_TYPES[quantization], planned, part, seed, watch)
+        part.replace(path)
+    except OSError as problem:
+        raise LabError(
+            f"The model {path.name} cannot be written: {problem.strerror}.",
+            f"It needs {sum(t.n_bytes for t in planned) / 1e9:.1f} GB in {path.parent}.",
+        ) from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write(
+    shape: Shape, file_type: int, planned: list[Tensor], path: Path, seed: int, watch: Callable[[int, int], None]
+) -> None:
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(path, shape.arch)
+    # A neutral name: llama.cpp reads a model's family out of some names and then expects its tokens.
+    writer.add_name("random weights")
+    writer.add_file_type(file_type)
+    writer.add_context_length(shape.n_ctx_train)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_block_count(shape.n_layer)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(shape.n_vocab)
+    writer.add_tokenizer_model("no_vocab")
+    for tensor in planned:
+        kind = gguf.GGMLQuantizationType[tensor.type]
+        dimensions = (tensor.rows, tensor.columns) if tensor.rows > 1 else (tensor.columns,)
+        writer.add_tensor_info(tensor.name, dimensions, np.dtype(np.float32), tensor.n_bytes, raw_dtype=kind)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        total, done = sum(tensor.n_bytes for tensor in planned), 0
+        for index, tensor in enumerate(planned):
+            generator = np.random.Generator(np.random.SFC64([seed, index]))
+            writer.write_tensor_data(_Random(tensor, generator))  # type: ignore[arg-type]
+            done += tensor.n_bytes
+            watch(done, total)
+    finally:
+        writer.close()
+
+
+class _Random:
+    """What the writer takes for an array: the size of a tensor, and random weights made as they are written."""
+
+    def __init__(self, tensor: Tensor, generator: Any) -> None:
+        self._tensor, self._generator = tensor, generator
+        self.nbytes = tensor.n_bytes
+
+    def tofile(self, file: IO[bytes]) -> None:
+        left = self._tensor.rows * self._tensor.columns
+        scale = 1 / math.sqrt(self._tensor.columns)
+        while left:
+            n = min(left, _CHUNK_WEIGHTS)
+            file.write(_weights(self._tensor.type, n, scale, self._generator).data)
+            left -= n
+
+
+def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
+    """n random weights (a multiple of the type's block) of standard deviation `scale`, as bytes.
+
+    Block layouts are those of ggml-common.h. Quants are uniform; a factor makes up for their spread.
+    """
+    import numpy as np
+
+    def half(values: Any) -> Any:
+        return np.asarray(values, dtype=np.float16).reshape(-1, 1).view(np.uint8)
+
+    if kind == "F32":  # norms and biases: around one
+        return (1 + 0.1 * generator.standard_normal(n, dtype=np.float32)).view(np.uint8)
+    if kind == "F16":  # a random sign and mantissa under one exponent: between 1 and 2 times a power of two
+        exponent = round(math.log2(scale / 1.53)) + 15
+        words = generator.bit_generator.random_raw(-(-n // 4)).view(np.uint16)[:n]
+        return ((words & 0x83FF) | (exponent << 10)).view(np.uint8)
+    n_weights, n_block_bytes = _block(kind)
+    n_blocks = n // n_weights
+    raw = generator.bit_generator.random_raw(-(-n_blocks * n_block_bytes // 8))
+    blocks = raw.view(np.uint8)[: n_blocks * n_block_bytes].reshape(n_blocks, n_block_bytes)
+    signs = np.where(blocks[:, 0] & 1, 1.0, -1.0)
+    if kind == "Q4_0":  # d, then 32 quants of -8 to 7
+        blocks[:, :2] = half(signs * scale / 4.61)
+    elif kind == "Q4_1":  # d and the minimum, then 32 quants of 0 to 15
+        blocks[:, :2] = half(signs * scale / 4.61)
+        blocks[:, 2:4] = half(signs * scale / 4.61 * -7.5)
+    elif kind == "Q8_0":  # d, then 32 quants of -128 to 127
+        blocks[:, :2] = half(signs * scale / 73.9)
+    elif kind == "Q6_K":  # 256 quants of -32 to 31 (low 4 bits, high 2 bits), 16 scales, d
+        blocks[:, 192:208] = (1 + (blocks[:, 192:208] & 7)) * np.where(blocks[:, 192:208] & 8, 1, 255)
+        blocks[:, 208:] = half(signs * scale / (18.5 * 5.05))
+    else:
+        raise LabError(f"Random weights of type {kind} are not known.", "Use Q4_0, Q4_1, Q8_0 or F16.")
+    return blocks.reshape(-1)
+
+
+def _matrix(name: str, rows: int, columns: int, kind: str) -> Tensor:
+    return Tensor(f"{name}.weight", rows, columns, kind if columns % _block(kind)[0] == 0 else "Q8_0")
+
+
+def _vector(name: str, n: int) -> Tensor:
+    return Tensor(name, 1, n, "F32")
+
+
+def _block(kind: str) -> tuple[int, int]:
+    """Weights and bytes of a block of this type."""
+    import gguf
+
+    n_weights, n_block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    return n_weights, n_block_bytes

@@ -1,0 +1,63 @@
+"""What crosses between the lab's process and the engine's: the data of requests and replies, and shared memory.
+
+The two processes speak JSON lines over a pipe. A run's progress does not pass through the pipe: both processes map the
+same small file, an array of int64, of which the engine writes slots that the parent reads.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.core.record import Device
+
+N_PREFILLED, FIRST_TOKEN = 0, 1
+"""Slots of the progress array: the prompt tokens that are done, then the tokens as they are chosen."""
+
+MUL_MAT, ATTENTION = "mul_mat", "attention"
+"""The kernels that can be probed."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """Which llama.cpp build this is, and what it can compute on."""
+
+    llama_cpp_python: str
+    llama_cpp_commit: str | None
+    system_info: str
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the parent must know of a loaded model to make prompts for it."""
+
+    n_vocab: int
+    bos: int | None
+    description: str | None  # llama.cpp's own of the model
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What to time. mul_mat: weights of `rows` x `columns`; attention: `rows` heads of `columns`, `n_head_kv` for keys.
+
+    `n_bytes` is how much distinct memory (weights, or keys and values) one pass goes through.
+    """
+
+    op: str
+    type: str
+    rows: int
+    columns: int
+    n_head_kv: int | None
+    n_tokens: int
+    n_bytes: int
+    n_threads: int
+    on_gpu: bool
+    seconds: float
+
+
+def map_int64(path: Path) -> memoryview[int]:
+    """A file as an array of int64, in memory that parent and child share."""
+    with path.open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0)).cast("q")

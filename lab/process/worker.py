@@ -1,0 +1,233 @@
+"""The engine in a child process, so that native code may die and the lab lives.
+
+llama.cpp is native: a bad file, a failed assertion or the system's out-of-memory killer ends its process.
+So it gets one of its own. Parent and child speak JSON lines over the child's stdin and stdout: a request,
+one reply. Nothing crosses while a run is timed; a small file that both map into memory tells the parent
+how far the run is. When the parent is gone, the child's stdin ends, and the child with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+from lab.core.record import Model, Rate, Settings, Steps, from_json, to_json
+from lab.errors import LabError
+from lab.process.wire import FIRST_TOKEN, N_PREFILLED, Build, Probe, Vocabulary, map_int64
+
+POLL_S = 0.1
+"""How often a waiting parent looks at the progress and at the rest of the machine."""
+
+MAX_TOKENS = 1 << 20
+"""Most tokens of one run that the progress file has room for."""
+
+_DIED = object()
+
+# -P: a file named random.py in the folder where the lab is started shall not become part of it.
+_CHILD = "import sys; sys.path.append(sys.argv[2]); from lab.engine.child import serve; serve()"
+
+
+class WorkerDied(LabError):
+    """The child process ended in the middle of a request."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run in flight is: prompt tokens prefilled, and the tokens generated so far."""
+
+    n_prefilled: int
+    token_ids: tuple[int, ...]
+
+
+class Worker:
+    """The parent's end. Use it in a `with` block: leaving it ends the child."""
+
+    def __init__(self) -> None:
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
+            self._progress_path = Path(self._folder.name) / "progress"
+            self._stderr_path = Path(self._folder.name) / "stderr"
+            with self._progress_path.open("wb") as file:
+                file.truncate(8 * (FIRST_TOKEN + MAX_TOKENS))
+            self._progress = map_int64(self._progress_path)
+        except OSError as problem:
+            raise LabError(
+                f"The folder for temporary files cannot be used: {problem.strerror}.",
+                "Free some space there, or set TMPDIR to another folder.",
+            ) from None
+        self._spawn()
+
+    def restart(self) -> None:
+        """A fresh child, without a model."""
+        self._end_child()
+        self._spawn()
+
+    def _spawn(self) -> None:
+        detached: dict[str, Any] = {"start_new_session": True}  # Ctrl-C reaches the parent alone
+        if os.name == "nt":
+            detached = {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
+        with self._stderr_path.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _CHILD, str(self._progress_path), str(Path(__file__).parents[2])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+                **detached,
+            )
+        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, args=(self._process.stdout, self._replies), daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """The child's process."""
+        return self._process.pid
+
+    @cached_property
+    def build(self) -> Build:
+        """The llama.cpp build that the child runs on."""
+        return from_json(Build, self._ask("build"))
+
+    def read_model(self, path: Path, name: str, source: str) -> Model:
+        """The model's shape, from its header."""
+        return from_json(Model, self._ask("read_model", path=str(path), name=name, source=source))
+
+    def quantizations(self) -> list[str]:
+        """The quantizations that llama.cpp can make."""
+        return list(json.loads(self._ask("quantizations")))
+
+    def quantize(self, source: Path, target: Path, quantization: str, watch: Callable[[int], None]) -> None:
+        """Write a model in another quantization; `watch` is told the bytes written so far."""
+
+        def look() -> None:
+            with suppress(OSError):
+                watch(target.stat().st_size)
+
+        self._ask("quantize", look, source=str(source), target=str(target), quantization=quantization)
+
+    def load(self, path: Path, n_gpu_layers: int) -> Vocabulary:
+        """Load the weights."""
+        return from_json(Vocabulary, self._ask("load", path=str(path), n_gpu_layers=n_gpu_layers))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of `text`, without BOS."""
+        return list(json.loads(self._ask("tokenize", text=text)))
+
+    def pieces(self) -> list[bytes]:
+        """The bytes of every token, by id."""
+        return [piece.encode("latin-1") for piece in json.loads(self._ask("pieces"))]
+
+    def new_context(self, asked: Settings) -> Settings:
+        """Replace the context; the settings come back as llama.cpp resolved them."""
+        return from_json(Settings, self._ask("new_context", asked=json.loads(to_json(asked))))
+
+    def run(
+        self, prompt: list[int], n_gen: int, watch: Callable[[Progress], None], every: int | None = None
+    ) -> tuple[Steps, tuple[int, ...], int | None]:
+        """One run, as the engine's `run` makes it; `watch` is called every POLL_S while it lasts, and at its end."""
+        n_tokens = n_gen * (1 if every is None else -(-len(prompt) // every))
+        self._progress[: FIRST_TOKEN + n_tokens] = _unset(FIRST_TOKEN + n_tokens)
+
+        def look() -> None:
+            chosen = self._progress[FIRST_TOKEN : FIRST_TOKEN + n_tokens].tolist()
+            n = chosen.index(-1) if -1 in chosen else n_tokens
+            n_prefilled = len(prompt) if n and every is None else max(0, self._progress[N_PREFILLED])
+            watch(Progress(n_prefilled, tuple(chosen[:n])))
+
+        reply = json.loads(self._ask("run", look, prompt=prompt, n_gen=n_gen, every=every))
+        look()
+        return from_json(Steps, json.dumps(reply["steps"])), tuple(reply["token_ids"]), reply["end_at"]
+
+    def probe(self, probe: Probe) -> Rate:
+        """Time one kernel."""
+        return from_json(Rate, self._ask("probe", probe=json.loads(to_json(probe))))
+
+    def close(self) -> None:
+        """End the child, whatever it is doing."""
+        self._end_child()
+        mapping: Any = self._progress.obj
+        self._progress.release()
+        mapping.close()  # else Windows keeps the file
+        self._folder.cleanup()
+
+    def _end_child(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, verb: str, look: Callable[[], None] | None = None, **arguments: Any) -> str:
+        """Send a request and wait for its reply: the JSON text of the answer."""
+        try:
+            stdin: IO[bytes] = self._process.stdin  # type: ignore[assignment]
+            stdin.write(json.dumps({"verb": verb, **arguments}).encode() + b"\n")
+            stdin.flush()
+        except OSError:
+            pass  # it is dead; the listener says so
+        while True:
+            try:
+                reply = self._replies.get(timeout=POLL_S)
+                break
+            except queue.Empty:
+                if look:
+                    look()
+        if reply is _DIED:
+            self._replies.put(_DIED)  # so that the next request is told as well
+            raise WorkerDied(self._cause_of_death())
+        answer = json.loads(reply)
+        if "error" in answer:
+            raise LabError(answer["error"], answer["hint"])
+        return str(answer["value"])
+
+    @staticmethod
+    def _listen(stdout: IO[bytes], replies: queue.SimpleQueue[Any]) -> None:
+        with suppress(ValueError, OSError):  # the parent has closed it
+            for line in stdout:
+                replies.put(line)
+        replies.put(_DIED)
+
+    def _cause_of_death(self) -> str:
+        status = self._process.wait()
+        lines = self._stderr_path.read_text(errors="replace").strip().splitlines()
+        said = f" Its last words: {' | '.join(lines[-3:])}" if lines else ""
+        return f"The engine's process ended: {explain_exit(status)}.{said}"
+
+
+def explain_exit(status: int) -> str:
+    """An exit status of the child in words."""
+    if status >= 0:
+        return f"exit status {status:#x}" if status > 255 else f"exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = "an unknown signal"
+    causes = {
+        "SIGKILL": "killed from outside; when memory is short, the system does this",
+        "SIGSEGV": "a crash in native code",
+        "SIGABRT": "native code gave up (a failed assertion)",
+        "SIGILL": "a build for another CPU",
+    }
+    return f"{name} ({causes[name]})" if name in causes else name
+
+
+def _unset(n: int) -> memoryview[int]:
+    return memoryview(b"\xff" * (8 * n)).cast("q")

@@ -1,0 +1,257 @@
+"""The plan: what will be measured, checked before an hour is spent on it.
+
+Everything that can be known beforehand is found out here, from the model's header and the machine: wrong
+settings, lengths that cannot fit into memory, lengths that the model was not trained for.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lab.core import cost
+from lab.core.record import Machine, Model, Settings
+from lab.errors import LabError
+from lab.models import catalog, obtain
+from lab.process.worker import MAX_TOKENS, Worker
+from lab.runner import limits, machine, prompts
+
+DEFAULT_LENGTHS = "10,100,1000"
+DEFAULT_GEN = 64
+MIN_FOR_INTERVAL = 6
+"""Runs that a median's interval of 95 % needs (stats.median_interval)."""
+
+
+@dataclass(frozen=True)
+class Until:
+    """When repeats are enough: every interval within +- `share` of its median; at most so many repeats or minutes."""
+
+    share: float
+    max_repeats: int
+    max_minutes: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be measured. `refused` says of lengths that cannot fit why not."""
+
+    file: catalog.ModelFile
+    model: Model
+    machine: Machine
+    settings: Settings  # n_ctx is that of the longest length
+    prompt: prompts.Source
+    lengths: tuple[int, ...]
+    n_gen: int
+    n_repeat: int
+    refused: dict[int, str]
+    warnings: tuple[str, ...]
+    every: int | None = None  # a sweep
+    until: Until | None = None
+
+    @property
+    def order(self) -> list[tuple[int, int]]:
+        """(repeat, n_prompt) of every run that is sure to be made, round by round."""
+        possible = [n for n in self.lengths if n not in self.refused]
+        return [run for repeat in range(self.n_repeat) for run in self.round(repeat, possible)]
+
+    @property
+    def seed(self) -> int:
+        """Of the order of runs, and of the prompts."""
+        return self.settings.seed or 0
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens that a run generates: n_gen, in a sweep as often as it stops to decode."""
+        return self.n_gen * (1 if self.every is None else -(-max(self.lengths) // self.every))
+
+    def round(self, repeat: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
+        """(repeat, n_prompt) once for each of `lengths`, shuffled by the seed."""
+        shuffled = sorted(lengths)
+        random.Random(f"{self.seed} {repeat}").shuffle(shuffled)
+        return [(repeat, n) for n in shuffled]
+
+    def memory(self, n_prompt: int) -> cost.Memory:
+        """Estimated memory of a context for this length."""
+        return cost.memory(self.model, dataclasses.replace(self.settings, n_ctx=n_prompt + self.n_gen))
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Prompt lengths as llama-bench writes them: `10,1000`, `100-500+100`, `512-4096*2`."""
+    lengths: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*", part)
+        if not match:
+            raise LabError(
+                f"{part!r} is not a prompt length (in --prompt-len {text}).",
+                "Write whole numbers: 10,1000,10000, or ranges: 100-500+100, 512-4096*2.",
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        sign, step = match[3] or "+", int(match[4] or 1)
+        if step < (2 if sign == "*" else 1) or last < first or (sign == "*" and first == 0):
+            raise LabError(f"The range {part!r} does not grow.", "Write it as first-last+step or first-last*factor.")
+        while first <= last and len(lengths) <= 1000:
+            lengths.append(first)
+            first = first * step if sign == "*" else first + step
+    return tuple(lengths)
+
+
+def check_lengths(lengths: Sequence[int]) -> None:
+    """LabError for what cannot be a list of prompt lengths."""
+    if not lengths:
+        raise LabError("No prompt length is given.", "For example: --prompt-len 10,1000")
+    if len(lengths) > 1000:
+        raise LabError("More than 1,000 prompt lengths are given.", "Use a larger step: 100-10000+100.")
+    for n in lengths:
+        if n < 1:
+            raise LabError(f"A prompt length of {n} cannot be measured.", "A prompt has at least 1 token.")
+    for n, times in collections.Counter(lengths).items():
+        if times > 1:
+            raise LabError(
+                f"Prompt length {n} is given {times} times.", "Give it once; --repeat measures it more often."
+            )
+
+
+def make_plan(
+    worker: Worker,
+    prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
+    gen: int = DEFAULT_GEN,
+    repeat: int = 3,
+    model: str = catalog.DEFAULT,
+    prompt: str = prompts.TEXT,
+    seed: int = 1,
+    threads: int | None = None,
+    threads_batch: int | None = None,
+    batch: int = 2048,
+    ubatch: int = 512,
+    n_gpu_layers: int | None = None,
+    flash_attn: str = "auto",
+    cache_type_k: str = "f16",
+    cache_type_v: str = "f16",
+    every: int | None = None,
+    until: Until | None = None,
+    watch: obtain.ShowTransfer = lambda what, done, total: None,
+    fetch: bool = True,
+) -> Plan:
+    """Check everything that can be checked before a weight is loaded. LabError where it cannot work.
+
+    With `every` the plan is a sweep up to its only length; with `until` it has rounds until that is reached.
+    A model that is not on this machine is pulled or made, and `watch` told about it; with `fetch` False that
+    is an error instead.
+    """
+    lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
+    check_lengths(lengths)
+    ranges = {"gen": (gen, MAX_TOKENS), "repeat": (repeat, 10_000), "batch": (batch, 2**30), "ubatch": (ubatch, 2**30)}
+    ranges |= {
+        "threads": (1 if threads is None else threads, limits.MAX_THREADS),
+        "threads-batch": (1 if threads_batch is None else threads_batch, limits.MAX_THREADS),
+    }
+    if every is not None:
+        ranges |= {"every": (every, max(lengths))}
+    for name, (value, most) in ranges.items():
+        if not 1 <= value <= most:
+            raise LabError(f"--{name} {value:,} is not possible.", f"Give a whole number from 1 to {most:,}.")
+    if n_gpu_layers is not None and not 0 <= n_gpu_layers <= 10_000:
+        raise LabError(f"--n-gpu-layers {n_gpu_layers} is not possible.", "Give 0 for the CPU, or how many layers.")
+    if flash_attn == "off" and cache_type_v not in ("f16", "f32", "bf16"):
+        raise LabError(
+            f"A {cache_type_v} V cache needs flash attention, which is off.",
+            "Use --flash-attn on, or --cache-type-v f16.",
+        )
+    source = prompts.source(prompt)
+    file = obtain.obtain(catalog.parse(model), worker, watch, fetch)
+    if file.source == catalog.SYNTHETIC:
+        if prompt not in (prompts.TEXT, prompts.RANDOM):
+            raise LabError(
+                f"{model} has random weights: the prompt file {prompt} would mean nothing to it.",
+                "Use --prompt random.",
+            )
+        source = prompts.source(prompts.RANDOM)
+    shape = dataclasses.replace(
+        worker.read_model(file.path, file.name, file.source),
+        repo=file.repo,
+        revision=file.revision,
+        sha256=file.sha256,
+    )
+    build = worker.build
+    here = machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
+    offload = machine.accelerators(here.devices)
+    warnings = []
+    if n_gpu_layers and not offload:
+        warnings.append(
+            f"--n-gpu-layers {n_gpu_layers} has no effect: this build of llama.cpp finds no GPU. "
+            "The README says how to install one that does."
+        )
+    if here.n_cores_usable and max(threads or 1, threads_batch or 1) > here.n_cores_usable:
+        warnings.append(
+            f"This machine has {here.n_cores_usable} cores: more threads than that wait for one another, and "
+            "everything becomes many times slower."
+        )
+    all_layers = -1 if shape.n_layer is None else shape.n_layer + 1  # llama.cpp: the output layer counts, -1 is all
+    n_threads = threads or limits.default_threads()
+    settings = Settings(
+        n_ctx=max(lengths) + gen,
+        n_batch=batch,
+        n_ubatch=min(batch, ubatch),
+        n_threads=n_threads,
+        n_threads_batch=threads_batch or n_threads,
+        n_gpu_layers=0 if not offload else all_layers if n_gpu_layers is None else n_gpu_layers,
+        flash_attn=flash_attn,
+        flash_attn_resolved=None,
+        type_k=cache_type_k,
+        type_v=cache_type_v,
+        prompt=source.name,
+        prompt_sha256=source.sha256,
+        seed=seed,
+    )
+    beyond = [n for n in lengths if shape.n_ctx_train and n + gen > shape.n_ctx_train]
+    if beyond:
+        warnings.append(
+            f"{join(beyond)} prompt tokens and {gen} more go beyond the {shape.n_ctx_train:,} tokens that "
+            f"{shape.name} was trained for: the timing holds, the text does not."
+        )
+    if until:
+        repeat = max(repeat, MIN_FOR_INTERVAL)
+    plan = Plan(file, shape, here, settings, source, lengths, gen, repeat, {}, tuple(warnings), every, until)
+    if plan.n_generated > MAX_TOKENS:
+        raise LabError(
+            f"The sweep would generate {plan.n_generated:,} tokens.", f"At most {MAX_TOKENS:,}: use a larger --every."
+        )
+    return dataclasses.replace(plan, refused=_too_large(plan))
+
+
+def _too_large(plan: Plan) -> dict[int, str]:
+    """Lengths whose context cannot fit: asking the system for it all the same could take the machine down."""
+    available = _memory_for(plan)
+    refused = {}
+    for n in plan.lengths:
+        need = plan.memory(n)
+        if n + plan.n_gen >= 2**31 or (available is not None and need.total_bytes > available):
+            refused[n] = (
+                f"A context of {n + plan.n_gen:,} tokens needs about {need.total_bytes / 1e9:,.1f} GB of memory "
+                f"({(need.kv_cache_bytes or 0) / 1e9:,.1f} GB of it KV cache)"
+                + (f"; {available / 1e9:,.1f} GB are available." if available is not None else ".")
+            )
+    return refused
+
+
+def _memory_for(plan: Plan) -> int | None:
+    """Bytes that weights, cache and buffers can have: the devices' where every layer is on one, else RAM too."""
+    n_layers = plan.settings.n_gpu_layers
+    if n_layers == 0:
+        return limits.memory_available()
+    sizes = [device.memory_bytes for device in machine.accelerators(plan.machine.devices)]
+    if None in sizes:
+        return None
+    on_devices = sum(size for size in sizes if size is not None)
+    all_layers = plan.model.n_layer is not None and n_layers > plan.model.n_layer
+    return on_devices if all_layers else on_devices + limits.memory_available()
+
+
+def join(numbers: Sequence[int]) -> str:
+    """`1,000 and 10,000`: numbers in a sentence."""
+    words = [f"{n:,}" for n in sorted(numbers)]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

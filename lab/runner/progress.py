@@ -1,0 +1,154 @@
+"""How far a measurement is, what it is doing, and how long it will still take.
+
+The engine only counts; here counts become rates, text, and a forecast from the runs so far.
+"""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lab.core import phases
+from lab.core.record import Run
+from lab.process.worker import Progress
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the lab is doing now. Times in seconds; what cannot be told yet is None."""
+
+    doing: str  # loading the model, making room, warming up, prefill, decode
+    n_prompt: int | None = None
+    repeat: int | None = None
+    rate_tps: float | None = None
+    n_runs_done: int = 0
+    n_runs: int = 0
+    elapsed_s: float = 0.0
+    left_s: float | None = None
+    text: str = ""  # what was generated since the last status, where the text is streamed
+
+    @property
+    def words(self) -> str:
+        """What it is doing, for which run, and how fast."""
+        what = self.doing if self.n_prompt is None else f"{self.doing}, {self.n_prompt:,} prompt tokens"
+        rate = f", {self.rate_tps:,.{0 if self.rate_tps >= 10 else 1}f} tokens/s" if self.rate_tps else ""
+        run = f"run {min(self.n_runs, self.n_runs_done + 1)} of {self.n_runs}: " if self.n_runs else ""
+        return run + what + rate
+
+
+ShowStatus = Callable[[Status], None]
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 20 s`, `1 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class Reporter:
+    """Tells `watch` what is going on. `todo` is the loop's own list of the (repeat, n_prompt) still to come."""
+
+    def __init__(self, watch: ShowStatus, todo: Sequence[tuple[int, int]], n_gen: int) -> None:
+        self._watch, self._todo, self._n_gen = watch, todo, n_gen
+        self._n_runs = len(todo)
+        self._started = time.monotonic()
+        self._n_learned = 0
+        self._forecast: tuple[tuple[int, int], float | None] = (-1, -1), None
+        self._costs: dict[int, tuple[float, float]] = {}  # by prompt length: seconds a token, prefill and decode
+
+    def expect(self, n: int) -> None:
+        """So many more runs have been put on the list."""
+        self._n_runs += n
+
+    def learn(self, run: Run) -> None:
+        """Remember what the tokens of a run cost, for the forecast."""
+        self._n_learned += 1
+        longest = phases.by_length(run)[-1]
+        prefill, tpot = phases.prefill_ns(longest), phases.tpot_ns(longest)
+        if prefill:
+            per_token = prefill / run.n_prompt
+            self._costs[run.n_prompt] = per_token / 1e9, (tpot or per_token) / 1e9
+
+    def onlooker(
+        self, n_prompt: int, n_gen: int, repeat: int, warmup: bool, pieces: Sequence[bytes]
+    ) -> Callable[[Progress], None]:
+        """What to call with a run's progress. With `pieces` (the bytes of each token) its text is told too."""
+        started = changed = time.monotonic()
+        last = Progress(0, ())
+        first_seen = (0.0, 0)  # when tokens were first seen, and how many there were
+        rate: float | None = None
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+        def look(progress: Progress) -> None:
+            nonlocal changed, last, first_seen, rate
+            now = time.monotonic()
+            n = len(progress.token_ids)
+            decoding = n and progress.n_prefilled >= n_prompt  # a sweep decodes in between, which is not told
+            text = ""
+            if pieces and not warmup:
+                new = b"".join(pieces[i] for i in progress.token_ids[len(last.token_ids) :])
+                text = decoder.decode(new, final=n == n_gen)
+            if progress != last:
+                if not decoding:
+                    rate = progress.n_prefilled / (now - started)
+                elif not first_seen[1]:
+                    first_seen, rate = (now, n), None
+                else:
+                    rate = (n - first_seen[1]) / (now - first_seen[0])
+                changed, last = now, progress
+            rest = self._seconds(n_prompt - progress.n_prefilled, n_gen - n, n_prompt)
+            if rest is not None:
+                rest = max(0.0, rest - (now - changed))
+            doing = "warming up" if warmup else "decode" if decoding else "prefill"
+            self.tell(doing, n_prompt, repeat, rate, rest, text)
+
+        return look
+
+    def tell(
+        self,
+        doing: str,
+        n_prompt: int | None = None,
+        repeat: int | None = None,
+        rate_tps: float | None = None,
+        rest_s: float | None = None,
+        text: str = "",
+    ) -> None:
+        """One status. `rest_s` is what the present run still takes; the forecast of the others is added."""
+        later = self._later()
+        left = None if rest_s is None or later is None else rest_s + later
+        n_running = 1 if doing in ("prefill", "decode") else 0
+        self._watch(
+            Status(
+                doing=doing,
+                n_prompt=n_prompt,
+                repeat=repeat,
+                rate_tps=rate_tps,
+                n_runs_done=self._n_runs - len(self._todo) - n_running,
+                n_runs=self._n_runs,
+                elapsed_s=time.monotonic() - self._started,
+                left_s=left,
+                text=text,
+            )
+        )
+
+    def _later(self) -> float | None:
+        """Seconds that the runs after the present one will take; forecast again only when there is news."""
+        state = len(self._todo), self._n_learned
+        if self._forecast[0] != state:
+            seconds = [self._seconds(n, self._n_gen, n) for _, n in self._todo]
+            self._forecast = state, None if None in seconds else sum(s for s in seconds if s is not None)
+        return self._forecast[1]
+
+    def _seconds(self, n_prefill: int, n_decode: int, n_prompt: int) -> float | None:
+        """How long so many tokens will take, judged by the run of the most similar length so far."""
+        if not self._costs:
+            return None
+        nearest = min(self._costs, key=lambda n: max(n, n_prompt) / min(n, n_prompt))
+        prefill, decode = self._costs[nearest]
+        return n_prefill * prefill + n_decode * decode

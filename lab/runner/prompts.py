@@ -1,0 +1,77 @@
+"""A prompt of exactly n tokens.
+
+Speed hardly depends on what a prompt says, but text should be text: it is what people measure, and a
+generation can then be read. The lab brings its own texts of different kinds (folder `prompts/`). They are
+tokenised once and a prompt is a slice of the tokens, so its length is exact. Each repeat starts at another
+offset, and past the end it goes on from the beginning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.errors import LabError
+
+TEXT, RANDOM = "text", "random"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What prompts are cut from. A random prompt has no text."""
+
+    name: str
+    text: str | None
+    sha256: str | None
+
+
+def source(asked: str) -> Source:
+    """`text` (the lab's own), `random` (uniform token ids), or the path of a UTF-8 text file."""
+    if asked == RANDOM:
+        return Source(RANDOM, None, None)
+    if asked == TEXT:
+        text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted(_folder().glob("*.txt")))
+        return Source(TEXT, text, _sha256(text))
+    try:
+        path = Path(asked).expanduser()
+        text = path.read_text(encoding="utf-8")
+    except (OSError, RuntimeError) as problem:
+        raise LabError(
+            f"The prompt file {asked} cannot be read: {problem}.", "Use --prompt text, random, or a file."
+        ) from None
+    except UnicodeDecodeError:
+        raise LabError(f"The prompt file {asked} is not UTF-8 text.", "Convert it, or use --prompt text.") from None
+    if not text.strip():
+        raise LabError(f"The prompt file {asked} is empty.", "Put some text into it, or use --prompt text.")
+    return Source(path.name, text, _sha256(text))
+
+
+def offset(seed: int, repeat: int, n_available: int) -> int:
+    """Where in the tokenised text the prompts of a repeat start."""
+    return random.Random(f"{seed} {repeat}").randrange(n_available)
+
+
+def cut(ids: Sequence[int], n: int, start: int, bos: int | None) -> list[int]:
+    """Exactly n token ids: BOS where the model has one, then ids from `start` on, around the end."""
+    n_text = n if bos is None else n - 1
+    text = [ids[(start + i) % len(ids)] for i in range(n_text)]
+    return text if bos is None else [bos, *text]
+
+
+def random_ids(n: int, n_vocab: int, bos: int | None, seed: int, repeat: int) -> list[int]:
+    """Exactly n token ids drawn uniformly, BOS first where the model has one: what llama-bench does."""
+    ids = random.Random(f"{seed} {repeat}").choices(range(n_vocab), k=n)
+    return ids if bos is None else [bos, *ids[1:]]
+
+
+def _folder() -> Path:
+    """`prompts/` of a checkout, or the copy inside an installed wheel."""
+    here = Path(__file__).parents[1]
+    return here / "data" / "prompts" if (here / "data").is_dir() else here.parent / "prompts"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,250 @@
+"""The loop: run after run, each on disk the moment it ends, whatever happens to the next.
+
+The replicate is a run. Runs of different prompt lengths are interleaved in rounds, shuffled within each
+round, because machines drift: what is compared should be measured side by side. Every shape of work is
+warmed up first, untimed and marked, since llama.cpp repacks weights and touches memory on first use.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lab.core import phases, record, results, stats
+from lab.core.record import Record, Run, Settings
+from lab.errors import LabError
+from lab.models import catalog
+from lab.process.worker import Worker, WorkerDied
+from lab.runner import machine, notebook
+from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, Plan, make_plan
+from lab.runner.progress import Reporter, ShowStatus
+from lab.runner.warm_engine import WarmEngine, failed_run
+
+MAX_CRASHES = 2
+"""After so many deaths of the engine in runs of one prompt length, that length is given up."""
+
+_BLOCK = 1 << 20
+
+
+def measure(
+    prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
+    gen: int = DEFAULT_GEN,
+    repeat: int = 3,
+    model: str = catalog.DEFAULT,
+    *,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    stream: bool = False,
+    **settings: object,
+) -> list[Record]:
+    """Measure and return the records, which are also in a new file in `out` (one line a run).
+
+        records = lab.measure("10,1000", gen=100, threads=2)
+
+    `watch` is called with a `Status` twice a second (with `stream` it holds the generated text); without one, a
+    notebook shows a line of its own.
+    `settings` are those of `make_plan`: prompt, seed, threads, threads_batch, batch, ubatch, n_gpu_layers,
+    flash_attn, cache_type_k, cache_type_v, every, until. Failed runs are records too (see `record.run.status`), and
+    are warned of.
+    """
+    with Worker() as worker, notebook.watching() as watching:
+        plan = make_plan(worker, prompt_len, gen, repeat, model, **settings)  # type: ignore[arg-type]
+        path = new_results_file(plan, Path(out))
+        records = list(execute(plan, worker, path, watch or watching, stream))
+    errors = [record.run.error for record in records if record.run.error]
+    for warning in (*plan.warnings, *([f"{len(errors)} runs failed: {errors[0]}"] if errors else [])):
+        warnings.warn(warning, stacklevel=2)
+    return records
+
+
+def sweep(
+    max_len: int = 8192,
+    every: int = 512,
+    gen: int = 16,
+    repeat: int = 3,
+    model: str = catalog.DEFAULT,
+    *,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    **settings: object,
+) -> list[Record]:
+    """Measure prefill and decode at many lengths in one walk through the context: a record for each walk.
+
+        lab.plot_sweep(lab.sweep(4096, every=256))
+
+    After each `every` prompt tokens `gen` tokens are generated and forgotten again. The other arguments are those
+    of `measure`.
+    """
+    return measure([max_len], gen, repeat, model, out=out, watch=watch, every=every, **settings)  # type: ignore[arg-type]
+
+
+def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:
+    """Create the session's file, and find out now whether the runs will have room in it."""
+    n_steps = sum(-(-n // plan.settings.n_ubatch) + plan.n_generated for _, n in plan.order)
+    n_bytes = n_variants * (70 * n_steps + 6000 * (len(plan.order) + 2 * len(plan.lengths)))
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    where = machine.label(plan.machine, plan.settings.n_gpu_layers).partition(",")[0]
+    stem = f"{now}-{machine.slug(plan.model.name)}-{machine.slug(where)}"
+    path = folder / f"{stem}.jsonl"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = results.free_path(folder, stem)  # two sessions can begin in one second
+        with path.open("xb") as file:
+            for first in range(0, n_bytes, _BLOCK):
+                file.write(bytes(min(_BLOCK, n_bytes - first)))
+            file.flush()
+            os.fsync(file.fileno())
+            file.truncate(0)
+    except OSError as problem:
+        if not isinstance(problem, FileExistsError):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        raise LabError(
+            f"Results cannot be written to {folder}: {problem.strerror} (about {n_bytes:,} bytes are needed).",
+            "Choose another folder: --out FOLDER",
+        ) from None
+    return path
+
+
+def execute(plan: Plan, worker: Worker, path: Path, watch: ShowStatus, stream: bool = False) -> Iterator[Record]:
+    """Make the plan's runs, each appended to `path` the moment it ends, and yield their records.
+
+    A length that fails is reported in its record and the others go on. When the engine dies it is started
+    again. Whoever stops iterating (Ctrl-C) keeps everything that has been yielded.
+    """
+    session = path.stem
+    if stream and plan.file.source == catalog.SYNTHETIC:
+        raise LabError("A model with random weights has no text to stream.", "Leave --stream out.")
+    try:
+        todo = plan.order
+        engine = WarmEngine(plan, worker, Reporter(watch, todo, plan.n_generated), stream)
+        for settings, run in _runs(engine, todo):
+            line = Record(session, plan.machine, engine.model, settings, run)
+            save(path, line)
+            yield line
+    finally:
+        if path.exists() and path.stat().st_size == 0:
+            path.unlink()
+
+
+def _runs(engine: WarmEngine, todo: list[tuple[int, int]]) -> Iterator[tuple[Settings, Run]]:
+    plan = engine.plan
+    for n_prompt, reason in plan.refused.items():
+        yield plan.settings, failed_run(plan, n_prompt, 0, LabError(reason))
+    crashes: collections.Counter[int] = collections.Counter()
+    rounds = _Rounds(engine, todo)
+
+    def give_up(n_prompt: int) -> None:
+        rounds.given_up.add(n_prompt)
+        todo[:] = [(repeat, n) for repeat, n in todo if n != n_prompt]
+
+    while todo or rounds.add():
+        if not engine.warm:
+            engine.load()
+            longest = max(n for _, n in todo)
+            try:
+                engine.open(longest + plan.n_gen)
+            except LabError as problem:  # the longest length decides the size: that one did not work
+                give_up(longest)
+                yield engine.settings, failed_run(plan, longest, 0, problem)
+                engine.recover(problem)
+                continue
+            try:
+                yield from engine.warm_up({n for _, n in todo})
+            except LabError as problem:
+                crashes[longest] += 1
+                given_up = not isinstance(problem, WorkerDied) or crashes[longest] >= MAX_CRASHES
+                if given_up:
+                    give_up(longest)
+                yield engine.settings, failed_run(plan, longest, 0, problem, warmup=not given_up)
+                engine.recover(problem)
+            continue
+        repeat, n_prompt = todo.pop(0)
+        try:
+            run = engine.run(n_prompt, repeat)
+            rounds.done.append(run)
+            yield engine.settings, run
+        except LabError as problem:
+            crashes[n_prompt] += 1
+            if not isinstance(problem, WorkerDied) or crashes[n_prompt] >= MAX_CRASHES:
+                give_up(n_prompt)
+            yield engine.settings, failed_run(plan, n_prompt, repeat, problem)
+            engine.recover(problem)
+
+
+class _Rounds:
+    """Repeats until it is believable: further rounds over the lengths whose figures are still too wide."""
+
+    def __init__(self, engine: WarmEngine, todo: list[tuple[int, int]]) -> None:
+        self._engine, self._todo = engine, todo
+        self._started = time.monotonic()
+        self.done: list[Run] = []
+        self.given_up: set[int] = set()
+
+    def add(self) -> bool:
+        """Put another round on the list, where the plan wants one."""
+        until = self._engine.plan.until
+        done = [run for run in self.done if run.n_prompt not in self.given_up]
+        if until is None or not done:
+            return False
+        repeat = 1 + max(run.repeat for run in done)
+        minutes = (time.monotonic() - self._started) / 60
+        wide = wide_rows(done, until.share)
+        if not wide or repeat >= until.max_repeats or (until.max_minutes is not None and minutes >= until.max_minutes):
+            return False
+        lengths = {run.n_prompt for run in done} if self._engine.plan.every else {row.n_prompt for row in wide}
+        more = self._engine.plan.round(repeat, sorted(lengths))
+        self._todo += more
+        self._engine.reporter.expect(len(more))
+        self._engine.reporter.tell(f"round {repeat + 1}: {len(wide)} of the figures are wider than {until.share:.2%}")
+        return True
+
+
+@dataclass(frozen=True)
+class WideRow:
+    """A figure whose interval is too wide: `width` is its farther end's distance over the median, None without one."""
+
+    n_prompt: int
+    figure: str
+    width: float | None
+
+
+def wide_rows(runs: Sequence[Run], share: float) -> list[WideRow]:
+    """The figures (prefill time, TPOT of each length) whose interval reaches beyond +- `share` of the median."""
+    figures: dict[tuple[int, str], list[float]] = {}
+    for leg in (leg for run in runs if run.status == record.OK and not run.warmup for leg in phases.by_length(run)):
+        for name, value in (("prefill", phases.prefill_ns(leg)), ("TPOT", phases.tpot_ns(leg))):
+            if value:
+                figures.setdefault((leg.n_prompt, name), []).append(value)
+    wide = []
+    for (n_prompt, name), values in sorted(figures.items()):
+        interval, middle = stats.median_interval(values), statistics.median(values)
+        width = None if interval is None else max(interval.high - middle, middle - interval.low) / middle
+        if width is None or width > share:
+            wide.append(WideRow(n_prompt, name, width))
+    return wide
+
+
+def save(path: Path, line: Record) -> None:
+    """Append, and where the disk has filled up meanwhile, save the run elsewhere before giving up."""
+    try:
+        results.append(path, line)
+    except OSError as problem:
+        rescue = Path(tempfile.gettempdir()) / path.name
+        what = f"The results file {path} cannot be written any more: {problem.strerror or problem}."
+        try:
+            results.append(rescue, line)
+        except OSError:
+            raise LabError(
+                what, f"The runs before this one are in it. This one could not be saved in {rescue} either."
+            ) from None
+        raise LabError(what, f"The runs before this one are in it; this one is saved in {rescue}.") from None

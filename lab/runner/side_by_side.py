@@ -1,0 +1,146 @@
+"""A against B, side by side: the trial behind `lab ab`.
+
+Machines drift, and every process of llama.cpp has luck of its own (where its memory came to lie makes it some
+percent faster or slower for as long as it lives). So a trial is made of blocks. In each, every variant gets a
+fresh engine, and runs are made in a random order and then in its mirror image (A B B A): a steady drift falls
+on all alike, and luck is drawn again for the next block. What is compared later is blocks, not runs.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import random
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.core.record import FAILED, OK, Record, Run
+from lab.errors import LabError
+from lab.process.worker import Worker
+from lab.runner import limits, notebook
+from lab.runner.plan import Plan, make_plan
+from lab.runner.progress import Reporter, ShowStatus
+from lab.runner.session import MAX_CRASHES, new_results_file, save
+from lab.runner.warm_engine import WarmEngine, failed_run
+
+N_BLOCKS = 10
+
+
+def ab(
+    variants: Sequence[Mapping[str, Any]],
+    prompt_len: str = "256",
+    gen: int = 32,
+    blocks: int = N_BLOCKS,
+    *,
+    out: str | Path = "results",
+    **shared: Any,
+) -> list[Record]:
+    """Measure settings side by side, in blocks; the first variant is the base. Returns the records.
+
+        lab.compare(lab.ab([{"threads": 1}, {"threads": 2}]))
+
+    A variant holds settings of `make_plan` (a model too), `shared` those of all. A notebook shows a line.
+    """
+    named = [
+        (
+            " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in settings.items()),
+            settings,
+        )
+        for settings in variants
+    ]
+    with Worker() as worker, notebook.watching() as watch:
+        plans = plan(worker, named, blocks, prompt_len=prompt_len, gen=gen, **shared)
+        path = new_results_file(next(iter(plans.values())), Path(out), len(plans))
+        return list(execute(plans, blocks, path, watch))
+
+
+def plan(
+    worker: Worker, variants: Sequence[tuple[str, Mapping[str, Any]]], n_blocks: int, **shared: Any
+) -> dict[str, Plan]:
+    """The plans of variants (words and settings), by name: A, B and so on, and the words. LabError as in `check`."""
+    if not 1 <= n_blocks <= 1000:
+        raise LabError(f"--blocks {n_blocks} is not possible.", "Give a whole number from 1 to 1,000.")
+    if len(variants) > 26:
+        raise LabError(f"{len(variants)} variants are too many.", "Compare at most 26 at once.")
+    plans = {
+        f"{chr(65 + i)}: {words or 'as it is'}": make_plan(worker, repeat=2 * n_blocks, **{**shared, **settings})
+        for i, (words, settings) in enumerate(variants)
+    }
+    check(plans)
+    return plans
+
+
+def check(plans: dict[str, Plan]) -> None:
+    """LabError where the variants cannot be measured side by side. The keys are the variants' names."""
+    if len(plans) < 2:
+        raise LabError("A trial needs two variants or more.", 'For example: lab ab "--threads 1" "--threads 2"')
+    need = 0
+    for name, plan in plans.items():
+        if plan.refused:
+            raise LabError(f"{name}: {' '.join(plan.refused.values())}", "Take shorter prompts or a smaller model.")
+        need += max(plan.memory(n).total_bytes for n in plan.lengths)
+    available = limits.memory_available()
+    on_cpu = all(plan.settings.n_gpu_layers == 0 for plan in plans.values())
+    if on_cpu and need > available:
+        raise LabError(
+            f"All variants together need about {need / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are available.",
+            "Take a smaller model or shorter prompts, or measure the variants one after the other (lab measure).",
+        )
+
+
+def execute(
+    plans: dict[str, Plan], n_blocks: int, path: Path, watch: ShowStatus, new_worker: Callable[[], Worker] = Worker
+) -> Iterator[Record]:
+    """Make the trial's runs, each appended to `path` the moment it ends, and yield their records.
+
+    A variant that is refused, or whose engine dies twice, ends the trial with a LabError, after a record of
+    it; what was measured stays.
+    """
+    first = next(iter(plans.values()))
+    chance = random.Random(first.seed)
+    lengths = list(first.lengths)
+    per_block = 2 * len(plans) * len(lengths)
+    todo = [(0, n) for n in lengths] * (2 * n_blocks * len(plans))
+    reporter = Reporter(watch, todo, first.n_gen)
+    plans, crashes = dict(plans), collections.Counter[str]()
+    for block in range(n_blocks):
+        order = chance.sample(list(plans), len(plans))
+        chance.shuffle(lengths)
+        with contextlib.ExitStack() as stack:
+            workers = {name: stack.enter_context(new_worker()) for name in order}
+            engines = {name: WarmEngine(plans[name], workers[name], reporter) for name in order}
+            for name, run in _block(engines, lengths, block, todo):
+                engine = engines[name]
+                plans[name] = dataclasses.replace(plans[name], model=engine.model)  # its sum is made once
+                run = dataclasses.replace(run, block=block, variant=name)
+                line = Record(path.stem, engine.plan.machine, engine.model, engine.settings, run)
+                save(path, line)
+                yield line
+        if run.status != OK:
+            crashes[name] += 1
+            if run.status == FAILED or crashes[name] >= MAX_CRASHES:
+                raise LabError(f"{name}: {run.error}", "The runs before this are kept.")
+            del todo[(n_blocks - block - 1) * per_block :]
+
+
+def _block(
+    engines: dict[str, WarmEngine], lengths: Sequence[int], block: int, todo: list[tuple[int, int]]
+) -> Iterator[tuple[str, Run]]:
+    """One block: warm-ups, then runs in the order of `engines` and back. A failed run is the last of its block."""
+    name = ""
+    try:
+        for name, engine in engines.items():
+            engine.load()
+            engine.open(max(lengths) + engine.plan.n_gen)
+            for _, run in engine.warm_up(lengths):
+                yield name, run
+        for turn, names in enumerate((list(engines), list(engines)[::-1])):
+            for name in names:
+                for n_prompt in lengths[:: 1 - 2 * turn]:
+                    todo.pop()
+                    yield name, engines[name].run(n_prompt, 2 * block + turn)
+    except LabError as problem:
+        yield name, failed_run(engines[name].plan, max(lengths), 2 * block, problem)

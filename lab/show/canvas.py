@@ -1,0 +1,140 @@
+"""How the lab's pictures look, wherever they are drawn: for a file, a page or a notebook.
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart, and markers differ as well.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
+"""Text and roofs, dashed guides, the grid, the background: by these colours a page can make them others."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", ":", "-.")
+LABEL_HEIGHT = 0.45
+"""Inches below an axis that its numbers and its label take."""
+
+LEGEND_WIDTH = 9
+"""Letters in a line of a legend for each inch of the picture; one with longer entries stands below it."""
+
+
+def drawn(draw: Callable[[Figure], Any], size: tuple[float, float]) -> Figure:
+    """A figure of `size` inches with what `draw` draws into it. A dollar sign in a name is a dollar sign."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+    return figure
+
+
+def write(draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[float, float] = (8, 5)) -> list[Path]:
+    """Draw a figure and write it as `<stem>.png` and `.svg`. LabError where that cannot be."""
+    figure = drawn(draw, size)
+    paths = [folder / f"{stem}.{kind}" for kind in ("png", "svg")]
+    for path in paths:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=150)
+        except OSError as problem:
+            raise LabError(
+                f"The plot {path} cannot be written: {problem.strerror}.", "Choose another folder: --out FOLDER"
+            ) from None
+    return paths
+
+
+def new_axes() -> Axes:
+    """Axes of a figure of their own, for notebooks."""
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(8, 5), layout="constrained")
+    with matplotlib.rc_context({"text.parse_math": False}):
+        return figure.subplots()
+
+
+def plot_lines(
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    x_label: str,
+    y_label: str,
+    title: str,
+    log: bool = False,
+    ax: Axes | None = None,
+) -> Axes:
+    """A line with its points for every name: (x, y). For figures that a reader made up, in a notebook.
+
+        lab.plot_lines({"read": ([1, 2, 4], [3, 5, 9])}, "tokens", "ms", "Steps")
+
+    Both axes begin at zero, or are logarithmic (`log`).
+    """
+    ax = ax or new_axes()
+    for number, (name, (x, y)) in enumerate(lines.items()):
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        ax.plot(x, y, color=colour, marker=marker, ms=5, lw=1.8, label=name)
+    if log:
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        plain_ticks(ax.yaxis)
+    else:
+        ax.set_xlim(left=0)
+        ax.set_ylim(bottom=0)
+    plain_ticks(ax.xaxis)
+    ax.set_xlabel(x_label)
+    ax.set_ylabel(y_label)
+    ax.set_title(title, fontsize=11)
+    return tidy(ax)
+
+
+def plain_ticks(axis: Any) -> None:
+    """1,000 instead of 10^3; on a logarithmic axis of few decades 2 and 5 are named too, on a short one round steps."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    low, high = axis.get_view_interval()
+    if axis.get_scale() != "log":
+        return
+    if high / low < 4:
+        axis.set_major_locator(MaxNLocator(6))
+        axis.set_minor_locator(NullLocator())
+        return
+    few = FuncFormatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
+    axis.set_minor_formatter(few if high / low < 300 else NullFormatter())
+
+
+def unbroken(text: str) -> str:
+    """`text` with spaces at which a legend does not break its line."""
+    return text.replace(" ", "\u00a0")
+
+
+def tidy(ax: Axes, legend_below: bool = False) -> Axes:
+    """The lab's look: a light grid, no box, a legend without a frame, below the picture where it would cover much."""
+    from matplotlib.transforms import ScaledTranslation
+
+    ax.grid(True, which="major", color=GRID, lw=0.6)
+    ax.set_axisbelow(True)
+    figure, place = ax.get_figure(root=True), ax.get_subplotspec()
+    assert figure is not None
+    width = figure.get_figwidth() / (place.get_gridspec().ncols if place else 1)
+    handles, labels = ax.get_legend_handles_labels()
+    wrapped = ["\n".join(textwrap.wrap(label, int(LEGEND_WIDTH * width))) for label in labels]
+    below: dict[str, Any] = {}
+    if legend_below or any("\n" in label for label in wrapped) or len(labels) > width:
+        under_the_label = ax.transAxes + ScaledTranslation(0, -LABEL_HEIGHT, figure.dpi_scale_trans)
+        columns = 2 if legend_below and width > 7 else 1
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": under_the_label, "ncols": columns}
+    ax.legend(handles, wrapped, frameon=False, fontsize=9, **below)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    return ax

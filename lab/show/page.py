@@ -1,0 +1,299 @@
+"""A session as one page that can be handed on: figures, curves, reasons, and the records themselves.
+
+The page is a template (page.html.jinja) filled with what the other rooms say; nothing is computed here. It needs
+no network and no script, and the records are packed into it, so that a page is data too. What
+records hold comes from outside: the template escapes every value, and only our own drawings go in as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.analysis import comparison, disturbances, table, wording
+from lab.core import results
+from lab.core.record import OK, Ceilings, Record
+from lab.errors import LabError
+from lab.show import console, plot_runs, plot_why, reproduce, svg, text_results, text_why
+from lab.why import advice, probing, roofline
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing, its caption, and what it shows for those who cannot see it."""
+
+    svg: str
+    caption: str
+    shows: str
+
+
+@dataclass(frozen=True)
+class Why:
+    """What limited one setup; `problem` says why that cannot be told."""
+
+    label: str
+    problem: str = ""
+    verdicts: list[str] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+
+
+def report(
+    path: str | Path,
+    records: Sequence[Record],
+    ceilings: Sequence[Ceilings] = (),
+    at_least: float = comparison.AT_LEAST,
+) -> Path:
+    """Write records as one HTML page that carries its data, and return its path.
+
+        lab.report("results/page.html", records, [lab.ceilings()])
+
+    `ceilings` may be of any machines; those that fit explain the records. LabError where the file cannot be written.
+    """
+    path = Path(path)
+    text = html(records, ceilings, at_least)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as problem:
+        raise LabError(f"The report {path} cannot be written: {problem.strerror}.", "Choose another: --out") from None
+    return path
+
+
+def html(records: Sequence[Record], known: Sequence[Ceilings], at_least: float = comparison.AT_LEAST) -> str:
+    """The whole page as HTML. Differences smaller than `at_least` are not claimed."""
+    import jinja2
+
+    apart = comparison.by_session(records)
+    every = table.runs(apart)
+    rows = every[(every.status == OK) & ~every.warmup]
+    timed = [record for record in apart if record.run.status == OK and not record.run.warmup]
+    if not timed:
+        raise LabError("There is nothing to report: no run went well.", "Look at the errors: lab show RESULTS")
+    setups = [(label, part, [apart[i] for i in dict.fromkeys(part.run)]) for label, part in table.setups(rows)]
+    whys, used = list[Why](), list[Ceilings]()
+    for label, part, chosen in setups:
+        found = probing.known(known, chosen[0].machine, chosen[0].settings.n_gpu_layers > 0)
+        used += [found] if found and found not in used else []
+        for n_gen in sorted(set(part.n_gen)):
+            alike = [record for record in chosen if record.run.n_gen == n_gen]
+            whys.append(_why(f"{label}, {n_gen:,} tokens generated", alike, known, len(whys)))
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    days = sorted({record.run.started_at[:10] for record in timed})
+    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
+        version=metadata.version("mini-lab"),
+        question=_question(setups),
+        answers=[answer for label, part, _ in setups for answer in _answers(label if len(setups) > 1 else "", part)],
+        dates=days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
+        setups=[
+            {"label": name, "facts": _facts(own[0]), "parts": _parts(name, part, apart)} for name, part, own in setups
+        ],
+        failures=text_results.failures(records),
+        curves=_curves(timed, setups),
+        shares=[share for label, part, _ in setups for share in _shares(label, part)],
+        whys=whys,
+        commands=_commands(records),
+        n_records=len(records),
+        packed=results.pack([*records, *used]),
+        **_comparison(timed, len(setups), at_least),
+    )
+
+
+Setup = tuple[str, Any, list[Record]]  # label, its rows of table.runs, its records
+
+
+def _question(setups: Sequence[Setup]) -> str:
+    labels = [label for label, _, _ in setups]
+    if len(labels) == 1:
+        name, _, where = labels[0].partition(", ")
+        return f"How fast does {name} read a prompt and write an answer{f' on {where}' if where else ''}?"
+    if len(labels) > 3:
+        return f"Which of these {len(labels)} is fastest?"
+    return f"Which is faster: {', '.join(labels[:-1])} or {labels[-1]}?"
+
+
+def _answers(label: str, rows: pd.DataFrame) -> list[str]:
+    """What the longest prompt took, in a sentence for each length of generation."""
+    found = []
+    for _, part in table.summary(rows).groupby("n_gen"):
+        row = part.iloc[-1]
+        each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported: decode compute is what is known
+        rate = f"each token takes {wording.seconds(each_ms / 1e3)} ({wording.digits(1e3 / each_ms)} a second)"
+        reads = f"a prompt of {row.n_prompt:,} tokens is read in {wording.seconds(row.prefill_s)}"
+        words = [reads] if row.prefill_s > 0 else []
+        words += [f"after {'it' if words else f'{row.n_prompt:,} tokens'} {rate}"] if each_ms > 0 else []
+        said = "; ".join(words)
+        found.append(f"{label}: {said}." if label else f"{said[:1].upper()}{said[1:]}.")
+    return found
+
+
+def _facts(record: Record) -> dict[str, str]:
+    settings = record.settings
+    flash = settings.flash_attn_resolved or settings.flash_attn
+    found = console.facts(record.machine, record.model)
+    if record.model.source == "synthetic":
+        found["weights"] = "random: the time is that of the real model's shape, the text means nothing"
+    parts = {
+        f"{settings.n_threads} threads ({settings.n_threads_batch} for prefill)": settings.n_threads,
+        f"batch {settings.n_batch}": settings.n_batch,
+        f"ubatch {settings.n_ubatch}": settings.n_ubatch,
+        f"layers on a GPU {settings.n_gpu_layers}": settings.n_gpu_layers,
+        f"flash attention {flash}": flash,
+        f"cache {settings.type_k} and {settings.type_v}": settings.type_k,
+        f"prompt {settings.prompt}": settings.prompt,
+        f"seed {settings.seed}": settings.seed,
+    }
+    found["settings"] = ", ".join(words for words, value in parts.items() if value is not None)
+    return found
+
+
+def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[dict[str, Any]]:
+    """A table for each length of generation, its warnings beside the rows that they concern."""
+    found = []
+    for n_gen, part in table.summary(rows).groupby("n_gen"):
+        headings, lines = text_results.summary_cells(part)
+        shown, mine = [], dict[int, Record]()
+        is_sweep = part.sweep_every.notna().all()
+        for row, cells in zip(part.itertuples(), lines, strict=True):
+            its = rows[(rows.n_gen == n_gen) & (rows.n_prompt == row.n_prompt)]
+            measured = {number: records[number] for number in its.run}
+            mine |= measured
+            beside = [] if is_sweep else [text_results.doubts([record.run for record in measured.values()])]
+            trained = records[its.run.iloc[0]].model.n_ctx_train
+            if trained is not None and row.n_prompt + n_gen > trained:
+                beside.append(
+                    f"beyond the {trained:,} tokens that the model was trained for: the time holds, the text does not."
+                )
+            shown.append(
+                {
+                    "n_prompt": f"{row.n_prompt:,}",
+                    "runs": f"{row.repeats}{' !' if row.disturbed else ''}",
+                    "cells": cells,
+                    "notes": [note for note in beside if note],
+                }
+            )
+        walks = text_results.doubts([record.run for record in mine.values()]) if is_sweep else ""
+        found.append(
+            {
+                "caption": f"{label}: {text_results.heading(part)}",
+                "headings": headings,
+                "rows": shown,
+                "notes": [*([walks] if walks else []), *disturbances.drift(list(mine.values()))],
+                "findings": text_results.findings(part),
+            }
+        )
+    return found
+
+
+def _comparison(records: Sequence[Record], n_setups: int, at_least: float) -> dict[str, Any]:
+    """The setups against the first of them."""
+    if n_setups < 2:
+        return {"comparisons": []}
+    found = comparison.groups(records)
+    comparisons = comparison.compare_groups(found, at_least)
+    return {
+        "base": found[0].label,
+        "differences": text_results.differences(found),
+        "compared": text_results.COMPARED,
+        "comparisons": [
+            {
+                "other": each.other,
+                "rows": [text_results.comparison_cells(row) for row in each.rows],
+                "left_out": text_results.left_out(each),
+            }
+            for each in comparisons
+        ],
+        "how_compared": text_results.how_compared(found, comparisons, at_least),
+    }
+
+
+def _curves(records: Sequence[Record], setups: Sequence[Setup]) -> list[Picture]:
+    shows = " ".join(
+        f"{label}: {' '.join(text_results.findings(part))}"
+        for label, rows, _ in setups
+        for _, part in table.summary(rows).groupby("n_gen")
+    )
+    captions = {
+        "prefill": "Prefill: time until the prompt is processed. Points are runs, the line their median; the dashed "
+        "line is what the time would be in proportion.",
+        "decode": "Decode: time of each generated token. Points are tokens, the line their running median.",
+        "sweep": "Both curves in one walk through the context. Points are runs, the dashed line the fitted law.",
+    }
+    n_lines = sum(rows[rows.tpot_ms.notna()].n_prompt.nunique() for _, rows, _ in setups)
+    heights = {"decode": 3.9 + (0.3 * min(n_lines, 12) if len(setups) > 1 else 0), "sweep": 7.6}
+    return [
+        _picture(draw, name, captions[name], shows, (5, heights.get(name, 3.9 + 0.3 * (len(setups) - 1))))
+        for name, draw in plot_runs.drawings(records, stacked=True).items()
+    ]
+
+
+def _shares(label: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Prefill's part of the whole time, for each length of generation; a sweep generates too little to tell."""
+    found = []
+    for n_gen, part in table.summary(rows).groupby("n_gen"):
+        known = part[part.prefill_share.notna() & part.sweep_every.isna()]
+        shown = [
+            {
+                "n_prompt": f"{row.n_prompt:,}",
+                "prefill": wording.seconds(row.prefill_s),
+                "rest": wording.seconds(row.e2e_s - row.prefill_s),
+                "percent": round(100 * row.prefill_share),
+            }
+            for row in known.itertuples()
+        ]
+        if shown:
+            found.append({"caption": f"{label}: a prompt and {n_gen:,} generated tokens", "rows": shown})
+    return found
+
+
+def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings], number: int) -> Why:
+    """What limited runs of one setup and one n_gen, where the ceilings of their machine are known."""
+    first = records[0]
+    try:
+        found = probing.need(known, first.machine, first.settings.n_gpu_layers > 0, False, label)
+        rows = roofline.explain(records, found)
+    except LabError as problem:
+        return Why(label, problem=problem.what)
+    best, verdicts = roofline.roof(found), text_why.verdicts(rows)
+    pictures = [
+        _picture(
+            lambda figure: plot_why.plot_roofline(rows, best, label, figure.subplots()),
+            f"roofline-{number}",
+            "Roofline: what each phase reached (numbers: prompt tokens), under the best that the machine can do.",
+            f"Roof: {wording.digits(best.gbps)} GB/s, {wording.digits(best.gflops)} GFLOP/s. {' '.join(verdicts)}",
+            (5, 4.8),
+        )
+    ]
+    if first.run.every is None:  # a sweep generates too little for a request
+        pictures.append(
+            _picture(
+                lambda figure: plot_why.plot_where(rows, label, figure.subplots()),
+                f"where-{number}",
+                f"Where the time of a request goes: a prompt and {first.run.n_gen:,} generated tokens.",
+                " ".join(text_why.where_it_went(row) for row in rows),
+                (5, 4.8),
+            )
+        )
+    caveat = text_why.caveat(first)
+    sentences = [text_why.advice_of(lever) for lever in advice.levers(rows, first, found)]
+    return Why(label, "", [*verdicts, *([caveat] if caveat else [])], pictures, sentences)
+
+
+def _picture(
+    draw: Callable[[Any], Any], name: str, caption: str, shows: str, size: tuple[float, float] = (5, 3.9)
+) -> Picture:
+    return Picture(svg.inline(draw, name, size), caption, shows)
+
+
+def _commands(records: Sequence[Record]) -> list[str]:
+    sessions = dict.fromkeys(record.session for record in records)
+    found = [reproduce.command([record for record in records if record.session == name]) for name in sessions]
+    return [command for command in dict.fromkeys(found) if command]

@@ -1,0 +1,232 @@
+"""The pictures: what a prompt costs, what each further token costs, and both laws of a sweep in one.
+
+Every point of every run is drawn; the line over them is a median.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.analysis import sweep_laws, table
+from lab.analysis.wording import digits, seconds
+from lab.core import phases
+from lab.core.record import OK, PREFILL, Record
+from lab.errors import LabError
+from lab.runner import machine
+from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, new_axes, plain_ticks, tidy, unbroken, write
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+RUNNING_MEDIAN = 15
+"""Tokens that the line in the decode plot takes the median of."""
+
+
+def plot_prefill(records: Sequence[Record], ax: Axes | None = None) -> Axes:
+    """Prefill time against prompt length, both logarithmic: points are runs, the thick line their medians.
+
+        lab.plot_prefill(records)
+
+    Thin lines are the inside of each run, from its steps. The dashed grey line is what the time would be
+    if every token cost what it cost at its cheapest.
+    """
+    records = _timed(records)
+    ax = ax or new_axes()
+    every = table.runs(records)
+    every = every[every.prefill_s.notna()]
+    if every.empty:
+        raise LabError("There is nothing to draw: no run has a prefill time.", "Measure some: lab measure")
+    step_rows = table.steps(records)
+    setups = table.setups(every)
+    per_token: dict[float, float] = {}
+    for (label, rows), style in zip(setups, _styles(), strict=False):
+        name = f"{label}: " if len(setups) > 1 else ""
+        for _, run in _prefill_steps(step_rows, rows):
+            if len(run) > 1:
+                (thin,) = ax.plot(run.n_past + run.n_tokens, run.ready_s, color=style["color"], lw=0.7, alpha=0.5)
+                thin.set_label("_" if name else "inside each run, step by step")
+                name = name or " "
+        medians = rows.groupby("n_prompt").prefill_s.median()
+        ax.plot(medians.index, medians, lw=2, color=style["color"], label=f"{name}median over runs".strip())
+        ax.plot(
+            rows.n_prompt,
+            rows.prefill_s,
+            ls="",
+            ms=6,
+            alpha=0.6,
+            mew=0,
+            **style,
+            label=None if name.strip() else "runs",
+        )
+        per_token.update((float(seconds / n), float(n)) for n, seconds in medians.items())
+    cheapest = min(per_token)
+    lengths = [every.n_prompt.min(), every.n_prompt.max()]
+    guide = f"in proportion: {digits(1e3 * cheapest)} ms a token, as at {per_token[cheapest]:,.0f}"
+    ax.plot(lengths, [n * cheapest for n in lengths], color=GUIDE, ls="--", lw=1.2, label=guide)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    plain_ticks(ax.xaxis)
+    plain_ticks(ax.yaxis)
+    ax.set_xlabel("prompt length (tokens)")
+    ax.set_ylabel("prefill time (s)")
+    return _finish(ax, "Prefill: time until the prompt is processed", records)
+
+
+def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
+    """Decode time per token (ITL) against the token's place in the generation, one line a prompt length.
+
+        lab.plot_decode(records)
+
+    Points are tokens of all repeats; the line is the running median of the per-token medians. Points above
+    the axis are counted and marked at its upper edge.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    records = _timed(records)
+    ax = ax or new_axes()
+    decode = table.steps(records)
+    decode = decode[decode.itl_ms.notna()]
+    if decode.empty:
+        raise LabError("There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more.")
+    groups = table.setups(decode)
+    n_lines = decode.groupby([*table.SETUP, "n_prompt"], dropna=False).ngroups
+    headroom = 1.35 + 0.08 * max(0, n_lines - 3)  # for the legend
+    top = headroom * float(decode.groupby([*table.SETUP, "n_prompt"], dropna=False).itl_ms.quantile(0.95).max())
+    lengths = {n: i for i, n in enumerate(sorted(decode.n_prompt.unique()))}
+    for line, (setup, rows) in enumerate(groups):
+        for n_prompt, tokens in rows.groupby("n_prompt"):
+            number = line * len(lengths) + lengths[n_prompt]
+            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+            ax.plot(tokens.generated, tokens.itl_ms, ls="", marker=marker, ms=3, alpha=0.3, mew=0, color=colour)
+            above = tokens[tokens.itl_ms > top]
+            if len(above):
+                ax.plot(above.generated, [top] * len(above), ls="", marker="^", ms=5, color=colour, clip_on=False)
+            middle = tokens.groupby("generated").itl_ms.median()
+            middle = middle.rolling(RUNNING_MEDIAN, center=True, min_periods=1).median()
+            label = f"after {n_prompt:,} prompt tokens" + (f", {setup}" if len(groups) > 1 else "")
+            label += f" ({len(above)} point{'s' * (len(above) > 1)} above the axis)" if len(above) else ""
+            ax.plot(middle.index, middle, color=colour, lw=2, ls=LINES[line % len(LINES)], label=label)
+    ax.set_ylim(0, top)
+    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    ax.set_xlabel("generated token (the first comes out of prefill)")
+    ax.set_ylabel("time since the token before (ms)")
+    return _finish(ax, "Decode: time per generated token", records)
+
+
+def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked: bool = False) -> Figure:
+    """Both curves of sweeps, side by side or stacked: prefill time over length, decode time per token over position.
+
+        lab.plot_sweep(lab.sweep(4096, every=256))
+
+    Points are single runs, the band is their range, the dashed line the fitted law.
+    """
+    records = [record for record in _timed(records) if record.run.every]
+    if not records:
+        raise LabError("There is nothing to draw: no run is a sweep.", "Make one: lab sweep")
+    if figure is None:
+        import matplotlib.pyplot as plt
+
+        figure = plt.figure(figsize=(11, 5), layout="constrained")
+    left, right = figure.subplots(2, 1) if stacked else figure.subplots(1, 2)
+    rows = table.runs(records)
+    setups = table.setups(rows)
+    for (label, runs), style in zip(setups, _styles(), strict=False):
+        summary = table.summary(runs)
+        name, points = (f"{label}: ", "_") if len(setups) > 1 else ("", "runs, and their range")
+        prefill, decode = sweep_laws.prefill_law(summary), sweep_laws.decode_law(summary)
+        _band(left, runs, runs.n_prompt, "prefill_s", style, points if prefill else name or points)
+        if prefill:
+            law = name + unbroken(f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2")
+            lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
+            left.plot(lengths, [prefill.seconds(n) for n in lengths], ls="--", lw=1.8, color=style["color"], label=law)
+        if runs.tpot_ms.notna().any():
+            _band(right, runs, sweep_laws.positions_of(runs), "tpot_ms", style, points if decode else name or points)
+        if decode:
+            law = name + unbroken(f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p")
+            ends = [0, sweep_laws.positions_of(summary).max()]
+            right.plot(ends, [decode.ms(p) for p in ends], ls="--", lw=1.8, color=style["color"], label=law)
+    left.set_xlabel("prompt length P (tokens)")
+    left.set_ylabel("prefill time (s)")
+    left.set_title("Prefill", fontsize=11)
+    right.set_xlabel("position p (tokens in the context)")
+    right.set_ylabel("decode time per token (ms)")
+    right.set_title("Decode", fontsize=11)
+    for ax in (left, right):
+        ax.set_ylim(bottom=0)
+        ax.set_xlim(left=0)
+        plain_ticks(ax.xaxis)
+        tidy(ax)
+    n = max(record.run.repeat for record in records) + 1
+    figure.suptitle(f"One walk through the context\n{_subject(records)} ({n} repeat{'s' * (n > 1)})", fontsize=11)
+    return figure
+
+
+def drawings(records: Sequence[Record], stacked: bool = False) -> dict[str, Callable[[Figure], Any]]:
+    """What draws the plots that there is data for, by their names: prefill, decode, sweep."""
+    timed = _timed(records)
+    sweeps, plain = [r for r in timed if r.run.every], [r for r in timed if not r.run.every]
+    found: dict[str, Callable[[Figure], Any]] = {}
+    if any(phases.prefill_ns(record.run) for record in plain):
+        found["prefill"] = lambda figure: plot_prefill(plain, figure.subplots())
+    if any(phases.itl_ns(record.run) for record in plain):
+        found["decode"] = lambda figure: plot_decode(plain, figure.subplots())
+    if sweeps:
+        found["sweep"] = lambda figure: plot_sweep(sweeps, figure, stacked)
+    return found
+
+
+def save(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
+    """The plots that there is data for, as PNG and SVG: `<stem>-prefill.png`, `-decode`, `-sweep`."""
+    written = []
+    for name, draw in drawings(records).items():
+        written += write(draw, folder, f"{stem}-{name}", (11 if name == "sweep" else 8, 5))
+    return written
+
+
+def _prefill_steps(step_rows: pd.DataFrame, runs: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
+    """The prefill steps of each of `runs`; imported runs have none."""
+    if step_rows.empty:
+        return []
+    return list(step_rows[(step_rows.kind == PREFILL) & step_rows.run.isin(runs.run)].groupby("run"))
+
+
+def _band(ax: Axes, runs: pd.DataFrame, x: pd.Series, figure: str, style: dict[str, Any], label: str) -> None:
+    """Every run as a point, and the range over runs at each x as a band."""
+    ends = runs.groupby(x)[figure].agg(["min", "max"])
+    ax.fill_between(ends.index, ends["min"], ends["max"], color=style["color"], alpha=0.2, lw=0)
+    ax.plot(x, runs[figure], ls="", ms=4, alpha=0.6, mew=0, **style, label=label)
+
+
+def _timed(records: Sequence[Record]) -> list[Record]:
+    timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+    if not timed:
+        raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")
+    return timed
+
+
+def _styles() -> list[dict[str, Any]]:
+    return [{"color": colour, "marker": marker} for colour, marker in zip(COLOURS, MARKERS, strict=True)] * 8
+
+
+def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
+    repeats = collections.Counter(
+        (table.model_label(r), r.machine, r.settings, r.run.variant, r.run.n_prompt, r.run.n_gen) for r in records
+    )
+    n_repeat = max(repeats.values())
+    ax.set_title(f"{what}\n{_subject(records)} ({n_repeat} repeat{'s' * (n_repeat > 1)})", fontsize=11)
+    return tidy(ax)
+
+
+def _subject(records: Sequence[Record]) -> str:
+    models = sorted({table.model_label(record) for record in records})
+    machines = sorted({machine.label(r.machine, r.settings.n_gpu_layers) for r in records})
+    return f"{_short(models, 'models')} on {_short(machines, 'machines')}"
+
+
+def _short(names: list[str], kind: str) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} {kind}"

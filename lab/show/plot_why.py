@@ -1,0 +1,123 @@
+"""The pictures that say why: the roofline with every phase on it, and where a request's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab.show.canvas import COLOURS, INK, MARKERS, PAPER, new_axes, plain_ticks, tidy, write
+from lab.why.roofline import Explained, Roof
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+FEW = 5
+"""Lengths that can all be named in a picture."""
+
+
+def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes | None = None) -> Axes:
+    """GFLOP/s over FLOPs per byte: each phase at each length as a point under the machine's two roofs.
+
+    lab.plot_roofline(lab.explain(records, best), roofline.roof(best), "my machine")
+    """
+    ax = ax or new_axes()
+    low = min([1, *(row.intensity for row in rows)]) / 2
+    high = max([roof.ridge, *(row.intensity for row in rows)]) * 3
+    ridge = [low, roof.ridge, high]
+    ax.plot(
+        ridge,
+        [min(roof.gbps * x, roof.gflops) for x in ridge],
+        color=INK,
+        lw=2,
+        label=f"roof: {roof.gbps:.3g} GB/s, then {roof.gflops:.3g} GFLOP/s",
+    )
+    for number, phase in enumerate(("prefill", "decode")):
+        chosen = [row for row in rows if row.phase == phase]
+        if not chosen:
+            continue
+        style = {"color": COLOURS[number], "marker": MARKERS[number]}
+        ax.plot([r.intensity for r in chosen], [r.gflops for r in chosen], ls="", ms=7, **style, label=phase)  # type: ignore[arg-type]
+        ceilings = [row.flops / row.kernels.total_s / 1e9 for row in chosen]
+        ax.plot(
+            [row.intensity for row in chosen],
+            ceilings,
+            ls="",
+            ms=9,
+            marker="_",
+            mew=2,
+            color=COLOURS[number],
+            label=f"{phase}: ceiling of its kernels",
+        )
+        for row in chosen if len(chosen) <= FEW else (chosen[0], chosen[-1]):
+            ax.annotate(
+                f"{row.n_prompt:,}", (row.intensity, row.gflops), (6, -10), textcoords="offset points", fontsize=8
+            )
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    plain_ticks(ax.xaxis)
+    plain_ticks(ax.yaxis)
+    ax.set_xlabel("arithmetic intensity (FLOPs per byte)")
+    ax.set_ylabel("GFLOP/s")
+    ax.set_title(f"Roofline: what each phase reached (numbers: prompt tokens)\n{subject}", fontsize=11)
+    return tidy(ax, legend_below=True)
+
+
+def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) -> Axes:
+    """Stacked bars over prompt lengths: the parts of a whole request's time, in percent.
+
+    lab.plot_where(lab.explain(records, best), "my machine")
+    """
+    ax = ax or new_axes()
+    requests = sorted({(row.n_prompt, row.n_gen) for row in rows})
+    gens = {n_gen for _, n_gen in requests}
+    labels = [f"{n:,}" if len(gens) == 1 else f"{n:,} + {n_gen:,}" for n, n_gen in requests]
+    names = (
+        "prefill: weights",
+        "prefill: attention",
+        "prefill: all else",
+        "decode: weights",
+        "decode: KV cache",
+        "decode: all else",
+    )
+    parts: dict[str, list[float]] = {name: [0.0] * len(requests) for name in names}
+    for row in rows:
+        at, times = requests.index((row.n_prompt, row.n_gen)), row.n_steps if row.phase == "decode" else 1
+        weights, attention = row.kernels.layers_s + row.kernels.head_s, row.kernels.attention_s
+        rest = max(0.0, row.measured_s - weights - attention)
+        offset = 0 if row.phase == "prefill" else 3
+        for name, seconds in zip(names[offset : offset + 3], (weights, attention, rest), strict=True):
+            parts[name][at] += times * seconds
+    totals = [sum(values) for values in zip(*parts.values(), strict=True)]
+    base = [0.0] * len(requests)
+    hatches = ("", "//", "..")
+    for number, (name, values) in enumerate(parts.items()):
+        shares = [100 * value / total for value, total in zip(values, totals, strict=True)]
+        colour = COLOURS[0] if number < 3 else COLOURS[1]
+        ax.bar(
+            labels,
+            shares,
+            bottom=base,
+            color=colour,
+            alpha=1 - 0.3 * (number % 3),
+            hatch=hatches[number % 3],
+            edgecolor=PAPER,
+            label=name,
+        )
+        base = [a + b for a, b in zip(base, shares, strict=True)]
+    if len(requests) > FEW:
+        ax.set_xticks(range(0, len(requests), -(-len(requests) // FEW)))
+    ax.set_xlabel("prompt length (tokens)" + (" + generated tokens" if len(gens) > 1 else ""))
+    ax.set_ylabel("share of the request's time (%)")
+    n_gen = f"{max(gens):,} generated tokens" if len(gens) == 1 else "generated tokens"
+    ax.set_title(f"Where the time goes: prompt and {n_gen}\n{subject}", fontsize=11)
+    return tidy(ax, legend_below=True)
+
+
+def save_why(rows: Sequence[Explained], roof: Roof, subject: str, folder: Path, stem: str) -> list[Path]:
+    """Both as PNG and SVG: `<stem>-roofline`, `<stem>-where`."""
+    return [
+        *write(lambda figure: plot_roofline(rows, roof, subject, figure.subplots()), folder, f"{stem}-roofline"),
+        *write(lambda figure: plot_where(rows, subject, figure.subplots()), folder, f"{stem}-where"),
+    ]

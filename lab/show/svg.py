@@ -1,0 +1,58 @@
+"""A picture as part of a page: drawn like every other, but in the page's own colours and letters.
+
+A figure is drawn with the lab's colours, and each of them is then replaced by the name of a CSS variable. So one
+drawing follows its reader into light and dark, and its text stays text: it can be searched, read aloud and copied.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lab.show.canvas import COLOURS, GRID, GUIDE, INK, PAPER, drawn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VARIABLES = {
+    **{colour.lower(): f"var(--series-{number})" for number, colour in enumerate(COLOURS, 1)},
+    INK: "var(--ink)",
+    GUIDE: "var(--guide)",
+    GRID: "var(--grid)",
+    PAPER: "var(--paper)",
+}
+"""What each of the lab's colours is called in a page."""
+
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # letters, not their outlines
+    "svg.hashsalt": "mini-lab",
+    "savefig.transparent": True,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+}
+
+
+def inline(draw: Callable[[Figure], Any], name: str, size: tuple[float, float]) -> str:
+    """The figure that `draw` draws (inches: `size`), as an SVG element. `name` keeps its ids apart from others'."""
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure = drawn(draw, size)
+        if len(figure.axes) == 1:  # the page has a heading of its own
+            figure.axes[0].set_title("")
+        figure.suptitle("")
+        for ax in figure.axes:
+            ax.patch.set_visible(False)
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = file.getvalue()
+    head, body = text[text.index("<svg") :].split(">", 1)
+    head = re.sub(r' (width|height)="[^"]*"', "", head) + ">"
+    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = re.sub(r'(href="#|url\(#)', rf"\1{name}-", body)
+    body = re.sub(r"'DejaVu Sans'[^;\"]*sans-serif", "system-ui, sans-serif", body)
+    for colour, variable in VARIABLES.items():
+        body = body.replace(colour, variable)
+    return head + re.sub(r"\n\s*", "\n", body)

@@ -1,0 +1,205 @@
+"""Ceilings, explanations and predictions as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from lab.analysis import wording
+from lab.core.record import Ceilings, Model, Record
+from lab.runner import machine
+from lab.runner.plan import join
+from lab.show.console import grid_of
+from lab.show.plot_why import FEW
+from lab.why import probing, roofline
+from lab.why.advice import Lever
+from lab.why.prediction import Device, Prediction
+from lab.why.roofline import Explained
+
+
+def print_ceilings(found: Ceilings, out: Console) -> None:
+    """A table of the kernels' best rates."""
+    days = probing.age_days(found)
+    age = "today" if days < 1 else f"{days:.0f} days ago"
+    out.print(f"\nCeilings of {machine.label(found.machine, int(found.on_gpu))}, measured {found.measured_at} ({age})")
+    grid = grid_of("kernel", "type", "buffer", "tokens", "threads", "GB/s", "GFLOP/s")
+    for rate in sorted(found.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, rate.n_tokens)):
+        flops = wording.digits(probing.gflops(rate)) if rate.flops else "-"
+        counts = (str(rate.n_tokens), str(rate.n_threads))
+        grid.add_row(rate.op, rate.type, rate.buffer, *counts, wording.digits(probing.gbps(rate)), flops)
+    out.print(grid)
+    best = roofline.roof(found)
+    out.print(
+        f"Best: {wording.digits(best.gbps)} GB/s and {wording.digits(best.gflops)} GFLOP/s: work of more than "
+        f"{wording.digits(best.ridge)} FLOPs per byte is limited by arithmetic, other work by memory traffic."
+    )
+
+
+def print_explained(
+    label: str, rows: Sequence[Explained], found: Ceilings, advice: Sequence[Lever], out: Console
+) -> None:
+    """What each phase cost, what it reached, and what limited it."""
+    best = roofline.roof(found)
+    out.print()
+    out.print(Text(label, style="bold"))
+    out.print(
+        f"Roof: {wording.digits(best.gflops)} GFLOP/s, {wording.digits(best.gbps)} GB/s, ridge at "
+        f"{wording.digits(best.ridge)} FLOPs per byte (ceilings of {found.measured_at})"
+    )
+    grid = grid_of(
+        "prompt\ntokens",
+        "gen",
+        "phase",
+        "measured\nms",
+        "GFLOP",
+        "MB",
+        "FLOPs\nper byte",
+        "GFLOP/s",
+        "GB/s",
+        "% of\nceiling",
+        "limit",
+    )
+    for row in rows:
+        figures = (1e3 * row.measured_s, row.flops / 1e9, row.n_bytes / 1e6, row.intensity, row.gflops, row.gbps)
+        ceiling = f"{100 * row.of_ceiling:.0f}"
+        grid.add_row(
+            f"{row.n_prompt:,}", f"{row.n_gen:,}", row.phase, *map(wording.digits, figures), ceiling, row.limit
+        )
+    out.print(grid)
+    for sentence in [*map(where_it_went, rows), *verdicts(rows), *map(advice_of, advice)]:
+        out.print(sentence)
+
+
+def where_it_went(row: Explained) -> str:
+    """The parts of a phase's time, in a sentence."""
+    parts = row.kernels
+    rest = row.measured_s - parts.total_s
+    shares = (
+        ("layers", parts.layers_s),
+        ("output matrix", parts.head_s),
+        ("attention", parts.attention_s),
+        ("rest", rest),
+    )
+    told = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in shares)
+    beside = f"choosing tokens {wording.seconds(row.choosing_s)}, harness {wording.seconds(row.harness_s)}"
+    each = " a token" if row.phase == "decode" else ""
+    return f"{row.phase} at {row.n_prompt:,}: {told}; beside it {beside}{each}."
+
+
+def caveat(record: Record) -> str | None:
+    """What the ceilings of attention leave out for this record's settings."""
+    settings = record.settings
+    if settings.flash_attn_resolved == "off" or settings.type_k != settings.type_v:
+        return "The ceiling of attention is that of flash attention on a cache of one type."
+    return None
+
+
+WHY = {
+    roofline.ARITHMETIC: "arithmetic (how fast the machine multiplies)",
+    roofline.TRAFFIC: "memory traffic (how fast the machine reads)",
+    roofline.KERNEL: "the kernel of its quantization (other kernels here read and multiply faster)",
+    roofline.OVERHEAD: "overhead (most of the time was in none of the large kernels)",
+}
+
+
+def verdicts(rows: Sequence[Explained]) -> list[str]:
+    """What limited each phase, and how far from its ceiling it was, in sentences; lengths of one limit together."""
+    found: dict[tuple[str, str], list[Explained]] = {}
+    for row in rows:
+        found.setdefault((row.phase, row.limit), []).append(row)
+    said = []
+    for (phase, limit), alike in found.items():
+        what = "Reading a prompt of" if phase == "prefill" else "Writing after a prompt of"
+        lengths = join(sorted({row.n_prompt for row in alike}))
+        shares = ", ".join(f"{100 * row.of_ceiling:.0f} %" for row in alike)
+        if len(alike) > FEW:
+            ends = sorted(row.of_ceiling for row in alike)
+            lengths = f"{alike[0].n_prompt:,} to {alike[-1].n_prompt:,}"
+            shares = f"{100 * ends[0]:.0f} to {100 * ends[-1]:.0f} %"
+        said.append(f"{what} {lengths} tokens was limited by {WHY[limit]}: {shares} of what its kernels can do.")
+    if max(row.of_ceiling for row in rows) > BEYOND:
+        said.append("Nothing is faster than its ceiling: these ceilings are too low. Run: lab ceilings --again")
+    return said
+
+
+BEYOND = 1.1
+"""A phase that reaches more than this of its ceiling shows that the ceiling is wrong."""
+
+
+def advice_of(lever: Lever) -> str:
+    """A change, what it promises, and how to try it."""
+    gains = [
+        f"{phase} {gain:.2f}x as fast"
+        for phase, gain in (
+            (f"prefill of {lever.prefill_at:,} tokens", lever.prefill_gain),
+            (f"decode after {lever.decode_at:,}", lever.decode_gain),
+        )
+        if gain
+    ]
+    how = f" Try: {lever.command}" if lever.command else ""
+    return f"Predicted: {lever.change}: {', '.join(gains)}.{how}"
+
+
+def print_predictions(
+    model: Model,
+    where: str,
+    rows: Sequence[Prediction],
+    needed: dict[int, int],
+    memory: float | None,
+    basis: str,
+    out: Console,
+) -> None:
+    """Limits and ranges to expect, whether it fits, and what it rests on."""
+    out.print(Text(f"{model.name} {model.quantization or ''} on {where}", style="bold"))
+    grid = grid_of(
+        "prompt\ntokens",
+        "prefill s\nlimit",
+        "expected",
+        "TPOT ms\nlimit",
+        "expected",
+        "tokens/s",
+        "E2E s",
+        "memory\nGB",
+        "note",
+    )
+    for row in rows:
+        tpot = [1e3 * seconds for seconds in row.tpot_s]
+        grid.add_row(
+            f"{row.n_prompt:,}",
+            "-" if row.prefill_limit_s is None else wording.digits(row.prefill_limit_s),
+            _span(row.prefill_s),
+            wording.digits(1e3 * row.tpot_limit_s),
+            _span((tpot[0], tpot[1])),
+            _span((1e3 / tpot[1], 1e3 / tpot[0])),
+            _span(row.e2e_s),
+            wording.digits(needed[row.n_prompt] / 1e9),
+            "does not fit" if memory is not None and needed[row.n_prompt] > memory else "",
+        )
+    out.print(grid)
+    out.print(basis)
+
+
+def print_devices(
+    model: Model, n_prompt: int, n_gen: int, rows: Sequence[tuple[Device, Prediction, bool | None]], out: Console
+) -> None:
+    """The same request on many devices, a line each."""
+    label = f"{model.name} {model.quantization or ''}, {n_prompt:,} tokens in and {n_gen:,} out"
+    out.print(Text(label, style="bold"))
+    grid = grid_of("name", "GB/s", "TFLOP/s", "prefill s", "tokens/s", "E2E s", "note")
+    for device, row, fits in rows:
+        grid.add_row(
+            device.name,
+            wording.digits(device.gbps),
+            "-" if device.tflops is None else wording.digits(device.tflops),
+            _span(row.prefill_s),
+            _span((1 / row.tpot_s[1], 1 / row.tpot_s[0])),
+            _span(row.e2e_s),
+            "" if fits else "memory not known" if fits is None else f"does not fit into {device.memory_gb:g} GB",
+        )
+    out.print(grid)
+
+
+def _span(ends: tuple[float, float]) -> str:
+    return "-" if ends[0] != ends[0] else f"{wording.digits(ends[0])}-{wording.digits(ends[1])}"
