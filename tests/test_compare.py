@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 
 from lab.analysis import comparison
-from lab.analysis.comparison import ALIKE, FASTER, SLOWER, TOO_FEW
+from lab.analysis.spread import known_spreads
+from lab.analysis.verdicts import ALIKE, FASTER, SLOWER, TOO_FEW
 from lab.core import results
+from lab.core.noise import Noise, NoiseReading, NoiseSamples
 from lab.core.record import CRASHED, FAILED, OK, Record, Settings, Totals
 from lab.errors import LabError
 from lab.runner import side_by_side
 from lab.runner.plan import Plan, make_plan
+from lab.runner.session import execute as execute_session
 from lab.show import console, text_results
 from tests.conftest import MACHINE, SETTINGS, FakeWorker, died, make_record, make_run
 
@@ -47,16 +51,135 @@ def test_verdicts(factor: float, verdict: str, words: str) -> None:
 
 
 def test_a_small_difference_is_claimed_only_where_it_was_asked_for() -> None:
-    records = session(BASE) + session([1.08 * ms for ms in BASE], machine=OTHER)
+    records = session(BASE) + session([1.4 * ms for ms in BASE], machine=OTHER)
     assert only_tpot(records).verdict == SLOWER
-    row = only_tpot(records, at_least=0.2)
+    row = only_tpot(records, at_least=0.3)
     assert row.verdict == ALIKE and "slower by" in row.words and "too near to none to be claimed" in row.words
 
 
-def test_too_few_runs_tell_nothing_and_it_says_how_many_would() -> None:
-    row = only_tpot(session(BASE[:3]) + session([20, 21, 22], machine=OTHER))
-    assert row.verdict == TOO_FEW and row.ratio is None
-    assert row.words == "too few runs to tell (3 against 3; 5 against 5 can)"  # two rows: 4 would do for one
+def test_three_runs_of_default_sessions_answer() -> None:
+    row = only_tpot(session(BASE[:3]) + session([24, 25, 26], machine=OTHER))
+    assert row.verdict == SLOWER and row.ratio is not None and row.ratio.low > 1.5
+    assert row.words == "slower: 2.34x the time; all 3 runs of the slower took longer than all 3 of the other"
+    row = only_tpot(session([24, 25, 26]) + session(BASE[:3], machine=OTHER))
+    assert row.verdict == FASTER and row.words.startswith("faster: 2.34x as fast; all 3 runs of the slower")
+
+
+def test_too_few_runs_still_have_a_ratio() -> None:
+    row = only_tpot(session(BASE[:2]) + session([20, 21, 22], machine=OTHER))
+    assert row.verdict == TOO_FEW and row.ratio is None and row.estimate == pytest.approx(22 / 11.05, rel=0.01)
+    assert row.words.startswith("too few runs to be sure (2 against 3; 3 against 3 can): about 2 times as slow; all 3")
+
+
+def test_sessions_of_one_setup_need_more_than_their_runs_say() -> None:
+    """Runs of a session lie within 0.5 %, sessions differ by 4 %: that is the machine, and no difference."""
+    rows = [only_tpot(session([10, 10.02, 10.05], "a") + session([10.4, 10.42, 10.45], "b"))]
+    rows.append(only_tpot(session([10, 10.02, 10.05]) + session([10.4, 10.42, 10.45], machine=OTHER)))
+    assert [row.verdict for row in rows] == [ALIKE, ALIKE]
+
+
+def steady(name: str, level: float, **changes: Any) -> list[Record]:
+    return session([level, 1.001 * level, 0.999 * level], name, **changes)
+
+
+def test_known_sessions_of_the_machine_replace_the_assumption() -> None:
+    slow = dataclasses.replace(SETTINGS, n_threads=1)
+    pair = steady("a", 10) + steady("b", 10.7, settings=slow)
+    assert only_tpot(pair).verdict == ALIKE
+    quiet = [record for i, level in enumerate([10, 10.02, 9.98, 10.01, 9.99]) for record in steady(f"q{i}", level)]
+    row = only_tpot(pair, others=quiet)
+    assert row.verdict == SLOWER
+    wild = [record for i, level in enumerate([8, 12, 9, 11, 10]) for record in steady(f"w{i}", level)]
+    assert only_tpot(pair, others=wild).verdict == TOO_FEW
+    (compared,) = comparison.compare(pair, others=quiet)
+    assert any("from 6 sessions of this machine" in words for words in compared.spreads)
+    (compared,) = comparison.compare(pair)
+    assert compared.spreads == (
+        "TPOT: 4.1 % (assumed for a machine that is not virtual)",
+        "prefill: 4.1 % (assumed for a machine that is not virtual)",
+    )
+
+
+def test_the_spread_is_that_of_the_medians_of_sessions() -> None:
+    levels = [10.0, 11.0, 12.0, 13.0, 14.0]
+    records = [record for i, level in enumerate(levels) for record in steady(str(i), level - 1)]
+    (spread,) = (s for (_, figure), s in known_spreads(records).items() if figure == "tpot_ms")
+    assert spread.sd == pytest.approx(statistics.stdev(map(math.log, levels)))
+    assert (spread.df, spread.n_sessions) == (4, 5)
+    assert known_spreads(records[:9]) == {}  # three sessions are too few
+    assert known_spreads([]) == {}
+
+
+def test_a_disturbed_session_needs_more() -> None:
+    noise = Noise(
+        NoiseReading(None, None, None, None, None, None),
+        NoiseReading(None, None, None, None, None, None),
+        NoiseSamples((1000, 2000), (900, 900), None, None, None),
+    )
+    loud = [make_run(20, 5, i, decode_ms=15, noise=noise) for i in range(3)]
+    records = session(BASE[:3]) + [make_record(run, machine=OTHER) for run in loud]
+    assert only_tpot(records).verdict == TOO_FEW
+    (compared,) = comparison.compare(records)
+    assert any("half of its runs were disturbed" in words for words in compared.spreads)
+
+
+def test_two_real_machines_of_default_sessions_are_told_apart() -> None:
+    samples = Path(__file__).parent.parent / "results"
+    records = [
+        record
+        for name in ("sample-smollm2-135m-amd-epyc", "sample-smollm2-135m-intel-xeon")
+        for record in results.read([samples / f"{name}.jsonl"]).records
+    ]
+    (compared,) = comparison.compare(records)
+    assert len(compared.rows) == 6
+    assert all(row.estimate > 1.7 for row in compared.rows)
+    assert [row.verdict for row in compared.rows] == [TOO_FEW, *[SLOWER] * 5]  # the shortest prefill is too uneven
+    assert compared.rows[0].words == (
+        "too few or too uneven runs to be sure: about 1.8 times as slow; "
+        "all 3 runs of the slower took longer than all 3 of the other"
+    )
+
+
+def sessions_of(true_ratio: float, seed: int, folder: Path, plan_of: Any) -> list[Record]:
+    """Real sessions of the main loop on fake engines of which every process has a level of its own (2 %)."""
+    chance = random.Random(seed)
+
+    class Process(FakeWorker):
+        def __init__(self) -> None:
+            super().__init__()
+            self.restart()
+
+        def restart(self) -> None:
+            super().restart()
+            level = math.exp(chance.gauss(0, 0.015))
+            self.decode_ms = lambda: 10 * level * self.slower * math.exp(chance.gauss(0, 0.005))
+
+        slower = 1.0
+
+    records: list[Record] = []
+    for number in range(8):
+        worker: Any = Process()
+        worker.slower = true_ratio if number == 7 else 1.0
+        plan = plan_of(worker, 1 if number == 7 else 2)
+        path = folder / f"{seed}-{number}.jsonl"
+        records += list(execute_session(plan, worker, path, lambda status: None))
+    return records
+
+
+def test_a_planted_difference_between_sessions_is_found_and_none_is_not(tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+
+    def plan_of(worker: Any, n_threads: int) -> Plan:
+        return make_plan(worker, "20", 5, 10, str(tmp_path / "tiny.gguf"), threads=n_threads)
+
+    def verdict(true_ratio: float, seed: int) -> str:
+        records = sessions_of(true_ratio, seed, tmp_path, plan_of)
+        names = sorted({record.session for record in records})
+        pair = [record for record in records if record.session in (names[0], names[7])]
+        return only_tpot(pair, others=[record for record in records if record not in pair]).verdict
+
+    assert sum(verdict(1.05, seed) == SLOWER for seed in range(10)) >= 8
+    assert sum(verdict(1.0, 100 + seed) != ALIKE for seed in range(10)) <= 1
 
 
 def test_groups_name_only_what_differs() -> None:

@@ -1,5 +1,7 @@
 """The loop over runs, with a fake engine: order, warm-ups, failures, deaths, full disks."""
 
+import itertools
+import types
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,9 +12,10 @@ from lab.core import results
 from lab.core.record import CRASHED, FAILED, OK, Record
 from lab.errors import LabError
 from lab.process.worker import Worker
-from lab.runner.plan import MIN_FOR_INTERVAL, Plan, Until, make_plan
+from lab.runner.plan import MIN_FOR_INTERVAL, N_PILOT, Plan, Until, make_plan
 from lab.runner.progress import Status
-from lab.runner.session import execute, new_results_file, wide_rows
+from lab.runner.rounds import wide_rows
+from lab.runner.session import execute, new_results_file
 from tests.conftest import MS, FakeWorker, died
 
 
@@ -46,7 +49,7 @@ def test_every_run_is_made_recorded_and_on_disk(bench: Any) -> None:
 
 
 def test_every_shape_is_warmed_up_first_and_marked(bench: Any) -> None:
-    records, _ = bench(prompt_len="10,600,1112")
+    records, _ = bench(prompt_len="10,600,1112", repeat=1)
     warmups = [r.run.n_prompt for r in records if r.run.warmup]
     assert warmups == [10, 600]  # 600 = a full ubatch and the tail 88, which is 1112's tail too
     assert [r.run.warmup for r in records[:2]] == [True, True]
@@ -79,8 +82,7 @@ def test_a_death_costs_one_run_and_the_engine_starts_again(bench: Any, fake_work
     fake_worker.on_run = die_once
     records, _ = bench(repeat=3)
     assert outcome(records) == [(10, 0, OK), (10, 1, OK), (10, 2, OK), (600, 0, CRASHED), (600, 1, OK), (600, 2, OK)]
-    assert fake_worker.starts == 2
-    assert fake_worker.loads == 2
+    assert fake_worker.starts == 4 == fake_worker.loads  # one a round, and one after the death
 
 
 def test_a_length_that_always_kills_is_given_up(bench: Any, fake_worker: FakeWorker) -> None:
@@ -114,7 +116,7 @@ def test_a_death_while_warming_up_is_told_and_tried_again(bench: Any, fake_worke
     fake_worker.on_run = die_once
     records, _ = bench(repeat=2)
     assert outcome(records) == [(10, 0, OK), (10, 1, OK), (600, 0, OK), (600, 1, OK)]
-    assert [r.run.status for r in records if r.run.warmup] == [CRASHED, OK, OK]
+    assert [r.run.status for r in records if r.run.warmup] == [CRASHED, OK, OK, OK, OK]
 
 
 def test_a_huge_refused_length_needs_no_room_on_the_disk(bench: Any) -> None:
@@ -130,7 +132,7 @@ def test_a_refused_step_gives_the_length_up_at_once(bench: Any, fake_worker: Fak
     fake_worker.on_run = refuse
     records, _ = bench(repeat=3)
     assert [o for o in outcome(records) if o[0] == 600] == [(600, 0, FAILED)]
-    assert fake_worker.starts == 1
+    assert fake_worker.starts == 3  # one a round
 
 
 def test_progress_is_told_with_time_left(bench: Any, seen: list[Status]) -> None:
@@ -219,12 +221,12 @@ def test_a_sweep_is_one_run_with_a_row_per_length(tmp_path: Path) -> None:
     assert plan.n_generated == 9
     records = run_plan(worker, plan, tmp_path)
     timed = [record for record in records if not record.run.warmup]
-    assert len(timed) == 2 and worker.contexts == [43]
+    assert len(timed) == 2 and worker.contexts == [43, 43]
     rows = table.runs(timed)
     assert rows.n_prompt.tolist() == [16, 32, 40] * 2
     assert rows.prefill_s.tolist() == [0.016, 0.032, 0.040] * 2
     assert rows.tpot_ms.tolist() == [11] * 6
-    assert [len(r.run.steps.kind) for r in records if r.run.warmup] == [3, 3]  # a chunk of 16, and one of 8
+    assert [len(r.run.steps.kind) for r in records if r.run.warmup] == [3, 3] * 2  # a chunk of 16, and one of 8
 
 
 def test_impossible_sweeps(tmp_path: Path) -> None:
@@ -242,9 +244,9 @@ def shaky(worker: Any, spreads: list[float]) -> None:
 
 def test_rounds_go_on_until_every_interval_is_narrow(tmp_path: Path) -> None:
     worker, plan = plan_of(tmp_path, prompt_len="10,20", gen=5, repeat=1, until=Until(0.02, 30, None))
-    assert plan.n_repeat == MIN_FOR_INTERVAL
+    assert plan.n_repeat == N_PILOT
     steady = [r.run for r in run_plan(worker, plan, tmp_path) if not r.run.warmup]
-    assert len(steady) == 2 * MIN_FOR_INTERVAL
+    assert len(steady) == 2 * N_PILOT
     worker, plan = plan_of(tmp_path, prompt_len="10,20", gen=5, repeat=1, until=Until(0.02, 9, None))
     shaky(worker, [0, 0, 0, 3, 0, 2, 1])
     runs = [r.run for r in run_plan(worker, plan, tmp_path / "shaky") if not r.run.warmup]
@@ -269,11 +271,28 @@ def test_a_length_that_is_given_up_gets_no_further_rounds(tmp_path: Path) -> Non
     assert [run.status for run in runs if run.n_prompt == 10] == [OK] * 8
 
 
+def test_every_round_has_an_engine_of_its_own(bench: Any, fake_worker: FakeWorker) -> None:
+    records, _ = bench(repeat=3)
+    engines = {(r.run.repeat, r.run.engine) for r in records if not r.run.warmup}
+    assert engines == {(0, 1), (1, 2), (2, 3)}
+    assert fake_worker.starts == 3 and fake_worker.contexts == [605] * 3
+
+
+def test_lengths_that_cost_little_get_more_runs(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = itertools.chain([0.0], itertools.repeat(6.0))  # so the planned rounds took 6 s
+    monkeypatch.setattr("lab.runner.rounds.time", types.SimpleNamespace(monotonic=lambda: next(moments)))
+    records, _ = bench()
+    lengths = [r.run.n_prompt for r in records if not r.run.warmup]
+    assert (lengths.count(10), lengths.count(600)) == (MIN_FOR_INTERVAL, 3)
+    records, _ = bench(repeat=3)
+    assert len([r for r in records if not r.run.warmup]) == 6  # as it was asked for
+
+
 def test_no_new_round_after_so_many_minutes(tmp_path: Path) -> None:
     worker, plan = plan_of(tmp_path, prompt_len="10", gen=5, repeat=1, until=Until(0.0001, 1000, 0.0))
     shaky(worker, [0, 1, 2, 3])
     runs = [r.run for r in run_plan(worker, plan, tmp_path) if not r.run.warmup]
-    assert len(runs) == MIN_FOR_INTERVAL
+    assert len(runs) == N_PILOT
 
 
 def test_two_sessions_in_one_second_have_files_of_their_own(tmp_path: Path) -> None:

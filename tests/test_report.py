@@ -117,7 +117,7 @@ def test_two_setups_are_compared() -> None:
     four = dataclasses.replace(SETTINGS, n_threads=4)
     html = Page(page.html(session() + session(settings=four, session="b"), []))
     assert "Which is faster: tiny Q4_0, n_threads 2 or tiny Q4_0, n_threads 4?" in html.text
-    assert "n_threads 2 4" in html.text and "too few runs to tell (2 against 2" in html.text
+    assert "n_threads 2 4" in html.text and "too few runs to be sure (2 against 2" in html.text
     assert "--threads 4" in html.text and "--threads 2" in html.text
     gone = make_record(make_run(50, status="failed", error="x"), settings=four)
     assert "failed: tiny Q4_0, n_threads 4: 50 prompt tokens" in Page(page.html([*session(), gone], [])).text

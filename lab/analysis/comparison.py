@@ -2,9 +2,10 @@
 
 Runs are grouped by everything that was chosen or found (machine, build, model, settings); groups are never
 pooled, and the fields in which they differ are named. A row compares one figure at one length. The intervals
-of all rows together hold with 95 %: with more rows each must be surer of itself, so that a long table does
-not find a difference by luck. Runs of `lab ab` were measured side by side in blocks and are compared block by
-block, which takes out whatever the machine did meanwhile.
+of all rows together hold with 95 %: with more rows the interval of one row is wider, so that a long table does not
+find a difference by chance. Runs of `lab ab` were measured side by side in blocks and are compared block by block,
+which takes out whatever the machine did meanwhile. Other sessions were not, so a difference between them is claimed
+only beyond what sessions of one machine differ by (spread.py).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import table
+from lab.analysis import table, verdicts
+from lab.analysis.spread import FIGURES, Spread, known_spreads, spread_of
 from lab.core import stats
 from lab.core.record import OK, Record
 from lab.core.stats import Ratio
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
 AT_LEAST = 0.01
 """Differences below this are not claimed, however sure: memory layout and the like move a process that much."""
 
-FASTER, SLOWER, ALIKE, TOO_FEW = "faster", "slower", "no difference", "too few runs"
+FIGURE_NAMES = {"prefill_s": "prefill", "tpot_ms": "TPOT", "decode_ms": "decode compute"}
+
+FEWEST_RUNS = 3
+"""Runs of a session from which on its ratio to another gets an interval."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure at one length. `ratio` is the other's time over the base's; None where runs are too few.
+    """One figure at one length. `estimate` is the other's time over the base's.
 
-    `n_base` and `n_other` count what is compared: runs, or blocks where `paired`.
+    `ratio` is the same with its interval; None where runs are too few for one. `n_base` and `n_other` count what is
+    compared: runs, or blocks where `paired`.
     """
 
     n_prompt: int
@@ -54,6 +60,7 @@ class Row:
     n_base: int
     n_other: int
     paired: bool
+    estimate: float
     ratio: Ratio | None
     verdict: str
     words: str
@@ -61,13 +68,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One group against the base. The last two name the figures that only one of them has."""
+    """One group against the base.
+
+    `only_base` and `only_other` name the figures that one of them lacks; `spreads` say what was taken for the
+    difference between sessions of one machine, which a claim must exceed.
+    """
 
     base: str
     other: str
     rows: tuple[Row, ...]
     only_base: tuple[str, ...]
     only_other: tuple[str, ...]
+    spreads: tuple[str, ...] = ()
 
 
 def groups(records: Sequence[Record], base: str | None = None) -> list[Group]:
@@ -116,49 +128,67 @@ def differences(found: Sequence[Group]) -> dict[str, list[Any]]:
     return {name: each for name, each in values.items() if len(set(each)) > 1}
 
 
-def compare(records: Sequence[Record], base: str | None = None, at_least: float = AT_LEAST) -> list[Comparison]:
+def compare(
+    records: Sequence[Record], base: str | None = None, at_least: float = AT_LEAST, others: Sequence[Record] = ()
+) -> list[Comparison]:
     """Each setup in `records` against the first, or against the one whose label contains `base`.
 
         for row in lab.compare(lab.read(["mine.jsonl", "yours.jsonl"]).records)[0].rows:
             print(row.n_prompt, row.figure, row.words)
 
-    Where all is one setup, its sessions are compared. Differences below `at_least` are not claimed. LabError where
-    there is nothing to compare.
+    Where all is one setup, its sessions are compared. Differences below `at_least` are not claimed. `others` are
+    further sessions of the same machines: they show how much sessions differ. LabError where there is nothing to
+    compare.
     """
-    return compare_groups(groups(records, base), at_least)
+    return compare_groups(groups(records, base), at_least, known_spreads([*records, *others]))
 
 
 def compare_groups(
-    found: Sequence[Group], at_least: float = AT_LEAST, confidence: float = stats.CONFIDENCE
+    setups: Sequence[Group],
+    at_least: float = AT_LEAST,
+    known: Mapping[tuple[Any, str], Spread] | None = None,
+    confidence: float = stats.CONFIDENCE,
 ) -> list[Comparison]:
-    """Each group against the first. All intervals together hold with `confidence`."""
-    figures = [_figures(group.rows) for group in found]
-    shared = [[key for key in figures[0] if key in other] for other in figures[1:]]
+    """Each group against the first. All intervals together hold with `confidence`; `known` are `known_spreads`."""
+    sides = [_sides(group.rows, dict(known or {})) for group in setups]
+    shared = [[key for key in sides[0] if key in other] for other in sides[1:]]
     shared = [[key for key in keys if not _is_second_choice(key, keys)] for keys in shared]
     n_rows = sum(map(len, shared))
-    each = 1 - (1 - confidence) / max(1, n_rows)
+    of_one_row = 1 - (1 - confidence) / max(1, n_rows)
     comparisons = []
-    for other, figures_there, keys in zip(found[1:], figures[1:], shared, strict=True):
-        rows = tuple(_row(key, figures[0][key], figures_there[key], each, at_least) for key in keys)
-        only_base, only_other = _without(figures[0], keys), _without(figures_there, keys)
-        comparisons.append(Comparison(found[0].label, other.label, rows, only_base, only_other))
+    for other, other_sides, keys in zip(setups[1:], sides[1:], shared, strict=True):
+        rows = tuple(_row(key, sides[0][key], other_sides[key], of_one_row, at_least) for key in keys)
+        only_base, only_other = _without(sides[0], keys), _without(other_sides, keys)
+        unpaired = [key for key, row in zip(keys, rows, strict=True) if not row.paired]
+        spreads = _spread_words([sides[0], other_sides], unpaired)
+        comparisons.append(Comparison(setups[0].label, other.label, rows, only_base, only_other, spreads))
     return comparisons
 
 
 Key = tuple[str, int, int | None]  # figure, n_prompt, n_gen
-Values = dict[tuple[str, Any], list[float]]  # by (session, block); block is NaN outside of `lab ab`
+Values = dict[tuple[str, Any], list[float]]  # by (session, block); block is None outside of `lab ab`
 
 
-def _figures(rows: pd.DataFrame) -> dict[Key, Values]:
+@dataclass(frozen=True)
+class Side:
+    """The values of a figure of one group, and how much its machine's sessions differ."""
+
+    values: Values
+    spread: Spread
+
+
+def _sides(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread]) -> dict[Key, Side]:
     """Every figure that a group has: at which length, and the values of its runs."""
-    found: dict[Key, Values] = {}
+    values_of: dict[Key, Values] = {}
     for row in rows.to_dict("records"):
         unit = row["session"], row["block"] if row["block"] == row["block"] else None
-        for figure in ("prefill_s", "tpot_ms", "decode_ms"):
+        for figure in FIGURES:
             if row[figure] == row[figure]:
                 key = figure, row["n_prompt"], None if figure == "prefill_s" else row["n_gen"]
-                found.setdefault(key, {}).setdefault(unit, []).append(row[figure])
-    return dict(sorted(found.items(), key=lambda item: (item[0][1], item[0][2] or 0, item[0][0] != "prefill_s")))
+                values_of.setdefault(key, {}).setdefault(unit, []).append(row[figure])
+    in_order = sorted(values_of.items(), key=lambda item: (item[0][1], item[0][2] or 0, item[0][0] != "prefill_s"))
+    spreads = {figure: spread_of(rows, figure, known) for figure in FIGURES}
+    return {key: Side(values, spreads[key[0]]) for key, values in in_order}
 
 
 def _is_second_choice(key: Key, keys: Sequence[Key]) -> bool:
@@ -166,7 +196,7 @@ def _is_second_choice(key: Key, keys: Sequence[Key]) -> bool:
     return key[0] == "decode_ms" and ("tpot_ms", *key[1:]) in keys
 
 
-def _without(figures: dict[Key, Values], compared: Sequence[Key]) -> tuple[str, ...]:
+def _without(figures: Mapping[Key, Side], compared: Sequence[Key]) -> tuple[str, ...]:
     """The names of the figures that were not compared; of two that tell of the same decoding, one."""
     done = {(key[0] == "prefill_s", *key[1:]) for key in compared}
     names: dict[tuple[bool, int, int | None], str] = {}
@@ -175,52 +205,64 @@ def _without(figures: dict[Key, Values], compared: Sequence[Key]) -> tuple[str, 
     return tuple(name for what, name in names.items() if what not in done)
 
 
-def _row(key: Key, base: Values, other: Values, confidence: float, at_least: float) -> Row:
-    blocks = [unit for unit in base if unit in other and unit[1] is not None]
+def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) -> Row:
+    blocks = [unit for unit in base.values if unit in other.values and unit[1] is not None]
+    ratio: Ratio | None = None
     if blocks:
-        pairs = [_centre(base[unit]) for unit in blocks], [_centre(other[unit]) for unit in blocks]
-        ratio = stats.paired_ratio(*pairs, confidence)
-        n_base = n_other = len(blocks)
+        pairs = [[_centre(side.values[unit]) for unit in blocks] for side in (base, other)]
+        ratio = stats.paired_ratio(pairs[0], pairs[1], confidence)
+        estimate = math.exp(statistics.median(math.log(b / a) for a, b in zip(*pairs, strict=True)))
+        fewest = stats.fewest_pairs(confidence)
+        few = f"too few blocks to be sure ({len(blocks)}; {fewest} can)"
     else:
-        pairs = [value for each in base.values() for value in each], [v for each in other.values() for v in each]
-        ratio = stats.ratio(*pairs, confidence)
-        n_base, n_other = map(len, pairs)
-    verdict, words = _verdict(ratio, at_least)
-    if ratio is None:
-        what = "blocks" if blocks else "runs"
-        fewest = stats.fewest(bool(blocks), confidence)
-        words = f"too few {what} to tell ({n_base} against {n_other}; {fewest} against {fewest} can)"
+        sessions = [_by_session(side.values) for side in (base, other)]
+        pairs = [[value for values in by_session for value in values] for by_session in sessions]
+        estimate = math.exp(_mean_centre(sessions[1]) - _mean_centre(sessions[0]))
+        counts = f"{len(pairs[0])} against {len(pairs[1])}; {FEWEST_RUNS} against {FEWEST_RUNS} can"
+        few = f"too few runs to be sure ({counts})"
+        if all(len(values) >= FEWEST_RUNS for by_session in sessions for values in by_session):
+            centres = [
+                stats.session_centre(by_session, side.spread.sd, side.spread.df)
+                for by_session, side in zip(sessions, (base, other), strict=True)
+            ]
+            ratio = stats.ratio(centres[0], centres[1], confidence)
+    verdict, words = (
+        verdicts.verdict(ratio, at_least) if ratio else (verdicts.TOO_FEW, f"{few}: {verdicts.about(estimate)}")
+    )
+    if not blocks and verdict != verdicts.ALIKE and min(map(len, pairs)) > 1:
+        words += verdicts.apart(*pairs)
     return Row(
         n_prompt=key[1],
         n_gen=key[2],
         figure=key[0],
         base=statistics.median(pairs[0]),
         other=statistics.median(pairs[1]),
-        n_base=n_base,
-        n_other=n_other,
+        n_base=len(pairs[0]),
+        n_other=len(pairs[1]),
         paired=bool(blocks),
+        estimate=estimate,
         ratio=ratio,
         verdict=verdict,
         words=words,
     )
 
 
-def _verdict(ratio: Ratio | None, at_least: float) -> tuple[str, str]:
-    if ratio is None:
-        return TOO_FEW, ""
-    if ratio.low > 1 + at_least:
-        return SLOWER, f"slower: {ratio.estimate:.3g}x the time"
-    if ratio.high < 1 / (1 + at_least):
-        return FASTER, f"faster: {1 / ratio.estimate:.3g}x as fast"
-    if ratio.high < 1 or ratio.low > 1:
-        ends = sorted((ratio.low, ratio.high) if ratio.low > 1 else (1 / ratio.high, 1 / ratio.low))
-        word = SLOWER if ratio.low > 1 else FASTER
-        return (
-            ALIKE,
-            f"{word} by {100 * (ends[0] - 1):.2g} to {100 * (ends[1] - 1):.2g} %: too near to none to be claimed",
-        )
-    largest = max(ratio.high, 1 / ratio.low) - 1
-    return ALIKE, f"no difference larger than {100 * largest:.2g} %"
+def _spread_words(both: Sequence[Mapping[Key, Side]], keys: Sequence[Key]) -> tuple[str, ...]:
+    """By how much sessions are taken to differ, in a sentence for each spread that was used."""
+    spreads = {(FIGURE_NAMES[key[0]], sides[key].spread) for key in keys for sides in both}
+    return tuple(f"{figure}: {spread.words}" for figure, spread in sorted(spreads, key=str))
+
+
+def _by_session(values: Values) -> list[list[float]]:
+    """The values of each session."""
+    sessions: dict[str, list[float]] = {}
+    for (session, _), of_unit in values.items():
+        sessions.setdefault(session, []).extend(of_unit)
+    return list(sessions.values())
+
+
+def _mean_centre(sessions: Sequence[Sequence[float]]) -> float:
+    return statistics.fmean(statistics.median(map(math.log, values)) for values in sessions)
 
 
 def _centre(values: Sequence[float]) -> float:
@@ -229,5 +271,4 @@ def _centre(values: Sequence[float]) -> float:
 
 
 def _name(key: Key) -> str:
-    figure = {"prefill_s": "prefill", "tpot_ms": "TPOT", "decode_ms": "decode compute"}[key[0]]
-    return f"{figure} at {key[1]:,}" + (f" with {key[2]:,} generated" if key[2] else "")
+    return f"{FIGURE_NAMES[key[0]]} at {key[1]:,}" + (f" with {key[2]:,} generated" if key[2] else "")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lab.cli.files import draw, plot_folder, read
+from lab.cli.files import draw, other_sessions, plot_folder, read
 from lab.cli.options import Share
 from lab.errors import LabError
 
@@ -28,14 +28,17 @@ def compare(
     """Compare machines, builds, models or settings, with uncertainty.
 
     Runs are grouped by all that was chosen or found; the groups are never pooled. For every length: how many
-    times the base's time the other took, its interval, and a verdict. Fewer than 4 runs a side tell nothing.
+    times the base's time the other took, its interval, and a verdict. A difference between sessions is claimed
+    only where it exceeds what sessions of this machine differ by: see lab calibrate.
     """
     from lab.analysis import comparison as comparing
+    from lab.analysis.spread import known_spreads
     from lab.show import console, text_results
 
     records = list(read(results).records)
     found = comparing.groups(records, base)
-    comparisons = comparing.compare_groups(found, at_least)
+    known = known_spreads([*records, *other_sessions(results, records)])
+    comparisons = comparing.compare_groups(found, at_least, known)
     plots = (
         []
         if no_plot

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from lab.core.results import Contents
 
 
+MOST_NEARBY = 50_000_000
+
 RESULTS = "results"
 """The folder that commands write to and look into, if they are told no other."""
 
@@ -30,6 +32,25 @@ def read(results: tuple[str, ...]) -> Contents:
     if not reading.records:
         raise LabError(f"There is no run in {' '.join(results)}.", "Measure some: lab measure")
     return reading
+
+
+def other_sessions(results: tuple[str, ...], records: Sequence[Record]) -> list[Record]:
+    """Sessions that lie where the results are, and in their calibration folder: they show how much sessions differ.
+
+    At most MOST_NEARBY bytes are read, the newest files first.
+    """
+    from lab.core.results import read as read_files
+    from lab.runner.calibration import FOLDER
+
+    folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
+    paths = [path for folder in folders for path in (*folder.glob("*.jsonl"), *(folder / FOLDER).glob("*.jsonl"))]
+    chosen, n_bytes = [], 0
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
+        n_bytes += path.stat().st_size
+        if n_bytes <= MOST_NEARBY:
+            chosen.append(path)
+    sessions = {record.session for record in records}
+    return [record for record in read_files(chosen).records if record.session not in sessions]
 
 
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:

@@ -12,7 +12,7 @@ import click
 from lab.cli.comparing import compare, export, import_
 from lab.cli.explaining import ceilings, explain, predict
 from lab.cli.files import RESULTS, as_json_rows, ceilings_of, plot_folder, read
-from lab.cli.measuring import EXIT_FAILED, EXIT_INTERRUPTED, ab, measure, sweep
+from lab.cli.measuring import EXIT_FAILED, EXIT_INTERRUPTED, ab, calibrate, measure, sweep
 from lab.cli.models import models
 from lab.cli.options import Share
 from lab.errors import LabError
@@ -127,5 +127,5 @@ def machine(as_json: bool) -> None:
     click.echo(f"flags    {here.system_info}")
 
 
-for command in (measure, sweep, ab, compare, ceilings, explain, predict, export, import_, models):
+for command in (measure, sweep, ab, compare, calibrate, ceilings, explain, predict, export, import_, models):
     lab.add_command(command)

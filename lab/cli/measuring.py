@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,12 @@ EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
         help="Prompt lengths in tokens: 10,1000,10000 or 100-500+100 or 512-4096*2.",
     ),
     click.option("--gen", "-n", default=64, show_default=True, help="Tokens to generate in each run."),
-    click.option("--repeat", "-r", default=3, show_default=True, help="Runs of each prompt length."),
+    click.option(
+        "--repeat",
+        "-r",
+        type=int,
+        help="Runs of each prompt length, each in a fresh engine.  [default: 3; 6 of lengths that cost little]",
+    ),
     *UNTIL,
     *SETTINGS,
     SEED,
@@ -133,6 +139,53 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
         console.print_json({**files, **text_results.comparisons_as_json(found, comparisons)})
 
 
+@click.command()
+@with_options(
+    click.option("--sessions", default=6, show_default=True, help="How many; 4 are the fewest."),
+    click.option("--pause", default=45.0, show_default=True, help="Seconds between two sessions."),
+    *SETTINGS,
+    SEED,
+    click.option("--out", "-o", default="results", show_default=True, help="Folder with the results."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the text."),
+)
+def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any) -> None:
+    """Find out how much this machine differs from itself, from one session to the next.
+
+    Makes short sessions of one setup with pauses between them (about 5 minutes in all) and keeps them in the folder
+    calibration inside of --out. lab compare takes from them how large a difference between two sessions must be to be
+    claimed; without them it assumes a figure for the kind of machine. Spread over hours they see more.
+    """
+    from lab.analysis.spread import known_spreads
+    from lab.process.worker import Worker
+    from lab.runner import calibration
+    from lab.runner.plan import make_plan
+    from lab.show import console, text_results
+
+    err = console.console(stderr=True)
+    calibration.check(sessions, pause)
+    with Worker() as worker, console.transfer(err) as transferring:
+        plan = make_plan(
+            worker, calibration.LENGTHS, calibration.N_GEN, calibration.N_REPEAT, **asked, watch=transferring
+        )
+
+        def runs(watch: ShowStatus) -> Iterator[Record]:
+            return calibration.calibrate(plan, worker, Path(out), sessions, pause, watch, err.print)
+
+        records, problem = _collect(runs, Path(out) / calibration.FOLDER, err, None, in_blocks=True)
+    if problem:
+        raise problem
+    spreads = {figure: spread for (_, figure), spread in known_spreads(records).items()}
+    if as_json:
+        console.print_json({figure: dataclasses.asdict(spread) for figure, spread in spreads.items()})
+        return
+    stdout = console.console()
+    for sentence in text_results.warnings(records):
+        stdout.print(f"{text_results.DISTURBED} {sentence}")
+    for figure, spread in spreads.items():
+        stdout.print(f"{text_results.FIGURES[figure][0]}: sessions differ by {spread.words}, one standard deviation")
+    stdout.print("lab compare now claims differences between sessions of this machine only beyond that.")
+
+
 def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool, dry_run: bool, **asked: Any) -> None:
     """Plan, measure, and show: what measure and sweep have in common."""
     from lab.process.worker import Worker
@@ -158,7 +211,7 @@ def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool,
         def runs(watch: ShowStatus) -> Iterator[Record]:
             return execute(plan, worker, path, watch, stream)
 
-        records, problem = _collect(runs, path, err, text_out if stream else None)
+        records, problem = _collect(runs, path, err, text_out if stream else None, in_blocks=True)
     _show(records, path, plan, not no_plot, report, as_json)
     if problem:
         raise problem
@@ -231,12 +284,10 @@ def _files(
 
 
 def _until(share: float | None, max_repeats: int, max_minutes: float | None) -> Until | None:
-    from lab.runner.plan import MIN_FOR_INTERVAL, Until
+    from lab.runner.plan import N_PILOT, Until
 
     if share is None:
         return None
-    if max_repeats < MIN_FOR_INTERVAL:
-        raise LabError(
-            f"--max-repeats {max_repeats} is too few for an interval.", f"Allow at least {MIN_FOR_INTERVAL}."
-        )
+    if max_repeats < N_PILOT:
+        raise LabError(f"--max-repeats {max_repeats} is too few to see the spread.", f"Allow at least {N_PILOT}.")
     return Until(share, max_repeats, max_minutes)

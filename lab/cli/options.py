@@ -86,7 +86,7 @@ UNTIL = [
         "--until",
         type=Share(),
         metavar="SHARE",
-        help="More rounds until every 95 % interval is within this of its median, such as 2%.",
+        help="As many rounds as bring every median within this of the truth in 95 % of sessions, such as 2%.",
     ),
     click.option("--max-repeats", default=30, show_default=True, help="With --until: at most so many rounds."),
     click.option("--max-minutes", type=float, help="With --until: no new round after so many minutes."),

@@ -159,6 +159,7 @@ class Run:
     block: int | None = None  # of `lab ab`: runs of one block were measured side by side
     variant: str | None = None  # of `lab ab`: which of the compared settings, in the user's words
     totals: Totals | None = None  # imported: there are no steps
+    engine: int | None = None  # which start of the engine in its session made the run; None in older records
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""How sure a figure is: intervals, ratios, trends and fits, without assuming how noise is distributed.
+"""How sure a figure is: intervals, ratios, trends and fits.
 
-Times on a busy machine have no bell curve, so nothing here rests on one. Every interval comes from counting:
-if nothing but chance decided on which side of the truth a value falls, all outcomes would be equally likely,
-and those that are too rare are left out. `counts[i]` is how many outcomes have the statistic i. The price is
-honest: with too few values there is no interval at all.
+Every interval assumes that its values were drawn independently from one distribution, at the level at which they
+were repeated (runs, blocks, sessions). Intervals of medians and of paired ratios assume nothing about its shape: they
+count outcomes, and those that are too rare are left out (`counts[i]` is how many outcomes have the statistic i). The
+ratio between sessions, of which there are few, assumes that logarithms are about normal.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ class Ratio:
     high: float
 
 
+@dataclass(frozen=True)
+class Centre:
+    """A typical value: its logarithm, the variance of that, and the degrees of freedom with which that is known."""
+
+    log: float
+    variance: float
+    df: float
+
+
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """The interval of the median between two of the ordered values; None where there are too few (6 for 95 %).
 
@@ -49,21 +58,42 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     return Interval(ordered[rank - 1], ordered[-rank]) if rank else None
 
 
-def ratio(base: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE) -> Ratio | None:
-    """other / base of two independent samples of positive values; None where they are too few.
+def session_centre(sessions: Sequence[Sequence[float]], sd: float, df: float) -> Centre:
+    """The typical value of sessions of positive values, and how sure it is. ValueError for a session of one value.
 
-    Hodges and Lehmann's estimate on logarithms: the median of all pairwise ratios. Its interval holds the
-    ratios that the exact two-sided rank-sum test does not reject (4 against 4 are the fewest for 95 %).
+    A session's centre is the median of its values' logarithms; its variance is that of such a median (pi / 2 x
+    variance / n, for normal values), but at least `sd`^2: how much sessions differ from each other, known with `df`
+    degrees of freedom. Sessions are averaged.
     """
-    n, m = len(base), len(other)
-    pairs = sorted(math.log(b / a) for a, b in itertools.product(base, other))
-    if max(n, m) > MOST_EXACT:
-        rank = _normal_rank(n * m / 2, math.sqrt(n * m * (n + m + 1) / 12), confidence)
-    else:
-        rank = _rank(_rank_sum_counts(n, m), confidence)
-    if not rank:
-        return None
-    return Ratio(*map(math.exp, (statistics.median(pairs), pairs[rank - 1], pairs[-rank])))
+    centres, variances, dfs = [], [], []
+    for values in sessions:
+        logs = [math.log(value) for value in values]
+        own = math.pi / 2 * statistics.variance(logs) / len(logs)
+        centres.append(statistics.median(logs))
+        variances.append(max(own, sd**2))
+        dfs.append(df if sd**2 >= own else len(logs) - 1)
+    n = len(sessions)
+    return Centre(statistics.fmean(centres), sum(variances) / n**2, _joint_df([v / n**2 for v in variances], dfs))
+
+
+def ratio(base: Centre, other: Centre, confidence: float = CONFIDENCE) -> Ratio:
+    """other / base with the interval of Welch's t-test on logarithms.
+
+    It assumes that sessions are independent, and that logarithms of their centres are about normally distributed.
+    """
+    from scipy.stats import t
+
+    variance = base.variance + other.variance
+    df = _joint_df([base.variance, other.variance], [base.df, other.df])
+    half = float(t.ppf((1 + confidence) / 2, df)) * math.sqrt(variance)
+    difference = other.log - base.log
+    return Ratio(*map(math.exp, (difference, difference - half, difference + half)))
+
+
+def _joint_df(variances: Sequence[float], dfs: Sequence[float]) -> float:
+    """Welch and Satterthwaite's degrees of freedom of a sum of variances."""
+    parts = sum(variance**2 / df for variance, df in zip(variances, dfs, strict=True))
+    return sum(variances) ** 2 / parts if parts else math.inf
 
 
 def paired_ratio(base: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE) -> Ratio | None:
@@ -77,10 +107,22 @@ def paired_ratio(base: Sequence[float], other: Sequence[float], confidence: floa
     return Ratio(statistics.median(ratios), interval.low, interval.high) if interval else None
 
 
-def fewest(paired: bool, confidence: float = CONFIDENCE) -> int:
-    """How many values a side `paired_ratio`, or `ratio`, must have to give an interval."""
-    counts = _binomial_counts if paired else lambda n: _rank_sum_counts(n, n)
-    return next(n for n in itertools.count(1) if _rank(counts(n), confidence))
+def repeats_needed(values: Sequence[float], share: float, confidence: float = CONFIDENCE) -> int:
+    """How many repeats in all bring a median within +- `share` of the truth, judged by these first ones.
+
+    Stein's two-stage rule (1945) on logarithms, with the variance of a median (pi / 2 x variance / n). Never fewer
+    than the values that there are.
+    """
+    from scipy.stats import t
+
+    n = len(values)
+    spread = math.sqrt(math.pi / 2) * statistics.stdev(math.log(value) for value in values)
+    return max(n, math.ceil((float(t.ppf((1 + confidence) / 2, n - 1)) * spread / share) ** 2))
+
+
+def fewest_pairs(confidence: float = CONFIDENCE) -> int:
+    """How many pairs `paired_ratio` must have to give an interval."""
+    return next(n for n in itertools.count(1) if _rank(_binomial_counts(n), confidence))
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:
@@ -138,17 +180,6 @@ def _normal_rank(mean: float, spread: float, confidence: float) -> int:
 def _binomial_counts(n: int) -> list[int]:
     """Of all ways in which n values fall below or above a median: in how many i fall below."""
     return [math.comb(n, i) for i in range(n + 1)]
-
-
-def _rank_sum_counts(n: int, m: int) -> list[int]:
-    """Of all orders of n and m values: in how many i of the n x m pairs are the wrong way round."""
-    counts = [1] + [0] * (n * m)
-    for i in range(1, m + 1):  # the Gaussian binomial: times (1 - q^(n+i)), over (1 - q^i)
-        for k in range(n * m, n + i - 1, -1):
-            counts[k] -= counts[k - n - i]
-        for k in range(i, n * m + 1):
-            counts[k] += counts[k - i]
-    return counts
 
 
 def _product(counts: Sequence[int], shifts: Iterable[int]) -> list[int]:

@@ -22,13 +22,17 @@ from lab.runner import limits, machine, prompts
 
 DEFAULT_LENGTHS = "10,100,1000"
 DEFAULT_GEN = 64
+DEFAULT_REPEAT = 3
 MIN_FOR_INTERVAL = 6
 """Runs that a median's interval of 95 % needs (stats.median_interval)."""
+
+N_PILOT = 8
+"""Rounds of `--until` before it is decided how many more are needed."""
 
 
 @dataclass(frozen=True)
 class Until:
-    """When repeats are enough: every interval within +- `share` of its median; at most so many repeats or minutes."""
+    """When repeats are enough: intervals within +- `share` of their medians; at most so many repeats or minutes."""
 
     share: float
     max_repeats: int
@@ -51,6 +55,7 @@ class Plan:
     warnings: tuple[str, ...]
     every: int | None = None  # a sweep
     until: Until | None = None
+    is_more_if_cheap: bool = False  # lengths that cost little get further rounds
 
     @property
     def order(self) -> list[tuple[int, int]]:
@@ -119,7 +124,7 @@ def make_plan(
     worker: Worker,
     prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
     gen: int = DEFAULT_GEN,
-    repeat: int = 3,
+    repeat: int | None = None,
     model: str = catalog.DEFAULT,
     prompt: str = prompts.TEXT,
     seed: int = 1,
@@ -138,13 +143,18 @@ def make_plan(
 ) -> Plan:
     """Check everything that can be checked before a weight is loaded. LabError where it cannot work.
 
-    With `every` the plan is a sweep up to its only length; with `until` it has rounds until that is reached.
-    A model that is not on this machine is pulled or made, and `watch` told about it; with `fetch` False that
-    is an error instead.
+    Without `repeat` three rounds are planned, and lengths that cost little get more. With `every` the plan is a
+    sweep up to its only length; with `until` it has rounds until that is reached. A model that is not on this
+    machine is pulled or made, and `watch` is called with the bytes done; with `fetch` False that is an error instead.
     """
     lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
     check_lengths(lengths)
-    ranges = {"gen": (gen, MAX_TOKENS), "repeat": (repeat, 10_000), "batch": (batch, 2**30), "ubatch": (ubatch, 2**30)}
+    ranges = {
+        "gen": (gen, MAX_TOKENS),
+        "repeat": (DEFAULT_REPEAT if repeat is None else repeat, 10_000),
+        "batch": (batch, 2**30),
+        "ubatch": (ubatch, 2**30),
+    }
     ranges |= {
         "threads": (1 if threads is None else threads, limits.MAX_THREADS),
         "threads-batch": (1 if threads_batch is None else threads_batch, limits.MAX_THREADS),
@@ -213,9 +223,13 @@ def make_plan(
             f"{join(beyond)} prompt tokens and {gen} more go beyond the {shape.n_ctx_train:,} tokens that "
             f"{shape.name} was trained for: the timing holds, the text does not."
         )
+    is_more_if_cheap = repeat is None and until is None and every is None
+    repeat = DEFAULT_REPEAT if repeat is None else repeat
     if until:
-        repeat = max(repeat, MIN_FOR_INTERVAL)
-    plan = Plan(file, shape, here, settings, source, lengths, gen, repeat, {}, tuple(warnings), every, until)
+        repeat = min(max(repeat, N_PILOT), until.max_repeats)
+    plan = Plan(
+        file, shape, here, settings, source, lengths, gen, repeat, {}, tuple(warnings), every, until, is_more_if_cheap
+    )
     if plan.n_generated > MAX_TOKENS:
         raise LabError(
             f"The sweep would generate {plan.n_generated:,} tokens.", f"At most {MAX_TOKENS:,}: use a larger --every."

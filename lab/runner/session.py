@@ -1,8 +1,9 @@
 """The loop: run after run, each on disk the moment it ends, whatever happens to the next.
 
-The replicate is a run. Runs of different prompt lengths are interleaved in rounds, shuffled within each
-round, because machines drift: what is compared should be measured side by side. Every shape of work is
-warmed up first, untimed and marked, since llama.cpp repacks weights and touches memory on first use.
+Runs of different prompt lengths are interleaved in rounds, shuffled within each round, because machines drift: what
+is compared should be measured at about the same time. Every round starts the engine anew, because where a process finds
+its memory makes it some percent faster or slower for as long as it lives: so repeats are independent of each other. The
+engine is warmed up first, untimed and marked, since llama.cpp repacks weights and touches memory on first use.
 """
 
 from __future__ import annotations
@@ -10,16 +11,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import statistics
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lab.core import phases, record, results, stats
+from lab.core import results
 from lab.core.record import Record, Run, Settings
 from lab.errors import LabError
 from lab.models import catalog
@@ -27,6 +25,7 @@ from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, notebook
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, Plan, make_plan
 from lab.runner.progress import Reporter, ShowStatus
+from lab.runner.rounds import Rounds
 from lab.runner.warm_engine import WarmEngine, failed_run
 
 MAX_CRASHES = 2
@@ -38,7 +37,7 @@ _BLOCK = 1 << 20
 def measure(
     prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
     gen: int = DEFAULT_GEN,
-    repeat: int = 3,
+    repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
     out: str | Path = "results",
@@ -50,8 +49,8 @@ def measure(
 
         records = lab.measure("10,1000", gen=100, threads=2)
 
-    `watch` is called with a `Status` twice a second (with `stream` it holds the generated text); without one, a
-    notebook shows a line of its own.
+    Without `repeat` three runs of each length, and up to six of those that cost little. `watch` is called with a
+    `Status` twice a second (with `stream` it holds the generated text); without one, a notebook shows a line.
     `settings` are those of `make_plan`: prompt, seed, threads, threads_batch, batch, ubatch, n_gpu_layers,
     flash_attn, cache_type_k, cache_type_v, every, until. Failed runs are records too (see `record.run.status`), and
     are warned of.
@@ -141,16 +140,19 @@ def _runs(engine: WarmEngine, todo: list[tuple[int, int]]) -> Iterator[tuple[Set
     for n_prompt, reason in plan.refused.items():
         yield plan.settings, failed_run(plan, n_prompt, 0, LabError(reason))
     crashes: collections.Counter[int] = collections.Counter()
-    rounds = _Rounds(engine, todo)
+    rounds = Rounds(plan)
 
     def give_up(n_prompt: int) -> None:
         rounds.given_up.add(n_prompt)
         todo[:] = [(repeat, n) for repeat, n in todo if n != n_prompt]
 
-    while todo or rounds.add():
+    while todo or _extend(todo, rounds, engine.reporter):
+        if engine.warm and engine.round != todo[0][0]:
+            engine.renew()
         if not engine.warm:
             engine.load()
-            longest = max(n for _, n in todo)
+            engine.round = todo[0][0]
+            longest = max(n for n in plan.lengths if n not in plan.refused and n not in rounds.given_up)
             try:
                 engine.open(longest + plan.n_gen)
             except LabError as problem:  # the longest length decides the size: that one did not work
@@ -181,57 +183,12 @@ def _runs(engine: WarmEngine, todo: list[tuple[int, int]]) -> Iterator[tuple[Set
             engine.recover(problem)
 
 
-class _Rounds:
-    """Repeats until it is believable: further rounds over the lengths whose figures are still too wide."""
-
-    def __init__(self, engine: WarmEngine, todo: list[tuple[int, int]]) -> None:
-        self._engine, self._todo = engine, todo
-        self._started = time.monotonic()
-        self.done: list[Run] = []
-        self.given_up: set[int] = set()
-
-    def add(self) -> bool:
-        """Put another round on the list, where the plan wants one."""
-        until = self._engine.plan.until
-        done = [run for run in self.done if run.n_prompt not in self.given_up]
-        if until is None or not done:
-            return False
-        repeat = 1 + max(run.repeat for run in done)
-        minutes = (time.monotonic() - self._started) / 60
-        wide = wide_rows(done, until.share)
-        if not wide or repeat >= until.max_repeats or (until.max_minutes is not None and minutes >= until.max_minutes):
-            return False
-        lengths = {run.n_prompt for run in done} if self._engine.plan.every else {row.n_prompt for row in wide}
-        more = self._engine.plan.round(repeat, sorted(lengths))
-        self._todo += more
-        self._engine.reporter.expect(len(more))
-        self._engine.reporter.tell(f"round {repeat + 1}: {len(wide)} of the figures are wider than {until.share:.2%}")
-        return True
-
-
-@dataclass(frozen=True)
-class WideRow:
-    """A figure whose interval is too wide: `width` is its farther end's distance over the median, None without one."""
-
-    n_prompt: int
-    figure: str
-    width: float | None
-
-
-def wide_rows(runs: Sequence[Run], share: float) -> list[WideRow]:
-    """The figures (prefill time, TPOT of each length) whose interval reaches beyond +- `share` of the median."""
-    figures: dict[tuple[int, str], list[float]] = {}
-    for leg in (leg for run in runs if run.status == record.OK and not run.warmup for leg in phases.by_length(run)):
-        for name, value in (("prefill", phases.prefill_ns(leg)), ("TPOT", phases.tpot_ns(leg))):
-            if value:
-                figures.setdefault((leg.n_prompt, name), []).append(value)
-    wide = []
-    for (n_prompt, name), values in sorted(figures.items()):
-        interval, middle = stats.median_interval(values), statistics.median(values)
-        width = None if interval is None else max(interval.high - middle, middle - interval.low) / middle
-        if width is None or width > share:
-            wide.append(WideRow(n_prompt, name, width))
-    return wide
+def _extend(todo: list[tuple[int, int]], rounds: Rounds, reporter: Reporter) -> bool:
+    """Put another round on the list, where one is wanted."""
+    more = rounds.next()
+    todo += more
+    reporter.expect(len(more))
+    return bool(more)
 
 
 def save(path: Path, line: Record) -> None:

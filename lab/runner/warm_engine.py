@@ -38,6 +38,8 @@ class WarmEngine:
         self.plan, self.worker, self.reporter, self.stream = plan, worker, reporter, stream
         self.settings, self.model = plan.settings, plan.model
         self.warm = False
+        self.round = -1  # the repeat for which the engine was started
+        self.n_starts = 1
         self._loaded = False
         self._sentinel: int | None = None  # the last one's time, on this context
         self._ids: list[int] = []
@@ -60,6 +62,12 @@ class WarmEngine:
         if self.stream:
             self._pieces = self.worker.pieces()
         self._loaded = True
+
+    def renew(self) -> None:
+        """Start a fresh engine, without a model."""
+        self.worker.restart()
+        self.n_starts += 1
+        self.warm = self._loaded = False
 
     def open(self, n_ctx: int) -> None:
         """Make a context of so many tokens."""
@@ -126,6 +134,7 @@ class WarmEngine:
             end_of_generation_at=end_at,
             noise=readings,
             every=every,
+            engine=self.n_starts,
         )
         if sum(n for kind, n in zip(steps.kind, steps.n_tokens, strict=True) if kind == record.PREFILL) != n_prompt:
             raise LabError(f"The steps do not add up to {n_prompt} prompt tokens.", "Please report this as a bug.")
@@ -135,8 +144,7 @@ class WarmEngine:
     def recover(self, problem: LabError) -> None:
         """After a failure: a dead engine is started again; one that only refused can go on."""
         if isinstance(problem, WorkerDied):
-            self.worker.restart()
-            self.warm = self._loaded = False
+            self.renew()
 
     def _time_sentinel(self) -> int:
         """The median time of the same few decode steps on an empty context, in ns."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import comparison, disturbances, table, wording
+from lab.analysis.spread import known_spreads
 from lab.core import results
 from lab.core.record import OK, Ceilings, Record
 from lab.errors import LabError
@@ -198,7 +199,7 @@ def _comparison(records: Sequence[Record], n_setups: int, at_least: float) -> di
     if n_setups < 2:
         return {"comparisons": []}
     found = comparison.groups(records)
-    comparisons = comparison.compare_groups(found, at_least)
+    comparisons = comparison.compare_groups(found, at_least, known_spreads(records))
     return {
         "base": found[0].label,
         "differences": text_results.differences(found),

@@ -14,7 +14,7 @@ from lab.analysis.comparison import Comparison, Group
 from lab.core import phases
 from lab.core.record import OK, Record, Run
 from lab.runner.plan import MIN_FOR_INTERVAL, Plan, join
-from lab.runner.session import wide_rows
+from lab.runner.rounds import wide_rows
 from lab.show.console import grid_of
 
 if TYPE_CHECKING:
@@ -222,6 +222,12 @@ def how_compared(found: Sequence[Group], comparisons: Sequence[Comparison], at_l
         f"differences below {at_least:.1%} are not claimed. A ratio is a median of ratios, so it need not be that of "
         "the two columns."
     ]
+    if not paired:
+        spreads = dict.fromkeys(words for compared in comparisons for words in compared.spreads)
+        said.append(
+            "Sessions of one machine differ from each other; a difference is claimed only beyond that. Taken for one "
+            f"standard deviation: {'; '.join(spreads)}. Measure it: lab calibrate."
+        )
     if not paired and all(group.rows.machine.iloc[0] == found[0].rows.machine.iloc[0] for group in found):
         said.append("These sessions were not measured side by side: part of a difference may be the hour. See lab ab.")
     return said

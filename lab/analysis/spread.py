@@ -1,0 +1,109 @@
+"""How much a machine differs from itself between two sessions: the spread that no single session can see.
+
+Sessions differ by more than their runs do: another hour, another load of a virtual machine's host, another place
+of the data in memory. So a difference between two sessions counts only beyond that spread. It is the standard deviation
+of the logarithm of a session's median, estimated from sessions of equal setup on the same machine (of whatever setup);
+where too few are known, a default for the kind of machine stands in. `lab calibrate` makes such sessions.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lab.analysis import table
+from lab.core.record import OK, Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FIGURES = ("prefill_s", "tpot_ms", "decode_ms")
+
+VIRTUAL, BATTERY, PHYSICAL = 0.08, 0.06, 0.04
+"""Defaults, as standard deviations of logarithms. VIRTUAL: 16 sessions of the main job on a busy 2-core virtual machine
+(tests/bench/same_sessions.py). The other two are assumptions; no such machine was measured."""
+
+DISTURBED = 0.2
+"""The least spread of a session of which half of the runs or more were disturbed, likewise."""
+
+FEWEST_SESSIONS = 4
+"""Known sessions of one setup from which on their spread replaces the default."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """`sd`: standard deviation of log(figure) between sessions, with `df` degrees of freedom (inf: a default)."""
+
+    sd: float
+    df: float
+    n_sessions: int  # that it was estimated from; 0: a default
+    source: str
+
+    @property
+    def words(self) -> str:
+        """The spread and where it comes from."""
+        return f"{100 * math.expm1(self.sd):.1f} % ({self.source})"
+
+
+def default(run: Any) -> Spread:
+    """The spread that is assumed for the machine of a run (a row of `table.runs`)."""
+    if run.power == "battery":
+        return Spread(BATTERY, math.inf, 0, "assumed for a machine on battery")
+    if run.virtual is not None and not run.virtual:
+        return Spread(PHYSICAL, math.inf, 0, "assumed for a machine that is not virtual")
+    return Spread(VIRTUAL, math.inf, 0, "assumed for a virtual machine")
+
+
+def known_spreads(records: Sequence[Record]) -> dict[tuple[Any, str], Spread]:
+    """The spread of every (machine, figure) of which enough sessions of one setup are in `records`.
+
+    Sessions of which half of the runs or more were disturbed stay out: of these DISTURBED is assumed.
+    """
+    rows = table.runs([record for record in records if record.run.status == OK and not record.run.warmup])
+    if rows.empty:
+        return {}
+    rows = rows[rows.block.isna()]
+    rows = rows[2 * rows.groupby("session").disturbed.transform("sum") < rows.groupby("session").run.transform("size")]
+    squares: dict[tuple[Any, str], float] = {}
+    n_terms: dict[tuple[Any, str], int] = {}
+    n_sessions: dict[tuple[Any, str], set[str]] = {}
+    df: dict[tuple[Any, str], dict[Any, int]] = {}
+    for setup, part in rows.groupby([*table.SETUP], dropna=False, sort=False):
+        for figure in FIGURES:
+            for _, same_length in part[part[figure] > 0].groupby(["n_prompt", "n_gen"]):
+                centres = [math.log(values.median()) for _, values in same_length.groupby("session")[figure]]
+                if len(centres) < 2:
+                    continue
+                key = machine_of(same_length), figure
+                squares[key] = squares.get(key, 0.0) + statistics.variance(centres) * (len(centres) - 1)
+                n_terms[key] = n_terms.get(key, 0) + len(centres) - 1
+                n_sessions.setdefault(key, set()).update(same_length.session)
+                of_setup = df.setdefault(key, {})
+                of_setup[setup] = max(of_setup.get(setup, 0), len(centres) - 1)
+    return {
+        key: Spread(
+            math.sqrt(square / n_terms[key]),
+            sum(df[key].values()),
+            len(n_sessions[key]),
+            f"from {len(n_sessions[key])} sessions of this machine",
+        )
+        for key, square in squares.items()
+        if sum(df[key].values()) >= FEWEST_SESSIONS - 1
+    }
+
+
+def machine_of(rows: pd.DataFrame) -> tuple[Any, ...]:
+    """What tells machines (and what of them computes) apart, of rows of one setup."""
+    first = rows.iloc[0]
+    return first.machine, None if first.ram_gb != first.ram_gb else first.ram_gb
+
+
+def spread_of(rows: pd.DataFrame, figure: str, known: dict[tuple[Any, str], Spread]) -> Spread:
+    """The spread of a figure for the runs of one setup: as known, or assumed; larger where half were disturbed."""
+    spread = known.get((machine_of(rows), figure)) or default(rows.iloc[0])
+    if 2 * rows.disturbed.sum() >= len(rows):
+        return spread if spread.sd > DISTURBED else Spread(DISTURBED, math.inf, 0, "half of its runs were disturbed")
+    return spread

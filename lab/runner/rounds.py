@@ -1,0 +1,106 @@
+"""When repeats are enough: the rounds that follow the planned ones.
+
+By default three rounds are planned; lengths that cost little get more, since that is cheap. With `--until` the spread
+of a fixed number of pilot rounds says, once, how many rounds each length needs; then nothing is looked at until they
+are done. Stopping as soon as an interval happens to be narrow would keep the intervals that are narrow by chance,
+which hold the truth too rarely. Two stages: Stein, "A two-sample test for a linear hypothesis" (1945).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lab.core import phases, record, stats
+from lab.core.record import Run
+from lab.runner.plan import MIN_FOR_INTERVAL, Plan, Until
+
+EXTRA_SHARE = 0.25
+"""Of the time of the planned rounds: what further rounds of cheap lengths may take."""
+
+
+@dataclass(frozen=True)
+class WideRow:
+    """A figure whose interval is too wide: `width` is its farther end's distance over the median, None without one."""
+
+    n_prompt: int
+    figure: str
+    width: float | None
+
+
+class Rounds:
+    """Counts what was measured, and says which lengths are to be measured once more."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._started = time.monotonic()
+        self._targets: dict[int, int] | None = None  # runs that each length is to have
+        self.done: list[Run] = []
+        self.given_up: set[int] = set()
+
+    def next(self) -> list[tuple[int, int]]:
+        """(repeat, n_prompt) of the runs of one more round; empty where the plan is done."""
+        done = [run for run in self.done if run.n_prompt not in self.given_up]
+        if not done:
+            return []
+        repeat = 1 + max(run.repeat for run in done)
+        until = self._plan.until
+        if until and until.max_minutes is not None and time.monotonic() - self._started >= 60 * until.max_minutes:
+            return []
+        if self._targets is None:
+            self._targets = self._needed(done, until) if until else self._affordable(done)
+        wanted = [n for n in {run.n_prompt for run in done} if repeat < self._targets.get(n, 0)]
+        return self._plan.round(repeat, wanted)
+
+    def _needed(self, done: Sequence[Run], until: Until) -> dict[int, int]:
+        """How many runs each length needs for intervals within the wanted share; of a sweep all walks are needed."""
+        needed: dict[int, int] = {}
+        for (n_prompt, _), values in _figures(done).items():
+            n = min(until.max_repeats, stats.repeats_needed(values, until.share))
+            needed[n_prompt] = max(needed.get(n_prompt, 0), n)
+        return {max(needed): max(needed.values())} if self._plan.every and needed else needed
+
+    def _affordable(self, done: Sequence[Run]) -> dict[int, int]:
+        """Enough runs for an interval, for the lengths that cost least; together they take a quarter of the time."""
+        if not self._plan.is_more_if_cheap:
+            return {}
+        cost_s = {n: _seconds([run for run in done if run.n_prompt == n]) for n in {run.n_prompt for run in done}}
+        left_s = EXTRA_SHARE * (time.monotonic() - self._started)
+        targets: dict[int, int] = {}
+        for n in sorted(cost_s, key=lambda n: cost_s[n]):
+            left_s -= cost_s[n] * (MIN_FOR_INTERVAL - self._plan.n_repeat)
+            if left_s < 0:
+                break
+            targets[n] = MIN_FOR_INTERVAL
+        return targets
+
+
+def wide_rows(runs: Sequence[Run], share: float) -> list[WideRow]:
+    """The figures (prefill time, TPOT of each length) whose interval reaches beyond +- `share` of the median."""
+    wide = []
+    for (n_prompt, name), values in sorted(_figures(runs).items()):
+        interval, middle = stats.median_interval(values), statistics.median(values)
+        width = None if interval is None else max(interval.high - middle, middle - interval.low) / middle
+        if width is None or width > share:
+            wide.append(WideRow(n_prompt, name, width))
+    return wide
+
+
+def _figures(runs: Sequence[Run]) -> dict[tuple[int, str], list[float]]:
+    """Prefill times and TPOTs in ns, by prompt length and name, over the timed runs that went well."""
+    figures: dict[tuple[int, str], list[float]] = {}
+    timed = (run for run in runs if run.status == record.OK and not run.warmup)
+    for leg in (leg for run in timed for leg in phases.by_length(run)):
+        for name, value in (("prefill", phases.prefill_ns(leg)), ("TPOT", phases.tpot_ns(leg))):
+            if value:
+                figures.setdefault((leg.n_prompt, name), []).append(value)
+    return figures
+
+
+def _seconds(runs: Sequence[Run]) -> float:
+    """The median time of these runs from first start to last end."""
+    times = [phases.e2e_ns(run) for run in runs if run.status == record.OK]
+    known = [ns for ns in times if ns is not None]
+    return statistics.median(known) / 1e9 if known else float("inf")
