@@ -13,7 +13,10 @@ import click
 import pytest
 
 import lab
+from lab.analysis import sweep_laws
 from lab.cli import main
+from lab.core.record import Record
+from lab.why import probing
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -25,6 +28,7 @@ PAGES = [
     "CHANGELOG.md",
 ]
 GENERATED = ["lab/README.md", "lab/cli/README.md", "results/README.md"]
+SAMPLES = sorted((ROOT / "results").glob("sample-*.jsonl"))
 COMMANDS = [
     "python3 -m pip install uv && python3 -m uv run lab measure --prompt-len 10,1000,10000 --gen 200",
     "python3 -m pip install uv && python3 -m uv run pytest",
@@ -175,3 +179,53 @@ def test_the_licence_is_named() -> None:
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     assert (project["license"], project["license-files"]) == ("MIT", ["LICENSE"])
     assert text_of("LICENSE").startswith("MIT License\n") and "Mini-lab contributors" in text_of("LICENSE")
+
+
+def sample(name: str) -> list[Record]:
+    return list(lab.read([ROOT / "results" / f"sample-{name}.jsonl"]).records)
+
+
+def test_the_front_pages_figures_are_the_samples() -> None:
+    rows = lab.summary(lab.runs(sample("smollm2-135m-amd-epyc"))).set_index("n_prompt")
+    page = " ".join(text_of("README.md").split())
+    writing, reading = 1 - rows.prefill_share[10], rows.prefill_share[10000]
+    assert f"10 tokens {writing:.0%}".replace("%", " %") + " of the time is writing" in page
+    assert f"10,000 {reading:.0%}".replace("%", " %") + " is reading" in page
+    assert f"ten times the tokens take {rows.prefill_s[10000] / rows.prefill_s[1000]:.0f} times as long" in page
+    assert f"{rows.tpot_ms[10]:.1f} ms after 10 tokens, {rows.tpot_ms[10000]:.0f} ms after 10,000" in page
+
+
+def test_the_commands_figures_are_the_samples() -> None:
+    page = " ".join(text_of("lab/cli/README.md").split())
+    rows = lab.summary(lab.runs(sample("sweep-smollm2-135m-amd-epyc")))
+    prefill, decode = sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows)
+    assert prefill and decode
+    assert f"costs {1e3 * prefill.b:.1f} ms, and {2e6 * prefill.c:.2f} ms more for every 1,000 tokens before it" in page
+    assert f"a generated one {decode.w:.1f} ms, and {1e3 * decode.k:.1f} ms more for every 1,000 positions" in page
+    contents = lab.read([ROOT / "results/sample-smollm2-135m-amd-epyc.jsonl"])
+    (at_1000,) = [
+        row
+        for row in lab.explain(contents.records, contents.ceilings[0])
+        if row.phase == "prefill" and row.n_prompt == 1000
+    ]
+    best = {
+        rate.type: probing.gflops(rate)
+        for rate in contents.ceilings[0].rates
+        if (rate.op, rate.n_tokens, rate.n_threads) == ("mul_mat", 512, 2)
+    }
+    assert f"reaches {at_1000.gflops:.0f} GFLOP/s" in page
+    assert f"({best['Q4_1']:.0f} in the probe of 512 columns), where Q4_0 has a ceiling of {best['Q4_0']:.0f}" in page
+
+
+def test_shared_heads_are_the_samples_and_theirs_is_another_machine() -> None:
+    page = " ".join(text_of("results/README.md").split())
+    llama, phi = (sample(f"synthetic-{name}-q4_0-amd-epyc") for name in ("llama-3.2-3b", "phi-3-mini"))
+    times = [lab.summary(lab.runs(records)).set_index("n_prompt").tpot_ms for records in (phi, llama)]
+    assert f"a token in {times[0][10]:.0f} ms and Llama 3.2 3B in {times[1][10]:.0f} ms" in page
+    assert f"After 2,048 tokens it is {times[0][2048]:.0f} ms against {times[1][2048]:.0f} ms" in page
+    sizes = [(records[0].model.n_bytes or 0) / 1e9 for records in (phi, llama)]
+    assert f"({sizes[0]:.2f} and {sizes[1]:.2f} GB)" in page
+    machines = {record.machine for record in (*llama, *phi)}
+    others = {record.machine for path in SAMPLES if "synthetic" not in path.name for record in lab.read([path]).records}
+    assert len(machines) == 1 and not machines & others
+    assert "samples with random weights come from **another machine** than all others" in page
