@@ -2,12 +2,14 @@
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -17,6 +19,8 @@ from lab.analysis import sweep_laws
 from lab.cli import main
 from lab.core.record import Record
 from lab.why import probing
+from tests.conftest import run_lab
+from tests.test_explain import PUBLISHED
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -229,3 +233,35 @@ def test_shared_heads_are_the_samples_and_theirs_is_another_machine() -> None:
     others = {record.machine for path in SAMPLES if "synthetic" not in path.name for record in lab.read([path]).records}
     assert len(machines) == 1 and not machines & others
     assert "samples with random weights come from **another machine** than all others" in page
+
+
+def predicted(*asked: object) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(run_lab("predict", *asked, "--json")[1])["rows"]
+    return rows
+
+
+def test_the_table_of_datasheets_is_what_the_command_says() -> None:
+    page = text_of("results/README.md")
+    command = "-m llama-3.2-3b:Q4_K_M -p 1 -n 2 -d all"
+    assert f"`lab predict {command}`" in page
+    by_name = {row["device"]: row for row in predicted(*command.split())}
+    for name, rate in PUBLISHED.items():
+        low, high = (f"{1 / seconds:.3g}" for seconds in by_name[name]["tpot_s"][::-1])
+        reached = 100 * rate * by_name[name]["tpot_limit_s"]
+        assert f"| {rate:g} | {low} to {high} | {reached:.0f} % |" in page, name
+
+
+def test_the_quoted_numbers_are_what_the_command_says() -> None:
+    page = text_of("results/README.md")
+    a100 = "-m", "llama-2-7b:F16", "-d", "a100-80gb", "-n", 200, "-p"
+    empty, short, long = predicted(*a100, "1,1000,100000")
+
+    def share(row: dict[str, Any], of_peak: float = 1, token: dict[str, Any] | None = None) -> str:
+        prefill, decode = row["prefill_limit_s"] / of_peak, 199 * (token or row)["tpot_limit_s"]
+        return f"{100 * prefill / (prefill + decode):.0f} %"
+
+    assert f"a token: {1 / empty['tpot_limit_s']:.0f}." in page
+    assert f"| {share(short)} if both ran at the A100's limits; {share(short, 0.3)} if prefill reached 30 %" in page
+    assert f"| {share(long)} at the limits" in page and f"{share(long, token=empty)} if that is left out" in page
+    ridge = 312e12 / 2.039e12
+    assert f"on an A100 {ridge:.0f} sequences in F16, {ridge * 18 / 32 / 2:.0f} in Q4_0" in page
