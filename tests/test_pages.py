@@ -1,0 +1,267 @@
+"""The pages: short where they must be, and naming only what is there: files, links, commands, functions, code."""
+
+import contextlib
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import lab
+from lab.analysis import sweep_laws
+from lab.cli import main
+from lab.core.record import Record
+from lab.why import probing
+from tests.conftest import run_lab
+from tests.test_explain import PUBLISHED
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    "README.md",
+    "lab/README.md",
+    "lab/cli/README.md",
+    "results/README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+]
+GENERATED = ["lab/README.md", "lab/cli/README.md", "results/README.md"]
+SAMPLES = sorted((ROOT / "results").glob("sample-*.jsonl"))
+COMMANDS = [
+    "python3 -m pip install uv && python3 -m uv run lab measure --prompt-len 10,1000,10000 --gen 200",
+    "python3 -m pip install uv && python3 -m uv run pytest",
+]
+"""How anybody measures, and how anybody tests, from a fresh checkout."""
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def prose(page: str) -> str:
+    """A page without its fenced blocks and comments."""
+    return re.sub(r"^ *```.*?^ *```|<!--.*?-->", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_front_page_is_short() -> None:
+    assert text_of("README.md").count("\n") <= 300
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_two_commands_stand_in_readme_and_workflow(command: str) -> None:
+    assert f"\n\n    {command}\n\n" in text_of("README.md")
+    assert f"run: {command}\n" in text_of(".github/workflows/test.yml")
+
+
+def test_ci_ends_with_the_readmes_test_and_checks_all_that_is_generated() -> None:
+    lines = text_of(".ci/run").splitlines()
+    assert lines[-1] == COMMANDS[1]
+    assert f"python3 -m uv run cog --check {' '.join(GENERATED)}" in lines
+    assert [page for page in PAGES if "[[[cog" in text_of(page)] == GENERATED
+
+
+def test_what_is_generated_is_up_to_date() -> None:
+    check = [sys.executable, "-m", "cogapp", "--check", *GENERATED]
+    done = subprocess.run(check, check=False, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"cog -r {' '.join(GENERATED)}\n{done.stdout}{done.stderr}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them: small letters, no punctuation, hyphens for spaces."""
+    headings = re.findall(r"^#+ (.*)$", prose(str(page.relative_to(ROOT))), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
+    for link in links:
+        if not link.startswith("https://"):
+            path, _, anchor = link.partition("#")
+            target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page: str) -> None:
+    named = re.findall(r"(?<![\w/~.])(?:lab|tests|models|notebooks)/[\w./-]+\.\w+", text_of(page))
+    modules = re.findall(r"\btests\.bench\.(\w+)", text_of(page))
+    named += [f"tests/bench/{name}.py" for name in modules]
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_functions_that_are_named_exist(page: str) -> None:
+    for name, file in re.findall(r"`(\w+)`\s+in\s+`(lab/[\w/]+\.py)`", prose(page)):
+        assert re.search(rf"^( *def|class) {name}\b|^{name}\b", text_of(file), flags=re.MULTILINE), (name, file)
+    for name in re.findall(r"\blab\.(\w+)\(", text_of(page)):
+        assert name in lab._MODULES, name
+
+
+def commands_in(page: str) -> list[str]:
+    """Every `lab ...` of a page: lines of indented blocks, and in backticks."""
+    lines = re.findall(r"^    (?:.*uv run (?:--no-sync )?)?(lab [a-z].*)$", prose(page), flags=re.MULTILINE)
+    quoted = re.findall(r"`([^`\n]*\blab [a-z][^`\n]*)`", prose(page))
+    return [part.strip() for line in [*lines, *quoted] for part in line.split("&&") if part.strip().startswith("lab ")]
+
+
+def unknown_words(command: str) -> list[str]:
+    """The first word that is no command, or the options that its command does not have."""
+    words = shlex.split(command, comments=True)[1:]
+    where: click.Command = main.lab
+    while isinstance(where, click.Group) and words and not words[0].startswith(("-", ".")):
+        if words[0] not in where.commands:
+            return words[:1]
+        where = where.commands[words.pop(0)]
+    known = {name for parameter in where.params for name in parameter.opts} | {"--help", "--version"}
+    asked = [part for word in words if word.startswith("-") for part in word.split() if re.match("--?[a-z]", part)]
+    return [option for option in asked if option not in known]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_options_exist(page: str) -> None:
+    assert {command: unknown_words(command) for command in commands_in(page) if unknown_words(command)} == {}
+
+
+def test_a_wrong_command_or_option_is_seen() -> None:
+    assert len(commands_in("lab/cli/README.md")) > 30
+    assert unknown_words("lab mesure --gen 3") == ["mesure"]
+    assert unknown_words('lab ab "--threads 1" "--thread 2" --gen 3') == ["--thread"]
+    assert unknown_words("lab models info smollm2-135m --jsn") == ["--jsn"]
+
+
+def blocks(page: str) -> list[str]:
+    """The Python blocks of a page, without the indentation of the list that they stand in."""
+    found = re.findall(r"^( *)```python\n(.*?)^ *```", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
+
+
+def test_quoted_code_is_the_code() -> None:
+    quoted = [block.partition("\n") for block in blocks("lab/README.md") if block.startswith("# lab/")]
+    assert len(quoted) == 2
+    for first, _, code in quoted:
+        assert code in text_of(first.removeprefix("# "))
+
+
+def test_the_figure_by_hand_is_the_figure_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    (script,) = [block for block in blocks("lab/README.md") if block.startswith("# runs as a script")]
+    monkeypatch.chdir(ROOT)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(script, {})
+    records = lab.read(["results/sample-smollm2-135m-amd-epyc.jsonl"]).records
+    rows = lab.summary(lab.runs(records))
+    (tpot,) = rows[rows.n_prompt == 1000].tpot_ms
+    assert float(printed.getvalue()) == pytest.approx(tpot)
+    assert f"TPOT {tpot:.2f} ms" in text_of("lab/README.md") and f"# {tpot:.2f}\n" in script
+
+
+def test_the_first_hour_is_ten_files_of_at_most_2000_lines() -> None:
+    table = text_of("lab/README.md").partition("## The first hour")[2].partition("## Every file")[0]
+    rows = re.findall(r"^\| `(lab/[\w/]+\.py)` \| (\d+) \|", table, flags=re.MULTILINE)
+    lines = {path: text_of(path).count("\n") for path, _ in rows}
+    assert {path: int(n) for path, n in rows} == lines and len(lines) == 10
+    assert f"| together | {sum(lines.values()):,} |" in table
+    assert sum(lines.values()) <= 2000
+
+
+def test_the_diagram_has_every_wing() -> None:
+    page = text_of("lab/README.md")
+    diagram, table = page.partition("```mermaid")[2].partition("```")[0], page.partition("| wing |")[2]
+    for folder in (path for path in (ROOT / "lab").iterdir() if (path / "__init__.py").exists()):
+        assert f'"{folder.name}/ : ' in diagram
+        assert f"| `{folder.name}/` |" in table
+
+
+def test_the_licence_is_named() -> None:
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    assert (project["license"], project["license-files"]) == ("MIT", ["LICENSE"])
+    assert text_of("LICENSE").startswith("MIT License\n") and "Mini-lab contributors" in text_of("LICENSE")
+
+
+def sample(name: str) -> list[Record]:
+    return list(lab.read([ROOT / "results" / f"sample-{name}.jsonl"]).records)
+
+
+def test_the_front_pages_figures_are_the_samples() -> None:
+    rows = lab.summary(lab.runs(sample("smollm2-135m-amd-epyc"))).set_index("n_prompt")
+    page = " ".join(text_of("README.md").split())
+    writing, reading = 1 - rows.prefill_share[10], rows.prefill_share[10000]
+    assert f"10 tokens {writing:.0%}".replace("%", " %") + " of the time is writing" in page
+    assert f"10,000 {reading:.0%}".replace("%", " %") + " is reading" in page
+    assert f"ten times the tokens take {rows.prefill_s[10000] / rows.prefill_s[1000]:.0f} times as long" in page
+    assert f"{rows.tpot_ms[10]:.1f} ms after 10 tokens, {rows.tpot_ms[10000]:.0f} ms after 10,000" in page
+
+
+def test_the_commands_figures_are_the_samples() -> None:
+    page = " ".join(text_of("lab/cli/README.md").split())
+    rows = lab.summary(lab.runs(sample("sweep-smollm2-135m-amd-epyc")))
+    prefill, decode = sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows)
+    assert prefill and decode
+    assert f"costs {1e3 * prefill.b:.1f} ms, and {2e6 * prefill.c:.2f} ms more for every 1,000 tokens before it" in page
+    assert f"a generated one {decode.w:.1f} ms, and {1e3 * decode.k:.1f} ms more for every 1,000 positions" in page
+    contents = lab.read([ROOT / "results/sample-smollm2-135m-amd-epyc.jsonl"])
+    (at_1000,) = [
+        row
+        for row in lab.explain(contents.records, contents.ceilings[0])
+        if row.phase == "prefill" and row.n_prompt == 1000
+    ]
+    best = {
+        rate.type: probing.gflops(rate)
+        for rate in contents.ceilings[0].rates
+        if (rate.op, rate.n_tokens, rate.n_threads) == ("mul_mat", 512, 2)
+    }
+    assert f"reaches {at_1000.gflops:.0f} GFLOP/s" in page
+    assert f"({best['Q4_1']:.0f} in the probe of 512 columns), where Q4_0 has a ceiling of {best['Q4_0']:.0f}" in page
+
+
+def test_shared_heads_are_the_samples_and_theirs_is_another_machine() -> None:
+    page = " ".join(text_of("results/README.md").split())
+    llama, phi = (sample(f"synthetic-{name}-q4_0-amd-epyc") for name in ("llama-3.2-3b", "phi-3-mini"))
+    times = [lab.summary(lab.runs(records)).set_index("n_prompt").tpot_ms for records in (phi, llama)]
+    assert f"a token in {times[0][10]:.0f} ms and Llama 3.2 3B in {times[1][10]:.0f} ms" in page
+    assert f"After 2,048 tokens it is {times[0][2048]:.0f} ms against {times[1][2048]:.0f} ms" in page
+    sizes = [(records[0].model.n_bytes or 0) / 1e9 for records in (phi, llama)]
+    assert f"({sizes[0]:.2f} and {sizes[1]:.2f} GB)" in page
+    machines = {record.machine for record in (*llama, *phi)}
+    others = {record.machine for path in SAMPLES if "synthetic" not in path.name for record in lab.read([path]).records}
+    assert len(machines) == 1 and not machines & others
+    assert "samples with random weights come from **another machine** than all others" in page
+
+
+def predicted(*asked: object) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(run_lab("predict", *asked, "--json")[1])["rows"]
+    return rows
+
+
+def test_the_table_of_datasheets_is_what_the_command_says() -> None:
+    page = text_of("results/README.md")
+    command = "-m llama-3.2-3b:Q4_K_M -p 1 -n 2 -d all"
+    assert f"`lab predict {command}`" in page
+    by_name = {row["device"]: row for row in predicted(*command.split())}
+    for name, rate in PUBLISHED.items():
+        low, high = (f"{1 / seconds:.3g}" for seconds in by_name[name]["tpot_s"][::-1])
+        reached = 100 * rate * by_name[name]["tpot_limit_s"]
+        assert f"| {rate:g} | {low} to {high} | {reached:.0f} % |" in page, name
+
+
+def test_the_quoted_numbers_are_what_the_command_says() -> None:
+    page = text_of("results/README.md")
+    a100 = "-m", "llama-2-7b:F16", "-d", "a100-80gb", "-n", 200, "-p"
+    empty, short, long = predicted(*a100, "1,1000,100000")
+
+    def share(row: dict[str, Any], of_peak: float = 1, token: dict[str, Any] | None = None) -> str:
+        prefill, decode = row["prefill_limit_s"] / of_peak, 199 * (token or row)["tpot_limit_s"]
+        return f"{100 * prefill / (prefill + decode):.0f} %"
+
+    assert f"a token: {1 / empty['tpot_limit_s']:.0f}." in page
+    assert f"| {share(short)} if both ran at the A100's limits; {share(short, 0.3)} if prefill reached 30 %" in page
+    assert f"| {share(long)} at the limits" in page and f"{share(long, token=empty)} if that is left out" in page
+    ridge = 312e12 / 2.039e12
+    assert f"on an A100 {ridge:.0f} sequences in F16, {ridge * 18 / 32 / 2:.0f} in Q4_0" in page
