@@ -1,6 +1,6 @@
-"""Two or more sets of runs beside each other, and what can honestly be said of the difference.
+"""Two or more sets of runs compared, and what can honestly be said of the difference.
 
-Runs are grouped by everything that was chosen or found (machine, build, model, settings); groups are never
+Runs are grouped by everything that was chosen or given (machine, build, model, settings); groups are never
 pooled, and the fields in which they differ are named. A row compares one figure at one length. The intervals
 of all rows together hold with 95 %: with more rows the interval of one row is wider, so that a long table does not
 find a difference by chance. Runs of `lab ab` were measured side by side in blocks and are compared block by block,
@@ -89,26 +89,26 @@ def groups(records: Sequence[Record], base: str | None = None) -> list[Group]:
     """
     rows = table.runs(by_session(records))
     rows = rows[(rows.status == OK) & ~rows.warmup]
-    found = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
-    if found and rows.block.notna().all():  # of a trial: A is the base, whatever came first
-        found.sort(key=lambda group: str(group.rows.variant.iloc[0]))
-    if len(found) < 2:
+    setups = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
+    if setups and rows.block.notna().all():  # of a trial: A is the base, whatever came first
+        setups.sort(key=lambda group: str(group.rows.variant.iloc[0]))
+    if len(setups) < 2:
         raise LabError(
             "There is nothing to compare: all runs are of one setup and one session.",
             "Give results of another machine, model or setting, or measure two settings with lab ab.",
         )
     if base is not None:
-        chosen = [group for group in found if base in group.label]
+        chosen = [group for group in setups if base in group.label]
         if len(chosen) != 1:
-            labels = "; ".join(group.label for group in found)
+            labels = "; ".join(group.label for group in setups)
             many = "no group" if not chosen else f"{len(chosen)} groups"
             raise LabError(f"--base {base!r} names {many}.", f"Give a part of one of these: {labels}")
-        found = chosen + [group for group in found if group is not chosen[0]]
-    return found
+        setups = chosen + [group for group in setups if group is not chosen[0]]
+    return setups
 
 
 def by_session(records: Sequence[Record]) -> list[Record]:
-    """The same records; where all are of one setup, their sessions are made variants, to be set beside each other."""
+    """The same records; where all are of one setup, their sessions are made variants, so that they can be compared."""
     rows = table.runs([record for record in records if record.run.status == OK and not record.run.warmup])
     if rows.empty or len(table.setups(rows)) > 1 or rows.session.nunique() < 2:
         return list(records)
@@ -118,14 +118,14 @@ def by_session(records: Sequence[Record]) -> list[Record]:
     ]
 
 
-def differences(found: Sequence[Group]) -> dict[str, list[Any]]:
+def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
     """The fields of the setup in which groups differ, with each group's value; None is unknown."""
-    first = [group.rows.iloc[0] for group in found]
+    first = [group.rows.iloc[0] for group in setups]
     values = {name: [None if row[name] != row[name] else row[name] for row in first] for name in table.SETUP}
-    if any(group.rows.block.isna().all() for group in found):  # not a trial: sessions, which differ in no setting
+    if any(group.rows.block.isna().all() for group in setups):  # not a trial: sessions, which differ in no setting
         del values["variant"]
     values["sweep_every"] = [None if every is None else int(every) for every in values["sweep_every"]]
-    return {name: each for name, each in values.items() if len(set(each)) > 1}
+    return {name: of_groups for name, of_groups in values.items() if len(set(of_groups)) > 1}
 
 
 def compare(
@@ -197,7 +197,7 @@ def _is_second_choice(key: Key, keys: Sequence[Key]) -> bool:
 
 
 def _without(figures: Mapping[Key, Side], compared: Sequence[Key]) -> tuple[str, ...]:
-    """The names of the figures that were not compared; of two that tell of the same decoding, one."""
+    """The names of the figures that were not compared; of two about the same decoding, one."""
     done = {(key[0] == "prefill_s", *key[1:]) for key in compared}
     names: dict[tuple[bool, int, int | None], str] = {}
     for key in figures:

@@ -1,9 +1,9 @@
 """A against B, side by side: the trial behind `lab ab`.
 
-Machines drift, and every process of llama.cpp has luck of its own (where its memory came to lie makes it some
-percent faster or slower for as long as it lives). So a trial is made of blocks. In each, every variant gets a
+Machines drift, and every process of llama.cpp is some percent faster or slower than the next, for as long as it lives
+(by where its memory came to lie). So a trial is made of blocks. In each, every variant gets a
 fresh engine, and runs are made in a random order and then in its mirror image (A B B A): a steady drift falls
-on all alike, and luck is drawn again for the next block. What is compared later is blocks, not runs.
+on all alike, and every block draws new processes. What is compared later is blocks, not runs.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class WarmEngine:
         if not warmup:
             try:
                 self._sentinel = self._time_sentinel()
-            except LabError:  # this run is measured; of a dead engine the next one will tell
+            except LabError:  # this run is measured; a dead engine is reported by the next one
                 self._sentinel = None
             readings = dataclasses.replace(
                 readings, sentinel_before_ns=sentinel_before, sentinel_after_ns=self._sentinel
