@@ -28,7 +28,7 @@ SHAPES = {
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MINI_LAB_CACHE", str(tmp_path / "made"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    loopback_hub.set_home(monkeypatch, tmp_path / "hf")
     return tmp_path / "made"
 
 
@@ -216,12 +216,7 @@ def test_a_model_of_the_hub_is_pulled_and_measured(tmp_path: Path, monkeypatch: 
     synthetic.write(TINY, "Q4_0", path)
     with loopback_hub.running() as server:
         server.repos["owner/tiny"] = loopback_hub.Repo({"tiny-Q4_0.gguf": path.read_bytes()})
-        for name, value in {
-            "HF_ENDPOINT": server.endpoint,
-            "NO_PROXY": "127.0.0.1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        }.items():
-            monkeypatch.setenv(name, value)
+        loopback_hub.set_endpoint(monkeypatch, server.endpoint)
         for spec in ("hf:owner/tiny/tiny-Q4_0.gguf", "hf:owner/tiny:Q4_0"):
             arguments = ("-p", "8", "-n", "3", "-r", "1", "--prompt", "random", "--no-plot", "-o", tmp_path / "out")
             status, _, err = run_lab("measure", "-m", spec, *arguments)

@@ -23,7 +23,7 @@ DOORS = {  # the wings or files that may import a third-party library
     "llama_cpp": {"engine/native"},
     "numpy": {"core/stats", "engine", "why/probing", "analysis/table", "models/synthetic"},
     "gguf": {"models/synthetic"},
-    "huggingface_hub": {"models/hub"},
+    "huggingface_hub": {"models/hub", "models/hub_cache", "models/hub_errors"},
     "pandas": {"analysis", "show"},
     "matplotlib": {"show"},
     "IPython": {"runner/notebook"},
