@@ -387,6 +387,7 @@ def test_the_real_pauses_grow_and_end() -> None:
 def test_names_that_lead_out_of_the_cache_are_refused(server: LoopbackHub, remote: Remote) -> None:
     assert "is not the name of a" in refused(remote).what
     with pytest.raises(LabError, match="is not the name of a"):
+        hub_cache.folder(remote.repo).mkdir(parents=True)
         hub.cached(remote)
     assert not server.log
 

@@ -24,6 +24,7 @@ DOORS = {  # the wings or files that may import a third-party library
     "numpy": {"core/stats", "engine", "why/probing", "analysis/table", "models/synthetic"},
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub", "models/hub_cache", "models/hub_errors"},
+    "platformdirs": {"models/obtain"},
     "pandas": {"analysis", "show"},
     "matplotlib": {"show"},
     "IPython": {"runner/notebook"},

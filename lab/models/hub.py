@@ -25,10 +25,10 @@ __all__ = ["Pulled", "Remote", "Unreachable", "alone", "cached", "files", "pull"
 
 T = TypeVar("T")
 ShowBytes = Callable[[int, int | None], None]
-"""Called with the bytes that are here and those of the whole file (None: the hub does not say)."""
+"""Called with the bytes that are on the disk and those of the whole file (None where the hub does not say)."""
 
 WAITS_S: tuple[float, ...] = (1, 2, 4, 8, 16)
-"""The pauses before further tries, counted anew whenever bytes have come."""
+"""The pauses before further tries; after a try that brought bytes they begin again with the first."""
 
 LONGEST_WAIT_S = 60.0  # a hub that asks for a longer pause (Retry-After) is not waited for
 AGAIN = hub_errors.BUSY | {416}  # 416: there was more here than the hub has, and now there is nothing
@@ -37,6 +37,8 @@ AGAIN = hub_errors.BUSY | {416}  # 416: there was more here than the hub has, an
 def cached(remote: Remote) -> Pulled | None:
     """The file in the hub's cache where it is whole; the network is not asked. Raises LabError."""
     hub_cache.check(remote)
+    if not os.access(hub_cache.folder(remote.repo), os.F_OK):
+        return None  # without the 0.3 s that the library takes to load
     with _in_words(remote):
         return hub_cache.find(remote)
 
@@ -147,7 +149,7 @@ def _fetch(remote: Remote, place: Slot, watch: ShowBytes) -> None:
 
 
 def _stream(place: Slot, watch: ShowBytes) -> None:
-    """Append what is missing. Raises at every cut, when all that came is on the disk."""
+    """Append the missing bytes. Raises at a cut, after all bytes that arrived are on the disk."""
     from huggingface_hub import constants, get_session
 
     total, timeout = place.n_bytes, constants.HF_HUB_DOWNLOAD_TIMEOUT
@@ -184,7 +186,7 @@ def _listed(path: str) -> Any:
 
 
 def _retried(ask: Callable[[], T], n_done: Callable[[], int] | None = None) -> T:
-    """What `ask` answers; asked again while the hub is busy and, with `n_done` (bytes here), after a cut."""
+    """The result of `ask()`, called again while the hub is busy and, with `n_done` (bytes on the disk), after a cut."""
     waits, before = iter(WAITS_S), n_done() if n_done else 0
     while True:
         try:
