@@ -45,8 +45,9 @@ def refused(problem: HfHubHTTPError, remote: Remote, listed: Listed) -> LabError
     if isinstance(problem, errors.GatedRepoError) or status == 403:
         return LabError(f"{repo} is gated: the hub does not give it to everyone ({status}).", f"To get it, {licence}")
     if isinstance(problem, errors.RevisionNotFoundError):
-        offer = _offer(remote.revision, refs(listed(f"/{repo}/refs"))) or f"See {page}"
-        return LabError(f"{repo} has no revision {remote.revision!r}.", offer)
+        refs = listed(f"/{repo}/refs")
+        names = _column(refs, "branches", "name") + _column(refs, "tags", "name")
+        return LabError(f"{repo} has no revision {remote.revision!r}.", _offer(remote.revision, names) or f"See {page}")
     if isinstance(problem, errors.EntryNotFoundError):
         offer = _offer(remote.file, ggufs(listed(files_of(remote)))) or f"See {page}"
         return LabError(f"{repo} has no file {remote.file!r} at revision {remote.revision!r}.", offer)
@@ -54,7 +55,7 @@ def refused(problem: HfHubHTTPError, remote: Remote, listed: Listed) -> LabError
         return LabError(f"The hub does not know the token in HF_TOKEN ({status}).", f"Unset it. For {repo}, {licence}")
     if status in (401, 404):
         owner = quote(repo.split("/")[0])
-        offer = _offer(repo, repos(listed(f"?author={owner}&limit=500")))
+        offer = _offer(repo, _column({"repos": listed(f"?author={owner}&limit=500")}, "repos", "id"))
         hint = f"{offer} If it is private or gated, {licence}".strip()
         return LabError(f"The hub has no repo {repo}, or does not show it to everyone ({status}).", hint)
     if status in BUSY:
@@ -107,16 +108,6 @@ def files_of(remote: Remote) -> str:
 def ggufs(info: Any) -> list[str]:
     """The .gguf files in the hub's description of a revision, sorted."""
     return sorted(name for name in _column(info, "siblings", "rfilename") if name.lower().endswith(".gguf"))
-
-
-def refs(info: Any) -> list[str]:
-    """The branches and tags of a repo."""
-    return _column(info, "branches", "name") + _column(info, "tags", "name")
-
-
-def repos(info: Any) -> list[str]:
-    """The names in a list of repos."""
-    return _column({"repos": info}, "repos", "id")
 
 
 def _column(info: Any, rows: str, name: str) -> list[str]:
