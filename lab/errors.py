@@ -1,6 +1,11 @@
 """The one error a user sees: what failed, with the value that failed, and what to do next."""
 
 
+def printable(text: str) -> str:
+    """`text` with ? in place of control characters and of bytes that are not text (surrogates)."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 class LabError(Exception):
     """Something a user can cause or mend.
 
@@ -9,7 +14,7 @@ class LabError(Exception):
 
     def __init__(self, what: str, hint: str = "") -> None:
         # Parts of it may come out of a file: nothing in it shall command the terminal.
-        what = "".join(letter if letter.isprintable() else "?" for letter in what)
+        what = printable(what)
         super().__init__(f"{what}\n{hint}" if hint else what)
         self.what = what
         self.hint = hint

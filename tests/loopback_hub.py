@@ -1,4 +1,4 @@
-"""A hub of ours on 127.0.0.1 that speaks what huggingface_hub's real client needs, and fails on demand.
+"""A local hub that speaks what huggingface_hub's real client needs, and fails on demand.
 
 Two servers, since the real hub redirects large files to another origin: the hub answers the API and `resolve` with
 the announcing headers, the CDN gives bytes by Range. Every answer is logged with the bytes that went out.
@@ -17,8 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
 
 CHUNK = 32 * 1024
 
@@ -112,6 +115,29 @@ class LoopbackHub:
 
     def count(self, kind: str) -> int:
         return sum(it.kind == kind for it in self.log)
+
+
+def set_home(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Put the hub's cache under `home`: for commands by the environment, here where the library has read it already."""
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("HF_HOME", str(home))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+
+
+def set_endpoint(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """Let `endpoint` be the hub, for commands and here."""
+    from huggingface_hub import constants
+
+    for name, value in {
+        "HF_ENDPOINT": endpoint,
+        "NO_PROXY": "127.0.0.1,localhost",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }.items():
+        monkeypatch.setenv(name, value)  # with telemetry it asks for a list of agents to put in a header
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
 
 
 @contextmanager
@@ -222,7 +248,7 @@ class _HubHandler(_Handler):
         size, etag = len(repo.files[file]), repo.etag(file)
         headers = {"X-Repo-Commit": repo.commit, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
         if repo.lfs:
-            location = f"http://127.0.0.1:{self.state.cdn.server_port}/{name}/{etag}?signed=yes"
+            location = f"http://localhost:{self.state.cdn.server_port}/{name}/{etag}?signed=yes"
             linked = {"X-Linked-Size": str(size), "X-Linked-Etag": f'"{etag}"', "Location": location}
             if not repo.says_size:
                 del linked["X-Linked-Size"]
@@ -278,6 +304,7 @@ class _CdnHandler(_Handler):
         if cut is not None:
             if faults.reset:
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                socket.close(self.connection.detach())  # at once: the server would end the stream first
             else:
                 self.connection.shutdown(socket.SHUT_WR)
             self.close_connection = True

@@ -2,18 +2,24 @@
 
 import dataclasses
 import hashlib
+import importlib
 import json
+import os
+import pkgutil
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from lab.core import results
 from lab.errors import LabError
-from lab.models import catalog, obtain, synthetic
+from lab.models import catalog, hub, obtain, synthetic
 from lab.models.catalog import Shape
 from lab.process.worker import Worker
 from tests import loopback_hub
-from tests.conftest import SETTINGS, run_lab
+from tests.conftest import SETTINGS, run_lab, start_lab
 
 TINY = Shape("llama", 2, 256, 4, 2, 64, 512, 1000, 2048, True, 10000.0)
 SHAPES = {
@@ -28,7 +34,7 @@ SHAPES = {
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MINI_LAB_CACHE", str(tmp_path / "made"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    loopback_hub.set_home(monkeypatch, tmp_path / "hf")
     return tmp_path / "made"
 
 
@@ -160,7 +166,7 @@ def test_synthetic_models_are_made_once_measured_and_marked(tmp_path: Path, own_
     status, out, err = run_lab(*arguments)
     assert status == 0, err
     assert "random weights" in out and "quantising to Q4_K_M" in err
-    (made,) = own_cache.iterdir()
+    (made,) = own_cache.glob("*.gguf")
     when = made.stat().st_mtime_ns
     assert run_lab(*arguments[:-1], tmp_path / "again")[0] == 0
     assert made.stat().st_mtime_ns == when
@@ -169,8 +175,8 @@ def test_synthetic_models_are_made_once_measured_and_marked(tmp_path: Path, own_
     assert "no text" in run_lab(*arguments, "--stream")[2]
     (tmp_path / "prompt.txt").write_text("What is the capital of France?")
     assert "random weights" in run_lab(*arguments, "--prompt", tmp_path / "prompt.txt")[2]
-    assert "in another quantization" not in run_lab("models", "remove", spec)[1]
-    assert not list(own_cache.iterdir())
+    assert "MB freed" in run_lab("models", "remove", spec)[1]
+    assert not [path for path in own_cache.iterdir() if path.is_file()]
 
 
 def test_requantising_what_is_on_disk(tmp_path: Path, own_cache: Path) -> None:
@@ -202,7 +208,135 @@ def test_info_comes_from_the_header(tmp_path: Path) -> None:
     assert known["weight_bytes_per_decode_step"] == sum(known["model"]["tensor_bytes"].values()) - table
     assert known["kv_bytes_per_position"] == 2 * 2 * 64 * 4
     assert known["kv_bytes"]["10000"] == 10_000 * 1024
-    assert run_lab("models", "info", "phi-3-mini")[2].startswith("Error: phi-3-mini is not on this machine")
+
+
+def test_info_without_the_file_comes_from_the_shape() -> None:
+    status, out, err = run_lab("models", "info", "phi-3-mini")
+    assert (status, err) == (0, "")
+    assert "32 layers" in out and "393,216 bytes per position" in out and "not on this machine" in out
+    assert "lab models pull phi-3-mini (a download of about 2,390 MB)" in out
+    assert "lab models make synthetic:phi-3-mini:Q4_K_M" in out
+    known = json.loads(run_lab("models", "info", "phi3", "--json")[1])
+    shape = catalog.find("phi-3-mini").shape
+    assert known["path"] is None and known["model"]["n_head_kv"] == shape.n_head_kv
+    assert known["kv_bytes_per_position"] == 2 * 2 * shape.n_layer * shape.n_head_kv * shape.head_dim
+    sizes = {name: figures["n_bytes"] for name, figures in known["by_quantization"].items()}
+    assert sizes["F16"] == synthetic.n_bytes(shape, "F16") > sizes["Q8_0"] > sizes["Q4_K_M"] > sizes["Q4_0"]
+    assert known["by_quantization"]["Q4_K_M"]["n_ctx_that_fits"] == known["n_ctx_that_fits"]
+    assert known["get"][0] == "lab models pull phi3"
+
+
+def test_info_of_what_is_known_by_its_shape_only() -> None:
+    status, out, _ = run_lab("models", "info", "llama-3.3-70b")
+    assert status == 0 and "80 layers" in out and "To get it" not in out
+    assert "lab models make synthetic:llama-3.3-70b:Q4_0" in out
+    assert "not on this machine" in run_lab("models", "info", "hf:owner/repo/file.gguf")[2]
+
+
+def test_other_files_in_the_cache_folder_are_listed_by_their_path(own_cache: Path) -> None:
+    own_cache.mkdir()
+    strays = [
+        "mine.gguf",
+        "a--b.gguf",
+        "synthetic--unknown--Q4_0.gguf",
+        "x--smollm2-135m--Q8_0.gguf",
+        "a--b--c--d.gguf",
+    ]
+    for name in (*strays, "synthetic--smollm2-135m--Q4_0.gguf"):
+        (own_cache / name).write_bytes(b"GGUF")
+    (own_cache / "folder.gguf").mkdir()
+    (own_cache / "nowhere.gguf").symlink_to("nowhere")
+    (own_cache / os.fsdecode(b"\xff\x1b[2J.gguf")).write_bytes(b"GGUF")
+    status, out, err = run_lab("models", "--json")
+    assert (status, err) == (0, "")
+    rows = {row["spec"]: row for row in json.loads(out) if row["source"] == "file"}
+    assert rows.keys() == {str(own_cache / name) for name in (*strays, "??[2J.gguf")}
+    assert all(row["n_bytes"] == 4 and "by its path" in row["about"] for row in rows.values())
+    assert {row["spec"] for row in json.loads(out)} >= {"synthetic:smollm2-135m:Q4_0"}
+    assert run_lab("models")[0] == 0
+
+
+@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="file names are text there")
+def test_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"m\xff\x1b[2J.gguf")
+    synthetic.write(TINY, "Q4_0", path)
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    how: list[str | Path] = ["-p", "8", "-n", "2", "-r", "1", "--prompt", "random", "--no-plot", "-o", tmp_path / "out"]
+    for command in (["measure", "-m", path, *how], ["models", "info", path], ["models", "info", path, "--json"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "lab", *command], env=environment, capture_output=True, check=False
+        )
+        assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
+        assert b"\x1b" not in done.stdout + done.stderr
+    record = results.read([tmp_path / "out"]).records[-1]
+    assert (record.model.name, record.model.file) == ("m??[2J", "m??[2J.gguf")
+
+
+@pytest.mark.parametrize("spec", ["synthetic:smollm2-135m:Q4_0", "smollm2-135m:Q8_0"])
+def test_two_processes_that_make_the_same_model_both_have_it(own_cache: Path, spec: str) -> None:
+    processes = [start_lab("models", "make", spec) for _ in range(2)]
+    endings = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], endings
+    (made,) = own_cache.glob("*.gguf")
+    assert all(out.split()[-1] == str(made) for out, _ in endings)
+    assert [path.name for path in own_cache.iterdir() if path.is_file()] == [made.name]
+    assert sum("waiting for another process" in err for _, err in endings) <= 1
+    with Worker() as worker:
+        assert worker.read_model(made, "x", "synthetic").n_bytes == made.stat().st_size
+
+
+def test_a_model_that_another_process_makes_is_waited_for(own_cache: Path) -> None:
+    spec = catalog.parse("smollm2-135m:Q8_0")
+    made = own_cache / "requantized--smollm2-135m--Q8_0.gguf"
+    progress: list[str] = []
+
+    def finish(what: str, done: int, total: int | None) -> None:
+        progress.append(what)
+        made.write_bytes(b"GGUF of the other process")
+        other.close()
+
+    with Worker() as worker, ExitStack() as other:
+        other.enter_context(hub.alone(own_cache / ".locks" / f"{made.name}.lock"))
+        assert obtain.obtain(spec, worker, finish).path == made
+    assert progress == ["waiting for another process that makes smollm2-135m:Q8_0"]
+    assert made.read_bytes() == b"GGUF of the other process"
+
+
+PLATFORMS = {  # where made models are, below the home folder; LOCALAPPDATA is set on Windows only
+    "platformdirs.unix.Unix": ".cache/mini-lab/models",
+    "platformdirs.macos.MacOS": "Library/Caches/mini-lab/models",
+    "platformdirs.windows.Windows": "local/mini-lab/Cache/models",
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="HOME decides elsewhere only")
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_cache_folder_of_a_platform_and_that_of_earlier_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    importlib.import_module(platform.rpartition(".")[0])
+    monkeypatch.setattr("platformdirs.PlatformDirs", pkgutil.resolve_name(platform))
+    for name in ("MINI_LAB_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if platform.endswith("Windows"):
+        monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+        monkeypatch.setattr("platformdirs.windows.get_win_folder", lambda name: os.environ["LOCALAPPDATA"])
+    assert obtain.cache_folder() == tmp_path / PLATFORMS[platform]
+    earlier = tmp_path / ("local" if platform.endswith("Windows") else ".cache") / "mini-lab" / "models"
+    earlier.mkdir(parents=True)
+    assert obtain.cache_folder() == earlier
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    (tmp_path / "xdg" / "mini-lab" / "models").mkdir(parents=True)
+    assert obtain.cache_folder() == (earlier if platform.endswith("Windows") else tmp_path / "xdg/mini-lab/models")
+    monkeypatch.setenv("MINI_LAB_CACHE", str(tmp_path / "chosen"))
+    assert obtain.cache_folder() == tmp_path / "chosen"
+
+
+def test_a_cache_folder_that_cannot_be_made_is_said(own_cache: Path) -> None:
+    own_cache.write_text("a file where a folder should be")
+    status, _, err = run_lab("models", "make", "synthetic:smollm2-135m:Q4_0")
+    assert status == 1 and "cannot be used" in err and "MINI_LAB_CACHE" in err
 
 
 def test_dry_runs_fetch_nothing(own_cache: Path) -> None:
@@ -216,12 +350,7 @@ def test_a_model_of_the_hub_is_pulled_and_measured(tmp_path: Path, monkeypatch: 
     synthetic.write(TINY, "Q4_0", path)
     with loopback_hub.running() as server:
         server.repos["owner/tiny"] = loopback_hub.Repo({"tiny-Q4_0.gguf": path.read_bytes()})
-        for name, value in {
-            "HF_ENDPOINT": server.endpoint,
-            "NO_PROXY": "127.0.0.1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        }.items():
-            monkeypatch.setenv(name, value)
+        loopback_hub.set_endpoint(monkeypatch, server.endpoint)
         for spec in ("hf:owner/tiny/tiny-Q4_0.gguf", "hf:owner/tiny:Q4_0"):
             arguments = ("-p", "8", "-n", "3", "-r", "1", "--prompt", "random", "--no-plot", "-o", tmp_path / "out")
             status, _, err = run_lab("measure", "-m", spec, *arguments)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from lab.core.record import Model
 
 
 @click.group(invoke_without_command=True)
@@ -39,34 +44,34 @@ def models(context: click.Context, as_json: bool) -> None:
 @click.argument("spec")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the text.")
 def info(spec: str, as_json: bool) -> None:
-    """Describe a model from its file's header, without loading its weights."""
-    from lab.core import cost
-    from lab.models import catalog
-    from lab.models.obtain import obtain
+    """Describe a model from its file's header, without loading its weights; where it is not here, from its shape."""
+    from lab.errors import printable
+    from lab.models import obtain, shapes
     from lab.process.worker import Worker
-    from lab.runner import limits
-    from lab.show import console
+    from lab.show import console, text_shape
 
+    wanted = shapes.parse(spec)
     with Worker() as worker:
-        file = obtain(catalog.parse(spec), worker, lambda what, done, total: None, fetch=False)
-        model = worker.read_model(file.path, file.name, file.source)
-    per_position, per_step = cost.kv_bytes_per_position(model), cost.weight_bytes_per_step(model)
-    available = limits.memory_available()
-    lengths = {n: None if per_position is None else round(n * per_position) for n in (1_000, 10_000, 128_000)}
-    fits = None if not per_position else max(0, int((available - (model.n_bytes or 0)) // per_position))
-    figures = {
-        "path": str(file.path),
-        "weight_bytes_per_decode_step": per_step,
-        "kv_bytes_per_position": per_position,
-        "kv_bytes": {str(n): n_bytes for n, n_bytes in lengths.items()},
-        "memory_available_bytes": available,
-        "n_ctx_that_fits": fits,
-    }
+        file = obtain.locate(wanted)
+        if file is None and wanted.entry is None:
+            obtain.obtain(wanted, worker, lambda what, done, total: None, fetch=False)  # says how to get it
+        model = worker.read_model(file.path, file.name, file.source) if file else shapes.find(worker, spec)
+    path = Path(printable(str(file.path))) if file else None
+    figures = {"path": None if path is None else str(path), **_figures(model)}
+    lengths = {int(n): n_bytes for n, n_bytes in figures["kv_bytes"].items()}
+    shown = (figures["weight_bytes_per_decode_step"], figures["kv_bytes_per_position"], lengths)
+    lines = console.describe_model(model, path, *shown, figures["n_ctx_that_fits"])
+    if file is None and wanted.entry:
+        sizes = {name: _sizes(sized) for name, sized in shapes.by_quantization(wanted.entry).items()}
+        commands = [obtain.how_to_get(wanted), f"lab models make synthetic:{wanted.entry.name}:{model.quantization}"]
+        figures |= {"by_quantization": sizes, "shape_source": wanted.entry.shape_source, "get": commands}
     if as_json:
         console.print_json({"model": dataclasses.asdict(model), **figures})
         return
-    for line in console.describe_model(model, file.path, per_step, per_position, lengths, fits):
-        click.echo(line)
+    click.echo("\n".join(lines))
+    if file is None and wanted.entry:
+        console.console().print("", text_shape.sizes_table(sizes), "", sep="\n")
+        click.echo("\n".join(text_shape.how_to_get(wanted, wanted.entry, commands)))
 
 
 @models.command()
@@ -99,6 +104,7 @@ def remove(specs: tuple[str, ...]) -> None:
 
 
 def _obtain(specs: tuple[str, ...]) -> None:
+    from lab.errors import printable
     from lab.models import catalog
     from lab.models.obtain import obtain
     from lab.process.worker import Worker
@@ -109,4 +115,28 @@ def _obtain(specs: tuple[str, ...]) -> None:
         for spec in parsed:
             with console.transfer(console.console(stderr=True)) as watch:
                 file = obtain(spec, worker, watch)
-            click.echo(f"{spec.text}  {file.path.stat().st_size / 1e6:,.0f} MB  {file.path}")
+            click.echo(printable(f"{spec.text}  {file.path.stat().st_size / 1e6:,.0f} MB  {file.path}"))
+
+
+def _figures(model: Model) -> dict[str, Any]:
+    """What a model needs per token and per context, and the context for which this machine has the memory now."""
+    from lab.core import cost
+    from lab.runner import limits
+
+    per_position, available = cost.kv_bytes_per_position(model), limits.memory_available()
+    lengths = (1_000, 10_000, 128_000)
+    return {
+        "weight_bytes_per_decode_step": cost.weight_bytes_per_step(model),
+        "kv_bytes_per_position": per_position,
+        "kv_bytes": {str(n): None if per_position is None else round(n * per_position) for n in lengths},
+        "memory_available_bytes": available,
+        "n_ctx_that_fits": max(0, int((available - (model.n_bytes or 0)) // per_position)) if per_position else None,
+    }
+
+
+def _sizes(model: Model) -> dict[str, Any]:
+    """What of a model depends on its quantization."""
+    figures = _figures(model)
+    return {"n_bytes": model.n_bytes} | {
+        name: figures[name] for name in ("weight_bytes_per_decode_step", "n_ctx_that_fits")
+    }

@@ -15,7 +15,7 @@ from typing import Any
 
 from lab.core.record import Model
 from lab.engine import native
-from lab.errors import LabError
+from lab.errors import LabError, printable
 
 MOST_TENSORS, MOST_ITEMS = 20_000, 1 << 20
 MOST = {
@@ -106,7 +106,7 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
         name=name,
         source=source,
         repo=None,
-        file=path.name,
+        file=printable(path.name),
         revision=None,
         sha256=None,
         n_bytes=n_bytes,

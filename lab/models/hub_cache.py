@@ -1,9 +1,9 @@
-"""The hub's cache on this disk: what is whole, what has a name, what an interrupted download left.
+"""The hub's cache on this disk: which files are whole, and where a download grows until it is.
 
-The layout is huggingface_hub's documented one, shared with people's other tools: a repo's folder holds the bytes in
-`blobs/SHA256`, names that link to them in `snapshots/COMMIT/FILE`, and in `refs/REVISION` the commit of a branch or
-tag. Nothing here asks the network. A download in parts grows in a file of the lab's own beside the blobs, and gets
-a name only when its bytes have the right sum.
+The layout is huggingface_hub's documented one, shared with other tools: a repo's folder holds the bytes in
+`blobs/SHA256`, links to them in `snapshots/COMMIT/FILE`, and in `refs/REVISION` the commit of a branch or tag. The
+library finds and deletes files. It has no way to put a file in that it did not download, so `settle` does that.
+Nothing here asks the network.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A whole file in the cache; `revision` is its commit, `sha256` is None where its name does not tell it."""
+    """A whole file in the cache; `revision` is its commit, `sha256` is None where its blob has another name."""
 
     path: Path
     revision: str
@@ -46,8 +46,12 @@ class Pulled:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one file of one commit belongs."""
+    """What the hub announces of a file before its first byte, and the file's places in the cache."""
 
+    url: str
+    commit: str
+    sha256: str | None
+    n_bytes: int | None
     name: Path
     blob: Path
     partial: Path
@@ -67,33 +71,15 @@ def check(remote: Remote) -> None:
             raise LabError(f"{path!r} is not the name of a {what} on the hub.", "Write it as hf:OWNER/REPO/FILE.gguf")
 
 
-def cached(remote: Remote) -> Pulled | None:
-    """What is whole in the cache, without asking the network or reading the file. Raises LabError."""
-    check(remote)
-    try:
-        name = find(remote)
-        blob = target(name) if name else None
-    except OSError as problem:
-        raise unusable(problem) from None
-    if name is None or blob is None:
-        return None
-    sha256 = as_sha256(blob.name)
-    if remote.sha256 and sha256 and sha256 != remote.sha256.lower():
-        return None
-    return Pulled(name, name.parents[remote.file.count("/")].name, sha256)
-
-
 def root() -> Path:
-    """The cache's folder; unlike in huggingface_hub the environment is read at every call."""
-    env = os.environ
-    caches = env.get("XDG_CACHE_HOME") or "~/.cache"
-    home = env.get("HF_HOME") or f"{caches}/huggingface"
-    path = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
-    return Path(os.path.expandvars(path)).expanduser().absolute()
+    """The cache's folder, without links in it."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).resolve()
 
 
 def folder(repo: str) -> Path:
-    """Where a repo's files are."""
+    """The folder of a repo's files."""
     return root() / "--".join(["models", *repo.split("/")])
 
 
@@ -103,23 +89,33 @@ def names(repo: str) -> list[str]:
     return sorted({"/".join(path.relative_to(snapshots).parts[1:]) for path in snapshots.glob("*/**/*.gguf")})
 
 
-def find(remote: Remote) -> Path | None:
-    """The file's name in the cache, None where it has none. Raises OSError."""
-    ref = folder(remote.repo) / "refs" / remote.revision
-    commit = ref.read_text().strip() if ref.is_file() else remote.revision
-    name = folder(remote.repo) / "snapshots" / commit / remote.file
-    return name if name.is_file() else None
+def find(remote: Remote) -> Pulled | None:
+    """The whole file in the cache, None where there is none; the file is not read. Raises OSError."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(remote.repo, remote.file, root(), remote.revision)
+    if not isinstance(path, str):
+        return None
+    name = Path(path)
+    sha256 = as_sha256(blob_of(name).name)
+    if remote.sha256 and sha256 and sha256 != remote.sha256.lower():
+        return None
+    return Pulled(name, name.parents[remote.file.count("/")].name, sha256)
 
 
-def target(name: Path) -> Path:
+def blob_of(name: Path) -> Path:
     """The blob that a name links to; the name itself where the system has no links."""
     return Path(os.path.normpath(name.parent / name.readlink())) if name.is_symlink() else name
 
 
-def slot(remote: Remote, commit: str, etag: str) -> Slot:
-    """The place of a file that the hub announces."""
+def slot(remote: Remote, commit: str, etag: str, url: str = "", n_bytes: int | None = None) -> Slot:
+    """The places of a file that the hub announces."""
     base = folder(remote.repo)
     return Slot(
+        url=url,
+        commit=commit,
+        sha256=as_sha256(etag),
+        n_bytes=n_bytes,
         name=base / "snapshots" / commit / remote.file,
         blob=base / "blobs" / etag,
         partial=base / "blobs" / (etag + PARTIAL),
@@ -128,23 +124,23 @@ def slot(remote: Remote, commit: str, etag: str) -> Slot:
     )
 
 
-def checked_sha256(remote: Remote, path: Path, announced: str | None, n_bytes: int | None) -> str:
-    """A file's sha256. Raises LabError, and deletes the file, where it is not the announced or the expected one."""
+def checked_sha256(remote: Remote, path: Path, place: Slot) -> str:
+    """The sha256 of the file at `path`. Where it is not the one announced or expected: deletes it, raises LabError."""
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()
-    wanted = announced or (remote.sha256 or sha256).lower()
-    if sha256 == wanted and n_bytes in (None, size):
+    wanted = place.sha256 or (remote.sha256 or sha256).lower()
+    if sha256 == wanted and place.n_bytes in (None, size):
         return sha256
-    drop(remote.repo, path)
+    drop(path)
     raise LabError(
         f"{remote.file} of {remote.repo} came with wrong bytes: {size:,} bytes with sha256 {sha256} instead of "
-        f"{size if n_bytes is None else n_bytes:,} with {wanted}. The file was deleted.",
+        f"{size if place.n_bytes is None else place.n_bytes:,} with {wanted}. The file was deleted.",
         "Pull it again. If this repeats, something on the way (a proxy, a mirror) changes the file.",
     )
 
 
-def settle(place: Slot, commit: str) -> None:
+def settle(place: Slot) -> None:
     """Give a checked file its names; the partial file becomes the blob. Raises OSError."""
     if not place.blob.exists() and not place.name.exists():
         place.partial.replace(place.blob)
@@ -158,28 +154,35 @@ def settle(place: Slot, commit: str) -> None:
     if place.ref:
         place.ref.parent.mkdir(parents=True, exist_ok=True)
         fresh = place.ref.with_name(f"{place.ref.name}.{os.getpid()}.tmp")
-        fresh.write_text(commit)
+        fresh.write_text(place.commit)
         fresh.replace(place.ref)
 
 
-def drop(repo: str, path: Path) -> int:
-    """Delete a blob or a partial file, after every name that links to it; the bytes freed. Raises OSError."""
-    for name in (folder(repo) / "snapshots").rglob("*"):
-        if name.is_symlink() and target(name) == path:
-            name.unlink()
-    n_bytes = path.lstat().st_size
-    path.unlink()
+def drop(blob: Path) -> int:
+    """Delete a blob of the cache, after every name that links to it; the bytes freed. Raises OSError."""
+    from huggingface_hub import scan_cache_dir
+
+    cache = scan_cache_dir(root())
+    files = (file for repo in cache.repos for revision in repo.revisions for file in revision.files)
+    plan = cache.delete_files(*(file for file in files if file.blob_path == blob))
+    plan.execute()
+    if not blob.exists():
+        return plan.expected_freed_size
+    n_bytes = blob.stat().st_size  # without a name, or in a repo with a broken link, which the library does not list
+    blob.unlink()
     return n_bytes
 
 
-def check_space(remote: Remote, place: Slot, n_bytes: int | None) -> None:
-    """Raises LabError where the disk has no room for what is missing of `n_bytes`."""
-    if (n_bytes or 0) - place.n_partial > shutil.disk_usage(place.partial.parent).free:
-        raise full(remote, place, n_bytes)
+def check_space(remote: Remote, place: Slot) -> None:
+    """Raises LabError where the disk has no room for what is missing of the file."""
+    n_bytes = place.n_bytes or remote.n_bytes or 0
+    if n_bytes - place.n_partial > shutil.disk_usage(place.partial.parent).free:
+        raise full(remote, place)
 
 
-def full(remote: Remote, place: Slot, n_bytes: int | None) -> LabError:
-    """The disk has no room for what is missing of `n_bytes`."""
+def full(remote: Remote, place: Slot) -> LabError:
+    """The disk has no room for what is missing of the file."""
+    n_bytes = place.n_bytes or remote.n_bytes
     needed = f"{n_bytes - place.n_partial:,} more bytes are" if n_bytes else "more is"
     free = shutil.disk_usage(place.partial.parent).free
     return LabError(

@@ -7,12 +7,15 @@ same to a stranger (401); a gated one wants a licence click on its page. A wrong
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from lab.errors import LabError
 from lab.models.hub_cache import Remote
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
 
 HOME = "https://huggingface.co"
 BUSY = frozenset({408, 429, 500, 502, 503, 504})
@@ -29,30 +32,34 @@ class Unreachable(LabError):
     """There is no way to the hub now, or it is too busy."""
 
 
-def refused(status: int, headers: Mapping[str, str], remote: Remote, listed: Listed) -> LabError:
-    """An answer that is an error, in words."""
-    code, repo, page = headers.get("X-Error-Code", ""), remote.repo, f"{HOME}/{remote.repo}"
+def refused(problem: HfHubHTTPError, remote: Remote, listed: Listed) -> LabError:
+    """The error for a user of an answer that is an error; `listed` is asked for names that are close."""
+    from huggingface_hub import errors
+
+    response, repo, page = problem.response, remote.repo, f"{HOME}/{remote.repo}"
+    status: int = response.status_code
     licence = (
         f"accept the licence on {page}, make a token of that account on {HOME}/settings/tokens, "
         "set HF_TOKEN to it, and pull again."
     )
-    if code == "GatedRepo" or status == 403:
+    if isinstance(problem, errors.GatedRepoError) or status == 403:
         return LabError(f"{repo} is gated: the hub does not give it to everyone ({status}).", f"To get it, {licence}")
-    if code == "RevisionNotFound":
-        offer = _offer(remote.revision, refs(listed(f"/{repo}/refs"))) or f"See {page}"
-        return LabError(f"{repo} has no revision {remote.revision!r}.", offer)
-    if code == "EntryNotFound":
+    if isinstance(problem, errors.RevisionNotFoundError):
+        refs = listed(f"/{repo}/refs")
+        names = _column(refs, "branches", "name") + _column(refs, "tags", "name")
+        return LabError(f"{repo} has no revision {remote.revision!r}.", _offer(remote.revision, names) or f"See {page}")
+    if isinstance(problem, errors.EntryNotFoundError):
         offer = _offer(remote.file, ggufs(listed(files_of(remote)))) or f"See {page}"
         return LabError(f"{repo} has no file {remote.file!r} at revision {remote.revision!r}.", offer)
-    if "invalid credentials" in headers.get("X-Error-Message", "").lower():
+    if "invalid credentials" in (problem.server_message or "").lower():
         return LabError(f"The hub does not know the token in HF_TOKEN ({status}).", f"Unset it. For {repo}, {licence}")
     if status in (401, 404):
         owner = quote(repo.split("/")[0])
-        offer = _offer(repo, repos(listed(f"?author={owner}&limit=500")))
+        offer = _offer(repo, _column({"repos": listed(f"?author={owner}&limit=500")}, "repos", "id"))
         hint = f"{offer} If it is private or gated, {licence}".strip()
         return LabError(f"The hub has no repo {repo}, or does not show it to everyone ({status}).", hint)
     if status in BUSY:
-        asked = headers.get("Retry-After")
+        asked = response.headers.get("Retry-After")
         when = f"It asks to wait {asked} s. " if asked else ""
         return Unreachable(
             f"The hub is too busy to give {remote.file} of {repo} (status {status}, several times).",
@@ -101,16 +108,6 @@ def files_of(remote: Remote) -> str:
 def ggufs(info: Any) -> list[str]:
     """The .gguf files in the hub's description of a revision, sorted."""
     return sorted(name for name in _column(info, "siblings", "rfilename") if name.lower().endswith(".gguf"))
-
-
-def refs(info: Any) -> list[str]:
-    """The branches and tags of a repo."""
-    return _column(info, "branches", "name") + _column(info, "tags", "name")
-
-
-def repos(info: Any) -> list[str]:
-    """The names in a list of repos."""
-    return _column({"repos": info}, "repos", "id")
 
 
 def _column(info: Any, rows: str, name: str) -> list[str]:

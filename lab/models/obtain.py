@@ -1,4 +1,4 @@
-"""From a spec to a file on this machine: found, pulled from the hub, built, or re-quantised.
+"""From a spec to a file on this machine: one that is here, one pulled from the hub, or one that the lab makes.
 
 What the lab makes itself (synthetic and re-quantised models) is made once and kept in a cache folder of its
 own; downloads go to the standard hub cache, where other tools find them too.
@@ -14,14 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.errors import LabError
+from lab.errors import LabError, printable
 from lab.models import catalog, hub, hub_cache, synthetic
 from lab.models.catalog import EMBEDDED, FILE, HUB, REQUANTIZED, SYNTHETIC, ModelFile, Spec
 from lab.models.hub import Remote
 from lab.process.worker import Worker
 
 ShowTransfer = Callable[[str, int, int | None], None]
-"""Told what is being done, the bytes done and the total bytes (None where it is not known)."""
+"""Called with what is being done, the bytes done and the total bytes (None where that is not known)."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Listed:
 def locate(spec: Spec) -> ModelFile | None:
     """The file of `spec` where it is on this machine already; nothing is fetched or made."""
     if spec.path:
-        return ModelFile(spec.path.stem, FILE, spec.path)
+        return ModelFile(printable(spec.path.stem), FILE, spec.path)
     if remote := _cached_remote(spec):
         pulled = hub.cached(remote)
         if pulled:
@@ -56,15 +56,18 @@ def obtain(spec: Spec, worker: Worker, watch: ShowTransfer, fetch: bool = True) 
     if here := locate(spec):
         return here
     if not fetch:
-        verb = "make" if spec.source == SYNTHETIC or _base_is_here(spec) else "pull"
-        raise LabError(f"{spec.text} is not on this machine.", f"Get it first: lab models {verb} {spec.text}")
-    if spec.source == SYNTHETIC:
-        return _build(spec, worker, watch)
-    if _wants_another_quantization(spec) and _base_is_here(spec):
-        return _requantize(spec, worker, watch)
+        raise LabError(f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}")
+    if spec.source == SYNTHETIC or (_wants_another_quantization(spec) and _base_is_here(spec)):
+        return _make(spec, worker, watch)
     remote = _remote(spec) if spec.file and not _wants_another_quantization(spec) else _choose(spec)
     pulled = hub.pull(remote, lambda done, total: watch(f"downloading {remote.file}", done, total))
     return ModelFile(_name(spec), HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
+
+
+def how_to_get(spec: Spec) -> str:
+    """The command that puts the model on this machine."""
+    verb = "make" if spec.source == SYNTHETIC or _base_is_here(spec) else "pull"
+    return f"lab models {verb} {spec.text}"
 
 
 def remove(spec: Spec) -> int:
@@ -81,7 +84,7 @@ def remove(spec: Spec) -> int:
 
 
 def listing() -> list[Listed]:
-    """The catalog, and what the lab has made."""
+    """The catalog, and what is in the cache folder of made models."""
     rows = []
     for entry in catalog.entries().values():
         source = EMBEDDED if entry.embedded else HUB if entry.repo else "shape only"
@@ -94,25 +97,65 @@ def listing() -> list[Listed]:
         n_bytes = here.path.stat().st_size if here else entry.n_bytes
         rows.append(Listed(entry.name, entry.quantization, n_bytes, here is not None, source, entry.about))
     for path in sorted(cache_folder().glob("*.gguf")):
-        source, name, quantization = path.stem.split("--")
-        text = f"synthetic:{name}:{quantization}" if source == SYNTHETIC else f"{name}:{quantization}"
-        about = "random weights" if source == SYNTHETIC else "re-quantised: real speed, not the quality of a proper one"
-        rows.append(Listed(text, quantization, path.stat().st_size, True, source, about))
+        if row := _listed_file(path):
+            rows.append(row)
     return rows
 
 
+def _listed_file(path: Path) -> Listed | None:
+    """The row of a file in the cache folder, whoever put it there; None where it cannot be read (any more)."""
+    try:
+        if not path.is_file():
+            return None
+        n_bytes = path.stat().st_size
+    except OSError:
+        return None
+    source, name, quantization = [*path.stem.split("--"), "", ""][:3]
+    text = f"synthetic:{name}:{quantization}" if source == SYNTHETIC else f"{name}:{quantization}"
+    try:
+        is_made = name and _made_path(catalog.parse(text)) == path
+    except LabError:  # of a model that is not in the catalog (any more)
+        is_made = False
+    if not is_made:
+        about = "not made by the lab under this name: measure it by its path"
+        return Listed(printable(str(path)), None, n_bytes, True, FILE, about)
+    about = "random weights" if source == SYNTHETIC else "re-quantised: real speed, not the quality of a proper one"
+    return Listed(text, quantization, n_bytes, True, source, about)
+
+
 def cache_folder() -> Path:
-    """Where made models are kept: $MINI_LAB_CACHE, else mini-lab/models in the user's cache folder."""
+    """The folder of made models: $MINI_LAB_CACHE, else that of earlier versions if it exists, else the platform's."""
+    import platformdirs
+
     if chosen := os.environ.get("MINI_LAB_CACHE"):
         return Path(chosen)
-    base = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
-    return Path(base or Path.home() / ".cache") / "mini-lab" / "models"
+    base = os.environ.get("LOCALAPPDATA") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    earlier = Path(base, "mini-lab", "models")
+    return earlier if earlier.is_dir() else platformdirs.user_cache_path("mini-lab", appauthor=False) / "models"
 
 
-def _build(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
-    assert spec.entry is not None and spec.quantization is not None
+def _make(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
+    """Make the model. Where another process is making it, wait for that and use its file."""
+    assert spec.quantization is not None
     _need_quantization(spec.quantization, worker)
-    target, shape = _target(spec), spec.entry.shape
+    target = _target(spec)
+    lock = target.parent / ".locks" / f"{target.name}.lock"
+
+    def waiting() -> None:
+        watch(f"waiting for another process that makes {spec.text}", 0, None)
+
+    try:
+        with hub.alone(lock, waiting):
+            if here := locate(spec):
+                return here
+            return (_build if spec.source == SYNTHETIC else _requantize)(spec, target, worker, watch)
+    except OSError as problem:
+        raise _unusable(target.parent, problem) from None
+
+
+def _build(spec: Spec, target: Path, worker: Worker, watch: ShowTransfer) -> ModelFile:
+    assert spec.entry is not None and spec.quantization is not None
+    shape = spec.entry.shape
     direct = spec.quantization in synthetic.QUANTIZATIONS
     base = target if direct else target.with_name(f".{target.stem}.base")
     written = spec.quantization if direct else "Q4_0"
@@ -128,11 +171,9 @@ def _build(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
     return ModelFile(spec.entry.name, SYNTHETIC, target)
 
 
-def _requantize(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
+def _requantize(spec: Spec, target: Path, worker: Worker, watch: ShowTransfer) -> ModelFile:
     base = locate(_base(spec))
     assert base is not None and spec.quantization is not None
-    _need_quantization(spec.quantization, worker)
-    target = _target(spec)
     _need_room(target, 4 * base.path.stat().st_size)
     _quantize(base.path, target, spec.quantization, worker, watch)
     return ModelFile(_name(spec), REQUANTIZED, target, base.repo, base.revision)
@@ -169,7 +210,7 @@ def _fitting(names: list[str], quantization: str) -> list[str]:
 
 
 def _cached_remote(spec: Spec) -> Remote | None:
-    """The file on the hub that `spec` means, as far as that can be told without asking the hub."""
+    """The file on the hub that `spec` means; None where only the hub could say which."""
     if spec.repo is None:
         return None
     if spec.file and not _wants_another_quantization(spec):
@@ -201,7 +242,7 @@ def _remote(spec: Spec) -> Remote:
 
 
 def _name(spec: Spec) -> str:
-    return spec.entry.name if spec.entry else Path(spec.file or spec.repo or spec.text).stem
+    return spec.entry.name if spec.entry else printable(Path(spec.file or spec.repo or spec.text).stem)
 
 
 def _made_path(spec: Spec) -> Path | None:
@@ -231,17 +272,17 @@ def _need_quantization(name: str, worker: Worker) -> None:
 
 
 def _need_room(target: Path, n_bytes: int) -> None:
-    """LabError where the cache folder cannot be made, or its disk has not so many bytes free."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(target.parent).free
-    except OSError as problem:
-        raise LabError(
-            f"The folder for made models, {target.parent}, cannot be used: {problem.strerror}.",
-            "Set MINI_LAB_CACHE to another folder.",
-        ) from None
+    """LabError where the disk of the cache folder has not so many bytes free. Raises OSError."""
+    free = shutil.disk_usage(target.parent).free
     if free < n_bytes:
         raise LabError(
             f"{target.name} needs about {n_bytes / 1e9:.1f} GB on the disk; {free / 1e9:.1f} GB are free.",
             "Remove models (lab models remove), or set MINI_LAB_CACHE to a folder on another disk.",
         )
+
+
+def _unusable(folder: Path, problem: OSError) -> LabError:
+    return LabError(
+        f"The folder for made models, {folder}, cannot be used: {problem.strerror or problem}.",
+        "Set MINI_LAB_CACHE to another folder.",
+    )

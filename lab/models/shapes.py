@@ -7,29 +7,46 @@ takes.
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 
 from lab.core.record import Model
 from lab.errors import LabError
 from lab.models import catalog, synthetic
-from lab.models.catalog import Entry, Shape
+from lab.models.catalog import Entry, Shape, Spec
 from lab.models.obtain import locate
 from lab.models.synthetic import Tensor
 from lab.process.worker import Worker
 
+COMMON_QUANTIZATIONS = ("Q4_0", "Q4_K_M", "Q8_0", "F16")
 
-def find(worker: Worker, text: str) -> Model:
-    """The model that `text` names: from its file's header where it is here, else from its shape in the catalog."""
+
+def parse(text: str) -> Spec:
+    """What `text` means, where a shape is enough: a model without a file to get is its shape with random weights."""
     try:
-        spec = catalog.parse(text)
+        return catalog.parse(text)
     except LabError:
         if text.partition(":")[0] not in catalog.entries():
             raise
-        spec = catalog.parse(f"synthetic:{text}")  # a shape is enough
+        return catalog.parse(f"synthetic:{text}")
+
+
+def find(worker: Worker, text: str) -> Model:
+    """The model that `text` names: from its file's header where it is here, else from its shape in the catalog."""
+    spec = parse(text)
     if file := locate(spec):
         return worker.read_model(file.path, file.name, file.source)
     if spec.entry is None:
         raise LabError(f"{spec.text} is not on this machine.", f"Get it first: lab models pull {spec.text}")
     return model_of(spec.entry, spec.quantization or spec.entry.quantization or "Q4_K_M")
+
+
+def by_quantization(entry: Entry) -> dict[str, Model]:
+    """The model in common quantizations, without a file; those whose mix of types is not known are left out."""
+    models = {}
+    for quantization in COMMON_QUANTIZATIONS:
+        with suppress(LabError):
+            models[quantization] = model_of(entry, quantization)
+    return models
 
 
 def model_of(entry: Entry, quantization: str) -> Model:

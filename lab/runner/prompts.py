@@ -1,9 +1,8 @@
 """A prompt of exactly n tokens.
 
-Speed hardly depends on what a prompt says, but text should be text: it is what people measure, and a
-generation can then be read. The lab brings its own texts of different kinds (folder `prompts/`). They are
-tokenised once and a prompt is a slice of the tokens, so its length is exact. Each repeat starts at another
-offset, and past the end it goes on from the beginning.
+Speed hardly depends on what a prompt says, but with real text the generated tokens can be read. The lab has texts of
+different kinds (folder `prompts/`). They are tokenised once, and a prompt is a slice of the tokens, so its length is
+exact. The repeats start at different offsets; past the end a slice goes on from the beginning.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.errors import LabError
+from lab.errors import LabError, printable
 
 TEXT, RANDOM = "text", "random"
 
 
 @dataclass(frozen=True)
 class Source:
-    """What prompts are cut from. A random prompt has no text."""
+    """The text that prompts are cut from; None for random prompts."""
 
     name: str
     text: str | None
@@ -29,7 +28,10 @@ class Source:
 
 
 def source(asked: str) -> Source:
-    """`text` (the lab's own), `random` (uniform token ids), or the path of a UTF-8 text file."""
+    """The source that --prompt names: `text` (the lab's own), `random` (uniform token ids), or a UTF-8 text file.
+
+    Raises LabError where the file cannot be read, is not UTF-8, or is empty.
+    """
     if asked == RANDOM:
         return Source(RANDOM, None, None)
     if asked == TEXT:
@@ -46,7 +48,7 @@ def source(asked: str) -> Source:
         raise LabError(f"The prompt file {asked} is not UTF-8 text.", "Convert it, or use --prompt text.") from None
     if not text.strip():
         raise LabError(f"The prompt file {asked} is empty.", "Put some text into it, or use --prompt text.")
-    return Source(path.name, text, _sha256(text))
+    return Source(printable(path.name), text, _sha256(text))
 
 
 def offset(seed: int, repeat: int, n_available: int) -> int:

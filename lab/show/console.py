@@ -97,7 +97,7 @@ def models_table(rows: Sequence[Listed]) -> Table:
 
 def describe_model(
     model: Model,
-    path: Path,
+    path: Path | None,
     bytes_per_step: int | None,
     kv_per_position: float | None,
     kv_bytes: dict[int, int | None],
@@ -116,7 +116,7 @@ def describe_model(
     fits = "unknown" if n_ctx_fits is None else f"a context of up to about {n_ctx_fits:,} tokens"
     return [
         f"name      {model.name} {model.quantization or ''} ({model.source})",
-        f"file      {path}, {megabytes(model.n_bytes)}",
+        f"file      {path or 'not on this machine'}, {megabytes(model.n_bytes)}",
         f"shape     {model.arch}: {model.n_layer} layers, {model.n_embd} wide, feed-forward {model.n_ff}, {heads}",
         f"tokens    vocabulary of {model.n_vocab}, output matrix {tied}, trained for {model.n_ctx_train}",
         f"tensors   {types}",
