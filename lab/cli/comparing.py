@@ -31,7 +31,7 @@ def compare(
     times the base's time the other took, its interval, and a verdict. Fewer than 4 runs a side tell nothing.
     """
     from lab.analysis import comparison as comparing
-    from lab.show import console, text_results
+    from lab.show import console, text_compare, text_results
 
     records = list(read(results).records)
     found = comparing.groups(records, base)
@@ -43,11 +43,11 @@ def compare(
     )
     if as_json:
         console.print_json(
-            {**text_results.comparisons_as_json(found, comparisons), "plots": [str(plot) for plot in plots]}
+            {**text_compare.comparisons_as_json(found, comparisons), "plots": [str(plot) for plot in plots]}
         )
         return
     stdout = console.console()
-    text_results.print_comparisons(found, comparisons, at_least, stdout)
+    text_compare.print_comparisons(found, comparisons, at_least, stdout)
     for sentence in text_results.warnings(records):
         stdout.print(f"{text_results.DISTURBED} {sentence}")
     for plot in plots:

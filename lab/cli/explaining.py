@@ -37,14 +37,14 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     from lab.models import shapes
     from lab.process.worker import Worker
     from lab.runner.plan import make_plan
-    from lab.show import console, text_why
+    from lab.show import console, text_setup, text_why
     from lab.why import probing
 
     err = console.console(stderr=True)
     with Worker() as worker, console.transfer(err) as transferring:
         model = shapes.find(worker, asked.pop("model"))
         plan = make_plan(worker, [1], 1, 1, **asked, watch=transferring)
-        for line in console.describe(plan.machine, model):
+        for line in text_setup.describe(plan.machine, model):
             err.print(line)
         extra = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
         said = list[str]()

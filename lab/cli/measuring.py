@@ -101,7 +101,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
     from lab.process.worker import Worker
     from lab.runner import side_by_side
     from lab.runner.session import new_results_file
-    from lab.show import console, text_results
+    from lab.show import console, text_compare, text_results, text_setup
 
     as_json, no_plot, report = asked.pop("as_json"), asked.pop("no_plot"), asked.pop("report")
     err = console.console(stderr=True)
@@ -109,7 +109,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
     with Worker() as worker, console.transfer(err) as transferring:
         plans = side_by_side.plan(worker, named, blocks, **asked, watch=transferring)
     first = next(iter(plans.values()))
-    for line in console.describe(first.machine, first.model):
+    for line in text_setup.describe(first.machine, first.model):
         err.print(line)
     for warning in dict.fromkeys(warning for plan in plans.values() for warning in plan.warnings):
         err.print(f"Note: {warning}", style="yellow")
@@ -125,12 +125,12 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
     comparisons = comparison.compare_groups(found, at_least)
     stdout = console.console()
     if not as_json:
-        text_results.print_comparisons(found, comparisons, at_least, stdout)
+        text_compare.print_comparisons(found, comparisons, at_least, stdout)
         for sentence in text_results.warnings(records):
             stdout.print(f"{text_results.DISTURBED} {sentence}")
     files = _files(records, path, not no_plot, report, at_least, None if as_json else stdout)
     if as_json:
-        console.print_json({**files, **text_results.comparisons_as_json(found, comparisons)})
+        console.print_json({**files, **text_compare.comparisons_as_json(found, comparisons)})
 
 
 def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool, dry_run: bool, **asked: Any) -> None:
@@ -138,7 +138,7 @@ def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool,
     from lab.process.worker import Worker
     from lab.runner.plan import make_plan
     from lab.runner.session import execute, new_results_file
-    from lab.show import console, text_results
+    from lab.show import console, text_results, text_setup
 
     err = console.console(stderr=True)
     text_out = err if as_json else console.console()
@@ -146,12 +146,12 @@ def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool,
     with Worker() as worker:
         with console.transfer(err) as transferring:
             plan = make_plan(worker, **asked, watch=transferring, fetch=not dry_run)
-        for line in console.describe(plan.machine, plan.model):
+        for line in text_setup.describe(plan.machine, plan.model):
             text_out.print(line)
-        for warning in [*plan.warnings, *([console.refused_lengths(plan)] if plan.refused else [])]:
+        for warning in [*plan.warnings, *([text_setup.refused_lengths(plan)] if plan.refused else [])]:
             err.print(f"Note: {warning}", style="yellow")
         if dry_run:
-            console.print_plan(plan, as_json)
+            text_setup.print_plan(plan, as_json)
             return
         path = new_results_file(plan, Path(out))
 

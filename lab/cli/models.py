@@ -25,13 +25,13 @@ def models(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand:
         return
     from lab.models.obtain import listing
-    from lab.show import console
+    from lab.show import console, text_setup
 
     rows = listing()
     if as_json:
         console.print_json([dataclasses.asdict(row) for row in rows])
         return
-    console.console().print(console.models_table(rows))
+    console.console().print(text_setup.models_table(rows))
     click.echo("\nShapes can be measured with random weights: --model synthetic:NAME. Any file: --model PATH.gguf")
 
 
@@ -45,7 +45,7 @@ def info(spec: str, as_json: bool) -> None:
     from lab.models.obtain import obtain
     from lab.process.worker import Worker
     from lab.runner import limits
-    from lab.show import console
+    from lab.show import console, text_setup
 
     with Worker() as worker:
         file = obtain(catalog.parse(spec), worker, lambda what, done, total: None, fetch=False)
@@ -65,7 +65,7 @@ def info(spec: str, as_json: bool) -> None:
     if as_json:
         console.print_json({"model": dataclasses.asdict(model), **figures})
         return
-    for line in console.describe_model(model, file.path, per_step, per_position, lengths, fits):
+    for line in text_setup.describe_model(model, file.path, per_step, per_position, lengths, fits):
         click.echo(line)
 
 

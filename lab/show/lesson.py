@@ -19,7 +19,7 @@ from lab.core import cost
 from lab.core.record import OK, SCHEMA, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.process.wire import MUL_MAT
-from lab.show import console, text_results, text_why
+from lab.show import console, text_compare, text_results, text_why
 from lab.why import advice, prediction, probing, roofline
 from lab.why.roofline import Explained
 
@@ -46,7 +46,7 @@ def show(records: Sequence[Record]) -> None:
 def compare(records: Sequence[Record]) -> None:
     """Groups of runs beside each other, as `lab compare` prints them."""
     found = comparing.groups(_timed(records))
-    text_results.print_comparisons(found, comparing.compare_groups(found), comparing.AT_LEAST, console.console())
+    text_compare.print_comparisons(found, comparing.compare_groups(found), comparing.AT_LEAST, console.console())
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:

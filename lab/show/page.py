@@ -17,7 +17,7 @@ from lab.analysis import comparison, disturbances, table, wording
 from lab.core import results
 from lab.core.record import OK, Ceilings, Record
 from lab.errors import LabError
-from lab.show import console, plot_runs, plot_why, reproduce, svg, text_results, text_why
+from lab.show import plot_runs, plot_why, reproduce, svg, text_compare, text_results, text_setup, text_why
 from lab.why import advice, probing, roofline
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _answers(label: str, rows: pd.DataFrame) -> list[str]:
 def _facts(record: Record) -> dict[str, str]:
     settings = record.settings
     flash = settings.flash_attn_resolved or settings.flash_attn
-    found = console.facts(record.machine, record.model)
+    found = text_setup.facts(record.machine, record.model)
     if record.model.source == "synthetic":
         found["weights"] = "random: the time is that of the real model's shape, the text means nothing"
     parts = {
@@ -201,17 +201,17 @@ def _comparison(records: Sequence[Record], n_setups: int, at_least: float) -> di
     comparisons = comparison.compare_groups(found, at_least)
     return {
         "base": found[0].label,
-        "differences": text_results.differences(found),
-        "compared": text_results.COMPARED,
+        "differences": text_compare.differences(found),
+        "compared": text_compare.COMPARED,
         "comparisons": [
             {
                 "other": each.other,
-                "rows": [text_results.comparison_cells(row) for row in each.rows],
-                "left_out": text_results.left_out(each),
+                "rows": [text_compare.comparison_cells(row) for row in each.rows],
+                "left_out": text_compare.left_out(each),
             }
             for each in comparisons
         ],
-        "how_compared": text_results.how_compared(found, comparisons, at_least),
+        "how_compared": text_compare.how_compared(found, comparisons, at_least),
     }
 
 

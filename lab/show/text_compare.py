@@ -1,0 +1,109 @@
+"""Comparisons as text: what differs between setups, and by how much."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from lab.analysis import comparison, wording
+from lab.analysis.comparison import Comparison, Group
+from lab.show.console import grid_of
+
+COMPARED = ("prompt\ntokens", "figure", "base", "other", "n", "time\nratio", "interval", "verdict")
+"""Headings of a comparison's table."""
+
+FIGURES = {"prefill_s": ("prefill", "s"), "tpot_ms": ("TPOT", "ms"), "decode_ms": ("decode compute", "ms")}
+"""Figures that are compared: their names and units."""
+
+
+def print_comparisons(
+    groups: Sequence[Group], comparisons: Sequence[Comparison], at_least: float, out: Console
+) -> None:
+    """Prints in what the groups differ, then a table per group: its times against the base's."""
+    out.print(Text("base ", style="bold") + Text(groups[0].label))
+    fields = differences(groups)
+    out.print("differ in" if fields else "differ in nothing but when they were measured")
+    for field, values in fields.items():
+        out.print(f"  {field}: {' | '.join(values)}")
+    for compared in comparisons:
+        out.print()
+        out.print(Text(compared.other, style="bold") + Text(" against the base"))
+        grid = grid_of(*COMPARED)
+        for row in compared.rows:
+            grid.add_row(*comparison_cells(row))
+        out.print(grid)
+        for sentence in left_out(compared):
+            out.print(sentence)
+    out.print()
+    for sentence in how_compared(groups, comparisons, at_least):
+        out.print(sentence)
+
+
+def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """The fields in which groups differ, with their values as text, in the order of the groups."""
+
+    def words(field: str, value: Any) -> str:
+        if value is None:
+            return "none" if field in ("sweep_every", "variant") else "unknown"
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        return _short(text, 12 if field.endswith("sha256") else 60)
+
+    differ = comparison.differences(groups)
+    return {field: [words(field, value) for value in values] for field, values in differ.items()}
+
+
+def left_out(compared: Comparison) -> list[str]:
+    """Sentences that name the figures which only one of the two has."""
+    sentences = [] if compared.rows else ["They have no length in common."]
+    for side, names in (("base", compared.only_base), ("other", compared.only_other)):
+        if names:
+            sentences.append(f"Only in the {side}: {', '.join(names)}.")
+    return sentences
+
+
+def comparison_cells(row: comparison.Row) -> list[str]:
+    """The cells of a row, under the headings `COMPARED`."""
+    name, unit = FIGURES[row.figure]
+    return [
+        f"{row.n_prompt:,}",
+        f"{name}, {unit}",
+        wording.digits(row.base),
+        wording.digits(row.other),
+        str(row.n_base) if row.n_base == row.n_other else f"{row.n_base}, {row.n_other}",
+        wording.digits(row.ratio.estimate) if row.ratio else "-",
+        f"{row.ratio.low:.3f}-{row.ratio.high:.3f}" if row.ratio else "-",
+        row.words,
+    ]
+
+
+def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_least: float) -> list[str]:
+    """Sentences on how the ratios were computed, and how far they can be trusted."""
+    paired = any(row.paired for compared in comparisons for row in compared.rows)
+    how = "block by block, measured side by side" if paired else "run against run"
+    sentences = [
+        f"Time ratio: other over base, {how}. All intervals together hold with 95 %; "
+        f"differences below {at_least:.1%} are not claimed. A ratio is a median of ratios, so it need not be that of "
+        "the two columns."
+    ]
+    if not paired and all(group.rows.machine.iloc[0] == groups[0].rows.machine.iloc[0] for group in groups):
+        sentences.append(
+            "These sessions were not measured side by side: part of a difference may be the hour. See lab ab."
+        )
+    return sentences
+
+
+def comparisons_as_json(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """Groups, their differences and their comparisons, as one JSON document."""
+    return {
+        "groups": [group.label for group in groups],
+        "differences": comparison.differences(groups),
+        "comparisons": [dataclasses.asdict(compared) for compared in comparisons],
+    }
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
