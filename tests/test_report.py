@@ -132,6 +132,43 @@ def test_two_setups_are_compared() -> None:
     assert "Which is faster: session a-session or session b?" in sessions.text
 
 
+def paces(label: str, prefill_ms: float, decode_ms: float, n_runs: int) -> list[Record]:
+    """Runs of a machine with this name; the third of every three is one percent slower."""
+    runs = [
+        make_run(20, 3, i, prefill_ms=prefill_ms * (1 + 0.01 * (i % 3 == 2)), decode_ms=decode_ms)
+        for i in range(n_runs)
+    ]
+    return [make_record(run, machine=dataclasses.replace(MACHINE, cpu=label), session=label) for run in runs]
+
+
+def test_a_page_answers_its_question_first() -> None:
+    base = paces("Near", 1, 10, 9)
+    few = Page(page.html([*base[:3], *paces("Far", 2, 30, 3)], [])).text
+    question = "Which is faster: Near, 4 cores or Far, 4 cores? "
+    assert (
+        f"{question}By the medians, Far, 4 cores is slower than Near, 4 cores: it takes 2 to 2.82 times the time. Prefill of"
+        in few
+    )
+    assert "Prefill of 20 tokens: by the medians about 2 times as slow; too few runs" in few
+    sure = Page(page.html([*base, *paces("Far", 0.5, 5, 9)], [])).text
+    assert (
+        f"{question}Far, 4 cores is faster than Near, 4 cores: 1.83 to 2 times as fast. Prefill of 20 tokens: f" in sure
+    )
+    mixed = Page(page.html([*base, *paces("Far", 0.5, 30, 9)], [])).text
+    assert f"{question}It depends: Far, 4 cores takes 0.5 to 2.82 times the time of Near, 4 cores." in mixed
+    same = Page(page.html([*base, *paces("Far", 1, 10, 9)], [])).text
+    assert f"{question}No difference between Far, 4 cores and Near, 4 cores can be claimed." in same
+
+
+def test_of_three_the_fastest_is_named() -> None:
+    records = [*paces("A", 1, 10, 3), *paces("B", 0.5, 20, 3), *paces("C", 2, 30, 3)]
+    text = Page(page.html(records, [])).text
+    assert "By the medians, B, 4 cores is the fastest in prefill of 20 tokens." in text
+    assert "By the medians, A, 4 cores is the fastest in TPOT after 20 prompt tokens (3 generated)." in text
+    apart = [*paces("A", 1, 10, 3), *(make_record(make_run(30, 3), session="b") for _ in range(3))]
+    assert "have no length in common" in Page(page.html(apart, [])).text
+
+
 def test_what_is_not_known_is_left_out() -> None:
     unknown = dataclasses.replace(MODEL, n_ctx_train=None, arch=None, n_layer=None, n_bytes=None, quantization=None)
     bare = dataclasses.replace(MACHINE, llama_cpp_python=None, os=None, ram_bytes=None, cpu=None)

@@ -91,7 +91,7 @@ def html(records: Sequence[Record], known: Sequence[Ceilings], at_least: float =
     return environment.from_string(TEMPLATE.read_text("utf-8")).render(
         version=metadata.version("mini-lab"),
         question=_question(setups),
-        answers=[answer for label, part, _ in setups for answer in _answers(label if len(setups) > 1 else "", part)],
+        times=[time for label, part, _ in setups for time in _times(label if len(setups) > 1 else "", part)],
         dates=days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
         setups=[
             {"label": name, "facts": _facts(own[0]), "parts": _parts(name, part, apart)} for name, part, own in setups
@@ -120,7 +120,7 @@ def _question(setups: Sequence[Setup]) -> str:
     return f"Which is faster: {', '.join(labels[:-1])} or {labels[-1]}?"
 
 
-def _answers(label: str, rows: pd.DataFrame) -> list[str]:
+def _times(label: str, rows: pd.DataFrame) -> list[str]:
     """What the longest prompt took, in a sentence for each length of generation."""
     found = []
     for _, part in table.summary(rows).groupby("n_gen"):
@@ -196,10 +196,11 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
 def _comparison(records: Sequence[Record], n_setups: int, at_least: float) -> dict[str, Any]:
     """The setups against the first of them."""
     if n_setups < 2:
-        return {"comparisons": []}
+        return {"comparisons": [], "answers": []}
     found = comparison.groups(records)
     comparisons = comparison.compare_groups(found, at_least)
     return {
+        "answers": text_compare.answers(comparisons),
         "base": found[0].label,
         "differences": text_compare.differences(found),
         "compared": text_compare.COMPARED,

@@ -43,6 +43,81 @@ def print_comparisons(
         out.print(sentence)
 
 
+def answers(comparisons: Sequence[Comparison]) -> list[str]:
+    """Sentences that answer which of the groups is faster, computed from the rows of `comparisons`.
+
+    With several comparisons first the fastest group by the medians; then for each comparison a verdict, and the words
+    of its rows at the shortest and the longest prompt.
+    """
+    sentences = _fastest(comparisons) if len(comparisons) > 1 else []
+    for compared in comparisons:
+        ends = {row.n_prompt for row in (*compared.rows[:1], *compared.rows[-1:])}
+        sentences.append(_overall(compared))
+        sentences += [f"{_capital(_what(row))}: {_in_words(row)}." for row in compared.rows if row.n_prompt in ends]
+    return sentences
+
+
+def _overall(compared: Comparison) -> str:
+    """One sentence on all rows: their common verdict, or the range of their ratios."""
+    verdicts, ratios = {row.verdict for row in compared.rows}, sorted(map(_ratio, compared.rows))
+    if not ratios:
+        return f"{compared.other} and {compared.base} have no length in common."
+    by = "" if verdicts in ({comparison.SLOWER}, {comparison.FASTER}) else "By the medians, "
+    if verdicts == {comparison.ALIKE}:
+        return f"No difference between {compared.other} and {compared.base} can be claimed."
+    if ratios[0] > 1:
+        return f"{by}{compared.other} is slower than {compared.base}: it takes {_range(ratios)} times the time."
+    if ratios[-1] < 1:
+        pace = _range([1 / ratio for ratio in reversed(ratios)])
+        return f"{by}{compared.other} is faster than {compared.base}: {pace} times as fast."
+    return f"It depends: {compared.other} takes {_range(ratios)} times the time of {compared.base}."
+
+
+def _fastest(comparisons: Sequence[Comparison]) -> list[str]:
+    """For each group that is fastest somewhere a sentence: in which figures, by the medians."""
+    labels = [comparisons[0].base, *(compared.other for compared in comparisons)]
+    rows = [{_what(row): _ratio(row) for row in compared.rows} for compared in comparisons]
+    wins: dict[str, list[str]] = {}
+    for what in rows[0]:
+        if all(what in others for others in rows):
+            ratios = [1.0, *(others[what] for others in rows)]
+            wins.setdefault(labels[ratios.index(min(ratios))], []).append(what)
+    if len(wins) == 1:
+        return [f"By the medians, {label} is the fastest." for label in wins]
+    return [f"By the medians, {label} is the fastest in {', '.join(figures)}." for label, figures in wins.items()]
+
+
+def _ratio(row: comparison.Row) -> float:
+    """The other's time over the base's; of the medians where there is no interval."""
+    return row.ratio.estimate if row.ratio else row.other / row.base
+
+
+def _range(ratios: Sequence[float]) -> str:
+    low, high = (f"{ratio:.3g}" for ratio in (ratios[0], ratios[-1]))
+    return low if low == high else f"{low} to {high}"
+
+
+def _what(row: comparison.Row) -> str:
+    name = FIGURES[row.figure][0]
+    if row.n_gen is None:
+        return f"{name} of {row.n_prompt:,} tokens"
+    return f"{name} after {row.n_prompt:,} prompt tokens ({row.n_gen:,} generated)"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _in_words(row: comparison.Row) -> str:
+    """The row's words. Where they only say that runs are too few, the ratio of the medians comes first."""
+    words = row.words.rstrip(".")
+    if row.ratio or not words.startswith(comparison.TOO_FEW):
+        return words
+    ratio = _ratio(row)
+    pace = f"{ratio:.2g} times as slow" if ratio > 1 else f"{1 / ratio:.2g} times as fast"
+    return f"by the medians about {pace}; {words}"
+
+
 def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
     """The fields in which groups differ, with their values as text, in the order of the groups."""
 
