@@ -146,7 +146,7 @@ def test_a_page_answers_its_question_first() -> None:
     few = Page(page.html([*base[:3], *paces("Far", 2, 30, 3)], [])).text
     question = "Which is faster: Near, 4 cores or Far, 4 cores? "
     assert (
-        f"{question}By the medians, Far, 4 cores is slower than Near, 4 cores: it takes 2 to 2.82 times the time. Prefill of"
+        f"{question}By the medians, Far, 4 cores is slower than Near, 4 cores: it takes 2 to 2.82 times the time."
         in few
     )
     assert "Prefill of 20 tokens: by the medians about 2 times as slow; too few runs" in few
