@@ -32,17 +32,17 @@ def plot_prefill(records: Sequence[Record], ax: Axes | None = None) -> Axes:
 
         lab.plot_prefill(records)
 
-    Thin lines are the inside of each run, from its steps. The dashed grey line is what the time would be
-    if every token cost what it cost at its cheapest.
+    Thin lines are single runs, step by step. The dashed grey line is proportional to the length, at the lowest
+    time per token that was measured.
     """
     records = _timed(records)
     ax = ax or new_axes()
-    every = table.runs(records)
-    every = every[every.prefill_s.notna()]
-    if every.empty:
+    run_rows = table.runs(records)
+    run_rows = run_rows[run_rows.prefill_s.notna()]
+    if run_rows.empty:
         raise LabError("There is nothing to draw: no run has a prefill time.", "Measure some: lab measure")
     step_rows = table.steps(records)
-    setups = table.setups(every)
+    setups = table.setups(run_rows)
     per_token: dict[float, float] = {}
     for (label, rows), style in zip(setups, _styles(), strict=False):
         name = f"{label}: " if len(setups) > 1 else ""
@@ -65,7 +65,7 @@ def plot_prefill(records: Sequence[Record], ax: Axes | None = None) -> Axes:
         )
         per_token.update((float(seconds / n), float(n)) for n, seconds in medians.items())
     cheapest = min(per_token)
-    lengths = [every.n_prompt.min(), every.n_prompt.max()]
+    lengths = [run_rows.n_prompt.min(), run_rows.n_prompt.max()]
     guide = f"in proportion: {digits(1e3 * cheapest)} ms a token, as at {per_token[cheapest]:,.0f}"
     ax.plot(lengths, [n * cheapest for n in lengths], color=GUIDE, ls="--", lw=1.2, label=guide)
     ax.set_xscale("log")
@@ -170,14 +170,14 @@ def drawings(records: Sequence[Record], stacked: bool = False) -> dict[str, Call
     """What draws the plots that there is data for, by their names: prefill, decode, sweep."""
     timed = _timed(records)
     sweeps, plain = [r for r in timed if r.run.every], [r for r in timed if not r.run.every]
-    found: dict[str, Callable[[Figure], Any]] = {}
+    draw_by_name: dict[str, Callable[[Figure], Any]] = {}
     if any(phases.prefill_ns(record.run) for record in plain):
-        found["prefill"] = lambda figure: plot_prefill(plain, figure.subplots())
+        draw_by_name["prefill"] = lambda figure: plot_prefill(plain, figure.subplots())
     if any(phases.itl_ns(record.run) for record in plain):
-        found["decode"] = lambda figure: plot_decode(plain, figure.subplots())
+        draw_by_name["decode"] = lambda figure: plot_decode(plain, figure.subplots())
     if sweeps:
-        found["sweep"] = lambda figure: plot_sweep(sweeps, figure, stacked)
-    return found
+        draw_by_name["sweep"] = lambda figure: plot_sweep(sweeps, figure, stacked)
+    return draw_by_name
 
 
 def save(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
