@@ -18,7 +18,7 @@ from lab.core.record import Ceilings, Record, Steps, Totals
 from lab.errors import LabError
 from lab.models import catalog
 from lab.runner.plan import make_plan
-from lab.show import page, reproduce
+from lab.show import page, plot_runs, reproduce
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab
 from tests.test_explain import FAST, timed
 from tests.test_noise import watched
@@ -167,6 +167,13 @@ def test_of_three_the_fastest_is_named() -> None:
     assert "By the medians, A, 4 cores is the fastest in TPOT after 20 prompt tokens (3 generated)." in text
     apart = [*paces("A", 1, 10, 3), *(make_record(make_run(30, 3), session="b") for _ in range(3))]
     assert "have no length in common" in Page(page.html(apart, [])).text
+
+
+def test_slow_and_fast_setups_share_a_decode_plot() -> None:
+    fast, slow = paces("Near", 1, 1, 2), paces("Far", 1, 100, 3)
+    alone, both = plot_runs.plot_decode(fast), plot_runs.plot_decode([*fast, *slow])
+    assert (alone.get_yscale(), both.get_yscale()) == ("linear", "log")
+    assert "(2 repeats)" in alone.get_title() and "(2 to 3 repeats)" in both.get_title()
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -25,6 +25,9 @@ LINES = ("-", "--", ":", "-.")
 LABEL_HEIGHT = 0.45
 """Height of the numbers and the label below an axis, in inches."""
 
+LEGEND_LINE = 0.2
+"""Height of a line of a legend, in inches."""
+
 LEGEND_WIDTH = 9
 """Letters that fit into a line of a legend, per inch of the picture. A legend with longer lines goes below it."""
 
@@ -133,6 +136,9 @@ def tidy(ax: Axes, legend_below: bool = False) -> Axes:
     if legend_below or any("\n" in label for label in wrapped) or len(labels) > width:
         under_the_label = ax.transAxes + ScaledTranslation(0, -LABEL_HEIGHT, figure.dpi_scale_trans)
         columns = 2 if legend_below and width > 7 else 1
+        n_lines = sum(1 + label.count("\n") for label in wrapped) / columns
+        if not place or place.get_gridspec().ncols == 1:  # the legend takes no height from the axes
+            figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(0, n_lines - 3))
         below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": under_the_label, "ncols": columns}
     ax.legend(handles, wrapped, frameon=False, fontsize=9, **below)
     for side in ("top", "right"):

@@ -228,10 +228,8 @@ def _curves(records: Sequence[Record], setups: Sequence[Setup]) -> list[Picture]
         "decode": "Decode: time of each generated token. Points are tokens, the line their running median.",
         "sweep": "Both curves in one walk through the context. Points are runs, the dashed line the fitted law.",
     }
-    n_lines = sum(rows[rows.tpot_ms.notna()].n_prompt.nunique() for _, rows, _ in setups)
-    heights = {"decode": 3.9 + (0.3 * min(n_lines, 12) if len(setups) > 1 else 0), "sweep": 7.6}
     return [
-        _picture(draw, name, captions[name], shows, (5, heights.get(name, 3.9 + 0.3 * (len(setups) - 1))))
+        _picture(draw, name, captions[name], shows, (5, 7.6 if name == "sweep" else 3.9))
         for name, draw in plot_runs.drawings(records, stacked=True).items()
     ]
 

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 RUNNING_MEDIAN = 15
 """Tokens that the line in the decode plot takes the median of."""
 
+FEW_LINES = 8
+"""Lines of a decode plot whose legend still fits into it."""
+
+WIDE = 12
+"""Where the slowest line of a decode plot takes more than so many times the fastest, the axis is logarithmic."""
+
 
 def plot_prefill(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     """Prefill time against prompt length, both logarithmic: points are runs, the thick line their medians.
@@ -83,7 +89,7 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
         lab.plot_decode(records)
 
     Points are tokens of all repeats; the line is the running median of the per-token medians. Points above
-    the axis are counted and marked at its upper edge.
+    the axis are counted and marked at its upper edge. Setups of very different speed get a logarithmic axis.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -95,8 +101,10 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
         raise LabError("There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more.")
     groups = table.setups(decode)
     n_lines = decode.groupby([*table.SETUP, "n_prompt"], dropna=False).ngroups
-    headroom = 1.35 + 0.08 * max(0, n_lines - 3)  # for the legend
-    top = headroom * float(decode.groupby([*table.SETUP, "n_prompt"], dropna=False).itl_ms.quantile(0.95).max())
+    of_lines = decode.groupby([*table.SETUP, "n_prompt"], dropna=False).itl_ms
+    medians = of_lines.median()
+    headroom = 1.35 + 0.08 * max(0, n_lines - 3) if n_lines <= FEW_LINES else 1.1  # for the legend
+    top = headroom * float(of_lines.quantile(0.95).max())
     lengths = {n: i for i, n in enumerate(sorted(decode.n_prompt.unique()))}
     for line, (setup, rows) in enumerate(groups):
         for n_prompt, tokens in rows.groupby("n_prompt"):
@@ -111,7 +119,12 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
             label = f"after {n_prompt:,} prompt tokens" + (f", {setup}" if len(groups) > 1 else "")
             label += f" ({len(above)} point{'s' * (len(above) > 1)} above the axis)" if len(above) else ""
             ax.plot(middle.index, middle, color=colour, lw=2, ls=LINES[line % len(LINES)], label=label)
-    ax.set_ylim(0, top)
+    if medians.max() > WIDE * medians.min():
+        ax.set_yscale("log")
+        ax.set_ylim(0.7 * medians.min(), top)
+        plain_ticks(ax.yaxis)
+    else:
+        ax.set_ylim(0, top)
     ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     ax.set_xlabel("generated token (the first comes out of prefill)")
     ax.set_ylabel("time since the token before (ms)")
@@ -217,8 +230,9 @@ def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
     repeats = collections.Counter(
         (table.model_label(r), r.machine, r.settings, r.run.variant, r.run.n_prompt, r.run.n_gen) for r in records
     )
-    n_repeat = max(repeats.values())
-    ax.set_title(f"{what}\n{_subject(records)} ({n_repeat} repeat{'s' * (n_repeat > 1)})", fontsize=11)
+    fewest, most = min(repeats.values()), max(repeats.values())
+    n_repeat = f"{most} repeat{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} repeats"
+    ax.set_title(f"{what}\n{_subject(records)} ({n_repeat})", fontsize=11)
     return tidy(ax)
 
 
