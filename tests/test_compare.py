@@ -20,7 +20,7 @@ from lab.errors import LabError
 from lab.runner import side_by_side
 from lab.runner.plan import Plan, make_plan
 from lab.runner.session import execute as execute_session
-from lab.show import console, text_results
+from lab.show import console, text_compare
 from tests.conftest import MACHINE, SETTINGS, FakeWorker, died, make_record, make_run
 
 OTHER = dataclasses.replace(MACHINE, cpu="Other CPU")
@@ -222,7 +222,7 @@ def test_imported_totals_are_compared_with_decode_compute() -> None:
 def test_printed_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     records = session(BASE) + session([2 * ms for ms in BASE], machine=OTHER)
     found = comparison.groups(records)
-    text_results.print_comparisons(found, comparison.compare_groups(found), 0.01, console.console())
+    text_compare.print_comparisons(found, comparison.compare_groups(found), 0.01, console.console())
     said = capsys.readouterr().out
     assert "machine: Test CPU, 4 cores | Other CPU, 4 cores" in said
     assert "slower: 1.91x the time" in said and "run against run" in said

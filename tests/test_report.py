@@ -18,7 +18,7 @@ from lab.core.record import Ceilings, Record, Steps, Totals
 from lab.errors import LabError
 from lab.models import catalog
 from lab.runner.plan import make_plan
-from lab.show import page, reproduce
+from lab.show import page, plot_runs, reproduce
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab
 from tests.test_explain import FAST, timed
 from tests.test_noise import watched
@@ -130,6 +130,50 @@ def test_two_setups_are_compared() -> None:
     assert "slower by 3 to 3 %: too near to none to be claimed" in page.html(blocks, [], at_least=0.05)
     sessions = Page(page.html(session() + session(session="b"), []))
     assert "Which is faster: session a-session or session b?" in sessions.text
+
+
+def paces(label: str, prefill_ms: float, decode_ms: float, n_runs: int) -> list[Record]:
+    """Runs of a machine with this name; the third of every three is one percent slower."""
+    runs = [
+        make_run(20, 3, i, prefill_ms=prefill_ms * (1 + 0.01 * (i % 3 == 2)), decode_ms=decode_ms)
+        for i in range(n_runs)
+    ]
+    return [make_record(run, machine=dataclasses.replace(MACHINE, cpu=label), session=label) for run in runs]
+
+
+def test_a_page_answers_its_question_first() -> None:
+    base = paces("Near", 1, 10, 9)
+    few = Page(page.html([*base[:2], *paces("Far", 2, 30, 2)], [])).text
+    question = "Which is faster: Near, 4 cores or Far, 4 cores? "
+    assert (
+        f"{question}By the medians, Far, 4 cores is slower than Near, 4 cores: it takes 2 to 2.82 times the time."
+        in few
+    )
+    assert "Prefill of 20 tokens: too few runs to be sure (2 against 2; 3 against 3 can): about 2 times as slow" in few
+    sure = Page(page.html([*base, *paces("Far", 0.5, 5, 9)], [])).text
+    assert (
+        f"{question}Far, 4 cores is faster than Near, 4 cores: 1.83 to 2 times as fast. Prefill of 20 tokens: f" in sure
+    )
+    mixed = Page(page.html([*base, *paces("Far", 0.5, 30, 9)], [])).text
+    assert f"{question}It depends: Far, 4 cores takes 0.5 to 2.82 times the time of Near, 4 cores." in mixed
+    same = Page(page.html([*base, *paces("Far", 1, 10, 9)], [])).text
+    assert f"{question}No difference between Far, 4 cores and Near, 4 cores can be claimed." in same
+
+
+def test_of_three_the_fastest_is_named() -> None:
+    records = [*paces("A", 1, 10, 3), *paces("B", 0.5, 20, 3), *paces("C", 2, 30, 3)]
+    text = Page(page.html(records, [])).text
+    assert "By the medians, B, 4 cores is the fastest in prefill of 20 tokens." in text
+    assert "By the medians, A, 4 cores is the fastest in TPOT after 20 prompt tokens (3 generated)." in text
+    apart = [*paces("A", 1, 10, 3), *(make_record(make_run(30, 3), session="b") for _ in range(3))]
+    assert "have no length in common" in Page(page.html(apart, [])).text
+
+
+def test_slow_and_fast_setups_share_a_decode_plot() -> None:
+    fast, slow = paces("Near", 1, 1, 2), paces("Far", 1, 100, 3)
+    alone, both = plot_runs.plot_decode(fast), plot_runs.plot_decode([*fast, *slow])
+    assert (alone.get_yscale(), both.get_yscale()) == ("linear", "log")
+    assert "(2 repeats)" in alone.get_title() and "(2 to 3 repeats)" in both.get_title()
 
 
 def test_what_is_not_known_is_left_out() -> None:

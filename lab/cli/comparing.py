@@ -1,4 +1,4 @@
-"""The commands that set results beside each other, and carry them to and from other tools."""
+"""The commands that compare results, and convert them to and from the formats of other tools."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def compare(
 ) -> None:
     """Compare machines, builds, models or settings, with uncertainty.
 
-    Runs are grouped by all that was chosen or found; the groups are never pooled. For every length: how many
-    times the base's time the other took, its interval, and a verdict. A difference between sessions is claimed
-    only where it exceeds what sessions of this machine differ by: see lab calibrate.
+    Runs are grouped by machine, build, model and settings; groups are never pooled. For each prompt length:
+    the other's time over the base's, its interval, and a verdict. A difference between sessions is claimed only
+    where it exceeds what sessions of this machine differ by: see lab calibrate.
     """
     from lab.analysis import comparison as comparing
     from lab.analysis.spread import known_spreads
-    from lab.show import console, text_results
+    from lab.show import console, text_compare, text_results
 
     records = list(read(results).records)
-    found = comparing.groups(records, base)
+    groups = comparing.groups(records, base)
     known = known_spreads([*records, *other_sessions(results, records)])
-    comparisons = comparing.compare_groups(found, at_least, known)
+    comparisons = comparing.compare_groups(groups, at_least, known)
     plots = (
         []
         if no_plot
@@ -46,11 +46,11 @@ def compare(
     )
     if as_json:
         console.print_json(
-            {**text_results.comparisons_as_json(found, comparisons), "plots": [str(plot) for plot in plots]}
+            {**text_compare.comparisons_as_json(groups, comparisons), "plots": [str(plot) for plot in plots]}
         )
         return
     stdout = console.console()
-    text_results.print_comparisons(found, comparisons, at_least, stdout)
+    text_compare.print_comparisons(groups, comparisons, at_least, stdout)
     for sentence in text_results.warnings(records):
         stdout.print(f"{text_results.DISTURBED} {sentence}")
     for plot in plots:
@@ -102,7 +102,7 @@ def export(results: tuple[str, ...], form: str, kind: str, table: str, out: str 
 def import_(files: tuple[str, ...], out: str) -> None:
     """Make results files of llama-bench's json, jsonl or csv output, so that lab compare can read them.
 
-    It tells times of whole tests only: there are no steps, and what is not known of the machine stays unknown.
+    llama-bench gives times of whole tests only, so there are no steps. What it does not give stays unknown.
     """
     from lab.analysis import llama_bench_format
     from lab.core.record import to_json

@@ -22,8 +22,10 @@ MOST_TOKENS = 10_000_000
 @click.command()
 @with_options(
     *SETTINGS,
-    click.option("--types", default="Q4_0,Q8_0", show_default=True, help="Weight types to measure beside the model's."),
-    click.option("--again", is_flag=True, help="Measure what is known, too; the best of each counts."),
+    click.option(
+        "--types", default="Q4_0,Q8_0", show_default=True, help="Weight types to measure besides the model's."
+    ),
+    click.option("--again", is_flag=True, help="Measure again what is known; the best rates count."),
     click.option("--out", "-o", default="results", show_default=True, help="Folder with the results."),
     click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
 )
@@ -37,24 +39,24 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     from lab.models import shapes
     from lab.process.worker import Worker
     from lab.runner.plan import make_plan
-    from lab.show import console, text_why
+    from lab.show import console, text_setup, text_why
     from lab.why import probing
 
     err = console.console(stderr=True)
     with Worker() as worker, console.transfer(err) as transferring:
         model = shapes.find(worker, asked.pop("model"))
         plan = make_plan(worker, [1], 1, 1, **asked, watch=transferring)
-        for line in console.describe(plan.machine, model):
+        for line in text_setup.describe(plan.machine, model):
             err.print(line)
         extra = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
-        said = list[str]()
-        found = probing.obtain(worker, plan, model, extra, err.print, said.append, Path(out), again)
-    for sentence in said:
+        warnings = list[str]()
+        measured = probing.obtain(worker, plan, model, extra, err.print, warnings.append, Path(out), again)
+    for sentence in warnings:
         err.print(f"{sentence}", style="yellow")
     if as_json:
-        console.print_json(dataclasses.asdict(found))
+        console.print_json(dataclasses.asdict(measured))
         return
-    text_why.print_ceilings(found, console.console())
+    text_why.print_ceilings(measured, console.console())
 
 
 @click.command()
@@ -65,9 +67,9 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
 @click.option("--no-plot", is_flag=True, help="Draw no plots.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the text.")
 def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None, no_plot: bool, as_json: bool) -> None:
-    """Say why runs took as long as they did: what limited each phase, and how far it was from its ceiling.
+    """Explain the time of runs: what limited each phase, and how far it was from its ceiling.
 
-    Names the changes that the ceilings promise most of, and how to try them.
+    Names the changes of settings with the largest predicted gains, and the commands to try them.
 
     Needs the ceilings of the machine that measured: lab ceilings.
     """
@@ -93,10 +95,10 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
         on_gpu = first.settings.n_gpu_layers > 0
         if note := text_why.caveat(first):
             click.echo(f"Note: {label}: {note}", err=True)
-        found = probing.need(given, first.machine, on_gpu, force, label)
-        explained = roofline.explain(chosen, found)
-        best = roofline.roof(found)
-        levers = advice.levers(explained, first, found)
+        known = probing.need(given, first.machine, on_gpu, force, label)
+        explained = roofline.explain(chosen, known)
+        best = roofline.roof(known)
+        levers = advice.levers(explained, first, known)
         stem = f"{source.stem}-{number + 1}" if rows[[*table.SETUP]].drop_duplicates().shape[0] > 1 else source.stem
         plots = [] if no_plot else save_why(explained, best, label, target, stem)
         documents.append(
@@ -105,7 +107,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
                 "roof": dataclasses.asdict(best),
                 "levers": [dataclasses.asdict(lever) for lever in levers],
                 "plots": [str(plot) for plot in plots],
-                "ceilings_measured_at": found.measured_at,
+                "ceilings_measured_at": known.measured_at,
                 "rows": [
                     {**dataclasses.asdict(row), "intensity": row.intensity, "of_ceiling": row.of_ceiling}
                     for row in explained
@@ -113,7 +115,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
             }
         )
         if not as_json:
-            text_why.print_explained(label, explained, found, levers, stdout)
+            text_why.print_explained(label, explained, known, levers, stdout)
             for plot in plots:
                 stdout.print(f"plot     {plot}")
     if as_json:

@@ -1,4 +1,4 @@
-"""What every command does with results: read them, print them, draw them."""
+"""What the commands share: reading results, and drawing them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 MOST_NEARBY = 50_000_000
 
 RESULTS = "results"
-"""The folder that commands write to and look into, if they are told no other."""
+"""The default folder of results."""
 
 
 def read(results: tuple[str, ...]) -> Contents:
-    """What files and folders hold; what is skipped is told. LabError where there is no run."""
+    """The contents of files and folders; a note on stderr for what is skipped. LabError where there is no run."""
     from lab.core.results import read as read_files
 
     reading = read_files(results)
@@ -54,20 +54,20 @@ def other_sessions(results: tuple[str, ...], records: Sequence[Record]) -> list[
 
 
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
-    """Where plots go: `out`, else where the first results file is."""
+    """The folder for plots: `out`, else that of the first results file."""
     first = Path(results[0])
     return Path(out) if out else first if first.is_dir() else first.parent
 
 
 def any_good(records: Sequence[Record]) -> bool:
-    """Whether a timed run went well."""
+    """Whether there is a timed run without an error."""
     from lab.core.record import OK
 
     return any(record.run.status == OK and not record.run.warmup for record in records)
 
 
 def draw(records: list[Record], folder: Path, stem: str) -> list[Path]:
-    """The plots that there is data for."""
+    """Draws the plots that there is data for, and returns their paths."""
     from lab.show.plot_runs import save
 
     return save(records, folder, stem) if any_good(records) else []

@@ -109,7 +109,7 @@ def machine(as_json: bool) -> None:
 
     from lab.process.worker import Worker
     from lab.runner import machine as this_machine
-    from lab.show import console
+    from lab.show import console, text_setup
 
     with Worker() as worker:
         build = worker.build
@@ -117,7 +117,7 @@ def machine(as_json: bool) -> None:
     if as_json:
         console.print_json(dataclasses.asdict(here))
         return
-    for line in console.describe(here):
+    for line in text_setup.describe(here):
         click.echo(line)
     for device in here.devices:
         memory = f", {device.memory_bytes / 1e9:.1f} GB" if device.memory_bytes else ""

@@ -60,8 +60,10 @@ def measure(**asked: Any) -> None:
 @click.command()
 @with_options(
     click.option("--max-len", "-p", default=8192, show_default=True, help="Prompt tokens at the end of the walk."),
-    click.option("--every", "-e", default=512, show_default=True, help="Prompt tokens between two looks."),
-    click.option("--gen", "-n", default=16, show_default=True, help="Tokens to generate at each look."),
+    click.option(
+        "--every", "-e", default=512, show_default=True, help="Prompt tokens between two measurements of decode."
+    ),
+    click.option("--gen", "-n", default=16, show_default=True, help="Tokens to generate at each measurement."),
     click.option("--repeat", "-r", default=3, show_default=True, help="Walks through the context."),
     *UNTIL,
     *SETTINGS,
@@ -72,7 +74,7 @@ def measure(**asked: Any) -> None:
 def sweep(max_len: int, **asked: Any) -> None:
     """Measure both curves, prefill and decode, in one walk through the context.
 
-    After every --every prompt tokens, --gen tokens are generated and forgotten again; then the prompt goes
+    After each --every prompt tokens, --gen tokens are generated and removed again; then the prompt goes
     on. Prefill time at any length is the sum of the steps up to it, so no prefix is computed twice. Shows
     the law behind each curve.
     """
@@ -93,7 +95,7 @@ def sweep(max_len: int, **asked: Any) -> None:
     *OUTPUT,
 )
 def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **asked: Any) -> None:
-    """Compare settings or models side by side, so that the machine's moods fall on all alike.
+    """Compare settings or models in turns, so that changes of the machine's speed affect all of them alike.
 
     \b
     A VARIANT is options in quotes; the first is the base. Options outside of quotes hold for all:
@@ -101,13 +103,13 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
       lab ab "--threads 1" "--threads 2" "--threads 4" --gen 64
       lab ab "-m smollm2-135m" "-m smollm2-135m:Q8_0"
 
-    Every block gives each variant a fresh engine and runs them in a random order, then in its mirror image.
+    In each block every variant gets a fresh engine and runs twice: in random order, then in reverse order.
     """
     from lab.analysis import comparison
     from lab.process.worker import Worker
     from lab.runner import side_by_side
     from lab.runner.session import new_results_file
-    from lab.show import console, text_results
+    from lab.show import console, text_compare, text_results, text_setup
 
     as_json, no_plot, report = asked.pop("as_json"), asked.pop("no_plot"), asked.pop("report")
     err = console.console(stderr=True)
@@ -115,7 +117,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
     with Worker() as worker, console.transfer(err) as transferring:
         plans = side_by_side.plan(worker, named, blocks, **asked, watch=transferring)
     first = next(iter(plans.values()))
-    for line in console.describe(first.machine, first.model):
+    for line in text_setup.describe(first.machine, first.model):
         err.print(line)
     for warning in dict.fromkeys(warning for plan in plans.values() for warning in plan.warnings):
         err.print(f"Note: {warning}", style="yellow")
@@ -127,16 +129,16 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
     records, problem = _collect(runs, path, err, None, in_blocks=True)
     if problem:
         raise problem
-    found = comparison.groups(records)
-    comparisons = comparison.compare_groups(found, at_least)
+    groups = comparison.groups(records)
+    comparisons = comparison.compare_groups(groups, at_least)
     stdout = console.console()
     if not as_json:
-        text_results.print_comparisons(found, comparisons, at_least, stdout)
+        text_compare.print_comparisons(groups, comparisons, at_least, stdout)
         for sentence in text_results.warnings(records):
             stdout.print(f"{text_results.DISTURBED} {sentence}")
     files = _files(records, path, not no_plot, report, at_least, None if as_json else stdout)
     if as_json:
-        console.print_json({**files, **text_results.comparisons_as_json(found, comparisons)})
+        console.print_json({**files, **text_compare.comparisons_as_json(groups, comparisons)})
 
 
 @click.command()
@@ -155,6 +157,7 @@ def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any
     calibration inside of --out. lab compare takes from them how large a difference between two sessions must be to be
     claimed; without them it assumes a figure for the kind of machine. Spread over hours they see more.
     """
+    from lab.analysis.comparison import FIGURE_NAMES
     from lab.analysis.spread import known_spreads
     from lab.process.worker import Worker
     from lab.runner import calibration
@@ -182,16 +185,16 @@ def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any
     for sentence in text_results.warnings(records):
         stdout.print(f"{text_results.DISTURBED} {sentence}")
     for figure, spread in spreads.items():
-        stdout.print(f"{text_results.FIGURES[figure][0]}: sessions differ by {spread.words}, one standard deviation")
+        stdout.print(f"{FIGURE_NAMES[figure]}: sessions differ by {spread.words}, one standard deviation")
     stdout.print("lab compare now claims differences between sessions of this machine only beyond that.")
 
 
 def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool, dry_run: bool, **asked: Any) -> None:
-    """Plan, measure, and show: what measure and sweep have in common."""
+    """Plans, measures and shows: what measure and sweep have in common."""
     from lab.process.worker import Worker
     from lab.runner.plan import make_plan
     from lab.runner.session import execute, new_results_file
-    from lab.show import console, text_results
+    from lab.show import console, text_results, text_setup
 
     err = console.console(stderr=True)
     text_out = err if as_json else console.console()
@@ -199,12 +202,12 @@ def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool,
     with Worker() as worker:
         with console.transfer(err) as transferring:
             plan = make_plan(worker, **asked, watch=transferring, fetch=not dry_run)
-        for line in console.describe(plan.machine, plan.model):
+        for line in text_setup.describe(plan.machine, plan.model):
             text_out.print(line)
-        for warning in [*plan.warnings, *([console.refused_lengths(plan)] if plan.refused else [])]:
+        for warning in [*plan.warnings, *([text_setup.refused_lengths(plan)] if plan.refused else [])]:
             err.print(f"Note: {warning}", style="yellow")
         if dry_run:
-            console.print_plan(plan, as_json)
+            text_setup.print_plan(plan, as_json)
             return
         path = new_results_file(plan, Path(out))
 
@@ -222,7 +225,7 @@ def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool,
 def _collect(
     runs: Any, path: Path, err: Console, stream_to: Console | None, in_blocks: bool = False
 ) -> tuple[list[Record], LabError | None]:
-    """Make the runs and show them as they come. A LabError is told after what was measured before it."""
+    """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one."""
     from lab.show import console, text_results
 
     records: list[Record] = []
@@ -242,7 +245,7 @@ def _collect(
 
 
 def _show(records: list[Record], path: Path, plan: Plan, plots: bool, report: bool, as_json: bool) -> None:
-    """What a session ends with: the table first, since drawing may fail."""
+    """Prints the table, then draws: drawing may fail."""
     from lab.analysis.comparison import AT_LEAST
     from lab.show import console, text_results
 
@@ -261,23 +264,23 @@ def _show(records: list[Record], path: Path, plan: Plan, plots: bool, report: bo
 def _files(
     records: list[Record], path: Path, plots: bool, report: bool, at_least: float, out: Console | None
 ) -> dict[str, Any]:
-    """Draw and write what was asked for, each named in `out` when it is there; all files of the session by kind."""
+    """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
     from lab.show import page
     from lab.why import probing
 
-    def tell(kind: str, file: Path) -> str:
+    def named(kind: str, file: Path) -> str:
         if out:
             out.print(f"{kind:8} {file}")
         return str(file)
 
     if out:
         out.print()
-    files: dict[str, Any] = {"session": path.stem, "results": tell("results", path)}
-    files["plots"] = [tell("plot", plot) for plot in (draw(records, path.parent, path.stem) if plots else [])]
+    files: dict[str, Any] = {"session": path.stem, "results": named("results", path)}
+    files["plots"] = [named("plot", plot) for plot in (draw(records, path.parent, path.stem) if plots else [])]
     files["report"] = None
     if report and any_good(records):
         known = probing.kept(path.parent)
-        files["report"] = tell("report", page.report(path.with_suffix(".html"), records, known, at_least))
+        files["report"] = named("report", page.report(path.with_suffix(".html"), records, known, at_least))
     if out and any_good(records):
         out.print(f"next     what limited it: lab ceilings && lab explain {path}; a page to hand on: lab report {path}")
     return files

@@ -30,13 +30,13 @@ def models(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand:
         return
     from lab.models.obtain import listing
-    from lab.show import console
+    from lab.show import console, text_setup
 
     rows = listing()
     if as_json:
         console.print_json([dataclasses.asdict(row) for row in rows])
         return
-    console.console().print(console.models_table(rows))
+    console.console().print(text_setup.models_table(rows))
     click.echo("\nShapes can be measured with random weights: --model synthetic:NAME. Any file: --model PATH.gguf")
 
 
@@ -48,7 +48,7 @@ def info(spec: str, as_json: bool) -> None:
     from lab.errors import printable
     from lab.models import obtain, shapes
     from lab.process.worker import Worker
-    from lab.show import console, text_shape
+    from lab.show import console, text_setup, text_shape
 
     wanted = shapes.parse(spec)
     with Worker() as worker:
@@ -60,7 +60,7 @@ def info(spec: str, as_json: bool) -> None:
     figures = {"path": None if path is None else str(path), **_figures(model)}
     lengths = {int(n): n_bytes for n, n_bytes in figures["kv_bytes"].items()}
     shown = (figures["weight_bytes_per_decode_step"], figures["kv_bytes_per_position"], lengths)
-    lines = console.describe_model(model, path, *shown, figures["n_ctx_that_fits"])
+    lines = text_setup.describe_model(model, path, *shown, figures["n_ctx_that_fits"])
     if file is None and wanted.entry:
         sizes = {name: _sizes(sized) for name, sized in shapes.by_quantization(wanted.entry).items()}
         commands = [obtain.how_to_get(wanted), f"lab models make synthetic:{wanted.entry.name}:{model.quantization}"]

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what the words in them mean."""
+"""Options that several commands share, and their types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq
 
 
 class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A part of the whole: `2%`, or `0.02`."""
+    """A share: `2%`, or `0.02`."""
 
     name = "percent"
 
@@ -71,7 +71,7 @@ SETTINGS = [
         help="Type of the V cache, likewise.",
     ),
 ]
-"""What to measure and how."""
+"""The model and the settings of a measurement."""
 
 SEED = click.option("--seed", default=1, show_default=True, help="Of the order of runs and of the prompts.")
 OUTPUT = [

@@ -1,4 +1,4 @@
-"""How the lab's pictures look, wherever they are drawn: for a file, a page or a notebook.
+"""What all pictures share: colours, axes, legends, and how a picture is written to files.
 
 Colours are Okabe and Ito's, which colour-blind readers can tell apart, and markers differ as well.
 """
@@ -18,19 +18,22 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
-"""Text and roofs, dashed guides, the grid, the background: by these colours a page can make them others."""
+"""Text and roofs, dashed guides, the grid, the background. A page replaces them by colours of its own (svg.py)."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", ":", "-.")
 LABEL_HEIGHT = 0.45
-"""Inches below an axis that its numbers and its label take."""
+"""Height of the numbers and the label below an axis, in inches."""
+
+LEGEND_LINE = 0.2
+"""Height of a line of a legend, in inches."""
 
 LEGEND_WIDTH = 9
-"""Letters in a line of a legend for each inch of the picture; one with longer entries stands below it."""
+"""Letters that fit into a line of a legend, per inch of the picture. A legend with longer lines goes below it."""
 
 
 def drawn(draw: Callable[[Figure], Any], size: tuple[float, float]) -> Figure:
-    """A figure of `size` inches with what `draw` draws into it. A dollar sign in a name is a dollar sign."""
+    """A figure of `size` inches that `draw` has drawn into. Dollar signs in names are no formulas."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -41,7 +44,7 @@ def drawn(draw: Callable[[Figure], Any], size: tuple[float, float]) -> Figure:
 
 
 def write(draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[float, float] = (8, 5)) -> list[Path]:
-    """Draw a figure and write it as `<stem>.png` and `.svg`. LabError where that cannot be."""
+    """Draw a figure and write it as `<stem>.png` and `.svg`. LabError where they cannot be written."""
     figure = drawn(draw, size)
     paths = [folder / f"{stem}.{kind}" for kind in ("png", "svg")]
     for path in paths:
@@ -73,7 +76,7 @@ def plot_lines(
     log: bool = False,
     ax: Axes | None = None,
 ) -> Axes:
-    """A line with its points for every name: (x, y). For figures that a reader made up, in a notebook.
+    """Draws a line with points for every name in `lines`: (x values, y values). For a reader's own figures.
 
         lab.plot_lines({"read": ([1, 2, 4], [3, 5, 9])}, "tokens", "ms", "Steps")
 
@@ -98,7 +101,7 @@ def plot_lines(
 
 
 def plain_ticks(axis: Any) -> None:
-    """1,000 instead of 10^3; on a logarithmic axis of few decades 2 and 5 are named too, on a short one round steps."""
+    """Labels ticks 1,000, not 10^3. A short logarithmic axis also has labels between the powers of ten."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
@@ -119,7 +122,7 @@ def unbroken(text: str) -> str:
 
 
 def tidy(ax: Axes, legend_below: bool = False) -> Axes:
-    """The lab's look: a light grid, no box, a legend without a frame, below the picture where it would cover much."""
+    """Adds a light grid and a legend without a frame, removes the box. A large legend goes below the picture."""
     from matplotlib.transforms import ScaledTranslation
 
     ax.grid(True, which="major", color=GRID, lw=0.6)
@@ -133,6 +136,9 @@ def tidy(ax: Axes, legend_below: bool = False) -> Axes:
     if legend_below or any("\n" in label for label in wrapped) or len(labels) > width:
         under_the_label = ax.transAxes + ScaledTranslation(0, -LABEL_HEIGHT, figure.dpi_scale_trans)
         columns = 2 if legend_below and width > 7 else 1
+        n_lines = sum(1 + label.count("\n") for label in wrapped) / columns
+        if not place or place.get_gridspec().ncols == 1:  # the legend takes no height from the axes
+            figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(0, n_lines - 3))
         below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": under_the_label, "ncols": columns}
     ax.legend(handles, wrapped, frameon=False, fontsize=9, **below)
     for side in ("top", "right"):

@@ -1,34 +1,34 @@
-"""What the lab prints: descriptions, tables and progress, coloured on a terminal and plain elsewhere."""
+"""The console: where text goes, JSON, plain tables, and progress, coloured on a terminal and plain elsewhere."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lab.analysis import wording
-from lab.core.record import Machine, Model, Record
-from lab.models.obtain import Listed
-from lab.runner import machine
-from lab.runner.plan import Plan, join
+from lab.core.record import Record
 from lab.runner.progress import ShowStatus, Status, duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+TEXT_COLUMNS = {
+    *("note", "name", "from", "what it is", "figure", "verdict", "kernel", "type", "buffer", "phase", "limit")
+}
+"""Headings of columns that hold text."""
+
+
 def console(stderr: bool = False) -> Console:
-    """A console that takes every text as it is (names and errors come from outside), 100 columns in a pipe."""
+    """A console that prints text unchanged: no markup, no emoji. 100 columns wide where it is no terminal."""
     stream = sys.stderr if stderr else sys.stdout
     plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
     if not stream.isatty():  # a notebook claims to know colours
@@ -41,122 +41,27 @@ def print_json(value: object) -> None:
     print(json.dumps(_without_nan(value), indent=2, ensure_ascii=False))
 
 
-def describe(here: Machine, model: Model | None = None) -> list[str]:
-    """Machine, build and model in a line each."""
-    return [f"{name:8} {what}" for name, what in facts(here, model).items()]
-
-
-def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
-    """What is to be known of a machine, its build, and a model. What a record does not tell is left out."""
-    ram = f", {here.ram_bytes / 1e9:.0f} GB" if here.ram_bytes else ""
-    kind = ", virtual machine" if here.virtual else ""
-    power = f", on {here.power}" if here.power else ""
-    system = f"; {here.os}" if here.os else ""
-    offload = ", ".join(f"{device.description} ({device.name})" for device in machine.accelerators(here.devices))
-    commit = f" (llama.cpp {here.llama_cpp_commit})" if here.llama_cpp_commit else ""
-    computes_on = offload or "the CPU (no GPU in this build)"
-    found = {"machine": f"{machine.label(here)}{ram}{kind}{power}{system}"}
-    if here.llama_cpp_python:
-        found["build"] = f"llama-cpp-python {here.llama_cpp_python}{commit}; computes on {computes_on}"
-    if model:
-        parts = [
-            f"{model.name} {model.quantization or ''}".strip(),
-            f"{model.n_bytes / 1e6:,.0f} MB" if model.n_bytes else "",
-            model.arch or "",
-            f"{model.n_layer} layers" if model.n_layer else "",
-            f"trained for {model.n_ctx_train:,} tokens" if model.n_ctx_train else "",
-        ]
-        found["model"] = f"{', '.join(part for part in parts if part)} ({model.source})"
-    return found
-
-
-def plan_table(plan: Plan) -> Table:
-    """What a plan would measure, and the memory that it would take."""
-    grid = grid_of("prompt tokens", "runs", "KV cache MB", "memory MB", "note")
-    for n in plan.lengths:
-        memory = plan.memory(n)
-        grid.add_row(
-            f"{n:,}",
-            "0" if n in plan.refused else f"{plan.n_repeat}",
-            "unknown" if memory.kv_cache_bytes is None else wording.digits(memory.kv_cache_bytes / 1e6),
-            wording.digits(memory.total_bytes / 1e6),
-            plan.refused.get(n, ""),
-        )
+def grid_of(*headings: str) -> Table:
+    """A table without lines: text is aligned to the left, numbers to the right."""
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        grid.add_column(heading, justify="left" if heading in TEXT_COLUMNS else "right", overflow="fold")
     return grid
-
-
-def models_table(rows: Sequence[Listed]) -> Table:
-    """What can be measured: a size after ~ is that of a download."""
-    grid = grid_of("name", "quantization", "MB", "on disk", "from", "what it is")
-    for row in rows:
-        size = "-" if row.n_bytes is None else f"{'' if row.on_disk else '~'}{row.n_bytes / 1e6:,.0f}"
-        on_disk = "yes" if row.on_disk else "no"
-        grid.add_row(row.spec, row.quantization or "-", size, on_disk, row.source, row.about)
-    return grid
-
-
-def describe_model(
-    model: Model,
-    path: Path | None,
-    bytes_per_step: int | None,
-    kv_per_position: float | None,
-    kv_bytes: dict[int, int | None],
-    n_ctx_fits: int | None,
-) -> list[str]:
-    """A model in lines: file, shape, tensors, and what it needs per token and per context."""
-
-    def megabytes(n: float | None) -> str:
-        return "unknown" if n is None else f"{wording.digits(n / 1e6)} MB"
-
-    heads = f"{model.n_head} heads of {model.head_dim}, {model.n_head_kv} for keys and values"
-    tied = {True: "tied to the embedding", False: "of its own", None: "unknown"}[model.tied_embeddings]
-    types = ", ".join(f"{kind} {megabytes(n)}" for kind, n in sorted(model.tensor_bytes.items(), key=lambda kv: -kv[1]))
-    cache = ", ".join(f"{megabytes(n_bytes)} at {n:,}" for n, n_bytes in kv_bytes.items())
-    position = "unknown" if kv_per_position is None else f"{kv_per_position:,.0f}"
-    fits = "unknown" if n_ctx_fits is None else f"a context of up to about {n_ctx_fits:,} tokens"
-    return [
-        f"name      {model.name} {model.quantization or ''} ({model.source})",
-        f"file      {path or 'not on this machine'}, {megabytes(model.n_bytes)}",
-        f"shape     {model.arch}: {model.n_layer} layers, {model.n_embd} wide, feed-forward {model.n_ff}, {heads}",
-        f"tokens    vocabulary of {model.n_vocab}, output matrix {tied}, trained for {model.n_ctx_train}",
-        f"tensors   {types}",
-        f"decode    reads {megabytes(bytes_per_step)} of weights per step",
-        f"KV cache  {position} bytes per position (F16): {cache}",
-        f"fits      {fits} in the memory that is free now",
-    ]
-
-
-def print_plan(plan: Plan, as_json: bool) -> None:
-    """What `--dry-run` shows."""
-    if as_json:
-        lengths = [
-            {"n_prompt": n, "memory": dataclasses.asdict(plan.memory(n)), "refused": plan.refused.get(n)}
-            for n in plan.lengths
-        ]
-        settings = dataclasses.asdict(plan.settings)
-        print_json({"lengths": lengths, "n_gen": plan.n_gen, "repeat": plan.n_repeat, "settings": settings})
-        return
-    out = console()
-    out.print(f"\nPlan: {plan.n_repeat} rounds, {plan.n_gen:,} tokens generated per run; memory is an estimate")
-    out.print(plan_table(plan))
-    out.print(
-        ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(plan.settings).items() if value is not None)
-    )
 
 
 @contextmanager
 def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Shows bytes being downloaded or written, with rate and time left; nothing where nothing is."""
+    """Shows the progress of a download or of a file being written. Yields the function that takes the counts."""
     started: dict[str, tuple[float, int]] = {}
-    told: dict[str, float] = {}
+    printed_at: dict[str, float] = {}
 
     def watch(what: str, done: int, total: int | None) -> None:
         now = time.monotonic()
         since, first = started.setdefault(what, (now, done))
         finished = total is not None and done >= total
-        if now - told.get(what, -1e9) < (0.5 if err.is_terminal else 10) and not finished:
+        if now - printed_at.get(what, -1e9) < (0.5 if err.is_terminal else 10) and not finished:
             return
-        told[what] = now
+        printed_at[what] = now
         rate = (done - first) / (now - since) if now > since else 0.0
         size = f" of {total / 1e6:,.0f}" if total is not None else ""
         left = f", {duration((total - done) / rate)} left" if total is not None and rate and not finished else ""
@@ -173,10 +78,10 @@ def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
 def progress(
     err: Console, stream_to: Console | None, describe_run: Callable[[Record], str], in_blocks: bool = False
 ) -> Iterator[tuple[ShowStatus, Any]]:
-    """Shows statuses as they come: a bar on a terminal, a line per run elsewhere, or the streamed text.
+    """Shows progress: a bar on a terminal, a line per run elsewhere, or the generated text.
 
-    `describe_run` puts a finished run into words; `in_blocks` the engine starts so often that it is told once.
-    Yields two functions: one takes each Status, the other each finished Record.
+    `describe_run` returns the line of a finished run. With `in_blocks` the start of the engine is printed only once.
+    Yields two functions: the first takes a Status, the second a finished Record.
     """
     if err.is_terminal and stream_to is None:
         with _bar(err) as bar:
@@ -210,11 +115,6 @@ def progress(
     yield watch, finished
 
 
-def refused_lengths(plan: Plan) -> str:
-    """A warning for lengths that will not be tried."""
-    return f"{join(list(plan.refused))} prompt tokens will not be tried: " + " ".join(plan.refused.values())
-
-
 def _bar(err: Console) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -232,27 +132,6 @@ def _move(bar: Progress, task: Any, status: Status) -> None:
     left = f"{duration(status.left_s)} left" if status.left_s is not None else ""
     done = 0.0 if status.left_s is None else status.elapsed_s / max(1e-9, status.elapsed_s + status.left_s)
     bar.update(task, description=status.words, completed=done, left=left, refresh=True)
-
-
-def grid_of(*headings: str) -> Table:
-    """A plain table: texts to the left, numbers to the right."""
-    grid = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        is_text = heading in (
-            "note",
-            "name",
-            "from",
-            "what it is",
-            "figure",
-            "verdict",
-            "kernel",
-            "type",
-            "buffer",
-            "phase",
-            "limit",
-        )
-        grid.add_column(heading, justify="left" if is_text else "right", overflow="fold")
-    return grid
 
 
 def _without_nan(value: Any) -> Any:

@@ -1,11 +1,12 @@
-"""What the notebooks say: a guess beside what was measured, tables as the commands print them, exercises.
+"""What the notebooks use besides `lab`: guesses, exercises, and tables as the commands print them.
 
-What is printed or shown comes from the other rooms. A guess or an answer that is not written yet is
-the dots of Python (`guess = ...`), and is met with a friendly word instead of an error.
+Notebooks import nothing else, so the functions here have short names and take a reader's plain numbers. A guess or an
+answer that is not yet written is Python's `...`, and gives a sentence, not an error.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from importlib import metadata
@@ -16,12 +17,17 @@ from lab.analysis import comparison as comparing
 from lab.analysis import sweep_laws, table, wording
 from lab.analysis.sweep_laws import DecodeLaw, PrefillLaw
 from lab.core import cost
+from lab.core.cost import StepCost
 from lab.core.record import OK, SCHEMA, Ceilings, Model, Record, Settings
+from lab.core.results import Contents
 from lab.errors import LabError
+from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
-from lab.show import console, text_results, text_why
+from lab.runner import limits, machine
+from lab.show import console, text_compare, text_results, text_why
 from lab.why import advice, prediction, probing, roofline
-from lab.why.roofline import Explained
+from lab.why.prediction import Device
+from lab.why.roofline import Explained, Roof
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,26 +37,31 @@ CLOSE = 1.1
 
 
 def begin() -> None:
-    """Say which lab, and which version of the records, what follows was made with."""
+    """Print the versions of the lab and of its records, and set up tables."""
     import pandas as pd
 
-    pd.set_option("display.max_colwidth", None)  # a meaning is a sentence
+    pd.set_option("display.max_colwidth", None)  # cells hold sentences
     print(f"mini-lab {metadata.version('mini-lab')}, records of schema {SCHEMA}")
 
 
 def show(records: Sequence[Record]) -> None:
-    """The table and its sentences, as `lab show` prints them."""
+    """Print tables and sentences as `lab show` does."""
     text_results.print_results(records, console.console())
 
 
 def compare(records: Sequence[Record]) -> None:
-    """Groups of runs beside each other, as `lab compare` prints them."""
-    found = comparing.groups(_timed(records))
-    text_results.print_comparisons(found, comparing.compare_groups(found), comparing.AT_LEAST, console.console())
+    """Print a comparison of the setups in `records` as `lab compare` does."""
+    groups = comparing.groups(_timed(records))
+    text_compare.print_comparisons(groups, comparing.compare_groups(groups), comparing.AT_LEAST, console.console())
+
+
+def sessions(records: Sequence[Record]) -> list[Record]:
+    """The same records, for the plots: where all are of one setup, each session is a line of its own."""
+    return comparing.by_session(records)
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
-    """What limited runs of one setup, as `lab explain` prints it before its `promises`; its rows, for the pictures."""
+    """Print what limited runs of one setup as `lab explain` does, without advice. Returns the rows, for the plots."""
     timed = _timed(records)
     rows = roofline.explain(timed, ceilings)
     text_why.print_explained(table.model_label(timed[0]), rows, ceilings, [], console.console())
@@ -58,59 +69,112 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
 
 
 def promises(records: Sequence[Record], ceilings: Ceilings) -> None:
-    """What the ceilings promise of other settings, as `lab explain` prints it."""
+    """Print the gains that the ceilings predict for other settings, as `lab explain` does."""
     timed = _timed(records)
     for lever in advice.levers(roofline.explain(timed, ceilings), timed[0], ceilings):
         print(text_why.advice_of(lever))
 
 
 def figures(records: Sequence[Record]) -> pd.DataFrame:
-    """The summary with only its most telling columns, one row per setup and length; times are medians."""
+    """The most used columns of the summary, one row per setup and length. Times are medians."""
     rows = table.summary(table.runs(_timed(records)))
     return rows[
         ["model", "n_threads", "n_ubatch", "n_prompt", "n_gen", "prefill_s", "tpot_ms", "e2e_s", "prefill_share"]
     ]
 
 
-def kernels(found: Ceilings, model: Model, n_threads: int, types: Sequence[str]) -> pd.DataFrame:
-    """How fast packed weights of a model's shape are read and multiplied here: a row per type and size of step."""
+def kernels(ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[str]) -> pd.DataFrame:
+    """Rates of products with packed weights of a model's feed-forward shape: a row per type and tokens at once."""
     import pandas as pd
 
     rows = [
-        {
-            "type": rate.type,
-            "tokens at once": rate.n_tokens,
-            "GB/s": round(probing.gbps(rate), 2),
-            "GFLOP/s": round(probing.gflops(rate), 1),
-        }
-        for rate in found.rates
+        (rate.type, rate.n_tokens, round(probing.gbps(rate), 2), round(probing.gflops(rate), 1))
+        for rate in ceilings.rates
         if (rate.op, rate.rows, rate.columns, rate.n_threads) == (MUL_MAT, model.n_ff, model.n_embd, n_threads)
         and rate.type in types
     ]
     if not rows:
         raise LabError(
             f"The kernels of {', '.join(types)} with {n_threads} threads are not measured in this model's shape.",
-            "Measure them: ceilings.measure(types=[...], threads=...)",
+            "Measure them: lab.ceilings(types=[...], threads=...)",
         )
-    return pd.DataFrame(rows).sort_values(["type", "tokens at once"], ignore_index=True)
+    headings = ["type", "tokens at once", "GB/s", "GFLOP/s"]
+    return pd.DataFrame(rows, columns=headings).sort_values(headings[:2], ignore_index=True)
 
 
-def step_ms(found: Ceilings, model: Model, settings: Settings, n_tokens: int, n_past: int) -> float:
+def step_ms(ceilings: Ceilings, model: Model, settings: Settings, n_tokens: int, n_past: int) -> float:
     """Least milliseconds of one step in its kernels, by a machine's ceilings. LabError for a kernel without one."""
-    least = roofline.step_kernels(model, settings, found, n_tokens, n_past, 1)
+    least = roofline.step_kernels(model, settings, ceilings, n_tokens, n_past, 1)
     if least is None:
-        raise LabError(f"What a step of {model.name} costs is not known from its header.", "Take another model.")
+        raise _unknown_cost(model)
     return 1e3 * least.total_s
 
 
+def step_cost(model: Model, n_tokens: int, n_past: int = 0) -> StepCost:
+    """FLOPs and bytes of one step after `n_past` tokens, of which the last one's successor is predicted."""
+    step = cost.step(model, n_tokens, n_past, n_outputs=1)
+    if step is None:
+        raise _unknown_cost(model)
+    return step
+
+
+def block(kind: str) -> tuple[int, int]:
+    """How a type packs weights: weights in a block, bytes of a block."""
+    return cost.BLOCKS[kind]
+
+
+def roof(ceilings: Ceilings) -> Roof:
+    """The machine's best rates over all kernels: `gflops`, `gbps`, and the `ridge` between them."""
+    return roofline.roof(ceilings)
+
+
+def ceilings_of(results: Contents) -> Ceilings:
+    """The ceilings that lie in a results file, of the machine that made its first record. LabError without any."""
+    first = results.records[0]
+    return probing.need(results.ceilings, first.machine, first.settings.n_gpu_layers > 0, False, "this file")
+
+
+def machine_name(record: Record) -> str:
+    """The machine that made a record, as the plots name it."""
+    return machine.label(record.machine, record.settings.n_gpu_layers)
+
+
+def threads() -> int:
+    """The number of threads that the lab uses here by default."""
+    return limits.default_threads()
+
+
+def shape(name: str, quantization: str) -> Model:
+    """A model of `lab models` in a quantization, from its shape alone: there need not be a file."""
+    return shapes.model_of(catalog.find(name), quantization)
+
+
+def kv_bytes(model: Model, kind: str = "f16") -> float:
+    """Bytes that one token leaves in a KV cache of type `kind`. LabError where the model's header is not enough."""
+    n_bytes = cost.kv_bytes_per_position(model, kind, kind)
+    if n_bytes is None:
+        raise _unknown_cost(model)
+    return n_bytes
+
+
 def devices(model: Model, settings: Settings, n_prompt: int, n_gen: int, names: Sequence[str] = ()) -> None:
-    """The same request on devices of models/devices.toml (all without `names`), as `lab predict -d all` prints it."""
-    found = prediction.on_devices(model, settings, n_prompt, n_gen, names)
-    text_why.print_devices(model, n_prompt, n_gen, found, console.console())
+    """Print a request's times on devices of models/devices.toml (default: all), as `lab predict -d all` does."""
+    rows = prediction.on_devices(model, settings, n_prompt, n_gen, names)
+    text_why.print_devices(model, n_prompt, n_gen, rows, console.console())
+
+
+def devices_basis() -> None:
+    """Print what the ranges of `devices` rest on."""
+    print(prediction.BASIS_ELSEWHERE)
+
+
+def device(name: str) -> Device:
+    """A device of models/devices.toml: its datasheet's `gbps` and `tflops`, and their `source`."""
+    return prediction.find_device(name)
 
 
 def caches(models: Sequence[Model]) -> pd.DataFrame:
-    """How large the KV cache of models is (F16), and after how many tokens it weighs as much as the weights."""
+    """KV cache sizes (F16): bytes per token, at 8,192 tokens, and the length at which the cache equals the weights."""
     import pandas as pd
 
     rows = []
@@ -131,7 +195,7 @@ def caches(models: Sequence[Model]) -> pd.DataFrame:
 
 
 def split(records: Sequence[Record]) -> None:
-    """A generation as the sum of its two jobs, with this machine's numbers (medians)."""
+    """Print each generation as the sum of its two phases (medians)."""
     for row in figures(records).itertuples():
         writes = (row.n_gen - 1) * row.tpot_ms / 1e3
         parts = wording.seconds(row.prefill_s), wording.seconds(writes), wording.seconds(row.e2e_s)
@@ -143,7 +207,7 @@ def split(records: Sequence[Record]) -> None:
 
 
 def both_laws(sweep: Sequence[Record]) -> tuple[PrefillLaw, DecodeLaw]:
-    """What a sweep of one setup shows: T(P) of the prompt's length, t(p) of the position. Printed with its numbers."""
+    """The laws of a sweep of one setup, which it prints too: T(P) of the prompt length, t(p) of the position."""
     rows = table.summary(table.runs(_timed(sweep)))
     prefill, decode = sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows)
     if prefill is None or decode is None:
@@ -153,65 +217,52 @@ def both_laws(sweep: Sequence[Record]) -> tuple[PrefillLaw, DecodeLaw]:
 
 
 def requests(prefill: PrefillLaw, decode: DecodeLaw, lengths: Sequence[int], answers: Sequence[int]) -> pd.DataFrame:
-    """What requests of these prompt and answer lengths take by the two laws: a row for each pair."""
+    """The time of requests by the two laws, one row for each prompt length and answer length."""
     import pandas as pd
 
     rows = []
-    for n_prompt in lengths:
-        for n_gen in answers:
-            each = sweep_laws.request(prefill, decode, n_prompt, n_gen)
-            rows.append(
-                {
-                    "prompt": f"{n_prompt:,}",
-                    "answer": f"{n_gen:,}",
-                    "reading": wording.seconds(each.prefill_s),
-                    "writing": wording.seconds(each.decode_s),
-                    "the whole": wording.seconds(each.e2e_s),
-                    "reading, %": round(100 * each.prefill_share),
-                }
-            )
-    return pd.DataFrame(rows)
+    for n_prompt, n_gen in itertools.product(lengths, answers):
+        request = sweep_laws.request(prefill, decode, n_prompt, n_gen)
+        times = map(wording.seconds, (request.prefill_s, request.decode_s, request.e2e_s))
+        rows.append((f"{n_prompt:,}", f"{n_gen:,}", *times, round(100 * request.prefill_share)))
+    return pd.DataFrame(rows, columns=["prompt", "answer", "reading", "writing", "the whole", "reading, %"])
 
 
 def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
-    """The terms of a formula: each with its meaning, its number and its unit."""
+    """A table of a formula's terms: (term, meaning, number, unit)."""
     import pandas as pd
 
-    shown = [
+    cells = [
         (term, meaning, f"{f'{number:,}' if isinstance(number, int) else wording.digits(number)} {unit}")
         for term, meaning, number, unit in rows
     ]
-    return pd.DataFrame(shown, columns=["term", "meaning", "here"]).set_index("term")
+    return pd.DataFrame(cells, columns=["term", "meaning", "here"]).set_index("term")
 
 
-def beside(guess: Any, measured: float, unit: str, how: str = "measured") -> None:
-    """The reader's guess beside the value that was measured (or, `how`, counted), and how far it was off."""
+def guess(guess: Any, measured: float, unit: str, how: str = "measured") -> None:
+    """Print a reader's guess, the measured value (or, with `how`, the counted one), and how far the guess was off."""
     if not math.isfinite(measured):
         print(f"{unit}: this measurement cannot tell")
         return
-    found = f"{how}: {wording.digits(measured)} {unit}"
+    value = f"{how}: {wording.digits(measured)} {unit}"
     number = _number(guess)
     if number is None:
-        why = (
-            "you wrote no guess"
-            if guess is ...
-            else f"{guess!r} is no number (write one, such as 12.5, without a unit)"
-        )
-        print(f"{found}; {why}")
+        no_number = f"{guess!r} is no number (write one, such as 12.5, without a unit)"
+        print(f"{value}; {'you wrote no guess' if guess is ... else no_number}")
         return
-    told = f"your guess: {wording.digits(number)} {unit}; {found}; "
+    both = f"your guess: {wording.digits(number)} {unit}; {value}; "
     if number <= 0 or measured <= 0:
-        print(told + f"off by {wording.digits(abs(measured - number))}")
+        print(both + f"off by {wording.digits(abs(measured - number))}")
         return
     factor = max(number / measured, measured / number)
     if factor <= CLOSE:
-        print(told + "well guessed")
+        print(both + "well guessed")
     else:
-        print(told + f"you guessed {wording.digits(factor)} times too {'much' if number > measured else 'little'}")
+        print(both + f"you guessed {wording.digits(factor)} times too {'much' if number > measured else 'little'}")
 
 
 def check(answer: Any, right: float | str, hint: str, within: float = 0.1) -> None:
-    """Say whether an exercise's answer is right: a number within a share of `right`, or the letter of a choice."""
+    """Print whether an answer is right: a number off by at most the share `within`, or the letter of a choice."""
     if answer is ...:
         print("No answer yet: put it in place of the dots in the cell above, and run both cells.")
         return
@@ -227,7 +278,7 @@ def check(answer: Any, right: float | str, hint: str, within: float = 0.1) -> No
 
 
 def _timed(records: Sequence[Record]) -> list[Record]:
-    """The runs that went well. LabError says why there is none."""
+    """The records of timed runs without an error. LabError with the first error where there is none."""
     timed = [record for record in records if record.run.status == OK and not record.run.warmup]
     if not timed:
         errors = text_results.failures(records)
@@ -235,8 +286,12 @@ def _timed(records: Sequence[Record]) -> list[Record]:
     return timed
 
 
+def _unknown_cost(model: Model) -> LabError:
+    return LabError(f"What a step of {model.name} costs is not known from its header.", "Take another model.")
+
+
 def _number(value: Any) -> float | None:
-    """A number that a reader wrote; None for the dots and for anything else."""
+    """A number that a reader wrote; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         return None
     return float(value)

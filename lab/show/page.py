@@ -1,8 +1,8 @@
-"""A session as one page that can be handed on: figures, curves, reasons, and the records themselves.
+"""A report: results as one HTML page with figures, curves, explanations, and the records themselves.
 
-The page is a template (page.html.jinja) filled with what the other rooms say; nothing is computed here. It needs
-no network and no script, and the records are packed into it, so that a page is data too. What
-records hold comes from outside: the template escapes every value, and only our own drawings go in as they are.
+The template page.html.jinja is filled with what the other files compute. The page needs no network and no script, and
+its records can be read back. Records come from outside, so the template escapes all values; only the lab's own drawings
+are inserted unescaped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lab.analysis.spread import known_spreads
 from lab.core import results
 from lab.core.record import OK, Ceilings, Record
 from lab.errors import LabError
-from lab.show import console, plot_runs, plot_why, reproduce, svg, text_results, text_why
+from lab.show import plot_runs, plot_why, reproduce, svg, text_compare, text_results, text_setup, text_why
 from lab.why import advice, probing, roofline
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing, its caption, and what it shows for those who cannot see it."""
+    """A drawing, its caption, and a text for readers who cannot see it."""
 
     svg: str
     caption: str
@@ -38,7 +38,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Why:
-    """What limited one setup; `problem` says why that cannot be told."""
+    """What limited one setup; or, in `problem`, why that is unknown."""
 
     label: str
     problem: str = ""
@@ -74,16 +74,16 @@ def html(records: Sequence[Record], known: Sequence[Ceilings], at_least: float =
     import jinja2
 
     apart = comparison.by_session(records)
-    every = table.runs(apart)
-    rows = every[(every.status == OK) & ~every.warmup]
+    all_rows = table.runs(apart)
+    rows = all_rows[(all_rows.status == OK) & ~all_rows.warmup]
     timed = [record for record in apart if record.run.status == OK and not record.run.warmup]
     if not timed:
         raise LabError("There is nothing to report: no run went well.", "Look at the errors: lab show RESULTS")
     setups = [(label, part, [apart[i] for i in dict.fromkeys(part.run)]) for label, part in table.setups(rows)]
     whys, used = list[Why](), list[Ceilings]()
     for label, part, chosen in setups:
-        found = probing.known(known, chosen[0].machine, chosen[0].settings.n_gpu_layers > 0)
-        used += [found] if found and found not in used else []
+        of_setup = probing.known(known, chosen[0].machine, chosen[0].settings.n_gpu_layers > 0)
+        used += [of_setup] if of_setup and of_setup not in used else []
         for n_gen in sorted(set(part.n_gen)):
             alike = [record for record in chosen if record.run.n_gen == n_gen]
             whys.append(_why(f"{label}, {n_gen:,} tokens generated", alike, known, len(whys)))
@@ -92,7 +92,7 @@ def html(records: Sequence[Record], known: Sequence[Ceilings], at_least: float =
     return environment.from_string(TEMPLATE.read_text("utf-8")).render(
         version=metadata.version("mini-lab"),
         question=_question(setups),
-        answers=[answer for label, part, _ in setups for answer in _answers(label if len(setups) > 1 else "", part)],
+        times=[time for label, part, _ in setups for time in _times(label if len(setups) > 1 else "", part)],
         dates=days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
         setups=[
             {"label": name, "facts": _facts(own[0]), "parts": _parts(name, part, apart)} for name, part, own in setups
@@ -121,9 +121,9 @@ def _question(setups: Sequence[Setup]) -> str:
     return f"Which is faster: {', '.join(labels[:-1])} or {labels[-1]}?"
 
 
-def _answers(label: str, rows: pd.DataFrame) -> list[str]:
-    """What the longest prompt took, in a sentence for each length of generation."""
-    found = []
+def _times(label: str, rows: pd.DataFrame) -> list[str]:
+    """Sentences on the times of the longest prompt, one for each number of generated tokens."""
+    sentences = []
     for _, part in table.summary(rows).groupby("n_gen"):
         row = part.iloc[-1]
         each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported: decode compute is what is known
@@ -131,17 +131,17 @@ def _answers(label: str, rows: pd.DataFrame) -> list[str]:
         reads = f"a prompt of {row.n_prompt:,} tokens is read in {wording.seconds(row.prefill_s)}"
         words = [reads] if row.prefill_s > 0 else []
         words += [f"after {'it' if words else f'{row.n_prompt:,} tokens'} {rate}"] if each_ms > 0 else []
-        said = "; ".join(words)
-        found.append(f"{label}: {said}." if label else f"{said[:1].upper()}{said[1:]}.")
-    return found
+        text = "; ".join(words)
+        sentences.append(f"{label}: {text}." if label else f"{text[:1].upper()}{text[1:]}.")
+    return sentences
 
 
 def _facts(record: Record) -> dict[str, str]:
     settings = record.settings
     flash = settings.flash_attn_resolved or settings.flash_attn
-    found = console.facts(record.machine, record.model)
+    facts = text_setup.facts(record.machine, record.model)
     if record.model.source == "synthetic":
-        found["weights"] = "random: the time is that of the real model's shape, the text means nothing"
+        facts["weights"] = "random: the time is that of the real model's shape, the text means nothing"
     parts = {
         f"{settings.n_threads} threads ({settings.n_threads_batch} for prefill)": settings.n_threads,
         f"batch {settings.n_batch}": settings.n_batch,
@@ -152,13 +152,13 @@ def _facts(record: Record) -> dict[str, str]:
         f"prompt {settings.prompt}": settings.prompt,
         f"seed {settings.seed}": settings.seed,
     }
-    found["settings"] = ", ".join(words for words, value in parts.items() if value is not None)
-    return found
+    facts["settings"] = ", ".join(words for words, value in parts.items() if value is not None)
+    return facts
 
 
 def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """A table for each length of generation, its warnings beside the rows that they concern."""
-    found = []
+    """A table for each number of generated tokens, with warnings below the rows that they concern."""
+    tables = []
     for n_gen, part in table.summary(rows).groupby("n_gen"):
         headings, lines = text_results.summary_cells(part)
         shown, mine = [], dict[int, Record]()
@@ -167,10 +167,10 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
             its = rows[(rows.n_gen == n_gen) & (rows.n_prompt == row.n_prompt)]
             measured = {number: records[number] for number in its.run}
             mine |= measured
-            beside = [] if is_sweep else [text_results.doubts([record.run for record in measured.values()])]
+            notes = [] if is_sweep else [text_results.doubts([record.run for record in measured.values()])]
             trained = records[its.run.iloc[0]].model.n_ctx_train
             if trained is not None and row.n_prompt + n_gen > trained:
-                beside.append(
+                notes.append(
                     f"beyond the {trained:,} tokens that the model was trained for: the time holds, the text does not."
                 )
             shown.append(
@@ -178,11 +178,11 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
                     "n_prompt": f"{row.n_prompt:,}",
                     "runs": f"{row.repeats}{' !' if row.disturbed else ''}",
                     "cells": cells,
-                    "notes": [note for note in beside if note],
+                    "notes": [note for note in notes if note],
                 }
             )
         walks = text_results.doubts([record.run for record in mine.values()]) if is_sweep else ""
-        found.append(
+        tables.append(
             {
                 "caption": f"{label}: {text_results.heading(part)}",
                 "headings": headings,
@@ -191,28 +191,29 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
                 "findings": text_results.findings(part),
             }
         )
-    return found
+    return tables
 
 
 def _comparison(records: Sequence[Record], n_setups: int, at_least: float) -> dict[str, Any]:
-    """The setups against the first of them."""
+    """Comparisons of the setups with the first one."""
     if n_setups < 2:
-        return {"comparisons": []}
-    found = comparison.groups(records)
-    comparisons = comparison.compare_groups(found, at_least, known_spreads(records))
+        return {"comparisons": [], "answers": []}
+    groups = comparison.groups(records)
+    comparisons = comparison.compare_groups(groups, at_least, known_spreads(records))
     return {
-        "base": found[0].label,
-        "differences": text_results.differences(found),
-        "compared": text_results.COMPARED,
+        "answers": text_compare.answers(comparisons),
+        "base": groups[0].label,
+        "differences": text_compare.differences(groups),
+        "compared": text_compare.COMPARED,
         "comparisons": [
             {
-                "other": each.other,
-                "rows": [text_results.comparison_cells(row) for row in each.rows],
-                "left_out": text_results.left_out(each),
+                "other": compared.other,
+                "rows": [text_compare.comparison_cells(row) for row in compared.rows],
+                "left_out": text_compare.left_out(compared),
             }
-            for each in comparisons
+            for compared in comparisons
         ],
-        "how_compared": text_results.how_compared(found, comparisons, at_least),
+        "how_compared": text_compare.how_compared(groups, comparisons, at_least),
     }
 
 
@@ -228,17 +229,15 @@ def _curves(records: Sequence[Record], setups: Sequence[Setup]) -> list[Picture]
         "decode": "Decode: time of each generated token. Points are tokens, the line their running median.",
         "sweep": "Both curves in one walk through the context. Points are runs, the dashed line the fitted law.",
     }
-    n_lines = sum(rows[rows.tpot_ms.notna()].n_prompt.nunique() for _, rows, _ in setups)
-    heights = {"decode": 3.9 + (0.3 * min(n_lines, 12) if len(setups) > 1 else 0), "sweep": 7.6}
     return [
-        _picture(draw, name, captions[name], shows, (5, heights.get(name, 3.9 + 0.3 * (len(setups) - 1))))
+        _picture(draw, name, captions[name], shows, (5, 7.6 if name == "sweep" else 3.9))
         for name, draw in plot_runs.drawings(records, stacked=True).items()
     ]
 
 
 def _shares(label: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Prefill's part of the whole time, for each length of generation; a sweep generates too little to tell."""
-    found = []
+    """Prefill's share of the whole time, for each number of generated tokens; not for sweeps, which generate few."""
+    tables = []
     for n_gen, part in table.summary(rows).groupby("n_gen"):
         known = part[part.prefill_share.notna() & part.sweep_every.isna()]
         shown = [
@@ -251,19 +250,19 @@ def _shares(label: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
             for row in known.itertuples()
         ]
         if shown:
-            found.append({"caption": f"{label}: a prompt and {n_gen:,} generated tokens", "rows": shown})
-    return found
+            tables.append({"caption": f"{label}: a prompt and {n_gen:,} generated tokens", "rows": shown})
+    return tables
 
 
 def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings], number: int) -> Why:
     """What limited runs of one setup and one n_gen, where the ceilings of their machine are known."""
     first = records[0]
     try:
-        found = probing.need(known, first.machine, first.settings.n_gpu_layers > 0, False, label)
-        rows = roofline.explain(records, found)
+        ceilings = probing.need(known, first.machine, first.settings.n_gpu_layers > 0, False, label)
+        rows = roofline.explain(records, ceilings)
     except LabError as problem:
         return Why(label, problem=problem.what)
-    best, verdicts = roofline.roof(found), text_why.verdicts(rows)
+    best, verdicts = roofline.roof(ceilings), text_why.verdicts(rows)
     pictures = [
         _picture(
             lambda figure: plot_why.plot_roofline(rows, best, label, figure.subplots()),
@@ -284,7 +283,7 @@ def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings], numbe
             )
         )
     caveat = text_why.caveat(first)
-    sentences = [text_why.advice_of(lever) for lever in advice.levers(rows, first, found)]
+    sentences = [text_why.advice_of(lever) for lever in advice.levers(rows, first, ceilings)]
     return Why(label, "", [*verdicts, *([caveat] if caveat else [])], pictures, sentences)
 
 
@@ -296,5 +295,5 @@ def _picture(
 
 def _commands(records: Sequence[Record]) -> list[str]:
     sessions = dict.fromkeys(record.session for record in records)
-    found = [reproduce.command([record for record in records if record.session == name]) for name in sessions]
-    return [command for command in dict.fromkeys(found) if command]
+    commands = [reproduce.command([record for record in records if record.session == name]) for name in sessions]
+    return [command for command in dict.fromkeys(commands) if command]

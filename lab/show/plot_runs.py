@@ -26,23 +26,29 @@ if TYPE_CHECKING:
 RUNNING_MEDIAN = 15
 """Tokens that the line in the decode plot takes the median of."""
 
+FEW_LINES = 8
+"""Lines of a decode plot whose legend still fits into it."""
+
+WIDE = 12
+"""Where the slowest line of a decode plot takes more than so many times the fastest, the axis is logarithmic."""
+
 
 def plot_prefill(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     """Prefill time against prompt length, both logarithmic: points are runs, the thick line their medians.
 
         lab.plot_prefill(records)
 
-    Thin lines are the inside of each run, from its steps. The dashed grey line is what the time would be
-    if every token cost what it cost at its cheapest.
+    Thin lines are single runs, step by step. The dashed grey line is proportional to the length, at the lowest
+    time per token that was measured.
     """
     records = _timed(records)
     ax = ax or new_axes()
-    every = table.runs(records)
-    every = every[every.prefill_s.notna()]
-    if every.empty:
+    run_rows = table.runs(records)
+    run_rows = run_rows[run_rows.prefill_s.notna()]
+    if run_rows.empty:
         raise LabError("There is nothing to draw: no run has a prefill time.", "Measure some: lab measure")
     step_rows = table.steps(records)
-    setups = table.setups(every)
+    setups = table.setups(run_rows)
     per_token: dict[float, float] = {}
     for (label, rows), style in zip(setups, _styles(), strict=False):
         name = f"{label}: " if len(setups) > 1 else ""
@@ -65,7 +71,7 @@ def plot_prefill(records: Sequence[Record], ax: Axes | None = None) -> Axes:
         )
         per_token.update((float(seconds / n), float(n)) for n, seconds in medians.items())
     cheapest = min(per_token)
-    lengths = [every.n_prompt.min(), every.n_prompt.max()]
+    lengths = [run_rows.n_prompt.min(), run_rows.n_prompt.max()]
     guide = f"in proportion: {digits(1e3 * cheapest)} ms a token, as at {per_token[cheapest]:,.0f}"
     ax.plot(lengths, [n * cheapest for n in lengths], color=GUIDE, ls="--", lw=1.2, label=guide)
     ax.set_xscale("log")
@@ -83,7 +89,7 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
         lab.plot_decode(records)
 
     Points are tokens of all repeats; the line is the running median of the per-token medians. Points above
-    the axis are counted and marked at its upper edge.
+    the axis are counted and marked at its upper edge. Setups of very different speed get a logarithmic axis.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -95,8 +101,10 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
         raise LabError("There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more.")
     groups = table.setups(decode)
     n_lines = decode.groupby([*table.SETUP, "n_prompt"], dropna=False).ngroups
-    headroom = 1.35 + 0.08 * max(0, n_lines - 3)  # for the legend
-    top = headroom * float(decode.groupby([*table.SETUP, "n_prompt"], dropna=False).itl_ms.quantile(0.95).max())
+    of_lines = decode.groupby([*table.SETUP, "n_prompt"], dropna=False).itl_ms
+    medians = of_lines.median()
+    headroom = 1.35 + 0.08 * max(0, n_lines - 3) if n_lines <= FEW_LINES else 1.1  # for the legend
+    top = headroom * float(of_lines.quantile(0.95).max())
     lengths = {n: i for i, n in enumerate(sorted(decode.n_prompt.unique()))}
     for line, (setup, rows) in enumerate(groups):
         for n_prompt, tokens in rows.groupby("n_prompt"):
@@ -111,7 +119,12 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
             label = f"after {n_prompt:,} prompt tokens" + (f", {setup}" if len(groups) > 1 else "")
             label += f" ({len(above)} point{'s' * (len(above) > 1)} above the axis)" if len(above) else ""
             ax.plot(middle.index, middle, color=colour, lw=2, ls=LINES[line % len(LINES)], label=label)
-    ax.set_ylim(0, top)
+    if medians.max() > WIDE * medians.min():
+        ax.set_yscale("log")
+        ax.set_ylim(0.7 * medians.min(), top)
+        plain_ticks(ax.yaxis)
+    else:
+        ax.set_ylim(0, top)
     ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     ax.set_xlabel("generated token (the first comes out of prefill)")
     ax.set_ylabel("time since the token before (ms)")
@@ -170,14 +183,14 @@ def drawings(records: Sequence[Record], stacked: bool = False) -> dict[str, Call
     """What draws the plots that there is data for, by their names: prefill, decode, sweep."""
     timed = _timed(records)
     sweeps, plain = [r for r in timed if r.run.every], [r for r in timed if not r.run.every]
-    found: dict[str, Callable[[Figure], Any]] = {}
+    draw_by_name: dict[str, Callable[[Figure], Any]] = {}
     if any(phases.prefill_ns(record.run) for record in plain):
-        found["prefill"] = lambda figure: plot_prefill(plain, figure.subplots())
+        draw_by_name["prefill"] = lambda figure: plot_prefill(plain, figure.subplots())
     if any(phases.itl_ns(record.run) for record in plain):
-        found["decode"] = lambda figure: plot_decode(plain, figure.subplots())
+        draw_by_name["decode"] = lambda figure: plot_decode(plain, figure.subplots())
     if sweeps:
-        found["sweep"] = lambda figure: plot_sweep(sweeps, figure, stacked)
-    return found
+        draw_by_name["sweep"] = lambda figure: plot_sweep(sweeps, figure, stacked)
+    return draw_by_name
 
 
 def save(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
@@ -217,8 +230,9 @@ def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
     repeats = collections.Counter(
         (table.model_label(r), r.machine, r.settings, r.run.variant, r.run.n_prompt, r.run.n_gen) for r in records
     )
-    n_repeat = max(repeats.values())
-    ax.set_title(f"{what}\n{_subject(records)} ({n_repeat} repeat{'s' * (n_repeat > 1)})", fontsize=11)
+    fewest, most = min(repeats.values()), max(repeats.values())
+    n_repeat = f"{most} repeat{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} repeats"
+    ax.set_title(f"{what}\n{_subject(records)} ({n_repeat})", fontsize=11)
     return tidy(ax)
 
 

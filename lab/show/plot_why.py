@@ -20,7 +20,7 @@ FEW = 5
 def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes | None = None) -> Axes:
     """GFLOP/s over FLOPs per byte: each phase at each length as a point under the machine's two roofs.
 
-    lab.plot_roofline(lab.explain(records, best), roofline.roof(best), "my machine")
+    lab.plot_roofline(lab.explain(records, best), lesson.roof(best), "my machine")
     """
     ax = ax or new_axes()
     low = min([1, *(row.intensity for row in rows)]) / 2

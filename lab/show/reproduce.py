@@ -17,7 +17,7 @@ from lab.runner.plan import make_plan
 
 
 def command(records: Sequence[Record]) -> str | None:
-    """The command line of one session; None for imported results. What the variants of a trial share stands once."""
+    """The command line of one session; None for imported results. Options that all variants share come last, once."""
     timed = [record for record in records if not record.run.warmup] or list(records)
     if not timed or any(record.run.totals for record in timed):
         return None
@@ -28,7 +28,10 @@ def command(records: Sequence[Record]) -> str | None:
     if run.block is not None:
         blocks = 1 + max(record.run.block or 0 for record in timed)
         by_name = {record.run.variant or "": options(record) for record in records}
-        own = [shlex.join(w for each in by_name[name] if each not in shared for w in each) for name in sorted(by_name)]
+        own = [
+            shlex.join(w for option in by_name[name] if option not in shared for w in option)
+            for name in sorted(by_name)
+        ]
         words = ["lab", "ab", *own, "--prompt-len", lengths, "--gen", str(run.n_gen), "--blocks", str(blocks)]
     elif run.every is not None:
         words = ["lab", "sweep", "--max-len", lengths, "--every", str(run.every), "--gen", str(run.n_gen)]
@@ -43,7 +46,7 @@ def options(record: Record) -> list[tuple[str, str]]:
     model, settings = record.model, record.settings
     accelerated = bool(machine.accelerators(record.machine.devices))
     all_layers = -1 if model.n_layer is None else model.n_layer + 1
-    every: dict[str, object] = {
+    values: dict[str, object] = {
         "model": catalog.spec_of(model),
         "prompt": settings.prompt,
         "seed": settings.seed,
@@ -56,11 +59,11 @@ def options(record: Record) -> list[tuple[str, str]]:
         "cache_type_k": settings.type_k,
         "cache_type_v": settings.type_v,
     }
-    defaults = {name: each.default for name, each in inspect.signature(make_plan).parameters.items()}
+    defaults = {name: parameter.default for name, parameter in inspect.signature(make_plan).parameters.items()}
     if model.source == catalog.SYNTHETIC:
-        every["prompt"] = None  # always random
+        values["prompt"] = None  # always random
     return [
         (f"--{name.replace('_', '-')}", str(value))
-        for name, value in every.items()
+        for name, value in values.items()
         if value is not None and value != defaults[name]
     ]

@@ -1,4 +1,4 @@
-"""A picture as part of a page: drawn like every other, but in the page's own colours and letters.
+"""A picture as part of a page: drawn like all others, but in the page's own colours and fonts.
 
 A figure is drawn with the lab's colours, and each of them is then replaced by the name of a CSS variable. So one
 drawing follows its reader into light and dark, and its text stays text: it can be searched, read aloud and copied.
@@ -23,7 +23,7 @@ VARIABLES = {
     GRID: "var(--grid)",
     PAPER: "var(--paper)",
 }
-"""What each of the lab's colours is called in a page."""
+"""CSS variables of a page for the lab's colours."""
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # letters, not their outlines

@@ -19,18 +19,19 @@ from lab.why.prediction import Device, Prediction
 from lab.why.roofline import Explained
 
 
-def print_ceilings(found: Ceilings, out: Console) -> None:
-    """A table of the kernels' best rates."""
-    days = probing.age_days(found)
+def print_ceilings(ceilings: Ceilings, out: Console) -> None:
+    """Prints a table of the kernels' best rates, and where the roofline bends."""
+    days = probing.age_days(ceilings)
     age = "today" if days < 1 else f"{days:.0f} days ago"
-    out.print(f"\nCeilings of {machine.label(found.machine, int(found.on_gpu))}, measured {found.measured_at} ({age})")
+    where = machine.label(ceilings.machine, int(ceilings.on_gpu))
+    out.print(f"\nCeilings of {where}, measured {ceilings.measured_at} ({age})")
     grid = grid_of("kernel", "type", "buffer", "tokens", "threads", "GB/s", "GFLOP/s")
-    for rate in sorted(found.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, rate.n_tokens)):
+    for rate in sorted(ceilings.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, rate.n_tokens)):
         flops = wording.digits(probing.gflops(rate)) if rate.flops else "-"
         counts = (str(rate.n_tokens), str(rate.n_threads))
         grid.add_row(rate.op, rate.type, rate.buffer, *counts, wording.digits(probing.gbps(rate)), flops)
     out.print(grid)
-    best = roofline.roof(found)
+    best = roofline.roof(ceilings)
     out.print(
         f"Best: {wording.digits(best.gbps)} GB/s and {wording.digits(best.gflops)} GFLOP/s: work of more than "
         f"{wording.digits(best.ridge)} FLOPs per byte is limited by arithmetic, other work by memory traffic."
@@ -38,15 +39,15 @@ def print_ceilings(found: Ceilings, out: Console) -> None:
 
 
 def print_explained(
-    label: str, rows: Sequence[Explained], found: Ceilings, advice: Sequence[Lever], out: Console
+    label: str, rows: Sequence[Explained], ceilings: Ceilings, advice: Sequence[Lever], out: Console
 ) -> None:
-    """What each phase cost, what it reached, and what limited it."""
-    best = roofline.roof(found)
+    """Prints for each phase: time, FLOPs, bytes, the share of its ceiling, its limit; then advice."""
+    best = roofline.roof(ceilings)
     out.print()
     out.print(Text(label, style="bold"))
     out.print(
         f"Roof: {wording.digits(best.gflops)} GFLOP/s, {wording.digits(best.gbps)} GB/s, ridge at "
-        f"{wording.digits(best.ridge)} FLOPs per byte (ceilings of {found.measured_at})"
+        f"{wording.digits(best.ridge)} FLOPs per byte (ceilings of {ceilings.measured_at})"
     )
     grid = grid_of(
         "prompt\ntokens",
@@ -63,9 +64,9 @@ def print_explained(
     )
     for row in rows:
         figures = (1e3 * row.measured_s, row.flops / 1e9, row.n_bytes / 1e6, row.intensity, row.gflops, row.gbps)
-        ceiling = f"{100 * row.of_ceiling:.0f}"
+        of_ceiling = f"{100 * row.of_ceiling:.0f}"
         grid.add_row(
-            f"{row.n_prompt:,}", f"{row.n_gen:,}", row.phase, *map(wording.digits, figures), ceiling, row.limit
+            f"{row.n_prompt:,}", f"{row.n_gen:,}", row.phase, *map(wording.digits, figures), of_ceiling, row.limit
         )
     out.print(grid)
     for sentence in [*map(where_it_went, rows), *verdicts(rows), *map(advice_of, advice)]:
@@ -73,7 +74,7 @@ def print_explained(
 
 
 def where_it_went(row: Explained) -> str:
-    """The parts of a phase's time, in a sentence."""
+    """A sentence with the parts of a phase's time, in percent."""
     parts = row.kernels
     rest = row.measured_s - parts.total_s
     shares = (
@@ -82,14 +83,14 @@ def where_it_went(row: Explained) -> str:
         ("attention", parts.attention_s),
         ("rest", rest),
     )
-    told = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in shares)
-    beside = f"choosing tokens {wording.seconds(row.choosing_s)}, harness {wording.seconds(row.harness_s)}"
-    each = " a token" if row.phase == "decode" else ""
-    return f"{row.phase} at {row.n_prompt:,}: {told}; beside it {beside}{each}."
+    percents = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in shares)
+    outside = f"choosing tokens {wording.seconds(row.choosing_s)}, harness {wording.seconds(row.harness_s)}"
+    unit = " a token" if row.phase == "decode" else ""
+    return f"{row.phase} at {row.n_prompt:,}: {percents}; beside it {outside}{unit}."
 
 
 def caveat(record: Record) -> str | None:
-    """What the ceilings of attention leave out for this record's settings."""
+    """A sentence where the ceiling of attention does not fit a record's settings; else None."""
     settings = record.settings
     if settings.flash_attn_resolved == "off" or settings.type_k != settings.type_v:
         return "The ceiling of attention is that of flash attention on a cache of one type."
@@ -105,12 +106,12 @@ WHY = {
 
 
 def verdicts(rows: Sequence[Explained]) -> list[str]:
-    """What limited each phase, and how far from its ceiling it was, in sentences; lengths of one limit together."""
-    found: dict[tuple[str, str], list[Explained]] = {}
+    """Sentences on what limited each phase, and what share of its ceiling it reached; one for each limit."""
+    by_limit: dict[tuple[str, str], list[Explained]] = {}
     for row in rows:
-        found.setdefault((row.phase, row.limit), []).append(row)
-    said = []
-    for (phase, limit), alike in found.items():
+        by_limit.setdefault((row.phase, row.limit), []).append(row)
+    sentences = []
+    for (phase, limit), alike in by_limit.items():
         what = "Reading a prompt of" if phase == "prefill" else "Writing after a prompt of"
         lengths = join(sorted({row.n_prompt for row in alike}))
         shares = ", ".join(f"{100 * row.of_ceiling:.0f} %" for row in alike)
@@ -118,10 +119,10 @@ def verdicts(rows: Sequence[Explained]) -> list[str]:
             ends = sorted(row.of_ceiling for row in alike)
             lengths = f"{alike[0].n_prompt:,} to {alike[-1].n_prompt:,}"
             shares = f"{100 * ends[0]:.0f} to {100 * ends[-1]:.0f} %"
-        said.append(f"{what} {lengths} tokens was limited by {WHY[limit]}: {shares} of what its kernels can do.")
+        sentences.append(f"{what} {lengths} tokens was limited by {WHY[limit]}: {shares} of what its kernels can do.")
     if max(row.of_ceiling for row in rows) > BEYOND:
-        said.append("Nothing is faster than its ceiling: these ceilings are too low. Run: lab ceilings --again")
-    return said
+        sentences.append("Nothing is faster than its ceiling: these ceilings are too low. Run: lab ceilings --again")
+    return sentences
 
 
 BEYOND = 1.1
@@ -129,7 +130,7 @@ BEYOND = 1.1
 
 
 def advice_of(lever: Lever) -> str:
-    """A change, what it promises, and how to try it."""
+    """A sentence on a change of settings: the gain that the ceilings predict, and the command to try it."""
     gains = [
         f"{phase} {gain:.2f}x as fast"
         for phase, gain in (
@@ -151,7 +152,7 @@ def print_predictions(
     basis: str,
     out: Console,
 ) -> None:
-    """Limits and ranges to expect, whether it fits, and what it rests on."""
+    """Prints for each length the limits, the expected ranges and the memory, then what they rest on."""
     out.print(Text(f"{model.name} {model.quantization or ''} on {where}", style="bold"))
     grid = grid_of(
         "prompt\ntokens",
@@ -184,7 +185,7 @@ def print_predictions(
 def print_devices(
     model: Model, n_prompt: int, n_gen: int, rows: Sequence[tuple[Device, Prediction, bool | None]], out: Console
 ) -> None:
-    """The same request on many devices, a line each."""
+    """Prints what the same request takes on several devices, one row per device."""
     label = f"{model.name} {model.quantization or ''}, {n_prompt:,} tokens in and {n_gen:,} out"
     out.print(Text(label, style="bold"))
     grid = grid_of("name", "GB/s", "TFLOP/s", "prefill s", "tokens/s", "E2E s", "note")

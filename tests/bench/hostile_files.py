@@ -26,7 +26,7 @@ from lab.models.catalog import Shape
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import prompts
 from lab.runner.plan import make_plan
-from lab.show import console
+from lab.show import text_setup
 from tests import hostile
 
 LIMIT_S = 10.0
@@ -115,7 +115,7 @@ def measure(worker: Worker, path: Path, prompt: str, stage: list[str]) -> None:
     stage[0] = "describe"
     per_position, per_step = cost.kv_bytes_per_position(model), cost.weight_bytes_per_step(model)
     lengths = {n: None if per_position is None else round(n * per_position) for n in (1_000, 128_000)}
-    console.describe_model(model, path, per_step, per_position, lengths, None)
+    text_setup.describe_model(model, path, per_step, per_position, lengths, None)
     stage[0] = "plan"
     plan = make_plan(worker, "8", 2, 1, str(path), prompt=prompt, threads=2)
     for reason in plan.refused.values():

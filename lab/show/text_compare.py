@@ -1,0 +1,173 @@
+"""Comparisons as text: what differs between setups, and by how much."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from lab.analysis import comparison, verdicts, wording
+from lab.analysis.comparison import FIGURE_NAMES, Comparison, Group
+from lab.show.console import grid_of
+
+COMPARED = ("prompt\ntokens", "figure", "base", "other", "n", "time\nratio", "interval", "verdict")
+"""Headings of a comparison's table."""
+
+UNITS = {"prefill_s": "s", "tpot_ms": "ms", "decode_ms": "ms"}
+
+
+def print_comparisons(
+    groups: Sequence[Group], comparisons: Sequence[Comparison], at_least: float, out: Console
+) -> None:
+    """Prints in what the groups differ, then a table per group: its times against the base's."""
+    out.print(Text("base ", style="bold") + Text(groups[0].label))
+    fields = differences(groups)
+    out.print("differ in" if fields else "differ in nothing but when they were measured")
+    for field, values in fields.items():
+        out.print(f"  {field}: {' | '.join(values)}")
+    for compared in comparisons:
+        out.print()
+        out.print(Text(compared.other, style="bold") + Text(" against the base"))
+        grid = grid_of(*COMPARED)
+        for row in compared.rows:
+            grid.add_row(*comparison_cells(row))
+        out.print(grid)
+        for sentence in left_out(compared):
+            out.print(sentence)
+    out.print()
+    for sentence in how_compared(groups, comparisons, at_least):
+        out.print(sentence)
+
+
+def answers(comparisons: Sequence[Comparison]) -> list[str]:
+    """Sentences that answer which of the groups is faster, computed from the rows of `comparisons`.
+
+    With several comparisons first the fastest group by the medians; then for each comparison a verdict, and the words
+    of its rows at the shortest and the longest prompt.
+    """
+    sentences = _fastest(comparisons) if len(comparisons) > 1 else []
+    for compared in comparisons:
+        ends = {row.n_prompt for row in (*compared.rows[:1], *compared.rows[-1:])}
+        sentences.append(_overall(compared))
+        sentences += [f"{_capital(_what(row))}: {row.words}." for row in compared.rows if row.n_prompt in ends]
+    return sentences
+
+
+def _overall(compared: Comparison) -> str:
+    """One sentence on all rows: their common verdict, or the range of their ratios."""
+    claims, ratios = {row.verdict for row in compared.rows}, sorted(row.estimate for row in compared.rows)
+    if not ratios:
+        return f"{compared.other} and {compared.base} have no length in common."
+    by = "" if claims in ({verdicts.SLOWER}, {verdicts.FASTER}) else "By the medians, "
+    if claims == {verdicts.ALIKE}:
+        return f"No difference between {compared.other} and {compared.base} can be claimed."
+    if ratios[0] > 1:
+        return f"{by}{compared.other} is slower than {compared.base}: it takes {_range(ratios)} times the time."
+    if ratios[-1] < 1:
+        pace = _range([1 / ratio for ratio in reversed(ratios)])
+        return f"{by}{compared.other} is faster than {compared.base}: {pace} times as fast."
+    return f"It depends: {compared.other} takes {_range(ratios)} times the time of {compared.base}."
+
+
+def _fastest(comparisons: Sequence[Comparison]) -> list[str]:
+    """For each group that is fastest somewhere a sentence: in which figures, by the medians."""
+    labels = [comparisons[0].base, *(compared.other for compared in comparisons)]
+    rows = [{_what(row): row.estimate for row in compared.rows} for compared in comparisons]
+    wins: dict[str, list[str]] = {}
+    for what in rows[0]:
+        if all(what in others for others in rows):
+            ratios = [1.0, *(others[what] for others in rows)]
+            wins.setdefault(labels[ratios.index(min(ratios))], []).append(what)
+    if len(wins) == 1:
+        return [f"By the medians, {label} is the fastest." for label in wins]
+    return [f"By the medians, {label} is the fastest in {', '.join(figures)}." for label, figures in wins.items()]
+
+
+def _range(ratios: Sequence[float]) -> str:
+    low, high = (f"{ratio:.3g}" for ratio in (ratios[0], ratios[-1]))
+    return low if low == high else f"{low} to {high}"
+
+
+def _what(row: comparison.Row) -> str:
+    name = FIGURE_NAMES[row.figure]
+    if row.n_gen is None:
+        return f"{name} of {row.n_prompt:,} tokens"
+    return f"{name} after {row.n_prompt:,} prompt tokens ({row.n_gen:,} generated)"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """The fields in which groups differ, with their values as text, in the order of the groups."""
+
+    def words(field: str, value: Any) -> str:
+        if value is None:
+            return "none" if field in ("sweep_every", "variant") else "unknown"
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        return _short(text, 12 if field.endswith("sha256") else 60)
+
+    differ = comparison.differences(groups)
+    return {field: [words(field, value) for value in values] for field, values in differ.items()}
+
+
+def left_out(compared: Comparison) -> list[str]:
+    """Sentences that name the figures which only one of the two has."""
+    sentences = [] if compared.rows else ["They have no length in common."]
+    for side, names in (("base", compared.only_base), ("other", compared.only_other)):
+        if names:
+            sentences.append(f"Only in the {side}: {', '.join(names)}.")
+    return sentences
+
+
+def comparison_cells(row: comparison.Row) -> list[str]:
+    """The cells of a row, under the headings `COMPARED`."""
+    return [
+        f"{row.n_prompt:,}",
+        f"{FIGURE_NAMES[row.figure]}, {UNITS[row.figure]}",
+        wording.digits(row.base),
+        wording.digits(row.other),
+        str(row.n_base) if row.n_base == row.n_other else f"{row.n_base}, {row.n_other}",
+        wording.digits(row.estimate),
+        f"{row.ratio.low:.3f}-{row.ratio.high:.3f}" if row.ratio else "-",
+        row.words,
+    ]
+
+
+def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_least: float) -> list[str]:
+    """Sentences on how the ratios were computed, and how far they can be trusted."""
+    paired = any(row.paired for compared in comparisons for row in compared.rows)
+    how = "block by block, measured side by side" if paired else "run against run"
+    sentences = [
+        f"Time ratio: other over base, {how}. All intervals together hold with 95 %; "
+        f"differences below {at_least:.1%} are not claimed. A ratio is a median of ratios, so it need not be that of "
+        "the two columns."
+    ]
+    if not paired:
+        spreads = dict.fromkeys(words for compared in comparisons for words in compared.spreads)
+        sentences.append(
+            "Sessions of one machine differ from each other; a difference is claimed only beyond that. Taken for one "
+            f"standard deviation: {'; '.join(spreads)}. Measure it: lab calibrate."
+        )
+    if not paired and all(group.rows.machine.iloc[0] == groups[0].rows.machine.iloc[0] for group in groups):
+        sentences.append(
+            "These sessions were not measured side by side: part of a difference may be the hour. See lab ab."
+        )
+    return sentences
+
+
+def comparisons_as_json(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """Groups, their differences and their comparisons, as one JSON document."""
+    return {
+        "groups": [group.label for group in groups],
+        "differences": comparison.differences(groups),
+        "comparisons": [dataclasses.asdict(compared) for compared in comparisons],
+    }
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,0 +1,124 @@
+"""What is measured, as text: the machine and its build, the models, and a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from lab.analysis import wording
+from lab.core.record import Machine, Model
+from lab.models.obtain import Listed
+from lab.runner import machine
+from lab.runner.plan import Plan, join
+from lab.show.console import console, grid_of, print_json
+
+
+def describe(here: Machine, model: Model | None = None) -> list[str]:
+    """Lines that name the machine, its build and the model."""
+    return [f"{name:8} {text}" for name, text in facts(here, model).items()]
+
+
+def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
+    """The same by name: machine, build, model. What is unknown is left out."""
+    ram = f", {here.ram_bytes / 1e9:.0f} GB" if here.ram_bytes else ""
+    kind = ", virtual machine" if here.virtual else ""
+    power = f", on {here.power}" if here.power else ""
+    system = f"; {here.os}" if here.os else ""
+    offload = ", ".join(f"{device.description} ({device.name})" for device in machine.accelerators(here.devices))
+    commit = f" (llama.cpp {here.llama_cpp_commit})" if here.llama_cpp_commit else ""
+    computes_on = offload or "the CPU (no GPU in this build)"
+    texts = {"machine": f"{machine.label(here)}{ram}{kind}{power}{system}"}
+    if here.llama_cpp_python:
+        texts["build"] = f"llama-cpp-python {here.llama_cpp_python}{commit}; computes on {computes_on}"
+    if model:
+        parts = [
+            f"{model.name} {model.quantization or ''}".strip(),
+            f"{model.n_bytes / 1e6:,.0f} MB" if model.n_bytes else "",
+            model.arch or "",
+            f"{model.n_layer} layers" if model.n_layer else "",
+            f"trained for {model.n_ctx_train:,} tokens" if model.n_ctx_train else "",
+        ]
+        texts["model"] = f"{', '.join(part for part in parts if part)} ({model.source})"
+    return texts
+
+
+def models_table(rows: Sequence[Listed]) -> Table:
+    """The models that can be measured. A size after ~ is that of a download."""
+    grid = grid_of("name", "quantization", "MB", "on disk", "from", "what it is")
+    for row in rows:
+        size = "-" if row.n_bytes is None else f"{'' if row.on_disk else '~'}{row.n_bytes / 1e6:,.0f}"
+        on_disk = "yes" if row.on_disk else "no"
+        grid.add_row(row.spec, row.quantization or "-", size, on_disk, row.source, row.about)
+    return grid
+
+
+def describe_model(
+    model: Model,
+    path: Path | None,
+    bytes_per_step: int | None,
+    kv_per_position: float | None,
+    kv_bytes: dict[int, int | None],
+    n_ctx_fits: int | None,
+) -> list[str]:
+    """Lines that describe a model: file, shape, tensors, bytes per decode step, KV cache, longest context."""
+
+    def megabytes(n: float | None) -> str:
+        return "unknown" if n is None else f"{wording.digits(n / 1e6)} MB"
+
+    heads = f"{model.n_head} heads of {model.head_dim}, {model.n_head_kv} for keys and values"
+    tied = {True: "tied to the embedding", False: "of its own", None: "unknown"}[model.tied_embeddings]
+    types = ", ".join(f"{kind} {megabytes(n)}" for kind, n in sorted(model.tensor_bytes.items(), key=lambda kv: -kv[1]))
+    cache = ", ".join(f"{megabytes(n_bytes)} at {n:,}" for n, n_bytes in kv_bytes.items())
+    position = "unknown" if kv_per_position is None else f"{kv_per_position:,.0f}"
+    fits = "unknown" if n_ctx_fits is None else f"a context of up to about {n_ctx_fits:,} tokens"
+    return [
+        f"name      {model.name} {model.quantization or ''} ({model.source})",
+        f"file      {path or 'not on this machine'}, {megabytes(model.n_bytes)}",
+        f"shape     {model.arch}: {model.n_layer} layers, {model.n_embd} wide, feed-forward {model.n_ff}, {heads}",
+        f"tokens    vocabulary of {model.n_vocab}, output matrix {tied}, trained for {model.n_ctx_train}",
+        f"tensors   {types}",
+        f"decode    reads {megabytes(bytes_per_step)} of weights per step",
+        f"KV cache  {position} bytes per position (F16): {cache}",
+        f"fits      {fits} in the memory that is free now",
+    ]
+
+
+def print_plan(plan: Plan, as_json: bool) -> None:
+    """Prints what `--dry-run` shows."""
+    if as_json:
+        lengths = [
+            {"n_prompt": n, "memory": dataclasses.asdict(plan.memory(n)), "refused": plan.refused.get(n)}
+            for n in plan.lengths
+        ]
+        settings = dataclasses.asdict(plan.settings)
+        print_json({"lengths": lengths, "n_gen": plan.n_gen, "repeat": plan.n_repeat, "settings": settings})
+        return
+    out = console()
+    out.print(f"\nPlan: {plan.n_repeat} rounds, {plan.n_gen:,} tokens generated per run; memory is an estimate")
+    out.print(plan_table(plan))
+    out.print(
+        ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(plan.settings).items() if value is not None)
+    )
+
+
+def plan_table(plan: Plan) -> Table:
+    """Runs and estimated memory of a plan, one row per prompt length."""
+    grid = grid_of("prompt tokens", "runs", "KV cache MB", "memory MB", "note")
+    for n in plan.lengths:
+        memory = plan.memory(n)
+        grid.add_row(
+            f"{n:,}",
+            "0" if n in plan.refused else f"{plan.n_repeat}",
+            "unknown" if memory.kv_cache_bytes is None else wording.digits(memory.kv_cache_bytes / 1e6),
+            wording.digits(memory.total_bytes / 1e6),
+            plan.refused.get(n, ""),
+        )
+    return grid
+
+
+def refused_lengths(plan: Plan) -> str:
+    """A warning for lengths that will not be tried."""
+    return f"{join(list(plan.refused))} prompt tokens will not be tried: " + " ".join(plan.refused.values())
