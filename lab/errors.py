@@ -8,8 +8,7 @@ class LabError(Exception):
     """
 
     def __init__(self, what: str, hint: str = "") -> None:
-        # Parts of it may come out of a file: nothing in it shall command the terminal.
-        what = "".join(letter if letter.isprintable() else "?" for letter in what)
+        what = printable_text(what)  # parts of it may come out of a file
         super().__init__(f"{what}\n{hint}" if hint else what)
         self.what = what
         self.hint = hint
@@ -17,3 +16,13 @@ class LabError(Exception):
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows in place of a traceback (IPython asks for it)."""
         return [f"Error: {self}"]
+
+
+def printable_text(text: str) -> str:
+    """`text` without control characters, which could command a terminal or turn text around.
+
+    Line ends and other spaces become a plain space, the rest a question mark.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
