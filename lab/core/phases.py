@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
+import statistics
 
 from lab.core.record import DECODE, OK, PREFILL, Run, Steps
 
@@ -82,8 +83,12 @@ def decode_compute_mean_ns(run: Run) -> float | None:
     if run.totals is not None:
         decode = run.totals.decode_ns
         return None if decode is None or run.n_gen < 2 else decode / (run.n_gen - 1)
-    compute = decode_compute_ns(run)
-    return sum(compute) / len(compute) if run.status == OK and compute else None
+    steps, n_prefill = run.steps, n_prefill_steps(run)
+    if run.status != OK or n_prefill == len(steps.kind):
+        return None
+    if steps.kind.index(DECODE) < n_prefill:  # a whole sweep, where the phases alternate
+        return statistics.fmean(decode_compute_ns(run))
+    return (sum(steps.ready_ns[n_prefill:]) - sum(steps.start_ns[n_prefill:])) / (len(steps.kind) - n_prefill)
 
 
 def tpot_ns(run: Run) -> float | None:

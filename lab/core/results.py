@@ -95,7 +95,7 @@ def _parsed_lines(path: Path) -> Iterator[tuple[int, Record | Ceilings | str]]:
     """The number of each line that is not empty, and what it holds, or why it cannot be read."""
     with _open(path) as file:
         for number, line in enumerate(file, 1):
-            if not line.strip():
+            if line.isspace():
                 continue
             try:
                 yield number, parse_line(line)
@@ -104,8 +104,12 @@ def _parsed_lines(path: Path) -> Iterator[tuple[int, Record | Ceilings | str]]:
 
 
 def _identity(parsed: Record | Ceilings) -> Hashable:
-    """What only the same run has, in a file and in a page made of it: its session, when it began, all its times."""
-    return parsed if isinstance(parsed, Ceilings) else (parsed.session, parsed.run)
+    """What only the same run has, in a file and in a page made of it: its session, when it began, how it went."""
+    if isinstance(parsed, Ceilings):
+        return parsed
+    run = parsed.run
+    began = parsed.session, run.started_at, run.n_prompt, run.n_gen, run.repeat, run.warmup, run.block, run.variant
+    return began, run.status, run.error, run.noise, run.totals, run.steps.end_ns
 
 
 @contextmanager
