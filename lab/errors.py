@@ -2,8 +2,13 @@
 
 
 def printable(text: str) -> str:
-    """`text` with ? in place of control characters and of bytes that are not text (surrogates)."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    """`text` without control characters, which could command a terminal or turn text around.
+
+    Line ends and other spaces become a plain space, the rest a question mark.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
 class LabError(Exception):
@@ -13,8 +18,7 @@ class LabError(Exception):
     """
 
     def __init__(self, what: str, hint: str = "") -> None:
-        # Parts of it may come out of a file: nothing in it shall command the terminal.
-        what = printable(what)
+        what = printable(what)  # parts of it may come out of a file: nothing in it shall command the terminal
         super().__init__(f"{what}\n{hint}" if hint else what)
         self.what = what
         self.hint = hint

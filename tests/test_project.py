@@ -20,6 +20,7 @@ DOORS = {  # the wings or files that may import a third-party library
     "psutil": {"runner/machine", "runner/limits", "runner/noise_watch"},
     "pynvml": {"runner/noise_watch"},
     "scipy": {"core/stats"},
+    "msgspec": {"core/record"},
     "llama_cpp": {"engine/native"},
     "numpy": {"core/stats", "engine", "why/probing", "analysis/table", "models/synthetic"},
     "gguf": {"models/synthetic"},
@@ -137,7 +138,7 @@ def test_python_m_lab_is_lab() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    heavy = "numpy pandas matplotlib llama_cpp psutil rich scipy huggingface_hub"
+    heavy = "numpy pandas matplotlib llama_cpp psutil rich scipy huggingface_hub msgspec"
     code = (
         "import sys; from lab.cli.main import lab; lab(['--help'], standalone_mode=False);"
         f"loaded = set('{heavy}'.split()) & set(sys.modules); assert not loaded, loaded"

@@ -1,5 +1,6 @@
 """Results files: what is written comes back, and what is broken is named and passed over."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,9 +8,11 @@ import pytest
 
 from lab.core import results
 from lab.core.noise import Noise, NoiseReading
-from lab.core.record import Steps
+from lab.core.record import Device, Record, Steps, from_json, parse_line, to_json
 from lab.errors import LabError
-from tests.conftest import make_record, make_run
+from tests.conftest import MODEL, make_record, make_run
+
+SAMPLES = sorted((Path(__file__).parent.parent / "results").glob("*.jsonl"))
 
 READING = NoiseReading(0.5, 12.0, None, 1.5, 2400.0, 10**9)
 
@@ -59,11 +62,28 @@ def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
         (lambda line: line[:-20] + b"\n", "not JSON"),
         (lambda line: b"[1]\n", "not a record of the lab"),
         (lambda line: line.replace(b'"schema":1', b'"schema":2'), "schema 2"),
-        (lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":"x"'), "record.run.n_prompt"),
+        (
+            lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":"x"'),
+            "record.run.n_prompt is text, not a whole number",
+        ),
+        (lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":null'), "record.run.n_prompt is missing"),
+        (
+            lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":1.5'),
+            "record.run.n_prompt is a number, not a whole",
+        ),
+        (lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":true'), "is true or false, not a whole number"),
+        (lambda line: line.replace(b'"steps":{', b'"steps":[],"_":{'), "record.run.steps is a list, not an object"),
+        (lambda line: line.replace(b'"power":null', b'"power":5'), "record.machine.power is a whole number, not text"),
+        (lambda line: line.replace(b'"seed":1', b'"seed":1' + b"0" * 5000), "record.settings.seed: integer value out"),
+        (lambda line: line.replace(b',"schema":1', b""), "no schema number"),
+        (lambda line: line.replace(b'"schema":1', b'"schema":true'), "no schema number"),
+        (lambda line: line.replace(b'"session":', b'"x":' + b"[" * 10**5 + b"]" * 10**5 + b',"session":'), "not JSON"),
+        (lambda line: line.replace(b'"tiny"', b'"\xff"'), "not JSON"),
         (lambda line: line.replace(b'"n_tokens":[8,', b'"n_tokens":['), "differ in length"),
-        (lambda line: line.replace(b'"n_past":[0,', b'"n_past":["0",'), "record.run.steps.n_past"),
-        (lambda line: line.replace(b'"run":', b'"ran":'), "record.run is not an object"),
+        (lambda line: line.replace(b'"n_past":[0,', b'"n_past":["0",'), "record.run.steps.n_past[0] is text"),
+        (lambda line: line.replace(b'"run":', b'"ran":'), "record.run is missing"),
         (lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":NaN'), "not JSON"),
+        (lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":-Infinity'), "not JSON"),
         (lambda line: line.replace(b'"name":"tiny"', b'"name":"\\ud800"'), "not JSON"),
     ],
 )
@@ -84,6 +104,44 @@ def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
     results.append(path, make_record())
     path.write_bytes(path.read_bytes().replace(b'"session":', b'"colour":"red","session":'))
     assert results.read([path]).records == (make_record(),)
+
+
+def test_a_key_that_is_missing_has_its_default(tmp_path: Path) -> None:
+    record = make_record(make_run(noise=Noise(READING, READING)))
+    lean = json.loads(to_json(record), object_hook=lambda d: {k: v for k, v in d.items() if v not in (None, 0.5)})
+    assert "power" not in lean["machine"] and "load_1min" not in lean["run"]["noise"]["before"]
+    quiet = dataclasses.replace(READING, load_1min=None)
+    assert parse_line(json.dumps(lean).encode() + b"\n") == make_record(make_run(noise=Noise(quiet, quiet)))
+
+
+def test_a_whole_number_will_do_where_a_fraction_may_be(tmp_path: Path) -> None:
+    line = to_json(make_record(make_run(noise=Noise(READING, READING)))).replace('"cpu_busy_s":12.0', '"cpu_busy_s":12')
+    parsed = parse_line(line.encode() + b"\n")
+    assert isinstance(parsed, Record) and parsed.run.noise is not None
+    assert isinstance(parsed.run.noise.before.cpu_busy_s, float)
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_samples_come_back_as_they_are(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    contents = results.read([path])
+    assert not contents.skipped and len(contents.records) + len(contents.ceilings) == len(lines)
+    for line in lines:
+        kept, whole = json.loads(to_json(parse_line(line.encode() + b"\n"))), json.loads(line)
+        assert _without_nulls(kept) == _without_nulls(whole)
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
+def test_what_is_no_text_is_written_as_a_question_mark() -> None:
+    assert '"tiny?"' in to_json(dataclasses.replace(MODEL, name="tiny\udcff"))
+    assert from_json(Device, '{"name":"a\udcff","description":"\\u001b[2J","type":"cpu"}') == Device(
+        "a?", "?[2J", "cpu"
+    )
 
 
 def test_columns_of_steps_have_one_length() -> None:

@@ -1,7 +1,9 @@
-"""Intervals by counting, against worked examples and against scipy's exact tests."""
+"""Intervals and trends against worked examples, against counts of all outcomes, and against scipy's exact tests."""
 
+import itertools
 import math
 import random
+import statistics
 
 import pytest
 from scipy import stats as reference
@@ -98,12 +100,41 @@ def test_a_plain_doubling_is_a_ratio_of_two() -> None:
     assert (ratio.low, ratio.estimate, ratio.high) == pytest.approx((2, 2, 2))
 
 
-@pytest.mark.parametrize("n", [3, 8, 30, 80])
-def test_a_trend_is_kendalls(n: int) -> None:
-    values = [value * 1.01**i for i, value in enumerate(sample(n, n))]
-    change, chance = stats.trend(values)
-    assert chance == pytest.approx(reference.kendalltau(range(n), values).pvalue, rel=0.05)
-    assert change == pytest.approx(1.01 ** (n - 1), rel=0.5)
+@pytest.mark.parametrize("n", [*range(1, 30), 60, 61, 200])
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
+def test_the_interval_of_a_median_leaves_out_the_rarest_outcomes_counted_one_by_one(n: int, confidence: float) -> None:
+    interval = stats.median_interval(range(n), confidence)
+    ways = [math.comb(n, i) for i in range(n + 1)]  # of all 2^n: those in which i values fall below the median
+    left_out = next(i for i in itertools.count() if 2 * sum(ways[: i + 1]) > (1 - confidence) * 2**n)
+    assert interval == (Interval(left_out - 1, n - left_out) if left_out else None)
+    theirs = reference.quantile_test(range(n), p=0.5).confidence_interval(confidence)
+    assert interval is None or interval == Interval(theirs.low, theirs.high)
+
+
+@pytest.mark.parametrize("n", [3, 5, 6])
+def test_the_chance_of_a_trend_is_the_share_of_orders_with_as_much_of_one(n: int) -> None:
+    def surplus(order: tuple[int, ...]) -> int:
+        return abs(sum(math.copysign(1, b - a) for a, b in itertools.combinations(order, 2)))  # type: ignore[return-value]
+
+    orders = list(itertools.permutations(range(1, n + 1)))
+    amounts = [surplus(order) for order in orders]
+    for order in random.Random(n).sample(orders, 6):
+        share = sum(amount >= surplus(order) for amount in amounts) / len(orders)
+        assert stats.trend(order)[1] == pytest.approx(share)
+
+
+def test_the_change_of_a_trend_is_the_median_slope() -> None:
+    values = [value * 1.01**i for i, value in enumerate(sample(9, 9))]
+    slopes = [(math.log(values[j] / values[i])) / (j - i) for i, j in itertools.combinations(range(9), 2)]
+    change, _ = stats.trend(values)
+    assert change == pytest.approx(math.exp(8 * statistics.median(slopes)))
+    assert stats.trend([*values[:4], 100.0, *values[5:]])[0] == pytest.approx(change, rel=0.1)  # one outlier
+
+
+def test_ties_are_no_trend() -> None:
+    assert stats.trend([2, 2, 2, 2]) == (1.0, 1.0)
+    change, chance = stats.trend([1, 1, 2, 1, 1, 1])
+    assert change == 1 and chance > 0.5
 
 
 def test_no_trend_without_values() -> None:

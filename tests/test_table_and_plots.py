@@ -1,12 +1,13 @@
 """Tables, sentences and plots from records whose figures are known exactly."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lab.analysis import table, wording
-from lab.core.record import Record
+from lab.core.record import Device, Record
 from lab.errors import LabError
 from lab.show import console, plot_runs, text_results
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
@@ -52,17 +53,13 @@ def test_summary_takes_medians_of_timed_runs_only() -> None:
 
 
 def test_different_settings_are_not_pooled() -> None:
-    import dataclasses
-
     four = dataclasses.replace(SETTINGS, n_threads=4)
     rows = table.summary(table.runs(session() + session(settings=four)))
     assert sorted(label for label, _ in table.setups(rows)) == ["tiny Q4_0, n_threads 2", "tiny Q4_0, n_threads 4"]
     assert len(rows) == 6
 
 
-def test_labels_have_the_fewest_fields_that_tell_setups_apart() -> None:
-    import dataclasses
-
+def test_labels_have_the_fewest_fields_in_which_setups_differ() -> None:
     four = dataclasses.replace(SETTINGS, n_threads=4, n_threads_batch=4)
     other = dataclasses.replace(MODEL, name="other", sha256="ab")
     sweep = [make_record(make_run(100, 3, every=50))]
@@ -78,11 +75,11 @@ def test_labels_have_the_fewest_fields_that_tell_setups_apart() -> None:
 
 
 def test_sentences_say_what_the_table_shows() -> None:
-    said = " ".join(wording.sentences(table.summary(table.runs(session()))))
-    assert "Prefill of 1,000 tokens took 20x the time of 100 for 10x the tokens" in said
-    assert "each token cost 2x as much, because it looks back" in said
-    assert "11.1 ms after a prompt of 10 and 21.0 ms after 1,000" in said
-    assert "96 % at 1,000 prompt tokens; decoding 5 tokens" in said
+    sentences = " ".join(wording.sentences(table.summary(table.runs(session()))))
+    assert "Prefill of 1,000 tokens took 20x the time of 100 for 10x the tokens" in sentences
+    assert "each token cost 2x as much, because it looks back" in sentences
+    assert "11.1 ms after a prompt of 10 and 21.0 ms after 1,000" in sentences
+    assert "96 % at 1,000 prompt tokens; decoding 5 tokens" in sentences
 
 
 def test_sentences_without_decode_or_with_one_length() -> None:
@@ -94,13 +91,31 @@ def test_sentences_without_decode_or_with_one_length() -> None:
 
 
 def test_different_machines_builds_and_files_are_not_pooled() -> None:
-    import dataclasses
-
     other = dataclasses.replace(MACHINE, ram_bytes=64 * 10**9, os="OtherOS")
     twin = dataclasses.replace(MODEL, sha256="ab")
     rows = table.summary(table.runs(session() + session(machine=other) + session(model=twin)))
     assert len(rows) == 9
     assert len({label for label, _ in table.setups(rows)}) == 3
+
+
+def test_gpus_and_mains_or_battery_are_part_of_a_setup() -> None:
+    one = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, Device("GPU0", "a GPU", "gpu")))
+    two = dataclasses.replace(one, devices=(*one.devices, Device("GPU1", "a GPU", "gpu")))
+    mixed = dataclasses.replace(one, devices=(*one.devices, Device("GPU1", "another", "gpu")))
+    offloaded = dataclasses.replace(SETTINGS, n_gpu_layers=99)
+    records = [
+        make_record(make_run(20, 5, repeat), machine=here, settings=offloaded)
+        for here in (one, two, mixed)
+        for repeat in range(2)
+    ]
+    labels = [label for label, rows in table.setups(table.runs(records))]
+    assert labels == ["tiny Q4_0, devices a GPU", "tiny Q4_0, devices 2 x a GPU", "tiny Q4_0, devices a GPU, another"]
+    powers = [make_record(machine=dataclasses.replace(MACHINE, power=power)) for power in ("mains", "battery", None)]
+    labels = [label for label, rows in table.setups(table.runs(powers))]
+    assert labels == ["tiny Q4_0, power mains", "tiny Q4_0, power battery", "tiny Q4_0, power unknown"]
+    assert set(table.runs(powers).devices) == {"none"}
+    unknown = make_record(machine=dataclasses.replace(MACHINE, devices=()))
+    assert table.runs([unknown]).devices[0] is None and len(table.summary(table.runs([unknown, unknown]))) == 1
 
 
 def test_no_cause_is_named_where_ranges_overlap() -> None:
@@ -118,8 +133,6 @@ def test_different_generation_lengths_are_told_apart(capsys: pytest.CaptureFixtu
 
 
 def test_text_from_outside_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    import dataclasses
-
     odd = dataclasses.replace(MODEL, name="phi[q4] :fire: [/b]")
     text_results.print_results([make_record(make_run(10, 2), model=odd)], console.console())
     text_results.print_results([make_record(make_run(status="failed", error="x[i01] [/tmp/a]"))], console.console())
@@ -154,8 +167,6 @@ def test_plots_show_every_point_with_title_units_and_legend(tmp_path: Path) -> N
 
 
 def test_outliers_are_marked_at_the_edge_and_counted() -> None:
-    import dataclasses
-
     from matplotlib.figure import Figure
 
     run = make_run(10, 100)

@@ -1,8 +1,8 @@
-"""Living with others: the lab's runs as llama-bench would print them, and llama-bench's output as records.
+"""llama-bench's format: the lab's runs as llama-bench would print them, and llama-bench's output as records.
 
-llama-bench tests prefill (`pp512`) and decode (`tg128 @ d4096`: 128 tokens after 4,096) apart; a run of the
-lab is both, so it gives a row of each. A `tg` row counts decode compute, without choosing tokens. The other
-way round there are times of whole tests but no steps, and much of the machine is not known: that is null.
+llama-bench tests prefill (`pp512`) and decode (`tg128 @ d4096`: 128 tokens after 4,096) separately; a run of the
+lab is both, so it gives a row of each. A `tg` row counts decode compute, without choosing tokens. Imported runs
+have times of whole tests but no steps, and most facts of the machine are unknown (null).
 
 Column names and their meaning are those of llama.cpp's tools/llama-bench.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import phases
-from lab.core.record import OK, Device, Machine, Model, Record, Run, Settings, Steps, Totals, to_json
-from lab.errors import LabError
+from lab.core.record import OK, Device, Machine, Model, Record, Run, Settings, Steps, Totals, cleaned, to_json
+from lab.errors import LabError, printable
 from lab.runner import machine
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
@@ -109,15 +109,15 @@ def read_llama_bench(path: Path) -> tuple[list[Record], list[str]]:
     skipped: list[str] = []
     for number, row in enumerate(_parse(text, path), 1):
         try:
-            found = _records(row, path.stem)
+            of_the_test = cleaned(tuple(_records(row, path.stem)))
         except (KeyError, TypeError, ValueError) as problem:
-            skipped.append(f"test {number} skipped: it lacks or garbles {problem}")
+            skipped.append(f"test {number} skipped: it lacks or garbles {printable(str(problem))}")
             continue
-        if not found:
+        if not of_the_test:
             skipped.append(
                 f"test {number} skipped: it times prefill and decode as one, or a prefill that does not begin at 0"
             )
-        records += found
+        records += of_the_test
     if not records:
         raise LabError(f"{path} has no test of llama-bench in it.", "Make it with: llama-bench -o json > results.json")
     return records, skipped
@@ -230,13 +230,9 @@ def _run(started_at: str, n_prompt: int, n_gen: int, n_depth: int, repeat: int, 
         warmup=False,
         started_at=started_at,
         status=OK,
-        error=None,
         steps=Steps(),
         token_ids=(),
-        prompt_offset=None,
-        end_of_generation_at=None,
-        noise=None,
-        totals=Totals(prefill_ns=ns, decode_ns=None) if n_prompt else Totals(prefill_ns=None, decode_ns=ns),
+        totals=Totals(prefill_ns=ns) if n_prompt else Totals(decode_ns=ns),
     )
 
 
@@ -244,26 +240,21 @@ def _machine(row: Mapping[str, Any]) -> Machine:
     gpus = [name.strip() for name in str(row.get("gpu_info") or "").split(",") if name.strip()]
     return Machine(
         cpu=row.get("cpu_info") or None,
-        n_cores_physical=None,
-        n_cores_usable=None,
-        ram_bytes=None,
-        os=None,
-        python=None,
-        llama_cpp_python=None,
         llama_cpp_commit=row.get("build_commit") or None,
-        system_info=None,
-        devices=tuple(Device(f"GPU{i}", name, "gpu", None) for i, name in enumerate(gpus)),
-        virtual=None,
-        power=None,
+        devices=tuple(Device(f"GPU{i}", name, "gpu") for i, name in enumerate(gpus)),
     )
 
 
 def _model(row: Mapping[str, Any]) -> Model:
     file = re.split(r"[/\\]", str(row["model_filename"]))[-1]
-    told: dict[str, Any] = {"name": file.removesuffix(".gguf"), "source": "file", "file": file, "tensor_bytes": {}}
-    told |= {"n_params": int(row["model_n_params"]), "description": row.get("model_type") or None}
-    unknown: dict[str, Any] = {field.name: None for field in dataclasses.fields(Model)}
-    return Model(**{**unknown, **told})
+    return Model(
+        name=file.removesuffix(".gguf"),
+        source="file",
+        file=file,
+        tensor_bytes={},
+        n_params=int(row["model_n_params"]),
+        description=row.get("model_type") or None,
+    )
 
 
 def _settings(row: Mapping[str, Any], n_ctx: int) -> Settings:
@@ -276,10 +267,7 @@ def _settings(row: Mapping[str, Any], n_ctx: int) -> Settings:
         n_threads_batch=int(row["n_threads"]),
         n_gpu_layers=int(row["n_gpu_layers"]) if row.get("gpu_info") else 0,
         flash_attn=asked.get(str(int(row["flash_attn"])), "auto"),
-        flash_attn_resolved=None,
         type_k=str(row["type_k"]),
         type_v=str(row["type_v"]),
         prompt="random",
-        prompt_sha256=None,
-        seed=None,
     )

@@ -1,13 +1,14 @@
-"""Records as tables: one row a run, one row a step, and the summary over repeats.
+"""Records as tables: one row per run, one row per step, and a summary over repeats.
 
-Rates are derived here and nowhere stored. A figure of several runs is their median with its interval: a mean
-with a standard deviation says little on machines where a neighbour can halve a rate for seconds. A sweep is
-shown as the runs that it stands for, one row per length.
+Rates are computed here and never stored. A figure of several runs is their median with its interval: a mean with a
+standard deviation says little on machines where another process can halve a rate for seconds. A sweep has one row
+for each of its prompt lengths.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ SETUP = (
     "model",
     "model_sha256",
     "machine",
+    "devices",
+    "power",
     "ram_gb",
     "os",
     "llama_cpp_python",
@@ -44,10 +47,10 @@ SETUP = (
     "sweep_every",
     "variant",
 )
-"""What must be equal for runs to be repeats of each other, beside n_prompt and n_gen."""
+"""What must be equal, apart from n_prompt and n_gen, for runs to be repeats of each other."""
 
-IDENTITY = ("model_sha256", "ram_gb", "os", "llama_cpp_commit", "system_info", "prompt_sha256")
-"""Parts of a setup that are shown only where nothing else tells two setups apart."""
+IDENTITY = ("model_sha256", "devices", "power", "ram_gb", "os", "llama_cpp_commit", "system_info", "prompt_sha256")
+"""Parts of a setup that are shown only where nothing else differs between two setups."""
 
 
 def runs(records: Sequence[Record]) -> pd.DataFrame:
@@ -112,30 +115,30 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     """Each setup of a table (of runs, steps or a summary): its label, and its rows.
 
-    The label has the fewest fields that tell the setups apart; with a single one, model and machine.
+    The label has the fewest fields in which the setups differ; with a single setup, model and machine.
     """
     groups = table.groupby([*SETUP], dropna=False, sort=False)
-    names = ["model", "machine"] if groups.ngroups < 2 else _telling(table, groups.ngroups)
+    names = ["model", "machine"] if groups.ngroups < 2 else _differing(table, groups.ngroups)
     return [(", ".join(_named(rows.iloc[0], names)), rows) for _, rows in groups]
 
 
-def _telling(table: pd.DataFrame, n_setups: int) -> list[str]:
-    """The fields that tell setups apart: those that people chose before those that only identify a file or build."""
+def _differing(table: pd.DataFrame, n_setups: int) -> list[str]:
+    """The fewest fields in which setups differ: those that people chose before those of IDENTITY."""
     if table.variant.nunique() == n_setups:
         return ["variant"]
     names: list[str] = []
-    n_told = 1
+    n_distinct = 1
     for name in (*(name for name in SETUP if name not in IDENTITY), *IDENTITY):
         n = table.groupby([*names, name], dropna=False).ngroups
-        if n > n_told:
+        if n > n_distinct:
             names.append(name)
-            n_told = n
+            n_distinct = n
     names.sort(key=SETUP.index)
     return names if {"model", "machine"} & set(names) else ["model", *names]
 
 
 def _named(row: pd.Series, names: Sequence[str]) -> list[str]:
-    """The fields of a setup in words; a sweep or a trial that it is not is no word."""
+    """The named fields of a setup in words. Without a sweep or a variant these two are left out."""
     words = []
     for name in names:
         value = row[name]
@@ -151,10 +154,10 @@ def _named(row: pd.Series, names: Sequence[str]) -> list[str]:
 
 
 def model_label(record: Record) -> str:
-    """Name and quantization as titles show them, and what is not ordinary about the weights."""
+    """Name and quantization as titles show them, and whether the weights are random or re-quantised."""
     model = record.model
-    made = {"synthetic": " (random weights)", "requantized": " (re-quantised)"}.get(model.source, "")
-    return f"{model.name}{'' if model.quantization is None else f' {model.quantization}'}{made}"
+    origin = {"synthetic": " (random weights)", "requantized": " (re-quantised)"}.get(model.source, "")
+    return f"{model.name}{'' if model.quantization is None else f' {model.quantization}'}{origin}"
 
 
 def _setup(record: Record) -> dict[str, Any]:
@@ -162,6 +165,8 @@ def _setup(record: Record) -> dict[str, Any]:
     return {
         "model": model_label(record),
         "machine": machine.label(record.machine, settings.n_gpu_layers),
+        "devices": _offload_devices(record),
+        "power": record.machine.power,
         "model_sha256": record.model.sha256,
         "ram_gb": None if record.machine.ram_bytes is None else round(record.machine.ram_bytes / 1e9),
         "os": record.machine.os,
@@ -173,6 +178,14 @@ def _setup(record: Record) -> dict[str, Any]:
         "sweep_every": record.run.every,
         "variant": record.run.variant,
     }
+
+
+def _offload_devices(record: Record) -> str | None:
+    """All devices that layers could be offloaded to, such as "2 x NVIDIA H200". None where no device is known."""
+    if not record.machine.devices:
+        return None
+    counts = Counter(device.description for device in machine.accelerators(record.machine.devices))
+    return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in sorted(counts.items())) or "none"
 
 
 def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What is read of the rest of the machine around and during a run: the data of noise, part of every record.
+"""What else the machine did around and during a run, as records keep it.
 
-Everything here is told by the operating system, or by the GPU's driver; what they do not tell is None.
+All values come from the operating system or the GPU's driver; what these do not give is None.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ class Gpu:
     """How an NVIDIA GPU is doing. `slowed` names what holds its clock down (heat, power brake), if anything does."""
 
     name: str
-    clock_mhz: int | None
-    temperature_c: int | None
-    power_w: float | None
-    slowed: str | None
+    clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    slowed: str | None = None
 
 
 @dataclass(frozen=True)
 class NoiseReading:
     """What else the machine was doing, from the operating system. Counters are since its start."""
 
-    load_1min: float | None
-    cpu_busy_s: float | None  # all cores together, all processes
-    cpu_steal_s: float | None  # taken by the host of a virtual machine
-    cpu_pressure_s: float | None  # time in which some task waited for a core (Linux PSI)
-    cpu_mhz: float | None
-    memory_available_bytes: int | None
+    load_1min: float | None = None
+    cpu_busy_s: float | None = None  # all cores together, all processes
+    cpu_steal_s: float | None = None  # taken by the host of a virtual machine
+    cpu_pressure_s: float | None = None  # time in which some task waited for a core (Linux PSI)
+    cpu_mhz: float | None = None
+    memory_available_bytes: int | None = None
     memory_pressure_s: float | None = None  # time in which some task waited for memory (Linux PSI)
     own_cpu_s: float | None = None  # the part of cpu_busy_s that is the lab's and its engine's
     switches: int | None = None  # how often the engine's main thread was put off a core (on Windows: left one)
@@ -38,16 +38,16 @@ class NoiseReading:
 
 @dataclass(frozen=True)
 class NoiseSamples:
-    """What else the machine did during a run, ten times a second: each row tells of the time since the row before.
+    """What else the machine did during a run, ten times a second: each row covers the time since the row before.
 
-    A column that the system does not tell is None.
+    A column that the system does not give is None.
     """
 
     at_ms: tuple[int, ...]  # since the first reading
-    others_ms: tuple[int, ...] | None  # CPU time of all other processes, all cores together
-    steal_ms: tuple[int, ...] | None
-    pressure_ms: tuple[int, ...] | None
-    switches: tuple[int, ...] | None
+    others_ms: tuple[int, ...] | None = None  # CPU time of all other processes, all cores together
+    steal_ms: tuple[int, ...] | None = None
+    pressure_ms: tuple[int, ...] | None = None
+    switches: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

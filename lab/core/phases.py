@@ -12,6 +12,8 @@ None. Tokenising the prompt is in none of them.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 import statistics
 
 from lab.core.record import DECODE, OK, PREFILL, Run, Steps
@@ -20,12 +22,12 @@ from lab.core.record import DECODE, OK, PREFILL, Run, Steps
 def by_length(run: Run) -> tuple[Run, ...]:
     """A sweep as the runs that it stands for, one per length; any other run is itself alone.
 
-    The run for a length has all prefill steps up to it, one upon the other, and the tokens generated there:
-    what an independent run of that length would have done.
+    The run for a length has all prefill steps up to it, one after the other, and the tokens generated there:
+    what a run of that length alone would have done.
     """
     if run.every is None or not run.steps.kind:
         return (run,)
-    found: list[Run] = []
+    lengths: list[Run] = []
     rows = list(zip(*(getattr(run.steps, f.name) for f in dataclasses.fields(Steps)), strict=True))
     before: list[tuple[str, int, int, int, int, int]] = []
     n_prompt = now = first = 0
@@ -41,8 +43,8 @@ def by_length(run: Run) -> tuple[Run, ...]:
         shift = before[-1][3] - here[0][3]
         moved = [(k, n, past, s + shift, r + shift, e + shift) for k, n, past, s, r, e in here]
         columns = zip(*before[:-1], *moved, strict=True)
-        found.append(dataclasses.replace(run, n_prompt=n_prompt, steps=Steps(*columns), token_ids=()))
-    return tuple(found)
+        lengths.append(dataclasses.replace(run, n_prompt=n_prompt, steps=Steps(*columns), token_ids=()))
+    return tuple(lengths)
 
 
 def n_prefill_steps(run: Run) -> int:
@@ -54,16 +56,14 @@ def prefill_ns(run: Run) -> int | None:
     """Last prefill step's logits ready - first step's start. Comparable with llama-bench `pp`."""
     if run.totals is not None:
         return run.totals.prefill_ns
-    if run.status != OK or not n_prefill_steps(run):
-        return None
-    return run.steps.ready_ns[n_prefill_steps(run) - 1] - run.steps.start_ns[0]
+    n_prefill = n_prefill_steps(run)
+    return None if run.status != OK or not n_prefill else run.steps.ready_ns[n_prefill - 1] - run.steps.start_ns[0]
 
 
 def ttft_ns(run: Run) -> int | None:
     """Time to first token: prefill plus choosing one token."""
-    if run.status != OK or not n_prefill_steps(run):
-        return None
-    return run.steps.end_ns[n_prefill_steps(run) - 1] - run.steps.start_ns[0]
+    n_prefill = n_prefill_steps(run)
+    return None if run.status != OK or not n_prefill else run.steps.end_ns[n_prefill - 1] - run.steps.start_ns[0]
 
 
 def itl_ns(run: Run) -> tuple[int, ...]:
@@ -74,12 +74,8 @@ def itl_ns(run: Run) -> tuple[int, ...]:
 
 def decode_compute_ns(run: Run) -> tuple[int, ...]:
     """`ready_ns` - `start_ns` of each decode step: sampling excluded. Comparable with llama-bench `tg`."""
-    steps = run.steps
-    return tuple(
-        ready - start
-        for kind, start, ready in zip(steps.kind, steps.start_ns, steps.ready_ns, strict=True)
-        if kind == DECODE
-    )
+    compute = map(operator.sub, run.steps.ready_ns, run.steps.start_ns)
+    return tuple(itertools.compress(compute, map(DECODE.__eq__, run.steps.kind)))
 
 
 def decode_compute_mean_ns(run: Run) -> float | None:
@@ -87,7 +83,12 @@ def decode_compute_mean_ns(run: Run) -> float | None:
     if run.totals is not None:
         decode = run.totals.decode_ns
         return None if decode is None or run.n_gen < 2 else decode / (run.n_gen - 1)
-    return statistics.fmean(decode_compute_ns(run)) if run.status == OK and DECODE in run.steps.kind else None
+    steps, n_prefill = run.steps, n_prefill_steps(run)
+    if run.status != OK or n_prefill == len(steps.kind):
+        return None
+    if steps.kind.index(DECODE) < n_prefill:  # a whole sweep, where the phases alternate
+        return statistics.fmean(decode_compute_ns(run))
+    return (sum(steps.ready_ns[n_prefill:]) - sum(steps.start_ns[n_prefill:])) / (len(steps.kind) - n_prefill)
 
 
 def tpot_ns(run: Run) -> float | None:

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
-import typing
+import re
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.core.noise import Noise
+from lab.errors import printable
 
-T = typing.TypeVar("T")
+if TYPE_CHECKING:
+    from msgspec.json import Decoder
+
+T = TypeVar("T")
 
 SCHEMA = 1
 """Version of a line. History: 1 (lab 0.1.0) is the first."""
@@ -31,28 +34,28 @@ FAILED = "failed"  # the engine said no: out of memory, a refused setting
 CRASHED = "crashed"  # the engine's process died
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """A model file and its shape. What the file does not say is None."""
 
     name: str
     source: str  # embedded, hub, file, synthetic (random weights), requantized
-    repo: str | None
+    repo: str | None = None
     file: str
-    revision: str | None
-    sha256: str | None
-    n_bytes: int | None
-    quantization: str | None
-    arch: str | None
-    n_layer: int | None
-    n_embd: int | None
-    n_head: int | None
-    n_head_kv: int | None
-    head_dim: int | None
-    n_ff: int | None
-    n_vocab: int | None
-    n_ctx_train: int | None
-    tied_embeddings: bool | None
+    revision: str | None = None
+    sha256: str | None = None
+    n_bytes: int | None = None
+    quantization: str | None = None
+    arch: str | None = None
+    n_layer: int | None = None
+    n_embd: int | None = None
+    n_head: int | None = None
+    n_head_kv: int | None = None
+    head_dim: int | None = None
+    n_ff: int | None = None
+    n_vocab: int | None = None
+    n_ctx_train: int | None = None
+    tied_embeddings: bool | None = None
     tensor_bytes: dict[str, int]  # bytes by tensor type
     embedding_bytes: int | None = None  # of the token embedding table
     output_bytes: int | None = None  # of the output matrix, where it is not the embedding table
@@ -70,28 +73,28 @@ class Device:
     name: str
     description: str
     type: str
-    memory_bytes: int | None
+    memory_bytes: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """Where a run happened. What is not known (of imported results: most) is None, never a guess."""
 
-    cpu: str | None
-    n_cores_physical: int | None
-    n_cores_usable: int | None
-    ram_bytes: int | None
-    os: str | None
-    python: str | None
-    llama_cpp_python: str | None
-    llama_cpp_commit: str | None
-    system_info: str | None
+    cpu: str | None = None
+    n_cores_physical: int | None = None
+    n_cores_usable: int | None = None
+    ram_bytes: int | None = None
+    os: str | None = None
+    python: str | None = None
+    llama_cpp_python: str | None = None
+    llama_cpp_commit: str | None = None
+    system_info: str | None = None
     devices: tuple[Device, ...]
-    virtual: bool | None
-    power: str | None  # mains, battery
+    virtual: bool | None = None
+    power: str | None = None  # mains, battery
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that was chosen about how llama.cpp runs. llama-bench's defaults are the lab's."""
 
@@ -102,12 +105,12 @@ class Settings:
     n_threads_batch: int
     n_gpu_layers: int
     flash_attn: str  # asked: on, off, auto
-    flash_attn_resolved: str | None  # what llama.cpp then did: on, off
+    flash_attn_resolved: str | None = None  # what llama.cpp then did: on, off
     type_k: str
     type_v: str
     prompt: str  # text, random, or a file's name
-    prompt_sha256: str | None
-    seed: int | None
+    prompt_sha256: str | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -133,13 +136,13 @@ class Steps:
 
 @dataclass(frozen=True)
 class Totals:
-    """What another tool tells of a run: its times as a whole, where the lab has steps."""
+    """Times of whole phases, as another tool reports them; the lab itself records steps."""
 
-    prefill_ns: int | None
-    decode_ns: int | None  # of n_gen - 1 decode steps, without choosing tokens
+    prefill_ns: int | None = None
+    decode_ns: int | None = None  # of n_gen - 1 decode steps, without choosing tokens
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One prompt prefilled and n_gen tokens generated: the replicate of every experiment."""
 
@@ -149,12 +152,12 @@ class Run:
     warmup: bool
     started_at: str
     status: str
-    error: str | None
+    error: str | None = None
     steps: Steps
     token_ids: tuple[int, ...]  # the n_gen tokens that were chosen
-    prompt_offset: int | None  # where in the tokenised text the prompt began
-    end_of_generation_at: int | None  # index of the first end-of-generation token; it stops nothing
-    noise: Noise | None
+    prompt_offset: int | None = None  # where in the tokenised text the prompt began
+    end_of_generation_at: int | None = None  # index of the first end-of-generation token; it stops nothing
+    noise: Noise | None = None
     every: int | None = None  # a sweep: n_gen tokens were generated and forgotten after each so many of the prompt
     block: int | None = None  # of `lab ab`: runs of one block were measured side by side
     variant: str | None = None  # of `lab ab`: which of the compared settings, in the user's words
@@ -176,7 +179,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Rate:
-    """One kernel at one size, timed: what passed through it in a pass, and how long each pass took."""
+    """One kernel at one size, timed: what a pass read and computed, and how long each pass took."""
 
     op: str  # mul_mat, attention, read
     type: str  # of the weights, or of the cache
@@ -203,37 +206,47 @@ class Ceilings:
 
 
 def to_json(value: Any) -> str:
-    """Dataclasses, however nested, as one line of JSON without spaces."""
-    return json.dumps(value, default=_fields_of, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    """Dataclasses, however nested, as one line of JSON without spaces. Lone surrogates, which are no text, become ?."""
+    text = json.dumps(value, default=_fields_of, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode(errors="replace").decode()
 
 
 def from_json(cls: type[T], text: str) -> T:
-    """The dataclass that `to_json` wrote. Unknown keys are ignored; ValueError says what is wrong."""
-    return typing.cast(T, _build(cls, json.loads(text), cls.__name__))
+    """The dataclass that `to_json` wrote, with every string printable. ValueError says what is wrong, and where."""
+    value: T = cleaned(_decode(cls, text.encode(errors="replace"), cls.__name__))
+    return value
 
 
 def parse_line(line: bytes) -> Record | Ceilings:
-    """A line of a results file: a run, or ceilings. ValueError says why it cannot be read."""
+    """A line of a results file (a run, or ceilings) with every string printable. ValueError says why it cannot be."""
     if not line.endswith(b"\n"):
         raise ValueError("it is not whole (the end of the line is missing)")
     try:
-        data = json.loads(line, parse_constant=_no_number)
-        if b"\\ud" in line.lower():
-            json.dumps(data, ensure_ascii=False).encode()  # half of a letter is no text
-    except ValueError:
-        raise ValueError("it is not JSON") from None
-    schema = data.get("schema") if isinstance(data, dict) else None
-    if not isinstance(schema, int) or schema < 1:
+        head = _decode(_Head, line, "line")
+    except _WrongType:
+        head = _Head()
+    if type(head.schema) is not int or head.schema < 1:
         raise ValueError("it is not a record of the lab (no schema number)")
-    if schema > SCHEMA:
-        raise ValueError(f"it has schema {schema}, this lab reads up to {SCHEMA}; update mini-lab to read it")
-    if "rates" in data:
-        return typing.cast(Ceilings, _build(Ceilings, data, "ceilings"))
-    return typing.cast(Record, _build(Record, data, "record"))
+    if head.schema > SCHEMA:
+        raise ValueError(f"it has schema {head.schema}, this lab reads up to {SCHEMA}; update mini-lab to read it")
+    parsed: Record | Ceilings
+    parsed = _decode(Record, line, "record") if head.rates is None else _decode(Ceilings, line, "ceilings")
+    if not line.isascii() or b"\\" in line or b"\x7f" in line:  # few lines: cleaning costs nothing elsewhere
+        parsed = cleaned(parsed)
+    return parsed
 
 
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+def cleaned(value: Any) -> Any:
+    """`value`, a dataclass or a part of one, with what could command a terminal taken out of all its strings."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, tuple):
+        return value if set(map(type, value)) <= {int} else tuple(map(cleaned, value))
+    if isinstance(value, dict):
+        return {cleaned(key): cleaned(part) for key, part in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{name: cleaned(part) for name, part in _fields_of(value).items()})
+    return value
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
@@ -242,33 +255,47 @@ def _fields_of(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
+@dataclass(frozen=True)
+class _Head:
+    """What decides how a line is read: its version, and whether it has the rates of ceilings."""
+
+    schema: Any = None
+    rates: Any = None
+
+
+class _WrongType(ValueError):
+    """JSON that is not of the type asked for."""
+
+
 @cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+def _decoder(cls: Any) -> Decoder[Any]:
+    from msgspec.json import Decoder
+
+    return Decoder(cls)
 
 
-def _build(kind: Any, value: Any, where: str) -> Any:
-    """`value` (parsed JSON) as the type `kind`, checked."""
-    if isinstance(kind, types.UnionType):
-        (kind,) = [part for part in typing.get_args(kind) if part is not types.NoneType]
-        return None if value is None else _build(kind, value, where)
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise ValueError(f"{where} is not an object")
-        hints = _hints(typing.cast(type, kind))
-        return kind(**{name: _build(hint, value.get(name), f"{where}.{name}") for name, hint in hints.items()})  # type: ignore[operator]
-    if typing.get_origin(kind) is tuple:
-        item = typing.get_args(kind)[0]
-        if not isinstance(value, list):
-            raise ValueError(f"{where} is not a list")
-        if dataclasses.is_dataclass(item):
-            return tuple(_build(item, part, where) for part in value)
-        if not set(map(type, value)) <= {item}:
-            raise ValueError(f"{where} holds something that is not {item.__name__}")
-        return tuple(value)
-    plain = typing.get_origin(kind) or kind
-    if plain is float and type(value) is int:
-        return float(value)
-    if type(value) is not plain:
-        raise ValueError(f"{where} is missing" if value is None else f"{where} is not {plain.__name__}: {value!r}")
-    return value
+def _decode(cls: Any, text: bytes, name: str) -> Any:
+    """JSON as the dataclass `cls`, its types checked. `name` stands for the whole in what a ValueError says."""
+    import msgspec
+
+    try:  # keys that are not known are ignored, those that are missing have their field's default
+        return _decoder(cls).decode(text)
+    except msgspec.ValidationError as problem:
+        raise _WrongType(_in_words(str(problem), name)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise ValueError("it is not JSON") from None
+
+
+_TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list"}
+
+
+def _in_words(problem: str, name: str) -> str:
+    """msgspec's sentence on JSON of the wrong type, such as "Expected `int`, got `str` - at `$.run.n_prompt`"."""
+    problem, _, path = problem.partition(" - at `$")
+    place = name + path.removesuffix("`")
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
+        return f"{place}.{missing[1]} is missing"
+    if types := re.fullmatch(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`", problem):
+        expected, got = (_TYPES.get(kind, f"an {kind}") for kind in types.groups())
+        return f"{place} is missing" if types[2] == "null" else f"{place} is {got}, not {expected}"
+    return f"{place}: {problem[0].lower()}{problem[1:]}"

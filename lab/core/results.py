@@ -1,26 +1,28 @@
 """Results files: one JSON line a run, appended when the run ends, read back line by line.
 
 A line that is broken, newer than this lab, or read already is named and passed over; the others are read. A
-report (an HTML page, see report.py) carries the lines that it shows, packed, and is read like a results file.
+report (an HTML page, see show/page.py) carries the lines that it shows, packed, and is read like a results file.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import gc
 import gzip
 import io
 import itertools
 import os
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from lab.core.record import Ceilings, Record, Run, parse_line, to_json
-from lab.errors import LabError
+from lab.core.record import Ceilings, Record, parse_line, to_json
+from lab.errors import LabError, printable
 
 PAGE = ".html"
 MOST_UNPACKED = 1 << 30
@@ -38,7 +40,7 @@ class Contents:
 
 def append(path: Path, record: Record | Ceilings) -> None:
     """Append one line and flush it to the disk. After a failed write the file ends as before, whole."""
-    line = (to_json(record) + "\n").encode(errors="replace")
+    line = (to_json(record) + "\n").encode()
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         try:
@@ -66,37 +68,66 @@ def read(paths: Iterable[str | Path]) -> Contents:
     records: list[Record] = []
     ceilings: list[Ceilings] = []
     skipped: list[str] = []
-    seen: set[tuple[str, Run] | Ceilings] = set()
-    for path in _files(paths):
-        broken: dict[str, list[int]] = {}
-        with _open(path) as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
+    known: set[Hashable] = set()
+    with _no_garbage_collection():
+        for path in _files(paths):
+            problems: dict[str, list[int]] = {}
+            for number, parsed in _parsed_lines(path):
+                if isinstance(parsed, str):
+                    problems.setdefault(parsed, []).append(number)
                     continue
-                try:
-                    parsed = parse_line(line)
-                except ValueError as problem:
-                    broken.setdefault(str(problem), []).append(number)
-                    continue
-                identity = (parsed.session, parsed.run) if isinstance(parsed, Record) else parsed
-                if identity in seen:
-                    if isinstance(parsed, Record):  # ceilings may well be in many files
-                        broken.setdefault("it was read before", []).append(number)
-                elif isinstance(parsed, Record):
-                    records.append(parsed)
+                identity = _identity(parsed)
+                if isinstance(parsed, Ceilings):
+                    if identity not in known:  # ceilings may well be in many files
+                        ceilings.append(parsed)
+                elif identity in known:
+                    problems.setdefault("it was read before", []).append(number)
                 else:
-                    ceilings.append(parsed)
-                seen.add(identity)
-        for why, lines in broken.items():
-            more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
-            skipped.append(f"{path.name} line {lines[0]}{more} skipped: {why}")
+                    records.append(parsed)
+                known.add(identity)
+            for problem, numbers in problems.items():
+                more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+                skipped.append(f"{printable(path.name)} line {numbers[0]}{more} skipped: {problem}")
     return Contents(tuple(records), tuple(ceilings), tuple(skipped))
+
+
+def _parsed_lines(path: Path) -> Iterator[tuple[int, Record | Ceilings | str]]:
+    """The number of each line that is not empty, and what it holds, or why it cannot be read."""
+    with _open(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.isspace():
+                continue
+            try:
+                yield number, parse_line(line)
+            except ValueError as problem:
+                yield number, str(problem)
+
+
+def _identity(parsed: Record | Ceilings) -> Hashable:
+    """What only the same run has, in a file and in a page made of it: its session, when it began, how it went."""
+    if isinstance(parsed, Ceilings):
+        return parsed
+    run = parsed.run
+    began = parsed.session, run.started_at, run.n_prompt, run.n_gen, run.repeat, run.warmup, run.block, run.variant
+    return began, run.status, run.error, run.noise, run.totals, run.steps.end_ns
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Records hold no circles: looking for some while millions of numbers are read takes a quarter of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def pack(lines: Iterable[Record | Ceilings]) -> str:
     """The lines of a results file, compressed, in letters that a page can hold."""
     text = "".join(to_json(line) + "\n" for line in lines)
-    return base64.b64encode(gzip.compress(text.encode(errors="replace"), mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -110,12 +141,12 @@ def _open(path: Path) -> IO[bytes]:
 
 def _unpack(path: Path) -> bytes:
     """The lines that `pack` put into a page."""
-    found = re.search(rb'id="mini-lab-records">([A-Za-z0-9+/=]*)<', path.read_bytes())
-    if found is None:
+    match = re.search(rb'id="mini-lab-records">([A-Za-z0-9+/=]*)<', path.read_bytes())
+    if match is None:
         raise LabError(f"{path} holds no records of the lab.", "Give a page that lab report wrote, or a .jsonl file.")
     try:
         unpacker = zlib.decompressobj(wbits=31)  # gzip
-        lines = unpacker.decompress(base64.b64decode(found[1], validate=True), MOST_UNPACKED)
+        lines = unpacker.decompress(base64.b64decode(match[1], validate=True), MOST_UNPACKED)
     except (binascii.Error, zlib.error):
         raise LabError(f"The records in {path} are damaged.", "Ask for the page, or its .jsonl file, again.") from None
     if not unpacker.eof:
@@ -124,15 +155,15 @@ def _unpack(path: Path) -> bytes:
 
 
 def _files(paths: Iterable[str | Path]) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
             inside = sorted(path.glob("*.jsonl"))
             if not inside:
                 raise LabError(f"There is no results file (*.jsonl) in the folder {path}.", "Make one: lab measure")
-            found += inside
+            files += inside
         elif path.is_file():
-            found.append(path)
+            files.append(path)
         else:
             raise LabError(f"There is no results file {path}.", "See what there is: ls results")
-    return found
+    return files

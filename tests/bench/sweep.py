@@ -59,7 +59,17 @@ def run(worker: Worker, prompt: list[int], every: int | None) -> Run:
     def look(progress: Progress) -> None: ...
 
     steps, token_ids, _ = worker.run(prompt, N_GEN, look, every)
-    return Run(len(prompt), N_GEN, 0, False, "", OK, None, steps, token_ids, None, None, None, every)
+    return Run(
+        n_prompt=len(prompt),
+        n_gen=N_GEN,
+        repeat=0,
+        warmup=False,
+        started_at="",
+        status=OK,
+        steps=steps,
+        token_ids=token_ids,
+        every=every,
+    )
 
 
 def cost(max_len: int, every: int) -> None:
