@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -26,8 +27,12 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether it is gone, or only waits for init to note its end."""
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    """Whether it ends within some seconds; a zombie only waits for init to note its end."""
+    for _ in range(100):
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a script that can be executed; there every test has a launcher")
