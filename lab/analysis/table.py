@@ -186,7 +186,7 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
         "repeat": run.repeat,
         "block": run.block,
         "warmup": run.warmup,
-        "disturbed": bool(disturbances.disturbances(run)),
+        "disturbed": bool(disturbances.disturbances(record)),
         "status": run.status,
         "error": run.error,
         "started_at": run.started_at,

@@ -1,6 +1,6 @@
 """What is read of the rest of the machine around and during a run: the data of noise, part of every record.
 
-Everything here is told by the operating system, or by the GPU's driver; what they do not tell is None.
+Everything here comes from the operating system, or from the GPU's driver; what they do not give is None.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ class Gpu:
     temperature_c: int | None
     power_w: float | None
     slowed: str | None
+    n_others: int | None = (
+        None  # processes that compute on it, other than the engine; None where they cannot be told apart
+    )
+    others_percent: int | None = None  # the most of its time that those used, in a sample of the driver since the start
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class NoiseReading:
     """What else the machine was doing, from the operating system. Counters are since its start."""
 
     load_1min: float | None
-    cpu_busy_s: float | None  # all cores together, all processes
+    cpu_busy_s: float | None  # all processes, on all cores that the lab may run on
     cpu_steal_s: float | None  # taken by the host of a virtual machine
     cpu_pressure_s: float | None  # time in which some task waited for a core (Linux PSI)
     cpu_mhz: float | None
@@ -34,17 +38,18 @@ class NoiseReading:
     switches: int | None = None  # how often the engine's main thread was put off a core (on Windows: left one)
     n_throttled: int | None = None  # how often cores were slowed down by heat
     gpus: tuple[Gpu, ...] | None = None
+    quota_wait_s: float | None = None  # time for which a container's quota of CPU time was used up
 
 
 @dataclass(frozen=True)
 class NoiseSamples:
-    """What else the machine did during a run, ten times a second: each row tells of the time since the row before.
+    """What else the machine did during a run, ten times a second: each row is about the time since the row before.
 
-    A column that the system does not tell is None.
+    A column that the system does not give is None.
     """
 
     at_ms: tuple[int, ...]  # since the first reading
-    others_ms: tuple[int, ...] | None  # CPU time of all other processes, all cores together
+    others_ms: tuple[int, ...] | None  # CPU time of all other processes, on all cores that the lab may run on
     steal_ms: tuple[int, ...] | None
     pressure_ms: tuple[int, ...] | None
     switches: tuple[int, ...] | None

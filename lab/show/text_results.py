@@ -12,7 +12,7 @@ from rich.text import Text
 from lab.analysis import comparison, disturbances, sweep_laws, table, wording
 from lab.analysis.comparison import Comparison, Group
 from lab.core import phases
-from lab.core.record import OK, Record, Run
+from lab.core.record import OK, Record
 from lab.runner.plan import MIN_FOR_INTERVAL, Plan, join
 from lab.runner.session import wide_rows
 from lab.show.console import grid_of
@@ -102,25 +102,25 @@ def findings(rows: pd.DataFrame) -> list[str]:
     return [*wording.sentences(rows), *(str(law) for law in found if law)]
 
 
-def doubts(runs: Sequence[Run]) -> str:
+def doubts(records: Sequence[Record]) -> str:
     """What disturbed these runs, and whether they can still be trusted; "" where nothing did."""
-    words = disturbances.sentences(runs)
+    words = disturbances.sentences(records)
     if not words:
         return ""
-    doubt = " Do not trust these figures: measure again." if disturbances.is_doubtful(runs) else ""
+    doubt = " Do not trust these figures: measure again." if disturbances.is_doubtful(records) else ""
     return f"{'; '.join(words)}.{doubt}"
 
 
 def warnings(records: Sequence[Record]) -> list[str]:
     """What disturbed the measurement: by session, variant and prompt length, and over whole sessions."""
-    by_length: dict[tuple[str, str | None, int], list[Run]] = {}
+    by_length: dict[tuple[str, str | None, int], list[Record]] = {}
     for record in records:
         if record.run.status == OK and not record.run.warmup:
-            by_length.setdefault((record.session, record.run.variant, record.run.n_prompt), []).append(record.run)
+            by_length.setdefault((record.session, record.run.variant, record.run.n_prompt), []).append(record)
     said = [
         f"{n_prompt:,} prompt tokens{f', {variant}' if variant else ''}: {words}"
-        for (_, variant, n_prompt), runs in by_length.items()
-        if (words := doubts(runs))
+        for (_, variant, n_prompt), measured in by_length.items()
+        if (words := doubts(measured))
     ]
     return said + disturbances.drift(records)
 
@@ -248,7 +248,7 @@ def finished(record: Record) -> str:
     times = [f"TTFT {wording.digits(ttft / 1e9)} s"] if ttft else [run.status]
     times += [f"TPOT {wording.digits(tpot / 1e6)} ms"] if tpot else []
     variant = f"{run.variant}, " if run.variant else ""
-    disturbed = f" {DISTURBED}" if disturbances.disturbances(record.run) else ""
+    disturbed = f" {DISTURBED}" if disturbances.disturbances(record) else ""
     return f"{variant}{run.n_prompt:,} prompt tokens, repeat {run.repeat + 1}: {', '.join(times)}{disturbed}"
 
 
