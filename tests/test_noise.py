@@ -96,7 +96,7 @@ def test_in_a_container_the_cores_are_those_of_the_host() -> None:
     assert disturbances.disturbances(dataclasses.replace(record, machine=allowed)) == {}
 
 
-def test_threads_without_a_core_are_said_to_be_what_was_measured() -> None:
+def test_threads_without_a_core_are_reported_as_what_was_measured() -> None:
     quiet = on(2, 2, 2, 0)
     used, waited = disturbances.sentences([on(2, 2, 2, 0.9), quiet])
     assert used == "another process used 0.9 of a core during 1 of 2 runs"
@@ -122,22 +122,22 @@ def test_a_used_up_quota_is_seen() -> None:
     assert disturbances.sentences([record]) == ["the container's quota of CPU time was used up during 1 of 1 runs"]
 
 
-def test_what_disturbed_something_else_than_a_run_is_told() -> None:
-    for others_ms, said in (([90] * 20, "another process used 0.9 of a core"), ([0, 10] * 10, "")):
+def test_what_disturbed_something_else_than_a_run_is_reported() -> None:
+    for others_ms, sentence in (([90] * 20, "another process used 0.9 of a core"), ([0, 10] * 10, "")):
         run = watched(others_ms)
-        assert run.noise and disturbances.during(run.noise) == said
+        assert run.noise and disturbances.during(run.noise) == sentence
     assert disturbances.during(Noise(READING, READING)) == ""
 
 
 def drifting(factor: float) -> list[Any]:
     sentinels = [round(10**7 * (1 + (factor - 1) * i / 11)) for i in range(12)]
     made = [Noise(READING, READING, None, None, after) for after in sentinels]
-    return [make_record(make_run(repeat=i, noise=each)) for i, each in enumerate(made)]
+    return [make_record(make_run(repeat=i, noise=noise)) for i, noise in enumerate(made)]
 
 
-def test_drift_is_told_and_its_absence_not() -> None:
-    (said,) = disturbances.drift(drifting(1.2))
-    assert "slower" in said and "1.20x as slow" in said
+def test_drift_is_reported_and_its_absence_not() -> None:
+    (sentence,) = disturbances.drift(drifting(1.2))
+    assert "slower" in sentence and "1.20x as slow" in sentence
     assert "faster" in disturbances.drift(drifting(0.8))[0]
     assert disturbances.drift(drifting(1.001)) == []
     assert disturbances.drift(drifting(1.2)[:2]) == []

@@ -1,6 +1,6 @@
 """What else the machine does while a run lasts: the counters of the operating system, read ten times a second.
 
-Where a system does not have a counter, its reading is None.
+Where a system does not have a counter, its value is None.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NoiseWatch:
         self._gpus.sample()
 
     def finish(self) -> Noise:
-        """All that was read since the beginning."""
+        """All readings and samples since the beginning."""
         self.sample()
         at, *columns = zip(*self._rows, strict=True)
         samples = NoiseSamples(at[1:], *map(_differences, columns))

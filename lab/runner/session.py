@@ -205,7 +205,8 @@ class _Rounds:
         more = self._engine.plan.round(repeat, sorted(lengths))
         self._todo += more
         self._engine.reporter.expect(len(more))
-        self._engine.reporter.tell(f"round {repeat + 1}: {len(wide)} of the figures are wider than {until.share:.2%}")
+        wider = f"{len(wide)} of the figures are wider than {until.share:.2%}"
+        self._engine.reporter.report_status(f"round {repeat + 1}: {wider}")
         return True
 
 
