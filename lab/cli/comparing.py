@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from lab.cli.files import draw, plot_folder, read
@@ -30,6 +28,8 @@ def compare(
     Runs are grouped by all that was chosen or found; the groups are never pooled. For every length: how many
     times the base's time the other took, its interval, and a verdict. Fewer than 4 runs a side tell nothing.
     """
+    from pathlib import Path
+
     from lab.analysis import comparison as comparing
     from lab.show import console, text_results
 
@@ -101,6 +101,8 @@ def import_(files: tuple[str, ...], out: str) -> None:
 
     It tells times of whole tests only: there are no steps, and what is not known of the machine stays unknown.
     """
+    from pathlib import Path
+
     from lab.analysis import llama_bench_format
     from lab.core.record import to_json
     from lab.core.results import free_path
@@ -116,6 +118,8 @@ def import_(files: tuple[str, ...], out: str) -> None:
 
 def _write(data: bytes, out: str | None) -> None:
     """To a file, its folder made where it is missing, or to stdout."""
+    from pathlib import Path
+
     if out is None:
         click.echo(data.decode(), nl=False)
         return

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,6 +32,9 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     (prefill), on ggml's own kernels; likewise attention, fewer threads, and plain reading. About half a minute
     on two cores. Results are kept in --out and reused while machine and build are the same.
     """
+    import dataclasses
+    from pathlib import Path
+
     from lab.models import shapes
     from lab.process.worker import Worker
     from lab.runner.plan import make_plan
@@ -71,6 +72,9 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
 
     Needs the ceilings of the machine that measured: lab ceilings.
     """
+    import dataclasses
+    from pathlib import Path
+
     from lab.analysis import table
     from lab.core.record import OK
     from lab.show import console, text_why
@@ -137,6 +141,9 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     The model need not be here: a name of the list is enough. The theoretical limit stands beside a range to
     expect; what the range rests on is said below it.
     """
+    import dataclasses
+    from pathlib import Path
+
     from lab.core import results as files
     from lab.models import shapes
     from lab.process.worker import Worker
@@ -180,6 +187,8 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
 
 def _everywhere(model: Model, settings: Settings, lengths: Sequence[int], gen: int, as_json: bool) -> None:
     """What `--device all` shows: a table of all devices for each prompt length."""
+    import dataclasses
+
     from lab.show import console, text_why
     from lab.why import prediction
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +10,7 @@ from lab.errors import LabError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from lab.core.record import Ceilings, Record
     from lab.core.results import Contents
@@ -34,6 +34,8 @@ def read(results: tuple[str, ...]) -> Contents:
 
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
     """Where plots go: `out`, else where the first results file is."""
+    from pathlib import Path
+
     first = Path(results[0])
     return Path(out) if out else first if first.is_dir() else first.parent
 
@@ -54,6 +56,8 @@ def draw(records: list[Record], folder: Path, stem: str) -> list[Path]:
 
 def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
     """The ceilings that came with results, and those in `folder`. LabError for a folder that is not there."""
+    from pathlib import Path
+
     from lab.why import probing
 
     if folder != RESULTS and not Path(folder).is_dir():

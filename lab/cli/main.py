@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import signal
 import sys
-from pathlib import Path
 
 import click
 
@@ -66,6 +65,8 @@ def show(results: tuple[str, ...], as_json: bool) -> None:
 @click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
 def plot(results: tuple[str, ...], out: str | None) -> None:
     """Draw the plots of results files (or folders of them) again, all in one picture."""
+    from pathlib import Path
+
     records = list(read(results).records)
     first = Path(results[0])
     from lab.show.plot_runs import save
@@ -88,6 +89,8 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     The page needs no network and no script, so it can be mailed or put anywhere. lab show and lab compare read
     the records in it. Where the ceilings of a machine are known (lab ceilings) it says what limited each phase.
     """
+    from pathlib import Path
+
     from lab.show import page
 
     reading = read(results)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +13,8 @@ from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, UNTIL, Share, WithV
 from lab.errors import LabError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from lab.core.record import Record
@@ -97,6 +98,8 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
 
     Every block gives each variant a fresh engine and runs them in a random order, then in its mirror image.
     """
+    from pathlib import Path
+
     from lab.analysis import comparison
     from lab.process.worker import Worker
     from lab.runner import side_by_side
@@ -135,6 +138,8 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
 
 def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool, dry_run: bool, **asked: Any) -> None:
     """Plan, measure, and show: what measure and sweep have in common."""
+    from pathlib import Path
+
     from lab.process.worker import Worker
     from lab.runner.plan import make_plan
     from lab.runner.session import execute, new_results_file

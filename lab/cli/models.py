@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 
@@ -22,6 +20,8 @@ def models(context: click.Context, as_json: bool) -> None:
       hf:owner/repo:Q4_K_M           the file of that quantization
       synthetic:llama-3.2-3b:Q4_0    the shape, with random weights: nothing to download
     """
+    import dataclasses
+
     if context.invoked_subcommand:
         return
     from lab.models.obtain import listing
@@ -40,6 +40,8 @@ def models(context: click.Context, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the text.")
 def info(spec: str, as_json: bool) -> None:
     """Describe a model from its file's header, without loading its weights."""
+    import dataclasses
+
     from lab.core import cost
     from lab.models import catalog
     from lab.models.obtain import obtain

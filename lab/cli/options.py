@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -114,6 +113,8 @@ class WithVariants(click.Command):
 
 def parse_variant(text: str) -> dict[str, Any]:
     """The settings that a variant of `lab ab` names, such as `--threads 1 --flash-attn off`. LabError if it cannot."""
+
+    import shlex
 
     @with_options(*SETTINGS)
     def variant(**_: Any) -> None: ...
