@@ -61,9 +61,11 @@ def memory_left(root: Path = ROOT) -> int | None:
     for folder in _groups("memory", root):
         limits = [_number(folder / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
         limit = min((n for n in limits if n is not None and n < UNLIMITED), default=None)
+        if limit is None:
+            continue
         used = [_number(folder / name) for name in ("memory.current", "memory.usage_in_bytes")]
         n_used = next((n for n in used if n is not None), None)
-        if limit is not None and n_used is not None:
+        if n_used is not None:
             counts = _counts(folder / "memory.stat")
             cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))  # version 1 has both
             left.append(max(0, limit - (n_used - cache)))

@@ -6,6 +6,7 @@ Where a system does not have a counter, its value is None.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -90,15 +91,22 @@ def _cpu_times() -> tuple[float, float | None]:
     """Seconds for which the cores of this process were busy, and that the host of a virtual machine took from them."""
     import psutil
 
-    cores = own_cores()
+    cores = _some_cores()
     times = [psutil.cpu_times()]
-    if cores is not None and len(cores) < (psutil.cpu_count() or 0):
+    if cores is not None:
         by_core = psutil.cpu_times(percpu=True)
         if max(cores) < len(by_core):  # else some cores are offline, and the list is by no core's number
             times = [by_core[core] for core in cores]
     parts = ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc")
     busy = sum(getattr(row, part, 0.0) for row in times for part in parts)
     return busy, sum(row.steal for row in times) if hasattr(times[0], "steal") else None
+
+
+@functools.cache
+def _some_cores() -> tuple[int, ...] | None:
+    """The cores that this process may run on; None where it may run on all."""
+    cores = own_cores()
+    return cores if cores is not None and len(cores) < (os.cpu_count() or 0) else None
 
 
 def _own_cpu_s(own: Sequence[Process]) -> float | None:
