@@ -114,7 +114,7 @@ def test_a_disturbed_session_needs_more() -> None:
     noise = Noise(
         NoiseReading(None, None, None, None, None, None),
         NoiseReading(None, None, None, None, None, None),
-        NoiseSamples((1000, 2000), (900, 900), None, None, None),
+        NoiseSamples((1000, 2000), (2900, 2900), None, None, None),
     )
     loud = [make_run(20, 5, i, decode_ms=15, noise=noise) for i in range(3)]
     records = session(BASE[:3]) + [make_record(run, machine=OTHER) for run in loud]

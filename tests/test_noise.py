@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from lab.analysis import disturbances
-from lab.core.noise import Noise, NoiseReading, NoiseSamples
-from lab.core.record import Run
+from lab.core.noise import Gpu, Noise, NoiseReading, NoiseSamples
+from lab.core.record import Record, Run
 from lab.runner import noise_watch
-from tests.conftest import make_record, make_run
+from lab.runner.gpu_watch import GpuWatch
+from tests.conftest import MACHINE, SETTINGS, make_record, make_run
 
 READING = NoiseReading(None, None, None, None, None, None)
+TWO_CORES = dataclasses.replace(MACHINE, n_cores_physical=2, n_cores_usable=2)
+ON_GPU = dataclasses.replace(SETTINGS, n_gpu_layers=99)
 
 
 def watched(others_ms: list[int], every_ms: int = 100, **changes: Any) -> Run:
@@ -25,49 +28,116 @@ def watched(others_ms: list[int], every_ms: int = 100, **changes: Any) -> Run:
     return make_run(noise=Noise(READING, dataclasses.replace(READING, **changes), samples))
 
 
+def on_two_cores(others_ms: list[int], **changes: Any) -> Record:
+    """Its two threads need all of that machine."""
+    return make_record(watched(others_ms, **changes), machine=TWO_CORES)
+
+
+def on(n_physical: int, n_logical: int, n_threads: int, others: float, **changes: Any) -> Record:
+    """A run of so many threads, during which others used so many cores."""
+    here = dataclasses.replace(MACHINE, n_cores_physical=n_physical, n_cores_usable=n_logical)
+    settings = dataclasses.replace(SETTINGS, n_threads=n_threads, n_threads_batch=n_threads, **changes)
+    return make_record(watched([round(100 * others)] * 20), machine=here, settings=settings)
+
+
 def test_a_quiet_run_is_not_disturbed() -> None:
-    assert disturbances.disturbances(watched([0, 10, 0, 0, 10] * 4)) == {}
-    assert disturbances.disturbances(make_run()) == {}  # nothing was read
+    assert disturbances.disturbances(on_two_cores([0, 10, 0, 0, 10] * 4)) == {}
+    assert disturbances.disturbances(make_record()) == {}  # nothing was read
 
 
 def test_another_process_is_seen_on_the_whole_and_in_the_worst_second() -> None:
-    assert disturbances.disturbances(watched([90] * 20)) == {disturbances.OTHERS: pytest.approx(0.9)}
+    assert disturbances.disturbances(on_two_cores([90] * 20)) == {disturbances.OTHERS: pytest.approx(0.9)}
     burst = [0] * 90 + [80] * 10  # one second of ten
-    assert disturbances.disturbances(watched(burst)) == {disturbances.OTHERS: pytest.approx(0.8)}
-    assert disturbances.disturbances(watched([90])) == {}  # 0.1 s: too short for the system's clock
+    assert disturbances.disturbances(on_two_cores(burst)) == {disturbances.OTHERS: pytest.approx(0.8)}
+    assert disturbances.disturbances(on_two_cores([90])) == {}  # 0.1 s: too short for the system's clock
 
 
 def test_steal_heat_and_short_memory_are_seen() -> None:
-    steal = dataclasses.replace(READING, memory_pressure_s=0.0)
+    before = dataclasses.replace(READING, memory_pressure_s=0.0, n_throttled=1)
     samples = NoiseSamples((1000,), (0,), (300,), None, None)
-    after = dataclasses.replace(READING, memory_pressure_s=0.5, n_throttled=4)
-    run = make_run(noise=Noise(steal, after, samples))
-    assert disturbances.disturbances(run) == {disturbances.STEAL: 0.3, disturbances.MEMORY: 0.5, disturbances.HEAT: 4}
+    after = dataclasses.replace(READING, memory_pressure_s=0.5, n_throttled=5)
+    record = make_record(make_run(noise=Noise(before, after, samples)))
+    assert disturbances.disturbances(record) == {
+        disturbances.STEAL: 0.3,
+        disturbances.MEMORY: 0.5,
+        disturbances.HEAT: 4,
+    }
 
 
 def test_the_sentence_says_how_many_runs() -> None:
-    runs = [watched([90] * 20)] * 2 + [watched([0] * 20)] * 4
-    assert disturbances.sentences(runs) == ["another process used 0.9 of a core during 2 of 6 runs"]
-    assert not disturbances.is_doubtful(runs)
-    assert disturbances.is_doubtful(runs[:4])
+    records = [on_two_cores([30] * 20)] * 2 + [on_two_cores([0] * 20)] * 4
+    assert disturbances.sentences(records) == ["another process used 0.3 of a core during 2 of 6 runs"]
+    assert not disturbances.is_doubtful(records)
+    assert disturbances.is_doubtful(records[:4])
 
 
-def test_what_disturbed_something_else_than_a_run_is_told() -> None:
-    for others_ms, said in (([90] * 20, "another process used 0.9 of a core"), ([0, 10] * 10, "")):
+@pytest.mark.parametrize(
+    ("record", "disturbed"),
+    [
+        (on(2, 2, 2, 0.2), True),
+        (on(64, 64, 56, 7), False),
+        (on(64, 64, 56, 8.3), True),
+        (on(64, 64, 64, 0.2), True),
+        (on(8, 16, 8, 0.5), False),  # on the second logical core of a physical one, which takes a part of it
+        (on(8, 16, 8, 0.7), True),
+        (on(16, 16, 16, 8, n_gpu_layers=99), False),  # one thread feeds the GPU
+        (on(16, 16, 16, 15.3, n_gpu_layers=99), True),
+        (on(16, 16, 16, 0.2, n_gpu_layers=1), True),  # the other layers are on the CPU
+    ],
+)
+def test_what_others_take_counts_where_the_run_needs_it(record: Record, disturbed: bool) -> None:
+    assert (disturbances.OTHERS in disturbances.disturbances(record)) is disturbed
+
+
+def test_in_a_container_the_cores_are_those_of_the_host() -> None:
+    record = on(64, 2, 2, 20)
+    assert disturbances.disturbances(record)
+    allowed = dataclasses.replace(record.machine, cpu_quota=2.0)
+    assert disturbances.disturbances(dataclasses.replace(record, machine=allowed)) == {}
+
+
+def test_threads_without_a_core_are_reported_as_what_was_measured() -> None:
+    quiet = on(2, 2, 2, 0)
+    used, waited = disturbances.sentences([on(2, 2, 2, 0.9), quiet])
+    assert used == "another process used 0.9 of a core during 1 of 2 runs"
+    assert waited.startswith("1.1 free cores were left for 2 threads in 1 of 2 runs")
+    assert "this, not the model, is what was measured (use --threads 1, or stop" in waited
+    assert "use --threads 5" in disturbances.sentences([on(8, 8, 8, 2.5)])[1]
+    assert disturbances.sentences([on(8, 8, 5, 2.5), quiet]) == []
+    assert "0.1 free cores were left for 1 thread in" in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
+    assert "--threads" not in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
+
+
+def test_the_host_of_a_virtual_machine_takes_cores_too() -> None:
+    samples = NoiseSamples((1000, 2000), (400, 400), (500, 500), None, None)
+    record = make_record(make_run(noise=Noise(READING, READING, samples)), machine=TWO_CORES)
+    assert disturbances.sentences([record])[-1].startswith("1.1 free cores were left for 2 threads")
+
+
+def test_a_used_up_quota_is_seen() -> None:
+    noise = watched([0] * 20, quota_wait_s=0.5).noise
+    assert noise is not None
+    before = dataclasses.replace(READING, quota_wait_s=0.4)
+    record = make_record(make_run(noise=dataclasses.replace(noise, before=before)))
+    assert disturbances.sentences([record]) == ["the container's quota of CPU time was used up during 1 of 1 runs"]
+
+
+def test_what_disturbed_something_else_than_a_run_is_reported() -> None:
+    for others_ms, sentence in (([90] * 20, "another process used 0.9 of a core"), ([0, 10] * 10, "")):
         run = watched(others_ms)
-        assert run.noise and disturbances.during(run.noise) == said
+        assert run.noise and disturbances.during(run.noise) == sentence
     assert disturbances.during(Noise(READING, READING)) == ""
 
 
 def drifting(factor: float) -> list[Any]:
     sentinels = [round(10**7 * (1 + (factor - 1) * i / 11)) for i in range(12)]
     made = [Noise(READING, READING, None, None, after) for after in sentinels]
-    return [make_record(make_run(repeat=i, noise=each)) for i, each in enumerate(made)]
+    return [make_record(make_run(repeat=i, noise=noise)) for i, noise in enumerate(made)]
 
 
-def test_drift_is_told_and_its_absence_not() -> None:
-    (said,) = disturbances.drift(drifting(1.2))
-    assert "slower" in said and "1.20x as slow" in said
+def test_drift_is_reported_and_its_absence_not() -> None:
+    (sentence,) = disturbances.drift(drifting(1.2))
+    assert "slower" in sentence and "1.20x as slow" in sentence
     assert "faster" in disturbances.drift(drifting(0.8))[0]
     assert disturbances.drift(drifting(1.001)) == []
     assert disturbances.drift(drifting(1.2)[:2]) == []
@@ -87,37 +157,119 @@ def test_a_real_busy_neighbour_is_seen() -> None:
         neighbour.kill()
         neighbour.wait()
     assert read.samples is not None and len(read.samples.at_ms) == 13
-    assert disturbances.OTHERS in disturbances.disturbances(make_run(noise=read))
+    usable = 1  # whatever else this machine has
+    here = dataclasses.replace(MACHINE, n_cores_physical=usable, n_cores_usable=usable)
+    assert disturbances.OTHERS in disturbances.disturbances(make_record(make_run(noise=read), machine=here))
     assert read.after.own_cpu_s is not None
 
 
-def test_an_nvidia_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NVMLError(Exception): ...
+def test_only_the_cores_of_this_process_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_core = [types.SimpleNamespace(user=10.0 * n, system=1.0, steal=n / 2) for n in range(4)]
+    total = types.SimpleNamespace(user=60.0, system=4.0, steal=3.0)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("psutil.cpu_times", lambda percpu=False: by_core if percpu else total)
+    for own, expected in (((0, 1, 2, 3), (64, 3)), ((1, 3), (42, 2)), (None, (64, 3)), ((2, 9), (64, 3))):
+        monkeypatch.setattr(noise_watch, "own_cores", lambda own=own: own)
+        noise_watch._some_cores.cache_clear()
+        assert noise_watch._cpu_times() == expected
+    noise_watch._some_cores.cache_clear()
+
+
+ENGINE, NEIGHBOUR, DESKTOP = 100, 200, 300
+
+
+class NVMLError(Exception):
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def stand_in(**changes: Any) -> types.SimpleNamespace:
+    """NVML with one GPU, on which the engine and two others have memory; `changes` are other answers."""
 
     def refuse(*_: object) -> None:
-        raise NVMLError
+        raise NVMLError(3)
 
-    gpu = types.SimpleNamespace(
-        NVMLError=NVMLError,
-        NVML_CLOCK_SM=1,
-        NVML_TEMPERATURE_GPU=0,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 1,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetName=lambda handle: b"A GPU",
-        nvmlDeviceGetClockInfo=lambda handle, kind: 1500,
-        nvmlDeviceGetTemperature=lambda handle, kind: 71,
-        nvmlDeviceGetPowerUsage=refuse,
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x20 | 0x4,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", gpu)
-    (read,) = noise_watch.read_noise([]).gpus or ()
+    answers = {
+        "NVMLError": NVMLError,
+        "NVML_ERROR_NOT_FOUND": 6,
+        "NVML_CLOCK_SM": 1,
+        "NVML_TEMPERATURE_GPU": 0,
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": lambda handle: b"A GPU",
+        "nvmlDeviceGetClockInfo": lambda handle, kind: 1500,
+        "nvmlDeviceGetTemperature": lambda handle, kind: 71,
+        "nvmlDeviceGetPowerUsage": refuse,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0x20 | 0x4,
+        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
+            types.SimpleNamespace(pid=pid) for pid in (ENGINE, NEIGHBOUR, DESKTOP)
+        ],
+        "nvmlDeviceGetProcessUtilization": refuse,
+    }
+    return types.SimpleNamespace(**(answers | changes))
+
+
+def used(*samples: tuple[int, int, int]) -> Any:
+    """NVML's answer: process id, time stamp, percent of the GPU's time."""
+    return lambda handle, since: [types.SimpleNamespace(pid=p, timeStamp=t, smUtil=n) for p, t, n in samples]
+
+
+def gpu_record(*gpus: Gpu, **changes: Any) -> Record:
+    samples = NoiseSamples((500,), *[None] * 4)
+    noise = Noise(READING, dataclasses.replace(READING, gpus=gpus), samples)
+    return make_record(make_run(noise=noise), **{"settings": ON_GPU, **changes})
+
+
+def test_an_nvidia_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in())
+    (read,) = noise_watch.read_noise([], GpuWatch([])).gpus or ()
     assert (read.name, read.clock_mhz, read.temperature_c, read.power_w) == ("A GPU", 1500, 71, None)
-    assert read.slowed == "heat"
-    hot = make_run(noise=Noise(READING, dataclasses.replace(READING, gpus=(read,)), NoiseSamples((500,), *[None] * 4)))
-    assert disturbances.disturbances(hot) == {disturbances.HEAT: 1}
+    assert (read.slowed, read.n_others, read.others_percent) == ("heat", None, None)
+    assert disturbances.disturbances(gpu_record(read)) == {disturbances.HEAT: 1}
+    assert disturbances.disturbances(gpu_record(read, settings=SETTINGS)) == {}  # it ran on the CPU
+
+
+def test_other_processes_on_the_gpu_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    cool = {"nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0}
+    busy = used((ENGINE, 2, 60), (NEIGHBOUR, 1, 90), (NEIGHBOUR, 2, 30), (DESKTOP, 2, 2))  # the latest of each counts
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in(nvmlDeviceGetProcessUtilization=busy, **cool))
+    (read,) = GpuWatch([1, ENGINE]).read() or ()
+    assert (read.n_others, read.others_percent) == (2, 32)
+    assert disturbances.sentences([gpu_record(read)]) == ["another process used 32 % of the GPU during 1 of 1 runs"]
+    assert disturbances.sentences([gpu_record(read, settings=SETTINGS)]) == []
+    (read,) = GpuWatch([1]).read() or ()  # the engine is not among them: the ids are of another namespace
+    assert (read.n_others, read.others_percent) == (None, None)
+    idle = used((ENGINE, 2, 99), (DESKTOP, 2, 2))
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in(nvmlDeviceGetProcessUtilization=idle, **cool))
+    (read,) = GpuWatch([1, ENGINE]).read() or ()
+    assert disturbances.disturbances(gpu_record(read)) == {}
+
+
+def test_what_the_driver_does_not_know_of_processes_is_none_and_nobody_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(value: int) -> Any:
+        def ask(handle: object, since: int) -> None:
+            raise NVMLError(value)
+
+        return ask
+
+    for value, percent in ((3, None), (6, 0)):
+        monkeypatch.setitem(sys.modules, "pynvml", stand_in(nvmlDeviceGetProcessUtilization=fail(value)))
+        (read,) = GpuWatch([ENGINE]).read() or ()
+        assert (read.n_others, read.others_percent) == (2, percent)
+
+
+def test_the_most_that_others_used_of_a_gpu_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = stand_in(nvmlDeviceGetProcessUtilization=used((NEIGHBOUR, 1, 70)))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr("lab.runner.gpu_watch.EVERY_S", 0)
+    watch = GpuWatch([ENGINE])
+    watch.sample()
+    nvml.nvmlDeviceGetProcessUtilization = used((NEIGHBOUR, 2, 1))
+    (read,) = watch.read() or ()
+    assert read.others_percent == 70
 
 
 def test_no_nvidia_library_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert noise_watch.read_noise([]).gpus is None
+    assert noise_watch.read_noise([], GpuWatch([])).gpus is None

@@ -18,7 +18,7 @@ WINGS = ["cli", "show", "why", "analysis", "runner", "models", "engine", "proces
 
 DOORS = {  # the wings or files that may import a third-party library
     "psutil": {"runner/machine", "runner/limits", "runner/noise_watch"},
-    "pynvml": {"runner/noise_watch"},
+    "pynvml": {"runner/gpu_watch"},
     "scipy": {"core/stats"},
     "msgspec": {"core/record"},
     "llama_cpp": {"engine/native"},

@@ -97,17 +97,17 @@ def test_what_limited_it_is_told_where_the_ceilings_are_known() -> None:
 
 
 def test_warnings_stand_beside_the_figures_that_they_concern() -> None:
-    noisy = [make_record(dataclasses.replace(watched([90] * 20), repeat=i)) for i in range(2)]
+    noisy = [make_record(dataclasses.replace(watched([290] * 20), repeat=i)) for i in range(2)]
     random = dataclasses.replace(MODEL, source="synthetic")
     text = page.html([*session(model=random), *(dataclasses.replace(each, model=random) for each in noisy)], [])
     row = text[text.index('<th scope="row">20</th>') :]
-    assert "! 20 prompt tokens: another process used 0.9 of a core during 2 of 2 runs" in row[: row.index("</table>")]
+    assert "! 20 prompt tokens: another process used 2.9 cores during 2 of 2 runs" in row[: row.index("</table>")]
     assert "Do not trust these figures" in row
     assert "(random weights)" in Page(text).text and "the text means nothing" in Page(text).text
     quiet = [make_record(make_run(20, 9, i), model=random) for i in range(2)]
     both = page.html([*(dataclasses.replace(each, model=random) for each in noisy), *quiet], [])
     assert both.count("another process used") == 1  # the quiet runs of the same length have their own table
-    walk = dataclasses.replace(watched([90] * 20), every=5, steps=make_run(20, 5, every=5).steps)
+    walk = dataclasses.replace(watched([290] * 20), every=5, steps=make_run(20, 5, every=5).steps)
     assert Page(page.html([make_record(walk)], [])).text.count("another process used") == 1
     failed = make_record(make_run(50, status="failed", error="no memory"))
     assert "failed: 50 prompt tokens, repeat 1: no memory" in Page(page.html([*session(), failed], [])).text

@@ -202,7 +202,7 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
         "virtual": record.machine.virtual,
         "power": record.machine.power,
         "warmup": run.warmup,
-        "disturbed": bool(disturbances.disturbances(run)),
+        "disturbed": bool(disturbances.disturbances(record)),
         "status": run.status,
         "error": run.error,
         "started_at": run.started_at,

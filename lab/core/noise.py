@@ -17,6 +17,8 @@ class Gpu:
     temperature_c: int | None = None
     power_w: float | None = None
     slowed: str | None = None
+    n_others: int | None = None  # processes on it other than the engine; None where they cannot be told apart
+    others_percent: int | None = None  # the most of its time that those used, in a sample of the driver since the start
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class NoiseReading:
     """What else the machine was doing, from the operating system. Counters are since its start."""
 
     load_1min: float | None = None
-    cpu_busy_s: float | None = None  # all cores together, all processes
+    cpu_busy_s: float | None = None  # all processes, on all cores that the lab may run on
     cpu_steal_s: float | None = None  # taken by the host of a virtual machine
     cpu_pressure_s: float | None = None  # time in which some task waited for a core (Linux PSI)
     cpu_mhz: float | None = None
@@ -34,6 +36,7 @@ class NoiseReading:
     switches: int | None = None  # how often the engine's main thread was put off a core (on Windows: left one)
     n_throttled: int | None = None  # how often cores were slowed down by heat
     gpus: tuple[Gpu, ...] | None = None
+    quota_wait_s: float | None = None  # time for which a container's quota of CPU time was used up
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class NoiseSamples:
     """
 
     at_ms: tuple[int, ...]  # since the first reading
-    others_ms: tuple[int, ...] | None = None  # CPU time of all other processes, all cores together
+    others_ms: tuple[int, ...] | None = None  # CPU time of all other processes, on all cores that the lab may run on
     steal_ms: tuple[int, ...] | None = None
     pressure_ms: tuple[int, ...] | None = None
     switches: tuple[int, ...] | None = None

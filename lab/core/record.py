@@ -92,6 +92,7 @@ class Machine:
     devices: tuple[Device, ...]
     virtual: bool | None = None
     power: str | None = None  # mains, battery
+    cpu_quota: float | None = None  # cores' worth of CPU time that a container allows; n_cores_usable has it rounded
 
 
 @dataclass(frozen=True, kw_only=True)

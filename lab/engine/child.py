@@ -1,6 +1,7 @@
 """The child's end of the worker: answer requests from stdin until it ends.
 
-A request is one JSON line, {"verb": ..., and its arguments}; the reply is one too, {"value": ...} or {"error": ...}.
+The first line that it writes is its process id. Then a request is one JSON line, {"verb": ..., and its arguments}; the
+reply is one too, {"value": ...} or {"error": ...}.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def serve() -> None:
     """Answer requests from stdin until it ends. The child process runs this."""
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # whatever native code prints belongs to stderr
+    replies.write(f"{os.getpid()}\n".encode())
     progress = map_int64(Path(sys.argv[1]))
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
@@ -36,7 +38,7 @@ def serve() -> None:
             answer = {"value": to_json(getattr(child, verb)(**request))}
         except LabError as problem:
             answer = {"error": problem.what, "hint": problem.hint}
-        except Exception:  # a bug: its traceback is told as the engine's last words
+        except Exception:  # a bug: the parent shows the traceback as the engine's last words
             traceback.print_exc()
             os._exit(1)
         replies.write(json.dumps(answer).encode() + b"\n")

@@ -2,7 +2,7 @@
 
 Why not the comfortable Python class on top of it: that class reuses the cached prefix of a repeated prompt
 (its prefill is then free), withholds characters until they are whole (a chunk is not a token), and spends
-time between the steps. Here a step is one `llama_decode` and the two clock readings around it.
+time between the steps. Here a step is one `llama_decode` and the clock before and after it.
 
 This module runs in the lab's child process (see worker.py); only there is native code loaded.
 """
@@ -128,9 +128,9 @@ def tokenize(loaded: Loaded, text: str) -> list[int]:
     lib = native.llama()
     _need_vocabulary(loaded)
     raw = text.encode()
-    room = len(raw) + 8  # a token is at least one byte
-    ids = (ctypes.c_int32 * room)()
-    n = lib.llama_tokenize(loaded.vocab, raw, len(raw), ids, room, False, False)
+    n_ids = len(raw) + 8  # a token is at least one byte
+    ids = (ctypes.c_int32 * n_ids)()
+    n = lib.llama_tokenize(loaded.vocab, raw, len(raw), ids, n_ids, False, False)
     if n < 0:
         raise LabError(f"llama.cpp could not tokenise a text of {len(raw)} bytes.", "Try --prompt random.")
     return ids[:n]
@@ -141,11 +141,11 @@ def pieces(loaded: Loaded) -> list[bytes]:
     lib = native.llama()
     _need_vocabulary(loaded)
     buffer = ctypes.create_string_buffer(1024)
-    found = []
+    pieces_by_id = []
     for token in range(loaded.n_vocab):
         n = lib.llama_token_to_piece(loaded.vocab, token, buffer, len(buffer), 0, False)
-        found.append(buffer.raw[:n] if n > 0 else b"")
-    return found
+        pieces_by_id.append(buffer.raw[:n] if n > 0 else b"")
+    return pieces_by_id
 
 
 def run(
@@ -262,7 +262,7 @@ def _type_id(name: str) -> int:
 
 
 def _flash_attn_resolved(asked: Settings) -> str | None:
-    """llama.cpp has no call that tells; its log does where it had the choice."""
+    """llama.cpp has no function that returns it; its log has it where it had the choice."""
     if asked.flash_attn != "auto":
         return asked.flash_attn
     if native.log_says("Flash Attention enabled") or native.log_says("enabling flash_attn"):

@@ -1,4 +1,4 @@
-"""The timed loop: start, ready, end of every step, and nothing else between them.
+"""The timed loop: start, ready and end of every step, and nothing else between them.
 
 A run is legs. An ordinary run has one: prefill the prompt, then generate. A sweep has one per length:
 prefill some more, generate there, forget what was generated, go on. So no prefix is computed twice.

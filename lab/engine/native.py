@@ -1,4 +1,4 @@
-"""The native libraries inside llama-cpp-python: the door to llama.cpp and ggml, and to what they say.
+"""The native libraries inside llama-cpp-python: the functions of llama.cpp and ggml, and what these log.
 
 Only the lab's child process (worker.py) loads them.
 """
@@ -39,7 +39,7 @@ def ggml(name: str) -> Any:
 
 
 def start() -> Build:
-    """Load the libraries, keep their log in memory, and say what they are."""
+    """Load the libraries, keep their log in memory, and return what they are."""
     lib, base = llama(), ggml("ggml-base")
     lib.llama_log_set(_log_callback, ctypes.c_void_p(0))
     lib.llama_backend_init()
@@ -56,19 +56,19 @@ def start() -> Build:
 
 
 def forget_log() -> None:
-    """Start a new page of the log, so that `complaint` and `log_says` speak of what comes next."""
+    """Empty the log, so that `complaint` and `log_says` are about what is logged from now on."""
     _log.clear()
 
 
 def log_says(phrase: str) -> bool:
-    """Whether llama.cpp logged `phrase` since the log was last forgotten."""
+    """Whether llama.cpp logged `phrase` since the log was last emptied."""
     return any(phrase in text for _, text in _log)
 
 
 def complaint() -> str:
     """llama.cpp's last warnings and errors since then, in its own words."""
-    said = [text for level, text in _log if level in (_WARNING, _ERROR) and text]
-    return "; ".join(dict.fromkeys(said[-3:])) or "it gave no reason"
+    warnings = [text for level, text in _log if level in (_WARNING, _ERROR) and text]
+    return "; ".join(dict.fromkeys(warnings[-3:])) or "it gave no reason"
 
 
 def _keep_log(level: int, text: bytes, _: Any) -> None:
@@ -85,13 +85,13 @@ def _devices() -> tuple[Device, ...]:
     registry.ggml_backend_dev_get.restype = ctypes.c_void_p
     base.ggml_backend_dev_name.restype = ctypes.c_char_p
     base.ggml_backend_dev_description.restype = ctypes.c_char_p
-    found = []
+    devices = []
     for index in range(registry.ggml_backend_dev_count()):
         device = ctypes.c_void_p(registry.ggml_backend_dev_get(ctypes.c_size_t(index)))
         free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
         base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
         kind = base.ggml_backend_dev_type(device)
-        found.append(
+        devices.append(
             Device(
                 name=base.ggml_backend_dev_name(device).decode(),
                 description=base.ggml_backend_dev_description(device).decode().strip(),
@@ -99,4 +99,4 @@ def _devices() -> tuple[Device, ...]:
                 memory_bytes=total.value or None,
             )
         )
-    return tuple(found)
+    return tuple(devices)

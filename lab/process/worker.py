@@ -2,7 +2,7 @@
 
 llama.cpp is native: a bad file, a failed assertion or the system's out-of-memory killer ends its process.
 So it gets one of its own. Parent and child speak JSON lines over the child's stdin and stdout: a request,
-one reply. Nothing crosses while a run is timed; a small file that both map into memory tells the parent
+one reply. Nothing crosses while a run is timed; in a small file that both map into memory the parent sees
 how far the run is. When the parent is gone, the child's stdin ends, and the child with it.
 """
 
@@ -30,8 +30,11 @@ from lab.process.wire import FIRST_TOKEN, N_PREFILLED, Build, Probe, Vocabulary,
 POLL_S = 0.1
 """How often a waiting parent looks at the progress and at the rest of the machine."""
 
+END_S = 5
+"""How long the parent waits for a killed child to be gone."""
+
 MAX_TOKENS = 1 << 20
-"""Most tokens of one run that the progress file has room for."""
+"""Most tokens of one run that fit into the progress file."""
 
 _DIED = object()
 
@@ -87,13 +90,20 @@ class Worker:
                 env={**os.environ, "GGML_NO_BACKTRACE": "1"},
                 **detached,
             )
+        self._pid: int | None = None
+        self._pids: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, args=(self._process.stdout, self._replies), daemon=True).start()
+        self._listener = threading.Thread(
+            target=self._listen, args=(self._process, self._pids, self._replies), daemon=True
+        )
+        self._listener.start()
 
     @property
     def pid(self) -> int:
-        """The child's process."""
-        return self._process.pid
+        """The child's process, by its own account: where Python starts through a launcher (Windows), Popen has that."""
+        if self._pid is None:
+            self._pid = self._pids.get()
+        return self._pid
 
     @cached_property
     def build(self) -> Build:
@@ -109,7 +119,7 @@ class Worker:
         return list(json.loads(self._ask("quantizations")))
 
     def quantize(self, source: Path, target: Path, quantization: str, watch: Callable[[int], None]) -> None:
-        """Write a model in another quantization; `watch` is told the bytes written so far."""
+        """Write a model in another quantization; `watch` is called with the bytes written so far."""
 
         def look() -> None:
             with suppress(OSError):
@@ -163,8 +173,14 @@ class Worker:
         self._folder.cleanup()
 
     def _end_child(self) -> None:
+        alive = self._process.poll() is None
         self._process.kill()
+        with suppress(OSError, queue.Empty):
+            pid = self._pid or self._pids.get(timeout=END_S)
+            if alive and pid != self._process.pid:  # that was a launcher
+                os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
         self._process.wait()
+        self._listener.join(END_S)  # until nothing holds the other end of the pipe any more
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
@@ -191,7 +207,7 @@ class Worker:
                 if look:
                     look()
         if reply is _DIED:
-            self._replies.put(_DIED)  # so that the next request is told as well
+            self._replies.put(_DIED)  # for the next request
             raise WorkerDied(self._cause_of_death())
         answer = json.loads(reply)
         if "error" in answer:
@@ -199,17 +215,22 @@ class Worker:
         return str(answer["value"])
 
     @staticmethod
-    def _listen(stdout: IO[bytes], replies: queue.SimpleQueue[Any]) -> None:
+    def _listen(
+        process: subprocess.Popen[bytes], pids: queue.SimpleQueue[int], replies: queue.SimpleQueue[Any]
+    ) -> None:
+        stdout: IO[bytes] = process.stdout  # type: ignore[assignment]
         with suppress(ValueError, OSError):  # the parent has closed it
+            pids.put(int(stdout.readline()))
             for line in stdout:
                 replies.put(line)
+        pids.put(process.pid)
         replies.put(_DIED)
 
     def _cause_of_death(self) -> str:
         status = self._process.wait()
         lines = self._stderr_path.read_text(errors="replace").strip().splitlines()
-        said = f" Its last words: {' | '.join(lines[-3:])}" if lines else ""
-        return f"The engine's process ended: {explain_exit(status)}.{said}"
+        last_words = f" Its last words: {' | '.join(lines[-3:])}" if lines else ""
+        return f"The engine's process ended: {explain_exit(status)}.{last_words}"
 
 
 def explain_exit(status: int) -> str:

@@ -1,41 +1,144 @@
-"""What of the machine this process may use: cores and memory, with the limits of containers."""
+"""What of the machine this process may use: cores and memory, with the limits of containers.
+
+Linux limits processes by control groups; containers, systemd, Slurm and Kubernetes use them. A process is in one group
+of each hierarchy, and the limits of all groups above it count too. Version 2 has one hierarchy, version 1 has one for
+each controller; some systems mount both. `root` is the folder that stands for `/`. Sources: docs.kernel.org,
+admin-guide/cgroup-v2, admin-guide/cgroup-v1/memory and scheduler/sched-bwc; proc(5) for mountinfo.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 MAX_THREADS = 512
 """ggml's own limit, GGML_MAX_N_THREADS."""
 
-
-def n_cores_usable() -> int | None:
-    """Logical cores that this process may use: affinity, and on Linux the container's quota, counted in."""
-    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota, _, period = system_text("/sys/fs/cgroup/cpu.max").partition(" ")
-    if n and quota.isdigit() and period.strip().isdigit():
-        n = max(1, min(n, int(quota) // int(period)))
-    return n
+ROOT = Path("/")
+UNLIMITED = 1 << 60
+"""Version 1 writes "no limit" as the largest number of bytes that it can count, which is near 2**63."""
 
 
-def default_threads() -> int:
+def own_cores() -> tuple[int, ...] | None:
+    """The logical cores that this process may run on, by number; None where the system does not limit them."""
+    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
+
+
+def n_cores_usable(root: Path = ROOT) -> float | None:
+    """Logical cores whose time this process may use: a fraction where a container's quota of CPU time is one."""
+    cores, quota = own_cores(), cpu_quota(root)
+    n = os.cpu_count() if cores is None else len(cores)
+    return n if n is None or quota is None or quota >= n else quota
+
+
+def default_threads(root: Path = ROOT) -> int:
     """llama-bench's default: physical cores, of the fast kind where there are two; at most the usable ones."""
     import psutil
 
     physical = _n_fast_cores() or psutil.cpu_count(logical=False)
-    usable = n_cores_usable()
-    return max(1, min(n for n in (physical, usable, MAX_THREADS) if n))
+    usable = n_cores_usable(root)
+    return max(1, min(math.floor(n) for n in (physical, usable, MAX_THREADS) if n))
 
 
-def memory_available() -> int:
-    """Bytes that can be taken without swapping, as the operating system (or a Linux container) tells."""
+def memory_available(root: Path = ROOT) -> int:
+    """Bytes that can be taken without swapping, as the operating system (or a Linux container) counts them."""
     import psutil
 
-    available = int(psutil.virtual_memory().available)
-    limit, used = system_text("/sys/fs/cgroup/memory.max").strip(), system_text("/sys/fs/cgroup/memory.current").strip()
-    return min(available, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else available
+    available, left = int(psutil.virtual_memory().available), memory_left(root)
+    return available if left is None else min(available, left)
+
+
+def memory_left(root: Path = ROOT) -> int | None:
+    """Bytes that the groups of this process leave to it; None where none of them has a limit.
+
+    The page cache that a group did not use lately (`inactive_file`) can be taken, so it does not count as used.
+    """
+    left = []
+    for folder in _groups("memory", root):
+        limits = [_number(folder / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
+        limit = min((n for n in limits if n is not None and n < UNLIMITED), default=None)
+        if limit is None:
+            continue
+        used = [_number(folder / name) for name in ("memory.current", "memory.usage_in_bytes")]
+        n_used = next((n for n in used if n is not None), None)
+        if n_used is not None:
+            counts = _counts(folder / "memory.stat")
+            cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))  # version 1 has both
+            left.append(max(0, limit - (n_used - cache)))
+    return min(left, default=None)
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """Cores' worth of CPU time that the groups of this process allow, a fraction; None where there is no limit."""
+    quotas = []
+    for folder in _groups("cpu", root):
+        quota, _, period = system_text(folder / "cpu.max").strip().partition(" ")
+        quota = quota or system_text(folder / "cpu.cfs_quota_us").strip()
+        period = period or system_text(folder / "cpu.cfs_period_us").strip()
+        if quota.isdigit() and period.isdigit() and int(period):
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def throttled_s(root: Path = ROOT) -> float | None:
+    """Seconds for which a group of this process was halted because its quota of CPU time was used up.
+
+    None where no group counts them.
+    """
+    seconds = []
+    for folder in _groups("cpu", root):
+        counts = _counts(folder / "cpu.stat")
+        if "throttled_usec" in counts:
+            seconds.append(counts["throttled_usec"] / 1e6)
+        elif "throttled_time" in counts:
+            seconds.append(counts["throttled_time"] / 1e9)
+    return max(seconds, default=None)
+
+
+def _groups(controller: str, root: Path) -> list[Path]:
+    """The folders of this process's groups, from the innermost to the outermost that is mounted here."""
+    paths: dict[str, str] = {}
+    for controllers, path in re.findall(r"^\d+:([^:\n]*):(.*)$", system_text(root / "proc/self/cgroup"), re.MULTILINE):
+        paths |= dict.fromkeys(controllers.split(","), path)  # version 2 names none
+    folders = []
+    for is_version_2, inside, mount_point in _mounts(controller, root):
+        group = paths.get("" if is_version_2 else controller)
+        if group is None:
+            continue
+        path = PurePosixPath(group)
+        below = path.relative_to(inside) if path.is_relative_to(inside) else PurePosixPath()
+        if ".." in below.parts:  # outside of what this namespace shows
+            below = PurePosixPath()
+        folders += [mount_point / folder for folder in (below, *below.parents)]
+    return list(dict.fromkeys(folders))
+
+
+_MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .* - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
+
+
+def _mounts(controller: str, root: Path) -> list[tuple[bool, str, Path]]:
+    """Where groups are mounted: whether of version 2, which group is mounted there, and the mount point."""
+    mounts = []
+    for *escaped, file_system, options in _MOUNT.findall(system_text(root / "proc/self/mountinfo")):
+        inside, mount_point = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), name) for name in escaped)
+        if file_system == "cgroup2" or controller in options.split(","):
+            mounts.append((file_system == "cgroup2", inside, root / mount_point.lstrip("/")))
+    return mounts
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """A file of lines `name count`."""
+    pairs = [line.split() for line in system_text(path).splitlines()]
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _number(path: Path) -> int | None:
+    text = system_text(path).strip()
+    return int(text) if text.isdigit() else None
 
 
 def _n_fast_cores() -> int | None:
@@ -49,15 +152,16 @@ def _n_fast_cores() -> int | None:
     return len(siblings) or None
 
 
-def system_text(path: str) -> str:
+def system_text(path: str | Path) -> str:
     """A system file's text; empty where this system has no such file."""
     try:
-        return Path(path).read_text()
+        return Path(path).read_text(errors="replace")
     except OSError:
         return ""
 
 
 def sysctl(name: str) -> str | None:
+    """What macOS answers for `name`; None where it does not."""
     try:
         answer = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -7,12 +7,14 @@ comes from the operating system; where a system does not give it, it is None.
 from __future__ import annotations
 
 import contextlib
+import math
 import platform
 import re
 import sys
 
 from lab.core.record import Device, Machine
-from lab.runner.limits import n_cores_usable, sysctl, system_text
+from lab.runner import limits
+from lab.runner.limits import sysctl, system_text
 
 
 def describe(
@@ -21,10 +23,11 @@ def describe(
     """This machine together with the llama.cpp build that the engine reported."""
     import psutil
 
+    usable, quota = limits.n_cores_usable(), limits.cpu_quota()
     return Machine(
         cpu=_cpu_name(),
         n_cores_physical=psutil.cpu_count(logical=False),
-        n_cores_usable=n_cores_usable(),
+        n_cores_usable=None if usable is None else max(1, math.floor(usable)),
         ram_bytes=psutil.virtual_memory().total,
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
@@ -34,7 +37,13 @@ def describe(
         devices=devices,
         virtual=_is_virtual(),
         power=_power(),
+        cpu_quota=quota if quota == usable else None,
     )
+
+
+def cores(machine: Machine) -> float | None:
+    """Logical cores whose time the lab may use there, a fraction where a quota is one; None where it is not known."""
+    return machine.n_cores_usable if machine.cpu_quota is None else machine.cpu_quota
 
 
 def accelerators(devices: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -47,8 +56,8 @@ def label(machine: Machine, n_gpu_layers: int = 0) -> str:
     offload = accelerators(machine.devices)
     if n_gpu_layers and offload:
         return offload[0].description
-    cores = f", {machine.n_cores_usable} cores" if machine.n_cores_usable else ""
-    return f"{machine.cpu or 'unknown CPU'}{cores}"
+    n_cores = cores(machine)
+    return f"{machine.cpu or 'unknown CPU'}{f', {n_cores:g} cores' if n_cores else ''}"
 
 
 def slug(text: str) -> str:

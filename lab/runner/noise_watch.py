@@ -1,27 +1,26 @@
 """What else the machine does while a run lasts: the counters of the operating system, read ten times a second.
 
-Where a system does not have a counter, its reading is None.
+Where a system does not have a counter, its value is None.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lab.core.noise import Gpu, Noise, NoiseReading, NoiseSamples
-from lab.runner.limits import memory_available, system_text
+from lab.core.noise import Noise, NoiseReading, NoiseSamples
+from lab.runner.gpu_watch import GpuWatch
+from lab.runner.limits import memory_available, own_cores, system_text, throttled_s
 
 if TYPE_CHECKING:
     from psutil import Process
-
-SLOWED_BY = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
-"""Bits of NVML's clock throttle reasons (nvml.h) that mean trouble."""
 
 
 class NoiseWatch:
@@ -36,20 +35,22 @@ class NoiseWatch:
         self._own = [psutil.Process()]
         with contextlib.suppress(psutil.Error):
             self._own.append(psutil.Process(pid))
-        self._before = read_noise(self._own)
+        self._gpus = GpuWatch([process.pid for process in self._own])
+        self._before = read_noise(self._own, self._gpus)
         self._started = time.monotonic()
         self._rows = [(0, *self._counters())]
 
     def sample(self) -> None:
         """Take one more row of samples."""
         self._rows.append((round(1e3 * (time.monotonic() - self._started)), *self._counters()))
+        self._gpus.sample()
 
     def finish(self) -> Noise:
-        """All that was read since the beginning."""
+        """All readings and samples since the beginning."""
         self.sample()
         at, *columns = zip(*self._rows, strict=True)
         samples = NoiseSamples(at[1:], *map(_differences, columns))
-        return Noise(self._before, read_noise(self._own), samples)
+        return Noise(self._before, read_noise(self._own, self._gpus), samples)
 
     def _counters(self) -> tuple[int | None, int | None, int | None, int | None]:
         """CPU time of others, steal and pressure in ms, and how often the engine was put off a core."""
@@ -59,7 +60,7 @@ class NoiseWatch:
         return others, _ms(steal), _ms(pressure), _switches(self._own)
 
 
-def read_noise(own: Sequence[Process]) -> NoiseReading:
+def read_noise(own: Sequence[Process], gpus: GpuWatch) -> NoiseReading:
     """What the machine is doing now. `own` are this process and the engine's. Counters count from its start."""
     import psutil
 
@@ -81,17 +82,31 @@ def read_noise(own: Sequence[Process]) -> NoiseReading:
         own_cpu_s=_own_cpu_s(own),
         switches=_switches(own),
         n_throttled=sum(int(text) for text in throttles) if throttles else None,
-        gpus=_gpus(),
+        gpus=gpus.read(),
+        quota_wait_s=throttled_s(),
     )
 
 
 def _cpu_times() -> tuple[float, float | None]:
-    """Seconds that all cores together were busy, and that the host of a virtual machine took."""
+    """Seconds for which the cores of this process were busy, and that the host of a virtual machine took from them."""
     import psutil
 
-    times = psutil.cpu_times()
+    cores = _some_cores()
+    times = [psutil.cpu_times()]
+    if cores is not None:
+        by_core = psutil.cpu_times(percpu=True)
+        if max(cores) < len(by_core):  # else some cores are offline, and the list is by no core's number
+            times = [by_core[core] for core in cores]
     parts = ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc")
-    return sum(getattr(times, part, 0.0) for part in parts), getattr(times, "steal", None)
+    busy = sum(getattr(row, part, 0.0) for row in times for part in parts)
+    return busy, sum(row.steal for row in times) if hasattr(times[0], "steal") else None
+
+
+@functools.cache
+def _some_cores() -> tuple[int, ...] | None:
+    """The cores that this process may run on; None where it may run on all."""
+    cores = own_cores()
+    return cores if cores is not None and len(cores) < (os.cpu_count() or 0) else None
 
 
 def _own_cpu_s(own: Sequence[Process]) -> float | None:
@@ -116,40 +131,6 @@ def _pressure_s(resource: str) -> float | None:
     """Seconds in which some task had to wait for `resource`, cpu or memory, since the start."""
     match = re.search(r"^some .*total=(\d+)", system_text(f"/proc/pressure/{resource}"), re.MULTILINE)
     return int(match[1]) / 1e6 if match else None
-
-
-def _gpus() -> tuple[Gpu, ...] | None:
-    """The NVIDIA GPUs, where nvidia-ml-py is installed and finds some."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-
-    def ask(function: str, *arguments: Any) -> Any:
-        try:
-            return getattr(pynvml, function)(*arguments)
-        except pynvml.NVMLError:  # this GPU does not tell
-            return None
-
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return None
-    gpus = []
-    for handle in handles:
-        power, slowed = ask("nvmlDeviceGetPowerUsage", handle), ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        name = ask("nvmlDeviceGetName", handle)
-        gpus.append(
-            Gpu(
-                name=name.decode() if isinstance(name, bytes) else str(name),
-                clock_mhz=ask("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_SM),
-                temperature_c=ask("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU),
-                power_w=None if power is None else power / 1e3,
-                slowed=", ".join(name for bit, name in SLOWED_BY.items() if (slowed or 0) & bit) or None,
-            )
-        )
-    return tuple(gpus)
 
 
 def _ms(seconds: float | None) -> int | None:

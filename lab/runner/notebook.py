@@ -13,10 +13,10 @@ from typing import Any
 
 from lab.runner.progress import Status, duration
 
-Tell = Callable[[str], None]
+ShowText = Callable[[str], None]
 
 
-def line() -> Tell:
+def line() -> ShowText:
     """A function that shows a text in place of the one that it showed before; outside a notebook it does nothing."""
     kernel = sys.modules.get("ipykernel.zmqshell")
     if kernel is None or not kernel.ZMQInteractiveShell.initialized():
@@ -25,27 +25,27 @@ def line() -> Tell:
 
     handle: list[Any] = []
 
-    def tell(text: str) -> None:
+    def show(text: str) -> None:
         shown = {"text/plain": text}
         if handle:
             handle[0].update(shown, raw=True)
         else:
             handle.append(display(shown, raw=True, display_id=True))  # type: ignore[no-untyped-call]
 
-    return tell
+    return show
 
 
 @contextmanager
 def watching() -> Iterator[Callable[[Status], None]]:
-    """What to call with each `Status` of a measurement. At the end stands how long it took."""
-    tell, started = line(), time.monotonic()
+    """What to call with the statuses of a measurement. The last text is how long it took."""
+    show, started = line(), time.monotonic()
     n_runs = 0
 
     def watch(status: Status) -> None:
         nonlocal n_runs
         n_runs = status.n_runs
         left = f"; {duration(status.left_s)} left" if status.left_s is not None else ""
-        tell(f"{status.words}{left}")
+        show(f"{status.words}{left}")
 
     yield watch
-    tell(f"{n_runs} run{'s' * (n_runs != 1)} in {duration(time.monotonic() - started)}")
+    show(f"{n_runs} run{'s' * (n_runs != 1)} in {duration(time.monotonic() - started)}")

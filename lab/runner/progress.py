@@ -17,7 +17,7 @@ from lab.process.worker import Progress
 
 @dataclass(frozen=True)
 class Status:
-    """What the lab is doing now. Times in seconds; what cannot be told yet is None."""
+    """What the lab is doing now. Times in seconds; what is not known yet is None."""
 
     doing: str  # loading the model, making room, warming up, prefill, decode
     n_prompt: int | None = None
@@ -52,7 +52,7 @@ def duration(seconds: float) -> str:
 
 
 class Reporter:
-    """Tells `watch` what is going on. `todo` is the loop's own list of the (repeat, n_prompt) still to come."""
+    """Calls `watch` with what is going on. `todo` is the loop's own list of the (repeat, n_prompt) still to come."""
 
     def __init__(self, watch: ShowStatus, todo: Sequence[tuple[int, int]], n_gen: int) -> None:
         self._watch, self._todo, self._n_gen = watch, todo, n_gen
@@ -75,21 +75,21 @@ class Reporter:
             per_token = prefill / run.n_prompt
             self._costs[run.n_prompt] = per_token / 1e9, (tpot or per_token) / 1e9
 
-    def onlooker(
+    def progress_watcher(
         self, n_prompt: int, n_gen: int, repeat: int, warmup: bool, pieces: Sequence[bytes]
     ) -> Callable[[Progress], None]:
-        """What to call with a run's progress. With `pieces` (the bytes of each token) its text is told too."""
+        """What to call with a run's progress. With `pieces` (the bytes of each token) its text is reported too."""
         started = changed = time.monotonic()
         last = Progress(0, ())
-        first_seen = (0.0, 0)  # when tokens were first seen, and how many there were
+        first_tokens = (0.0, 0)  # when there were tokens for the first time, and how many
         rate: float | None = None
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
         def look(progress: Progress) -> None:
-            nonlocal changed, last, first_seen, rate
+            nonlocal changed, last, first_tokens, rate
             now = time.monotonic()
             n = len(progress.token_ids)
-            decoding = n and progress.n_prefilled >= n_prompt  # a sweep decodes in between, which is not told
+            decoding = n and progress.n_prefilled >= n_prompt  # a sweep decodes in between, which is not reported
             text = ""
             if pieces and not warmup:
                 new = b"".join(pieces[i] for i in progress.token_ids[len(last.token_ids) :])
@@ -97,20 +97,20 @@ class Reporter:
             if progress != last:
                 if not decoding:
                     rate = progress.n_prefilled / (now - started)
-                elif not first_seen[1]:
-                    first_seen, rate = (now, n), None
+                elif not first_tokens[1]:
+                    first_tokens, rate = (now, n), None
                 else:
-                    rate = (n - first_seen[1]) / (now - first_seen[0])
+                    rate = (n - first_tokens[1]) / (now - first_tokens[0])
                 changed, last = now, progress
             rest = self._seconds(n_prompt - progress.n_prefilled, n_gen - n, n_prompt)
             if rest is not None:
                 rest = max(0.0, rest - (now - changed))
             doing = "warming up" if warmup else "decode" if decoding else "prefill"
-            self.tell(doing, n_prompt, repeat, rate, rest, text)
+            self.report_status(doing, n_prompt, repeat, rate, rest, text)
 
         return look
 
-    def tell(
+    def report_status(
         self,
         doing: str,
         n_prompt: int | None = None,
@@ -119,7 +119,7 @@ class Reporter:
         rest_s: float | None = None,
         text: str = "",
     ) -> None:
-        """One status. `rest_s` is what the present run still takes; the forecast of the others is added."""
+        """Report one status. `rest_s` is what the present run still takes; the forecast of the others is added."""
         later = self._later()
         left = None if rest_s is None or later is None else rest_s + later
         n_running = 1 if doing in ("prefill", "decode") else 0
@@ -138,7 +138,7 @@ class Reporter:
         )
 
     def _later(self) -> float | None:
-        """Seconds that the runs after the present one will take; forecast again only when there is news."""
+        """Seconds that the runs after the present one will take; computed again when one was added or has ended."""
         state = len(self._todo), self._n_learned
         if self._forecast[0] != state:
             seconds = [self._seconds(n, self._n_gen, n) for _, n in self._todo]

@@ -50,9 +50,9 @@ class WarmEngine:
         if self._loaded:
             return
         if self.model.sha256 is None:
-            self.reporter.tell("checking the model file")
+            self.reporter.report_status("checking the model file")
             self.model = dataclasses.replace(self.model, sha256=catalog.sha256(self.plan.file.path))
-        self.reporter.tell("loading the model")
+        self.reporter.report_status("loading the model")
         self._vocabulary = self.worker.load(self.plan.file.path, self.plan.settings.n_gpu_layers)
         self.model = dataclasses.replace(self.model, description=self._vocabulary.description)
         if self.plan.prompt.text is not None:
@@ -71,7 +71,7 @@ class WarmEngine:
 
     def open(self, n_ctx: int) -> None:
         """Make a context of so many tokens."""
-        self.reporter.tell("making room", n_ctx - self.plan.n_gen)
+        self.reporter.report_status("making room", n_ctx - self.plan.n_gen)
         self._sentinel = None
         self.settings = self.worker.new_context(dataclasses.replace(self.plan.settings, n_ctx=n_ctx))
 
@@ -96,7 +96,7 @@ class WarmEngine:
             self._sentinel = self._time_sentinel()
         sentinel_before = self._sentinel
         started_at = utc_now()
-        show = self.reporter.onlooker(
+        show = self.reporter.progress_watcher(
             n_prompt, n_gen if every is None else plan.n_generated, repeat, warmup, self._pieces
         )
         shown = time.monotonic()

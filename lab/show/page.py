@@ -167,7 +167,7 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
             its = rows[(rows.n_gen == n_gen) & (rows.n_prompt == row.n_prompt)]
             measured = {number: records[number] for number in its.run}
             mine |= measured
-            notes = [] if is_sweep else [text_results.doubts([record.run for record in measured.values()])]
+            notes = [] if is_sweep else [text_results.doubts(list(measured.values()))]
             trained = records[its.run.iloc[0]].model.n_ctx_train
             if trained is not None and row.n_prompt + n_gen > trained:
                 notes.append(
@@ -181,7 +181,7 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
                     "notes": [note for note in notes if note],
                 }
             )
-        walks = text_results.doubts([record.run for record in mine.values()]) if is_sweep else ""
+        walks = text_results.doubts(list(mine.values())) if is_sweep else ""
         tables.append(
             {
                 "caption": f"{label}: {text_results.heading(part)}",

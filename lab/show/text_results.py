@@ -11,7 +11,7 @@ from rich.text import Text
 
 from lab.analysis import disturbances, sweep_laws, table, wording
 from lab.core import phases
-from lab.core.record import OK, Record, Run
+from lab.core.record import OK, Record
 from lab.runner.plan import MIN_FOR_INTERVAL, Plan, join
 from lab.runner.rounds import wide_rows
 from lab.show.console import grid_of
@@ -100,25 +100,25 @@ def findings(rows: pd.DataFrame) -> list[str]:
     return [*wording.sentences(rows), *(str(law) for law in laws if law)]
 
 
-def doubts(runs: Sequence[Run]) -> str:
+def doubts(records: Sequence[Record]) -> str:
     """A sentence on what disturbed these runs, and whether to trust them; "" where nothing disturbed them."""
-    words = disturbances.sentences(runs)
+    words = disturbances.sentences(records)
     if not words:
         return ""
-    doubt = " Do not trust these figures: measure again." if disturbances.is_doubtful(runs) else ""
+    doubt = " Do not trust these figures: measure again." if disturbances.is_doubtful(records) else ""
     return f"{'; '.join(words)}.{doubt}"
 
 
 def warnings(records: Sequence[Record]) -> list[str]:
     """Sentences on what disturbed the runs, by session, variant and prompt length, and on drift of whole sessions."""
-    by_length: dict[tuple[str, str | None, int], list[Run]] = {}
+    by_length: dict[tuple[str, str | None, int], list[Record]] = {}
     for record in records:
         if record.run.status == OK and not record.run.warmup:
-            by_length.setdefault((record.session, record.run.variant, record.run.n_prompt), []).append(record.run)
+            by_length.setdefault((record.session, record.run.variant, record.run.n_prompt), []).append(record)
     by_run = [
         f"{n_prompt:,} prompt tokens{f', {variant}' if variant else ''}: {words}"
-        for (_, variant, n_prompt), runs in by_length.items()
-        if (words := doubts(runs))
+        for (_, variant, n_prompt), measured in by_length.items()
+        if (words := doubts(measured))
     ]
     return by_run + disturbances.drift(records)
 
@@ -157,7 +157,7 @@ def finished(record: Record) -> str:
     times = [f"TTFT {wording.digits(ttft / 1e9)} s"] if ttft else [run.status]
     times += [f"TPOT {wording.digits(tpot / 1e6)} ms"] if tpot else []
     variant = f"{run.variant}, " if run.variant else ""
-    disturbed = f" {DISTURBED}" if disturbances.disturbances(record.run) else ""
+    disturbed = f" {DISTURBED}" if disturbances.disturbances(record) else ""
     return f"{variant}{run.n_prompt:,} prompt tokens, repeat {run.repeat + 1}: {', '.join(times)}{disturbed}"
 
 

@@ -1,4 +1,4 @@
-"""A neighbour burns a core for random seconds: what do the lab and llama-bench say?
+"""A neighbour burns a core for random seconds: what do the lab and llama-bench report?
 
     python3 -m uv run python -m tests.bench.disturbed [ROUNDS]
 
@@ -62,17 +62,17 @@ def main() -> None:
     moved: list[float] = []
     silent = 0
     for n in range(n_rounds):
-        quiet, said_quiet = lab_tpot()
+        quiet, warnings_quiet = lab_tpot()
         bench_quiet = llama_bench_tpot()
         with burning(n):
-            disturbed, said = lab_tpot()
+            disturbed, warnings = lab_tpot()
         with burning(n):
             bench_disturbed = llama_bench_tpot()
         change, bench_change = disturbed / quiet - 1, bench_disturbed / bench_quiet - 1
         moved.append(abs(change))
-        silent += abs(change) > 0.05 and not any("Do not trust" in sentence for sentence in said)
+        silent += abs(change) > 0.05 and not any("Do not trust" in sentence for sentence in warnings)
         print(f"round {n + 1}: lab {quiet:.2f} -> {disturbed:.2f} ms ({change:+.1%}), llama-bench {bench_change:+.1%}")
-        for kind, sentences in (("quiet", said_quiet), ("disturbed", said)):
+        for kind, sentences in (("quiet", warnings_quiet), ("disturbed", warnings)):
             for sentence in sentences:
                 print(f"    {kind}: {sentence}", flush=True)
     print(f"the median moved by {statistics.median(moved):.1%} (most {max(moved):.1%})")

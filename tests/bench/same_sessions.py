@@ -55,7 +55,7 @@ def verdicts(a: Sequence[Record], b: Sequence[Record], others: Sequence[Record])
 
 def evaluate(sessions: dict[str, list[Record]]) -> None:
     pairs = list(itertools.combinations(sessions, 2))
-    doubtful = sum(disturbances.is_doubtful([record.run for record in records]) for records in sessions.values())
+    doubtful = sum(disturbances.is_doubtful(records) for records in sessions.values())
     print(f"{len(sessions)} sessions, {doubtful} of them disturbed in half of their runs or more; {len(pairs)} pairs")
     for (_, figure), known in spread.known_spreads([r for records in sessions.values() for r in records]).items():
         print(f"  {figure}: {known.words}")
