@@ -1,0 +1,160 @@
+"""How far off a prediction may be: taken from points that were held out of the fit and predicted from the others.
+
+Each way of going beyond what was learned from (a longer or shorter context, another model, another quantization,
+other settings) has a variance of its own: the mean squared error of the points that were held out in this way,
+together with a figure of the lab's own bench where few or none could be (PRIOR). So has what lies inside of it, and
+what changes from one session to the next. The variances of all that apply to a prediction are added.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from lab.core.record import DECODE, PREFILL
+from lab.why.learning import Case, Point, fit
+
+INSIDE, SESSION, LONGER, SHORTER = "inside", "session", "longer", "shorter"
+MODEL, QUANTIZATION, SETTINGS = "model", "quantization", "settings"
+
+PRIOR = {
+    INSIDE: {PREFILL: 0.06, DECODE: 0.06},
+    SESSION: {PREFILL: 0.06, DECODE: 0.06},
+    LONGER: {PREFILL: 0.08, DECODE: 0.08},
+    SHORTER: {PREFILL: 0.10, DECODE: 0.06},
+    MODEL: {PREFILL: 0.12, DECODE: 0.12},
+    QUANTIZATION: {PREFILL: 0.10, DECODE: 0.10},
+    SETTINGS: {PREFILL: 0.12, DECODE: 0.12},
+}
+"""Standard deviations of log(measured / predicted); of LONGER and SHORTER for each doubling of the length."""
+
+PRIOR_WEIGHT = 4
+"""As how many groups of held-out points a figure of PRIOR counts."""
+
+DEVIATIONS = 2.0
+"""Half the width of a range, in standard deviations."""
+
+NEAR = 1.5
+"""Lengths up to so many times the longest learned from are no extrapolation."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A point that was predicted from others: log(measured / predicted), and in which ways it lay beyond them."""
+
+    group: str  # points of one group were held out together, so they are one piece of information
+    case: Case
+    beyond: dict[str, float]
+    error: float
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """What was learned from, and the errors of points that were held out of it."""
+
+    points: tuple[Point, ...]
+    held_out: tuple[HeldOut, ...]
+
+    def factor(self, case: Case) -> float:
+        """By what factor a range reaches to either side of the expectation."""
+        ways = {INSIDE: 1.0, SESSION: 1.0, **self.beyond(case)}
+        variance = sum(distance * self.variance(case.phase, way) for way, distance in ways.items())
+        return math.exp(DEVIATIONS * math.sqrt(variance))
+
+    def beyond(self, case: Case) -> dict[str, float]:
+        """In which ways a case lies beyond what was learned from, and how far."""
+        return beyond(case, [point.case for point in self.points])
+
+    def variance(self, phase: str, way: str) -> float:
+        """Of one way: the mean over the groups that were held out, and PRIOR as so many more."""
+        if way == SESSION:
+            squares = _between_sessions([point for point in self.points if point.case.phase == phase])
+        else:
+            squares = {}
+            for point in self.held_out:
+                if point.case.phase == phase and [*point.beyond] == ([] if way == INSIDE else [way]):
+                    squares.setdefault(point.group, []).append(point.error**2 / point.beyond.get(way, 1.0))
+        means = [statistics.fmean(group) for group in squares.values()]
+        return (sum(means) + PRIOR_WEIGHT * PRIOR[way][phase] ** 2) / (len(means) + PRIOR_WEIGHT)
+
+
+def of(points: Sequence[Point]) -> Uncertainty:
+    """The uncertainty of predictions from these points."""
+    return Uncertainty(tuple(points), tuple(_hold_out(points)))
+
+
+def beyond(case: Case, known: Sequence[Case]) -> dict[str, float]:
+    """In which ways a case lies beyond the known ones, and how far: in doublings of the length, else 1."""
+    alike = [other for other in known if other.phase == case.phase]
+    longest, shortest = max(other.length for other in alike), min(other.length for other in alike)
+    ways = {}
+    if case.length > NEAR * longest:
+        ways[LONGER] = math.log2(case.length / longest)
+    if case.length * NEAR < shortest:
+        ways[SHORTER] = math.log2(shortest / max(1.0, case.length))
+    same_model = [other for other in alike if other.shape == case.shape]
+    if not same_model:
+        ways[MODEL] = 1.0
+    if case.quantization not in {other.quantization for other in same_model or alike}:
+        ways[QUANTIZATION] = 1.0
+    if case.settings not in {other.settings for other in alike}:
+        ways[SETTINGS] = 1.0
+    return ways
+
+
+def setup(case: Case) -> tuple[object, ...]:
+    """What cases of all lengths and phases share that were measured alike; the threads are those of their phase."""
+    return case.shape, case.quantization, case.settings
+
+
+def _hold_out(points: Sequence[Point]) -> Iterator[HeldOut]:
+    """Points predicted from others, in every way in which some can be held out."""
+    for group, is_held in _splits(points):
+        kept = [point for point in points if not is_held(point)]
+        phases = {point.case.phase for point in kept}
+        held = [point for point in points if is_held(point) and point.case.phase in phases]
+        if not held:
+            continue
+        fitted, known = fit(kept), [point.case for point in kept]
+        for point in held:
+            error = math.log(point.seconds / fitted.seconds(point.case.phase, point.costs))
+            yield HeldOut(group or str(setup(point.case)), point.case, beyond(point.case, known), error)
+
+
+def _splits(points: Sequence[Point]) -> Iterator[tuple[str, Callable[[Point], bool]]]:
+    """What is held out together: a name (empty: that of each point's setup), and which points these are."""
+    lengths = sorted({point.n_prompt for point in points})
+    for n in lengths[1:-1]:
+        for which in {setup(point.case) for point in points}:
+            yield "", partial(_is, (n, which), lambda point: (point.n_prompt, setup(point.case)))
+    for n in lengths[1:]:
+        for is_longer in (True, False):
+            yield "", partial(_is, is_longer, partial(_is_longer, n))
+    for part in (
+        lambda point: point.case.shape,
+        lambda point: (point.case.shape, point.case.quantization),
+        lambda point: point.case.settings,
+    ):
+        for value in {part(point) for point in points}:
+            yield str(value), partial(_is, value, part)
+
+
+def _is(value: object, part: Callable[[Point], object], point: Point) -> bool:
+    return part(point) == value
+
+
+def _is_longer(n: int, point: Point) -> bool:
+    return point.n_prompt >= n
+
+
+def _between_sessions(points: Sequence[Point]) -> dict[str, list[float]]:
+    """By session: squared deviations of its medians from those of all sessions, of points that several measured."""
+    squares: dict[str, list[float]] = {}
+    for point in points:
+        n = len(point.by_session)
+        for session, seconds in point.by_session.items() if n > 1 else ():
+            squares.setdefault(session, []).append(math.log(seconds / point.seconds) ** 2 * n / (n - 1))
+    return squares
