@@ -93,7 +93,7 @@ def lab(*arguments: object) -> None:
 
 def evaluate(folder: Path) -> list[Outcome]:
     """Points predicted from parts of the others, for every machine that the folder has ceilings and runs of."""
-    contents = results.read([folder, *(path for path in folder.rglob("*") if path.is_dir())])
+    contents = results.read(sorted(folder.rglob("*.jsonl")))
     outcomes: list[Outcome] = []
     for here in {ceilings.machine.system_info: ceilings.machine for ceilings in contents.ceilings}.values():
         best = probing.known(contents.ceilings, here, on_gpu=False)
