@@ -124,7 +124,8 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case
     """The case that a phase of a model is, under some settings."""
     shape = model.arch, model.n_layer, model.n_embd, model.n_ff, model.n_head, model.n_head_kv, model.n_vocab
     threads = settings.n_threads if phase == DECODE else settings.n_threads_batch
-    chosen = threads, settings.n_ubatch, settings.type_k, settings.type_v, settings.flash_attn != "off"
+    layers = settings.n_gpu_layers if offload_of(model, settings) == "part" else None
+    chosen = layers, threads, settings.n_ubatch, settings.type_k, settings.type_v, settings.flash_attn != "off"
     return Case(phase, length, shape, model.quantization, chosen)
 
 

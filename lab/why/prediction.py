@@ -161,14 +161,14 @@ def here(
     for first in range(0, n_prompt, settings.n_ubatch):
         n_tokens = min(settings.n_ubatch, n_prompt - first)
         prefill.append((n_tokens, first, int(first + n_tokens == n_prompt)))
-    middle = n_prompt + max(0, n_gen - 2) // 2
+    middle, best = n_prompt + max(0, n_gen - 2) // 2, roofline.roof(ceilings)
     limits, expected, ranges, words = {}, {}, {}, list[str]()
     for phase, length, steps in ((PREFILL, n_prompt, prefill), (DECODE, middle, [(1, middle, 1)])):
         costs = learning.costs_of(model, settings, ceilings, steps)
         if costs is None:
             raise _no_cost(model)
         case = learning.case_of(phase, float(length), model, settings)
-        limit = sum(_limit(model, settings, roofline.roof(ceilings), step) for step in steps)
+        limit = sum(_limit(model, settings, best, step) for step in steps)
         limits[phase] = limit
         expected[phase] = max(limit, fit.seconds(phase, costs))
         wide = errors.factor(case)
@@ -253,13 +253,12 @@ def _limit(model: Model, settings: Settings, best: roofline.Roof, step: Step) ->
 
 def _beyond(case: learning.Case, errors: Uncertainty, wide: float) -> list[str]:
     """In which ways a prediction extrapolates, and how wide its range is therefore; none: an empty list."""
-    ways = errors.beyond(case)
-    lengths = [point.case.length for point in errors.points if point.case.phase == case.phase]
-    shortest, longest = min(lengths), max(lengths)
+    known = errors.known[case.phase]
+    ways, longest = known.beyond(case), known.longest
     what = "prompt" if case.phase == PREFILL else "context"
     words = {
         LONGER: f"to {case.length / longest:.3g} times the longest {what} learned from ({longest:,.0f} tokens)",
-        SHORTER: f"below the shortest {what} learned from ({shortest:,.0f} tokens)",
+        SHORTER: f"below the shortest {what} learned from ({known.shortest:,.0f} tokens)",
         MODEL: "to another model",
         QUANTIZATION: f"to another quantization ({case.quantization})",
         SETTINGS: "to other settings (threads, --ubatch, cache types or flash attention)",

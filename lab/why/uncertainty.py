@@ -37,8 +37,36 @@ PRIOR_WEIGHT = 4
 DEVIATIONS = 2.0
 """Half the width of a range, in standard deviations."""
 
+MOST_LENGTHS = 12
+"""Lengths at which points are parted: a sweep has hundreds."""
+
 NEAR = 1.5
 """Lengths up to so many times the longest learned from are no extrapolation."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the points of one phase cover: from which to which length, which models, quantizations and settings."""
+
+    shortest: float
+    longest: float
+    quantizations: dict[object, set[str | None]]  # of each model's shape
+    settings: set[object]
+
+    def beyond(self, case: Case) -> dict[str, float]:
+        """In which ways a case lies beyond, and how far: in doublings of the length, else 1."""
+        ways = {}
+        if case.length > NEAR * self.longest:
+            ways[LONGER] = math.log2(case.length / self.longest)
+        if case.length * NEAR < self.shortest:
+            ways[SHORTER] = math.log2(self.shortest / max(1.0, case.length))
+        if case.shape not in self.quantizations:
+            ways[MODEL] = 1.0
+        if case.quantization not in self.quantizations.get(case.shape, set().union(*self.quantizations.values())):
+            ways[QUANTIZATION] = 1.0
+        if case.settings not in self.settings:
+            ways[SETTINGS] = 1.0
+        return ways
 
 
 @dataclass(frozen=True)
@@ -53,20 +81,17 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """What was learned from, and the errors of points that were held out of it."""
+    """What was learned from, by phase, and the errors of points that were held out of it."""
 
     points: tuple[Point, ...]
+    known: dict[str, Known]
     held_out: tuple[HeldOut, ...]
 
     def factor(self, case: Case) -> float:
         """By what factor a range reaches to either side of the expectation."""
-        ways = {INSIDE: 1.0, SESSION: 1.0, **self.beyond(case)}
+        ways = {INSIDE: 1.0, SESSION: 1.0, **self.known[case.phase].beyond(case)}
         variance = sum(distance * self.variance(case.phase, way) for way, distance in ways.items())
         return math.exp(DEVIATIONS * math.sqrt(variance))
-
-    def beyond(self, case: Case) -> dict[str, float]:
-        """In which ways a case lies beyond what was learned from, and how far."""
-        return beyond(case, [point.case for point in self.points])
 
     def variance(self, phase: str, way: str) -> float:
         """Of one way: the mean over the groups that were held out, and PRIOR as so many more."""
@@ -83,26 +108,22 @@ class Uncertainty:
 
 def of(points: Sequence[Point]) -> Uncertainty:
     """The uncertainty of predictions from these points."""
-    return Uncertainty(tuple(points), tuple(_hold_out(points)))
+    return Uncertainty(tuple(points), _known(points), tuple(_hold_out(points)))
 
 
-def beyond(case: Case, known: Sequence[Case]) -> dict[str, float]:
-    """In which ways a case lies beyond the known ones, and how far: in doublings of the length, else 1."""
-    alike = [other for other in known if other.phase == case.phase]
-    longest, shortest = max(other.length for other in alike), min(other.length for other in alike)
-    ways = {}
-    if case.length > NEAR * longest:
-        ways[LONGER] = math.log2(case.length / longest)
-    if case.length * NEAR < shortest:
-        ways[SHORTER] = math.log2(shortest / max(1.0, case.length))
-    same_model = [other for other in alike if other.shape == case.shape]
-    if not same_model:
-        ways[MODEL] = 1.0
-    if case.quantization not in {other.quantization for other in same_model or alike}:
-        ways[QUANTIZATION] = 1.0
-    if case.settings not in {other.settings for other in alike}:
-        ways[SETTINGS] = 1.0
-    return ways
+def _known(points: Sequence[Point]) -> dict[str, Known]:
+    """What points cover, by phase."""
+    by_phase: dict[str, list[Case]] = {}
+    for point in points:
+        by_phase.setdefault(point.case.phase, []).append(point.case)
+    known = {}
+    for phase, cases in by_phase.items():
+        quantizations: dict[object, set[str | None]] = {}
+        for case in cases:
+            quantizations.setdefault(case.shape, set()).add(case.quantization)
+        lengths = [case.length for case in cases]
+        known[phase] = Known(min(lengths), max(lengths), quantizations, {case.settings for case in cases})
+    return known
 
 
 def setup(case: Case) -> tuple[object, ...]:
@@ -114,19 +135,21 @@ def _hold_out(points: Sequence[Point]) -> Iterator[HeldOut]:
     """Points predicted from others, in every way in which some can be held out."""
     for group, is_held in _splits(points):
         kept = [point for point in points if not is_held(point)]
-        phases = {point.case.phase for point in kept}
-        held = [point for point in points if is_held(point) and point.case.phase in phases]
+        known = _known(kept)
+        held = [point for point in points if is_held(point) and point.case.phase in known]
         if not held:
             continue
-        fitted, known = fit(kept), [point.case for point in kept]
+        fitted = fit(kept)
         for point in held:
             error = math.log(point.seconds / fitted.seconds(point.case.phase, point.costs))
-            yield HeldOut(group or str(setup(point.case)), point.case, beyond(point.case, known), error)
+            beyond = known[point.case.phase].beyond(point.case)
+            yield HeldOut(group or str(setup(point.case)), point.case, beyond, error)
 
 
 def _splits(points: Sequence[Point]) -> Iterator[tuple[str, Callable[[Point], bool]]]:
     """What is held out together: a name (empty: that of each point's setup), and which points these are."""
     lengths = sorted({point.n_prompt for point in points})
+    lengths = sorted({lengths[i * (len(lengths) - 1) // MOST_LENGTHS] for i in range(MOST_LENGTHS + 1)})
     for n in lengths[1:-1]:
         for which in {setup(point.case) for point in points}:
             yield "", partial(_is, (n, which), lambda point: (point.n_prompt, setup(point.case)))

@@ -161,15 +161,14 @@ def predict(
     fit, errors = learning.fit(kept), uncertainty.of(kept)
     for point in held:
         case = dataclasses.replace(point.case, phase=DECODE, length=0)
-        longest = max(p.case.length for p in kept if p.case.phase == point.case.phase)
-        if case not in records or point.case.length > MOST_TIMES * longest:
+        if case not in records or point.case.length > MOST_TIMES * errors.known[point.case.phase].longest:
             continue
         record = records[case]
         row = prediction.here(record.model, record.settings, best, fit, errors, point.n_prompt, record.run.n_gen)
         prefill = point.case.phase == PREFILL
         low, high = row.prefill_s if prefill else row.tpot_s
         expected = (row.prefill_expected_s if prefill else row.tpot_expected_s) or 0.0
-        ways = tuple(sorted(errors.beyond(point.case)))
+        ways = tuple(sorted(errors.known[point.case.phase].beyond(point.case)))
         error = expected / point.seconds - 1
         yield Outcome(ways, point.case.phase, error, low <= point.seconds <= high, high / low)
 
