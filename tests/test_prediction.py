@@ -183,9 +183,9 @@ class Truth:
             + self.effect((phase, session), 0.05)
             + self.dice.gauss(0, 0.02)
         )
-        besides = self.per_layer_step_s * costs.layer_steps + self.per_layer_value_s * costs.layer_values
+        layers_s = self.per_layer_step_s * costs.layer_steps + self.per_layer_value_s * costs.layer_values
         kernels = self.factors[phase] * (matrices + self.attention * attention)
-        seconds = (kernels + besides) * math.exp(differs)
+        seconds = (kernels + layers_s) * math.exp(differs)
         return Point(n_prompt, Case(phase, n_prompt, (model,), quantization, (2,)), costs, seconds, {session: seconds})
 
 
@@ -197,7 +197,7 @@ def machine(dice: random.Random) -> Truth:
 def outcomes(n_machines: int) -> dict[str, list[tuple[bool, float]]]:
     """Whether points lay in their ranges, and how far off the expectation was, by how they extrapolate."""
     dice = random.Random(1)
-    found: dict[str, list[tuple[bool, float]]] = {}
+    by_way: dict[str, list[tuple[bool, float]]] = {}
     for _ in range(n_machines):
         truth = machine(dice)
         lengths = [[256], [10, 512], [64, 256, 1024]][dice.randrange(3)]
@@ -212,16 +212,16 @@ def outcomes(n_machines: int) -> dict[str, list[tuple[bool, float]]]:
             ways = sorted(errors.known[point.case.phase].beyond(point.case)) or ["nothing"]
             inside = abs(error) <= math.log(errors.factor(point.case))
             for way in [*ways, "all"]:
-                found.setdefault(way, []).append((inside, abs(error)))
-    return found
+                by_way.setdefault(way, []).append((inside, abs(error)))
+    return by_way
 
 
 def test_nine_of_ten_points_of_planted_machines_lie_in_their_ranges() -> None:
-    found = outcomes(150)
-    assert found.keys() >= {"nothing", "longer", "model", "quantization", "all"}
-    for way, group in found.items():
+    by_way = outcomes(150)
+    assert by_way.keys() >= {"nothing", "longer", "model", "quantization", "all"}
+    for way, group in by_way.items():
         assert statistics.fmean(inside for inside, _ in group) >= 0.9, way
-    assert statistics.median(error for _, error in found["all"]) <= 0.1
+    assert statistics.median(error for _, error in by_way["all"]) <= 0.1
 
 
 # The memory of the right device

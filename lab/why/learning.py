@@ -1,7 +1,7 @@
 """What the runs of a machine teach about runs that were not made: a fit to points that each have a length and a setup.
 
 A phase takes its kernels' least time, times a factor of at least 1 (one for prefill, one for decode), plus what
-every layer costs besides: per step (threads that meet) and per token (norms, activations, copies). No cost is
+every layer costs in addition: per step (threads that meet) and per token (norms, activations, copies). No cost is
 negative. All runs of one setup at one length are one point: their median.
 """
 

@@ -29,7 +29,13 @@ PRIOR = {
     QUANTIZATION: {PREFILL: 0.10, DECODE: 0.10},
     SETTINGS: {PREFILL: 0.12, DECODE: 0.12},
 }
-"""Standard deviations of log(measured / predicted); of LONGER and SHORTER for each doubling of the length."""
+"""Standard deviations of log(measured / predicted); of LONGER and SHORTER for one doubling of the length.
+
+Measured on two virtual cores of an EPYC, and rounded up. tests/bench/held_out.py: other lengths 0.06; Q4_0 and Q8_0
+from Q4_1 0.10; 3B models from small ones 0.02 in prefill and 0.11 in decode. The samples in results/: sessions 0.04
+in prefill and 0.08 in decode; longer prompts 0.08 and 0.02; shorter ones 0.12 and 0.04. Other settings were not
+measured: as much as another model.
+"""
 
 PRIOR_WEIGHT = 4
 """As how many groups of held-out points a figure of PRIOR counts."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import statistics
 import subprocess
 import sys
@@ -53,6 +54,7 @@ class Outcome:
     error: float  # expected / measured - 1
     inside: bool
     width: float  # high / low
+    doublings: float  # of the length beyond what was learned from; 1 where the length is not beyond
 
 
 def main() -> None:
@@ -60,7 +62,7 @@ def main() -> None:
     if "--measure" in sys.argv:
         measure(folder)
     outcomes = evaluate(folder)
-    print("beyond what was learned from | phase | points | in range | median error | worst | median high / low")
+    print("beyond what was learned from | phase | points | in range | median error | worst | high / low | deviation")
     for ways, phase in sorted({(outcome.ways, outcome.phase) for outcome in outcomes}):
         show(", ".join(ways) or "nothing", phase, [o for o in outcomes if (o.ways, o.phase) == (ways, phase)])
     for phase in (PREFILL, DECODE):
@@ -168,19 +170,21 @@ def predict(
         prefill = point.case.phase == PREFILL
         low, high = row.prefill_s if prefill else row.tpot_s
         expected = (row.prefill_expected_s if prefill else row.tpot_expected_s) or 0.0
-        ways = tuple(sorted(errors.known[point.case.phase].beyond(point.case)))
+        ways = errors.known[point.case.phase].beyond(point.case)
+        doublings = max(ways.get(uncertainty.LONGER, 0), ways.get(uncertainty.SHORTER, 0)) or 1.0
         error = expected / point.seconds - 1
-        yield Outcome(ways, point.case.phase, error, low <= point.seconds <= high, high / low)
+        yield Outcome(tuple(sorted(ways)), point.case.phase, error, low <= point.seconds <= high, high / low, doublings)
 
 
 def show(ways: str, phase: str, outcomes: Sequence[Outcome]) -> None:
-    """A line of the table."""
+    """A line of the table. The deviation of log(measured / predicted), a doubling, is what uncertainty.PRIOR states."""
     errors = sorted(abs(outcome.error) for outcome in outcomes)
     inside = sum(outcome.inside for outcome in outcomes)
     width = statistics.median(outcome.width for outcome in outcomes)
+    deviation = statistics.fmean(math.log1p(o.error) ** 2 / o.doublings for o in outcomes) ** 0.5
     print(
         f"{ways} | {phase} | {len(outcomes)} | {inside} ({inside / len(outcomes):.0%}) | "
-        f"{statistics.median(errors):.1%} | {errors[-1]:.0%} | {width:.2f}"
+        f"{statistics.median(errors):.1%} | {errors[-1]:.0%} | {width:.2f} | {deviation:.3f}"
     )
 
 
