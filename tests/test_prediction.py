@@ -208,7 +208,7 @@ def outcomes(n_machines: int) -> dict[str, list[tuple[bool, float]]]:
             point = truth.point(
                 n, dice.choice((PREFILL, DECODE)), dice.randrange(3), dice.choice(("Q4_0", "Q8_0")), "later"
             )
-            error = math.log(point.seconds / fit.seconds(point.case.phase, point.costs))
+            error = math.log(point.seconds / fit.seconds(point.case, point.costs))
             ways = sorted(errors.known[point.case.phase].beyond(point.case)) or ["nothing"]
             inside = abs(error) <= math.log(errors.factor(point.case))
             for way in [*ways, "all"]:

@@ -1,8 +1,9 @@
 """What the runs of a machine teach about runs that were not made: a fit to points that each have a length and a setup.
 
-A phase takes its kernels' least time, times a factor of at least 1 (one for prefill, one for decode), plus what
-every layer costs in addition: per step (threads that meet) and per token (norms, activations, copies). No cost is
-negative. All runs of one setup at one length are one point: their median.
+A phase takes its kernels' least time, times a factor of at least 1 (one for prefill, one for decode), plus what every
+layer costs in addition: per step (threads that meet) and per token (norms, activations, copies). No cost is negative.
+A setup that has runs of its own also takes what these differ from that on average. All runs of one setup at one length
+are one point: their median.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ class Case:
     shape: tuple[object, ...]
     quantization: str | None
     settings: tuple[object, ...]
+
+    @property
+    def setup(self) -> tuple[object, ...]:
+        """What lengths of one phase share that were measured alike."""
+        return self.phase, self.shape, self.quantization, self.settings
 
 
 @dataclass(frozen=True)
@@ -68,17 +74,21 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """Seconds = factor x kernels + per_layer_step_s x layers x steps + per_layer_value_s x layers x tokens x width."""
+    """Seconds = factor x kernels + per_layer_step_s x layers x steps + per_layer_value_s x layers x tokens x width.
+
+    A setup that was learned from takes `own` times that, but not less than its kernels.
+    """
 
     prefill_factor: float
     decode_factor: float
     per_layer_step_s: float
     per_layer_value_s: float
+    own: dict[tuple[object, ...], float] = dataclasses.field(default_factory=dict)
 
-    def seconds(self, phase: str, costs: Costs) -> float:
-        factor = self.prefill_factor if phase == PREFILL else self.decode_factor
+    def seconds(self, case: Case, costs: Costs) -> float:
+        factor = self.prefill_factor if case.phase == PREFILL else self.decode_factor
         layers_s = self.per_layer_step_s * costs.layer_steps + self.per_layer_value_s * costs.layer_values
-        return factor * costs.kernels_s + layers_s
+        return max(costs.kernels_s, self.own.get(case.setup, 1.0) * (factor * costs.kernels_s + layers_s))
 
 
 @dataclass(frozen=True)
@@ -113,11 +123,22 @@ def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") 
 
 
 def fit(points: Sequence[Point]) -> Fit:
-    """The coefficients that bring the points' seconds nearest, by relative error; factors are at least 1."""
+    """The coefficients that bring the points' seconds nearest, by relative error; factors are at least 1.
+
+    How a setup differs from them is the geometric mean of its points, and of one point more that does not differ.
+    """
     rows = [(_columns(point.case.phase, point.costs), point.seconds) for point in points]
     rows += [((1.0, 0.0, 0.0, 0.0), PRIOR_FACTOR), ((0.0, 1.0, 0.0, 0.0), PRIOR_FACTOR)]
     columns = [*zip(*(row for row, _ in rows), strict=True)]
-    return Fit(*stats.fit(columns, [seconds for _, seconds in rows], at_least=(1, 1, 0, 0)))
+    prefill, decode, step, value = stats.fit(columns, [seconds for _, seconds in rows], at_least=(1, 1, 0, 0))
+    common = Fit(prefill, decode, step, value)
+    differs: dict[tuple[object, ...], list[float]] = {}
+    for point in points:
+        ratio = point.seconds / common.seconds(point.case, point.costs)
+        differs.setdefault(point.case.setup, [1.0]).append(ratio)
+    return dataclasses.replace(
+        common, own={setup: statistics.geometric_mean(ratios) for setup, ratios in differs.items()}
+    )
 
 
 def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case:

@@ -21,10 +21,10 @@ INSIDE, SESSION, LONGER, SHORTER = "inside", "session", "longer", "shorter"
 MODEL, QUANTIZATION, SETTINGS = "model", "quantization", "settings"
 
 PRIOR = {
-    INSIDE: {PREFILL: 0.06, DECODE: 0.06},
-    SESSION: {PREFILL: 0.06, DECODE: 0.06},
+    INSIDE: {PREFILL: 0.07, DECODE: 0.06},
+    SESSION: {PREFILL: 0.05, DECODE: 0.08},
     LONGER: {PREFILL: 0.08, DECODE: 0.08},
-    SHORTER: {PREFILL: 0.10, DECODE: 0.06},
+    SHORTER: {PREFILL: 0.12, DECODE: 0.06},
     MODEL: {PREFILL: 0.12, DECODE: 0.12},
     QUANTIZATION: {PREFILL: 0.10, DECODE: 0.10},
     SETTINGS: {PREFILL: 0.12, DECODE: 0.12},
@@ -132,11 +132,6 @@ def _known(points: Sequence[Point]) -> dict[str, Known]:
     return known
 
 
-def setup(case: Case) -> tuple[object, ...]:
-    """What cases of all lengths and phases share that were measured alike; the threads are those of their phase."""
-    return case.shape, case.quantization, case.settings
-
-
 def _hold_out(points: Sequence[Point]) -> Iterator[HeldOut]:
     """Points predicted from others, in every way in which some can be held out."""
     for group, is_held in _splits(points):
@@ -147,9 +142,9 @@ def _hold_out(points: Sequence[Point]) -> Iterator[HeldOut]:
             continue
         fitted = fit(kept)
         for point in held:
-            error = math.log(point.seconds / fitted.seconds(point.case.phase, point.costs))
+            error = math.log(point.seconds / fitted.seconds(point.case, point.costs))
             beyond = known[point.case.phase].beyond(point.case)
-            yield HeldOut(group or str(setup(point.case)), point.case, beyond, error)
+            yield HeldOut(group or str(point.case.setup), point.case, beyond, error)
 
 
 def _splits(points: Sequence[Point]) -> Iterator[tuple[str, Callable[[Point], bool]]]:
@@ -157,8 +152,8 @@ def _splits(points: Sequence[Point]) -> Iterator[tuple[str, Callable[[Point], bo
     lengths = sorted({point.n_prompt for point in points})
     lengths = sorted({lengths[i * (len(lengths) - 1) // MOST_LENGTHS] for i in range(MOST_LENGTHS + 1)})
     for n in lengths[1:-1]:
-        for which in {setup(point.case) for point in points}:
-            yield "", partial(_is, (n, which), lambda point: (point.n_prompt, setup(point.case)))
+        for setup in {point.case.setup for point in points}:
+            yield "", partial(_is, (n, setup), lambda point: (point.n_prompt, point.case.setup))
     for n in lengths[1:]:
         for is_longer in (True, False):
             yield "", partial(_is, is_longer, partial(_is_longer, n))

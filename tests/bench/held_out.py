@@ -134,7 +134,7 @@ def evaluate_machine(records: Sequence[Record], best: Ceilings) -> list[Outcome]
 def parts(points: Sequence[Point]) -> Iterator[Callable[[Point], bool]]:
     """What to learn from: up to a length, without a model, a quantization or settings, of one setup; and both."""
     chosen: list[Callable[[Case], bool]] = [lambda case: True]
-    for case in {uncertainty.setup(point.case): point.case for point in points}.values():
+    for case in {point.case.setup: point.case for point in points if point.case.phase == DECODE}.values():
         chosen += without(case)
     lengths = sorted({point.n_prompt for point in points})
     return (up_to(longest, is_chosen) for is_chosen, longest in itertools.product(chosen, lengths))
@@ -146,7 +146,9 @@ def without(case: Case) -> list[Callable[[Case], bool]]:
         lambda other: other.shape != case.shape,
         lambda other: (other.shape, other.quantization) != (case.shape, case.quantization),
         lambda other: other.settings != case.settings,
-        lambda other: uncertainty.setup(other) == uncertainty.setup(case),
+        lambda other: (
+            (other.shape, other.quantization, other.settings) == (case.shape, case.quantization, case.settings)
+        ),
     ]
 
 
