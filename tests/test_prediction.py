@@ -12,7 +12,7 @@ import pytest
 
 import lab
 from lab.core import results
-from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record
+from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record, Steps
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.why import datasheet, learning, prediction, probing, uncertainty
@@ -78,6 +78,23 @@ def test_a_session_of_many_runs_does_not_outweigh_others() -> None:
     assert sorted(decode.by_session) == ["a", "b", "c"]
     variance = uncertainty.of([decode]).variance(DECODE, uncertainty.SESSION)
     assert variance > 2 * uncertainty.PRIOR[uncertainty.SESSION][DECODE] ** 2
+
+
+def test_records_with_absurd_steps_teach_nothing() -> None:
+    whole = timed(512, 1.2, 1.3)
+    steps = whole.run.steps
+    absurd = (
+        dataclasses.replace(steps, n_past=tuple(-(10**9) for _ in steps.n_past)),
+        dataclasses.replace(steps, n_tokens=tuple(0 for _ in steps.n_tokens), n_past=tuple(0 for _ in steps.n_past)),
+        dataclasses.replace(steps, ready_ns=steps.start_ns),
+        dataclasses.replace(steps, kind=tuple("decode" for _ in steps.kind)),
+        Steps(),
+    )
+    runs = [dataclasses.replace(whole.run, steps=other, n_prompt=0) for other in absurd]
+    records = [whole, *(dataclasses.replace(whole, run=run) for run in runs)]
+    learned = learning.learn(records, FAST)
+    assert all(0 < error < 10 for error in map(uncertainty.of(learned.points).factor, (p.case for p in learned.points)))
+    assert ask(records, 512).prefill_expected_s == pytest.approx(ask([whole], 512).prefill_expected_s, rel=0.3)
 
 
 def test_runs_on_a_gpu_teach_nothing_about_the_cpu() -> None:

@@ -187,16 +187,18 @@ def _rows_of(record: Record, ceilings: Ceilings, offload: str) -> list[Row]:
 def _rows(record: Record, run: Run, ceilings: Ceilings) -> Iterator[Row]:
     """A run's prefill and its mean decode step."""
     model, settings, steps = record.model, record.settings, run.steps
+    if min((*steps.n_tokens, run.n_prompt), default=0) < 1 or min(steps.n_past, default=-1) < 0:
+        return  # a file may hold anything
     n_prefill = phases.n_prefill_steps(run)
     times = [(ready - start) / 1e9 for start, ready in zip(steps.start_ns, steps.ready_ns, strict=True)]
     shapes = [(steps.n_tokens[i], steps.n_past[i], int(i == n_prefill - 1)) for i in range(n_prefill)]
-    parts = [(PREFILL, float(run.n_prompt), shapes, sum(times[:n_prefill]))]
+    parts = [(PREFILL, run.n_prompt, shapes, sum(times[:n_prefill]))]
     if n_decode := len(times) - n_prefill:
         middle = round(statistics.fmean(steps.n_past[n_prefill:]))
-        parts.append((DECODE, float(middle), [(1, middle, 1)], sum(times[n_prefill:]) / n_decode))
+        parts.append((DECODE, middle, [(1, middle, 1)], sum(times[n_prefill:]) / n_decode))
     for phase, length, shapes, seconds in parts:
         costs = costs_of(model, settings, ceilings, shapes)
-        if costs is not None and seconds > 0:
+        if costs is not None and min(costs.kernels_s, seconds, length) > 0:
             yield Row(record.session, run.n_prompt, case_of(phase, length, model, settings), costs, seconds)
 
 
