@@ -26,8 +26,9 @@ SAMPLES = Path("results")
 
 def timed(n_prompt: int, prefill_factor: float, decode_factor: float, session: str = "a") -> Record:
     """A run on BIG that takes so many times its kernels' least time."""
-    prefill = learning.costs_of(BIG, WIDE, FAST, [(512, first, 0) for first in range(0, n_prompt, 512)])
-    token = learning.costs_of(BIG, WIDE, FAST, [(1, n_prompt + 2, 1)])
+    kernels_of = learning.step_costs(BIG, WIDE, FAST)
+    prefill = learning.costs_of(BIG, [(512, first, 0) for first in range(0, n_prompt, 512)], kernels_of)
+    token = learning.costs_of(BIG, [(1, n_prompt + 2, 1)], kernels_of)
     assert prefill and token
     rates = 1e3 * prefill_factor * prefill.kernels_s / n_prompt, 1e3 * decode_factor * token.kernels_s
     run = make_run(n_prompt, 6, steps=exact_steps(n_prompt, 6, 512, *rates))

@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from lab.core import phases, stats
 from lab.core.record import DECODE, OK, PREFILL, Ceilings, Model, Record, Run, Settings
 from lab.errors import LabError
 from lab.why import probing, roofline
+from lab.why.roofline import Kernels
 
 PRIOR_FACTOR = 1.05
 """What the factor on kernels is taken to be in each phase: counts as one more point."""
+
+
+Step = tuple[int, int, int]
+"""n_tokens, n_past, n_outputs of a step."""
 
 
 @dataclass(frozen=True)
@@ -150,18 +156,21 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case
     return Case(phase, length, shape, model.quantization, chosen)
 
 
-def costs_of(
-    model: Model, settings: Settings, ceilings: Ceilings, steps: Sequence[tuple[int, int, int]]
-) -> Costs | None:
-    """Of steps of (n_tokens, n_past, n_outputs). None where a step's cost is not known; LabError without a ceiling."""
+def costs_of(model: Model, steps: Sequence[Step], kernels_of: Callable[[Step], Kernels | None]) -> Costs | None:
+    """Of some steps. None where what a step's kernels cost is not known."""
     kernels_s = 0.0
-    for n_tokens, n_past, n_outputs in steps:
-        kernels = roofline.step_kernels(model, settings, ceilings, n_tokens, n_past, n_outputs)
+    for step in steps:
+        kernels = kernels_of(step)
         if kernels is None:
             return None
         kernels_s += kernels.total_s
     layers, width = model.n_layer or 0, (model.n_embd or 0) + (model.n_ff or 0)
     return Costs(kernels_s, layers * len(steps), layers * sum(n for n, _, _ in steps) * width)
+
+
+def step_costs(model: Model, settings: Settings, ceilings: Ceilings) -> Callable[[Step], Kernels | None]:
+    """What a step's kernels cost, remembered: the runs that a sweep stands for share most of their steps."""
+    return cache(lambda step: roofline.step_kernels(model, settings, ceilings, *step))
 
 
 def offload_of(model: Model, settings: Settings) -> str:
@@ -178,13 +187,14 @@ def _rows_of(record: Record, ceilings: Ceilings, offload: str) -> list[Row]:
     here = probing.same(record.machine, ceilings.machine) and offload_of(record.model, record.settings) == offload
     if not (measured and here):
         return []
+    kernels_of = step_costs(record.model, record.settings, ceilings)
     try:
-        return [row for part in phases.by_length(run) for row in _rows(record, part, ceilings)]
+        return [row for part in phases.by_length(run) for row in _rows(record, part, kernels_of)]
     except LabError:  # a type or thread count without a ceiling
         return []
 
 
-def _rows(record: Record, run: Run, ceilings: Ceilings) -> Iterator[Row]:
+def _rows(record: Record, run: Run, kernels_of: Callable[[Step], Kernels | None]) -> Iterator[Row]:
     """A run's prefill and its mean decode step."""
     model, settings, steps = record.model, record.settings, run.steps
     if min((*steps.n_tokens, run.n_prompt), default=0) < 1 or min(steps.n_past, default=-1) < 0:
@@ -197,7 +207,7 @@ def _rows(record: Record, run: Run, ceilings: Ceilings) -> Iterator[Row]:
         middle = round(statistics.fmean(steps.n_past[n_prefill:]))
         parts.append((DECODE, middle, [(1, middle, 1)], sum(times[n_prefill:]) / n_decode))
     for phase, length, shapes, seconds in parts:
-        costs = costs_of(model, settings, ceilings, shapes)
+        costs = costs_of(model, shapes, kernels_of)
         if costs is not None and min(costs.kernels_s, seconds, length) > 0:
             yield Row(record.session, run.n_prompt, case_of(phase, length, model, settings), costs, seconds)
 

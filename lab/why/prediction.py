@@ -23,7 +23,7 @@ from lab.process.worker import Worker
 from lab.runner.plan import Plan, check_lengths, make_plan, memory_for, parse_lengths
 from lab.why import datasheet, learning, probing, roofline, uncertainty
 from lab.why.datasheet import Device
-from lab.why.learning import Fit, Learned
+from lab.why.learning import Fit, Learned, Step
 from lab.why.uncertainty import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Uncertainty
 
 MOST_TOKENS = 10_000_000
@@ -31,9 +31,6 @@ MOST_TOKENS = 10_000_000
 
 TOO_FAST = 1.1
 """Runs that were so many times as fast as their kernels' ceilings show that the ceilings are too low."""
-
-Step = tuple[int, int, int]
-"""n_tokens, n_past, n_outputs of a step."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +162,7 @@ def here(
     middle, best = n_prompt + max(0, n_gen - 2) // 2, roofline.roof(ceilings)
     limits, expected, ranges, words = {}, {}, {}, list[str]()
     for phase, length, steps in ((PREFILL, n_prompt, prefill), (DECODE, middle, [(1, middle, 1)])):
-        costs = learning.costs_of(model, settings, ceilings, steps)
+        costs = learning.costs_of(model, steps, learning.step_costs(model, settings, ceilings))
         if costs is None:
             raise _no_cost(model)
         case = learning.case_of(phase, float(length), model, settings)
