@@ -81,6 +81,18 @@ def test_a_session_of_many_runs_does_not_outweigh_others() -> None:
     assert variance > 2 * uncertainty.PRIOR[uncertainty.SESSION][DECODE] ** 2
 
 
+def test_disturbed_runs_count_only_where_there_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "_is_disturbed", lambda record: record.run.repeat == 1)
+    quiet, disturbed = timed(512, 1.2, 1.3), timed(512, 3, 3)
+    disturbed = dataclasses.replace(disturbed, run=dataclasses.replace(disturbed.run, repeat=1))
+    assert learning.learn([quiet, *[disturbed] * 5], FAST).points == learning.learn([quiet], FAST).points
+    alone = learning.learn([disturbed], FAST)
+    assert all(point.is_disturbed for point in alone.points)
+    wide, narrow = uncertainty.of(alone.points), uncertainty.of(learning.learn([quiet], FAST).points)
+    assert wide.factor(alone.points[0].case) > 1.3 * narrow.factor(alone.points[0].case)
+    assert "2 of the points are of disturbed runs" in prediction.basis_here(alone, wide)
+
+
 def test_records_with_absurd_steps_teach_nothing() -> None:
     whole = timed(512, 1.2, 1.3)
     steps = whole.run.steps

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from lab.analysis import disturbances
 from lab.core import phases, stats
 from lab.core.record import DECODE, OK, PREFILL, Ceilings, Model, Record, Run, Settings
 from lab.errors import LabError
@@ -61,6 +62,7 @@ class Row:
     """One phase of one run."""
 
     session: str
+    is_disturbed: bool
     n_prompt: int
     case: Case
     costs: Costs
@@ -69,13 +71,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Point:
-    """The median of the runs of one setup at one length: seconds of prefill, or of one decode step."""
+    """The median of the runs of one setup at one length: seconds of prefill, or of one decode step.
+
+    Of runs that nothing disturbed, where there are such.
+    """
 
     n_prompt: int
     case: Case
     costs: Costs
     seconds: float
     by_session: dict[str, float]
+    is_disturbed: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,6 +208,7 @@ def _rows(record: Record, run: Run, kernels_of: Callable[[Step], Kernels | None]
     n_prefill = phases.n_prefill_steps(run)
     times = [(ready - start) / 1e9 for start, ready in zip(steps.start_ns, steps.ready_ns, strict=True)]
     shapes = [(steps.n_tokens[i], steps.n_past[i], int(i == n_prefill - 1)) for i in range(n_prefill)]
+    is_disturbed = _is_disturbed(record)
     parts = [(PREFILL, run.n_prompt, shapes, sum(times[:n_prefill]))]
     if n_decode := len(times) - n_prefill:
         middle = round(statistics.fmean(steps.n_past[n_prefill:]))
@@ -209,16 +216,24 @@ def _rows(record: Record, run: Run, kernels_of: Callable[[Step], Kernels | None]
     for phase, length, shapes, seconds in parts:
         costs = costs_of(model, shapes, kernels_of)
         if costs is not None and min(costs.kernels_s, seconds, length) > 0:
-            yield Row(record.session, run.n_prompt, case_of(phase, length, model, settings), costs, seconds)
+            case = case_of(phase, length, model, settings)
+            yield Row(record.session, is_disturbed, run.n_prompt, case, costs, seconds)
+
+
+def _is_disturbed(record: Record) -> bool:
+    return bool(disturbances.disturbances(record.run))
 
 
 def _point(rows: Sequence[Row]) -> Point:
     """The median of one setup at one length: of each session first, so that none outweighs another."""
+    rows = [row for row in rows if not row.is_disturbed] or rows
     sessions = {row.session for row in rows}
     by_session = {name: statistics.median(row.seconds for row in rows if row.session == name) for name in sessions}
     costs = Costs(*map(statistics.median, zip(*(dataclasses.astuple(row.costs) for row in rows), strict=True)))
     case = dataclasses.replace(rows[0].case, length=statistics.median(row.case.length for row in rows))
-    return Point(rows[0].n_prompt, case, costs, statistics.median(by_session.values()), by_session)
+    return Point(
+        rows[0].n_prompt, case, costs, statistics.median(by_session.values()), by_session, rows[0].is_disturbed
+    )
 
 
 def _columns(phase: str, costs: Costs) -> tuple[float, float, float, float]:

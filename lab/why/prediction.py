@@ -142,6 +142,8 @@ def basis_here(learned: Learned, errors: Uncertainty) -> str:
         f"Ranges: {uncertainty.DEVIATIONS:g} standard deviations of {len(errors.held_out)} predictions of points that "
         "were held out, and of those of the lab's own bench (tests/bench/held_out.py) where few could be."
     )
+    if n_disturbed := sum(point.is_disturbed for point in learned.points):
+        sentence += f" {n_disturbed} of the points are of disturbed runs, which widens all ranges."
     fastest = min(point.seconds / point.costs.kernels_s for point in learned.points)
     if fastest < 1 / TOO_FAST:
         sentence += (

@@ -3,7 +3,8 @@
 Each way of going beyond what was learned from (a longer or shorter context, another model, another quantization,
 other settings) has a variance of its own: the mean squared error of the points that were held out in this way,
 together with a figure of the lab's own bench where few or none could be (PRIOR). So has what lies inside of it, and
-what changes from one session to the next. The variances of all that apply to a prediction are added.
+what changes from one session to the next. Points of disturbed runs add theirs by their share of all points. The
+variances of all that apply to a prediction are added.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from functools import partial
 from lab.core.record import DECODE, PREFILL
 from lab.why.learning import Case, Point, fit
 
-INSIDE, SESSION, LONGER, SHORTER = "inside", "session", "longer", "shorter"
+INSIDE, SESSION, DISTURBED, LONGER, SHORTER = "inside", "session", "disturbed", "longer", "shorter"
 MODEL, QUANTIZATION, SETTINGS = "model", "quantization", "settings"
 
 PRIOR = {
     INSIDE: {PREFILL: 0.07, DECODE: 0.06},
     SESSION: {PREFILL: 0.05, DECODE: 0.08},
+    DISTURBED: {PREFILL: 0.28, DECODE: 0.25},
     LONGER: {PREFILL: 0.08, DECODE: 0.08},
     SHORTER: {PREFILL: 0.12, DECODE: 0.06},
     MODEL: {PREFILL: 0.12, DECODE: 0.12},
@@ -33,8 +35,9 @@ PRIOR = {
 
 Measured on two virtual cores of an EPYC, and rounded up. tests/bench/held_out.py: other lengths 0.06; Q4_0 and Q8_0
 from Q4_1 0.10; 3B models from small ones 0.02 in prefill and 0.11 in decode. The samples in results/: sessions 0.04
-in prefill and 0.08 in decode; longer prompts 0.08 and 0.02; shorter ones 0.12 and 0.04. Other settings were not
-measured: as much as another model.
+in prefill and 0.08 in decode; longer prompts 0.08 and 0.02; shorter ones 0.12 and 0.04. DISTURBED: between sessions of
+one thread while other processes used 1.5 of the two cores, 0.28 and 0.25. Other settings were not measured: they count
+as another model does.
 """
 
 PRIOR_WEIGHT = 4
@@ -95,7 +98,8 @@ class Uncertainty:
 
     def factor(self, case: Case) -> float:
         """By what factor a range reaches to either side of the expectation."""
-        ways = {INSIDE: 1.0, SESSION: 1.0, **self.known[case.phase].beyond(case)}
+        disturbed = statistics.fmean(point.is_disturbed for point in self.points if point.case.phase == case.phase)
+        ways = {INSIDE: 1.0, SESSION: 1.0, DISTURBED: disturbed, **self.known[case.phase].beyond(case)}
         variance = sum(distance * self.variance(case.phase, way) for way, distance in ways.items())
         return math.exp(DEVIATIONS * math.sqrt(variance))
 
