@@ -150,10 +150,13 @@ def test_from_one_length_only_the_range_is_that_of_the_bench() -> None:
         assert errors.factor(longer) == pytest.approx(math.exp(uncertainty.DEVIATIONS * expected))
 
 
-def test_ceilings_that_are_too_low_are_said_to_be() -> None:
-    for factor, low in ((0.7, True), (1.0, False)):
-        learned = learning.learn([timed(512, factor, factor)], FAST)
+def test_ceilings_that_are_too_low_are_said_to_be_and_lower_the_range() -> None:
+    for factor, low in ((0.6, True), (1.0, False)):
+        learned = learning.learn([timed(512, 1, factor)], FAST)
         assert ("ceilings are too low" in prediction.basis_here(learned, uncertainty.of(learned.points))) == low
+        (decode,) = [point for point in learned.points if point.case.phase == DECODE]
+        row = ask([timed(512, 1, factor)], 512)
+        assert row.tpot_s[0] < decode.seconds < row.tpot_s[1]
 
 
 # The facts that a first version got wrong, in the samples of an EPYC: it promised 46.6 to 49.3 s for a prompt of 10,000

@@ -144,11 +144,11 @@ def basis_here(learned: Learned, errors: Uncertainty) -> str:
     )
     if n_disturbed := sum(point.is_disturbed for point in learned.points):
         sentence += f" {n_disturbed} of the points are of disturbed runs, which widens all ranges."
-    fastest = min(point.seconds / point.costs.kernels_s for point in learned.points)
+    fastest = min(errors.fastest(PREFILL), errors.fastest(DECODE))
     if fastest < 1 / TOO_FAST:
         sentence += (
-            f" Some of these runs took only {fastest:.2f} x their kernels' best time, so ceilings are too low, and "
-            "these predictions too slow. Run: lab ceilings --again"
+            f" Some of these runs took only {fastest:.2f} x their kernels' best time: ceilings are too low, so the "
+            "expectation is too slow, and the ranges reach down by as much. Run: lab ceilings --again"
         )
     return sentence
 
@@ -172,7 +172,7 @@ def here(
         limits[phase] = limit
         expected[phase] = max(limit, fit.seconds(case, costs))
         wide = errors.factor(case)
-        ranges[phase] = max(limit, expected[phase] / wide), expected[phase] * wide
+        ranges[phase] = max(limit, expected[phase] / wide * errors.fastest(phase)), expected[phase] * wide
         words += _beyond(case, errors, wide)
     return Prediction(
         n_prompt,
