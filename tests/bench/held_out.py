@@ -40,6 +40,9 @@ SETUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 """Model, prompt lengths, and further options of `lab measure`."""
 
+SHORT = (("smollm2-135m", "16,64", ()), ("smollm2-135m:Q4_0", "16,64", ()))
+"""With --short: does everything, shows nothing."""
+
 N_GEN, N_ROUNDS, N_REPEAT = 24, 2, 2
 MOST_TIMES = 17
 """Points beyond so many times the longest length learned from are left out (decode looks back at a little more)."""
@@ -49,6 +52,7 @@ MOST_TIMES = 17
 class Outcome:
     """A point that was predicted: in which ways it lay beyond what was learned from, and how it came out."""
 
+    point: tuple[object, ...]
     ways: tuple[str, ...]
     phase: str
     error: float  # expected / measured - 1
@@ -68,15 +72,17 @@ def main() -> None:
     for phase in (PREFILL, DECODE):
         show("all", phase, [outcome for outcome in outcomes if outcome.phase == phase])
     show("all", "both", outcomes)
+    print(f"{len(outcomes)} predictions of {len({outcome.point for outcome in outcomes})} different points")
     print("wanted: at least 90 % in range, a median error of at most 10 %, over at least 40 points")
 
 
 def measure(folder: Path) -> None:
     """Ceilings of every setup, then runs of every setup, round by round. What is there already is kept."""
     kept = folder / "ceilings"
-    for model, _, options in SETUPS:
+    setups = SHORT if "--short" in sys.argv else SETUPS
+    for model, _, options in setups:
         lab("ceilings", "-m", model, *options, "--types", "", "--out", kept, "--json")
-    for number, (index, (model, lengths, options)) in itertools.product(range(N_ROUNDS), enumerate(SETUPS)):
+    for number, (index, (model, lengths, options)) in itertools.product(range(N_ROUNDS), enumerate(setups)):
         out = folder / f"round-{number}" / str(index)
         if not list(out.glob("*.jsonl")):
             sizes = ("--prompt-len", lengths, "--gen", N_GEN, "--repeat", N_REPEAT)
@@ -175,7 +181,15 @@ def predict(
         ways = errors.known[point.case.phase].beyond(point.case)
         doublings = max(ways.get(uncertainty.LONGER, 0), ways.get(uncertainty.SHORTER, 0)) or 1.0
         error = expected / point.seconds - 1
-        yield Outcome(tuple(sorted(ways)), point.case.phase, error, low <= point.seconds <= high, high / low, doublings)
+        yield Outcome(
+            (point.case.setup, point.n_prompt),
+            tuple(sorted(ways)),
+            point.case.phase,
+            error,
+            low <= point.seconds <= high,
+            high / low,
+            doublings,
+        )
 
 
 def show(ways: str, phase: str, outcomes: Sequence[Outcome]) -> None:
