@@ -125,7 +125,7 @@ def test_ranges_widen_where_they_extrapolate_and_the_text_says_so() -> None:
     assert not inside.beyond
     assert beyond.prefill_s[1] / beyond.prefill_s[0] > 1.2 * inside.prefill_s[1] / inside.prefill_s[0]
     assert "prefill extrapolates to 16 times the longest prompt learned from (1,024 tokens)" in beyond.beyond[0]
-    assert "range widened to -" in beyond.beyond[0]
+    assert "range widened to 0." in beyond.beyond[0]
     other = ask(records, 1024, dataclasses.replace(BIG, n_ff=4096))
     assert "prefill extrapolates to another model: range" in other.beyond[0]
     assert "another quantization (Q5_0)" in ask(records, 1024, dataclasses.replace(BIG, quantization="Q5_0")).beyond[0]

@@ -266,7 +266,7 @@ def _beyond(case: learning.Case, errors: Uncertainty, wide: float) -> list[str]:
     if not ways:
         return []
     beyond = ", ".join(words[way] for way in ways)
-    return [f"{case.phase} extrapolates {beyond}: range widened to {1 / wide - 1:+.0%} {wide - 1:+.0%}"]
+    return [f"{case.phase} extrapolates {beyond}: range widened to {1 / wide:.2g} to {wide:.2g} times the expectation"]
 
 
 def _no_cost(model: Model) -> LabError:
