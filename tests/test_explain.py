@@ -1,4 +1,4 @@
-"""Ceilings, explanations and predictions: exact on made-up ceilings, and once on the real kernels."""
+"""Ceilings and explanations: exact on made-up ceilings, and once on the real kernels."""
 
 import dataclasses
 import json
@@ -12,12 +12,11 @@ import pytest
 from lab.core import cost, results
 from lab.core.record import Ceilings, Rate, Record
 from lab.errors import LabError
-from lab.models import catalog, shapes
 from lab.process.wire import ATTENTION, MUL_MAT, Probe
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from lab.show import text_why
-from lab.why import advice, prediction, probing, roofline
+from lab.why import advice, probing, roofline
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 
@@ -119,91 +118,6 @@ def test_memory_traffic_and_arithmetic_are_limits_too() -> None:
     assert prefill.limit == roofline.ARITHMETIC and prefill.arithmetic_s > prefill.traffic_s
 
 
-# Predictions
-
-
-def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
-    records = []
-    for n_prompt in (512, 1024, 2048):
-        at = [roofline.step_kernels(BIG, WIDE, FAST, 512, p, 0) for p in range(0, n_prompt, 512)]
-        token = roofline.step_kernels(BIG, WIDE, FAST, 1, n_prompt + 2, 1)
-        assert token
-        seconds = sum(each.total_s for each in at if each)
-        steps = exact_steps(n_prompt, 6, 512, 1.5e3 * seconds / n_prompt, 2e3 * token.total_s)
-        records.append(make_record(make_run(n_prompt, 6, steps=steps), model=BIG, settings=WIDE))
-    learned = prediction.learn(records, FAST)
-    assert learned.rms < 0.1 and learned.n_runs == 3
-    row = prediction.here(BIG, WIDE, FAST, learned, 1024, 6)
-    measured = records[1].run.steps
-    assert row.prefill_s[0] * 0.9 < measured.ready_ns[1] / 1e9 < row.prefill_s[1] * 1.1
-    assert row.tpot_limit_s < row.tpot_s[0] < row.tpot_s[1]
-    assert row.e2e_s[1] == pytest.approx(row.prefill_s[1] + 5 * row.tpot_s[1])
-    with pytest.raises(LabError, match="too few runs"):
-        prediction.learn(records[:1], FAST)
-
-
-PUBLISHED = {  # tokens/s of Llama 3.2 3B Q4_K_M, from geerlingguy/ai-benchmarks
-    "rtx-4090": 334.7,
-    "rtx-3080-ti": 263,
-    "rtx-3060": 123,
-    "m4": 41,
-    "ryzen-ai-max-395": 88,
-    "gb10": 98,
-    "raspberry-pi-5": 4.9,
-}
-
-
-def test_published_decode_rates_lie_in_the_predicted_range() -> None:
-    model = shapes.model_of(catalog.entries()["llama-3.2-3b"], "Q4_K_M")
-    assert model.n_bytes == pytest.approx(2.02e9, rel=0.01)  # the size of the real file
-    inside = []
-    for name, rate in PUBLISHED.items():
-        low, high = prediction.elsewhere(model, WIDE, prediction.find_device(name), 100, 100).tpot_s
-        inside.append(1 / high <= rate <= 1 / low)
-    assert sum(inside) >= 6
-
-
-@pytest.mark.parametrize(("gbps", "tps"), [(1008, 29), (936, 27), (2039, 58), (800, 23)])
-def test_35_gb_of_weights_as_textbooks_have_it(gbps: float, tps: int) -> None:
-    assert round(gbps / 35) == tps
-
-
-def test_a_7b_in_f16_on_an_a100() -> None:
-    model = of_catalog("llama-2-7b")
-    a100 = prediction.find_device("A100 80GB")
-    row = prediction.elsewhere(model, WIDE, a100, 1, 2)
-    assert 1 / row.tpot_limit_s == pytest.approx(154, rel=0.02)  # "about 145" counts the embedding table as well
-    assert a100.tflops and a100.tflops * 1e3 / a100.gbps == pytest.approx(153, rel=0.01)  # the ridge, not 312
-
-
-def test_prefills_share_of_textbook_requests() -> None:
-    model, a100 = of_catalog("llama-2-7b"), prediction.find_device("a100-80gb")
-
-    def share(n_prompt: int) -> float:
-        row = prediction.elsewhere(model, WIDE, a100, n_prompt, 200)
-        assert row.prefill_limit_s
-        return row.prefill_limit_s / (row.prefill_limit_s + 199 * row.tpot_limit_s)
-
-    assert share(1_000) < 0.1  # quoted as about 10 %
-    assert 0.6 < share(100_000) < 0.9  # quoted as about 80 %; reading 52 GB of cache at each token is not nothing
-
-
-def test_all_devices_are_shown_fastest_first_with_what_does_not_fit() -> None:
-    code, out, _ = run_lab("predict", "-d", "all", "-m", "llama-3.3-70b", "-p", "1000,2000", "-n", 10)
-    assert code == 0 and out.count("llama-3.3-70b Q4_0") == 2
-    assert out.index("h200") < out.index("rtx-4090") < out.index("raspberry-pi-5")
-    assert "does not fit into 24 GB" in out and "datasheet's bandwidth" in out
-    code, out, _ = run_lab("predict", "-d", "all", "-m", "llama-3.2-1b", "-p", "100", "-n", 10, "--json")
-    rows = json.loads(out)["rows"]
-    assert len(rows) == len(prediction.devices()) and rows[0]["device"] == "h200" and rows[0]["fits"]
-
-
-def test_unknown_devices_are_offered_close_names() -> None:
-    with pytest.raises(LabError, match=r"Did you mean .*rtx-4090"):
-        prediction.find_device("rtx4090")
-    assert all(device.source and device.gbps > 0 for device in prediction.devices().values())
-
-
 # The real kernels
 
 
@@ -289,17 +203,6 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     assert "fitted to 3 runs of smollm2-135m Q4_1 on this machine" in out
 
 
-def test_predicting_elsewhere(tmp_path: Path) -> None:
-    code, out, err = run_lab("predict", "-m", "llama-3.3-70b:Q4_K_M", "-d", "rtx-4090", "--results", tmp_path)
-    assert code == 0, err
-    assert "does not fit" in out and "1008 GB/s" in out
-    document = json.loads(run_lab("predict", "-m", "llama-3.2-3b", "-d", "m4", "-p", "100", "--json")[1])
-    assert document["rows"][0]["prefill_limit_s"] is None and document["rows"][0]["tpot_limit_s"] > 0
-    assert "no device named" in run_lab("predict", "-d", "abacus")[2]
-    assert "not measured" in run_lab("predict", "--results", tmp_path)[2]
-    assert "leaves nothing to decode" in run_lab("predict", "-n", "1", "-d", "m4")[2]
-
-
 @pytest.mark.parametrize(("types", "says"), [("FOO", "no weight type"), ("Q6_K", "packs 256 weights together")])
 def test_types_that_cannot_be_probed_are_refused_before_anything_is_measured(
     tmp_path: Path, types: str, says: str
@@ -327,7 +230,6 @@ def test_runs_that_tell_nothing_are_no_traceback(tmp_path: Path) -> None:
     for name, run in (("warm", make_run(warmup=True)), ("failed", make_run(status="failed"))):
         results.append(tmp_path / f"{name}.jsonl", make_record(run))
         assert "nothing to explain" in run_lab("explain", tmp_path / f"{name}.jsonl")[2]
-    assert "are no context" in run_lab("predict", "-p", "999999999999", "-d", "m4")[2]
 
 
 def test_heads_that_share_keys_are_another_kernel() -> None:

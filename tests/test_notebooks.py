@@ -17,7 +17,7 @@ from lab.errors import LabError
 from lab.runner import notebook
 from lab.runner.progress import Status
 from lab.show import lesson
-from lab.why import prediction
+from lab.why import datasheet
 from tests.conftest import MODEL, make_record, make_run
 from tests.test_explain import FAST
 
@@ -98,7 +98,7 @@ def test_a_notebook_has_the_parts_that_all_have(name: str) -> None:
 
 
 def test_the_ridges_that_notebook_2_names_are_those_of_the_devices() -> None:
-    ridges = sorted(1e3 * each.tflops / each.gbps for each in prediction.devices().values() if each.tflops)
+    ridges = sorted(1e3 * each.tflops / each.gbps for each in datasheet.devices().values() if each.tflops)
     words = " ".join(stored(NAMES[1]).cells[-1].source.replace("\n>", " ").split())
     count = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")[len(ridges)]
     assert f"the ridge of the {count} graphics cards" in words

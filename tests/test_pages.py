@@ -20,7 +20,7 @@ from lab.cli import main
 from lab.core.record import Record
 from lab.why import probing
 from tests.conftest import run_lab
-from tests.test_explain import PUBLISHED
+from tests.test_prediction import PUBLISHED
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

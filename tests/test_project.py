@@ -20,7 +20,7 @@ DOORS = {  # the wings or files that may import a third-party library
     "psutil": {"runner/machine", "runner/limits", "runner/noise_watch"},
     "pynvml": {"runner/gpu_watch"},
     "scipy": {"core/stats"},
-    "msgspec": {"core/record"},
+    "msgspec": {"core/lines"},
     "llama_cpp": {"engine/native"},
     "numpy": {"core/stats", "engine", "why/probing", "analysis/table", "models/synthetic"},
     "gguf": {"models/synthetic"},

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from lab.core import results
+from lab.core.lines import from_json, parse_line, to_json
 from lab.core.noise import Noise, NoiseReading
-from lab.core.record import Device, Record, Steps, from_json, parse_line, to_json
+from lab.core.record import Device, Record, Steps
 from lab.errors import LabError
 from tests.conftest import MODEL, make_record, make_run
 

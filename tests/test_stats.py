@@ -147,3 +147,10 @@ def test_a_fit_finds_the_coefficients_and_none_below_zero() -> None:
     assert stats.fit(columns, [0.01 + 2e-3 * n + 3e-7 * n * n for n in lengths]) == pytest.approx((0.01, 2e-3, 3e-7))
     falling = stats.fit([[1] * 3, [1, 2, 3]], [3, 2, 1])
     assert falling[1] == 0
+
+
+def test_a_fit_keeps_its_bounds() -> None:
+    columns, values = [[1.0, 2.0, 4.0], [1.0, 1.0, 1.0]], [0.5, 1.0, 2.0]
+    assert stats.fit(columns, values) == pytest.approx((0.5, 0))
+    assert stats.fit(columns, values, at_least=(1, 0)) == pytest.approx((1, 0))
+    assert stats.fit(columns, [4.0, 7.0, 13.0], at_least=(1, 0)) == pytest.approx((3, 1))

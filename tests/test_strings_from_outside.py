@@ -14,8 +14,9 @@ from click.testing import CliRunner
 
 from lab.cli import main
 from lab.core import results
+from lab.core.lines import parse_line, to_json
 from lab.core.noise import Gpu, Noise, NoiseReading, NoiseSamples
-from lab.core.record import FAILED, Ceilings, Device, Rate, Record, Totals, parse_line, to_json
+from lab.core.record import FAILED, Ceilings, Device, Rate, Record, Totals
 from tests.conftest import MACHINE, MODEL, make_record, make_run
 
 EVIL = "evil\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\x00\x85\n\r\u202e\u2066\u2028\ufeff"

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import phases
-from lab.core.record import OK, Device, Machine, Model, Record, Run, Settings, Steps, Totals, cleaned, to_json
+from lab.core.lines import cleaned, to_json
+from lab.core.record import OK, Device, Machine, Model, Record, Run, Settings, Steps, Totals
 from lab.errors import LabError, printable
 from lab.runner import machine
 

@@ -105,7 +105,7 @@ def import_(files: tuple[str, ...], out: str) -> None:
     llama-bench gives times of whole tests only, so there are no steps. What it does not give stays unknown.
     """
     from lab.analysis import llama_bench_format
-    from lab.core.record import to_json
+    from lab.core.lines import to_json
     from lab.core.results import free_path
 
     for name in files:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from lab.cli.files import RESULTS, ceilings_of, plot_folder, read
 from lab.cli.options import SETTINGS, with_options
 from lab.errors import LabError
-
-if TYPE_CHECKING:
-    from lab.core.record import Model, Settings
-
-MOST_TOKENS = 10_000_000
 
 
 @click.command()
@@ -136,65 +130,42 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
 def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json: bool, **asked: Any) -> None:
     """Say how fast a model would be: on this machine from its ceilings, on another device from its datasheet.
 
-    The model need not be here: a name of the list is enough. The theoretical limit stands beside a range to
-    expect; what the range rests on is said below it.
+    The model need not be here: a name of the list is enough. For each length: the theoretical limit, a range to
+    expect, and below the table what the range rests on. On this machine it is wider where it extrapolates: to longer
+    prompts than were measured here, to other models, quantizations or settings.
     """
-    from lab.core import results as files
-    from lab.models import shapes
-    from lab.process.worker import Worker
-    from lab.runner.plan import check_lengths, make_plan, parse_lengths
-    from lab.show import console, text_why
-    from lab.why import prediction, probing
-
-    lengths = parse_lengths(prompt_len)
-    check_lengths(lengths)
-    if max(lengths) + gen > MOST_TOKENS:
-        raise LabError(f"{max(lengths) + gen:,} tokens are no context.", f"Give at most {MOST_TOKENS:,}.")
-    if gen < 2:
-        raise LabError(f"--gen {gen} leaves nothing to decode.", "Give 2 or more.")
-    everywhere = (device or "").lower() == "all"
-    chosen = prediction.find_device(device) if device and not everywhere else None
-    with Worker() as worker:
-        model = shapes.find(worker, asked.pop("model"))
-        plan = make_plan(worker, [1], 1, 1, **asked)
-    if everywhere:
-        _everywhere(model, plan.settings, lengths, gen, as_json)
-        return
-    if chosen:
-        found = [prediction.elsewhere(model, plan.settings, chosen, n, gen) for n in lengths]
-        basis = prediction.basis_elsewhere(chosen)
-        where, memory = chosen.about, None if chosen.memory_gb is None else chosen.memory_gb * 1e9
-    else:
-        known = probing.need(
-            probing.kept(Path(results)), plan.machine, plan.settings.n_gpu_layers > 0, False, "this machine"
-        )
-        efficiency = prediction.learn(files.read([results]).records, known)
-        found = [prediction.here(model, plan.settings, known, efficiency, n, gen) for n in lengths]
-        basis = prediction.basis_here(efficiency)
-        where, memory = "this machine", float(plan.machine.ram_bytes or 0) or None
-    needed = {n: prediction.memory_bytes(model, plan.settings, n + gen) for n in lengths}
-    if as_json:
-        rows = [{**dataclasses.asdict(row), "memory_bytes": needed[row.n_prompt]} for row in found]
-        console.print_json({"device": where, "basis": basis, "memory_bytes": memory, "rows": rows})
-        return
-    text_why.print_predictions(model, where, found, needed, memory, basis, console.console())
-
-
-def _everywhere(model: Model, settings: Settings, lengths: Sequence[int], gen: int, as_json: bool) -> None:
-    """What `--device all` shows: a table of all devices for each prompt length."""
     from lab.show import console, text_why
     from lab.why import prediction
 
-    found = {n: prediction.on_devices(model, settings, n, gen) for n in lengths}
+    model = asked.pop("model")
+    if (device or "").lower() == "all":
+        _everywhere(prompt_len, gen, model, as_json, **asked)
+        return
+    answer = prediction.ask(prompt_len, gen, model, device, results, **asked)
+    if as_json:
+        rows = [{**dataclasses.asdict(row), "memory_bytes": answer.needed[row.n_prompt]} for row in answer.rows]
+        console.print_json(
+            {"device": answer.where, "basis": answer.basis, "memory_bytes": answer.memory_bytes, "rows": rows}
+        )
+        return
+    text_why.print_predictions(answer, console.console())
+
+
+def _everywhere(prompt_len: str, gen: int, model: str, as_json: bool, **asked: Any) -> None:
+    """What `--device all` shows: a table of all devices for each prompt length."""
+    from lab.show import console, text_why
+    from lab.why import datasheet, prediction
+
+    shape, by_length = prediction.ask_all(prompt_len, gen, model, **asked)
     if as_json:
         rows = [
             {"device": device.name, "fits": fits, **dataclasses.asdict(row)}
-            for each in found.values()
-            for device, row, fits in each
+            for rows_of_length in by_length.values()
+            for device, row, fits in rows_of_length
         ]
-        console.print_json({"basis": prediction.BASIS_ELSEWHERE, "rows": rows})
+        console.print_json({"basis": datasheet.BASIS, "rows": rows})
         return
     out = console.console()
-    for n, rows_of_length in found.items():
-        text_why.print_devices(model, n, gen, rows_of_length, out)
-    out.print(prediction.BASIS_ELSEWHERE)
+    for n, rows_of_length in by_length.items():
+        text_why.print_devices(shape, n, gen, rows_of_length, out)
+    out.print(datasheet.BASIS)

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from lab.core.record import Ceilings, Record, parse_line, to_json
+from lab.core.lines import parse_line, to_json
+from lab.core.record import Ceilings, Record
 from lab.errors import LabError, printable
 
 PAGE = ".html"

@@ -139,8 +139,10 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     return change, float(kendalltau(numbers, logs).pvalue)
 
 
-def fit(columns: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[float, ...]:
-    """Coefficients >= 0 that bring the sum of coefficient x column nearest to `values`, by relative error.
+def fit(
+    columns: Sequence[Sequence[float]], values: Sequence[float], at_least: Sequence[float] | None = None
+) -> tuple[float, ...]:
+    """Coefficients >= `at_least` (0) that bring the sum of coefficient x column nearest to `values`, by relative error.
 
     Non-negative least squares (Lawson & Hanson), each row weighted by 1 / value: times of 1 ms and of 100 s
     count alike, and no term of a cost can be negative.
@@ -149,7 +151,8 @@ def fit(columns: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[fl
     from scipy.optimize import nnls
 
     matrix, target = np.array(columns, dtype=float).T, np.array(values, dtype=float)
+    lowest = np.zeros(len(columns)) if at_least is None else np.array(at_least, dtype=float)
     scale = np.abs(matrix).max(axis=0)
     scale[scale == 0] = 1
-    coefficients, _ = nnls(matrix / scale / target[:, None], np.ones_like(target))
-    return tuple(float(c) for c in coefficients / scale)
+    beyond, _ = nnls(matrix / scale / target[:, None], 1 - matrix @ lowest / target)
+    return tuple(float(c) for c in lowest + beyond / scale)

@@ -16,7 +16,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from lab.core.record import Model, Rate, Settings, from_json, to_json
+from lab.core.lines import from_json, to_json
+from lab.core.record import Model, Rate, Settings
 from lab.engine import gguf_header, kernels, llama, native
 from lab.errors import LabError
 from lab.process.wire import Build, Probe, Vocabulary, map_int64

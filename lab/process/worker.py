@@ -23,7 +23,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from lab.core.record import Model, Rate, Settings, Steps, from_json, to_json
+from lab.core.lines import from_json, to_json
+from lab.core.record import Model, Rate, Settings, Steps
 from lab.errors import LabError
 from lab.process.wire import FIRST_TOKEN, N_PREFILLED, Build, Probe, Vocabulary, map_int64
 

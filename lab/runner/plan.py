@@ -239,7 +239,7 @@ def make_plan(
 
 def _too_large(plan: Plan) -> dict[int, str]:
     """Lengths whose context cannot fit: asking the system for it all the same could take the machine down."""
-    available = _memory_for(plan)
+    available = memory_for(plan)
     refused = {}
     for n in plan.lengths:
         need = plan.memory(n)
@@ -252,7 +252,7 @@ def _too_large(plan: Plan) -> dict[int, str]:
     return refused
 
 
-def _memory_for(plan: Plan) -> int | None:
+def memory_for(plan: Plan) -> int | None:
     """Bytes that weights, cache and buffers can have: the devices' where every layer is on one, else RAM too."""
     n_layers = plan.settings.n_gpu_layers
     if n_layers == 0:

@@ -25,8 +25,8 @@ from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
 from lab.show import console, text_compare, text_results, text_why
-from lab.why import advice, prediction, probing, roofline
-from lab.why.prediction import Device
+from lab.why import advice, datasheet, prediction, probing, roofline
+from lab.why.datasheet import Device
 from lab.why.roofline import Explained, Roof
 
 if TYPE_CHECKING:
@@ -165,12 +165,12 @@ def devices(model: Model, settings: Settings, n_prompt: int, n_gen: int, names: 
 
 def devices_basis() -> None:
     """Print what the ranges of `devices` rest on."""
-    print(prediction.BASIS_ELSEWHERE)
+    print(datasheet.BASIS)
 
 
 def device(name: str) -> Device:
     """A device of models/devices.toml: its datasheet's `gbps` and `tflops`, and their `source`."""
-    return prediction.find_device(name)
+    return datasheet.find_device(name)
 
 
 def caches(models: Sequence[Model]) -> pd.DataFrame:

@@ -15,7 +15,8 @@ from lab.show.console import grid_of
 from lab.show.plot_why import FEW
 from lab.why import probing, roofline
 from lab.why.advice import Lever
-from lab.why.prediction import Device, Prediction
+from lab.why.datasheet import Device
+from lab.why.prediction import Answer, Prediction
 from lab.why.roofline import Explained
 
 
@@ -143,17 +144,10 @@ def advice_of(lever: Lever) -> str:
     return f"Predicted: {lever.change}: {', '.join(gains)}.{how}"
 
 
-def print_predictions(
-    model: Model,
-    where: str,
-    rows: Sequence[Prediction],
-    needed: dict[int, int],
-    memory: float | None,
-    basis: str,
-    out: Console,
-) -> None:
+def print_predictions(answer: Answer, out: Console) -> None:
     """Prints for each length the limits, the expected ranges and the memory, then what they rest on."""
-    out.print(Text(f"{model.name} {model.quantization or ''} on {where}", style="bold"))
+    model, memory = answer.model, answer.memory_bytes
+    out.print(Text(f"{model.name} {model.quantization or ''} on {answer.where}", style="bold"))
     grid = grid_of(
         "prompt\ntokens",
         "prefill s\nlimit",
@@ -165,8 +159,9 @@ def print_predictions(
         "memory\nGB",
         "note",
     )
-    for row in rows:
+    for row in answer.rows:
         tpot = [1e3 * seconds for seconds in row.tpot_s]
+        needed = answer.needed[row.n_prompt]
         grid.add_row(
             f"{row.n_prompt:,}",
             "-" if row.prefill_limit_s is None else wording.digits(row.prefill_limit_s),
@@ -175,11 +170,14 @@ def print_predictions(
             _span((tpot[0], tpot[1])),
             _span((1e3 / tpot[1], 1e3 / tpot[0])),
             _span(row.e2e_s),
-            wording.digits(needed[row.n_prompt] / 1e9),
-            "does not fit" if memory is not None and needed[row.n_prompt] > memory else "",
+            wording.digits(needed / 1e9),
+            "does not fit" if memory is not None and needed > memory else "",
         )
     out.print(grid)
-    out.print(basis)
+    for row in answer.rows:
+        for sentence in row.beyond:
+            out.print(f"{row.n_prompt:,} tokens: {sentence}.")
+    out.print(answer.basis)
 
 
 def print_devices(

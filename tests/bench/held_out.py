@@ -1,88 +1,207 @@
-"""Predictions for this machine against runs that were never used to make them.
+"""Predictions for this machine against runs that were never used to make them, by kind of extrapolation.
 
-    python3 -m uv run python -m tests.bench.held_out
+    python3 -m uv run python -m tests.bench.held_out FOLDER --measure    # about ten minutes on two quiet cores
+    python3 -m uv run python -m tests.bench.held_out FOLDER              # evaluates what FOLDER holds, in seconds
 
-Ceilings are measured for every model's shape, the efficiency is learned from two small models at two lengths, and
-predictions are made for other lengths, other quantizations, and two models twenty times as large (random weights).
+Measuring makes ceilings and runs with fresh `lab` processes, round by round, and goes on where it was interrupted.
+Evaluating learns from a part of the stored runs and predicts other points, in every way in which the stored runs can
+be parted: longer prompts, another model, another quantization, other settings, and several of these at once. A point
+is a setup at a length in a phase; what is learned from and what is predicted are of different sessions where there
+are two rounds. Wanted: 90 % of at least 40 points in their ranges, and a median absolute error of at most 10 %.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
 import statistics
-import tempfile
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from lab.core import phases
-from lab.core.record import OK, Record, Run
-from lab.process.worker import Worker
-from lab.runner.plan import Plan, make_plan
-from lab.runner.progress import Status
-from lab.runner.session import execute, new_results_file
-from lab.why import prediction, probing
+from lab.core import results
+from lab.core.record import DECODE, PREFILL, Ceilings, Record
+from lab.why import learning, prediction, probing, uncertainty
+from lab.why.learning import Case, Point
 
-LEARN = {"smollm2-135m": [128, 1024], "synthetic:qwen2.5-0.5b:Q4_0": [128, 1024]}
-HELD_OUT = {
-    "smollm2-135m": [256, 3072],
-    "smollm2-135m:Q4_0": [256, 2048],
-    "smollm2-135m:Q8_0": [256, 2048],
-    "synthetic:llama-3.2-3b:Q4_0": [64, 512, 1536],
-    "synthetic:phi-3-mini:Q4_0": [64, 512, 1536],
-}
-N_GEN, N_REPEAT = 24, 3
+SETUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("smollm2-135m", "64,256,1024,4096", ()),
+    ("smollm2-135m:Q4_0", "64,256,1024,4096", ()),
+    ("smollm2-135m:Q8_0", "64,256,1024,4096", ()),
+    ("smollm2-135m:Q4_K_M", "64,256,1024,4096", ()),
+    ("synthetic:qwen2.5-0.5b:Q4_0", "64,256,1024,4096", ()),
+    ("synthetic:qwen2.5-0.5b:Q8_0", "64,256,1024", ()),
+    ("synthetic:llama-3.2-1b:Q4_0", "64,256,1024", ()),
+    ("smollm2-135m", "64,256,1024", ("--threads", "1")),
+)
+"""Model, prompt lengths, and further options of `lab measure`."""
 
+SHORT = (("smollm2-135m", "16,64", ()), ("smollm2-135m:Q4_0", "16,64", ()))
+"""With --short: does everything, shows nothing."""
 
-def silent(status: Status) -> None: ...
-
-
-def measure(model: str, lengths: list[int], folder: Path) -> tuple[Plan, list[Record]]:
-    """Ceilings (kept in `folder`) and runs of a model."""
-    with Worker() as worker:
-        plan = make_plan(worker, lengths, N_GEN, N_REPEAT, model)
-        wanted = probing.missing(
-            probing.probes(plan.model, plan.settings), probing.known(probing.kept(folder), plan.machine, False)
-        )
-        if wanted:
-            probing.run_probes(worker, plan.machine, wanted, False, lambda what: None, folder)
-        records = list(execute(plan, worker, new_results_file(plan, folder), silent))
-    return plan, [record for record in records if record.run.status == OK and not record.run.warmup]
+N_GEN, N_ROUNDS, N_REPEAT = 24, 2, 2
+MOST_TIMES = 17
+"""Points beyond so many times the longest length learned from are left out (decode looks back at a little more)."""
 
 
-def seconds(run: Run) -> tuple[float, float]:
-    """Prefill time and decode compute per token."""
-    return (phases.prefill_ns(run) or 0) / 1e9, (phases.decode_compute_mean_ns(run) or 0) / 1e9
+@dataclass(frozen=True)
+class Outcome:
+    """A point that was predicted: in which ways it lay beyond what was learned from, and how it came out."""
+
+    point: tuple[object, ...]
+    ways: tuple[str, ...]
+    phase: str
+    error: float  # expected / measured - 1
+    inside: bool
+    width: float  # high / low
+    doublings: float  # of the length beyond what was learned from; 1 where the length is not beyond
 
 
 def main() -> None:
-    errors: dict[str, list[float]] = {"prefill": [], "decode": []}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        learned: list[Record] = []
-        for model, lengths in LEARN.items():
-            plan, records = measure(model, lengths, folder)
-            learned += records
-        measured = {model: measure(model, lengths, folder) for model, lengths in HELD_OUT.items()}
-        known = probing.known(probing.kept(folder), plan.machine, False)
-        assert known is not None
-        efficiency = prediction.learn(learned, known)
-        print(prediction.basis_here(efficiency))
-        print("model | prompt | prefill s: predicted, measured, error | decode ms: predicted, measured, error")
-        for model, (plan, records) in measured.items():
-            for n_prompt in plan.lengths:
-                row = prediction.here(plan.model, plan.settings, known, efficiency, n_prompt, N_GEN)
-                found = [seconds(record.run) for record in records if record.run.n_prompt == n_prompt]
-                told = []
-                for which, unit, predicted in (("prefill", 1, row.prefill_s), ("decode", 1e3, row.tpot_s)):
-                    truth = statistics.median(pair[which == "decode"] for pair in found)
-                    guess = sum(predicted) / 2
-                    errors[which].append(guess / truth - 1)
-                    told.append(f"{unit * guess:.3g}, {unit * truth:.3g}, {guess / truth - 1:+.0%}")
-                print(f"{model} | {n_prompt:,} | {' | '.join(told)}", flush=True)
-    for which, each in errors.items():
-        sizes = [abs(error) for error in each]
-        print(
-            f"{which}: median absolute error {statistics.median(sizes):.1%}, worst {max(sizes):.1%} of {len(each)}; "
-            "at most 12 % and 30 % wanted"
+    folder = Path(sys.argv[1])
+    if "--measure" in sys.argv:
+        measure(folder)
+    outcomes = evaluate(folder)
+    print("beyond what was learned from | phase | points | in range | median error | worst | high / low | deviation")
+    for ways, phase in sorted({(outcome.ways, outcome.phase) for outcome in outcomes}):
+        show(", ".join(ways) or "nothing", phase, [o for o in outcomes if (o.ways, o.phase) == (ways, phase)])
+    for phase in (PREFILL, DECODE):
+        show("all", phase, [outcome for outcome in outcomes if outcome.phase == phase])
+    show("all", "both", outcomes)
+    print(f"{len(outcomes)} predictions of {len({outcome.point for outcome in outcomes})} different points")
+    print("wanted: at least 90 % in range, a median error of at most 10 %, over at least 40 points")
+
+
+def measure(folder: Path) -> None:
+    """Ceilings of every setup, then runs of every setup, round by round. What is there already is kept."""
+    kept = folder / "ceilings"
+    setups = SHORT if "--short" in sys.argv else SETUPS
+    for model, _, options in setups:
+        lab("ceilings", "-m", model, *options, "--types", "", "--out", kept, "--json")
+    for number, (index, (model, lengths, options)) in itertools.product(range(N_ROUNDS), enumerate(setups)):
+        out = folder / f"round-{number}" / str(index)
+        if not list(out.glob("*.jsonl")):
+            sizes = ("--prompt-len", lengths, "--gen", N_GEN, "--repeat", N_REPEAT)
+            lab("measure", "-m", model, *options, *sizes, "--seed", number + 1, "--no-plot", "--json", "--out", out)
+
+
+def lab(*arguments: object) -> None:
+    """The command in a process of its own. A failure is printed, and the bench goes on."""
+    start = time.monotonic()
+    command = [sys.executable, "-m", "lab", *map(str, arguments)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(f"{time.monotonic() - start:5.0f} s  lab {' '.join(map(str, arguments))}", flush=True)
+    if process.returncode:
+        print(f"exit status {process.returncode}: {process.stderr[-600:]}", flush=True)
+
+
+def evaluate(folder: Path) -> list[Outcome]:
+    """Points predicted from parts of the others, for every machine that the folder has ceilings and runs of."""
+    contents = results.read(sorted(folder.rglob("*.jsonl")))
+    outcomes: list[Outcome] = []
+    for here in {ceilings.machine.system_info: ceilings.machine for ceilings in contents.ceilings}.values():
+        best = probing.known(contents.ceilings, here, on_gpu=False)
+        assert best is not None
+        records = [record for record in contents.records if probing.same(record.machine, here)]
+        if records:
+            outcomes += evaluate_machine(records, best)
+    return outcomes
+
+
+def evaluate_machine(records: Sequence[Record], best: Ceilings) -> list[Outcome]:
+    """Learn from parts of the first sessions of each setup, predict from other parts of the second ones; and back."""
+    by_setup: dict[object, list[str]] = {}
+    rounds: dict[str, int] = {}
+    for record in sorted(records, key=lambda record: record.session):
+        sessions = by_setup.setdefault((record.model.name, record.model.quantization, record.settings.n_threads), [])
+        if record.session not in rounds:
+            rounds[record.session] = len(sessions)
+            sessions.append(record.session)
+    outcomes: list[Outcome] = []
+    n_rounds = max(rounds.values()) + 1
+    for number in range(n_rounds):
+        learned = learning.learn([record for record in records if rounds[record.session] == number], best).points
+        other = [record for record in records if rounds[record.session] == (number + 1) % n_rounds]
+        measured = learning.learn(other, best).points
+        models = {learning.case_of(DECODE, 0, record.model, record.settings): record for record in other}
+        for is_kept in parts(learned):
+            outcomes += predict(
+                [p for p in learned if is_kept(p)], [p for p in measured if not is_kept(p)], models, best
+            )
+        if n_rounds > 1:
+            outcomes += predict(learned, measured, models, best)
+    return outcomes
+
+
+def parts(points: Sequence[Point]) -> Iterator[Callable[[Point], bool]]:
+    """What to learn from: up to a length, without a model, a quantization or settings, of one setup; and both."""
+    chosen: list[Callable[[Case], bool]] = [lambda case: True]
+    for case in {point.case.setup: point.case for point in points if point.case.phase == DECODE}.values():
+        chosen += without(case)
+    lengths = sorted({point.n_prompt for point in points})
+    return (up_to(longest, is_chosen) for is_chosen, longest in itertools.product(chosen, lengths))
+
+
+def without(case: Case) -> list[Callable[[Case], bool]]:
+    """Cases of another model, of another quantization of it, of other settings; and those of this setup alone."""
+    return [
+        lambda other: other.shape != case.shape,
+        lambda other: (other.shape, other.quantization) != (case.shape, case.quantization),
+        lambda other: other.settings != case.settings,
+        lambda other: (
+            (other.shape, other.quantization, other.settings) == (case.shape, case.quantization, case.settings)
+        ),
+    ]
+
+
+def up_to(longest: int, is_chosen: Callable[[Case], bool]) -> Callable[[Point], bool]:
+    return lambda point: point.n_prompt <= longest and is_chosen(point.case)
+
+
+def predict(
+    kept: Sequence[Point], held: Sequence[Point], records: dict[Case, Record], best: Ceilings
+) -> Iterator[Outcome]:
+    """The held-out points, predicted from those that were kept."""
+    if {point.case.phase for point in kept} != {PREFILL, DECODE}:
+        return
+    fit, errors = learning.fit(kept), uncertainty.of(kept)
+    for point in held:
+        case = dataclasses.replace(point.case, phase=DECODE, length=0)
+        if case not in records or point.case.length > MOST_TIMES * errors.known[point.case.phase].longest:
+            continue
+        record = records[case]
+        row = prediction.here(record.model, record.settings, best, fit, errors, point.n_prompt, record.run.n_gen)
+        prefill = point.case.phase == PREFILL
+        low, high = row.prefill_s if prefill else row.tpot_s
+        expected = (row.prefill_expected_s if prefill else row.tpot_expected_s) or 0.0
+        ways = errors.known[point.case.phase].beyond(point.case)
+        doublings = max(ways.get(uncertainty.LONGER, 0), ways.get(uncertainty.SHORTER, 0)) or 1.0
+        error = expected / point.seconds - 1
+        yield Outcome(
+            (point.case.setup, point.n_prompt),
+            tuple(sorted(ways)),
+            point.case.phase,
+            error,
+            low <= point.seconds <= high,
+            high / low,
+            doublings,
         )
+
+
+def show(ways: str, phase: str, outcomes: Sequence[Outcome]) -> None:
+    """A line of the table. The deviation of log(measured / predicted), a doubling, is what uncertainty.PRIOR states."""
+    errors = sorted(abs(outcome.error) for outcome in outcomes)
+    inside = sum(outcome.inside for outcome in outcomes)
+    width = statistics.median(outcome.width for outcome in outcomes)
+    deviation = statistics.fmean(math.log1p(o.error) ** 2 / o.doublings for o in outcomes) ** 0.5
+    print(
+        f"{ways} | {phase} | {len(outcomes)} | {inside} ({inside / len(outcomes):.0%}) | "
+        f"{statistics.median(errors):.1%} | {errors[-1]:.0%} | {width:.2f} | {deviation:.3f}"
+    )
 
 
 if __name__ == "__main__":

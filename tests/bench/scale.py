@@ -20,7 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from lab.core.record import DECODE, PREFILL, Record, Steps, to_json
+from lab.core.lines import to_json
+from lab.core.record import DECODE, PREFILL, Record, Steps
 from tests.conftest import MACHINE, make_record, make_run
 
 N_FILES, N_RUNS, N_STEPS = 20, 100, 500

@@ -1,0 +1,118 @@
+"""The dataclasses of record.py as lines of JSON, and back, with every type checked.
+
+A key that is missing has its field's default, and one that is not known is ignored, so that old and newer lines can be
+read. What is read may come from anybody: what could command a terminal is taken out of every string, once, here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lab.core.record import SCHEMA, Ceilings, Record
+from lab.errors import printable
+
+if TYPE_CHECKING:
+    from msgspec.json import Decoder
+
+T = TypeVar("T")
+
+
+def to_json(value: Any) -> str:
+    """Dataclasses, however nested, as one line of JSON without spaces. Lone surrogates, which are no text, become ?."""
+    text = json.dumps(value, default=_fields_of, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode(errors="replace").decode()
+
+
+def from_json(cls: type[T], text: str) -> T:
+    """The dataclass that `to_json` wrote, with every string printable. ValueError says what is wrong, and where."""
+    value: T = cleaned(_decode(cls, text.encode(errors="replace"), cls.__name__))
+    return value
+
+
+def parse_line(line: bytes) -> Record | Ceilings:
+    """A line of a results file (a run, or ceilings) with every string printable. ValueError says why it cannot be."""
+    if not line.endswith(b"\n"):
+        raise ValueError("it is not whole (the end of the line is missing)")
+    try:
+        head = _decode(_Head, line, "line")
+    except _WrongType:
+        head = _Head()
+    if type(head.schema) is not int or head.schema < 1:
+        raise ValueError("it is not a record of the lab (no schema number)")
+    if head.schema > SCHEMA:
+        raise ValueError(f"it has schema {head.schema}, this lab reads up to {SCHEMA}; update mini-lab to read it")
+    parsed: Record | Ceilings
+    parsed = _decode(Record, line, "record") if head.rates is None else _decode(Ceilings, line, "ceilings")
+    if not line.isascii() or b"\\" in line or b"\x7f" in line:  # few lines: cleaning costs nothing elsewhere
+        parsed = cleaned(parsed)
+    return parsed
+
+
+def cleaned(value: Any) -> Any:
+    """`value`, a dataclass or a part of one, with what could command a terminal taken out of all its strings."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, tuple):
+        return value if set(map(type, value)) <= {int} else tuple(map(cleaned, value))
+    if isinstance(value, dict):
+        return {cleaned(key): cleaned(part) for key, part in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{name: cleaned(part) for name, part in _fields_of(value).items()})
+    return value
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(value):
+        raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What decides how a line is read: its version, and whether it has the rates of ceilings."""
+
+    schema: Any = None
+    rates: Any = None
+
+
+class _WrongType(ValueError):
+    """JSON that is not of the type asked for."""
+
+
+@cache
+def _decoder(cls: Any) -> Decoder[Any]:
+    from msgspec.json import Decoder
+
+    return Decoder(cls)
+
+
+def _decode(cls: Any, text: bytes, name: str) -> Any:
+    """JSON as the dataclass `cls`, its types checked. `name` stands for the whole in what a ValueError says."""
+    import msgspec
+
+    try:  # keys that are not known are ignored, those that are missing have their field's default
+        return _decoder(cls).decode(text)
+    except msgspec.ValidationError as problem:
+        raise _WrongType(_in_words(str(problem), name)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise ValueError("it is not JSON") from None
+
+
+_TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list"}
+
+
+def _in_words(problem: str, name: str) -> str:
+    """msgspec's sentence on JSON of the wrong type, such as "Expected `int`, got `str` - at `$.run.n_prompt`"."""
+    problem, _, path = problem.partition(" - at `$")
+    place = name + path.removesuffix("`")
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
+        return f"{place}.{missing[1]} is missing"
+    if types := re.fullmatch(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`", problem):
+        expected, got = (_TYPES.get(kind, f"an {kind}") for kind in types.groups())
+        return f"{place} is missing" if types[2] == "null" else f"{place} is {got}, not {expected}"
+    return f"{place}: {problem[0].lower()}{problem[1:]}"
