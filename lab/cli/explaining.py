@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.files import RESULTS, ceilings_of, plot_folder, read
+from lab.cli.files import RESULTS, ceilings_of, note, plot_folder, read
 from lab.cli.options import SETTINGS, with_options
 from lab.errors import LabError
 
@@ -164,7 +164,7 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
         where, memory = chosen.about, None if chosen.memory_gb is None else chosen.memory_gb * 1e9
     else:
         known = probing.need(
-            probing.kept(Path(results)), plan.machine, plan.settings.n_gpu_layers > 0, False, "this machine"
+            probing.kept(Path(results), note), plan.machine, plan.settings.n_gpu_layers > 0, False, "this machine"
         )
         efficiency = prediction.learn(files.read([results]).records, known)
         found = [prediction.here(model, plan.settings, known, efficiency, n, gen) for n in lengths]

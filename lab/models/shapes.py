@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from lab.core.layers import read_layers as layers_of
 from lab.core.record import Model
+from lab.core.shape import group
 from lab.errors import LabError
 from lab.models import catalog, synthetic
 from lab.models.catalog import Entry, Shape
@@ -35,13 +37,14 @@ def find(worker: Worker, text: str) -> Model:
 def model_of(entry: Entry, quantization: str) -> Model:
     """A model of the catalog as its header would tell it, without a file."""
     by_type: dict[str, int] = {}
-    sizes: dict[str, int] = {}
-    types: dict[str, str] = {}
-    for tensor in _tensors(entry.shape, quantization):
+    tensors = _tensors(entry.shape, quantization)
+    for tensor in tensors:
         by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.n_bytes
-        sizes[tensor.name] = tensor.n_bytes
-        types[tensor.name] = tensor.type
+    sizes = {tensor.name: tensor.n_bytes for tensor in tensors}
+    types = {tensor.name: tensor.type for tensor in tensors}
     shape = entry.shape
+    keys = {"attention.sliding_window": shape.window}
+    layers = layers_of(shape.arch, shape.n_layer, lambda key: keys.get(key.partition(".")[2]), lambda key: None)
     return Model(
         name=entry.name,
         source="shape",
@@ -66,6 +69,12 @@ def model_of(entry: Entry, quantization: str) -> Model:
         output_bytes=sizes.get("output.weight"),
         embedding_type=types["token_embd.weight"],
         output_type=types.get("output.weight"),
+        n_expert=shape.n_expert,
+        n_expert_used=shape.n_expert_used,
+        n_params=sum(tensor.n_weights for tensor in tensors),
+        matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in tensors),
+        windows=layers.windows,
+        n_ff_expert=shape.n_ff_expert,
     )
 
 

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.analysis import wording
-from lab.core.record import Ceilings, Model, Record
+from lab.core.record import Ceilings, Model, Rate, Record
+from lab.process.wire import ATTENTION
 from lab.runner import machine
 from lab.runner.plan import join
 from lab.show.console import grid_of
@@ -24,17 +25,30 @@ def print_ceilings(found: Ceilings, out: Console) -> None:
     days = probing.age_days(found)
     age = "today" if days < 1 else f"{days:.0f} days ago"
     out.print(f"\nCeilings of {machine.label(found.machine, int(found.on_gpu))}, measured {found.measured_at} ({age})")
-    grid = grid_of("kernel", "type", "buffer", "tokens", "threads", "GB/s", "GFLOP/s")
-    for rate in sorted(found.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, rate.n_tokens)):
+    grid = grid_of("kernel", "type", "shape", "buffer", "tokens", "threads", "GB/s", "GFLOP/s")
+    for rate in sorted(found.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, *_size(rate))):
         flops = wording.digits(probing.gflops(rate)) if rate.flops else "-"
         counts = (str(rate.n_tokens), str(rate.n_threads))
-        grid.add_row(rate.op, rate.type, rate.buffer, *counts, wording.digits(probing.gbps(rate)), flops)
+        grid.add_row(rate.op, rate.type, _shape(rate), rate.buffer, *counts, wording.digits(probing.gbps(rate)), flops)
     out.print(grid)
     best = roofline.roof(found)
     out.print(
         f"Best: {wording.digits(best.gbps)} GB/s and {wording.digits(best.gflops)} GFLOP/s: work of more than "
         f"{wording.digits(best.ridge)} FLOPs per byte is limited by arithmetic, other work by memory traffic."
     )
+
+
+def _size(rate: Rate) -> tuple[int, ...]:
+    return rate.rows, rate.columns, rate.n_tokens, rate.n_positions or 0
+
+
+def _shape(rate: Rate) -> str:
+    """The shape of a probe: a matrix, its experts, or heads and how far they look back."""
+    if rate.op == ATTENTION:
+        positions = f" over {rate.n_positions:,}" if rate.n_positions else ""
+        return f"{rate.rows} heads of {rate.columns}{positions}"
+    experts = f", {rate.n_expert_used} of {rate.n_expert}" if rate.n_expert else ""
+    return "-" if rate.op == probing.READ else f"{rate.rows} x {rate.columns}{experts}"
 
 
 def print_explained(
@@ -63,7 +77,7 @@ def print_explained(
     )
     for row in rows:
         figures = (1e3 * row.measured_s, row.flops / 1e9, row.n_bytes / 1e6, row.intensity, row.gflops, row.gbps)
-        ceiling = f"{100 * row.of_ceiling:.0f}"
+        ceiling = ">100" if row.of_ceiling > BEYOND else f"{100 * row.of_ceiling:.0f}"
         grid.add_row(
             f"{row.n_prompt:,}", f"{row.n_gen:,}", row.phase, *map(wording.digits, figures), ceiling, row.limit
         )
@@ -75,7 +89,7 @@ def print_explained(
 def where_it_went(row: Explained) -> str:
     """The parts of a phase's time, in a sentence."""
     parts = row.kernels
-    rest = row.measured_s - parts.total_s
+    rest = max(0.0, row.measured_s - parts.total_s)
     shares = (
         ("layers", parts.layers_s),
         ("output matrix", parts.head_s),
@@ -83,6 +97,8 @@ def where_it_went(row: Explained) -> str:
         ("rest", rest),
     )
     told = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in shares)
+    if row.of_ceiling > BEYOND:
+        told = f"less time than its kernels' least; {TOO_LOW}"
     beside = f"choosing tokens {wording.seconds(row.choosing_s)}, harness {wording.seconds(row.harness_s)}"
     each = " a token" if row.phase == "decode" else ""
     return f"{row.phase} at {row.n_prompt:,}: {told}; beside it {beside}{each}."
@@ -113,19 +129,19 @@ def verdicts(rows: Sequence[Explained]) -> list[str]:
     for (phase, limit), alike in found.items():
         what = "Reading a prompt of" if phase == "prefill" else "Writing after a prompt of"
         lengths = join(sorted({row.n_prompt for row in alike}))
-        shares = ", ".join(f"{100 * row.of_ceiling:.0f} %" for row in alike)
+        shares = ", ".join(f"{min(100, 100 * row.of_ceiling):.0f} %" for row in alike)
         if len(alike) > FEW:
-            ends = sorted(row.of_ceiling for row in alike)
+            ends = sorted(min(1.0, row.of_ceiling) for row in alike)
             lengths = f"{alike[0].n_prompt:,} to {alike[-1].n_prompt:,}"
             shares = f"{100 * ends[0]:.0f} to {100 * ends[-1]:.0f} %"
         said.append(f"{what} {lengths} tokens was limited by {WHY[limit]}: {shares} of what its kernels can do.")
     if max(row.of_ceiling for row in rows) > BEYOND:
-        said.append("Nothing is faster than its ceiling: these ceilings are too low. Run: lab ceilings --again")
+        said.append(f"Nothing is faster than its ceiling: {TOO_LOW}.")
     return said
 
 
-BEYOND = 1.1
-"""A phase that reaches more than this of its ceiling shows that the ceiling is wrong."""
+BEYOND, TOO_LOW = 1.005, "the ceiling was measured too low; measure again: lab ceilings --again"
+"""A phase that reaches more than this of its ceiling shows that the ceiling is wrong: its shares would mislead."""
 
 
 def advice_of(lever: Lever) -> str:
