@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lab.core import cost, shape
+from lab.core import cost, memory, shape
 from lab.core.record import Model
 from lab.core.shape import EXPERTS
 from lab.models import catalog, shapes
@@ -160,3 +160,11 @@ RESERVED = [  # MiB of compute buffer that llama.cpp 0c1e570 reserves on a CPU (
 def test_compute_buffers_are_those_that_llama_cpp_reserves(name: str, n_ctx: int, mib: float) -> None:
     settings = dataclasses.replace(SETTINGS, n_ctx=n_ctx, n_ubatch=512)
     assert cost.memory(of_catalog(name, "Q4_0"), settings).compute_bytes == pytest.approx(mib * 2**20, rel=0.05)
+
+
+def test_the_longest_context_is_the_last_that_fits() -> None:
+    for model in (LLAMA, GEMMA):
+        n = memory.longest(model, 16 * 10**9)
+        assert n and memory.of_length(model, n).total_bytes <= 16 * 10**9 < memory.of_length(model, n + 1).total_bytes
+    assert memory.longest(LLAMA, 10**6) == 0
+    assert memory.longest(dataclasses.replace(LLAMA, uncounted="it is odd"), 10**12) is None

@@ -40,7 +40,7 @@ def models(context: click.Context, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the text.")
 def info(spec: str, as_json: bool) -> None:
     """Describe a model from its file's header, without loading its weights."""
-    from lab.core import cost
+    from lab.core import cost, memory
     from lab.models import catalog
     from lab.models.obtain import obtain
     from lab.process.worker import Worker
@@ -52,13 +52,16 @@ def info(spec: str, as_json: bool) -> None:
         model = worker.read_model(file.path, file.name, file.source)
     per_position, per_step = cost.kv_bytes_per_position(model), cost.weight_bytes_per_step(model)
     available = limits.memory_available()
-    lengths = {n: None if per_position is None else round(n * per_position) for n in (1_000, 10_000, 128_000)}
-    fits = None if not per_position else max(0, int((available - (model.n_bytes or 0)) // per_position))
+    needed = {n: memory.of_length(model, n) for n in (1_000, 10_000, 128_000)}
+    lengths = {n: need.kv_cache_bytes for n, need in needed.items()}
+    fits = memory.longest(model, available)
     figures = {
         "path": str(file.path),
         "weight_bytes_per_decode_step": per_step,
         "kv_bytes_per_position": per_position,
         "kv_bytes": {str(n): n_bytes for n, n_bytes in lengths.items()},
+        "compute_bytes": {str(n): need.compute_bytes for n, need in needed.items()},
+        "uncounted": model.uncounted,
         "memory_available_bytes": available,
         "n_ctx_that_fits": fits,
     }

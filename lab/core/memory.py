@@ -6,6 +6,7 @@ with a sliding window keep only the window and one ubatch (llama-kv-cache-iswa.c
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from lab.core import shape
@@ -17,6 +18,23 @@ PADDING = 256
 
 FUSED = ("phi3",)
 """Architectures with one matrix for queries, keys and values, and one for gate and up."""
+
+
+_DEFAULTS = Settings(
+    n_ctx=PADDING,
+    n_batch=2048,
+    n_ubatch=512,
+    n_threads=1,
+    n_threads_batch=1,
+    n_gpu_layers=0,
+    flash_attn="auto",
+    flash_attn_resolved=None,
+    type_k="f16",
+    type_v="f16",
+    prompt="random",
+    prompt_sha256=None,
+    seed=None,
+)
 
 
 @dataclass(frozen=True)
@@ -104,6 +122,23 @@ def compute_bytes(model: Model, settings: Settings) -> int | None:
             head += mask + 2 * n_embd
     most: float = max(head, feed_forward, mask + scores + 3 * n_embd + 2 * q + 2 * kv)
     return round(4 * n_rows(settings) * most)
+
+
+def of_length(model: Model, n_ctx: int) -> Memory:
+    """Estimate for a context with the lab's default settings (which are llama-bench's)."""
+    return memory(model, dataclasses.replace(_DEFAULTS, n_ctx=n_ctx))
+
+
+def longest(model: Model, available: int) -> int | None:
+    """The longest context (a multiple of 256, up to 2^31) that fits into so many bytes; None where it is not known."""
+    if of_length(model, PADDING).kv_cache_bytes is None:
+        return None
+    low, high = 0, 2**31 // PADDING  # the longest that fits, and one that does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = of_length(model, middle * PADDING).total_bytes <= available
+        low, high = (middle, high) if fits else (low, middle)
+    return low * PADDING
 
 
 def _padded(n: int) -> int:

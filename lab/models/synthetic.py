@@ -69,8 +69,16 @@ def tensors(shape: Shape, quantization: str) -> list[Tensor]:
     found.append(_vector("output_norm.weight", shape.n_embd))
     for i in range(shape.n_layer):
         layer = [*_attention(shape, main), *_feed_forward(shape, main), *_experts(shape, quantization)]
+        layer.sort(key=_place)  # the random numbers of a tensor hang on its place, and shall stay
         found += [dataclasses.replace(tensor, name=f"blk.{i}.{tensor.name}") for tensor in layer]
     return found
+
+
+def _place(tensor: Tensor) -> int:
+    """Output matrices first, then the other matrices, norms, biases."""
+    if tensor.rows == 1:
+        return 4 if tensor.name.endswith(".weight") else 5
+    return {"attn_output.weight": 0, "ffn_down.weight": 1}.get(tensor.name, 2 if tensor.name[0] == "a" else 3)
 
 
 def _attention(shape: Shape, kind: str) -> list[Tensor]:
