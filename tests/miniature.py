@@ -52,5 +52,5 @@ def reserved(lines: Sequence[str]) -> tuple[float, float]:
     """Bytes of the KV cache and of the compute buffers that llama.cpp's log tells."""
     caches = [re.search(r": size = +([0-9.]+) MiB \( *\d+ cells", line) for line in lines]
     computed = [re.search(r"compute buffer size = +([0-9.]+) MiB", line) for line in lines]
-    kv, compute = (sum(float(match[1]) for match in found if match) * 2**20 for found in (caches, computed))
+    kv, compute = (sum(float(match[1]) for match in matches if match) * 2**20 for matches in (caches, computed))
     return kv, compute

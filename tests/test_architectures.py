@@ -32,9 +32,9 @@ def test_a_miniature_loads_runs_and_is_what_its_shape_says(worker: Worker, tmp_p
     entry, quantization = miniature.entry(arch), miniature.quantization(arch)
     path = tmp_path / f"{arch}.gguf"
     synthetic.write(entry.shape, quantization, path)
-    read, told = worker.read_model(path, entry.name, "synthetic"), shapes.model_of(entry, quantization)
+    read, expected = worker.read_model(path, entry.name, "synthetic"), shapes.model_of(entry, quantization)
     for name in ("matrices", "windows", "n_head", "n_head_kv", "head_dim", "n_params", "tensor_bytes", "n_expert_used"):
-        assert getattr(read, name) == getattr(told, name), name
+        assert getattr(read, name) == getattr(expected, name), name
     assert read.n_expert == entry.shape.n_expert and cost.step(read, 8, 100, 1) is not None
     worker.load(path, 0)
     worker.new_context(SMALL)

@@ -119,7 +119,7 @@ def test_a_token_reads_its_own_experts_and_a_long_step_nearly_all() -> None:
 def test_attention_looks_back_only_as_far_as_its_window() -> None:
     layers = shape.heads(GEMMA)
     assert layers is not None
-    assert {(each.n_layer, each.window) for each in layers} == {(22, 512), (4, 0)}
+    assert {(part.n_layer, part.window) for part in layers} == {(22, 512), (4, 0)}
     near, far = cost.step(GEMMA, 1, 100, 1), cost.step(GEMMA, 1, 10_000, 1)
     assert near is not None and far is not None
     per_layer = 2 * 256 * 2  # bytes of one position: K and V in F16
@@ -128,7 +128,7 @@ def test_attention_looks_back_only_as_far_as_its_window() -> None:
     # Tokens one by one see as many pairs as tokens at once.
     growing, *_ = cost.attended(GEMMA, 300, 400) or []
     alone = [cost.attended(GEMMA, 1, 400 + i) or [] for i in range(300)]
-    assert growing.n_pairs == sum(each[0].n_pairs for each in alone)
+    assert growing.n_pairs == sum(part[0].n_pairs for part in alone)
 
 
 def test_gpt_oss_alternates_and_runs_its_last_layer_for_all() -> None:

@@ -57,8 +57,8 @@ def test_the_roof_is_the_best_of_all_kernels() -> None:
 
 def test_the_best_of_all_measurements_counts() -> None:
     bad = dataclasses.replace(FAST, measured_at="2026-02-01T00:00:00Z", rates=(rate(MUL_MAT, "Q8_0", 1, 0.02, 400),))
-    found = probing.known([FAST, bad], MACHINE, False)
-    assert found and found.measured_at == bad.measured_at and set(found.rates) == set(FAST.rates)
+    best = probing.known([FAST, bad], MACHINE, False)
+    assert best and best.measured_at == bad.measured_at and set(best.rates) == set(FAST.rates)
 
 
 def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None:
@@ -81,7 +81,7 @@ def test_kernels_of_a_decode_step_read_each_weight_once() -> None:
     assert kernels.head_s == pytest.approx((BIG.embedding_bytes or 0) / 20e9)
 
 
-def test_kernels_of_a_prefill_step_multiply_at_the_rate_of_many_columns() -> None:
+def test_kernels_of_a_prefill_step_multiply_at_the_probedof_many_columns() -> None:
     kernels = roofline.step_kernels(BIG, WIDE, FAST, 512, 0, 0)
     step = cost.step(BIG, 512, 0, 0)
     assert kernels is not None and step is not None
@@ -116,7 +116,7 @@ def test_the_limit_is_what_is_nearest(factor: float, limit: str) -> None:
 
 
 def test_memory_traffic_and_arithmetic_are_limits_too() -> None:
-    better = dataclasses.replace(FAST, rates=tuple(each for each in FAST.rates if each.op != probing.READ))
+    better = dataclasses.replace(FAST, rates=tuple(probed for probed in FAST.rates if probed.op != probing.READ))
     rows = roofline.explain(timed(1.0), better)
     assert [row.limit for row in rows if row.phase == "decode"] == [roofline.TRAFFIC]
     long = make_record(make_run(4096, 2, steps=exact_steps(4096, 2, 512, prefill_ms=8)), model=BIG, settings=WIDE)
@@ -133,7 +133,7 @@ def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
         at = [roofline.step_kernels(BIG, WIDE, FAST, 512, p, 0) for p in range(0, n_prompt, 512)]
         token = roofline.step_kernels(BIG, WIDE, FAST, 1, n_prompt + 2, 1)
         assert token
-        seconds = sum(each.total_s for each in at if each)
+        seconds = sum(probed.total_s for probed in at if probed)
         steps = exact_steps(n_prompt, 6, 512, 1.5e3 * seconds / n_prompt, 2e3 * token.total_s)
         records.append(make_record(make_run(n_prompt, 6, steps=steps), model=BIG, settings=WIDE))
     learned = prediction.learn(records, FAST)
@@ -234,10 +234,10 @@ def test_products_are_timed_for_every_type(worker: Worker, kind: str) -> None:
 
 def test_attention_is_timed(worker: Worker) -> None:
     for kind in ("F16", "Q8_0"):
-        found = worker.probe(small(ATTENTION, kind, 4, rows=6, columns=64))
-        pairs = found.n_bytes // (2 * 2 * (128 if kind == "F16" else 68))  # positions of all layers
-        assert found.flops == 4 * 6 * 64 * 4 * pairs and pairs % 512 == 0
-        assert probing.gbps(found) > 0
+        best = worker.probe(small(ATTENTION, kind, 4, rows=6, columns=64))
+        pairs = best.n_bytes // (2 * 2 * (128 if kind == "F16" else 68))  # positions of all layers
+        assert best.flops == 4 * 6 * 64 * 4 * pairs and pairs % 512 == 0
+        assert probing.gbps(best) > 0
 
 
 def test_types_that_ggml_does_not_have_are_refused(worker: Worker) -> None:
@@ -396,7 +396,7 @@ def test_rounds_go_on_while_the_machine_is_disturbed(
     assert engine.asked == wanted * n_rounds  # interleaved
     assert bool(last) == (n_disturbed > n_rounds)
     known = probing.known(probing.kept(tmp_path), MACHINE, False)
-    assert known and [len(each.times_ns) for each in known.rates if each.op == MUL_MAT] == [n_rounds] * 3
+    assert known and [len(probed.times_ns) for probed in known.rates if probed.op == MUL_MAT] == [n_rounds] * 3
 
 
 def test_broken_lines_of_ceilings_are_not_passed_over_in_silence(tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def test_broken_lines_of_ceilings_are_not_passed_over_in_silence(tmp_path: Path)
 
 
 def test_files_of_older_versions_have_attention_at_one_length_that_is_not_told() -> None:
-    assert all(each.n_positions is None for each in FAST.rates)
+    assert all(probed.n_positions is None for probed in FAST.rates)
     kernels = roofline.step_kernels(BIG, WIDE, FAST, 512, 4000, 0)
     step = cost.step(BIG, 512, 4000, 0)
     assert kernels and step and kernels.attention_s == pytest.approx(step.attention_flops / 100e9)
@@ -426,7 +426,7 @@ def test_attention_is_taken_at_the_length_that_fits() -> None:
         dataclasses.replace(rate(ATTENTION, "F16", 1, 1e9, gflops), n_positions=n, rows=32, columns=64, n_head_kv=8)
         for n, gflops in lengths.items()
     ]
-    both = dataclasses.replace(FAST, rates=(*(each for each in FAST.rates if each.op == MUL_MAT), *at))
+    both = dataclasses.replace(FAST, rates=(*(probed for probed in FAST.rates if probed.op == MUL_MAT), *at))
     for n_past, gflops in ((10, 100), (511, 100), (4095, 50), (32767, 25), (99_999, 25)):
         kernels, step = roofline.step_kernels(BIG, WIDE, both, 1, n_past, 1), cost.step(BIG, 1, n_past, 1)
         assert kernels and step and kernels.attention_s == pytest.approx(step.attention_flops / gflops / 1e9, rel=0.01)
@@ -483,7 +483,9 @@ def test_mixes_of_a_narrow_model_can_be_probed_and_explained(
 def test_a_levers_command_measures_what_it_promised() -> None:
     rows = roofline.explain(timed(1.1), FAST)
     fewer = dataclasses.replace(FAST, rates=(*FAST.rates, *(dataclasses.replace(r, n_threads=1) for r in FAST.rates)))
-    quick = tuple(dataclasses.replace(each, times_ns=(1,)) if each.n_threads == 1 else each for each in fewer.rates)
+    quick = tuple(
+        dataclasses.replace(probed, times_ns=(1,)) if probed.n_threads == 1 else probed for probed in fewer.rates
+    )
     settings = dataclasses.replace(WIDE, n_ubatch=64, type_k="q8_0")
     record = dataclasses.replace(timed(1.1)[0], settings=settings)
     (lever, *_) = advice.levers(

@@ -97,7 +97,7 @@ def products(model: Model, n_tokens: int, n_outputs: int) -> list[Product] | Non
     if known is None or not model.n_layer:
         return None
     head = shape.head(known)
-    found = [Product(head, head.n, n_outputs, None, True)] if n_outputs else []
+    work = [Product(head, head.n, n_outputs, None, True)] if n_outputs else []
     last = 0.0 if model.arch in NEVER_SKIPS else 1 / model.n_layer
     for matrix in known:
         if matrix.part in (EMBEDDING, OUTPUT):
@@ -105,8 +105,8 @@ def products(model: Model, n_tokens: int, n_outputs: int) -> list[Product] | Non
         n_used = model.n_expert_used if matrix.part == EXPERTS else None
         in_last = 0.0 if matrix.part == ATTENTION else last
         shares = ((1 - in_last, n_tokens), (in_last, n_outputs))
-        found += [Product(matrix, matrix.n * share, n, n_used, False) for share, n in shares if share and n]
-    return found
+        work += [Product(matrix, matrix.n * share, n, n_used, False) for share, n in shares if share and n]
+    return work
 
 
 def attended(model: Model, n_tokens: int, n_past: int) -> list[Attended] | None:
@@ -117,13 +117,13 @@ def attended(model: Model, n_tokens: int, n_past: int) -> list[Attended] | None:
     layers = shape.heads(model)
     if layers is None:
         return None
-    found = []
-    for each in layers:
-        window = each.window or n_past + n_tokens
+    parts = []
+    for heads in layers:
+        window = heads.window or n_past + n_tokens
         n_growing = min(n_tokens, max(0, window - n_past))  # tokens that still see everything
         pairs = n_growing * n_past + n_growing * (n_growing + 1) / 2 + (n_tokens - n_growing) * window
-        found.append(Attended(each, pairs, min(n_past + n_tokens, window + n_tokens - 1)))
-    return found
+        parts.append(Attended(heads, pairs, min(n_past + n_tokens, window + n_tokens - 1)))
+    return parts
 
 
 def weight_bytes_per_step(model: Model) -> int | None:
@@ -156,12 +156,12 @@ def step(
         return None
     width = (model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0)
     return StepCost(
-        layer_flops=sum(each.flops for each in work if not each.is_head),
-        head_flops=sum(each.flops for each in work if each.is_head),
-        attention_flops=sum(2 * each.heads.n_layer * each.heads.n_head * width * each.n_pairs for each in layers),
+        layer_flops=sum(part.flops for part in work if not part.is_head),
+        head_flops=sum(part.flops for part in work if part.is_head),
+        attention_flops=sum(2 * part.heads.n_layer * part.heads.n_head * width * part.n_pairs for part in layers),
         weight_bytes=_weight_bytes(model, work),
-        kv_read_bytes=sum(per_head * each.heads.n_layer * each.heads.n_head_kv * each.n_positions for each in layers),
-        kv_written_bytes=sum(per_head * each.heads.n_layer * each.heads.n_head_kv * n_tokens for each in layers),
+        kv_read_bytes=sum(per_head * part.heads.n_layer * part.heads.n_head_kv * part.n_positions for part in layers),
+        kv_written_bytes=sum(per_head * part.heads.n_layer * part.heads.n_head_kv * n_tokens for part in layers),
     )
 
 
@@ -176,4 +176,4 @@ def _weight_bytes(model: Model, work: list[Product]) -> float:
     """Bytes of the products' weights, and of the vectors (norms, biases), which every step reads."""
     in_matrices = sum(matrix.n_bytes for matrix in shape.matrices(model) or ())
     vectors = max(0.0, sum(model.tensor_bytes.values()) - in_matrices)
-    return vectors + sum(each.n_bytes for each in work)
+    return vectors + sum(product.n_bytes for product in work)

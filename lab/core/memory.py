@@ -58,7 +58,7 @@ def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16"
     layers, per_head = shape.heads(model), bytes_per_head(model, type_k, type_v)
     if layers is None or per_head is None:
         return None
-    return per_head * sum(each.n_layer * each.n_head_kv for each in layers)
+    return per_head * sum(heads.n_layer * heads.n_head_kv for heads in layers)
 
 
 def bytes_per_head(model: Model, type_k: str, type_v: str) -> float | None:
@@ -79,11 +79,11 @@ def kv_cache_bytes(model: Model, settings: Settings) -> int | None:
     layers, per_head = shape.heads(model), bytes_per_head(model, settings.type_k, settings.type_v)
     if layers is None or per_head is None:
         return None
-    return round(per_head * sum(each.n_layer * each.n_head_kv * n_cells(each.window, settings) for each in layers))
+    return round(per_head * sum(heads.n_layer * heads.n_head_kv * n_cells(heads.window, settings) for heads in layers))
 
 
 def n_cells(window: int, settings: Settings) -> int:
-    """Positions that a layer's cache has room for."""
+    """Positions that a layer's cache can hold."""
     n_ctx = _padded(settings.n_ctx)
     return _padded(min(n_ctx, window + n_rows(settings))) if window else n_ctx
 
@@ -110,11 +110,10 @@ def compute_bytes(model: Model, settings: Settings) -> int | None:
     if not n_ff:
         return None
     n_embd, flash = model.n_embd, (settings.flash_attn_resolved or settings.flash_attn) != "off"
-    mask = sum(n_cells(window, settings) for window in {each.window for each in layers}) * (0.5 if flash else 1)
-    q, kv = (
-        model.head_dim * max(column) for column in zip(*((each.n_head, each.n_head_kv) for each in layers), strict=True)
-    )
-    scores = 0 if flash else max(each.n_head * n_cells(each.window, settings) for each in layers)
+    mask = sum(n_cells(window, settings) for window in {heads.window for heads in layers}) * (0.5 if flash else 1)
+    q = model.head_dim * max(heads.n_head for heads in layers)
+    kv = model.head_dim * max(heads.n_head_kv for heads in layers)
+    scores = 0 if flash else max(heads.n_head * n_cells(heads.window, settings) for heads in layers)
     head, feed_forward = float(model.n_vocab + 2 * n_embd), mask + 3 * n_ff + 4 * n_embd
     if model.arch in FUSED:
         feed_forward -= n_embd

@@ -127,11 +127,13 @@ def _from_widths(model: Model) -> tuple[Matrix, ...] | None:
         return None
     n_layer, n_embd, n_head, n_head_kv, head_dim, n_vocab = (width or 0 for width in widths)
     kind = type_of(model, model.embedding_bytes, model.embedding_type)
-    found = [Matrix(EMBEDDING, kind, n_vocab, n_embd, 1)]
+    worked_out = [Matrix(EMBEDDING, kind, n_vocab, n_embd, 1)]
     if not model.tied_embeddings:
-        found.append(Matrix(OUTPUT, type_of(model, model.output_bytes or 0, model.output_type), n_vocab, n_embd, 1))
+        worked_out.append(
+            Matrix(OUTPUT, type_of(model, model.output_bytes or 0, model.output_type), n_vocab, n_embd, 1)
+        )
     left = dict(model.tensor_bytes)
-    for matrix in found:
+    for matrix in worked_out:
         left[matrix.type] = max(0, left[matrix.type] - round(matrix.n_bytes))
     n_weights = {kind: n_bytes / BLOCKS[kind][1] * BLOCKS[kind][0] for kind, n_bytes in left.items()}
     total = sum(n_weights.values())
@@ -141,5 +143,7 @@ def _from_widths(model: Model) -> tuple[Matrix, ...] | None:
     rows = model.n_ff or 4 * n_embd
     for kind, n in n_weights.items():
         parts = ((ATTENTION, share), (FEED_FORWARD, 1 - share))
-        found += [Matrix(part, kind, rows, n_embd, part_share * n / rows / n_embd) for part, part_share in parts if n]
-    return tuple(found)
+        worked_out += [
+            Matrix(part, kind, rows, n_embd, part_share * n / rows / n_embd) for part, part_share in parts if n
+        ]
+    return tuple(worked_out)

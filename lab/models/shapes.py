@@ -90,7 +90,7 @@ def _tensors(shape: Shape, quantization: str) -> list[Tensor]:
         )
     n = shape.n_layer
     better = {i for i in range(n) if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2}  # use_more_bits
-    found = []
+    tensors = []
     for tensor in synthetic.tensors(shape, "Q4_0"):
         kind = tensor.type
         if kind == "Q4_0":
@@ -100,5 +100,5 @@ def _tensors(shape: Shape, quantization: str) -> list[Tensor]:
                 kind = "Q6_K"
             elif part == "attn_qkv":
                 kind = "Q5_K"
-        found.append(dataclasses.replace(tensor, type=kind))
-    return found
+        tensors.append(dataclasses.replace(tensor, type=kind))
+    return tensors

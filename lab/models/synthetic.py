@@ -63,15 +63,15 @@ def tensors(shape: Shape, quantization: str) -> list[Tensor]:
     """
     main = "Q8_0" if quantization == "MXFP4_MOE" else quantization
     output = "Q6_K" if quantization.startswith("Q4") else main
-    found = [_matrix("token_embd", shape.n_vocab, shape.n_embd, output if shape.tied_embeddings else main)]
+    listed = [_matrix("token_embd", shape.n_vocab, shape.n_embd, output if shape.tied_embeddings else main)]
     if not shape.tied_embeddings:
-        found.append(_matrix("output", shape.n_vocab, shape.n_embd, output))
-    found.append(_vector("output_norm.weight", shape.n_embd))
+        listed.append(_matrix("output", shape.n_vocab, shape.n_embd, output))
+    listed.append(_vector("output_norm.weight", shape.n_embd))
     for i in range(shape.n_layer):
         layer = [*_attention(shape, main), *_feed_forward(shape, main), *_experts(shape, quantization)]
         layer.sort(key=_place)  # the random numbers of a tensor hang on its place, and shall stay
-        found += [dataclasses.replace(tensor, name=f"blk.{i}.{tensor.name}") for tensor in layer]
-    return found
+        listed += [dataclasses.replace(tensor, name=f"blk.{i}.{tensor.name}") for tensor in layer]
+    return listed
 
 
 def _place(tensor: Tensor) -> int:
@@ -84,34 +84,34 @@ def _place(tensor: Tensor) -> int:
 def _attention(shape: Shape, kind: str) -> list[Tensor]:
     """The attention tensors of a layer, and its norms."""
     heads, kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
-    found = [_matrix("attn_output", shape.n_embd, heads, kind), _vector("attn_norm.weight", shape.n_embd)]
+    listed = [_matrix("attn_output", shape.n_embd, heads, kind), _vector("attn_norm.weight", shape.n_embd)]
     parts = (("q", heads), ("k", kv), ("v", kv))
     if shape.arch == "phi3":
-        found.append(_matrix("attn_qkv", heads + 2 * kv, shape.n_embd, kind))
+        listed.append(_matrix("attn_qkv", heads + 2 * kv, shape.n_embd, kind))
     else:
-        found += [_matrix(f"attn_{name}", rows, shape.n_embd, kind) for name, rows in parts]
+        listed += [_matrix(f"attn_{name}", rows, shape.n_embd, kind) for name, rows in parts]
     if shape.arch in ("qwen2", "gpt-oss"):
-        found += [_vector(f"attn_{name}.bias", rows) for name, rows in parts]
+        listed += [_vector(f"attn_{name}.bias", rows) for name, rows in parts]
     if shape.arch in ("qwen3", "qwen3moe", "gemma3"):
-        found += [_vector(f"attn_{name}_norm.weight", shape.head_dim) for name in "qk"]
+        listed += [_vector(f"attn_{name}_norm.weight", shape.head_dim) for name in "qk"]
     if shape.arch in ("gemma3", "gpt-oss"):
-        found.append(_vector("post_attention_norm.weight", shape.n_embd))
+        listed.append(_vector("post_attention_norm.weight", shape.n_embd))
     if shape.arch == "gpt-oss":
-        found += [_vector("attn_output.bias", shape.n_embd), _vector("attn_sinks.weight", shape.n_head)]
-    return found
+        listed += [_vector("attn_output.bias", shape.n_embd), _vector("attn_sinks.weight", shape.n_head)]
+    return listed
 
 
 def _feed_forward(shape: Shape, kind: str) -> list[Tensor]:
     """The feed-forward tensors of a layer: its norms, and of models without experts the matrices."""
-    found = [] if shape.arch == "gpt-oss" else [_vector("ffn_norm.weight", shape.n_embd)]
+    listed = [] if shape.arch == "gpt-oss" else [_vector("ffn_norm.weight", shape.n_embd)]
     if shape.arch == "gemma3":
-        found.append(_vector("post_ffw_norm.weight", shape.n_embd))
+        listed.append(_vector("post_ffw_norm.weight", shape.n_embd))
     if shape.n_expert:
-        return found
-    found.append(_matrix("ffn_down", shape.n_embd, shape.n_ff, kind))
+        return listed
+    listed.append(_matrix("ffn_down", shape.n_embd, shape.n_ff, kind))
     if shape.arch == "phi3":  # gate and up in one
-        return [*found, _matrix("ffn_up", 2 * shape.n_ff, shape.n_embd, kind)]
-    return [*found, *(_matrix(f"ffn_{name}", shape.n_ff, shape.n_embd, kind) for name in ("gate", "up"))]
+        return [*listed, _matrix("ffn_up", 2 * shape.n_ff, shape.n_embd, kind)]
+    return [*listed, *(_matrix(f"ffn_{name}", shape.n_ff, shape.n_embd, kind) for name in ("gate", "up"))]
 
 
 def _experts(shape: Shape, quantization: str) -> list[Tensor]:
@@ -121,15 +121,15 @@ def _experts(shape: Shape, quantization: str) -> list[Tensor]:
         return []
     kind = "MXFP4" if quantization == "MXFP4_MOE" else quantization
     sizes = (("gate", n_ff, shape.n_embd), ("up", n_ff, shape.n_embd), ("down", shape.n_embd, n_ff))
-    found = [
+    listed = [
         dataclasses.replace(_matrix(f"ffn_{name}_exps", rows, columns, kind), n_expert=n)
         for name, rows, columns in sizes
     ]
-    found.append(Tensor("ffn_gate_inp.weight", n, shape.n_embd, "F32"))
+    listed.append(Tensor("ffn_gate_inp.weight", n, shape.n_embd, "F32"))
     if shape.arch == "gpt-oss":
-        found += [Tensor(f"ffn_{name}_exps.bias", n, rows, "F32") for name, rows, _ in sizes]
-        found.append(_vector("ffn_gate_inp.bias", n))
-    return found
+        listed += [Tensor(f"ffn_{name}_exps.bias", n, rows, "F32") for name, rows, _ in sizes]
+        listed.append(_vector("ffn_gate_inp.bias", n))
+    return listed
 
 
 def n_bytes(shape: Shape, quantization: str) -> int:

@@ -7,9 +7,9 @@ query heads that share a key find it in a cache at some lengths, and fetch it fr
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -74,17 +74,17 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[
         """The output matrix works for few tokens only."""
         return [n for n in sizes if n <= MOST_OUTPUTS or matrix.part not in (OUTPUT, EMBEDDING)]
 
-    found = []
+    wanted = []
     for first, *others in [*by_type.values(), *([matrix] for matrix in extra.values())]:
-        found += [product(first, n, _threads(settings, n)) for n in at(first, columns)]
-        found += [product(other, n, _threads(settings, n)) for other in others for n in at(other, (1, n_ubatch))]
-    found += _attention(model, settings, layers, settings.n_threads, settings.n_threads_batch)
+        wanted += [product(first, n, _threads(settings, n)) for n in at(first, columns)]
+        wanted += [product(other, n, _threads(settings, n)) for other in others for n in at(other, (1, n_ubatch))]
+    wanted += _attention(model, settings, layers, settings.n_threads, settings.n_threads_batch)
     fewer = [] if on_gpu else [n for n in (1, 2, 4, 8, 16, 32, 64) if n < settings.n_threads]
     for n in fewer:
         for matrix in (matrix for matrices in by_type.values() for matrix in matrices):
-            found += [product(matrix, n_tokens, n) for n_tokens in at(matrix, (1, n_ubatch))]
-        found += _attention(model, settings, layers, n, n)
-    return list(dict.fromkeys(found))
+            wanted += [product(matrix, n_tokens, n) for n_tokens in at(matrix, (1, n_ubatch))]
+        wanted += _attention(model, settings, layers, n, n)
+    return list(dict.fromkeys(wanted))
 
 
 def used_types(model: Model) -> list[str]:
@@ -138,11 +138,11 @@ def _attention(
     model: Model, settings: Settings, layers: Sequence[shape.Heads], n_threads: int, n_threads_batch: int
 ) -> list[Probe]:
     """Attention of one token and of a full ubatch, over several lengths, with the heads of most layers."""
-    heads = max(layers, key=lambda each: each.n_layer)
+    heads = max(layers, key=lambda part: part.n_layer)
     head_dim, kind, on_gpu = model.head_dim or 0, settings.type_k.upper(), settings.n_gpu_layers > 0
     n_weights, n_bytes = BLOCKS.get(kind, (1, 4))
     position_bytes = 2 * heads.n_head_kv * head_dim * n_bytes // n_weights
-    found = []
+    wanted = []
     for n_tokens, threads, lengths in (
         (1, n_threads, DECODE_LENGTHS),
         (settings.n_ubatch, n_threads_batch, PREFILL_LENGTHS),
@@ -152,8 +152,8 @@ def _attention(
             if n_positions > lengths[0] and n_positions * position_bytes > MOST_LAYER:
                 continue
             size = heads.n_head, head_dim, heads.n_head_kv, n_tokens, n_bytes, threads, on_gpu, SECONDS, n_positions
-            found.append(Probe(ATTENTION, kind, *size))
-    return found
+            wanted.append(Probe(ATTENTION, kind, *size))
+    return wanted
 
 
 def _threads(settings: Settings, n_tokens: int) -> int:
@@ -188,14 +188,16 @@ def linux_cache(folder: Path) -> int:
 
 def _mac_cache() -> int:
     """Bytes of the last-level cache that macOS tells; 0 elsewhere."""
-    if os.uname().sysname != "Darwin" if hasattr(os, "uname") else True:
+    if sys.platform != "darwin":
         return 0
     names = ("hw.l3cachesize", "hw.perflevel0.l2cachesize", "hw.l2cachesize")
     for name in names:
         try:
-            told = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False).stdout
+            answer = subprocess.run(
+                ["sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False
+            ).stdout
         except (OSError, subprocess.SubprocessError):
             return 0
-        if told.strip().isdigit() and int(told):
-            return int(told)
+        if answer.strip().isdigit() and int(answer):
+            return int(answer)
     return 0

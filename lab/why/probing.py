@@ -48,16 +48,16 @@ def ceilings(
 
         best = lab.ceilings("smollm2-135m", types=["Q8_0"], threads=2)
 
-    `types` are measured beside the model's own; `asked` are settings of `make_plan`, such as threads.
+    `types` are measured besides the model's own; `asked` are settings of `make_plan`, such as threads.
     """
     show, warned = notebook.line(), list[str]()
     with Worker() as worker:
         shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **asked)
-        found = obtain(worker, plan, shape, types, show, warned.append, Path(out))
+        best = obtain(worker, plan, shape, types, show, warned.append, Path(out))
     for sentence in warned:
         warnings.warn(sentence, stacklevel=2)
-    show(f"{len(found.rates)} kernels are known, measured {found.measured_at}")
-    return found
+    show(f"{len(best.rates)} kernels are known, measured {best.measured_at}")
+    return best
 
 
 def obtain(
@@ -82,9 +82,9 @@ def obtain(
             f"While the ceilings were measured, {words}, in each of {ROUNDS + MOST_EXTRA_ROUNDS} rounds. "
             "Some may be too low: measure once more (--again)."
         )
-    found = known(kept(folder, lambda sentence: None), plan.machine, on_gpu)
-    assert found is not None
-    return found
+    best = known(kept(folder, lambda sentence: None), plan.machine, on_gpu)
+    assert best is not None
+    return best
 
 
 def run_probes(
@@ -191,9 +191,9 @@ def known(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool = 
 
 def need(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool, what: str) -> Ceilings:
     """`known`, or a LabError that says what there is instead."""
-    found = known(given, here, on_gpu, force)
-    if found is not None:
-        return found
+    best = known(given, here, on_gpu, force)
+    if best is not None:
+        return best
     others = [old for old in given if old.on_gpu == on_gpu]
     if others:
         other = others[-1].machine

@@ -114,8 +114,8 @@ def step_kernels(
     seconds = [0.0, 0.0]
     for product in work:
         if product.matrix.type in used:
-            each = _seconds_per_byte(ceilings, model, product.matrix, product.n_tokens, n_threads)
-            seconds[product.is_head] += product.n_bytes * each
+            per_byte = _seconds_per_byte(ceilings, model, product.matrix, product.n_tokens, n_threads)
+            seconds[product.is_head] += product.n_bytes * per_byte
     width = 2 * ((model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0))
     kind, attention_s = settings.type_k.upper(), 0.0
     for part in layers:
@@ -215,7 +215,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
         by_length.items(), key=lambda item: (*item[0][:2], item[0][2] == "decode")
     ):
         record = runs[0][1]
-        rows = [row for row in (_phase(run, each, ceilings, phase) for run, each in runs) if row]
+        rows = [row for row in (_phase(run, its_record, ceilings, phase) for run, its_record in runs) if row]
         if not rows:
             raise LabError(f"What a step of {record.model.name} costs is not known from its header.", "")
         measured_s = statistics.median(row[0] for row in rows)
@@ -250,7 +250,7 @@ def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> PhaseCos
     model, settings, steps = record.model, record.settings, run.steps
     last = phases.n_prefill_steps(run) - 1
     chosen = [i for i, kind in enumerate(steps.kind) if (kind == PREFILL) == (phase == "prefill")]
-    found = []
+    costs = []
     for i in chosen:
         n_outputs = 1 if i >= last else 0
         shape = steps.n_tokens[i], steps.n_past[i], n_outputs
@@ -258,16 +258,25 @@ def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> PhaseCos
         kernels = step_kernels(model, settings, ceilings, *shape)
         if step is None or kernels is None:
             return None
-        found.append((step, kernels))
-    if not found:
+        costs.append((step, kernels))
+    if not costs:
         return None
     seconds = sum(steps.ready_ns[i] - steps.start_ns[i] for i in chosen) / 1e9
     parts = len(chosen) if phase == "decode" else 1
-    step = cost.StepCost(*(sum(each) / parts for each in zip(*(dataclasses.astuple(s) for s, _ in found), strict=True)))
-    kernels = Kernels(*(sum(each) / parts for each in zip(*(dataclasses.astuple(k) for _, k in found), strict=True)))
+    step = cost.StepCost(
+        *(sum(column) / parts for column in zip(*(dataclasses.astuple(s) for s, _ in costs), strict=True))
+    )
+    kernels = Kernels(
+        *(sum(column) / parts for column in zip(*(dataclasses.astuple(k) for _, k in costs), strict=True))
+    )
     choosing = sum(steps.end_ns[i] - steps.ready_ns[i] for i in chosen) / 1e9
     between = sum(steps.start_ns[i] - steps.end_ns[i - 1] for i in chosen if i) / 1e9
     return seconds / parts, step, kernels, len(chosen), choosing / parts, between / parts
+
+
+def _mean(rows: Sequence[tuple[float, ...]], n: int) -> list[float]:
+    """The sum of each column, divided by n."""
+    return [sum(column) / n for column in zip(*rows, strict=True)]
 
 
 def _limit(measured_s: float, kernels_s: float, arithmetic_s: float, traffic_s: float) -> str:

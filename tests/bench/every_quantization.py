@@ -44,7 +44,23 @@ def probe(worker: Worker, path: Path, folder: Path) -> int:
 def tried(worker: Worker, path: Path, folder: Path) -> str:
     """What came of a model file: "ok", or which step failed, and how."""
     steps = {
-        "measure": ("measure", "-m", path, "-p", "16,64,128", "-n", 4, "-r", 1, "--no-plot", "-o", folder, *SIZES),
+        "measure": (
+            "measure",
+            "-m",
+            path,
+            "-p",
+            "16,64,128",
+            "-n",
+            4,
+            "-r",
+            1,
+            "--no-plot",
+            "--prompt",
+            "random",
+            "-o",
+            folder,
+            *SIZES,
+        ),
         "explain": ("explain", folder, "--ceilings", folder, "--no-plot"),
         "predict": ("predict", "-m", path, "-p", "256", "-n", 8, "--results", folder, *SIZES),
     }

@@ -68,10 +68,10 @@ def main() -> None:
                     print(f"{name} | {flash} | {n_ctx} | {cells}", flush=True)
             path.unlink()
     print(f"\nKV cache: at most {max(kv_errors):.2%} off")
-    for flash, found in worst.items():
-        inside = sum(error <= WITHIN for error in found)
-        most = f"at most {max(found):.1%} off"
-        print(f"compute buffer, flash attention {flash}: {inside} of {len(found)} within 5 %, {most}")
+    for flash, errors_of in worst.items():
+        inside = sum(error <= WITHIN for error in errors_of)
+        most = f"at most {max(errors_of):.1%} off"
+        print(f"compute buffer, flash attention {flash}: {inside} of {len(errors_of)} within 5 %, {most}")
 
 
 if __name__ == "__main__":

@@ -69,9 +69,9 @@ def main() -> None:
                 *("--no-plot", "-o", folder),
             )
             assert code == 0, err
-            found = probing.known(probing.kept(folder), plan.machine, False)
-            assert found is not None
-            for row in roofline.explain(results.read([folder]).records, found):
+            best = probing.known(probing.kept(folder), plan.machine, False)
+            assert best is not None
+            for row in roofline.explain(results.read([folder]).records, best):
                 n_all, n_inside = n_all + 1, n_inside + (WANTED[0] <= row.of_ceiling <= WANTED[1])
                 cells = f"{row.n_prompt} | {1e3 * row.measured_s:.3g} | {row.of_ceiling:.0%}"
                 print(f"{arch} | {quantization} | {row.phase} | {cells}", flush=True)
