@@ -7,9 +7,9 @@ query heads that share a key find it in a cache at some lengths, and fetch it fr
 
 from __future__ import annotations
 
+import platform
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -188,7 +188,7 @@ def linux_cache(folder: Path) -> int:
 
 def _mac_cache() -> int:
     """Bytes of the last-level cache that macOS tells; 0 elsewhere."""
-    if sys.platform != "darwin":
+    if platform.system() != "Darwin":
         return 0
     names = ("hw.l3cachesize", "hw.perflevel0.l2cachesize", "hw.l2cachesize")
     for name in names:
