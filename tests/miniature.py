@@ -36,7 +36,7 @@ def entry(arch: str, n_layer: int = 3, width: int = 128, n_vocab: int = 512, win
         n_vocab=n_vocab,
         n_ctx_train=4096,
         n_rot=24 if full.shape.n_rot else None,
-        n_expert=8 if full.shape.n_expert else None,
+        n_expert=16 if full.shape.n_expert else None,
         n_expert_used=2 if full.shape.n_expert else None,
         n_ff_expert=width if full.shape.n_expert else None,
         window=window if full.shape.window else None,

@@ -44,6 +44,17 @@ def test_a_miniature_loads_runs_and_is_what_its_shape_says(worker: Worker, tmp_p
     assert cost.memory(read, SMALL).kv_cache_bytes == pytest.approx(kv_bytes, rel=0.05, abs=6000)
 
 
+@pytest.mark.parametrize(("arch", "width"), [("llama", 256), ("llama", 320), ("phi3", 256), ("qwen3moe", 256)])
+def test_the_mix_of_q4_k_m_is_that_of_llama_cpps_quantizer(
+    worker: Worker, tmp_path: Path, arch: str, width: int
+) -> None:
+    entry = miniature.entry(arch, 9, width)
+    base, mixed = tmp_path / "base.gguf", tmp_path / "mixed.gguf"
+    synthetic.write(entry.shape, "Q8_0", base)
+    worker.quantize(base, mixed, "Q4_K_M", lambda done: None)
+    assert worker.read_model(mixed, "m", "file").tensor_bytes == shapes.model_of(entry, "Q4_K_M").tensor_bytes
+
+
 def layers(arch: str, n_layer: int, values: dict[str, int], lists: dict[str, tuple[int, ...]] | None = None):  # type: ignore[no-untyped-def]
     prefix = f"{arch}.attention."
     return read_layers(

@@ -10,13 +10,16 @@ import dataclasses
 
 from lab.core.layers import read_layers as layers_of
 from lab.core.record import Model
-from lab.core.shape import group
+from lab.core.shape import BLOCKS, group
 from lab.errors import LabError
 from lab.models import catalog, synthetic
 from lab.models.catalog import Entry, Shape
 from lab.models.obtain import locate
 from lab.models.synthetic import Tensor
 from lab.process.worker import Worker
+
+NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+"""What llama.cpp's quantizer takes where rows are no multiple of 256 weights."""
 
 
 def find(worker: Worker, text: str) -> Model:
@@ -90,15 +93,19 @@ def _tensors(shape: Shape, quantization: str) -> list[Tensor]:
         )
     n = shape.n_layer
     better = {i for i in range(n) if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2}  # use_more_bits
-    tensors = []
+    mixed = []
     for tensor in synthetic.tensors(shape, "Q4_0"):
         kind = tensor.type
-        if kind == "Q4_0":
-            _, layer, part, *_ = [*tensor.name.split("."), "", ""]
+        _, layer, part, *_ = [*tensor.name.split("."), "", ""]
+        if tensor.name == "token_embd.weight" and not shape.tied_embeddings:
             kind = "Q4_K"
-            if part in ("attn_v", "ffn_down") and int(layer) in better:
+        elif tensor.name in ("token_embd.weight", "output.weight"):
+            kind = "Q6_K"
+        elif kind in ("Q4_0", "Q8_0") and tensor.rows > 1:
+            kind = "Q4_K"
+            if part in ("attn_v", "attn_qkv", "ffn_down", "ffn_down_exps") and int(layer) in better:
                 kind = "Q6_K"
-            elif part == "attn_qkv":
-                kind = "Q5_K"
-        tensors.append(dataclasses.replace(tensor, type=kind))
-    return tensors
+        if kind in NARROW and tensor.columns % BLOCKS[kind][0]:
+            kind = NARROW[kind]
+        mixed.append(dataclasses.replace(tensor, type=kind))
+    return mixed
