@@ -4,29 +4,21 @@ import dataclasses
 
 import pytest
 
-from lab.core import cost
+from lab.core import cost, memory, shape
 from lab.core.record import Model
-from lab.models import catalog, synthetic
-from tests.conftest import MODEL
+from lab.core.shape import EXPERTS
+from lab.models import catalog, shapes
+from tests.conftest import SETTINGS
 
 
 def of_catalog(name: str, quantization: str = "F16") -> Model:
     """A model of the catalog as its header would tell it."""
-    entry = catalog.entries()[name]
-    tensors = synthetic.tensors(entry.shape, quantization)
-    by_type: dict[str, int] = {}
-    for tensor in tensors:
-        by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.n_bytes
-    sizes = {tensor.name: tensor.n_bytes for tensor in tensors}
-    shape = dataclasses.asdict(entry.shape)
-    shape.pop("rope_base")
-    return dataclasses.replace(
-        MODEL,
-        **shape,
-        tensor_bytes=by_type,
-        embedding_bytes=sizes["token_embd.weight"],
-        output_bytes=sizes.get("output.weight"),
-    )
+    return shapes.model_of(catalog.entries()[name], quantization)
+
+
+def without_table(model: Model) -> Model:
+    """The model as records of older versions have it: without the table of its tensors."""
+    return dataclasses.replace(model, matrices=None, windows=None)
 
 
 LLAMA, PHI, SEVEN = of_catalog("llama-3.2-3b"), of_catalog("phi-3-mini"), of_catalog("llama-2-7b")
@@ -83,6 +75,96 @@ def test_the_cache_counts_by_its_type() -> None:
 
 
 def test_what_the_header_does_not_tell_has_no_cost() -> None:
-    assert cost.step(dataclasses.replace(LLAMA, n_expert=8), 1, 0, 1) is None
-    assert cost.step(dataclasses.replace(LLAMA, n_head_kv=None), 1, 0, 1) is None
-    assert cost.step(dataclasses.replace(LLAMA, tensor_bytes={"TQ9": 5}), 1, 0, 1) is None
+    for changes in ({"n_head_kv": None}, {"uncounted": "its layers are recurrent"}, {"embedding_bytes": None}):
+        assert cost.step(dataclasses.replace(without_table(LLAMA), **changes), 1, 0, 1) is None
+    assert cost.step(dataclasses.replace(without_table(LLAMA), n_expert=8), 1, 0, 1) is None
+    assert cost.step(dataclasses.replace(without_table(LLAMA), tensor_bytes={"TQ9": 5}), 1, 0, 1) is None
+    recurrent = shape.group([("token_embd.weight", "F16", [64, 100]), ("blk.0.ssm_in.weight", "F16", [64, 256])])
+    assert cost.step(dataclasses.replace(LLAMA, matrices=recurrent), 1, 0, 1) is None
+
+
+@pytest.mark.parametrize("model", [LLAMA, PHI, SEVEN])
+@pytest.mark.parametrize("step", [(1, 0, 1), (512, 1024, 0), (512, 0, 1)])
+def test_records_without_a_table_of_tensors_cost_the_same(model: Model, step: tuple[int, int, int]) -> None:
+    old, new = cost.step(without_table(model), *step), cost.step(model, *step)
+    assert old is not None and new is not None
+    assert dataclasses.astuple(old) == pytest.approx(dataclasses.astuple(new), rel=0.001)
+
+
+# Mixtures of experts, sliding windows
+
+QWEN, OSS, GEMMA = of_catalog("qwen3-30b-a3b", "Q8_0"), of_catalog("gpt-oss-20b", "MXFP4_MOE"), of_catalog("gemma-3-1b")
+
+
+def test_sizes_of_mixtures_are_those_of_their_model_cards() -> None:
+    assert QWEN.n_params == pytest.approx(30.5e9, rel=0.005)  # "30.5B", Qwen/Qwen3-30B-A3B
+    assert OSS.n_params == pytest.approx(20.9e9, rel=0.005)  # "20.9B", the gpt-oss model card, table 1
+    assert OSS.n_bytes == pytest.approx(12.1e9, rel=0.01)  # the file in ggml-org/gpt-oss-20b-GGUF
+    active = cost.step(QWEN, 1, 0, 1)
+    assert active is not None
+    assert (active.layer_flops + active.head_flops) / 2 == pytest.approx(3.0e9, rel=0.03)  # "3.3B", with embeddings
+
+
+def test_a_token_reads_its_own_experts_and_a_long_step_nearly_all() -> None:
+    (matrix, *_) = [m for m in shape.matrices(QWEN) or () if m.part == EXPERTS]
+    assert shape.n_experts_read(matrix, 8, 1) == pytest.approx(8)
+    assert shape.n_experts_read(matrix, 8, 2) == pytest.approx(8 + 8 * 120 / 128)
+    assert shape.n_experts_read(matrix, 8, 512) == pytest.approx(128)
+    one, many = cost.step(QWEN, 1, 0, 1), cost.step(QWEN, 512, 0, 512)
+    assert one is not None and many is not None
+    assert one.weight_bytes < 0.12 * many.weight_bytes
+    assert many.layer_flops == pytest.approx(512 * one.layer_flops)
+
+
+def test_attention_looks_back_only_as_far_as_its_window() -> None:
+    layers = shape.heads(GEMMA)
+    assert layers is not None
+    assert {(part.n_layer, part.window) for part in layers} == {(22, 512), (4, 0)}
+    near, far = cost.step(GEMMA, 1, 100, 1), cost.step(GEMMA, 1, 10_000, 1)
+    assert near is not None and far is not None
+    per_layer = 2 * 256 * 2  # bytes of one position: K and V in F16
+    assert near.kv_read_bytes == 26 * per_layer * 101
+    assert far.kv_read_bytes == per_layer * (4 * 10_001 + 22 * 512)
+    # Tokens one by one see as many pairs as tokens at once.
+    growing, *_ = cost.attended(GEMMA, 300, 400) or []
+    alone = [cost.attended(GEMMA, 1, 400 + i) or [] for i in range(300)]
+    assert growing.n_pairs == sum(part[0].n_pairs for part in alone)
+
+
+def test_gpt_oss_alternates_and_runs_its_last_layer_for_all() -> None:
+    assert OSS.windows == (128, 0) * 12
+    all_rows, one_row = cost.step(OSS, 100, 0, 100), cost.step(OSS, 100, 0, 1)
+    assert all_rows is not None and one_row is not None and all_rows.layer_flops == one_row.layer_flops
+
+
+def test_windowed_layers_keep_the_window_and_one_ubatch() -> None:
+    per_layer = 2 * 256 * 2
+    settings = dataclasses.replace(SETTINGS, n_ctx=10_000, n_ubatch=512)
+    assert cost.memory(GEMMA, settings).kv_cache_bytes == per_layer * (4 * 10_240 + 22 * 1_024)
+    short = dataclasses.replace(settings, n_ctx=300)
+    assert cost.memory(GEMMA, short).kv_cache_bytes == per_layer * 26 * 512
+    assert cost.memory(dataclasses.replace(GEMMA, uncounted="it is odd"), settings).kv_cache_bytes is None
+
+
+RESERVED = [  # MiB of compute buffer that llama.cpp 0c1e570 reserves on a CPU (tests/bench/memory_estimates.py)
+    ("smollm2-135m", 512, 98.25),
+    ("phi-3-mini", 4096, 90.64),
+    ("llama-2-7b", 32768, 128.51),
+    ("qwen3-4b", 512, 306.75),
+    ("gemma-3-1b", 4096, 516.50),
+    ("mistral-7b", 32768, 148.01),
+]
+
+
+@pytest.mark.parametrize(("name", "n_ctx", "mib"), RESERVED)
+def test_compute_buffers_are_those_that_llama_cpp_reserves(name: str, n_ctx: int, mib: float) -> None:
+    settings = dataclasses.replace(SETTINGS, n_ctx=n_ctx, n_ubatch=512)
+    assert cost.memory(of_catalog(name, "Q4_0"), settings).compute_bytes == pytest.approx(mib * 2**20, rel=0.05)
+
+
+def test_the_longest_context_is_the_last_that_fits() -> None:
+    for model in (LLAMA, GEMMA):
+        n = memory.longest(model, 16 * 10**9)
+        assert n and memory.of_length(model, n).total_bytes <= 16 * 10**9 < memory.of_length(model, n + 1).total_bytes
+    assert memory.longest(LLAMA, 10**6) == 0
+    assert memory.longest(dataclasses.replace(LLAMA, uncounted="it is odd"), 10**12) is None

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,14 +11,16 @@ from typing import Any
 
 import pytest
 
+from lab.analysis import disturbances
 from lab.core import cost, results
 from lab.core.record import Ceilings, Rate, Record
 from lab.errors import LabError
-from lab.process.wire import ATTENTION, MUL_MAT, Probe
-from lab.process.worker import Worker
+from lab.models import catalog, shapes
+from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, Probe
+from lab.process.worker import Worker, WorkerDied
 from lab.runner.plan import make_plan
 from lab.show import text_why
-from lab.why import advice, probing, roofline
+from lab.why import advice, probe_plan, probing, roofline
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 
@@ -53,8 +57,8 @@ def test_the_roof_is_the_best_of_all_kernels() -> None:
 
 def test_the_best_of_all_measurements_counts() -> None:
     bad = dataclasses.replace(FAST, measured_at="2026-02-01T00:00:00Z", rates=(rate(MUL_MAT, "Q8_0", 1, 0.02, 400),))
-    found = probing.known([FAST, bad], MACHINE, False)
-    assert found and found.measured_at == bad.measured_at and set(found.rates) == set(FAST.rates)
+    best = probing.known([FAST, bad], MACHINE, False)
+    assert best and best.measured_at == bad.measured_at and set(best.rates) == set(FAST.rates)
 
 
 def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None:
@@ -62,7 +66,9 @@ def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None
     low = dataclasses.replace(FAST, rates=tuple(slow))
     records = timed(1.1)
     rows = roofline.explain(records, low)
-    assert "these ceilings are too low" in text_why.verdicts(rows)[-1]
+    assert "the ceiling was measured too low; measure again: lab ceilings --again" in text_why.verdicts(rows)[-1]
+    sentences = " ".join([*map(text_why.where_it_went, rows), *text_why.verdicts(rows)])
+    assert all(int(percent) <= 100 for percent in re.findall(r"(-?\d+) %", sentences)) and "rest -" not in sentences
     assert "too low" not in " ".join(text_why.verdicts(roofline.explain(records, FAST)))
     assert all(0 < lever.best < 100 for lever in advice.levers(rows, records[0], low))
 
@@ -75,7 +81,7 @@ def test_kernels_of_a_decode_step_read_each_weight_once() -> None:
     assert kernels.head_s == pytest.approx((BIG.embedding_bytes or 0) / 20e9)
 
 
-def test_kernels_of_a_prefill_step_multiply_at_the_rate_of_many_columns() -> None:
+def test_kernels_of_a_prefill_step_multiply_at_the_probedof_many_columns() -> None:
     kernels = roofline.step_kernels(BIG, WIDE, FAST, 512, 0, 0)
     step = cost.step(BIG, 512, 0, 0)
     assert kernels is not None and step is not None
@@ -110,7 +116,7 @@ def test_the_limit_is_what_is_nearest(factor: float, limit: str) -> None:
 
 
 def test_memory_traffic_and_arithmetic_are_limits_too() -> None:
-    better = dataclasses.replace(FAST, rates=tuple(each for each in FAST.rates if each.op != probing.READ))
+    better = dataclasses.replace(FAST, rates=tuple(probed for probed in FAST.rates if probed.op != probing.READ))
     rows = roofline.explain(timed(1.0), better)
     assert [row.limit for row in rows if row.phase == "decode"] == [roofline.TRAFFIC]
     long = make_record(make_run(4096, 2, steps=exact_steps(4096, 2, 512, prefill_ms=8)), model=BIG, settings=WIDE)
@@ -143,9 +149,10 @@ def test_products_are_timed_for_every_type(worker: Worker, kind: str) -> None:
 
 def test_attention_is_timed(worker: Worker) -> None:
     for kind in ("F16", "Q8_0"):
-        found = worker.probe(small(ATTENTION, kind, 4, rows=6, columns=64))
-        assert found.flops == 4 * 8 * 6 * 64 * 4 * (found.n_bytes // (8 * 2 * 2 * (128 if kind == "F16" else 68)))
-        assert probing.gbps(found) > 0.01
+        best = worker.probe(small(ATTENTION, kind, 4, rows=6, columns=64))
+        pairs = best.n_bytes // (2 * 2 * (128 if kind == "F16" else 68))  # positions of all layers
+        assert best.flops == 4 * 6 * 64 * 4 * pairs and pairs % 512 == 0
+        assert probing.gbps(best) > 0
 
 
 def test_types_that_ggml_does_not_have_are_refused(worker: Worker) -> None:
@@ -161,7 +168,8 @@ def test_plain_reading() -> None:
 def test_probes_cover_what_a_model_needs() -> None:
     wanted = probing.probes(dataclasses.replace(MODEL, n_ff=128), SETTINGS, ["Q8_0"])
     assert {(p.type, p.n_tokens) for p in wanted if p.op == MUL_MAT and p.n_threads == 2} >= {("Q4_0", 1), ("Q8_0", 8)}
-    assert {p.n_tokens for p in wanted if p.op == ATTENTION} == {1, SETTINGS.n_ubatch}
+    attention = {(p.n_tokens, p.n_positions) for p in wanted if p.op == ATTENTION and p.n_threads == 2}
+    assert attention == {(1, 512), (1, 4096), (1, 32768), (SETTINGS.n_ubatch, 512), (SETTINGS.n_ubatch, 4096)}
     assert {p.n_threads for p in wanted} == {1, 2}
 
 
@@ -203,7 +211,7 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     assert "fitted to 3 runs of smollm2-135m Q4_1 on this machine" in out
 
 
-@pytest.mark.parametrize(("types", "says"), [("FOO", "no weight type"), ("Q6_K", "packs 256 weights together")])
+@pytest.mark.parametrize(("types", "says"), [("FOO", "no weight type"), ("F32", "no weight type")])
 def test_types_that_cannot_be_probed_are_refused_before_anything_is_measured(
     tmp_path: Path, types: str, says: str
 ) -> None:
@@ -213,6 +221,8 @@ def test_types_that_cannot_be_probed_are_refused_before_anything_is_measured(
 
 def test_what_was_probed_before_a_failure_is_kept(tmp_path: Path) -> None:
     class Failing:
+        pid = os.getpid()
+
         def probe(self, probe: Probe) -> Rate:
             if probe.n_tokens > 1:
                 raise LabError("no", "")
@@ -241,3 +251,149 @@ def test_different_answers_are_explained_apart() -> None:
     records = [make_record(make_run(20, n_gen), model=BIG, settings=WIDE) for n_gen in (3, 9)]
     rows = [row for row in roofline.explain(records, FAST) if row.phase == "decode"]
     assert [(row.n_gen, row.n_steps) for row in rows] == [(3, 2), (9, 8)]
+
+
+# How much is probed, in how many rounds, and what is kept
+
+
+def test_a_pass_is_as_large_as_the_machines_own_caches_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cpu in range(4):  # two pairs that share 16 MB each, and small caches of their own
+        for index, level, size, shared in ((0, 1, "32K", str(cpu)), (3, 3, "16M", "0-1" if cpu < 2 else "2-3")):
+            folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+            folder.mkdir(parents=True)
+            for name, text in (("level", str(level)), ("size", size), ("shared_cpu_list", shared)):
+                (folder / name).write_text(f"{text}\n")
+    assert probe_plan.linux_cache(tmp_path) == 32 * 2**20
+    assert probe_plan.linux_cache(tmp_path / "none") == 0
+    sizes = []
+    for n_bytes in (32 * 2**20, 2**30):
+        monkeypatch.setattr(probe_plan, "last_level_cache", lambda n_bytes=n_bytes: n_bytes)
+        sizes.append(max(p.n_bytes for p in probing.probes(BIG, WIDE)))
+    assert sizes == [4 * 32 * 2**20, probe_plan.MOST_PASS]
+
+
+class Counting:
+    """Stands in for the engine: every probe is a little faster than the last."""
+
+    pid = os.getpid()
+
+    def __init__(self) -> None:
+        self.asked: list[Probe] = []
+
+    def probe(self, probe: Probe) -> Rate:
+        self.asked.append(probe)
+        ns = 1000 - len(self.asked)
+        return dataclasses.replace(rate(probe.op, probe.type, probe.n_tokens, 1, 1), times_ns=(ns,))
+
+
+@pytest.mark.parametrize(("n_disturbed", "n_rounds"), [(0, 2), (1, 2), (2, 3), (9, 5)])
+def test_rounds_go_on_while_the_machine_is_disturbed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n_disturbed: int, n_rounds: int
+) -> None:
+    words = iter(["another process used 1 of a core"] * n_disturbed + [""] * 9)
+    monkeypatch.setattr(disturbances, "during", lambda noise: next(words))
+    monkeypatch.setattr(probing, "read_rate", lambda n_threads: rate(probing.READ, "I64", 1, 40, 1e9))
+    engine: Any = Counting()
+    wanted = [small(MUL_MAT, "Q4_0", n) for n in (1, 8, 64)]
+    last = probing.run_probes(engine, MACHINE, wanted, False, lambda what: None, tmp_path)
+    assert engine.asked == wanted * n_rounds  # interleaved
+    assert bool(last) == (n_disturbed > n_rounds)
+    known = probing.known(probing.kept(tmp_path), MACHINE, False)
+    assert known and [len(probed.times_ns) for probed in known.rates if probed.op == MUL_MAT] == [n_rounds] * 3
+
+
+def test_broken_lines_of_ceilings_are_not_passed_over_in_silence(tmp_path: Path) -> None:
+    path = probing.save(FAST, tmp_path)
+    with path.open("a") as file:
+        file.write('{"schema": 1, "rates": 5}\n')
+    sentences = list[str]()
+    assert len(probing.kept(tmp_path, sentences.append)) == 1
+    assert len(sentences) == 1 and path.name in sentences[0]
+    with pytest.warns(UserWarning, match=path.name):
+        probing.kept(tmp_path)
+    results.append(tmp_path / "runs.jsonl", make_record(timed(1.1)[0].run, model=BIG, settings=WIDE))
+    code, _, err = run_lab("explain", tmp_path / "runs.jsonl", "--ceilings", tmp_path, "--no-plot")
+    assert code == 0 and f"Note: {path.name} line 2" in err
+
+
+def test_files_of_older_versions_have_attention_at_one_length_that_is_not_told() -> None:
+    assert all(probed.n_positions is None for probed in FAST.rates)
+    kernels = roofline.step_kernels(BIG, WIDE, FAST, 512, 4000, 0)
+    step = cost.step(BIG, 512, 4000, 0)
+    assert kernels and step and kernels.attention_s == pytest.approx(step.attention_flops / 100e9)
+
+
+def test_attention_is_taken_at_the_length_that_fits() -> None:
+    lengths = {512: 100, 32768: 25}
+    at = [
+        dataclasses.replace(rate(ATTENTION, "F16", 1, 1e9, gflops), n_positions=n, rows=32, columns=64, n_head_kv=8)
+        for n, gflops in lengths.items()
+    ]
+    both = dataclasses.replace(FAST, rates=(*(probed for probed in FAST.rates if probed.op == MUL_MAT), *at))
+    for n_past, gflops in ((10, 100), (511, 100), (4095, 50), (32767, 25), (99_999, 25)):
+        kernels, step = roofline.step_kernels(BIG, WIDE, both, 1, n_past, 1), cost.step(BIG, 1, n_past, 1)
+        assert kernels and step and kernels.attention_s == pytest.approx(step.attention_flops / gflops / 1e9, rel=0.01)
+
+
+def test_each_type_is_probed_in_a_shape_that_it_has(worker: Worker) -> None:
+    mix = shapes.model_of(catalog.entries()["llama-3.2-1b"], "Q4_K_M")
+    has = {(m.type, min(m.rows, probe_plan.MOST_ROWS), m.columns) for m in mix.matrices or ()}
+    probed = {(p.type, p.rows, p.columns) for p in probing.probes(mix, WIDE) if p.op == MUL_MAT}
+    assert probed <= has and {kind for kind, *_ in probed} == {"Q4_K", "Q6_K"}
+    experts = shapes.model_of(catalog.entries()["gpt-oss-20b"], "MXFP4_MOE")
+    by_op = {p.op: p for p in probing.probes(experts, WIDE)}
+    assert by_op[MUL_MAT_ID].type == "MXFP4" and (by_op[MUL_MAT_ID].n_expert, by_op[MUL_MAT_ID].n_expert_used) == (
+        32,
+        4,
+    )
+    assert by_op[MUL_MAT].type == "Q8_0"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"columns": 576, "type": "Q4_K"},
+        {"op": ATTENTION, "type": "Q4_K"},
+        {"op": ATTENTION, "rows": 9, "columns": 64},
+        {"op": MUL_MAT_ID},
+        {"op": "add"},
+        {"type": "Q8_1"},
+        {"rows": 0},
+    ],
+)
+def test_nothing_that_can_be_asked_for_ends_the_engine(worker: Worker, changes: dict[str, Any]) -> None:
+    with pytest.raises(LabError) as problem:
+        worker.probe(dataclasses.replace(small(MUL_MAT, "Q4_0", 1), n_head_kv=2, **changes))
+    assert not isinstance(problem.value, WorkerDied)
+
+
+@pytest.mark.parametrize(("source", "kind"), [("Q4_K_M", "Q4_K"), ("IQ4_XS", "IQ4_XS")])
+def test_mixes_of_a_narrow_model_can_be_probed_and_explained(
+    worker: Worker, tmp_path: Path, embedded: Path, source: str, kind: str
+) -> None:
+    path = tmp_path / f"{source}.gguf"
+    worker.quantize(embedded, path, source, lambda done: None)
+    model = worker.read_model(path, source, "file")
+    assert kind in model.tensor_bytes
+    settings = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=1)
+    wanted = [dataclasses.replace(p, n_bytes=2**20, seconds=0.001) for p in probing.probes(model, settings, ["Q6_K"])]
+    best = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, tuple(map(worker.probe, wanted)))
+    for shape in ((1, 100, 1), (8, 0, 0)):
+        kernels = roofline.step_kernels(model, settings, best, *shape)
+        assert kernels and kernels.total_s > 0
+
+
+def test_a_levers_command_measures_what_it_promised() -> None:
+    rows = roofline.explain(timed(1.1), FAST)
+    fewer = dataclasses.replace(FAST, rates=(*FAST.rates, *(dataclasses.replace(r, n_threads=1) for r in FAST.rates)))
+    quick = tuple(
+        dataclasses.replace(probed, times_ns=(1,)) if probed.n_threads == 1 else probed for probed in fewer.rates
+    )
+    settings = dataclasses.replace(WIDE, n_ubatch=64, type_k="q8_0")
+    record = dataclasses.replace(timed(1.1)[0], settings=settings)
+    (lever, *_) = advice.levers(
+        rows, dataclasses.replace(record, settings=WIDE), dataclasses.replace(fewer, rates=quick)
+    )
+    assert lever.command and lever.command.startswith('lab ab "--threads 2" "--threads 1" --prompt-len 20 --gen 5 ')
+    assert "--threads-batch" not in lever.command
+    assert "--ubatch 64 --cache-type-k q8_0" in advice._command(rows, record, "--threads", "2", "1")

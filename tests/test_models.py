@@ -69,7 +69,7 @@ def test_hub_places(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("llama-3.2-3", "Did you mean llama-3.2-3b"),
-        ("synthetic:phi4-mini", "Did you mean phi-3-mini"),
+        ("synthetic:phi5-mini", "Did you mean phi-4-mini or phi-3-mini"),
         ("llama-3.3-70b", "known by its shape only"),
         ("hf:owner", "does not name a model on the hub"),
         ("hf:owner/repo", "does not name a model on the hub"),
@@ -93,7 +93,7 @@ def test_the_embedded_shape_is_the_embedded_files(embedded: Path) -> None:
         model = worker.read_model(embedded, "x", "embedded")
     shape = catalog.find("smollm2-135m").shape
     for field in dataclasses.fields(Shape):
-        if field.name != "rope_base":
+        if field.name not in ("rope_base", "n_rot", "window"):
             assert getattr(model, field.name) == getattr(shape, field.name), field.name
 
 
@@ -207,7 +207,7 @@ def test_info_comes_from_the_header(tmp_path: Path) -> None:
     table = 1000 * 256 // 32 * 18
     assert known["weight_bytes_per_decode_step"] == sum(known["model"]["tensor_bytes"].values()) - table
     assert known["kv_bytes_per_position"] == 2 * 2 * 64 * 4
-    assert known["kv_bytes"]["10000"] == 10_000 * 1024
+    assert known["kv_bytes"]["10000"] == 10_240 * 1024  # llama.cpp pads to 256
 
 
 def test_info_without_the_file_comes_from_the_shape() -> None:

@@ -28,10 +28,15 @@ def read(results: tuple[str, ...]) -> Contents:
 
     reading = read_files(results)
     for sentence in reading.skipped:
-        click.echo(f"Note: {sentence}", err=True)
+        note(sentence)
     if not reading.records:
         raise LabError(f"There is no run in {' '.join(results)}.", "Measure some: lab measure")
     return reading
+
+
+def note(sentence: str) -> None:
+    """Say on stderr what was passed over."""
+    click.echo(f"Note: {sentence}", err=True)
 
 
 def other_sessions(results: tuple[str, ...], records: Sequence[Record]) -> list[Record]:
@@ -79,7 +84,7 @@ def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
 
     if folder != RESULTS and not Path(folder).is_dir():
         raise LabError(f"There is no folder {folder} with ceilings.", "Name the one that lab ceilings wrote to.")
-    return [*reading.ceilings, *probing.kept(Path(folder))]
+    return [*reading.ceilings, *probing.kept(Path(folder), note)]
 
 
 def as_json_rows(records: list[Record]) -> dict[str, Any]:

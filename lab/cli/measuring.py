@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.files import any_good, as_json_rows, draw
+from lab.cli.files import any_good, as_json_rows, draw, note
 from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, UNTIL, Share, WithVariants, parse_variant, with_options
 from lab.errors import LabError
 
@@ -279,7 +279,7 @@ def _files(
     files["plots"] = [named("plot", plot) for plot in (draw(records, path.parent, path.stem) if plots else [])]
     files["report"] = None
     if report and any_good(records):
-        known = probing.kept(path.parent)
+        known = probing.kept(path.parent, note)
         files["report"] = named("report", page.report(path.with_suffix(".html"), records, known, at_least))
     if out and any_good(records):
         out.print(f"next     what limited it: lab ceilings && lab explain {path}; a page to hand on: lab report {path}")

@@ -120,17 +120,19 @@ def _obtain(specs: tuple[str, ...]) -> None:
 
 def _figures(model: Model) -> dict[str, Any]:
     """What a model needs per token and per context, and the context for which this machine has the memory now."""
-    from lab.core import cost
+    from lab.core import cost, memory
     from lab.runner import limits
 
-    per_position, available = cost.kv_bytes_per_position(model), limits.memory_available()
-    lengths = (1_000, 10_000, 128_000)
+    available = limits.memory_available()
+    needed = {str(n): memory.of_length(model, n) for n in (1_000, 10_000, 128_000)}
     return {
         "weight_bytes_per_decode_step": cost.weight_bytes_per_step(model),
-        "kv_bytes_per_position": per_position,
-        "kv_bytes": {str(n): None if per_position is None else round(n * per_position) for n in lengths},
+        "kv_bytes_per_position": memory.kv_bytes_per_position(model),
+        "kv_bytes": {n: need.kv_cache_bytes for n, need in needed.items()},
+        "compute_bytes": {n: need.compute_bytes for n, need in needed.items()},
+        "uncounted": model.uncounted,
         "memory_available_bytes": available,
-        "n_ctx_that_fits": max(0, int((available - (model.n_bytes or 0)) // per_position)) if per_position else None,
+        "n_ctx_that_fits": memory.longest(model, available),
     }
 
 

@@ -15,27 +15,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lab.core.record import Model, Settings
+from lab.core import shape
+from lab.core.memory import Memory, bytes_per_head, kv_bytes_per_position, memory
+from lab.core.record import Model
+from lab.core.shape import ATTENTION, BLOCKS, EMBEDDING, EXPERTS, OUTPUT, Matrix
 
-BLOCKS = {
-    # weights a block, bytes a block: the block structures of ggml-common.h
-    "F32": (1, 4),
-    "F16": (1, 2),
-    "BF16": (1, 2),
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q8_0": (32, 34),
-    "Q2_K": (256, 84),
-    "Q3_K": (256, 110),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-    "IQ4_NL": (32, 18),
-    "IQ4_XS": (256, 136),
-    "MXFP4": (32, 17),
-}
+__all__ = ["BLOCKS", "Memory", "kv_bytes_per_position", "memory"]  # others look for them here
+
+NEVER_SKIPS = ("gpt-oss",)
+"""Architectures that run the last layer's feed-forward for every token (llama.cpp's src/models)."""
 
 
 @dataclass(frozen=True)
@@ -64,52 +52,84 @@ class StepCost:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Estimated memory for one context. A part that the model's header does not tell is None."""
+class Product:
+    """What a step does with weight matrices of one kind: so many of them, times so many tokens.
 
-    weights_bytes: int
-    kv_cache_bytes: int | None
-    compute_bytes: int | None
+    `n_used`: of expert matrices, the experts that each token goes through; None for others.
+    """
+
+    matrix: Matrix
+    n: float
+    n_tokens: int
+    n_used: int | None
+    is_head: bool
 
     @property
-    def total_bytes(self) -> int:
-        return self.weights_bytes + (self.kv_cache_bytes or 0) + (self.compute_bytes or 0)
+    def n_read(self) -> float:
+        """How many single matrices are read: of experts those that any token uses, in expectation."""
+        return self.n * (1 if self.n_used is None else shape.n_experts_read(self.matrix, self.n_used, self.n_tokens))
+
+    @property
+    def n_bytes(self) -> float:
+        return self.n_read * self.matrix.n_bytes / self.matrix.n / self.matrix.n_expert
+
+    @property
+    def flops(self) -> float:
+        return 2 * self.n * (self.n_used or 1) * self.matrix.rows * self.matrix.columns * self.n_tokens
 
 
-def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16") -> float | None:
-    """Bytes that one token leaves in the KV cache: n_layer x n_head_kv x head_dim x (K + V element)."""
-    if model.n_layer is None or model.n_head_kv is None or model.head_dim is None:
+@dataclass(frozen=True)
+class Attended:
+    """What a step does in layers of equal attention: pairs of a token and a position that it sees, in each layer."""
+
+    heads: shape.Heads
+    n_pairs: float
+    n_positions: int  # that the step reads, in each layer
+
+
+def products(model: Model, n_tokens: int, n_outputs: int) -> list[Product] | None:
+    """The products of a step of n_tokens of which n_outputs get logits; None where the model cannot be counted.
+
+    The output matrix works only for tokens that get logits, and llama.cpp runs the last layer's feed-forward for
+    these alone (but see NEVER_SKIPS).
+    """
+    known = shape.matrices(model)
+    if known is None or not model.n_layer:
         return None
-    if not {type_k.upper(), type_v.upper()} <= BLOCKS.keys():
+    head = shape.head(known)
+    work = [Product(head, head.n, n_outputs, None, True)] if n_outputs else []
+    last = 0.0 if model.arch in NEVER_SKIPS else 1 / model.n_layer
+    for matrix in known:
+        if matrix.part in (EMBEDDING, OUTPUT):
+            continue
+        n_used = model.n_expert_used if matrix.part == EXPERTS else None
+        in_last = 0.0 if matrix.part == ATTENTION else last
+        shares = ((1 - in_last, n_tokens), (in_last, n_outputs))
+        work += [Product(matrix, matrix.n * share, n, n_used, False) for share, n in shares if share and n]
+    return work
+
+
+def attended(model: Model, n_tokens: int, n_past: int) -> list[Attended] | None:
+    """The attention of a step, layers of a kind together; None where the heads are not known.
+
+    The i-th token after n_past sees n_past + i positions, but never more than the layer's window.
+    """
+    layers = shape.heads(model)
+    if layers is None:
         return None
-    blocks = (BLOCKS[type_k.upper()], BLOCKS[type_v.upper()])
-    return model.n_layer * model.n_head_kv * model.head_dim * sum(size / n for n, size in blocks)
+    parts = []
+    for heads in layers:
+        window = heads.window or n_past + n_tokens
+        n_growing = min(n_tokens, max(0, window - n_past))  # tokens that still see everything
+        pairs = n_growing * n_past + n_growing * (n_growing + 1) / 2 + (n_tokens - n_growing) * window
+        parts.append(Attended(heads, pairs, min(n_past + n_tokens, window + n_tokens - 1)))
+    return parts
 
 
 def weight_bytes_per_step(model: Model) -> int | None:
-    """Weights that a step of one token reads: all, but of an embedding table that is not the head only a row."""
-    if model.tied_embeddings is None or (model.embedding_bytes is None and not model.tied_embeddings):
-        return None
-    return sum(model.tensor_bytes.values()) - (0 if model.tied_embeddings else model.embedding_bytes or 0)
-
-
-def memory(model: Model, settings: Settings) -> Memory:
-    """Estimate for a context of `settings.n_ctx` positions.
-
-    The compute buffer is taken as the largest of the activations that llama.cpp reserves for a full
-    ubatch: the logits, in F32, and without flash attention the scores of every head.
-    """
-    per_position = kv_bytes_per_position(model, settings.type_k, settings.type_v)
-    compute = None
-    if model.n_vocab is not None and model.n_embd is not None and model.n_head is not None:
-        rows = min(settings.n_ubatch, settings.n_ctx)
-        scores = model.n_head * settings.n_ctx if settings.flash_attn == "off" else 0
-        compute = 4 * rows * (max(model.n_vocab, scores) + 2 * model.n_embd)
-    return Memory(
-        weights_bytes=model.n_bytes or 0,
-        kv_cache_bytes=None if per_position is None else round(per_position * settings.n_ctx),
-        compute_bytes=compute,
-    )
+    """Weights that a step of one token reads; None where that cannot be counted."""
+    work = products(model, 1, 1)
+    return None if work is None else round(_weight_bytes(model, work))
 
 
 def n_weights(model: Model) -> int | None:
@@ -124,34 +144,24 @@ def step(
 ) -> StepCost | None:
     """The cost of one step: `n_tokens` tokens after `n_past`, of which `n_outputs` get logits.
 
-    FLOPs: 2 per weight and token. The output matrix works only for tokens that get logits, and llama.cpp
-    runs the last layer's feed-forward for these alone; textbooks do not count that saving (`textbook_flops`).
-    Attention: 4 x n_layer x n_head x head_dim for every pair of a token and a position that it sees.
-    Bytes: the weights that take part, once; the KV cache up to the last token, read once; the new part,
-    written. None where the header does not tell enough, and for mixtures of experts, which read different
-    weights for every token.
+    FLOPs: 2 per weight and token; of experts, only those that a token goes through. Attention: for every pair of a
+    token and a position that it sees, 2 per element of the key and of the value, in every layer and head.
+    Bytes: the weights that take part, once; the part of the KV cache that is seen, read once; the new part, written.
+    Textbooks do not count that the last feed-forward runs for fewer tokens (`textbook_flops`). None where the header
+    does not tell enough.
     """
-    shape = (model.n_layer, model.n_embd, model.n_head, model.n_head_kv, model.head_dim, model.n_vocab)
-    weights, per_position = n_weights(model), kv_bytes_per_position(model, type_k, type_v)
-    if weights is None or per_position is None or not all(shape) or model.embedding_bytes is None or model.n_expert:
+    work, layers = products(model, n_tokens, n_outputs), attended(model, n_tokens, n_past)
+    per_head = bytes_per_head(model, type_k, type_v)
+    if work is None or layers is None or per_head is None:
         return None
-    n_layer, n_embd, n_head, n_head_kv, head_dim, n_vocab = (part or 0 for part in shape)
-    head = n_vocab * n_embd
-    in_layers = weights - head * (1 if model.tied_embeddings else 2)
-    in_last_ffn = in_layers / n_layer - 2 * n_embd * head_dim * (n_head + n_head_kv)
-    pairs = n_tokens * n_past + n_tokens * (n_tokens + 1) / 2
-    reading = sum(model.tensor_bytes.values()) - (0 if model.tied_embeddings else model.embedding_bytes)
-    if not n_outputs:
-        output_bytes = model.embedding_bytes if model.tied_embeddings else model.output_bytes or 0
-        reading -= output_bytes
-        reading = round(reading * (1 - in_last_ffn / in_layers))
+    width = (model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0)
     return StepCost(
-        layer_flops=2 * (in_layers * n_tokens - in_last_ffn * (n_tokens - n_outputs)),
-        head_flops=2 * head * n_outputs,
-        attention_flops=4 * n_layer * n_head * head_dim * pairs,
-        weight_bytes=reading,
-        kv_read_bytes=per_position * (n_past + n_tokens),
-        kv_written_bytes=per_position * n_tokens,
+        layer_flops=sum(part.flops for part in work if not part.is_head),
+        head_flops=sum(part.flops for part in work if part.is_head),
+        attention_flops=sum(2 * part.heads.n_layer * part.heads.n_head * width * part.n_pairs for part in layers),
+        weight_bytes=_weight_bytes(model, work),
+        kv_read_bytes=sum(per_head * part.heads.n_layer * part.heads.n_head_kv * part.n_positions for part in layers),
+        kv_written_bytes=sum(per_head * part.heads.n_layer * part.heads.n_head_kv * n_tokens for part in layers),
     )
 
 
@@ -160,3 +170,10 @@ def textbook_flops(model: Model, n_tokens: int) -> float | None:
     cost = step(model, n_tokens, 0, 1)
     every_row = step(model, n_tokens, 0, n_tokens)
     return None if cost is None or every_row is None else cost.flops - cost.layer_flops + every_row.layer_flops
+
+
+def _weight_bytes(model: Model, work: list[Product]) -> float:
+    """Bytes of the products' weights, and of the vectors (norms, biases), which every step reads."""
+    in_matrices = sum(matrix.n_bytes for matrix in shape.matrices(model) or ())
+    vectors = max(0.0, sum(model.tensor_bytes.values()) - in_matrices)
+    return vectors + sum(product.n_bytes for product in work)

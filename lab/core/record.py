@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from lab.core.matrix import Matrix
 from lab.core.noise import Noise
 
 SCHEMA = 1
@@ -54,6 +55,14 @@ class Model:
     n_expert: int | None = None
     n_params: int | None = None
     description: str | None = None  # llama.cpp's own
+    n_expert_used: int | None = None  # experts that a token goes through
+    matrices: tuple[Matrix, ...] | None = None  # from the table of tensors; None in records of older versions
+    windows: tuple[int, ...] | None = None  # of each layer: positions that a token sees (0: all); None: all see all
+    heads: tuple[int, ...] | None = None  # of each layer, where they differ
+    heads_kv: tuple[int, ...] | None = None  # of each layer, where they differ
+    head_dim_v: int | None = None  # of values, where it is not that of keys
+    n_ff_expert: int | None = None  # width of one expert
+    uncounted: str | None = None  # what of this architecture the lab's arithmetic does not know
 
 
 @dataclass(frozen=True)
@@ -183,6 +192,9 @@ class Rate:
     flops: int
     times_ns: tuple[int, ...]
     n_head_kv: int | None = None  # of attention
+    n_positions: int | None = None  # of attention: how long the context is; None in files of older versions
+    n_expert: int | None = None  # of mul_mat_id: matrices of which every token takes n_expert_used
+    n_expert_used: int | None = None
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,9 @@ class _Child:
         self._context = llama.new_context(self._model, from_json(Settings, json.dumps(asked)))
         return self._context.settings
 
+    def reserve(self, path: str, asked: dict[str, Any]) -> list[str]:
+        return llama.reserve(Path(path), from_json(Settings, json.dumps(asked)))
+
     def run(self, prompt: list[int], n_gen: int, every: int | None) -> dict[str, Any]:
         if self._context is None:
             raise LabError("There is no context to run in.", "This is a bug of the lab.")

@@ -13,6 +13,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from lab.core import shape
+from lab.core.layers import read_layers
 from lab.core.record import Model
 from lab.engine import native
 from lab.errors import LabError, printable
@@ -30,7 +32,7 @@ MOST = {
 }
 MAY_BE_ZERO = ("feed_forward_length", "attention.head_count")  # recurrent models have neither
 
-_STRING, _ARRAY = 8, 9
+_BOOL, _STRING, _ARRAY = 7, 8, 9
 _INTEGERS = {  # gguf type: suffix of the reading function, and what it returns
     0: ("u8", ctypes.c_uint8),
     1: ("i8", ctypes.c_int8),
@@ -99,9 +101,15 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
             f"{path.name} is cut off: it has {n_bytes:,} of {end:,} bytes.", "Get the file again, to its end."
         )
     embedding, output = tensors.get(b"token_embd.weight"), tensors.get(b"output.weight")
-    n_embd, n_head = number(f"{arch}.embedding_length"), number(f"{arch}.attention.head_count")
-    n_kv = number(f"{arch}.attention.head_count_kv")  # None where it differs between layers
-    key_length = number(f"{arch}.attention.key_length")
+    n_embd = number(f"{arch}.embedding_length")
+
+    def numbers(key: str) -> tuple[int, ...] | None:
+        index, kind = find(key)
+        return _integers(lib, gguf, index) if kind == _ARRAY else None
+
+    layers = read_layers(arch, number(f"{arch}.block_count"), number, numbers)
+    key_length, value_length = (number(f"{arch}.attention.{name}_length") for name in ("key", "value"))
+    head_dim = key_length or (n_embd // layers.n_head if n_embd and layers.n_head else None)
     return Model(
         name=name,
         source=source,
@@ -114,9 +122,9 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
         arch=arch,
         n_layer=number(f"{arch}.block_count"),
         n_embd=n_embd,
-        n_head=n_head,
-        n_head_kv=n_head if find(f"{arch}.attention.head_count_kv")[1] is None else n_kv,
-        head_dim=key_length or (n_embd // n_head if n_embd and n_head else None),
+        n_head=layers.n_head,
+        n_head_kv=layers.n_head_kv,
+        head_dim=head_dim,
         n_ff=number(f"{arch}.feed_forward_length"),
         n_vocab=None if embedding is None else lib.gguf_get_tensor_ne(gguf, embedding)[1],
         n_ctx_train=number(f"{arch}.context_length"),
@@ -128,7 +136,28 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
         output_type=None if output is None else _type_name(lib, gguf, output),
         n_expert=number(f"{arch}.expert_count"),
         n_params=sum(math.prod(lib.gguf_get_tensor_ne(gguf, index)[:4]) for index in tensors.values()),
+        n_expert_used=number(f"{arch}.expert_used_count"),
+        matrices=shape.group(
+            (name.decode(errors="replace"), _type_name(lib, gguf, i), lib.gguf_get_tensor_ne(gguf, i)[:4])
+            for name, i in tensors.items()
+        ),
+        windows=layers.windows,
+        heads=layers.heads,
+        heads_kv=layers.heads_kv,
+        head_dim_v=value_length if value_length != head_dim else None,
+        n_ff_expert=number(f"{arch}.expert_feed_forward_length"),
+        uncounted=layers.uncounted,
     )
+
+
+def _integers(lib: Any, gguf: Any, index: int) -> tuple[int, ...] | None:
+    """An array of whole numbers (or of yes and no); None where it holds something else."""
+    kinds: dict[int, Any] = {_BOOL: ctypes.c_bool} | {number: result for number, (_, result) in _INTEGERS.items()}
+    kind = kinds.get(lib.gguf_get_arr_type(gguf, index))
+    if kind is None:
+        return None
+    data = ctypes.cast(lib.gguf_get_arr_data(gguf, index), ctypes.POINTER(kind))
+    return tuple(int(value) for value in data[: lib.gguf_get_arr_n(gguf, index)])
 
 
 def _tensor_bytes(lib: Any, gguf: Any, indices: list[int]) -> tuple[dict[str, int], int]:
@@ -183,6 +212,8 @@ def _gguf_library() -> Any:
         "gguf_get_kv_type": (ctypes.c_int, [handle, index]),
         "gguf_get_n_kv": (index, [handle]),
         "gguf_get_arr_n": (ctypes.c_size_t, [handle, index]),
+        "gguf_get_arr_type": (ctypes.c_int, [handle, index]),
+        "gguf_get_arr_data": (handle, [handle, index]),
         "gguf_get_val_str": (ctypes.c_char_p, [handle, index]),
         "gguf_get_n_tensors": (index, [handle]),
         "gguf_get_data_offset": (ctypes.c_size_t, [handle]),

@@ -1,8 +1,8 @@
 """One kernel of ggml at a time, timed: what llama.cpp's building blocks reach on this machine.
 
-A graph of matrix products (or of attention) over distinct random weights, several times larger than the
-caches, runs on the same libraries, device and buffer type as a model's weights. With one column it is a decode
-step without anything around it, with many a prefill step. The child process runs this; all goes through ctypes.
+A graph of matrix products (or of attention) over distinct random weights, as many as the probe asks for, runs on the
+same libraries, device and buffer type as a model's weights. With one column it is a decode step without anything
+around it, with many a prefill step. The child process runs this; all goes through ctypes.
 """
 
 from __future__ import annotations
@@ -12,127 +12,212 @@ import time
 from typing import Any
 
 from lab.core.record import Rate
-from lab.engine import native
+from lab.engine.ggml import InitParams, P, check_columns, device_of, fill, library, random_rows, type_number
 from lab.errors import LabError
-from lab.process.wire import MUL_MAT, Probe
+from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, Probe
 
 MAX_NODES = 4096
+N_POSITIONS = 512
+"""Of attention, where the probe does not say."""
 
-_P, _I64, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
+CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
+"""Types that llama.cpp has caches in."""
 
 
 def run(probe: Probe) -> Rate:
     """Time passes for about `probe.seconds`, after one that does not count. LabError where ggml cannot do it."""
-    lib = _library()
-    device = _device(lib, probe.on_gpu)
-    backend = _P(lib.ggml_backend_dev_init(device, None))
-    context = _P(lib.ggml_init(_InitParams(4 * MAX_NODES * lib.ggml_tensor_overhead() + 2**20, None, True)))
-    graphs = _P(lib.ggml_init(_InitParams(4 * MAX_NODES * lib.ggml_tensor_overhead() + 2**20, None, True)))
+    _check(probe)
+    lib = library()
+    device = device_of(lib, probe.on_gpu)
+    backend = P(lib.ggml_backend_dev_init(device, None))
+    n_bytes = 4 * MAX_NODES * lib.ggml_tensor_overhead() + 2**20
+    context, graphs = (P(lib.ggml_init(InitParams(n_bytes, None, True))) for _ in range(2))
     buffers: list[Any] = []
+    build = {MUL_MAT: _mul_mats, MUL_MAT_ID: _mul_mat_ids, ATTENTION: _attentions}[probe.op]
     try:
-        build = _mul_mats if probe.op == MUL_MAT else _attentions
         graph, buffer, n_bytes, flops = build(lib, probe, device, context, graphs, buffers)
         _set_threads(lib, device, backend, probe.n_threads)
-        times: list[int] = []
-        deadline = 0.0
-        while not times or time.monotonic() < deadline:
-            start = time.perf_counter_ns()
-            status = lib.ggml_backend_graph_compute(backend, graph)
-            lib.ggml_backend_synchronize(backend)
-            times.append(time.perf_counter_ns() - start)
-            if status:
-                raise LabError(f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "")
-            if len(times) == 1:
-                deadline = time.monotonic() + probe.seconds
-        return Rate(
-            probe.op,
-            probe.type,
-            buffer,
-            probe.rows,
-            probe.columns,
-            probe.n_tokens,
-            probe.n_threads,
-            n_bytes,
-            flops,
-            tuple(times[1:] or times),
-            probe.n_head_kv,
-        )
+        times = _time(lib, probe, backend, graph)
     finally:
-        for each in buffers:
-            lib.ggml_backend_buffer_free(each)
+        for allocated in buffers:
+            lib.ggml_backend_buffer_free(allocated)
         lib.ggml_free(graphs)
         lib.ggml_free(context)
         lib.ggml_backend_free(backend)
+    return Rate(
+        probe.op,
+        probe.type,
+        buffer,
+        probe.rows,
+        probe.columns,
+        probe.n_tokens,
+        probe.n_threads,
+        n_bytes,
+        flops,
+        times,
+        probe.n_head_kv,
+        probe.n_positions,
+        probe.n_expert,
+        probe.n_expert_used,
+    )
+
+
+def _check(probe: Probe) -> None:
+    """LabError for what ggml would answer by ending the process."""
+    type_number(probe.type)
+    check_columns(probe.type, probe.columns)
+    if probe.op not in (MUL_MAT, MUL_MAT_ID, ATTENTION):
+        raise LabError(f"There is no probe of {probe.op}.", "This is a bug of the lab.")
+    if probe.rows < 1 or probe.n_tokens < 1:
+        raise LabError(f"{probe.rows} rows and {probe.n_tokens} tokens cannot be probed.", "This is a bug of the lab.")
+    if probe.op == ATTENTION and (probe.rows % (probe.n_head_kv or probe.rows) or probe.type not in CACHE_TYPES):
+        raise LabError(
+            f"Attention of {probe.rows} heads over {probe.n_head_kv} in a {probe.type} cache cannot be probed.",
+            "Take another type of cache: --cache-type-k f16 --cache-type-v f16",
+        )
+    if probe.op == MUL_MAT_ID and not 1 <= (probe.n_expert_used or 0) <= (probe.n_expert or 0):
+        raise LabError(f"{probe.n_expert_used} of {probe.n_expert} experts cannot be probed.", "Take another model.")
+
+
+def _time(lib: Any, probe: Probe, backend: Any, graph: Any) -> tuple[int, ...]:
+    """Nanoseconds of each pass, without the first (unless it is the only one)."""
+    times: list[int] = []
+    deadline = 0.0
+    while len(times) < 2 or time.monotonic() < deadline:
+        start = time.perf_counter_ns()
+        status = lib.ggml_backend_graph_compute(backend, graph)
+        lib.ggml_backend_synchronize(backend)
+        times.append(time.perf_counter_ns() - start)
+        if status:
+            raise LabError(f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "")
+        if len(times) == 1:
+            deadline = time.monotonic() + probe.seconds
+    return tuple(times[1:])
 
 
 def _mul_mats(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any, buffers: list[Any]) -> Any:
     """Products of many distinct weight matrices with one input."""
-    kind = _type(probe.type)
+    kind = type_number(probe.type)
     row_bytes = lib.ggml_row_size(kind, probe.columns)
     n_matrices = max(1, min(MAX_NODES // 2, probe.n_bytes // (row_bytes * probe.rows)))
-    weights = [_P(lib.ggml_new_tensor_2d(context, kind, probe.columns, probe.rows)) for _ in range(n_matrices)]
-    source = _P(lib.ggml_new_tensor_2d(graphs, _type("F32"), probe.columns, probe.n_tokens))
-    graph = _P(lib.ggml_new_graph_custom(graphs, MAX_NODES, False))
-    products = [_P(lib.ggml_mul_mat(graphs, weight, source)) for weight in weights]
+    weights = [P(lib.ggml_new_tensor_2d(context, kind, probe.columns, probe.rows)) for _ in range(n_matrices)]
+    source = P(lib.ggml_new_tensor_2d(graphs, type_number("F32"), probe.columns, probe.n_tokens))
+    products = [P(lib.ggml_mul_mat(graphs, weight, source)) for weight in weights]
+    data = random_rows(lib, probe.type, probe.rows, probe.columns)
+    graph, buffer = _place(lib, probe, device, context, graphs, buffers, weights, products, data)
+    fill(lib, source, random_rows(lib, "F32", probe.n_tokens, probe.columns))
+    n_bytes = n_matrices * row_bytes * probe.rows
+    return graph, buffer, n_bytes, 2 * n_matrices * probe.rows * probe.columns * probe.n_tokens
+
+
+def _mul_mat_ids(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any, buffers: list[Any]) -> Any:
+    """Products of experts' weights, each token with its own experts, drawn at random.
+
+    Small steps read few experts: several of them follow, so that one pass goes through all experts.
+    """
+    import numpy as np
+
+    kind, n, n_used = type_number(probe.type), probe.n_expert or 1, probe.n_expert_used or 1
+    expert_bytes = lib.ggml_row_size(kind, probe.columns) * probe.rows
+    n_sets = max(1, min(64, probe.n_bytes // (expert_bytes * n)))
+    n_steps = max(1, n // (n_used * probe.n_tokens))
+    weights = [P(lib.ggml_new_tensor_3d(context, kind, probe.columns, probe.rows, n)) for _ in range(n_sets)]
+    source = P(lib.ggml_new_tensor_3d(graphs, type_number("F32"), probe.columns, 1, probe.n_tokens))
+    i32 = 26  # GGML_TYPE_I32
+    choices = [P(lib.ggml_new_tensor_2d(graphs, i32, n_used, probe.n_tokens)) for _ in range(n_steps)]
+    products = [P(lib.ggml_mul_mat_id(graphs, weight, source, ids)) for weight in weights for ids in choices]
+    data = random_rows(lib, probe.type, probe.rows * n, probe.columns)
+    graph, buffer = _place(lib, probe, device, context, graphs, buffers, weights, products, data)
+    fill(lib, source, random_rows(lib, "F32", probe.n_tokens, probe.columns))
+    generator, n_read = np.random.default_rng(1), 0
+    order = generator.permutation(n)
+    for step, ids in enumerate(choices):
+        drawn = [generator.permutation(n)[:n_used] for _ in range(probe.n_tokens)]
+        if probe.n_tokens == 1:
+            drawn = [order[step * n_used : (step + 1) * n_used]]
+        chosen = np.array(drawn, dtype=np.int32)
+        n_read += len(np.unique(chosen))
+        fill(lib, ids, chosen.tobytes())
+    flops = 2 * n_sets * n_steps * n_used * probe.rows * probe.columns * probe.n_tokens
+    return graph, buffer, n_sets * n_read * expert_bytes, flops
+
+
+def _place(
+    lib: Any,
+    probe: Probe,
+    device: Any,
+    context: Any,
+    graphs: Any,
+    buffers: list[Any],
+    weights: list[Any],
+    products: list[Any],
+    data: bytes,
+) -> tuple[Any, str]:
+    """The graph of the products, its tensors allocated and the weights filled; and the name of the weights' buffer."""
+    graph = P(lib.ggml_new_graph_custom(graphs, MAX_NODES, False))
     for product in products:
         lib.ggml_build_forward_expand(graph, product)
     kind_of_buffer = _weights_buffer(lib, device, weights[0], products[0])
+    if kind_of_buffer is None:
+        raise LabError(f"This device cannot multiply {probe.type} weights.", "Take another quantization.")
     _allocate(lib, context, kind_of_buffer, buffers)
-    _allocate(lib, graphs, _P(lib.ggml_backend_dev_buffer_type(device)), buffers)
-    data = _random(lib, kind, probe.rows, probe.columns)
+    _allocate(lib, graphs, P(lib.ggml_backend_dev_buffer_type(device)), buffers)
     for weight in weights:
-        lib.ggml_backend_tensor_set(weight, data, 0, len(data))
-    _fill(lib, source, _type("F32"), probe.n_tokens, probe.columns)
-    n_bytes = n_matrices * row_bytes * probe.rows
-    flops = 2 * n_matrices * probe.rows * probe.columns * probe.n_tokens
-    return graph, lib.ggml_backend_buft_name(kind_of_buffer).decode(), n_bytes, flops
+        fill(lib, weight, data)
+    return graph, lib.ggml_backend_buft_name(kind_of_buffer).decode()
 
 
 def _attentions(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any, buffers: list[Any]) -> Any:
-    """Attention over distinct caches of keys and values, laid out as llama.cpp has them; every token sees all."""
-    kind, head_dim, n_head, n_kv_heads = _type(probe.type), probe.columns, probe.rows, probe.n_head_kv or probe.rows
-    per_position = 2 * n_kv_heads * lib.ggml_row_size(kind, head_dim)
-    n_layers = 8
-    n_positions = max(256, probe.n_bytes // (n_layers * per_position) // 256 * 256)
-    graph = _P(lib.ggml_new_graph_custom(graphs, MAX_NODES, False))
-    query = _P(lib.ggml_new_tensor_3d(graphs, _type("F32"), head_dim, probe.n_tokens, n_head))
+    """Attention over distinct caches of keys and values, laid out as llama.cpp has them; every token sees all.
+
+    The mask is what llama.cpp gives: F16, a row for each token, as long as the cache (whose length is a multiple of
+    256). Without one, CUDA's kernels for heads that share keys are not used.
+    """
+    kind, head_dim, n_head, n_kv_heads = type_number(probe.type), probe.columns, probe.rows, probe.n_head_kv
+    n_kv_heads = n_kv_heads or n_head
+    n_positions = -(-(probe.n_positions or N_POSITIONS) // 256) * 256
+    layer_bytes = 2 * n_kv_heads * lib.ggml_row_size(kind, head_dim) * n_positions
+    n_layers = max(1, min(256, probe.n_bytes // layer_bytes))
+    f16, f32 = type_number("F16"), type_number("F32")
+    query = P(lib.ggml_new_tensor_3d(graphs, f32, head_dim, probe.n_tokens, n_head))
+    mask = P(lib.ggml_new_tensor_2d(graphs, f16, n_positions, probe.n_tokens))
+    graph = P(lib.ggml_new_graph_custom(graphs, MAX_NODES, False))
     caches = []
     for _ in range(n_layers):
-        pair = [_P(lib.ggml_new_tensor_3d(context, kind, head_dim, n_kv_heads, n_positions)) for _ in "kv"]
+        pair = [P(lib.ggml_new_tensor_3d(context, kind, head_dim, n_kv_heads, n_positions)) for _ in "kv"]
         caches += pair
-        keys, values = (_P(lib.ggml_permute(graphs, each, 0, 2, 1, 3)) for each in pair)
-        scale = ctypes.c_float(head_dim**-0.5)
-        zero = ctypes.c_float(0)
-        attended = _P(lib.ggml_flash_attn_ext(graphs, query, keys, values, None, scale, zero, zero))
+        keys, values = (P(lib.ggml_permute(graphs, cache, 0, 2, 1, 3)) for cache in pair)
+        scale, zero = ctypes.c_float(head_dim**-0.5), ctypes.c_float(0)
+        attended = P(lib.ggml_flash_attn_ext(graphs, query, keys, values, mask, scale, zero, zero))
         if not lib.ggml_backend_dev_supports_op(device, attended):
             raise LabError(f"This device has no attention kernel for a {probe.type} cache.", "")
         lib.ggml_build_forward_expand(graph, attended)
-    kind_of_buffer = _P(lib.ggml_backend_dev_buffer_type(device))
+    kind_of_buffer = P(lib.ggml_backend_dev_buffer_type(device))
     _allocate(lib, context, kind_of_buffer, buffers)
     _allocate(lib, graphs, kind_of_buffer, buffers)
-    data = _random(lib, kind, n_kv_heads * n_positions, head_dim)
+    data = random_rows(lib, probe.type, n_kv_heads * n_positions, head_dim)
     for cache in caches:
-        lib.ggml_backend_tensor_set(cache, data, 0, len(data))
-    _fill(lib, query, _type("F32"), n_head * probe.n_tokens, head_dim)
+        fill(lib, cache, data)
+    fill(lib, query, random_rows(lib, "F32", n_head * probe.n_tokens, head_dim))
+    fill(lib, mask, bytes(2 * n_positions * probe.n_tokens))  # zero: is seen
     flops = 4 * n_layers * n_head * head_dim * n_positions * probe.n_tokens
-    name = lib.ggml_backend_buft_name(kind_of_buffer).decode()
-    return graph, name, n_layers * per_position * n_positions, flops
+    return graph, lib.ggml_backend_buft_name(kind_of_buffer).decode(), n_layers * layer_bytes, flops
 
 
 def _weights_buffer(lib: Any, device: Any, weight: Any, product: Any) -> Any:
     """The buffer type that llama.cpp would give such weights: the first of the device's own that supports the product.
 
-    Like llama.cpp, this asks with an empty buffer of each type in the weight's place: an unsupported type would
-    end the process later.
+    None where none does. Like llama.cpp, this asks with an empty buffer of each type in the weight's place: an
+    unsupported type would end the process later.
     """
-    registry = _P(lib.ggml_backend_dev_backend_reg(device))
+    registry = P(lib.ggml_backend_dev_backend_reg(device))
     address = lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
-    extra = ctypes.CFUNCTYPE(ctypes.POINTER(_P), _P)(address)(device) if address else None
-    place = _P.from_address(weight.value + 8)  # ggml_tensor.buffer, after the enum type
+    extra = ctypes.CFUNCTYPE(ctypes.POINTER(P), P)(address)(device) if address else None
+    place = P.from_address(weight.value + 8)  # ggml_tensor.buffer, after the enum type
     index = 0
     while extra and extra[index]:
-        candidate = _P(extra[index])
-        empty = _P(lib.ggml_backend_buft_alloc_buffer(candidate, 0))
+        candidate = P(extra[index])
+        empty = P(lib.ggml_backend_buft_alloc_buffer(candidate, 0))
         place.value = empty.value
         supported = lib.ggml_backend_dev_supports_op(device, product)
         place.value = None
@@ -140,106 +225,18 @@ def _weights_buffer(lib: Any, device: Any, weight: Any, product: Any) -> Any:
         if supported:
             return candidate
         index += 1
-    return _P(lib.ggml_backend_dev_buffer_type(device))
+    return P(lib.ggml_backend_dev_buffer_type(device)) if lib.ggml_backend_dev_supports_op(device, product) else None
 
 
 def _allocate(lib: Any, context: Any, kind: Any, buffers: list[Any]) -> None:
-    buffer = _P(lib.ggml_backend_alloc_ctx_tensors_from_buft(context, kind))
+    buffer = P(lib.ggml_backend_alloc_ctx_tensors_from_buft(context, kind))
     if not buffer:
         raise LabError("There is no memory for the probe.", "Close other programs.")
     buffers.append(buffer)
 
 
-def _random(lib: Any, kind: int, rows: int, columns: int) -> bytes:
-    """Random weights in a type: never zeros, which some kernels and memories are faster with."""
-    import numpy as np
-
-    some = min(rows, 512)
-    values = (0.05 * np.random.default_rng(1).standard_normal((some, columns))).astype(np.float32)
-    row_bytes = lib.ggml_row_size(kind, columns)
-    if kind == _type("F32"):
-        block = values.tobytes()
-    else:
-        target = ctypes.create_string_buffer(row_bytes * some)
-        pointer = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        importance = (ctypes.c_float * columns)(*[1.0] * columns)
-        lib.ggml_quantize_chunk(kind, pointer, target, 0, some, columns, importance)
-        block = target.raw
-    return (block * (-(-rows // some)))[: row_bytes * rows]
-
-
-def _fill(lib: Any, tensor: Any, kind: int, rows: int, columns: int) -> None:
-    data = _random(lib, kind, rows, columns)
-    lib.ggml_backend_tensor_set(tensor, data, 0, len(data))
-
-
-def _device(lib: Any, on_gpu: bool) -> Any:
-    for index in range(lib.ggml_backend_dev_count()):
-        device = _P(lib.ggml_backend_dev_get(index))
-        if (lib.ggml_backend_dev_type(device) in (1, 2)) == on_gpu:  # GPU, integrated GPU
-            return device
-    raise LabError("This build of llama.cpp has no such device.", "See: lab machine")
-
-
 def _set_threads(lib: Any, device: Any, backend: Any, n_threads: int) -> None:
-    registry = _P(lib.ggml_backend_dev_backend_reg(device))
+    registry = P(lib.ggml_backend_dev_backend_reg(device))
     address = lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
     if address:
-        ctypes.CFUNCTYPE(None, _P, ctypes.c_int)(address)(backend, n_threads)
-
-
-def _type(name: str) -> int:
-    number = getattr(native.llama(), f"GGML_TYPE_{name.upper()}", None)
-    if number is None:
-        raise LabError(f"ggml has no type {name}.", "")
-    return int(number)
-
-
-class _InitParams(ctypes.Structure):
-    """struct ggml_init_params of ggml.h."""
-
-    _fields_ = (("mem_size", _SIZE), ("mem_buffer", _P), ("no_alloc", ctypes.c_bool))
-
-
-def _library() -> Any:
-    """ggml's functions with the types of ggml.h, ggml-alloc.h and ggml-backend.h."""
-    lib = native.ggml("ggml-base")
-    f, i, b = ctypes.c_float, ctypes.c_int, ctypes.c_bool
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "ggml_init": (_P, [_InitParams]),
-        "ggml_free": (None, [_P]),
-        "ggml_tensor_overhead": (_SIZE, []),
-        "ggml_row_size": (_SIZE, [i, _I64]),
-        "ggml_new_tensor_2d": (_P, [_P, i, _I64, _I64]),
-        "ggml_new_tensor_3d": (_P, [_P, i, _I64, _I64, _I64]),
-        "ggml_permute": (_P, [_P, _P, i, i, i, i]),
-        "ggml_mul_mat": (_P, [_P, _P, _P]),
-        "ggml_flash_attn_ext": (_P, [_P, _P, _P, _P, _P, f, f, f]),
-        "ggml_new_graph_custom": (_P, [_P, _SIZE, b]),
-        "ggml_build_forward_expand": (None, [_P, _P]),
-        "ggml_quantize_chunk": (_SIZE, [i, ctypes.POINTER(f), _P, _I64, _I64, _I64, _P]),
-        "ggml_backend_alloc_ctx_tensors_from_buft": (_P, [_P, _P]),
-        "ggml_backend_tensor_set": (None, [_P, ctypes.c_char_p, _SIZE, _SIZE]),
-        "ggml_backend_buft_alloc_buffer": (_P, [_P, _SIZE]),
-        "ggml_backend_buft_name": (ctypes.c_char_p, [_P]),
-        "ggml_backend_buffer_free": (None, [_P]),
-        "ggml_backend_dev_backend_reg": (_P, [_P]),
-        "ggml_backend_dev_buffer_type": (_P, [_P]),
-        "ggml_backend_dev_init": (_P, [_P, ctypes.c_char_p]),
-        "ggml_backend_dev_supports_op": (b, [_P, _P]),
-        "ggml_backend_dev_type": (i, [_P]),
-        "ggml_backend_free": (None, [_P]),
-        "ggml_backend_graph_compute": (i, [_P, _P]),
-        "ggml_backend_synchronize": (None, [_P]),
-        "ggml_backend_reg_get_proc_address": (_P, [_P, ctypes.c_char_p]),
-    }
-    for name, (result, arguments) in signatures.items():
-        getattr(lib, name).restype, getattr(lib, name).argtypes = result, arguments
-    registry = native.ggml("ggml")
-    lib.ggml_backend_dev_count, lib.ggml_backend_dev_get = (
-        registry.ggml_backend_dev_count,
-        registry.ggml_backend_dev_get,
-    )
-    lib.ggml_backend_dev_count.restype, lib.ggml_backend_dev_count.argtypes = _SIZE, []
-    lib.ggml_backend_dev_get.restype, lib.ggml_backend_dev_get.argtypes = _P, [_SIZE]
-    return lib
+        ctypes.CFUNCTYPE(None, P, ctypes.c_int)(address)(backend, n_threads)

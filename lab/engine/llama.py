@@ -78,14 +78,7 @@ def describe(loaded: Loaded) -> str | None:
 def new_context(loaded: Loaded, asked: Settings) -> Context:
     """A context as `asked`. LabError where llama.cpp refuses, which for a long context means: no memory."""
     lib = native.llama()
-    params = lib.llama_context_default_params()
-    params.n_ctx, params.n_batch, params.n_ubatch = asked.n_ctx, asked.n_batch, asked.n_ubatch
-    params.n_threads, params.n_threads_batch = asked.n_threads, asked.n_threads_batch
-    params.flash_attn_type = FLASH_ATTN[asked.flash_attn]
-    params.type_k, params.type_v = _type_id(asked.type_k), _type_id(asked.type_v)
-    params.op_offload = asked.n_gpu_layers != 0
-    params.swa_full = False  # as llama-bench has it
-    params.no_perf = True
+    params = _context_params(asked)
     native.forget_log()
     pointer = lib.llama_init_from_model(loaded.model, params)
     if not pointer:
@@ -97,6 +90,37 @@ def new_context(loaded: Loaded, asked: Settings) -> Context:
         asked, n_ctx=lib.llama_n_ctx(pointer), flash_attn_resolved=_flash_attn_resolved(asked)
     )
     return Context(loaded, pointer, resolved)
+
+
+def reserve(path: Path, asked: Settings) -> list[str]:
+    """llama.cpp's log of what it would reserve for a context of a model file, without reading a weight of it."""
+    lib = native.llama()
+    params = lib.llama_model_default_params()
+    params.no_alloc, params.load_mode, params.n_gpu_layers = True, 0, asked.n_gpu_layers
+    native.forget_log()
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise LabError(f"llama.cpp cannot load {path.name}: {native.complaint()}", "Is the file whole?")
+    native.forget_log()
+    pointer = lib.llama_init_from_model(model, _context_params(asked))
+    lines = native.log_lines()
+    if pointer:
+        lib.llama_free(pointer)
+    lib.llama_model_free(model)
+    return lines
+
+
+def _context_params(asked: Settings) -> Any:
+    lib = native.llama()
+    params = lib.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch = asked.n_ctx, asked.n_batch, asked.n_ubatch
+    params.n_threads, params.n_threads_batch = asked.n_threads, asked.n_threads_batch
+    params.flash_attn_type = FLASH_ATTN[asked.flash_attn]
+    params.type_k, params.type_v = _type_id(asked.type_k), _type_id(asked.type_v)
+    params.op_offload = asked.n_gpu_layers != 0
+    params.swa_full = False  # as llama-bench has it
+    params.no_perf = True
+    return params
 
 
 def free_context(context: Context) -> None:

@@ -65,6 +65,11 @@ def log_says(phrase: str) -> bool:
     return any(phrase in text for _, text in _log)
 
 
+def log_lines() -> list[str]:
+    """What llama.cpp logged since the log was last forgotten (its newest lines)."""
+    return [text for _, text in _log]
+
+
 def complaint() -> str:
     """llama.cpp's last warnings and errors since then, in its own words."""
     warnings = [text for level, text in _log if level in (_WARNING, _ERROR) and text]

@@ -38,6 +38,11 @@ class Shape:
     n_ctx_train: int
     tied_embeddings: bool
     rope_base: float
+    n_rot: int | None = None  # elements of a head that are rotated; None: all
+    n_expert: int | None = None
+    n_expert_used: int | None = None
+    n_ff_expert: int | None = None  # width of one expert
+    window: int | None = None  # positions that the layers with a sliding window see
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 from contextlib import suppress
 
+from lab.core.layers import read_layers as layers_of
 from lab.core.record import Model
+from lab.core.shape import BLOCKS, group
 from lab.errors import LabError
 from lab.models import catalog, synthetic
 from lab.models.catalog import Entry, Shape, Spec
@@ -18,6 +20,8 @@ from lab.models.synthetic import Tensor
 from lab.process.worker import Worker
 
 COMMON_QUANTIZATIONS = ("Q4_0", "Q4_K_M", "Q8_0", "F16")
+NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+"""What llama.cpp's quantizer takes where rows are no multiple of 256 weights."""
 
 
 def parse(text: str) -> Spec:
@@ -52,13 +56,14 @@ def by_quantization(entry: Entry) -> dict[str, Model]:
 def model_of(entry: Entry, quantization: str) -> Model:
     """A model of the catalog as its header would tell it, without a file."""
     by_type: dict[str, int] = {}
-    sizes: dict[str, int] = {}
-    types: dict[str, str] = {}
-    for tensor in _tensors(entry.shape, quantization):
+    tensors = _tensors(entry.shape, quantization)
+    for tensor in tensors:
         by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.n_bytes
-        sizes[tensor.name] = tensor.n_bytes
-        types[tensor.name] = tensor.type
+    sizes = {tensor.name: tensor.n_bytes for tensor in tensors}
+    types = {tensor.name: tensor.type for tensor in tensors}
     shape = entry.shape
+    keys = {"attention.sliding_window": shape.window}
+    layers = layers_of(shape.arch, shape.n_layer, lambda key: keys.get(key.partition(".")[2]), lambda key: None)
     return Model(
         name=entry.name,
         source="shape",
@@ -83,6 +88,12 @@ def model_of(entry: Entry, quantization: str) -> Model:
         output_bytes=sizes.get("output.weight"),
         embedding_type=types["token_embd.weight"],
         output_type=types.get("output.weight"),
+        n_expert=shape.n_expert,
+        n_expert_used=shape.n_expert_used,
+        n_params=sum(tensor.n_weights for tensor in tensors),
+        matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in tensors),
+        windows=layers.windows,
+        n_ff_expert=shape.n_ff_expert,
     )
 
 
@@ -98,15 +109,19 @@ def _tensors(shape: Shape, quantization: str) -> list[Tensor]:
         )
     n = shape.n_layer
     better = {i for i in range(n) if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2}  # use_more_bits
-    found = []
+    mixed = []
     for tensor in synthetic.tensors(shape, "Q4_0"):
         kind = tensor.type
-        if kind == "Q4_0":
-            _, layer, part, *_ = [*tensor.name.split("."), "", ""]
+        _, layer, part, *_ = [*tensor.name.split("."), "", ""]
+        if tensor.name == "token_embd.weight" and not shape.tied_embeddings:
             kind = "Q4_K"
-            if part in ("attn_v", "ffn_down") and int(layer) in better:
+        elif tensor.name in ("token_embd.weight", "output.weight"):
+            kind = "Q6_K"
+        elif kind in ("Q4_0", "Q8_0") and tensor.rows > 1:
+            kind = "Q4_K"
+            if part in ("attn_v", "attn_qkv", "ffn_down", "ffn_down_exps") and int(layer) in better:
                 kind = "Q6_K"
-            elif part == "attn_qkv":
-                kind = "Q5_K"
-        found.append(dataclasses.replace(tensor, type=kind))
-    return found
+        if kind in NARROW and tensor.columns % BLOCKS[kind][0]:
+            kind = NARROW[kind]
+        mixed.append(dataclasses.replace(tensor, type=kind))
+    return mixed

@@ -8,64 +8,128 @@ model's are (standard deviation 1 / sqrt(inputs)), so that activations stay fini
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from lab.core.shape import BLOCKS
 from lab.errors import LabError
 from lab.models.catalog import Shape
 
-QUANTIZATIONS = ("Q4_0", "Q4_1", "Q8_0", "F16")
+QUANTIZATIONS = ("Q4_0", "Q4_1", "Q8_0", "F16", "MXFP4_MOE")
 """What is written directly. llama.cpp's quantizer makes the others out of these."""
 
+ARCHITECTURES = ("llama", "phi3", "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt-oss", "smollm3")
+
 _CHUNK_WEIGHTS = 1 << 23
-_FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7}  # LLAMA_FTYPE_* of llama.h
+_FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "MXFP4_MOE": 38}  # LLAMA_FTYPE_* of llama.h
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A matrix (or a vector, rows = 1) as GGUF names it: `columns` inputs, `rows` outputs."""
+    """A matrix (or a vector, rows = 1) as GGUF names it: `columns` inputs, `rows` outputs, for each of `n_expert`."""
 
     name: str
     rows: int
     columns: int
     type: str
+    n_expert: int = 1
+
+    @property
+    def n_weights(self) -> int:
+        return self.rows * self.columns * self.n_expert
 
     @property
     def n_bytes(self) -> int:
-        n_weights, n_bytes = _block(self.type)
-        return self.rows * self.columns // n_weights * n_bytes
+        n_weights, n_bytes = BLOCKS[self.type]
+        return self.n_weights // n_weights * n_bytes
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """As GGUF has them: the inner one first."""
+        outer = (self.rows, self.n_expert) if self.n_expert > 1 else (self.rows,) if self.rows > 1 else ()
+        return (self.columns, *outer)
 
 
 def tensors(shape: Shape, quantization: str) -> list[Tensor]:
     """The tensors of a model of this shape, with the types that llama.cpp's quantizer gives them.
 
-    Vectors stay F32. The output matrix (with tied embeddings: the embedding table) becomes Q6_K in the
-    4-bit mixes, and a type whose blocks do not divide a row gives way to Q8_0.
+    Vectors and the routers of experts stay F32. The output matrix (with tied embeddings: the embedding table)
+    becomes Q6_K in the 4-bit mixes; MXFP4_MOE has experts in MXFP4 and all else in Q8_0; a type whose blocks do not
+    divide a row gives way to Q8_0.
     """
-    heads, kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
-    output = "Q6_K" if quantization.startswith("Q4") else quantization
-    found = [_matrix("token_embd", shape.n_vocab, shape.n_embd, output if shape.tied_embeddings else quantization)]
+    main = "Q8_0" if quantization == "MXFP4_MOE" else quantization
+    output = "Q6_K" if quantization.startswith("Q4") else main
+    listed = [_matrix("token_embd", shape.n_vocab, shape.n_embd, output if shape.tied_embeddings else main)]
     if not shape.tied_embeddings:
-        found.append(_matrix("output", shape.n_vocab, shape.n_embd, output))
-    found.append(_vector("output_norm.weight", shape.n_embd))
+        listed.append(_matrix("output", shape.n_vocab, shape.n_embd, output))
+    listed.append(_vector("output_norm.weight", shape.n_embd))
     for i in range(shape.n_layer):
-        block: list[tuple[str, int, int]] = [
-            ("attn_output", shape.n_embd, heads),
-            ("ffn_down", shape.n_embd, shape.n_ff),
-        ]
-        if shape.arch == "phi3":  # fused
-            block += [("attn_qkv", heads + 2 * kv, shape.n_embd), ("ffn_up", 2 * shape.n_ff, shape.n_embd)]
-        else:
-            block += [("attn_q", heads, shape.n_embd), ("attn_k", kv, shape.n_embd), ("attn_v", kv, shape.n_embd)]
-            block += [("ffn_gate", shape.n_ff, shape.n_embd), ("ffn_up", shape.n_ff, shape.n_embd)]
-        found += [_matrix(f"blk.{i}.{name}", rows, columns, quantization) for name, rows, columns in block]
-        found += [_vector(f"blk.{i}.{name}.weight", shape.n_embd) for name in ("attn_norm", "ffn_norm")]
-        if shape.arch == "qwen2":
-            found += [_vector(f"blk.{i}.attn_{name}.bias", n) for name, n in (("q", heads), ("k", kv), ("v", kv))]
-    return found
+        layer = [*_attention(shape, main), *_feed_forward(shape, main), *_experts(shape, quantization)]
+        layer.sort(key=_place)  # the random numbers of a tensor hang on its place, and shall stay
+        listed += [dataclasses.replace(tensor, name=f"blk.{i}.{tensor.name}") for tensor in layer]
+    return listed
+
+
+def _place(tensor: Tensor) -> int:
+    """Output matrices first, then the other matrices, norms, biases."""
+    if tensor.rows == 1:
+        return 4 if tensor.name.endswith(".weight") else 5
+    return {"attn_output.weight": 0, "ffn_down.weight": 1}.get(tensor.name, 2 if tensor.name[0] == "a" else 3)
+
+
+def _attention(shape: Shape, kind: str) -> list[Tensor]:
+    """The attention tensors of a layer, and its norms."""
+    heads, kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
+    listed = [_matrix("attn_output", shape.n_embd, heads, kind), _vector("attn_norm.weight", shape.n_embd)]
+    parts = (("q", heads), ("k", kv), ("v", kv))
+    if shape.arch == "phi3":
+        listed.append(_matrix("attn_qkv", heads + 2 * kv, shape.n_embd, kind))
+    else:
+        listed += [_matrix(f"attn_{name}", rows, shape.n_embd, kind) for name, rows in parts]
+    if shape.arch in ("qwen2", "gpt-oss"):
+        listed += [_vector(f"attn_{name}.bias", rows) for name, rows in parts]
+    if shape.arch in ("qwen3", "qwen3moe", "gemma3"):
+        listed += [_vector(f"attn_{name}_norm.weight", shape.head_dim) for name in "qk"]
+    if shape.arch in ("gemma3", "gpt-oss"):
+        listed.append(_vector("post_attention_norm.weight", shape.n_embd))
+    if shape.arch == "gpt-oss":
+        listed += [_vector("attn_output.bias", shape.n_embd), _vector("attn_sinks.weight", shape.n_head)]
+    return listed
+
+
+def _feed_forward(shape: Shape, kind: str) -> list[Tensor]:
+    """The feed-forward tensors of a layer: its norms, and of models without experts the matrices."""
+    listed = [] if shape.arch == "gpt-oss" else [_vector("ffn_norm.weight", shape.n_embd)]
+    if shape.arch == "gemma3":
+        listed.append(_vector("post_ffw_norm.weight", shape.n_embd))
+    if shape.n_expert:
+        return listed
+    listed.append(_matrix("ffn_down", shape.n_embd, shape.n_ff, kind))
+    if shape.arch == "phi3":  # gate and up in one
+        return [*listed, _matrix("ffn_up", 2 * shape.n_ff, shape.n_embd, kind)]
+    return [*listed, *(_matrix(f"ffn_{name}", shape.n_ff, shape.n_embd, kind) for name in ("gate", "up"))]
+
+
+def _experts(shape: Shape, quantization: str) -> list[Tensor]:
+    """The experts of a layer and the router that chooses among them."""
+    n, n_ff = shape.n_expert, shape.n_ff_expert
+    if not n or not n_ff:
+        return []
+    kind = "MXFP4" if quantization == "MXFP4_MOE" else quantization
+    sizes = (("gate", n_ff, shape.n_embd), ("up", n_ff, shape.n_embd), ("down", shape.n_embd, n_ff))
+    listed = [
+        dataclasses.replace(_matrix(f"ffn_{name}_exps", rows, columns, kind), n_expert=n)
+        for name, rows, columns in sizes
+    ]
+    listed.append(Tensor("ffn_gate_inp.weight", n, shape.n_embd, "F32"))
+    if shape.arch == "gpt-oss":
+        listed += [Tensor(f"ffn_{name}_exps.bias", n, rows, "F32") for name, rows, _ in sizes]
+        listed.append(_vector("ffn_gate_inp.bias", n))
+    return listed
 
 
 def n_bytes(shape: Shape, quantization: str) -> int:
@@ -88,10 +152,13 @@ def write(
     """
     if quantization not in QUANTIZATIONS:
         raise LabError(f"{quantization} is not written directly.", f"Directly: {', '.join(QUANTIZATIONS)}.")
-    if shape.arch not in ("llama", "phi3", "qwen2"):
-        raise LabError(f"Synthetic models of architecture {shape.arch} are not known.", "Known: llama, phi3, qwen2.")
+    if shape.arch not in ARCHITECTURES:
+        raise LabError(
+            f"Synthetic models of architecture {shape.arch} are not known.", f"Known: {', '.join(ARCHITECTURES)}."
+        )
     planned = [
-        Tensor(t.name, t.rows, t.columns, (types or {}).get(t.name, t.type)) for t in tensors(shape, quantization)
+        dataclasses.replace(tensor, type=(types or {}).get(tensor.name, tensor.type))
+        for tensor in tensors(shape, quantization)
     ]
     part = path.with_suffix(".part")
     try:
@@ -124,14 +191,20 @@ def _write(
     writer.add_head_count_kv(shape.n_head_kv)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_dimension_count(shape.n_rot or shape.head_dim)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.n_vocab)
     writer.add_tokenizer_model("no_vocab")
+    if shape.n_expert and shape.n_expert_used and shape.n_ff_expert:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(shape.n_expert_used)
+        writer.add_expert_feed_forward_length(shape.n_ff_expert)
+    if shape.window:
+        writer.add_sliding_window(shape.window)
     for tensor in planned:
         kind = gguf.GGMLQuantizationType[tensor.type]
-        dimensions = (tensor.rows, tensor.columns) if tensor.rows > 1 else (tensor.columns,)
+        dimensions = tensor.dimensions[::-1]  # as numpy has them
         writer.add_tensor_info(tensor.name, dimensions, np.dtype(np.float32), tensor.n_bytes, raw_dtype=kind)
     try:
         writer.write_header_to_file()
@@ -155,11 +228,12 @@ class _Random:
         self.nbytes = tensor.n_bytes
 
     def tofile(self, file: IO[bytes]) -> None:
-        left = self._tensor.rows * self._tensor.columns
+        left = self._tensor.n_weights
         scale = 1 / math.sqrt(self._tensor.columns)
+        kind = "vector" if self._tensor.rows == 1 else self._tensor.type
         while left:
             n = min(left, _CHUNK_WEIGHTS)
-            file.write(_weights(self._tensor.type, n, scale, self._generator).data)
+            file.write(_weights(kind, n, scale, self._generator).data)
             left -= n
 
 
@@ -173,13 +247,15 @@ def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
     def half(values: Any) -> Any:
         return np.asarray(values, dtype=np.float16).reshape(-1, 1).view(np.uint8)
 
-    if kind == "F32":  # norms and biases: around one
+    if kind == "vector":  # norms and biases: around one
         return (1 + 0.1 * generator.standard_normal(n, dtype=np.float32)).view(np.uint8)
+    if kind == "F32":
+        return (np.float32(scale) * generator.standard_normal(n, dtype=np.float32)).view(np.uint8)
     if kind == "F16":  # a random sign and mantissa under one exponent: between 1 and 2 times a power of two
         exponent = round(math.log2(scale / 1.53)) + 15
         words = generator.bit_generator.random_raw(-(-n // 4)).view(np.uint16)[:n]
         return ((words & 0x83FF) | (exponent << 10)).view(np.uint8)
-    n_weights, n_block_bytes = _block(kind)
+    n_weights, n_block_bytes = BLOCKS[kind]
     n_blocks = n // n_weights
     raw = generator.bit_generator.random_raw(-(-n_blocks * n_block_bytes // 8))
     blocks = raw.view(np.uint8)[: n_blocks * n_block_bytes].reshape(n_blocks, n_block_bytes)
@@ -194,22 +270,16 @@ def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
     elif kind == "Q6_K":  # 256 quants of -32 to 31 (low 4 bits, high 2 bits), 16 scales, d
         blocks[:, 192:208] = (1 + (blocks[:, 192:208] & 7)) * np.where(blocks[:, 192:208] & 8, 1, 255)
         blocks[:, 208:] = half(signs * scale / (18.5 * 5.05))
+    elif kind == "MXFP4":  # a power of two, then 32 quants of -6 to 6
+        blocks[:, 0] = 127 + round(math.log2(scale / 2.93))
     else:
-        raise LabError(f"Random weights of type {kind} are not known.", "Use Q4_0, Q4_1, Q8_0 or F16.")
+        raise LabError(f"Random weights of type {kind} are not known.", f"Use one of: {', '.join(QUANTIZATIONS)}.")
     return blocks.reshape(-1)
 
 
 def _matrix(name: str, rows: int, columns: int, kind: str) -> Tensor:
-    return Tensor(f"{name}.weight", rows, columns, kind if columns % _block(kind)[0] == 0 else "Q8_0")
+    return Tensor(f"{name}.weight", rows, columns, kind if columns % BLOCKS[kind][0] == 0 else "Q8_0")
 
 
 def _vector(name: str, n: int) -> Tensor:
     return Tensor(name, 1, n, "F32")
-
-
-def _block(kind: str) -> tuple[int, int]:
-    """Weights and bytes of a block of this type."""
-    import gguf
-
-    n_weights, n_block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    return n_weights, n_block_bytes

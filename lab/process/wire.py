@@ -15,7 +15,7 @@ from lab.core.record import Device
 N_PREFILLED, FIRST_TOKEN = 0, 1
 """Slots of the progress array: the prompt tokens that are done, then the tokens as they are chosen."""
 
-MUL_MAT, ATTENTION = "mul_mat", "attention"
+MUL_MAT, MUL_MAT_ID, ATTENTION = "mul_mat", "mul_mat_id", "attention"
 """The kernels that can be probed."""
 
 
@@ -40,9 +40,11 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Probe:
-    """What to time. mul_mat: weights of `rows` x `columns`; attention: `rows` heads of `columns`, `n_head_kv` for keys.
+    """What to time.
 
-    `n_bytes` is how much distinct memory (weights, or keys and values) one pass goes through.
+    mul_mat: weights of `rows` x `columns`. mul_mat_id: such weights of each of `n_expert`, of which every token goes
+    through `n_expert_used`. attention: `rows` heads of `columns`, `n_head_kv` for keys, over `n_positions` a layer.
+    `n_bytes` is how much distinct memory (weights, or keys and values) one pass goes through, at least.
     """
 
     op: str
@@ -55,6 +57,9 @@ class Probe:
     n_threads: int
     on_gpu: bool
     seconds: float
+    n_positions: int | None = None
+    n_expert: int | None = None
+    n_expert_used: int | None = None
 
 
 def map_int64(path: Path) -> memoryview[int]:

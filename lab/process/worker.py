@@ -144,6 +144,10 @@ class Worker:
         """Replace the context; the settings come back as llama.cpp resolved them."""
         return from_json(Settings, self._ask("new_context", asked=json.loads(to_json(asked))))
 
+    def reserve(self, path: Path, asked: Settings) -> list[str]:
+        """llama.cpp's log of what it would reserve for a context of a model file, without loading its weights."""
+        return list(json.loads(self._ask("reserve", path=str(path), asked=json.loads(to_json(asked)))))
+
     def run(
         self, prompt: list[int], n_gen: int, watch: Callable[[Progress], None], every: int | None = None
     ) -> tuple[Steps, tuple[int, ...], int | None]:

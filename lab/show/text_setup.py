@@ -73,7 +73,8 @@ def describe_model(
     types = ", ".join(f"{kind} {megabytes(n)}" for kind, n in sorted(model.tensor_bytes.items(), key=lambda kv: -kv[1]))
     cache = ", ".join(f"{megabytes(n_bytes)} at {n:,}" for n, n_bytes in kv_bytes.items())
     position = "unknown" if kv_per_position is None else f"{kv_per_position:,.0f}"
-    fits = "unknown" if n_ctx_fits is None else f"a context of up to about {n_ctx_fits:,} tokens"
+    reason = f" ({model.uncounted})" if model.uncounted else ""
+    fits = f"unknown{reason}" if n_ctx_fits is None else f"a context of up to about {n_ctx_fits:,} tokens"
     return [
         f"name      {model.name} {model.quantization or ''} ({model.source})",
         f"file      {path or 'not on this machine'}, {megabytes(model.n_bytes)}",

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.analysis import wording
-from lab.core.record import Ceilings, Model, Record
+from lab.core.record import Ceilings, Model, Rate, Record
+from lab.process.wire import ATTENTION
 from lab.runner import machine
 from lab.runner.plan import join
 from lab.show.console import grid_of
@@ -26,17 +27,30 @@ def print_ceilings(ceilings: Ceilings, out: Console) -> None:
     age = "today" if days < 1 else f"{days:.0f} days ago"
     where = machine.label(ceilings.machine, int(ceilings.on_gpu))
     out.print(f"\nCeilings of {where}, measured {ceilings.measured_at} ({age})")
-    grid = grid_of("kernel", "type", "buffer", "tokens", "threads", "GB/s", "GFLOP/s")
-    for rate in sorted(ceilings.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, rate.n_tokens)):
+    grid = grid_of("kernel", "type", "shape", "buffer", "tokens", "threads", "GB/s", "GFLOP/s")
+    for rate in sorted(ceilings.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, *_size(rate))):
         flops = wording.digits(probing.gflops(rate)) if rate.flops else "-"
         counts = (str(rate.n_tokens), str(rate.n_threads))
-        grid.add_row(rate.op, rate.type, rate.buffer, *counts, wording.digits(probing.gbps(rate)), flops)
+        grid.add_row(rate.op, rate.type, _shape(rate), rate.buffer, *counts, wording.digits(probing.gbps(rate)), flops)
     out.print(grid)
     best = roofline.roof(ceilings)
     out.print(
         f"Best: {wording.digits(best.gbps)} GB/s and {wording.digits(best.gflops)} GFLOP/s: work of more than "
         f"{wording.digits(best.ridge)} FLOPs per byte is limited by arithmetic, other work by memory traffic."
     )
+
+
+def _size(rate: Rate) -> tuple[int, ...]:
+    return rate.rows, rate.columns, rate.n_tokens, rate.n_positions or 0
+
+
+def _shape(rate: Rate) -> str:
+    """The shape of a probe: a matrix, its experts, or heads and how far they look back."""
+    if rate.op == ATTENTION:
+        positions = f" over {rate.n_positions:,}" if rate.n_positions else ""
+        return f"{rate.rows} heads of {rate.columns}{positions}"
+    experts = f", {rate.n_expert_used} of {rate.n_expert}" if rate.n_expert else ""
+    return "-" if rate.op == probing.READ else f"{rate.rows} x {rate.columns}{experts}"
 
 
 def print_explained(
@@ -65,7 +79,7 @@ def print_explained(
     )
     for row in rows:
         figures = (1e3 * row.measured_s, row.flops / 1e9, row.n_bytes / 1e6, row.intensity, row.gflops, row.gbps)
-        of_ceiling = f"{100 * row.of_ceiling:.0f}"
+        of_ceiling = ">100" if row.of_ceiling > BEYOND else f"{100 * row.of_ceiling:.0f}"
         grid.add_row(
             f"{row.n_prompt:,}", f"{row.n_gen:,}", row.phase, *map(wording.digits, figures), of_ceiling, row.limit
         )
@@ -77,7 +91,7 @@ def print_explained(
 def where_it_went(row: Explained) -> str:
     """A sentence with the parts of a phase's time, in percent."""
     parts = row.kernels
-    rest = row.measured_s - parts.total_s
+    rest = max(0.0, row.measured_s - parts.total_s)
     shares = (
         ("layers", parts.layers_s),
         ("output matrix", parts.head_s),
@@ -85,9 +99,11 @@ def where_it_went(row: Explained) -> str:
         ("rest", rest),
     )
     percents = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in shares)
+    if row.of_ceiling > BEYOND:
+        percents = f"less time than its kernels' least; {TOO_LOW}"
     outside = f"choosing tokens {wording.seconds(row.choosing_s)}, harness {wording.seconds(row.harness_s)}"
     unit = " a token" if row.phase == "decode" else ""
-    return f"{row.phase} at {row.n_prompt:,}: {percents}; beside it {outside}{unit}."
+    return f"{row.phase} at {row.n_prompt:,}: {percents}; outside of it {outside}{unit}."
 
 
 def caveat(record: Record) -> str | None:
@@ -115,19 +131,19 @@ def verdicts(rows: Sequence[Explained]) -> list[str]:
     for (phase, limit), alike in by_limit.items():
         what = "Reading a prompt of" if phase == "prefill" else "Writing after a prompt of"
         lengths = join(sorted({row.n_prompt for row in alike}))
-        shares = ", ".join(f"{100 * row.of_ceiling:.0f} %" for row in alike)
+        shares = ", ".join(f"{min(100, 100 * row.of_ceiling):.0f} %" for row in alike)
         if len(alike) > FEW:
-            ends = sorted(row.of_ceiling for row in alike)
+            ends = sorted(min(1.0, row.of_ceiling) for row in alike)
             lengths = f"{alike[0].n_prompt:,} to {alike[-1].n_prompt:,}"
             shares = f"{100 * ends[0]:.0f} to {100 * ends[-1]:.0f} %"
         sentences.append(f"{what} {lengths} tokens was limited by {WHY[limit]}: {shares} of what its kernels can do.")
     if max(row.of_ceiling for row in rows) > BEYOND:
-        sentences.append("Nothing is faster than its ceiling: these ceilings are too low. Run: lab ceilings --again")
+        sentences.append(f"Nothing is faster than its ceiling: {TOO_LOW}.")
     return sentences
 
 
-BEYOND = 1.1
-"""A phase that reaches more than this of its ceiling shows that the ceiling is wrong."""
+BEYOND, TOO_LOW = 1.005, "the ceiling was measured too low; measure again: lab ceilings --again"
+"""A phase that reaches more than this of its ceiling shows that the ceiling is wrong: its shares would mislead."""
 
 
 def advice_of(lever: Lever) -> str:

@@ -8,19 +8,23 @@ prediction, and each lever says how to try it.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.core import cost
 from lab.core.record import Ceilings, Model, Record, Settings
+from lab.core.shape import ATTENTION, BLOCKS, EXPERTS, FEED_FORWARD, Matrix, matrices
 from lab.errors import LabError
 from lab.models import catalog, synthetic
-from lab.process.wire import MUL_MAT
+from lab.process.wire import MUL_MAT, MUL_MAT_ID
+from lab.runner.as_options import options
 from lab.why import roofline
+from lab.why.probe_plan import used_types
 from lab.why.roofline import Explained
 
 LEAST_GAIN = 1.05
 MOST_LEVERS = 3
+IN_LAYERS = (ATTENTION, FEED_FORWARD, EXPERTS)
 
 
 @dataclass(frozen=True)
@@ -40,34 +44,52 @@ class Lever:
 
 
 def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> list[Lever]:
-    """The three largest that the ceilings know of, for one setup's explained rows."""
+    """The three largest that the ceilings know of, for one setup's explained rows.
+
+    Their commands measure what was promised: the same lengths, tokens and settings, but for the change.
+    """
     model, settings = record.model, record.settings
-    main = max(model.tensor_bytes, key=lambda kind: model.tensor_bytes[kind])
-    found = []
-    own = [rate for rate in ceilings.rates if (rate.op, rate.rows, rate.columns) == (MUL_MAT, model.n_ff, model.n_embd)]
-    kinds = {rate.type for rate in own} - {main}
-    for kind in sorted(kinds & cost.BLOCKS.keys()):
-        other = _with_type(model, main, kind)
+    known = matrices(model)
+    if known is None:
+        return []
+    tried = []
+    main = used_types(model)[0]
+    for kind in _other_types(model, settings, known, ceilings, main):
         command = None
         if kind in synthetic.QUANTIZATIONS and model.source != "file":
-            command = f'lab ab "-m {catalog.spec_of(model)}" "-m {catalog.spec_of(model, kind)}"'
-        found.append(_lever(f"{kind} instead of {main}", rows, record, ceilings, other, settings, command))
+            command = _command(rows, record, "--model", catalog.spec_of(model), catalog.spec_of(model, kind))
+        other = _with_type(model, known, main, kind)
+        tried.append(_lever(f"{kind} instead of {main}", rows, record, ceilings, other, settings, command))
     for n in sorted({rate.n_threads for rate in ceilings.rates} - {settings.n_threads}):
         fewer = dataclasses.replace(settings, n_threads=n, n_threads_batch=n)
-        command = f'lab ab "--threads {settings.n_threads}" "--threads {n}" -m {catalog.spec_of(model)}'
-        found.append(
-            _lever(
-                f"{n} thread{'s' * (n > 1)} instead of {settings.n_threads}",
-                rows,
-                record,
-                ceilings,
-                model,
-                fewer,
-                command,
-            )
-        )
-    useful = [lever for lever in found if lever and lever.best >= LEAST_GAIN]
+        change = f"{n} thread{'s' * (n > 1)} instead of {settings.n_threads}"
+        command = _command(rows, record, "--threads", str(settings.n_threads), str(n))
+        tried.append(_lever(change, rows, record, ceilings, model, fewer, command))
+    useful = [lever for lever in tried if lever and lever.best >= LEAST_GAIN]
     return sorted(useful, key=lambda lever: -lever.best)[:MOST_LEVERS]
+
+
+def _other_types(model: Model, settings: Settings, known: Sequence[Matrix], ceilings: Ceilings, main: str) -> list[str]:
+    """Types whose kernels were probed in a shape of the model's layers."""
+    ops = {MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT for matrix in known if matrix.type == main}
+    shapes = {(matrix.rows, matrix.columns) for matrix in known if matrix.part in IN_LAYERS}
+    kinds = {
+        rate.type
+        for rate in ceilings.rates
+        if rate.op in ops
+        and rate.n_threads == settings.n_threads
+        and (model.matrices is None or (rate.rows, rate.columns) in shapes)
+    }
+    return sorted((kinds - {main}) & BLOCKS.keys())
+
+
+def _command(rows: Sequence[Explained], record: Record, option: str, old: str, new: str) -> str:
+    """The trial of a change at the lengths that its gains are promised for."""
+    lengths = ",".join(str(n) for n in sorted({min(row.n_prompt for row in rows), max(row.n_prompt for row in rows)}))
+    replaced = (option, "--threads-batch") if option == "--threads" else (option,)
+    shared = [word for name, value in options(record) if name not in replaced for word in (name, value)]
+    sizes = ["--prompt-len", lengths, "--gen", str(max(row.n_gen for row in rows))]
+    return " ".join(["lab ab", f'"{option} {old}"', f'"{option} {new}"', shlex.join([*sizes, *shared])])
 
 
 def _lever(
@@ -84,16 +106,16 @@ def _lever(
     ordered = sorted(rows, key=lambda row: row.n_prompt)
     try:
         for phase, chosen in (("prefill", ordered[::-1]), ("decode", ordered)):
-            row = next((each for each in chosen if each.phase == phase), None)
+            row = next((candidate for candidate in chosen if candidate.phase == phase), None)
             if row is None:
                 continue
-            shape = _typical_step(row, settings)
-            old = roofline.step_kernels(record.model, record.settings, ceilings, *shape)
-            new = roofline.step_kernels(model, settings, ceilings, *shape)
+            step = _typical_step(row, settings)
+            old = roofline.step_kernels(record.model, record.settings, ceilings, *step)
+            new = roofline.step_kernels(model, settings, ceilings, *step)
             if old is None or new is None:
                 return None
-            kept = max(0.0, row.measured_s - row.kernels.total_s)
-            gains[phase] = row.measured_s / (kept + (row.measured_s - kept) * new.total_s / old.total_s)
+            rest = max(0.0, row.measured_s - row.kernels.total_s)
+            gains[phase] = row.measured_s / (rest + (row.measured_s - rest) * new.total_s / old.total_s)
     except LabError:
         return None
     ends = ordered[-1].n_prompt, ordered[0].n_prompt
@@ -108,18 +130,18 @@ def _typical_step(row: Explained, settings: Settings) -> tuple[int, int, int]:
     return n_tokens, (row.n_prompt - n_tokens) // 2, 1
 
 
-def _with_type(model: Model, old: str, new: str) -> Model:
-    """The model with its main weights in another type; embedding and output matrix stay as they are."""
-    kept = sum(
-        n_bytes
-        for n_bytes, kind in (
-            (model.embedding_bytes or 0, model.embedding_type),
-            (model.output_bytes or 0, model.output_type),
-        )
-        if n_bytes and roofline.type_of(model, n_bytes, kind) == old
-    )
-    moved = model.tensor_bytes[old] - kept
-    weights = moved / cost.BLOCKS[old][1] * cost.BLOCKS[old][0]
-    sizes = dict(model.tensor_bytes) | {old: kept}
-    sizes[new] = sizes.get(new, 0) + round(weights / cost.BLOCKS[new][0] * cost.BLOCKS[new][1])
-    return dataclasses.replace(model, tensor_bytes={kind: n_bytes for kind, n_bytes in sizes.items() if n_bytes})
+def _with_type(model: Model, known: Sequence[Matrix], old: str, new: str) -> Model:
+    """The model with its layers' matrices of one type in another, where their rows can be packed in it.
+
+    Embedding and output matrix stay as they are.
+    """
+    sizes = {kind: float(n_bytes) for kind, n_bytes in model.tensor_bytes.items()}
+    changed = []
+    for matrix in known:
+        if matrix.type == old and matrix.part in IN_LAYERS and matrix.columns % BLOCKS[new][0] == 0:
+            sizes[old] -= matrix.n_bytes
+            matrix = dataclasses.replace(matrix, type=new)
+            sizes[new] = sizes.get(new, 0.0) + matrix.n_bytes
+        changed.append(matrix)
+    by_type = {kind: round(n_bytes) for kind, n_bytes in sizes.items() if round(n_bytes)}
+    return dataclasses.replace(model, tensor_bytes=by_type, matrices=tuple(changed))

@@ -2,14 +2,15 @@
 
 A roof has two parts: how fast weights can be read (one column: a decode step) and how fast they can be
 multiplied (many columns: a prefill step). Both depend on the weights' type, because each type has a kernel of
-its own; so a ceiling is measured for each type that a model uses, on its own matrix shape, in the buffer its
-weights get. A plain read of memory, without any kernel, tells how much of a slow rate is the kernel's doing.
-The best pass counts: a ceiling is what the machine can do, not what it did in a bad moment.
+its own; so a ceiling is measured for each type that a model uses, in the shapes it has there (probe_plan.py), in the
+buffer its weights get. A plain read of memory, without any kernel, tells how much of a slow rate is the kernel's
+doing. The best pass of several rounds counts: a ceiling is what the machine can do, not what it did in a bad moment.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,77 +19,26 @@ from pathlib import Path
 from typing import Any
 
 from lab.analysis import disturbances
-from lab.core import cost, results
-from lab.core.record import Ceilings, Machine, Model, Rate, Settings
+from lab.core import results
+from lab.core.record import Ceilings, Machine, Model, Rate
 from lab.errors import LabError
 from lab.models import catalog, shapes
-from lab.process.wire import ATTENTION, MUL_MAT, Probe
+from lab.process.wire import ATTENTION, MUL_MAT_ID, Probe
 from lab.process.worker import Worker
 from lab.runner import machine, noise_watch, notebook
 from lab.runner.plan import Plan, make_plan
 from lab.runner.warm_engine import utc_now
+from lab.why.probe_plan import MANY, pass_bytes, probes
+
+__all__ = ["probes"]  # others look for it here
 
 READ = "read"
-COLUMNS = (1, 2, 4, 8, 32, 128)
-"""Batch sizes between decode and prefill; a full ubatch is added."""
 
-SECONDS = 0.4
-"""How long a probe is repeated."""
+ROUNDS, MOST_EXTRA_ROUNDS = 2, 3
+"""Every probe is run in so many rounds; while the machine is disturbed, so many more."""
 
-MIN_SHARE = 0.01
-"""Types that hold less of a model than this are not probed."""
-
-BIG, MIDDLE, SMALL = 256 * 2**20, 64 * 2**20, 16 * 2**20
-"""Bytes of distinct weights in a pass: several times the last-level cache where memory traffic can matter."""
-
-
-def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[Probe]:
-    """What to measure for a model: its weight types (and `types`) by columns, attention, and fewer threads.
-
-    LabError where the header does not tell the shape.
-    """
-    if not (model.n_embd and model.n_ff and model.n_head and model.head_dim):
-        raise LabError(f"The shape of {model.name} is not known from its header.", "Take another model.")
-    total = sum(model.tensor_bytes.values())
-    used = [kind for kind, n_bytes in model.tensor_bytes.items() if n_bytes >= MIN_SHARE * total]
-    types = [kind for kind in types if kind not in used]
-    on_gpu = settings.n_gpu_layers > 0
-    columns = sorted({*COLUMNS, settings.n_ubatch})
-
-    for kind in types:
-        if kind not in cost.BLOCKS or kind == "F32":
-            raise LabError(f"{kind} is no weight type that the lab knows.", f"Known: {', '.join(cost.BLOCKS)}.")
-        if model.n_embd % cost.BLOCKS[kind][0]:
-            raise LabError(
-                f"{kind} packs {cost.BLOCKS[kind][0]} weights together; {model.name} is {model.n_embd} wide.",
-                "Leave the type out, or give a model that fits: -m MODEL",
-            )
-
-    def mul_mat(kind: str, n_tokens: int, n_threads: int) -> Probe:
-        n_bytes = BIG if n_tokens <= 8 else MIDDLE if n_tokens <= 32 else SMALL
-        return Probe(
-            MUL_MAT, kind, model.n_ff or 0, model.n_embd or 0, None, n_tokens, n_bytes, n_threads, on_gpu, SECONDS
-        )
-
-    def attention(n_tokens: int, n_threads: int) -> Probe:
-        n_bytes = BIG if n_tokens == 1 else 4 * 2**20
-        heads, kind = model.n_head or 0, settings.type_k.upper()
-        return Probe(
-            ATTENTION, kind, heads, model.head_dim or 0, model.n_head_kv, n_tokens, n_bytes, n_threads, on_gpu, SECONDS
-        )
-
-    found = [
-        mul_mat(kind, n, settings.n_threads if n == 1 else settings.n_threads_batch)
-        for kind in dict.fromkeys([*used, *types])
-        for n in columns
-    ]
-    found += [attention(1, settings.n_threads), attention(settings.n_ubatch, settings.n_threads_batch)]
-    if not on_gpu:
-        fewer = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < settings.n_threads]
-        for n in fewer:
-            for n_tokens in (1, settings.n_ubatch):
-                found += [mul_mat(kind, n_tokens, n) for kind in used] + [attention(n_tokens, n)]
-    return found
+BIG = 256 * 2**20
+"""Bytes of which memory is read plainly, at least."""
 
 
 def ceilings(
@@ -98,16 +48,16 @@ def ceilings(
 
         best = lab.ceilings("smollm2-135m", types=["Q8_0"], threads=2)
 
-    `types` are measured beside the model's own; `asked` are settings of `make_plan`, such as threads.
+    `types` are measured besides the model's own; `asked` are settings of `make_plan`, such as threads.
     """
-    tell, said = notebook.line(), list[str]()
+    show, warned = notebook.line(), list[str]()
     with Worker() as worker:
         shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **asked)
-        found = obtain(worker, plan, shape, types, tell, said.append, Path(out))
-    for sentence in said:
+        best = obtain(worker, plan, shape, types, show, warned.append, Path(out))
+    for sentence in warned:
         warnings.warn(sentence, stacklevel=2)
-    tell(f"{len(found.rates)} kernels are known, measured {found.measured_at}")
-    return found
+    show(f"{len(best.rates)} kernels are known, measured {best.measured_at}")
+    return best
 
 
 def obtain(
@@ -126,44 +76,67 @@ def obtain(
     """
     on_gpu = plan.settings.n_gpu_layers > 0
     wanted = probes(model, plan.settings, types)
-    todo = missing(wanted, None if again else known(kept(folder), plan.machine, on_gpu))
-    if todo:
-        noisy = noise_watch.NoiseWatch(worker.pid)
-
-        def tell(what: str) -> None:
-            noisy.sample()
-            watch(what)
-
-        run_probes(worker, plan.machine, todo, on_gpu, tell, folder)
-        if words := disturbances.during(noisy.finish()):
-            warn(f"While the ceilings were measured, {words}. Some may be too low: measure once more (--again).")
-    found = known(kept(folder), plan.machine, on_gpu)
-    assert found is not None
-    return found
+    todo = missing(wanted, None if again else known(kept(folder, warn), plan.machine, on_gpu))
+    if todo and (words := run_probes(worker, plan.machine, todo, on_gpu, watch, folder)):
+        warn(
+            f"While the ceilings were measured, {words}, in each of {ROUNDS + MOST_EXTRA_ROUNDS} rounds. "
+            "Some may be too low: measure once more (--again)."
+        )
+    best = known(kept(folder, lambda sentence: None), plan.machine, on_gpu)
+    assert best is not None
+    return best
 
 
 def run_probes(
     worker: Worker, here: Machine, wanted: Sequence[Probe], on_gpu: bool, watch: Callable[[str], None], folder: Path
-) -> None:
-    """Run the probes, read memory plainly, and keep it all in `folder`, whatever happens to the last of them."""
-    rates = []
+) -> str:
+    """Run the probes round by round, read memory plainly, and keep it all in `folder`, whatever happens to the last.
+
+    Every probe is run once in each of ROUNDS rounds, so that a bad moment spoils none of them; while a round was
+    disturbed, another follows, at most MOST_EXTRA_ROUNDS. Returns what disturbed the last round; "" for nothing.
+    """
+    rates: dict[tuple[object, ...], Rate] = {}
+    n_all, n_done, words = ROUNDS * len(wanted), 0, ""
     try:
-        for number, probe in enumerate(wanted, 1):
-            what = "attention, " if probe.op == ATTENTION else ""
-            watch(f"{number} of {len(wanted)}: {what}{probe.type}, {probe.n_tokens} columns, {probe.n_threads} threads")
-            rates.append(worker.probe(probe))
-        if not on_gpu:
-            watch("reading memory")
-            rates.append(read_rate(max(probe.n_threads for probe in wanted)))
+        for round_number in range(ROUNDS + MOST_EXTRA_ROUNDS):
+            if round_number >= ROUNDS:
+                watch(f"{words}: measuring once more")
+                n_all += len(wanted)
+            noisy = noise_watch.NoiseWatch(worker.pid)
+            for probe in wanted:
+                n_done += 1
+                noisy.sample()
+                watch(f"{n_done} of {n_all}: {_describe(probe)}")
+                _keep(rates, worker.probe(probe))
+            if not on_gpu:
+                watch("reading memory")
+                _keep(rates, read_rate(max(probe.n_threads for probe in wanted)))
+            words = disturbances.during(noisy.finish())
+            if round_number + 1 >= ROUNDS and not words:
+                break
     finally:
         if rates:
-            save(Ceilings(utc_now(), here, on_gpu, tuple(rates)), folder)
+            save(Ceilings(utc_now(), here, on_gpu, tuple(rates.values())), folder)
+    return words
 
 
-def read_rate(n_threads: int, n_bytes: int = 2 * BIG) -> Rate:
+def _describe(probe: Probe) -> str:
+    what = f"attention over {probe.n_positions:,} positions, " if probe.op == ATTENTION else ""
+    what = "experts, " if probe.op == MUL_MAT_ID else what
+    return f"{what}{probe.type}, {probe.n_tokens} columns, {probe.n_threads} threads"
+
+
+def _keep(rates: dict[tuple[object, ...], Rate], rate: Rate) -> None:
+    """Add the passes of a further round to those of the same probe."""
+    old = rates.get(key(rate))
+    rates[key(rate)] = rate if old is None else dataclasses.replace(old, times_ns=old.times_ns + rate.times_ns)
+
+
+def read_rate(n_threads: int, n_bytes: int | None = None) -> Rate:
     """How fast memory can be read without any kernel: the maximum of random numbers, a slice per thread."""
     import numpy as np
 
+    n_bytes = n_bytes or max(BIG, pass_bytes(MANY, False))
     data = np.random.default_rng(1).integers(0, 2**62, n_bytes // 8)
     slices = np.array_split(data, n_threads)
     times = []
@@ -187,10 +160,15 @@ def save(ceilings: Ceilings, folder: Path) -> Path:
     return path
 
 
-def kept(folder: Path) -> list[Ceilings]:
-    """All ceilings that are kept in a folder."""
+def kept(folder: Path, warn: Callable[[str], None] = warnings.warn) -> list[Ceilings]:
+    """All ceilings that are kept in a folder; `warn` is called with a sentence for each line that cannot be read."""
     paths = sorted(folder.glob("ceilings-*.jsonl")) if folder.is_dir() else []
-    return list(results.read(paths).ceilings) if paths else []
+    if not paths:
+        return []
+    contents = results.read(paths)
+    for sentence in contents.skipped:
+        warn(sentence)
+    return list(contents.ceilings)
 
 
 def known(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool = False) -> Ceilings | None:
@@ -213,9 +191,9 @@ def known(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool = 
 
 def need(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool, what: str) -> Ceilings:
     """`known`, or a LabError that says what there is instead."""
-    found = known(given, here, on_gpu, force)
-    if found is not None:
-        return found
+    best = known(given, here, on_gpu, force)
+    if best is not None:
+        return best
     others = [old for old in given if old.on_gpu == on_gpu]
     if others:
         other = others[-1].machine
@@ -230,7 +208,7 @@ def need(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool, wh
 def same(one: Machine, other: Machine) -> bool:
     """Whether two descriptions are of the same machine with the same build: ceilings then hold for both."""
     fields = ("cpu", "n_cores_usable", "ram_bytes", "llama_cpp_python", "llama_cpp_commit", "system_info")
-    gpus = [[device.description for device in machine.accelerators(each.devices)] for each in (one, other)]
+    gpus = [[device.description for device in machine.accelerators(described.devices)] for described in (one, other)]
     return gpus[0] == gpus[1] and all(getattr(one, name) == getattr(other, name) for name in fields)
 
 
@@ -240,9 +218,10 @@ def missing(wanted: Sequence[Probe], ceilings: Ceilings | None) -> list[Probe]:
     return [probe for probe in wanted if key(probe) not in have]
 
 
-def key(what: Probe | Rate) -> tuple[str, str, int, int, int | None, int, int]:
+def key(what: Probe | Rate) -> tuple[object, ...]:
     """What makes two probes the same measurement."""
-    return what.op, what.type, what.rows, what.columns, what.n_head_kv, what.n_tokens, what.n_threads
+    size = what.rows, what.columns, what.n_head_kv, what.n_positions, what.n_expert, what.n_expert_used
+    return what.op, what.type, *size, what.n_tokens, what.n_threads
 
 
 def gbps(rate: Rate) -> float:

@@ -1,4 +1,4 @@
-"""Why this fast: what a run cost, beside what the machine's own kernels could have done.
+"""Why this fast: what a run cost, next to what the machine's own kernels could have done.
 
 A phase's least time is the sum of its kernels at their ceilings: every weight type at the columns of its steps,
 and attention over the positions it looked back at. Measured time beyond that is overhead (norms, softmax,
@@ -17,10 +17,12 @@ from dataclasses import dataclass
 
 from lab.core import cost, phases
 from lab.core.record import OK, PREFILL, Ceilings, Model, Rate, Record, Run, Settings
+from lab.core.shape import EXPERTS, FEED_FORWARD, Heads, Matrix
 from lab.errors import LabError
 from lab.models import catalog
-from lab.process.wire import ATTENTION, MUL_MAT
+from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID
 from lab.why import probing
+from lab.why.probe_plan import used_types
 
 ARITHMETIC, TRAFFIC, KERNEL, OVERHEAD = "arithmetic", "memory traffic", "the kernel", "overhead"
 OVERHEAD_SHARE = 0.5
@@ -104,73 +106,90 @@ def step_kernels(
     model: Model, settings: Settings, ceilings: Ceilings, n_tokens: int, n_past: int, n_outputs: int
 ) -> Kernels | None:
     """Least time of a step in its kernels. None where the model's cost is not known; LabError for a missing probe."""
-    step = cost.step(model, n_tokens, n_past, n_outputs, settings.type_k, settings.type_v)
-    if step is None:
+    work, layers = cost.products(model, n_tokens, n_outputs), cost.attended(model, n_tokens, n_past)
+    if work is None or layers is None:
         return None
-    head = model.output_bytes or model.embedding_bytes or 0
-    head_type = type_of(model, head, model.embedding_type if model.tied_embeddings else model.output_type)
-    decode = n_tokens == 1
-    n_threads = settings.n_threads if decode else settings.n_threads_batch
-    in_layers = dict(model.tensor_bytes)
-    in_layers[head_type] -= head
-    if not model.tied_embeddings and model.embedding_bytes:
-        in_layers[type_of(model, model.embedding_bytes, model.embedding_type)] -= model.embedding_bytes
-    part = step.layer_flops / _all_rows(model, n_tokens)  # the last feed-forward is not for all tokens
-    layers_s = sum(
-        part * n_bytes * seconds_per_byte(ceilings, model, kind, n_tokens, n_threads)
-        for kind, n_bytes in in_layers.items()
-        if n_bytes >= probing.MIN_SHARE * sum(model.tensor_bytes.values())
-    )
-    head_s = head * seconds_per_byte(ceilings, model, head_type, n_outputs, n_threads) if n_outputs else 0.0
-    attention_s = step.attention_flops * seconds_per_flop(ceilings, model, settings.type_k.upper(), n_tokens, n_threads)
-    return Kernels(layers_s, head_s, attention_s)
+    n_threads = settings.n_threads if n_tokens == 1 else settings.n_threads_batch
+    used = {*used_types(model), *(product.matrix.type for product in work if product.is_head)}
+    seconds = [0.0, 0.0]
+    for product in work:
+        if product.matrix.type in used:
+            per_byte = _seconds_per_byte(ceilings, model, product.matrix, product.n_tokens, n_threads)
+            seconds[product.is_head] += product.n_bytes * per_byte
+    width = 2 * ((model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0))
+    kind, attention_s = settings.type_k.upper(), 0.0
+    for part in layers:
+        flops = width * part.heads.n_layer * part.heads.n_head * part.n_pairs
+        per_flop = _seconds_per_flop(ceilings, model, part.heads, kind, n_tokens, n_threads, part.n_positions)
+        attention_s += flops * per_flop
+    return Kernels(seconds[False], seconds[True], attention_s)
 
 
 def seconds_per_byte(ceilings: Ceilings, model: Model, kind: str, n_tokens: int, n_threads: int) -> float:
-    """Best time of a product with n_tokens columns, per byte of weights; between measured columns interpolated."""
-    rates = [rate for rate in ceilings.rates if (rate.op, rate.type, rate.n_threads) == (MUL_MAT, kind, n_threads)]
+    """Best time of a product with n_tokens columns, per byte of weights, in the shape of the feed-forward."""
+    matrix = Matrix(FEED_FORWARD, kind, model.n_ff or 1, model.n_embd or 1, 1)
+    return _seconds_per_byte(ceilings, model, matrix, n_tokens, n_threads)
+
+
+def _seconds_per_byte(ceilings: Ceilings, model: Model, matrix: Matrix, n_tokens: int, n_threads: int) -> float:
+    """Best time of a product, per byte of weights that it reads; between measured columns interpolated."""
+    op = MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT
+    rates = [rate for rate in ceilings.rates if (rate.op, rate.type, rate.n_threads) == (op, matrix.type, n_threads)]
     if not rates:
         known = {rate.type for rate in ceilings.rates if rate.n_threads == n_threads}
-        total = sum(model.tensor_bytes.values())
-        lacking = [
-            each
-            for each, n_bytes in model.tensor_bytes.items()
-            if each not in known and n_bytes >= probing.MIN_SHARE * total
-        ]
+        lacking = [kind for kind in used_types(model) if kind not in known] or [matrix.type]
         raise LabError(
-            f"The ceilings of {' and '.join(lacking or [kind])} with {n_threads} threads are not measured on this "
-            "machine.",
-            f"Run: lab ceilings -m {catalog.spec_of(model)} --types {','.join(lacking or [kind])} "
-            f"--threads {n_threads}",
+            f"The ceilings of {' and '.join(lacking)} with {n_threads} threads are not measured on this machine.",
+            f"Run: lab ceilings -m {catalog.spec_of(model)} --types {','.join(lacking)} --threads {n_threads}",
         )
-    points = {r.n_tokens: min(r.times_ns) / 1e9 / r.n_bytes for r in _of_shape(rates, model.n_ff, model.n_embd)}
-    return _between(points, n_tokens)
+    by_shape = _by_shape(rates, (matrix.rows, matrix.columns))
+    most = max(len(points) for points in by_shape)
+    nearest = by_shape[0]
+    if n_tokens not in nearest:  # a shape that is probed at few sizes of step does not say what lies between
+        nearest = next(points for points in by_shape if n_tokens in points or len(points) == most)
+    return _between({n: rate_of(rates)[0] for n, rates in nearest.items()}, n_tokens)
 
 
-def seconds_per_flop(ceilings: Ceilings, model: Model, kind: str, n_tokens: int, n_threads: int) -> float:
-    """Best time of attention with n_tokens queries, per FLOP."""
+def _seconds_per_flop(
+    ceilings: Ceilings, model: Model, heads: Heads, kind: str, n_tokens: int, n_threads: int, n_positions: int
+) -> float:
+    """Best time of attention with n_tokens queries over n_positions, per FLOP; between lengths interpolated."""
     rates = [rate for rate in ceilings.rates if (rate.op, rate.type, rate.n_threads) == (ATTENTION, kind, n_threads)]
     if not rates:
         raise LabError(
             f"The ceiling of attention on a {kind} cache with {n_threads} threads is not measured.",
             f"Run: lab ceilings -m {catalog.spec_of(model)} -ctk {kind.lower()} --threads {n_threads}",
         )
-    nearest = _of_shape(rates, model.n_head, model.head_dim, model.n_head_kv)
-    points = {r.n_tokens: min(r.times_ns) / 1e9 / r.flops for r in nearest}
+    rates = [rate for rate in rates if rate.n_positions] or rates  # older files have one length, which they do not say
+    nearest = _by_shape(rates, (heads.n_head, model.head_dim, heads.n_head_kv))[0]
+    points = {}
+    for n, alike in nearest.items():
+        points[n] = _between({rate.n_positions or 0: rate_of([rate])[1] for rate in alike}, n_positions)
     return _between(points, n_tokens)
 
 
-def _of_shape(rates: list[Rate], rows: int | None, columns: int | None, n_head_kv: int | None = None) -> list[Rate]:
-    """The rates of the shape that is most like rows x columns: kernels are slower on small matrices."""
+def rate_of(rates: Sequence[Rate]) -> tuple[float, float]:
+    """Best seconds per byte, and per FLOP, of the same probe."""
+    best = min(rates, key=lambda rate: min(rate.times_ns) / rate.n_bytes)
+    seconds = min(best.times_ns) / 1e9
+    return seconds / best.n_bytes, seconds / best.flops if best.flops else math.inf
 
-    def distance(rate: Rate) -> float:
+
+def _by_shape(rates: Sequence[Rate], wanted: tuple[int | None, ...]) -> list[dict[int, list[Rate]]]:
+    """The rates of each probed shape by n_tokens, the shape that is most like (rows, columns, n_head_kv) first.
+
+    Kernels are slower on small matrices; heads that share keys are another kernel.
+    """
+    rows, columns, n_head_kv = (*wanted, None)[:3]
+    shapes: dict[tuple[object, ...], dict[int, list[Rate]]] = {}
+    distances: dict[tuple[object, ...], float] = {}
+    for rate in rates:
+        key = rate.rows, rate.columns, rate.n_head_kv, rate.n_expert, rate.n_expert_used
         shared = (rate.rows / (rate.n_head_kv or rate.rows)) / ((rows or 1) / (n_head_kv or rows or 1))
         pairs = (rate.rows, rows or 1), (rate.columns, columns or 1), (shared, 1)
-        return sum(abs(math.log(here / there)) for here, there in pairs)
-
-    nearest = min(rates, key=distance)
-    like = nearest.rows, nearest.columns, nearest.n_head_kv
-    return [rate for rate in rates if (rate.rows, rate.columns, rate.n_head_kv) == like]
+        distances[key] = sum(abs(math.log(here / there)) for here, there in pairs)
+        shapes.setdefault(key, {}).setdefault(rate.n_tokens, []).append(rate)
+    return [shapes[key] for key in sorted(shapes, key=lambda key: distances[key])]
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
@@ -196,7 +215,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
         by_length.items(), key=lambda item: (*item[0][:2], item[0][2] == "decode")
     ):
         record = runs[0][1]
-        rows = [row for row in (_phase(run, each, ceilings, phase) for run, each in runs) if row]
+        rows = [row for row in (_phase(run, its_record, ceilings, phase) for run, its_record in runs) if row]
         if not rows:
             raise LabError(f"What a step of {record.model.name} costs is not known from its header.", "")
         measured_s = statistics.median(row[0] for row in rows)
@@ -231,7 +250,7 @@ def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> PhaseCos
     model, settings, steps = record.model, record.settings, run.steps
     last = phases.n_prefill_steps(run) - 1
     chosen = [i for i, kind in enumerate(steps.kind) if (kind == PREFILL) == (phase == "prefill")]
-    found = []
+    costs = []
     for i in chosen:
         n_outputs = 1 if i >= last else 0
         shape = steps.n_tokens[i], steps.n_past[i], n_outputs
@@ -239,16 +258,25 @@ def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> PhaseCos
         kernels = step_kernels(model, settings, ceilings, *shape)
         if step is None or kernels is None:
             return None
-        found.append((step, kernels))
-    if not found:
+        costs.append((step, kernels))
+    if not costs:
         return None
     seconds = sum(steps.ready_ns[i] - steps.start_ns[i] for i in chosen) / 1e9
     parts = len(chosen) if phase == "decode" else 1
-    step = cost.StepCost(*(sum(each) / parts for each in zip(*(dataclasses.astuple(s) for s, _ in found), strict=True)))
-    kernels = Kernels(*(sum(each) / parts for each in zip(*(dataclasses.astuple(k) for _, k in found), strict=True)))
+    step = cost.StepCost(
+        *(sum(column) / parts for column in zip(*(dataclasses.astuple(s) for s, _ in costs), strict=True))
+    )
+    kernels = Kernels(
+        *(sum(column) / parts for column in zip(*(dataclasses.astuple(k) for _, k in costs), strict=True))
+    )
     choosing = sum(steps.end_ns[i] - steps.ready_ns[i] for i in chosen) / 1e9
     between = sum(steps.start_ns[i] - steps.end_ns[i - 1] for i in chosen if i) / 1e9
     return seconds / parts, step, kernels, len(chosen), choosing / parts, between / parts
+
+
+def _mean(rows: Sequence[tuple[float, ...]], n: int) -> list[float]:
+    """The sum of each column, divided by n."""
+    return [sum(column) / n for column in zip(*rows, strict=True)]
 
 
 def _limit(measured_s: float, kernels_s: float, arithmetic_s: float, traffic_s: float) -> str:
@@ -257,21 +285,6 @@ def _limit(measured_s: float, kernels_s: float, arithmetic_s: float, traffic_s: 
     if kernels_s > KERNEL_FACTOR * max(arithmetic_s, traffic_s):
         return KERNEL
     return ARITHMETIC if arithmetic_s > traffic_s else TRAFFIC
-
-
-def _all_rows(model: Model, n_tokens: int) -> float:
-    """Layer FLOPs if the last feed-forward ran for every token."""
-    step = cost.step(model, n_tokens, 0, n_tokens)
-    assert step is not None
-    return step.layer_flops
-
-
-def type_of(model: Model, n_bytes: int, told: str | None) -> str:
-    """The type of a tensor of so many bytes: as `told`, else the one that has exactly these, else the most used."""
-    if told in model.tensor_bytes:
-        return told
-    exact = [kind for kind, each in model.tensor_bytes.items() if each == n_bytes]
-    return exact[0] if exact else max(model.tensor_bytes, key=lambda kind: model.tensor_bytes[kind])
 
 
 def _between(points: dict[int, float], n: int) -> float:

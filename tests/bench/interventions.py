@@ -1,78 +1,85 @@
-"""Are the words of `lab explain` true? Predicted effects of a change beside measured ones (lab ab).
+"""Are the promises of `lab explain` kept? Its levers, each tried by the very command that it prints.
 
     python3 -m uv run python -m tests.bench.interventions [NUMBER OF A CASE ...]
 
-For each case: what the kernels' ceilings say that the change does to prefill and decode, and what a trial of 7
-blocks measured. The ceilings are measured first.
+For each case: runs are measured and their kernels probed, `explain` names its levers, and the command of each lever
+is run as it stands (with fewer blocks, in another folder). What was promised stands next to what was measured.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from lab.analysis import comparison
-from lab.core.record import Ceilings, Record
+from lab.core import results
+from lab.core.record import OK
 from lab.process.worker import Worker
-from lab.runner import side_by_side
-from lab.runner.plan import Plan, make_plan
-from lab.runner.progress import Status
-from lab.why import probing, roofline
-from lab.why.roofline import Explained
+from lab.runner.plan import make_plan
+from lab.why import probing
+from tests.conftest import run_lab
 
-SMALL, LARGE = {"model": "smollm2-135m"}, {"model": "synthetic:llama-3.2-3b:Q4_0"}
-CASES: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
-    ("Q4_0 instead of Q4_1", SMALL, {"model": "smollm2-135m:Q4_0"}, 512),
-    ("Q8_0 instead of Q4_1", SMALL, {"model": "smollm2-135m:Q8_0"}, 512),
-    ("1 thread instead of 2", SMALL, {**SMALL, "threads": 1}, 512),
-    ("ubatch 512 instead of 32", {**SMALL, "ubatch": 32}, SMALL, 512),
-    ("3B: 1 thread instead of 2", LARGE, {**LARGE, "threads": 1}, 64),
+CASES: list[tuple[str, list[str], dict[str, Any]]] = [
+    ("the embedded model", ["-p", "512,2048", "-n", "24"], {"types": ["Q4_0", "Q8_0"]}),
+    ("a wider one", ["-m", "synthetic:qwen2.5-0.5b:Q4_1", "-p", "256", "-n", "16"], {"types": ["Q4_0", "Q8_0"]}),
+    ("a 3B", ["-m", "synthetic:llama-3.2-3b:Q4_0", "-p", "64", "-n", "12"], {"types": ["Q8_0"]}),
 ]
-N_GEN, N_BLOCKS = 24, 7
+N_BLOCKS = 7
 
 
-def silent(status: Status) -> None: ...
+def levers(arguments: list[str], types: list[str], folder: Path) -> list[dict[str, Any]]:
+    """Measure, probe, and return the levers that `lab explain --json` names."""
+    run("measure", *arguments, "-r", "3", "--no-plot", "-o", folder)
+    (record, *_) = [record for record in results.read([folder]).records if record.run.status == OK]
+    with Worker() as worker:
+        plan = make_plan(worker, [1], 1, 1, arguments[1] if arguments[0] == "-m" else "smollm2-135m")
+        probing.run_probes(
+            worker, plan.machine, probing.probes(record.model, plan.settings, types), False, lambda what: None, folder
+        )
+    (document,) = json.loads(run("explain", folder, "--ceilings", folder, "--no-plot", "--json"))
+    return list(document["levers"])
 
 
-def explained(records: list[Record], found: Ceilings) -> dict[str, Explained]:
-    return {row.phase: row for row in roofline.explain(records, found)}
+def run(*arguments: object) -> str:
+    code, out, err = run_lab(*arguments)
+    if code:
+        raise SystemExit(f"lab {' '.join(map(str, arguments))}: {err}")
+    return out
+
+
+def tried(command: str, folder: Path, n_blocks: int) -> dict[tuple[str, int], str]:
+    """The measured speed-up of each figure and length, with its interval, of a lever's command."""
+    _, *words = shlex.split(command)
+    run(*words, "--blocks", n_blocks, "-o", folder)
+    (compared,) = comparison.compare([r for r in results.read([folder]).records if not r.run.warmup])
+    speed_ups = {}
+    for row in compared.rows:
+        if row.ratio:
+            middle, low, high = (1 / value for value in (row.ratio.estimate, row.ratio.high, row.ratio.low))
+            speed_ups[row.figure, row.n_prompt] = f"{middle:.2f} ({low:.2f} to {high:.2f})"
+    return speed_ups
 
 
 def main() -> None:
-    print("case | phase | predicted | measured (interval)")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        chosen = list(map(int, sys.argv[1:])) or range(1, len(CASES) + 1)
-        for number in chosen:
-            title, base, change, n_prompt = CASES[number - 1]
-            plans: dict[str, Plan] = {}
-            with Worker() as worker:
-                for letter, settings in (("A", base), ("B", change)):
-                    plan = make_plan(worker, [n_prompt], N_GEN, 1, **settings)
-                    plans[letter] = plan
-                    wanted = probing.missing(
-                        probing.probes(plan.model, plan.settings),
-                        probing.known(probing.kept(folder), plan.machine, False),
-                    )
-                    if wanted:
-                        probing.run_probes(worker, plan.machine, wanted, False, lambda what: None, folder)
-            found = probing.known(probing.kept(folder), plan.machine, False)
-            assert found is not None
-            path = folder / f"trial-{number}.jsonl"
-            records = [r for r in side_by_side.execute(plans, N_BLOCKS, path, silent) if not r.run.warmup]
-            (compared,) = comparison.compare(records)
-            of_a, of_b = (explained([r for r in records if r.run.variant == letter], found) for letter in plans)
-            for row in compared.rows:
-                phase = "prefill" if row.figure == "prefill_s" else "decode"
-                before, after = of_a[phase], of_b[phase]
-                kept = before.measured_s - before.kernels.total_s
-                predicted = (kept + after.kernels.total_s) / before.measured_s
-                measured = (
-                    f"{row.ratio.estimate:.2f} ({row.ratio.low:.2f} to {row.ratio.high:.2f})" if row.ratio else "-"
-                )
-                print(f"{title} | {phase} at {n_prompt} | {predicted:.2f} | {measured}", flush=True)
+    chosen = list(map(int, sys.argv[1:])) or range(1, len(CASES) + 1)
+    print("case | change | phase | promised | measured speed-up (interval)")
+    for number in chosen:
+        title, arguments, options = CASES[number - 1]
+        with tempfile.TemporaryDirectory() as name:
+            for index, lever in enumerate(levers(arguments, options["types"], Path(name) / "base")):
+                if lever["command"] is None:
+                    print(f"{title} | {lever['change']} | no command", flush=True)
+                    continue
+                measured = tried(lever["command"], Path(name) / f"lever-{index}", N_BLOCKS)
+                for phase, figure in (("prefill", "prefill_s"), ("decode", "tpot_ms")):
+                    n, gain = lever[f"{phase}_at"], lever[f"{phase}_gain"]
+                    if gain:
+                        speed_up = measured.get((figure, n), "-")
+                        print(f"{title} | {lever['change']} | {phase} at {n} | {gain:.2f} | {speed_up}", flush=True)
 
 
 if __name__ == "__main__":

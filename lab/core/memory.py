@@ -1,0 +1,144 @@
+"""How much memory a context needs: weights, KV cache, and the buffer that activations are computed in.
+
+What llama.cpp allocates, worked out from the model's shape before it is asked: positions are padded to 256, and layers
+with a sliding window keep only the window and one ubatch (llama-kv-cache-iswa.cpp, with swa_full off).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from lab.core import shape
+from lab.core.record import Model, Settings
+from lab.core.shape import BLOCKS
+
+PADDING = 256
+"""llama.cpp rounds the positions of a context up to a multiple of this (llama-context.cpp)."""
+
+FUSED = ("phi3",)
+"""Architectures with one matrix for queries, keys and values, and one for gate and up."""
+
+
+_DEFAULTS = Settings(
+    n_ctx=PADDING,
+    n_batch=2048,
+    n_ubatch=512,
+    n_threads=1,
+    n_threads_batch=1,
+    n_gpu_layers=0,
+    flash_attn="auto",
+    flash_attn_resolved=None,
+    type_k="f16",
+    type_v="f16",
+    prompt="random",
+    prompt_sha256=None,
+    seed=None,
+)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Estimated memory for one context. A part that the model's header does not tell is None."""
+
+    weights_bytes: int
+    kv_cache_bytes: int | None
+    compute_bytes: int | None
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + (self.kv_cache_bytes or 0) + (self.compute_bytes or 0)
+
+
+def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16") -> float | None:
+    """Bytes that one token leaves in the KV cache: over the layers, n_head_kv x (K + V of head_dim elements).
+
+    Layers with a sliding window count in full: they keep a token too, though not forever.
+    """
+    layers, per_head = shape.heads(model), bytes_per_head(model, type_k, type_v)
+    if layers is None or per_head is None:
+        return None
+    return per_head * sum(heads.n_layer * heads.n_head_kv for heads in layers)
+
+
+def bytes_per_head(model: Model, type_k: str, type_v: str) -> float | None:
+    """Bytes of one key and one value vector."""
+    if model.head_dim is None or not {type_k.upper(), type_v.upper()} <= BLOCKS.keys():
+        return None
+    widths = ((model.head_dim, type_k), (model.head_dim_v or model.head_dim, type_v))
+    return sum(width * BLOCKS[kind.upper()][1] / BLOCKS[kind.upper()][0] for width, kind in widths)
+
+
+def memory(model: Model, settings: Settings) -> Memory:
+    """Estimate for a context of `settings.n_ctx` positions."""
+    return Memory(model.n_bytes or 0, kv_cache_bytes(model, settings), compute_bytes(model, settings))
+
+
+def kv_cache_bytes(model: Model, settings: Settings) -> int | None:
+    """Bytes of the KV cache of a context."""
+    layers, per_head = shape.heads(model), bytes_per_head(model, settings.type_k, settings.type_v)
+    if layers is None or per_head is None:
+        return None
+    return round(per_head * sum(heads.n_layer * heads.n_head_kv * n_cells(heads.window, settings) for heads in layers))
+
+
+def n_cells(window: int, settings: Settings) -> int:
+    """Positions that a layer's cache can hold."""
+    n_ctx = _padded(settings.n_ctx)
+    return _padded(min(n_ctx, window + n_rows(settings))) if window else n_ctx
+
+
+def n_rows(settings: Settings) -> int:
+    """Tokens of the largest step: llama.cpp cuts the ubatch to the batch, and both to the context."""
+    return min(settings.n_ubatch, settings.n_batch, _padded(settings.n_ctx))
+
+
+def compute_bytes(model: Model, settings: Settings) -> int | None:
+    """Bytes of the compute buffer: what the largest step needs at once in its hungriest place, in F32.
+
+    llama.cpp lays one buffer over all layers. Hungriest is the output matrix (logits of every row), a feed-forward
+    (gate, up, their product), or attention (queries, and without flash attention the scores of all heads); the mask
+    of the cache lives until the last layer. How many rows of each width are alive there was read off the buffers
+    that llama.cpp reserves for the catalog's models (tests/bench/memory_estimates.py says how well it holds).
+    """
+    layers = shape.heads(model)
+    if layers is None or not (model.n_vocab and model.n_embd and model.head_dim):
+        return None
+    n_ff = model.n_ff
+    if model.n_expert:
+        n_ff = (model.n_expert_used or 0) * (model.n_ff_expert or model.n_ff or 0)
+    if not n_ff:
+        return None
+    n_embd, flash = model.n_embd, (settings.flash_attn_resolved or settings.flash_attn) != "off"
+    mask = sum(n_cells(window, settings) for window in {heads.window for heads in layers}) * (0.5 if flash else 1)
+    q = model.head_dim * max(heads.n_head for heads in layers)
+    kv = model.head_dim * max(heads.n_head_kv for heads in layers)
+    scores = 0 if flash else max(heads.n_head * n_cells(heads.window, settings) for heads in layers)
+    head, feed_forward = float(model.n_vocab + 2 * n_embd), mask + 3 * n_ff + 4 * n_embd
+    if model.arch in FUSED:
+        feed_forward -= n_embd
+        if flash and mask < q + 2 * kv:  # a small mask leaves a hole that nothing else fits into
+            head += mask + 2 * n_embd
+    most: float = max(head, feed_forward, mask + scores + 3 * n_embd + 2 * q + 2 * kv)
+    return round(4 * n_rows(settings) * most)
+
+
+def of_length(model: Model, n_ctx: int) -> Memory:
+    """Estimate for a context with the lab's default settings (which are llama-bench's)."""
+    return memory(model, dataclasses.replace(_DEFAULTS, n_ctx=n_ctx))
+
+
+def longest(model: Model, available: int) -> int | None:
+    """The longest context (a multiple of 256, up to 2^31) that fits into so many bytes; None where it is not known."""
+    if of_length(model, PADDING).kv_cache_bytes is None:
+        return None
+    low, high = 0, 2**31 // PADDING  # the longest that fits, and one that does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = of_length(model, middle * PADDING).total_bytes <= available
+        low, high = (middle, high) if fits else (low, middle)
+    return low * PADDING
+
+
+def _padded(n: int) -> int:
+    return -(-n // PADDING) * PADDING

@@ -1,0 +1,149 @@
+"""What a model consists of: its weight matrices, the heads of its layers, and how far each layer looks back.
+
+Everything that is counted (FLOPs, bytes, memory) is counted from this. Files tell it exactly: their header holds a
+table of all tensors. Records of older versions tell only the bytes of each type; for them the matrices are worked out
+from the widths, all in the shape of the feed-forward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lab.core.matrix import BLOCKS, Matrix
+from lab.core.record import Model
+
+__all__ = ["BLOCKS", "Matrix"]  # others look for them here
+
+ATTENTION, FEED_FORWARD, EXPERTS, OUTPUT, EMBEDDING = "attention", "ffn", "experts", "output", "embedding"
+OTHER = "other"
+"""The parts of a model. OTHER is what the lab cannot count (recurrent layers, shared caches)."""
+
+_IN_LAYERS = {
+    ATTENTION: re.compile(r"attn_(q|k|v|qkv|output)"),
+    FEED_FORWARD: re.compile(r"ffn_(gate|up|down)(_shexp)?|ffn_gate_inp(_shexp)?"),
+    EXPERTS: re.compile(r"ffn_(gate|up|down|gate_up)_exps"),
+}
+_ROWS_ONLY = ("position_embd.weight", "token_types.weight")  # a step reads a row for each token of these
+
+
+@dataclass(frozen=True)
+class Heads:
+    """`n_layer` layers of equal attention. `window` is how many positions a token sees, itself included; 0 is all."""
+
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    window: int
+
+
+def group(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[Matrix, ...]:
+    """The matrices of a table of tensors: (name, type, dimensions, the inner one first). Vectors are left out."""
+    counts: dict[tuple[str, str, int, int, int], int] = {}
+    for name, kind, dimensions in tensors:
+        columns, rows, n_expert, *_ = [*dimensions, 1, 1]
+        if rows * n_expert == 1 or not name.endswith(".weight") or "norm" in name or name in _ROWS_ONLY:
+            continue
+        part = _part(name.removesuffix(".weight"))
+        if part != EXPERTS and n_expert > 1:
+            part = OTHER
+        key = part, kind, rows, columns, n_expert
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(Matrix(*key[:4], n, key[4]) for key, n in counts.items())
+
+
+def _part(name: str) -> str:
+    if name in ("token_embd", "output"):
+        return EMBEDDING if name == "token_embd" else OUTPUT
+    layer = re.fullmatch(r"blk\.\d+\.(.+)", name)
+    fitting = [part for part, pattern in _IN_LAYERS.items() if layer and pattern.fullmatch(layer[1])]
+    return fitting[0] if fitting else OTHER
+
+
+def matrices(model: Model) -> tuple[Matrix, ...] | None:
+    """The weight matrices of a model; None where it has parts, or types, that the lab cannot count."""
+    known = model.matrices if model.matrices is not None else _from_widths(model)
+    if known is None or model.uncounted or any(m.part == OTHER or m.type not in BLOCKS for m in known):
+        return None
+    if not any(m.part == EMBEDDING for m in known):
+        return None
+    if any(m.part == EXPERTS for m in known) and not model.n_expert_used:
+        return None
+    return known
+
+
+def head(known: Sequence[Matrix]) -> Matrix:
+    """The output matrix: with tied embeddings, the embedding table."""
+    by_part = {matrix.part: matrix for matrix in known}
+    return by_part.get(OUTPUT) or by_part[EMBEDDING]
+
+
+def heads(model: Model) -> tuple[Heads, ...] | None:
+    """The layers of a model by heads and window; None where the header does not tell, or tells the unknown."""
+    n_layer = model.n_layer
+    if not n_layer or not model.head_dim or model.uncounted or any(m.part == OTHER for m in model.matrices or ()):
+        return None
+    per_layer = (
+        model.heads or (model.n_head,) * n_layer,
+        model.heads_kv or (model.n_head_kv,) * n_layer,
+        model.windows or (0,) * n_layer,
+    )
+    if any(len(column) != n_layer or None in column for column in per_layer):
+        return None
+    counts: dict[tuple[int, int, int], int] = {}
+    for n_head, n_head_kv, window in zip(*per_layer, strict=True):
+        key = (n_head or 0, n_head_kv or 0, window or 0)
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(Heads(n, *key) for key, n in counts.items() if key[0] and key[1])
+
+
+def n_experts_read(matrix: Matrix, n_used: int, n_tokens: int) -> float:
+    """How many of a matrix's experts a step of n_tokens reads, in expectation.
+
+    Every token takes `n_used` of n, as if drawn at random: n (1 - (1 - n_used / n)^n_tokens).
+    """
+    n = matrix.n_expert
+    return n * (1 - (1 - min(1.0, n_used / n)) ** n_tokens)
+
+
+def type_of(model: Model, n_bytes: int, named: str | None) -> str:
+    """The type of a tensor of so many bytes: `named`, else the one that has exactly these, else the most used."""
+    if named in model.tensor_bytes:
+        return named
+    exact = [kind for kind, size in model.tensor_bytes.items() if size == n_bytes]
+    return exact[0] if exact else max(model.tensor_bytes, key=lambda kind: model.tensor_bytes[kind])
+
+
+def _from_widths(model: Model) -> tuple[Matrix, ...] | None:
+    """Matrices for a record without a table of tensors: those of the layers all in the feed-forward's shape.
+
+    None for mixtures of experts: how many bytes are experts' cannot be told.
+    """
+    widths = (model.n_layer, model.n_embd, model.n_head, model.n_head_kv, model.head_dim, model.n_vocab)
+    if not model.tensor_bytes or not model.tensor_bytes.keys() <= BLOCKS.keys() or model.n_expert:
+        return None
+    if not all(widths) or model.embedding_bytes is None:
+        return None
+    n_layer, n_embd, n_head, n_head_kv, head_dim, n_vocab = (width or 0 for width in widths)
+    kind = type_of(model, model.embedding_bytes, model.embedding_type)
+    worked_out = [Matrix(EMBEDDING, kind, n_vocab, n_embd, 1)]
+    if not model.tied_embeddings:
+        worked_out.append(
+            Matrix(OUTPUT, type_of(model, model.output_bytes or 0, model.output_type), n_vocab, n_embd, 1)
+        )
+    left = dict(model.tensor_bytes)
+    for matrix in worked_out:
+        left[matrix.type] = max(0, left[matrix.type] - round(matrix.n_bytes))
+    n_weights = {kind: n_bytes / BLOCKS[kind][1] * BLOCKS[kind][0] for kind, n_bytes in left.items()}
+    total = sum(n_weights.values())
+    if total <= 0:
+        return None
+    share = min(1.0, 2 * n_layer * n_embd * head_dim * (n_head + n_head_kv) / total)
+    rows = model.n_ff or 4 * n_embd
+    for kind, n in n_weights.items():
+        parts = ((ATTENTION, share), (FEED_FORWARD, 1 - share))
+        worked_out += [
+            Matrix(part, kind, rows, n_embd, part_share * n / rows / n_embd) for part, part_share in parts if n
+        ]
+    return tuple(worked_out)

@@ -1,0 +1,38 @@
+"""A record's settings as the options of a command that makes them again."""
+
+from __future__ import annotations
+
+import inspect
+
+from lab.core.record import Record
+from lab.models import catalog
+from lab.runner import machine
+from lab.runner.plan import make_plan
+
+
+def options(record: Record) -> list[tuple[str, str]]:
+    """The model and the settings of a record as options, without those that are the default everywhere."""
+    model, settings = record.model, record.settings
+    accelerated = bool(machine.accelerators(record.machine.devices))
+    all_layers = -1 if model.n_layer is None else model.n_layer + 1
+    chosen: dict[str, object] = {
+        "model": catalog.spec_of(model),
+        "prompt": settings.prompt,
+        "seed": settings.seed,
+        "threads": settings.n_threads,
+        "threads_batch": None if settings.n_threads_batch == settings.n_threads else settings.n_threads_batch,
+        "batch": settings.n_batch,
+        "ubatch": settings.n_ubatch,
+        "n_gpu_layers": None if settings.n_gpu_layers == (all_layers if accelerated else 0) else settings.n_gpu_layers,
+        "flash_attn": settings.flash_attn,
+        "cache_type_k": settings.type_k,
+        "cache_type_v": settings.type_v,
+    }
+    defaults = {name: parameter.default for name, parameter in inspect.signature(make_plan).parameters.items()}
+    if model.source == catalog.SYNTHETIC:
+        chosen["prompt"] = None  # always random
+    return [
+        (f"--{name.replace('_', '-')}", str(value))
+        for name, value in chosen.items()
+        if value is not None and value != defaults[name]
+    ]

@@ -1,0 +1,203 @@
+"""Which kernels to probe for a model: the types and shapes that it really has, and how much memory to go through.
+
+Each type of weights is probed in the shape that holds most of its bytes, at many sizes of step; a second shape that
+holds a good part of them at the smallest and the largest only. Attention is probed over short and long contexts: the
+query heads that share a key find it in a cache at some lengths, and fetch it from memory one by one at others.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from lab.core import cost, shape
+from lab.core.record import Model, Settings
+from lab.core.shape import BLOCKS, EMBEDDING, EXPERTS, OUTPUT, Matrix
+from lab.errors import LabError
+from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, Probe
+
+COLUMNS = (1, 2, 4, 8, 32, 128)
+"""Batch sizes between decode and prefill; a full ubatch is added."""
+
+SECONDS = 0.2
+"""How long a probe is repeated in a round."""
+
+MIN_SHARE = 0.01
+"""Types that hold less than this of what a decode step reads are not probed."""
+
+SECOND_SHARE = 0.2
+"""A second shape is probed where it holds so much of its type."""
+
+MOST_ROWS, MOST_OUTPUTS = 16_384, 8
+"""Rows of a probed matrix, and tokens that an output matrix is probed with: a pass shall not take seconds."""
+
+DECODE_LENGTHS, PREFILL_LENGTHS = (512, 4096, 32768), (512, 4096)
+"""Positions a layer that attention is probed over: of one token, of a full ubatch."""
+
+MANY, MIDDLE, FEW = 4, 1, 0.25
+"""How many times the last-level cache a pass goes through: where memory traffic matters, less, not at all."""
+
+DEFAULT_CACHE = 64 * 2**20
+"""Bytes taken for the last-level cache where the system does not tell."""
+
+LEAST_PASS, MOST_PASS, MOST_LAYER = 64 * 2**20, 2 * 2**30, 2**30
+"""A pass never goes through less or more than this; contexts of which one layer is larger are not probed."""
+
+
+def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[Probe]:
+    """What to measure for a model: its weight types (and `types`) by columns, attention, and fewer threads.
+
+    LabError where the header does not tell the shape, and for types that cannot be.
+    """
+    known, layers = shape.matrices(model), shape.heads(model)
+    if known is None or layers is None:
+        reason = f" ({model.uncounted})" if model.uncounted else ""
+        raise LabError(f"What {model.name} computes is not known from its header{reason}.", "Take another model.")
+    by_type = _shapes(model)
+    extra = {kind: _shape_for(model, known, kind) for kind in types if kind not in by_type}
+    on_gpu, n_ubatch = settings.n_gpu_layers > 0, settings.n_ubatch
+    columns = sorted({*COLUMNS, n_ubatch})
+
+    def product(matrix: Matrix, n_tokens: int, n_threads: int) -> Probe:
+        n_bytes = pass_bytes(MANY if n_tokens <= 8 else MIDDLE if n_tokens <= 32 else FEW, on_gpu)
+        rows = min(matrix.rows, MOST_ROWS)
+        size = rows, matrix.columns, None, n_tokens, n_bytes, n_threads, on_gpu, SECONDS, None
+        if matrix.part == EXPERTS:
+            return Probe(MUL_MAT_ID, matrix.type, *size, matrix.n_expert, model.n_expert_used)
+        return Probe(MUL_MAT, matrix.type, *size)
+
+    def at(matrix: Matrix, sizes: Sequence[int]) -> list[int]:
+        """The output matrix works for few tokens only."""
+        return [n for n in sizes if n <= MOST_OUTPUTS or matrix.part not in (OUTPUT, EMBEDDING)]
+
+    wanted = []
+    for first, *others in [*by_type.values(), *([matrix] for matrix in extra.values())]:
+        wanted += [product(first, n, _threads(settings, n)) for n in at(first, columns)]
+        wanted += [product(other, n, _threads(settings, n)) for other in others for n in at(other, (1, n_ubatch))]
+    wanted += _attention(model, settings, layers, settings.n_threads, settings.n_threads_batch)
+    fewer = [] if on_gpu else [n for n in (1, 2, 4, 8, 16, 32, 64) if n < settings.n_threads]
+    for n in fewer:
+        for matrix in (matrix for matrices in by_type.values() for matrix in matrices):
+            wanted += [product(matrix, n_tokens, n) for n_tokens in at(matrix, (1, n_ubatch))]
+        wanted += _attention(model, settings, layers, n, n)
+    return list(dict.fromkeys(wanted))
+
+
+def used_types(model: Model) -> list[str]:
+    """The types of matrices that hold at least MIN_SHARE of what a decode step reads, the largest first."""
+    read: dict[str, float] = {}
+    for product in cost.products(model, 1, 1) or []:
+        read[product.matrix.type] = read.get(product.matrix.type, 0) + product.n_bytes
+    least = MIN_SHARE * sum(read.values())
+    return [kind for kind in sorted(read, key=lambda kind: -read[kind]) if read[kind] >= least]
+
+
+def _shapes(model: Model) -> dict[str, list[Matrix]]:
+    """Of each used type the shape that a decode step reads most of; then the second, and experts, where they matter."""
+    used = used_types(model)
+    read: dict[str, dict[tuple[object, ...], tuple[float, Matrix]]] = {kind: {} for kind in used}
+    for product in cost.products(model, 1, 1) or []:
+        matrix = product.matrix
+        if matrix.type in read:
+            key = matrix.part == EXPERTS, matrix.rows, matrix.columns, matrix.n_expert
+            n_bytes = read[matrix.type].get(key, (0.0, matrix))[0] + product.n_bytes
+            read[matrix.type][key] = n_bytes, matrix
+    chosen = {}
+    for kind, sizes in read.items():
+        ordered = sorted(sizes.values(), key=lambda size: -size[0])
+        total = sum(n_bytes for n_bytes, _ in ordered)
+        kept = [matrix for n_bytes, matrix in ordered[:2] if n_bytes >= SECOND_SHARE * total] or [ordered[0][1]]
+        for experts in (True, False):  # each has a kernel of its own
+            alike = [matrix for _, matrix in ordered if (matrix.part == EXPERTS) == experts]
+            if alike and not any((matrix.part == EXPERTS) == experts for matrix in kept):
+                kept.append(alike[0])
+        chosen[kind] = kept
+    return chosen
+
+
+def _shape_for(model: Model, known: Sequence[Matrix], kind: str) -> Matrix:
+    """The model's largest matrix of its layers that could be packed in a type. LabError where none can."""
+    if kind not in BLOCKS or kind == "F32":
+        raise LabError(f"{kind} is no weight type that the lab knows.", f"Known: {', '.join(BLOCKS)}.")
+    fitting = [m for m in known if m.part in (shape.FEED_FORWARD, shape.ATTENTION, EXPERTS)]
+    fitting = [m for m in fitting if m.columns % BLOCKS[kind][0] == 0]
+    if not fitting:
+        raise LabError(
+            f"{kind} packs {BLOCKS[kind][0]} weights together; no matrix of {model.name} is so wide.",
+            "Leave the type out, or give a model that fits: -m MODEL",
+        )
+    largest = max(fitting, key=lambda m: m.n_weights)
+    return Matrix(largest.part, kind, largest.rows, largest.columns, largest.n, largest.n_expert)
+
+
+def _attention(
+    model: Model, settings: Settings, layers: Sequence[shape.Heads], n_threads: int, n_threads_batch: int
+) -> list[Probe]:
+    """Attention of one token and of a full ubatch, over several lengths, with the heads of most layers."""
+    heads = max(layers, key=lambda part: part.n_layer)
+    head_dim, kind, on_gpu = model.head_dim or 0, settings.type_k.upper(), settings.n_gpu_layers > 0
+    n_weights, n_bytes = BLOCKS.get(kind, (1, 4))
+    position_bytes = 2 * heads.n_head_kv * head_dim * n_bytes // n_weights
+    wanted = []
+    for n_tokens, threads, lengths in (
+        (1, n_threads, DECODE_LENGTHS),
+        (settings.n_ubatch, n_threads_batch, PREFILL_LENGTHS),
+    ):
+        n_bytes = pass_bytes(MANY, on_gpu) if n_tokens == 1 else 1
+        for n_positions in lengths:
+            if n_positions > lengths[0] and n_positions * position_bytes > MOST_LAYER:
+                continue
+            size = heads.n_head, head_dim, heads.n_head_kv, n_tokens, n_bytes, threads, on_gpu, SECONDS, n_positions
+            wanted.append(Probe(ATTENTION, kind, *size))
+    return wanted
+
+
+def _threads(settings: Settings, n_tokens: int) -> int:
+    return settings.n_threads if n_tokens == 1 else settings.n_threads_batch
+
+
+def pass_bytes(times: float, on_gpu: bool) -> int:
+    """Bytes that a pass goes through: so many times the machine's last-level cache, within limits."""
+    size = 64 * 2**20 if on_gpu else last_level_cache()  # the L2 caches of today's GPUs hold 4 to 96 MB
+    return max(round(LEAST_PASS * times / MANY), min(MOST_PASS, round(times * size)))
+
+
+@cache
+def last_level_cache() -> int:
+    """Bytes of this machine's last-level caches, all of them; DEFAULT_CACHE where the system does not tell."""
+    return linux_cache(Path("/sys/devices/system/cpu")) or _mac_cache() or DEFAULT_CACHE
+
+
+def linux_cache(folder: Path) -> int:
+    """Bytes of the caches of the highest level that Linux lists in `folder`, each shared one once; 0 for none."""
+    by_level: dict[int, dict[str, int]] = {}
+    for index in folder.glob("cpu[0-9]*/cache/index*"):
+        try:
+            level, size, shared = ((index / name).read_text().strip() for name in ("level", "size", "shared_cpu_list"))
+            number, unit = re.fullmatch(r"(\d+)([KMG]?)", size).groups()  # type: ignore[union-attr]
+            n_bytes = int(number) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[unit]
+            by_level.setdefault(int(level), {})[shared] = n_bytes
+        except (OSError, ValueError, AttributeError):  # what a system does not list, it does not have
+            continue
+    return sum(by_level[max(by_level)].values()) if by_level else 0
+
+
+def _mac_cache() -> int:
+    """Bytes of the last-level cache that macOS tells; 0 elsewhere."""
+    if platform.system() != "Darwin":
+        return 0
+    names = ("hw.l3cachesize", "hw.perflevel0.l2cachesize", "hw.l2cachesize")
+    for name in names:
+        try:
+            answer = subprocess.run(
+                ["sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False
+            ).stdout
+        except (OSError, subprocess.SubprocessError):
+            return 0
+        if answer.strip().isdigit() and int(answer):
+            return int(answer)
+    return 0

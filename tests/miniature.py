@@ -1,0 +1,56 @@
+"""Models with the architecture of one in the catalog, but few and narrow layers: made and run in a second."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from lab.models import catalog
+from lab.models.catalog import Entry, Shape
+
+NAMES = {
+    "llama": "llama-3.2-1b",
+    "phi3": "phi-4-mini",
+    "qwen2": "qwen2.5-0.5b",
+    "qwen3": "qwen3-0.6b",
+    "qwen3moe": "qwen3-30b-a3b",
+    "gemma3": "gemma-3-1b",
+    "gpt-oss": "gpt-oss-20b",
+    "smollm3": "smollm3-3b",
+}
+"""A model of the catalog for each architecture."""
+
+
+def entry(arch: str, n_layer: int = 3, width: int = 128, n_vocab: int = 512, window: int = 64) -> Entry:
+    """A model of this architecture: `n_layer` layers (of gemma3 at least 7, so that one sees everything)."""
+    full = catalog.entries()[NAMES[arch]]
+    shape: Shape = dataclasses.replace(
+        full.shape,
+        n_layer=max(7, n_layer) if arch == "gemma3" else n_layer,
+        n_embd=width,
+        n_head=4,
+        n_head_kv=2,
+        head_dim=32,
+        n_ff=2 * width,
+        n_vocab=n_vocab,
+        n_ctx_train=4096,
+        n_rot=24 if full.shape.n_rot else None,
+        n_expert=16 if full.shape.n_expert else None,
+        n_expert_used=2 if full.shape.n_expert else None,
+        n_ff_expert=width if full.shape.n_expert else None,
+        window=window if full.shape.window else None,
+    )
+    return dataclasses.replace(full, name=f"mini-{arch}", shape=shape)
+
+
+def quantization(arch: str) -> str:
+    return "MXFP4_MOE" if arch == "gpt-oss" else "Q4_0"
+
+
+def reserved(lines: Sequence[str]) -> tuple[float, float]:
+    """Bytes of the KV cache and of the compute buffers that llama.cpp's log tells."""
+    caches = [re.search(r": size = +([0-9.]+) MiB \( *\d+ cells", line) for line in lines]
+    computed = [re.search(r"compute buffer size = +([0-9.]+) MiB", line) for line in lines]
+    kv, compute = (sum(float(match[1]) for match in matches if match) * 2**20 for matches in (caches, computed))
+    return kv, compute

@@ -1,0 +1,94 @@
+"""A miniature of each architecture of the catalog is made, read, run and counted: by the real llama.cpp."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.core import cost
+from lab.core.layers import read_layers
+from lab.models import catalog, shapes, synthetic
+from lab.process.worker import Worker
+from tests import miniature
+from tests.conftest import SETTINGS
+
+SMALL = dataclasses.replace(SETTINGS, n_ctx=1024, n_batch=64, n_ubatch=64, n_threads=1, n_threads_batch=1)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as started:
+        yield started
+
+
+def test_every_architecture_of_the_catalog_has_a_miniature() -> None:
+    assert {entry.shape.arch for entry in catalog.entries().values()} == miniature.NAMES.keys()
+    assert miniature.NAMES.keys() == set(synthetic.ARCHITECTURES)
+
+
+@pytest.mark.parametrize("arch", miniature.NAMES)
+def test_a_miniature_loads_runs_and_is_what_its_shape_says(worker: Worker, tmp_path: Path, arch: str) -> None:
+    entry, quantization = miniature.entry(arch), miniature.quantization(arch)
+    path = tmp_path / f"{arch}.gguf"
+    synthetic.write(entry.shape, quantization, path)
+    read, expected = worker.read_model(path, entry.name, "synthetic"), shapes.model_of(entry, quantization)
+    for name in ("matrices", "windows", "n_head", "n_head_kv", "head_dim", "n_params", "tensor_bytes", "n_expert_used"):
+        assert getattr(read, name) == getattr(expected, name), name
+    assert read.n_expert == entry.shape.n_expert and cost.step(read, 8, 100, 1) is not None
+    worker.load(path, 0)
+    worker.new_context(SMALL)
+    steps, token_ids, _ = worker.run(list(range(1, 101)), 4, lambda progress: None)
+    assert steps.n_tokens == (64, 36, 1, 1, 1) and len(token_ids) == 4
+    kv_bytes, _ = miniature.reserved(worker.reserve(path, SMALL))
+    assert cost.memory(read, SMALL).kv_cache_bytes == pytest.approx(kv_bytes, rel=0.05, abs=6000)
+
+
+@pytest.mark.parametrize(("arch", "width"), [("llama", 256), ("llama", 320), ("phi3", 256), ("qwen3moe", 256)])
+def test_the_mix_of_q4_k_m_is_that_of_llama_cpps_quantizer(
+    worker: Worker, tmp_path: Path, arch: str, width: int
+) -> None:
+    entry = miniature.entry(arch, 9, width)
+    base, mixed = tmp_path / "base.gguf", tmp_path / "mixed.gguf"
+    synthetic.write(entry.shape, "Q8_0", base)
+    worker.quantize(base, mixed, "Q4_K_M", lambda done: None)
+    assert worker.read_model(mixed, "m", "file").tensor_bytes == shapes.model_of(entry, "Q4_K_M").tensor_bytes
+
+
+def layers(arch: str, n_layer: int, values: dict[str, int], lists: dict[str, tuple[int, ...]] | None = None):  # type: ignore[no-untyped-def]
+    prefix = f"{arch}.attention."
+    return read_layers(
+        arch,
+        n_layer,
+        lambda key: values.get(key.removeprefix(prefix)),
+        lambda key: (lists or {}).get(key.removeprefix(prefix)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arch", "windows"),
+    [
+        ("gemma3", (9, 9, 9, 9, 9, 0, 9)),
+        ("gpt-oss", (9, 0, 9, 0, 9, 0, 9)),
+        ("cohere2", (9, 9, 9, 0, 9, 9, 9)),
+        ("cohere2moe", (0, 9, 9, 9, 0, 9, 9)),
+        ("phi3", None),
+        ("llama", None),
+    ],
+)
+def test_which_layers_have_a_window_is_known_by_architecture(arch: str, windows: tuple[int, ...] | None) -> None:
+    assert layers(arch, 7, {"sliding_window": 9, "head_count": 4}).windows == windows
+
+
+def test_a_list_of_windows_in_the_file_counts() -> None:
+    listed = layers("gemma4", 3, {"sliding_window": 9, "head_count": 4}, {"sliding_window_pattern": (0, 1, 1)})
+    assert listed.windows == (0, 9, 9) and listed.uncounted is None
+    assert layers("gemma4", 3, {"sliding_window": 9, "shared_kv_layers": 1}).uncounted
+    assert layers("llama4", 3, {"head_count": 4}).uncounted
+
+
+def test_heads_of_single_layers() -> None:
+    given = layers("deci", 3, {"head_count": 4}, {"head_count_kv": (2, 0, 4)})
+    assert (given.n_head, given.heads_kv, given.n_head_kv) == (4, (2, 0, 4), None)
+    alike = layers("deci", 3, {}, {"head_count": (4, 4, 4)})
+    assert (alike.n_head, alike.heads, alike.n_head_kv) == (4, None, 4)
