@@ -8,15 +8,17 @@ from typing import Any, cast
 import pytest
 
 from lab.analysis import table
+from lab.analysis.spread import known_spreads
 from lab.core import results
 from lab.core.record import CRASHED, FAILED, OK, Record
 from lab.errors import LabError
 from lab.process.worker import Worker
+from lab.runner import calibration
 from lab.runner.plan import MIN_FOR_INTERVAL, N_PILOT, Plan, Until, make_plan
 from lab.runner.progress import Status
 from lab.runner.rounds import wide_rows
 from lab.runner.session import execute, new_results_file
-from tests.conftest import MS, FakeWorker, died
+from tests.conftest import MS, FakeWorker, died, run_lab
 
 
 @pytest.fixture
@@ -306,3 +308,43 @@ def test_a_sentinel_stands_before_and_after_every_run(tmp_path: Path) -> None:
     assert [(r.noise.sentinel_before_ns, r.noise.sentinel_after_ns) for r in runs if r.noise] == [
         (10 * MS, 10 * MS)
     ] * 3
+
+
+# How much sessions differ
+
+
+def test_a_calibration_is_sessions_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    worker, plan = plan_of(tmp_path, prompt_len=calibration.LENGTHS, gen=5, repeat=3)
+    reports: list[str] = []
+    records = list(calibration.calibrate(plan, worker, tmp_path, 4, 0, lambda status: None, reports.append))
+    assert len({record.session for record in records}) == 4
+    assert len(list((tmp_path / calibration.FOLDER).glob("*.jsonl"))) == 4
+    assert {spread.n_sessions for spread in known_spreads(records).values()} == {4}
+    assert reports == [f"session {n} of 4 is done; 0 s pause" for n in (1, 2, 3)]
+
+
+def test_compare_learns_from_the_sessions_where_the_results_are(tmp_path: Path) -> None:
+    worker, plan = plan_of(tmp_path, prompt_len=calibration.LENGTHS, gen=5, repeat=3)
+    list(calibration.calibrate(plan, worker, tmp_path, 4, 0, lambda status: None, lambda sentence: None))
+    files = []
+    for threads in (1, 2):
+        _, other = plan_of(tmp_path, prompt_len="16", gen=5, repeat=3, threads=threads)
+        path = new_results_file(other, tmp_path)
+        list(execute(other, worker, path, lambda status: None))
+        files.append(path)
+    status, out, err = run_lab("compare", *files, "--no-plot")
+    assert status == 0, err
+    assert "from 5 sessions of this machine" in out  # one of the two has the setup of the four
+    alone = [path.rename(tmp_path / f"alone-{path.name}") for path in files]
+    (tmp_path / "elsewhere").mkdir()
+    moved = [path.rename(tmp_path / "elsewhere" / path.name) for path in alone]
+    assert "assumed for a" in run_lab("compare", *moved, "--no-plot")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("--sessions", "2"), "--sessions 2 is not possible"), (("--pause", "-1"), "--pause -1 is not possible")],
+)
+def test_a_calibration_that_cannot_be(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    status, _, err = run_lab("calibrate", *arguments, "--out", tmp_path)
+    assert status == 1 and words in err and not list(tmp_path.iterdir())
