@@ -329,7 +329,7 @@ def test_compare_learns_from_the_sessions_where_the_results_are(tmp_path: Path) 
     files = []
     for threads in (1, 2):
         _, other = plan_of(tmp_path, prompt_len="16", gen=5, repeat=3, threads=threads)
-        path = new_results_file(other, tmp_path)
+        path = tmp_path / f"threads-{threads}.jsonl"
         list(execute(other, worker, path, lambda status: None))
         files.append(path)
     status, out, err = run_lab("compare", *files, "--no-plot")
