@@ -437,6 +437,11 @@ def test_each_type_is_probed_in_a_shape_that_it_has(worker: Worker) -> None:
     has = {(m.type, min(m.rows, probe_plan.MOST_ROWS), m.columns) for m in mix.matrices or ()}
     probed = {(p.type, p.rows, p.columns) for p in probing.probes(mix, WIDE) if p.op == MUL_MAT}
     assert probed <= has and {kind for kind, *_ in probed} == {"Q4_K", "Q6_K"}
+    asked = [p for p in probing.probes(mix, WIDE, ["Q6_K", "Q8_0"]) if p.type == "Q8_0"]
+    assert {(p.rows, p.columns) for p in asked} == {(8192, 2048)} and {p.n_tokens for p in asked} >= {1, 512}
+    head_only = shapes.model_of(catalog.entries()["llama-3.2-1b"], "Q4_0")  # its output matrix is Q6_K
+    asked = [p for p in probing.probes(head_only, WIDE, ["Q6_K"]) if p.type == "Q6_K" and p.n_tokens == 512]
+    assert {p.rows for p in asked} == {8192}
     experts = shapes.model_of(catalog.entries()["gpt-oss-20b"], "MXFP4_MOE")
     by_op = {p.op: p for p in probing.probes(experts, WIDE)}
     assert by_op[MUL_MAT_ID].type == "MXFP4" and (by_op[MUL_MAT_ID].n_expert, by_op[MUL_MAT_ID].n_expert_used) == (

@@ -58,7 +58,8 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[
         reason = f" ({model.uncounted})" if model.uncounted else ""
         raise LabError(f"What {model.name} computes is not known from its header{reason}.", "Take another model.")
     by_type = _shapes(model)
-    extra = {kind: _shape_for(model, known, kind) for kind in types if kind not in by_type}
+    in_layers = {kind for kind, group in by_type.items() if any(m.part not in (OUTPUT, EMBEDDING) for m in group)}
+    extra = {kind: _shape_for(model, known, kind) for kind in types if kind not in in_layers}
     on_gpu, n_ubatch = settings.n_gpu_layers > 0, settings.n_ubatch
     columns = sorted({*COLUMNS, n_ubatch})
 
