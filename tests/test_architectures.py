@@ -92,3 +92,5 @@ def test_heads_of_single_layers() -> None:
     assert (given.n_head, given.heads_kv, given.n_head_kv) == (4, (2, 0, 4), None)
     alike = layers("deci", 3, {}, {"head_count": (4, 4, 4)})
     assert (alike.n_head, alike.heads, alike.n_head_kv) == (4, None, 4)
+    for absurd in ((4, -4, 4), (4, 10**6, 4), ()):
+        assert layers("deci", 3, {}, {"head_count": absurd}).heads is None

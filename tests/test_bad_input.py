@@ -91,7 +91,7 @@ def test_a_length_that_does_not_fit_is_reported_and_the_others_are_measured(tmp_
     code, out, err = run_lab("measure", "-p", "10,1000000000", "-n", "2", "-r", "1", "-o", tmp_path)
     assert code == 1
     assert "1,000,000,000 prompt tokens will not be tried" in err
-    assert "needs about 23,040" in out
+    assert "needs about 24,064" in out
     outcomes = {r.run.n_prompt: r.run.status for r in results.read([tmp_path]).records if not r.run.warmup}
     assert outcomes == {10: OK, 1_000_000_000: FAILED}
 

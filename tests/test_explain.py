@@ -142,8 +142,7 @@ def small(op: str, kind: str, n_tokens: int, rows: int = 512, columns: int = 512
 def test_products_are_timed_for_every_type(worker: Worker, kind: str) -> None:
     one, many = worker.probe(small(MUL_MAT, kind, 1)), worker.probe(small(MUL_MAT, kind, 64))
     assert one.n_bytes == pytest.approx(4 * 2**20, rel=0.2) and one.flops == many.flops / 64
-    assert 0.0001 < probing.gbps(one) < 2000  # a busy machine may be a thousand times slower
-    assert min(*one.times_ns, *many.times_ns) > 0
+    assert min(one.times_ns + many.times_ns) > 0
     assert one.buffer.startswith("CPU")
 
 
@@ -200,7 +199,7 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     assert code == 0 and "(today)" in out and "of 1:" not in err and "FLOPs per byte" in out
     code, out, err = run_lab("explain", tmp_path, "--ceilings", tmp_path)
     assert code == 0, err
-    assert "decode at 128: l" in out and "choosing tokens" in out  # layers, or (on a busy machine) less than the least
+    assert "decode at 128: " in out and "choosing tokens" in out
     assert len(list(tmp_path.glob("*-roofline.png"))) == len(list(tmp_path.glob("*-where.svg"))) == 1
     code, out, err = run_lab("explain", tmp_path, "--ceilings", tmp_path / "other", "--force", "--no-plot")
     assert code == 0, err
@@ -340,6 +339,11 @@ def test_each_type_is_probed_in_a_shape_that_it_has(worker: Worker) -> None:
     has = {(m.type, min(m.rows, probe_plan.MOST_ROWS), m.columns) for m in mix.matrices or ()}
     probed = {(p.type, p.rows, p.columns) for p in probing.probes(mix, WIDE) if p.op == MUL_MAT}
     assert probed <= has and {kind for kind, *_ in probed} == {"Q4_K", "Q6_K"}
+    asked = [p for p in probing.probes(mix, WIDE, ["Q6_K", "Q8_0"]) if p.type == "Q8_0"]
+    assert {(p.rows, p.columns) for p in asked} == {(8192, 2048)} and {p.n_tokens for p in asked} >= {1, 512}
+    head_only = shapes.model_of(catalog.entries()["llama-3.2-1b"], "Q4_0")  # its output matrix is Q6_K
+    asked = [p for p in probing.probes(head_only, WIDE, ["Q6_K"]) if p.type == "Q6_K" and p.n_tokens == 512]
+    assert {p.rows for p in asked} == {8192}
     experts = shapes.model_of(catalog.entries()["gpt-oss-20b"], "MXFP4_MOE")
     by_op = {p.op: p for p in probing.probes(experts, WIDE)}
     assert by_op[MUL_MAT_ID].type == "MXFP4" and (by_op[MUL_MAT_ID].n_expert, by_op[MUL_MAT_ID].n_expert_used) == (
@@ -347,6 +351,23 @@ def test_each_type_is_probed_in_a_shape_that_it_has(worker: Worker) -> None:
         4,
     )
     assert by_op[MUL_MAT].type == "Q8_0"
+
+
+def test_a_mixture_gets_levers_of_other_types_too() -> None:
+    mixture = shapes.model_of(catalog.entries()["qwen3-30b-a3b"], "Q4_0")
+    wanted = probing.probes(mixture, WIDE, ["Q8_0"])
+    assert {p.op for p in wanted if p.type == "Q8_0"} == {MUL_MAT, MUL_MAT_ID}
+    faster = {"Q4_0": 4, "Q8_0": 1}  # ns per byte
+    probed = tuple(
+        Rate(p.op, p.type, "CPU", p.rows, p.columns, p.n_tokens, p.n_threads, 10**6, 10**6, (ns,), *more)
+        for p in wanted
+        for ns in [10**6 * faster.get(p.type, 1)]
+        for more in [(p.n_head_kv, p.n_positions, p.n_expert, p.n_expert_used)]
+    )
+    record = dataclasses.replace(timed(1.1)[0], model=mixture)
+    best = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, probed)
+    levers = advice.levers(roofline.explain([record], best), record, best)
+    assert "Q8_0 instead of Q4_0" in [lever.change for lever in levers]
 
 
 @pytest.mark.parametrize(

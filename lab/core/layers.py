@@ -36,6 +36,9 @@ UNCOUNTED = {"llama4": "it attends in chunks"}
 NO_WINDOW = ("phi3",)
 """llama.cpp ignores these files' windows."""
 
+MOST_HEADS = 10_000
+"""Far above any model there is."""
+
 SINGLE = {
     # A key that may be in a header: what it means that the lab does not count.
     "attention.key_length_mla": "its keys and values are compressed (MLA)",
@@ -73,6 +76,8 @@ def read_layers(
         if listed is None:
             return number(key), None
         listed = listed[: n_layer or 0]
+        if not listed or not 0 <= min(listed) <= max(listed) <= MOST_HEADS:
+            return None, None
         return (listed[0], None) if len(set(listed)) == 1 else (None, listed)
 
     n_head, heads = alike(f"{arch}.attention.head_count")

@@ -7,6 +7,7 @@ query heads that share a key find it in a cache at some lengths, and fetch it fr
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import re
 import subprocess
@@ -58,7 +59,8 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[
         reason = f" ({model.uncounted})" if model.uncounted else ""
         raise LabError(f"What {model.name} computes is not known from its header{reason}.", "Take another model.")
     by_type = _shapes(model)
-    extra = {kind: _shape_for(model, known, kind) for kind in types if kind not in by_type}
+    in_layers = {kind for kind, group in by_type.items() if any(m.part not in (OUTPUT, EMBEDDING) for m in group)}
+    extra = {kind: _shapes_for(model, known, kind) for kind in types if kind not in in_layers}
     on_gpu, n_ubatch = settings.n_gpu_layers > 0, settings.n_ubatch
     columns = sorted({*COLUMNS, n_ubatch})
 
@@ -75,7 +77,7 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[
         return [n for n in sizes if n <= MOST_OUTPUTS or matrix.part not in (OUTPUT, EMBEDDING)]
 
     wanted = []
-    for first, *others in [*by_type.values(), *([matrix] for matrix in extra.values())]:
+    for first, *others in [*by_type.values(), *([matrix] for group in extra.values() for matrix in group)]:
         wanted += [product(first, n, _threads(settings, n)) for n in at(first, columns)]
         wanted += [product(other, n, _threads(settings, n)) for other in others for n in at(other, (1, n_ubatch))]
     wanted += _attention(model, settings, layers, settings.n_threads, settings.n_threads_batch)
@@ -119,19 +121,22 @@ def _shapes(model: Model) -> dict[str, list[Matrix]]:
     return chosen
 
 
-def _shape_for(model: Model, known: Sequence[Matrix], kind: str) -> Matrix:
-    """The model's largest matrix of its layers that could be packed in a type. LabError where none can."""
+def _shapes_for(model: Model, known: Sequence[Matrix], kind: str) -> list[Matrix]:
+    """The model's largest matrix of its layers (and of its experts) that could be packed in a type.
+
+    LabError where none can.
+    """
     if kind not in BLOCKS or kind == "F32":
         raise LabError(f"{kind} is no weight type that the lab knows.", f"Known: {', '.join(BLOCKS)}.")
-    fitting = [m for m in known if m.part in (shape.FEED_FORWARD, shape.ATTENTION, EXPERTS)]
-    fitting = [m for m in fitting if m.columns % BLOCKS[kind][0] == 0]
-    if not fitting:
+    fitting = [m for m in known if m.part not in (OUTPUT, EMBEDDING) and m.columns % BLOCKS[kind][0] == 0]
+    groups = ([m for m in fitting if (m.part == EXPERTS) == experts] for experts in (True, False))
+    largest = [max(group, key=lambda m: m.n_weights) for group in groups if group]
+    if not largest:
         raise LabError(
             f"{kind} packs {BLOCKS[kind][0]} weights together; no matrix of {model.name} is so wide.",
             "Leave the type out, or give a model that fits: -m MODEL",
         )
-    largest = max(fitting, key=lambda m: m.n_weights)
-    return Matrix(largest.part, kind, largest.rows, largest.columns, largest.n, largest.n_expert)
+    return [dataclasses.replace(m, type=kind) for m in largest]
 
 
 def _attention(

@@ -100,7 +100,7 @@ def run_probes(
     try:
         for round_number in range(ROUNDS + MOST_EXTRA_ROUNDS):
             if round_number >= ROUNDS:
-                watch(f"{words}: measuring once more")
+                watch(f"{words}: another round (at most {MOST_EXTRA_ROUNDS} more are made)")
                 n_all += len(wanted)
             noisy = noise_watch.NoiseWatch(worker.pid)
             for probe in wanted:

@@ -217,7 +217,8 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
         record = runs[0][1]
         rows = [row for row in (_phase(run, its_record, ceilings, phase) for run, its_record in runs) if row]
         if not rows:
-            raise LabError(f"What a step of {record.model.name} costs is not known from its header.", "")
+            reason = f" ({record.model.uncounted})" if record.model.uncounted else ""
+            raise LabError(f"What a step of {record.model.name} costs is not known from its header{reason}.", "")
         measured_s = statistics.median(row[0] for row in rows)
         _, step, kernels, n_steps, *_ = rows[0]
         arithmetic_s, traffic_s = step.flops / best.gflops / 1e9, step.n_bytes / best.gbps / 1e9
