@@ -294,7 +294,7 @@ def test_no_new_round_after_so_many_minutes(tmp_path: Path) -> None:
     worker, plan = plan_of(tmp_path, prompt_len="10", gen=5, repeat=1, until=Until(0.0001, 1000, 0.0))
     shaky(worker, [0, 1, 2, 3])
     runs = [r.run for r in run_plan(worker, plan, tmp_path) if not r.run.warmup]
-    assert len(runs) == N_PILOT
+    assert len(runs) == 1  # not even the pilot rounds go on
 
 
 def test_two_sessions_in_one_second_have_files_of_their_own(tmp_path: Path) -> None:

@@ -125,8 +125,9 @@ def test_a_used_up_quota_is_seen() -> None:
 def test_what_disturbed_something_else_than_a_run_is_reported() -> None:
     for others_ms, sentence in (([90] * 20, "another process used 0.9 of a core"), ([0, 10] * 10, "")):
         run = watched(others_ms)
-        assert run.noise and disturbances.during(run.noise) == sentence
-    assert disturbances.during(Noise(READING, READING)) == ""
+        assert run.noise and disturbances.during(run.noise, 0) == sentence
+        assert disturbances.during(run.noise, 8) == ""
+    assert disturbances.during(Noise(READING, READING), 0) == ""
 
 
 def drifting(factor: float) -> list[Any]:

@@ -87,6 +87,8 @@ def groups(records: Sequence[Record], base: str | None = None) -> list[Group]:
 
     Where all is one setup, its sessions are the groups. LabError where there is nothing to compare.
     """
+    if not records:
+        raise LabError("There is nothing to compare: no records are given.", "Measure some: lab measure")
     rows = table.runs(by_session(records))
     rows = rows[(rows.status == OK) & ~rows.warmup]
     setups = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
@@ -183,7 +185,7 @@ def _sides(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread]) -> dict[Key
     for row in rows.to_dict("records"):
         unit = row["session"], row["block"] if row["block"] == row["block"] else None
         for figure in FIGURES:
-            if row[figure] == row[figure]:
+            if row[figure] > 0:  # neither NaN nor a time that a damaged file made up
                 key = figure, row["n_prompt"], None if figure == "prefill_s" else row["n_gen"]
                 values_of.setdefault(key, {}).setdefault(unit, []).append(row[figure])
     in_order = sorted(values_of.items(), key=lambda item: (item[0][1], item[0][2] or 0, item[0][0] != "prefill_s"))
@@ -218,14 +220,17 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
         sessions = [_by_session(side.values) for side in (base, other)]
         pairs = [[value for values in by_session for value in values] for by_session in sessions]
         estimate = math.exp(_mean_centre(sessions[1]) - _mean_centre(sessions[0]))
-        counts = f"{len(pairs[0])} against {len(pairs[1])}; {FEWEST_RUNS} against {FEWEST_RUNS} can"
-        few = f"too few runs to be sure ({counts})"
-        if all(len(values) >= FEWEST_RUNS for by_session in sessions for values in by_session):
+        longest = [max(map(len, by_session)) for by_session in sessions]
+        few = f"too few runs to be sure ({longest[0]} against {longest[1]}; {FEWEST_RUNS} against {FEWEST_RUNS} can)"
+        if min(longest) >= FEWEST_RUNS:
+            sessions = [[values for values in by_session if len(values) >= FEWEST_RUNS] for by_session in sessions]
+            pairs = [[value for values in by_session for value in values] for by_session in sessions]
             centres = [
                 stats.session_centre(by_session, side.spread.sd, side.spread.df)
                 for by_session, side in zip(sessions, (base, other), strict=True)
             ]
             ratio = stats.ratio(centres[0], centres[1], confidence)
+            estimate = ratio.estimate
     verdict, words = (
         verdicts.verdict(ratio, at_least) if ratio else (verdicts.TOO_FEW, f"{few}: {verdicts.about(estimate)}")
     )

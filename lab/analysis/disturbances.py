@@ -178,13 +178,17 @@ def _limit(cores: float, record: Record) -> float:
     return max(n_free_physical + cores, min(n_free, n_free_physical + cores * threads / N_JUDGED))
 
 
-def during(noise: Noise) -> str:
-    """What other processes and the host took while something else than a run was measured; "" for nothing."""
+def during(noise: Noise, n_free: float) -> str:
+    """What other processes and the host took while something else than a run was measured; "" for nothing.
+
+    `n_free` cores were not in use: what others take of these disturbs nothing.
+    """
     if noise.samples is None:
         return ""
     columns = {OTHERS: noise.samples.others_ms, STEAL: noise.samples.steal_ms}
     amounts = {cause: max(cores(noise, column)) for cause, column in columns.items()}
-    return "; ".join(cause.sentence(amount) for cause, amount in amounts.items() if amount > WORST_CORES)
+    limits = {OTHERS: WORST_CORES + n_free, STEAL: WORST_CORES}
+    return "; ".join(cause.sentence(amount) for cause, amount in amounts.items() if amount > limits[cause])
 
 
 def sentences(records: Sequence[Record]) -> list[str]:

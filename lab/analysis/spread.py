@@ -52,9 +52,10 @@ def default(run: Any) -> Spread:
     """The spread that is assumed for the machine of a run (a row of `table.runs`)."""
     if run.power == "battery":
         return Spread(BATTERY, math.inf, 0, "assumed for a machine on battery")
-    if run.virtual is not None and not run.virtual:
+    if run.virtual == False:  # noqa: E712  (of numpy, or of Python; None and NaN are neither)
         return Spread(PHYSICAL, math.inf, 0, "assumed for a machine that is not virtual")
-    return Spread(VIRTUAL, math.inf, 0, "assumed for a virtual machine")
+    source = "assumed for a virtual machine" if run.virtual else "assumed; whether the machine is virtual is not known"
+    return Spread(VIRTUAL, math.inf, 0, source)
 
 
 def known_spreads(records: Sequence[Record]) -> dict[tuple[Any, str], Spread]:

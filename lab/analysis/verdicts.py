@@ -18,7 +18,13 @@ WIDEST = 0.5
 
 def about(estimate: float) -> str:
     """A ratio of times in words, without a claim."""
-    return f"about {estimate:.2g} times as slow" if estimate >= 1 else f"about {1 / estimate:.2g} times as fast"
+    factor = _times(max(estimate, 1 / estimate), 2)
+    return "about as fast" if factor == "1" else f"about {factor} times as {'slow' if estimate > 1 else 'fast'}"
+
+
+def _times(factor: float, n_digits: int) -> str:
+    """A factor with so many digits, and thousands separated."""
+    return f"{factor:,.0f}" if factor >= 100 else f"{factor:.{n_digits}g}"
 
 
 def apart(base: Sequence[float], other: Sequence[float]) -> str:
@@ -33,9 +39,12 @@ def apart(base: Sequence[float], other: Sequence[float]) -> str:
 def verdict(ratio: Ratio, at_least: float) -> tuple[str, str]:
     """What the interval of a ratio of times allows to say: the verdict and its words."""
     if ratio.low > 1 + at_least:
-        return SLOWER, f"slower: {ratio.estimate:.3g}x the time"
+        return SLOWER, f"slower: {_times(ratio.estimate, 3)}x the time"
     if ratio.high < 1 / (1 + at_least):
-        return FASTER, f"faster: {1 / ratio.estimate:.3g}x as fast"
+        return FASTER, f"faster: {_times(1 / ratio.estimate, 3)}x as fast"
+    largest = max(ratio.high, 1 / ratio.low) - 1
+    if largest > WIDEST:
+        return TOO_FEW, f"too few or too uneven runs to be sure: {about(ratio.estimate)}"
     if ratio.high < 1 or ratio.low > 1:
         ends = sorted((ratio.low, ratio.high) if ratio.low > 1 else (1 / ratio.high, 1 / ratio.low))
         word = SLOWER if ratio.low > 1 else FASTER
@@ -43,7 +52,4 @@ def verdict(ratio: Ratio, at_least: float) -> tuple[str, str]:
             ALIKE,
             f"{word} by {100 * (ends[0] - 1):.2g} to {100 * (ends[1] - 1):.2g} %: too near to none to be claimed",
         )
-    largest = max(ratio.high, 1 / ratio.low) - 1
-    if largest > WIDEST:
-        return TOO_FEW, f"too few or too uneven runs to be sure: {about(ratio.estimate)}"
     return ALIKE, f"no difference larger than {100 * largest:.2g} %"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import click
@@ -113,7 +114,8 @@ def import_(files: tuple[str, ...], out: str) -> None:
         for sentence in skipped:
             click.echo(f"Note: {name}: {sentence}", err=True)
         target = free_path(Path(out), f"imported-{Path(name).stem}")
-        _write("".join(to_json(record) + "\n" for record in records).encode(), str(target))
+        sessions = (dataclasses.replace(record, session=target.stem) for record in records)
+        _write("".join(to_json(record) + "\n" for record in sessions).encode(), str(target))
         click.echo(f"{target}  {len(records)} samples")
 
 

@@ -27,8 +27,9 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     """Measure what this machine can do at best, kernel by kernel.
 
     For each weight type of a model: how fast it is read with one column (decode) and multiplied with many
-    (prefill), on ggml's own kernels; likewise attention, fewer threads, and plain reading. About half a minute
-    on two cores. Results are kept in --out and reused while machine and build are the same.
+    (prefill), on ggml's own kernels; likewise attention, fewer threads, and plain reading. About a minute on
+    two cores, longer while other programs take them. Results are kept in --out and reused while machine
+    and build are the same.
     """
     from lab.models import shapes
     from lab.process.worker import Worker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,20 +43,24 @@ def note(sentence: str) -> None:
 def other_sessions(results: tuple[str, ...], records: Sequence[Record]) -> list[Record]:
     """Sessions that lie where the results are, and in their calibration folder: they show how much sessions differ.
 
-    At most MOST_NEARBY bytes are read, the newest files first.
+    At most MOST_NEARBY bytes are read, the newest files first; those that cannot be read are left out.
     """
     from lab.core.results import read as read_files
     from lab.runner.calibration import FOLDER
 
     folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
     paths = [path for folder in folders for path in (*folder.glob("*.jsonl"), *(folder / FOLDER).glob("*.jsonl"))]
-    chosen, n_bytes = [], 0
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
-        n_bytes += path.stat().st_size
-        if n_bytes <= MOST_NEARBY:
-            chosen.append(path)
-    sessions = {record.session for record in records}
-    return [record for record in read_files(chosen).records if record.session not in sessions]
+    nearby, n_bytes = [], 0
+    named = {record.session for record in records}
+    for path in sorted(
+        filter(Path.is_file, paths), key=lambda path: path.name, reverse=True
+    ):  # names begin with a time
+        with suppress(OSError, LabError):  # nobody asked for this file: one that cannot be read teaches nothing
+            n_bytes += path.stat().st_size
+            if n_bytes > MOST_NEARBY:
+                break
+            nearby += [record for record in read_files([path]).records if record.session not in named]
+    return nearby
 
 
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:

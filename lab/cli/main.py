@@ -9,10 +9,11 @@ from pathlib import Path
 
 import click
 
+from lab.cli.calibrating import calibrate
 from lab.cli.comparing import compare, export, import_
 from lab.cli.explaining import ceilings, explain, predict
-from lab.cli.files import RESULTS, as_json_rows, ceilings_of, plot_folder, read
-from lab.cli.measuring import EXIT_FAILED, EXIT_INTERRUPTED, ab, calibrate, measure, sweep
+from lab.cli.files import RESULTS, as_json_rows, ceilings_of, other_sessions, plot_folder, read
+from lab.cli.measuring import EXIT_FAILED, EXIT_INTERRUPTED, ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.options import Share
 from lab.errors import LabError
@@ -98,7 +99,8 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
         raise LabError(f"{path} is no name for a page.", "Let it end in .html: --out report.html")
     if path.resolve() in {Path(each).resolve() for each in results}:
         raise LabError(f"{path} would be overwritten by its own report.", "Choose another name: --out report.html")
-    click.echo(page.report(path, reading.records, ceilings_of(reading, ceilings), at_least))
+    others = other_sessions(results, reading.records)
+    click.echo(page.report(path, reading.records, ceilings_of(reading, ceilings), at_least, others))
 
 
 @lab.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.files import any_good, as_json_rows, draw, note
+from lab.cli.files import any_good, as_json_rows, draw, note, other_sessions
 from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, UNTIL, Share, WithVariants, parse_variant, with_options
 from lab.errors import LabError
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from lab.runner.progress import ShowStatus
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+LEAST_SHARE = 1e-4
 
 
 @click.command()
@@ -126,7 +126,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
     def runs(watch: ShowStatus) -> Iterator[Record]:
         return side_by_side.execute(plans, blocks, path, watch)
 
-    records, problem = _collect(runs, path, err, None, in_blocks=True)
+    records, problem = collect(runs, path, err, None, in_blocks=True)
     if problem:
         raise problem
     groups = comparison.groups(records)
@@ -139,54 +139,6 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, **aske
     files = _files(records, path, not no_plot, report, at_least, None if as_json else stdout)
     if as_json:
         console.print_json({**files, **text_compare.comparisons_as_json(groups, comparisons)})
-
-
-@click.command()
-@with_options(
-    click.option("--sessions", default=6, show_default=True, help="How many; 4 are the fewest."),
-    click.option("--pause", default=45.0, show_default=True, help="Seconds between two sessions."),
-    *SETTINGS,
-    SEED,
-    click.option("--out", "-o", default="results", show_default=True, help="Folder with the results."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the text."),
-)
-def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any) -> None:
-    """Find out how much this machine differs from itself, from one session to the next.
-
-    Makes short sessions of one setup with pauses between them (about 5 minutes in all) and keeps them in the folder
-    calibration inside of --out. lab compare takes from them how large a difference between two sessions must be to be
-    claimed; without them it assumes a figure for the kind of machine. Spread over hours they see more.
-    """
-    from lab.analysis.comparison import FIGURE_NAMES
-    from lab.analysis.spread import known_spreads
-    from lab.process.worker import Worker
-    from lab.runner import calibration
-    from lab.runner.plan import make_plan
-    from lab.show import console, text_results
-
-    err = console.console(stderr=True)
-    calibration.check(sessions, pause)
-    with Worker() as worker, console.transfer(err) as transferring:
-        plan = make_plan(
-            worker, calibration.LENGTHS, calibration.N_GEN, calibration.N_REPEAT, **asked, watch=transferring
-        )
-
-        def runs(watch: ShowStatus) -> Iterator[Record]:
-            return calibration.calibrate(plan, worker, Path(out), sessions, pause, watch, err.print)
-
-        records, problem = _collect(runs, Path(out) / calibration.FOLDER, err, None, in_blocks=True)
-    if problem:
-        raise problem
-    spreads = {figure: spread for (_, figure), spread in known_spreads(records).items()}
-    if as_json:
-        console.print_json({figure: dataclasses.asdict(spread) for figure, spread in spreads.items()})
-        return
-    stdout = console.console()
-    for sentence in text_results.warnings(records):
-        stdout.print(f"{text_results.DISTURBED} {sentence}")
-    for figure, spread in spreads.items():
-        stdout.print(f"{FIGURE_NAMES[figure]}: sessions differ by {spread.words}, one standard deviation")
-    stdout.print("lab compare now claims differences between sessions of this machine only beyond that.")
 
 
 def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool, dry_run: bool, **asked: Any) -> None:
@@ -214,7 +166,7 @@ def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool,
         def runs(watch: ShowStatus) -> Iterator[Record]:
             return execute(plan, worker, path, watch, stream)
 
-        records, problem = _collect(runs, path, err, text_out if stream else None, in_blocks=True)
+        records, problem = collect(runs, path, err, text_out if stream else None, in_blocks=True)
     _show(records, path, plan, not no_plot, report, as_json)
     if problem:
         raise problem
@@ -222,7 +174,7 @@ def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool,
         sys.exit(EXIT_FAILED)
 
 
-def _collect(
+def collect(
     runs: Any, path: Path, err: Console, stream_to: Console | None, in_blocks: bool = False
 ) -> tuple[list[Record], LabError | None]:
     """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one."""
@@ -279,8 +231,8 @@ def _files(
     files["plots"] = [named("plot", plot) for plot in (draw(records, path.parent, path.stem) if plots else [])]
     files["report"] = None
     if report and any_good(records):
-        known = probing.kept(path.parent, note)
-        files["report"] = named("report", page.report(path.with_suffix(".html"), records, known, at_least))
+        known, others = probing.kept(path.parent, note), other_sessions((str(path),), records)
+        files["report"] = named("report", page.report(path.with_suffix(".html"), records, known, at_least, others))
     if out and any_good(records):
         out.print(f"next     what limited it: lab ceilings && lab explain {path}; a page to hand on: lab report {path}")
     return files
@@ -291,6 +243,8 @@ def _until(share: float | None, max_repeats: int, max_minutes: float | None) -> 
 
     if share is None:
         return None
+    if share < LEAST_SHARE:
+        raise LabError(f"--until {share:.2g} is not possible.", f"Give at least {LEAST_SHARE:.2%}, such as 2%.")
     if max_repeats < N_PILOT:
         raise LabError(f"--max-repeats {max_repeats} is too few to see the spread.", f"Allow at least {N_PILOT}.")
     return Until(share, max_repeats, max_minutes)

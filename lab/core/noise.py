@@ -52,6 +52,11 @@ class NoiseSamples:
     pressure_ms: tuple[int, ...] | None = None
     switches: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        columns = (self.at_ms, self.others_ms, self.steal_ms, self.pressure_ms, self.switches)
+        if not self.at_ms or len({len(column) for column in columns if column is not None}) > 1:
+            raise ValueError("the columns of noise samples are empty, or differ in length")
+
 
 @dataclass(frozen=True)
 class Noise:

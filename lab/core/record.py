@@ -164,6 +164,10 @@ class Run:
     totals: Totals | None = None  # imported: there are no steps
     engine: int | None = None  # which start of the engine in its session made the run; None in older records
 
+    def __post_init__(self) -> None:
+        if self.every is not None and (self.every < 1 or self.steps.kind[:1] not in ((), (PREFILL,))):
+            raise ValueError(f"a sweep that stops every {self.every} tokens, or does not begin with a prefill")
+
 
 @dataclass(frozen=True)
 class Record:

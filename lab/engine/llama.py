@@ -4,7 +4,7 @@ Why not the comfortable Python class on top of it: that class reuses the cached 
 (its prefill is then free), withholds characters until they are whole (a chunk is not a token), and spends
 time between the steps. Here a step is one `llama_decode` and the clock before and after it.
 
-This module runs in the lab's child process (see worker.py); only there is native code loaded.
+This module runs in the lab's child process (see process/worker.py); only there is native code loaded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The native libraries inside llama-cpp-python: the functions of llama.cpp and ggml, and what these log.
 
-Only the lab's child process (worker.py) loads them.
+Only the lab's child process (process/worker.py) loads them.
 """
 
 from __future__ import annotations

@@ -47,12 +47,19 @@ class Rounds:
             return []
         repeat = 1 + max(run.repeat for run in done)
         until = self._plan.until
-        if until and until.max_minutes is not None and time.monotonic() - self._started >= 60 * until.max_minutes:
+        if self.is_out_of_time():
             return []
         if self._targets is None:
             self._targets = self._needed(done, until) if until else self._affordable(done)
         wanted = [n for n in {run.n_prompt for run in done} if repeat < self._targets.get(n, 0)]
         return self._plan.round(repeat, wanted)
+
+    def is_out_of_time(self) -> bool:
+        """Whether no new round shall begin (`--max-minutes`)."""
+        until = self._plan.until
+        if until is None or until.max_minutes is None:
+            return False
+        return time.monotonic() - self._started >= 60 * until.max_minutes
 
     def _needed(self, done: Sequence[Run], until: Until) -> dict[int, int]:
         """How many runs each length needs for intervals within the wanted share; of a sweep all walks are needed."""

@@ -148,6 +148,8 @@ def _runs(engine: WarmEngine, todo: list[tuple[int, int]]) -> Iterator[tuple[Set
 
     while todo or _extend(todo, rounds, engine.reporter):
         if engine.warm and engine.round != todo[0][0]:
+            if rounds.is_out_of_time():
+                break
             engine.renew()
         if not engine.warm:
             engine.load()

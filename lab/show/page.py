@@ -7,14 +7,14 @@ are inserted unescaped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import comparison, disturbances, table, wording
-from lab.analysis.spread import known_spreads
+from lab.analysis.spread import Spread, known_spreads
 from lab.core import results
 from lab.core.record import OK, Ceilings, Record
 from lab.errors import LabError
@@ -52,15 +52,17 @@ def report(
     records: Sequence[Record],
     ceilings: Sequence[Ceilings] = (),
     at_least: float = comparison.AT_LEAST,
+    others: Sequence[Record] = (),
 ) -> Path:
     """Write records as one HTML page that carries its data, and return its path.
 
         lab.report("results/page.html", records, [lab.ceilings()])
 
-    `ceilings` may be of any machines; those that fit explain the records. LabError where the file cannot be written.
+    `ceilings` may be of any machines; those that fit explain the records. `others` are further sessions of
+    the same machines: they show how much sessions differ. LabError where the file cannot be written.
     """
     path = Path(path)
-    text = html(records, ceilings, at_least)
+    text = html(records, ceilings, at_least, others)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")
@@ -69,10 +71,17 @@ def report(
     return path
 
 
-def html(records: Sequence[Record], known: Sequence[Ceilings], at_least: float = comparison.AT_LEAST) -> str:
+def html(
+    records: Sequence[Record],
+    known: Sequence[Ceilings],
+    at_least: float = comparison.AT_LEAST,
+    others: Sequence[Record] = (),
+) -> str:
     """The whole page as HTML. Differences smaller than `at_least` are not claimed."""
     import jinja2
 
+    if not records:
+        raise LabError("There is nothing to report: no records are given.", "Measure some: lab measure")
     apart = comparison.by_session(records)
     all_rows = table.runs(apart)
     rows = all_rows[(all_rows.status == OK) & ~all_rows.warmup]
@@ -91,8 +100,10 @@ def html(records: Sequence[Record], known: Sequence[Ceilings], at_least: float =
     days = sorted({record.run.started_at[:10] for record in timed})
     return environment.from_string(TEMPLATE.read_text("utf-8")).render(
         version=metadata.version("mini-lab"),
-        question=_question(setups),
-        times=[time for label, part, _ in setups for time in _times(label if len(setups) > 1 else "", part)],
+        question=text_results.question([label for label, _, _ in setups]),
+        times=[
+            time for label, part, _ in setups for time in text_results.times(label if len(setups) > 1 else "", part)
+        ],
         dates=days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
         setups=[
             {"label": name, "facts": _facts(own[0]), "parts": _parts(name, part, apart)} for name, part, own in setups
@@ -104,36 +115,11 @@ def html(records: Sequence[Record], known: Sequence[Ceilings], at_least: float =
         commands=_commands(records),
         n_records=len(records),
         packed=results.pack([*records, *used]),
-        **_comparison(timed, len(setups), at_least),
+        **_comparison(timed, len(setups), at_least, known_spreads([*records, *others])),
     )
 
 
 Setup = tuple[str, Any, list[Record]]  # label, its rows of table.runs, its records
-
-
-def _question(setups: Sequence[Setup]) -> str:
-    labels = [label for label, _, _ in setups]
-    if len(labels) == 1:
-        name, _, where = labels[0].partition(", ")
-        return f"How fast does {name} read a prompt and write an answer{f' on {where}' if where else ''}?"
-    if len(labels) > 3:
-        return f"Which of these {len(labels)} is fastest?"
-    return f"Which is faster: {', '.join(labels[:-1])} or {labels[-1]}?"
-
-
-def _times(label: str, rows: pd.DataFrame) -> list[str]:
-    """Sentences on the times of the longest prompt, one for each number of generated tokens."""
-    sentences = []
-    for _, part in table.summary(rows).groupby("n_gen"):
-        row = part.iloc[-1]
-        each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported: decode compute is what is known
-        rate = f"each token takes {wording.seconds(each_ms / 1e3)} ({wording.digits(1e3 / each_ms)} a second)"
-        reads = f"a prompt of {row.n_prompt:,} tokens is read in {wording.seconds(row.prefill_s)}"
-        words = [reads] if row.prefill_s > 0 else []
-        words += [f"after {'it' if words else f'{row.n_prompt:,} tokens'} {rate}"] if each_ms > 0 else []
-        text = "; ".join(words)
-        sentences.append(f"{label}: {text}." if label else f"{text[:1].upper()}{text[1:]}.")
-    return sentences
 
 
 def _facts(record: Record) -> dict[str, str]:
@@ -194,12 +180,14 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
     return tables
 
 
-def _comparison(records: Sequence[Record], n_setups: int, at_least: float) -> dict[str, Any]:
+def _comparison(
+    records: Sequence[Record], n_setups: int, at_least: float, spreads: Mapping[tuple[Any, str], Spread]
+) -> dict[str, Any]:
     """Comparisons of the setups with the first one."""
     if n_setups < 2:
         return {"comparisons": [], "answers": []}
     groups = comparison.groups(records)
-    comparisons = comparison.compare_groups(groups, at_least, known_spreads(records))
+    comparisons = comparison.compare_groups(groups, at_least, spreads)
     return {
         "answers": text_compare.answers(comparisons),
         "base": groups[0].label,

@@ -140,20 +140,22 @@ def comparison_cells(row: comparison.Row) -> list[str]:
 
 def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_least: float) -> list[str]:
     """Sentences on how the ratios were computed, and how far they can be trusted."""
-    paired = any(row.paired for compared in comparisons for row in compared.rows)
-    how = "block by block, measured side by side" if paired else "run against run"
+    kinds = {row.paired for compared in comparisons for row in compared.rows}
+    how = {
+        frozenset({True}): "block by block, measured side by side",
+        frozenset({True, False}): "blocks of one trial block by block, others run against run",
+    }.get(frozenset(kinds), "run against run")
     sentences = [
         f"Time ratio: other over base, {how}. All intervals together hold with 95 %; "
         f"differences below {at_least:.1%} are not claimed. A ratio is a median of ratios, so it need not be that of "
         "the two columns."
     ]
-    if not paired:
-        spreads = dict.fromkeys(words for compared in comparisons for words in compared.spreads)
+    if spreads := dict.fromkeys(words for compared in comparisons for words in compared.spreads):
         sentences.append(
             "Sessions of one machine differ from each other; a difference is claimed only beyond that. Taken for one "
             f"standard deviation: {'; '.join(spreads)}. Measure it: lab calibrate."
         )
-    if not paired and all(group.rows.machine.iloc[0] == groups[0].rows.machine.iloc[0] for group in groups):
+    if True not in kinds and all(group.rows.machine.iloc[0] == groups[0].rows.machine.iloc[0] for group in groups):
         sentences.append(
             "These sessions were not measured side by side: part of a difference may be the hour. See lab ab."
         )

@@ -150,6 +150,31 @@ def failures(records: Sequence[Record]) -> list[str]:
     ]
 
 
+def question(labels: Sequence[str]) -> str:
+    """What a report on these setups answers."""
+    if len(labels) == 1:
+        name, _, where = labels[0].partition(", ")
+        return f"How fast does {name} read a prompt and write an answer{f' on {where}' if where else ''}?"
+    if len(labels) > 3:
+        return f"Which of these {len(labels)} is fastest?"
+    return f"Which is faster: {', '.join(labels[:-1])} or {labels[-1]}?"
+
+
+def times(label: str, rows: pd.DataFrame) -> list[str]:
+    """Sentences on the times of the longest prompt, one for each number of generated tokens."""
+    sentences = []
+    for _, part in table.summary(rows).groupby("n_gen"):
+        row = part.iloc[-1]
+        each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported: decode compute is what is known
+        rate = f"each token takes {wording.seconds(each_ms / 1e3)} ({wording.digits(1e3 / each_ms)} a second)"
+        reads = f"a prompt of {row.n_prompt:,} tokens is read in {wording.seconds(row.prefill_s)}"
+        words = [reads] if row.prefill_s > 0 else []
+        words += [f"after {'it' if words else f'{row.n_prompt:,} tokens'} {rate}"] if each_ms > 0 else []
+        text = "; ".join(words)
+        sentences.append(f"{label}: {text}." if label else f"{text[:1].upper()}{text[1:]}.")
+    return sentences
+
+
 def finished(record: Record) -> str:
     """A line on a finished run."""
     run = phases.by_length(record.run)[-1]

@@ -97,6 +97,8 @@ def run_probes(
     """
     rates: dict[tuple[object, ...], Rate] = {}
     n_all, n_done, words = ROUNDS * len(wanted), 0, ""
+    n_threads = 1 if on_gpu else max(probe.n_threads for probe in wanted)
+    n_free = max(0.0, (machine.cores(here) or n_threads) - n_threads)
     try:
         for round_number in range(ROUNDS + MOST_EXTRA_ROUNDS):
             if round_number >= ROUNDS:
@@ -110,8 +112,8 @@ def run_probes(
                 _keep(rates, worker.probe(probe))
             if not on_gpu:
                 watch("reading memory")
-                _keep(rates, read_rate(max(probe.n_threads for probe in wanted)))
-            words = disturbances.during(noisy.finish())
+                _keep(rates, read_rate(n_threads))
+            words = disturbances.during(noisy.finish(), n_free)
             if round_number + 1 >= ROUNDS and not words:
                 break
     finally:
