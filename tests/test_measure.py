@@ -1,5 +1,6 @@
 """The loop over runs, with a fake engine: order, warm-ups, failures, deaths, full disks."""
 
+import dataclasses
 import itertools
 import types
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from lab.analysis import table
 from lab.analysis.spread import known_spreads
 from lab.core import results
-from lab.core.record import CRASHED, FAILED, OK, Record
+from lab.core.record import CRASHED, FAILED, OK, Device, Record
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import calibration
@@ -50,7 +51,14 @@ def test_every_run_is_made_recorded_and_on_disk(bench: Any) -> None:
     assert {r.session for r in records} == {path.stem}
 
 
-def test_every_shape_is_warmed_up_first_and_marked(bench: Any) -> None:
+def test_a_cpu_is_warmed_up_by_one_short_run(bench: Any) -> None:
+    records, _ = bench(prompt_len="10,600,1112", repeat=2)
+    assert [r.run.n_prompt for r in records if r.run.warmup] == [32, 32]  # one for each engine
+
+
+def test_every_shape_is_warmed_up_first_and_marked_on_a_gpu(bench: Any, fake_worker: FakeWorker) -> None:
+    gpu = Device("GPU0", "A GPU", "gpu", 10**12)
+    fake_worker.build = dataclasses.replace(fake_worker.build, devices=(*fake_worker.build.devices, gpu))
     records, _ = bench(prompt_len="10,600,1112", repeat=1)
     warmups = [r.run.n_prompt for r in records if r.run.warmup]
     assert warmups == [10, 600]  # 600 = a full ubatch and the tail 88, which is 1112's tail too
@@ -118,7 +126,7 @@ def test_a_death_while_warming_up_is_told_and_tried_again(bench: Any, fake_worke
     fake_worker.on_run = die_once
     records, _ = bench(repeat=2)
     assert outcome(records) == [(10, 0, OK), (10, 1, OK), (600, 0, OK), (600, 1, OK)]
-    assert [r.run.status for r in records if r.run.warmup] == [CRASHED, OK, OK, OK, OK]
+    assert [r.run.status for r in records if r.run.warmup] == [CRASHED, OK, OK]
 
 
 def test_a_huge_refused_length_needs_no_room_on_the_disk(bench: Any) -> None:
@@ -228,7 +236,7 @@ def test_a_sweep_is_one_run_with_a_row_per_length(tmp_path: Path) -> None:
     assert rows.n_prompt.tolist() == [16, 32, 40] * 2
     assert rows.prefill_s.tolist() == [0.016, 0.032, 0.040] * 2
     assert rows.tpot_ms.tolist() == [11] * 6
-    assert [len(r.run.steps.kind) for r in records if r.run.warmup] == [3, 3] * 2  # a chunk of 16, and one of 8
+    assert [len(r.run.steps.kind) for r in records if r.run.warmup] == [3, 3]  # one for each engine
 
 
 def test_impossible_sweeps(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ from lab.runner.progress import Reporter
 N_WARMUP_TOKENS = 4
 """Tokens that a warm-up generates: some backends record their graphs at the second or third step."""
 
+N_WARMUP_PROMPT = 32
+"""Prompt tokens of the warm-up on a CPU."""
+
 N_SENTINEL = 8
 """Decode steps of a sentinel that count; one before them does not."""
 
@@ -76,12 +79,18 @@ class WarmEngine:
         self.settings = self.worker.new_context(dataclasses.replace(self.plan.settings, n_ctx=n_ctx))
 
     def warm_up(self, lengths: Collection[int]) -> Iterator[tuple[Settings, Run]]:
-        """One short run for every shape of step that prompts of these lengths have."""
+        """On a GPU one short run for every shape of step that prompts of these lengths have; on the CPU a single one.
+
+        GPU backends compile kernels and record graphs by shape. On the CPU the first run of a shape that was not warmed
+        up is as fast as the next ones (tests/bench/warm_up.py).
+        """
         n_ubatch, every = self.settings.n_ubatch, self.plan.every
         parts = (
             set(lengths) if every is None else {min(n, every) for n in lengths} | {n % every or every for n in lengths}
         )
         shapes = {n if n <= n_ubatch else n_ubatch + n % n_ubatch for n in parts}
+        if self.settings.n_gpu_layers == 0:
+            shapes = {min(N_WARMUP_PROMPT, max(shapes))}
         for n_prompt in sorted(shapes):
             yield self.settings, self.run(n_prompt, 0, warmup=True)
         self.warm = True
