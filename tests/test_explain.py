@@ -290,7 +290,7 @@ def test_rounds_go_on_while_the_machine_is_disturbed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n_disturbed: int, n_rounds: int
 ) -> None:
     words = iter(["another process used 1 of a core"] * n_disturbed + [""] * 9)
-    monkeypatch.setattr(disturbances, "during", lambda noise: next(words))
+    monkeypatch.setattr(disturbances, "during", lambda noise, n_free: next(words))
     monkeypatch.setattr(probing, "read_rate", lambda n_threads: rate(probing.READ, "I64", 1, 40, 1e9))
     engine: Any = Counting()
     wanted = [small(MUL_MAT, "Q4_0", n) for n in (1, 8, 64)]
