@@ -87,7 +87,7 @@ KEPT: tuple[str, ...] = (
     "started_at",
     "measured_at",
 )
-KEPT += ("tensor_bytes", "embedding_type", "output_type")
+KEPT += ("tensor_bytes", "embedding_type", "output_type", "uncounted")
 """Fields whose words decide what is computed. That they are cleaned is shown above."""
 
 

@@ -116,7 +116,7 @@ def test_ab_and_compare_commands(tmp_path: Path) -> None:
     common = ["-p", "32", "-n", "4", "--blocks", "2", "-o", tmp_path]
     code, out, err = run_lab("ab", "--flash-attn on", "--flash-attn off", *common)
     assert code == 0, err
-    assert "flash_attn: on | off" in out and "too few blocks to tell (2 against 2;" in out
+    assert "flash_attn: on | off" in out and "too few blocks to be sure (2; " in out
     (path,) = tmp_path.glob("*.jsonl")
     code, out, err = run_lab("compare", path, "--json", "--base", "off", "--no-plot")
     document = json.loads(out)
