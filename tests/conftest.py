@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import signal
 import subprocess
@@ -14,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from lab.core.record import OK, Device, Machine, Model, Record, Run, Settings, Steps
+from lab.core import script as scripts
+from lab.core.record import DECODE, OK, Device, Machine, Model, Record, Run, Settings, Steps
+from lab.core.script import Script, Shape
 from lab.engine import loop
-from lab.engine.loop import Leg
 from lab.models import catalog
-from lab.process.wire import Build, Vocabulary
+from lab.process.wire import Build, Outcome, Vocabulary
 from lab.process.worker import Progress, WorkerDied
 from lab.runner.warm_engine import N_SENTINEL
 
@@ -106,24 +106,25 @@ def exact_steps(
 
     Every position that a step looks back at makes each of its tokens per_position_ms slower.
     """
-    clock, n_past = FakeClock(), 0
+    prompt = list(range(n_prompt))
+    written = scripts.sweep(prompt, n_gen, n_ubatch, every) if every else scripts.run(prompt, n_gen, n_ubatch)
+    return steps_of(written, prefill_ms, decode_ms, per_position_ms)
 
-    def forward(n_tokens: int) -> None:
-        nonlocal n_past
-        each = (prefill_ms if n_tokens > 0 else decode_ms) + per_position_ms * n_past
-        clock.advance(round(each * abs(n_tokens) * MS))
-        n_past += abs(n_tokens)
 
-    def roll_back(n_kept: int) -> None:
-        nonlocal n_past
-        n_past = n_kept
+def steps_of(
+    script: Script, prefill_ms: float = 1, decode_ms: float = 10, per_position_ms: float = 0, move_ms: float = 0
+) -> Steps:
+    """Steps of that engine for any script: each sequence's token costs decode_ms, whatever shares its step."""
+    clock = FakeClock()
 
-    ends = [*range(every, n_prompt, every), n_prompt] if every else [n_prompt]
-    legs, sizes = [], []
-    for first, end in itertools.pairwise([0, *ends]):
-        sizes.append(([min(n_ubatch, end - start) for start in range(first, end, n_ubatch)], n_gen - 1))
-        legs.append(Leg([(n, n) for n in sizes[-1][0]], [-1] * (n_gen - 1), range(n_gen)))
-    return loop.as_steps(sizes, loop.walk(forward, lambda _: clock.advance(MS), legs, roll_back, clock, [0]))
+    def move(shape: Shape) -> loop.Move:
+        each = (decode_ms if shape.kind == DECODE else prefill_ms) + per_position_ms * shape.n_past
+        ns = round((each * shape.n_tokens if shape.n_tokens else move_ms) * MS)
+        choose = (lambda: clock.advance(shape.n_outputs * MS)) if shape.n_outputs else None
+        return lambda: clock.advance(ns), choose, 0
+
+    shapes = list(scripts.shapes(script))
+    return loop.as_steps(shapes, loop.walk([move(shape) for shape in shapes], clock, [0]))
 
 
 def make_run(n_prompt: int = 20, n_gen: int = 5, repeat: int = 0, **changes: Any) -> Run:
@@ -161,6 +162,9 @@ class FakeWorker:
         self.loads = 0
         self.contexts: list[int] = []
         self.prompts: list[list[int]] = []
+        self.scripts: list[Script] = []
+        self.move_ms = 5.0
+        self.checks: tuple[Any, ...] = ()  # state_bytes and logits_differ of every outcome
         self.pid = os.getpid()
         self.on_run: Callable[[int, int], None] = lambda n_prompt, n_gen: None
         self.decode_ms: Callable[[], float] = lambda: 10
@@ -192,16 +196,17 @@ class FakeWorker:
         self.contexts.append(asked.n_ctx)
         return dataclasses.replace(asked, flash_attn_resolved="on")
 
-    def run(
-        self, prompt: list[int], n_gen: int, watch: Callable[[Progress], None], every: int | None = None
-    ) -> tuple[Steps, tuple[int, ...], int | None]:
-        if (len(prompt), n_gen) == (1, N_SENTINEL + 2):
-            return exact_steps(1, n_gen, 512, decode_ms=self.decode_ms()), tuple(range(n_gen)), None
-        self.prompts.append(prompt)
-        self.on_run(len(prompt), n_gen)
-        watch(Progress(len(prompt), (1, 2)))
-        steps = exact_steps(len(prompt), n_gen, 512, decode_ms=self.decode_ms(), every=every)
-        return steps, tuple(range(n_gen)), None
+    def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
+        n_prefilled, n_chosen = scripts.n_prefilled(script), scripts.n_chosen(script)
+        steps = steps_of(script, decode_ms=self.decode_ms(), move_ms=self.move_ms)
+        outcome = Outcome(steps, tuple(range(n_chosen)), None, *self.checks)
+        if (n_prefilled, n_chosen) == (1, N_SENTINEL + 2):
+            return outcome
+        self.scripts.append(script)
+        self.prompts.append([token for op in script for part in op.parts for token in part.tokens or ()])
+        self.on_run(n_prefilled, n_chosen)
+        watch(Progress(n_prefilled, (1, 2)))
+        return outcome
 
 
 def died() -> WorkerDied:

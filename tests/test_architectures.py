@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.core import cost
+from lab.core import cost, memory
+from lab.core import script as scripts
 from lab.core.layers import read_layers
 from lab.models import catalog, shapes, synthetic
 from lab.process.worker import Worker
@@ -38,10 +39,10 @@ def test_a_miniature_loads_runs_and_is_what_its_shape_says(worker: Worker, tmp_p
     assert read.n_expert == entry.shape.n_expert and cost.step(read, 8, 100, 1) is not None
     worker.load(path, 0)
     worker.new_context(SMALL)
-    steps, token_ids, _ = worker.run(list(range(1, 101)), 4, lambda progress: None)
-    assert steps.n_tokens == (64, 36, 1, 1, 1) and len(token_ids) == 4
+    outcome = worker.run(scripts.run(range(1, 101), 4, 64), lambda progress: None)
+    assert outcome.steps.n_tokens == (64, 36, 1, 1, 1) and len(outcome.token_ids) == 4
     kv_bytes, _ = miniature.reserved(worker.reserve(path, SMALL))
-    assert cost.memory(read, SMALL).kv_cache_bytes == pytest.approx(kv_bytes, rel=0.05, abs=6000)
+    assert memory.of_context(read, SMALL).kv_cache_bytes == pytest.approx(kv_bytes, rel=0.05, abs=6000)
 
 
 @pytest.mark.parametrize(("arch", "width"), [("llama", 256), ("llama", 320), ("phi3", 256), ("qwen3moe", 256)])

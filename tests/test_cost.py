@@ -25,8 +25,8 @@ LLAMA, PHI, SEVEN = of_catalog("llama-3.2-3b"), of_catalog("phi-3-mini"), of_cat
 
 
 def test_kv_bytes_per_position() -> None:
-    assert cost.kv_bytes_per_position(LLAMA) == 114_688
-    assert cost.kv_bytes_per_position(PHI) == 393_216
+    assert memory.kv_bytes_per_position(LLAMA) == 114_688
+    assert memory.kv_bytes_per_position(PHI) == 393_216
 
 
 def test_prefill_of_llama_3b_as_textbooks_count() -> None:
@@ -140,10 +140,10 @@ def test_gpt_oss_alternates_and_runs_its_last_layer_for_all() -> None:
 def test_windowed_layers_keep_the_window_and_one_ubatch() -> None:
     per_layer = 2 * 256 * 2
     settings = dataclasses.replace(SETTINGS, n_ctx=10_000, n_ubatch=512)
-    assert cost.memory(GEMMA, settings).kv_cache_bytes == per_layer * (4 * 10_240 + 22 * 1_024)
+    assert memory.of_context(GEMMA, settings).kv_cache_bytes == per_layer * (4 * 10_240 + 22 * 1_024)
     short = dataclasses.replace(settings, n_ctx=300)
-    assert cost.memory(GEMMA, short).kv_cache_bytes == per_layer * 26 * 512
-    assert cost.memory(dataclasses.replace(GEMMA, uncounted="it is odd"), settings).kv_cache_bytes is None
+    assert memory.of_context(GEMMA, short).kv_cache_bytes == per_layer * 26 * 512
+    assert memory.of_context(dataclasses.replace(GEMMA, uncounted="it is odd"), settings).kv_cache_bytes is None
 
 
 RESERVED = [  # MiB of compute buffer that llama.cpp 0c1e570 reserves on a CPU (tests/bench/memory_estimates.py)
@@ -159,7 +159,7 @@ RESERVED = [  # MiB of compute buffer that llama.cpp 0c1e570 reserves on a CPU (
 @pytest.mark.parametrize(("name", "n_ctx", "mib"), RESERVED)
 def test_compute_buffers_are_those_that_llama_cpp_reserves(name: str, n_ctx: int, mib: float) -> None:
     settings = dataclasses.replace(SETTINGS, n_ctx=n_ctx, n_ubatch=512)
-    assert cost.memory(of_catalog(name, "Q4_0"), settings).compute_bytes == pytest.approx(mib * 2**20, rel=0.05)
+    assert memory.of_context(of_catalog(name, "Q4_0"), settings).compute_bytes == pytest.approx(mib * 2**20, rel=0.05)
 
 
 def test_the_longest_context_is_the_last_that_fits() -> None:
@@ -168,3 +168,22 @@ def test_the_longest_context_is_the_last_that_fits() -> None:
         assert n and memory.of_length(model, n).total_bytes <= 16 * 10**9 < memory.of_length(model, n + 1).total_bytes
     assert memory.longest(LLAMA, 10**6) == 0
     assert memory.longest(dataclasses.replace(LLAMA, uncounted="it is odd"), 10**12) is None
+
+
+def test_sequences_in_a_step_share_the_weights_but_not_the_cache() -> None:
+    one = cost.step(LLAMA, 1, 1000, 1)
+    four = cost.step(LLAMA, 1, 1000, 4, others=[(1, 1000)] * 3)
+    assert one is not None and four is not None
+    assert four.weight_bytes == one.weight_bytes
+    for name in ("layer_flops", "head_flops", "attention_flops", "kv_read_bytes", "kv_written_bytes"):
+        assert getattr(four, name) == pytest.approx(4 * getattr(one, name)), name
+    mixed = cost.step(LLAMA, 256, 512, 3, others=[(1, 1000)] * 2)
+    prompt = cost.step(LLAMA, 256, 512, 1)
+    assert mixed is not None and prompt is not None
+    assert mixed.attention_flops == pytest.approx(prompt.attention_flops + 2 * one.attention_flops)
+    assert mixed.kv_written_bytes == pytest.approx(prompt.kv_written_bytes * 258 / 256)
+
+
+def test_moving_a_cache_reads_and_writes_what_its_positions_left() -> None:
+    moved = cost.move(LLAMA, 1000)
+    assert moved is not None and (moved.flops, moved.n_bytes) == (0, 2 * 1000 * 114_688)

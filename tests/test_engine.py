@@ -1,9 +1,13 @@
 """The timed loop, exactly, with a fake engine and a fake clock."""
 
+import dataclasses
+from functools import partial
+
 from lab.core import phases
-from lab.core.record import DECODE, PREFILL
+from lab.core import script as scripts
+from lab.core.record import COPY, DECODE, FORGET, LOAD, MIXED, PREFILL, SAVE
+from lab.core.script import Operation, Part
 from lab.engine import loop
-from lab.engine.loop import Leg
 from tests.conftest import MS, exact_steps, make_run
 
 
@@ -23,43 +27,58 @@ def test_a_single_token_needs_no_decode_step() -> None:
     assert steps.end_ns == (4 * MS,)
 
 
-def test_each_token_is_chosen_into_the_slot_that_the_next_step_reads() -> None:
+def test_the_loop_executes_and_chooses_in_order_and_counts_the_prompt() -> None:
     order: list[str] = []
-    loop.walk(
-        lambda batch: order.append(f"forward {batch}"),
-        lambda slot: order.append(f"choose {slot}"),
-        [
-            Leg([(2, "chunk0"), (1, "chunk1")], ["token0", "token1"], ["slot0", "slot1", "slot2"]),
-            Leg([(4, "chunk2")], [], ["slot3"]),
-        ],
-        lambda n_tokens: order.append(f"forget all after {n_tokens}"),
-        iter(range(100)).__next__,
-        progress := [-1],
-    )
-    assert order == [
-        "forward chunk0",
-        "forward chunk1",
-        "choose slot0",
-        "forward token0",
-        "choose slot1",
-        "forward token1",
-        "choose slot2",
-        "forget all after 3",
-        "forward chunk2",
-        "choose slot3",
+    moves: list[loop.Move] = [
+        (partial(order.append, "chunk0"), None, 2),
+        (partial(order.append, "chunk1"), partial(order.append, "choose"), 3),
+        (partial(order.append, "token"), partial(order.append, "choose"), 3),
+        (partial(order.append, "forget"), None, 3),
     ]
-    assert progress == [7]
+    stamps = loop.walk(moves, iter(range(100)).__next__, progress := [-1])
+    assert order == ["chunk0", "chunk1", "choose", "token", "choose", "forget"]
+    assert stamps == [0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]  # where nothing is chosen, a step ends when it is ready
+    assert progress == [3]
+
+
+def test_shapes_of_a_script_count_positions_of_every_sequence() -> None:
+    written = [
+        *scripts.prefill(0, range(5), 4),
+        *scripts.prefill(1, range(3), 4),
+        *scripts.decode([0, 1], 2),
+        Operation(FORGET, sequence=0, first=5),
+        Operation(SAVE, sequence=0),
+        Operation(COPY, sequence=0, target=2),
+        Operation(MIXED, (Part(1, None, 1), Part(2, (7, 8), 1))),
+        Operation(LOAD, sequence=3),
+        Operation(DECODE, (Part(3, (9,), 1),)),
+    ]
+    shapes = [dataclasses.astuple(shape) for shape in scripts.shapes(written)]
+    assert shapes == [
+        (PREFILL, 4, 0, 1, 0),
+        (PREFILL, 1, 4, 1, 1),
+        (PREFILL, 3, 0, 1, 1),
+        (DECODE, 2, 5, 2, 2),
+        (DECODE, 2, 6, 2, 2),
+        (FORGET, 0, 7, 1, 0),
+        (SAVE, 0, 5, 1, 0),
+        (COPY, 0, 5, 1, 0),
+        (MIXED, 3, 5, 2, 2),
+        (LOAD, 0, 5, 1, 0),
+        (DECODE, 1, 5, 1, 1),
+    ]
+    assert (scripts.n_prefilled(written), scripts.n_chosen(written), scripts.n_sequences(written)) == (11, 9, 4)
 
 
 def test_a_sweep_is_the_runs_that_it_stands_for() -> None:
     sweep = make_run(n_prompt=40, n_gen=3, every=16, per_position_ms=0.5)
-    assert [kind[0] for kind in sweep.steps.kind] == list("ppddppddpdd")
-    assert sweep.steps.n_past == (0, 8, 16, 17, 16, 24, 32, 33, 32, 40, 41)
+    assert [kind[0] for kind in sweep.steps.kind] == list("ppddfppddfpdd")
+    assert sweep.steps.n_past == (0, 8, 16, 17, 18, 16, 24, 32, 33, 34, 32, 40, 41)
     legs = phases.by_length(sweep)
     assert [leg.n_prompt for leg in legs] == [16, 32, 40]
     for leg in legs:
         alone = make_run(n_prompt=leg.n_prompt, n_gen=3, per_position_ms=0.5)
-        assert leg.steps == alone.steps
+        assert leg.steps == dataclasses.replace(alone.steps, n_seq=None, n_outputs=None)
 
 
 def test_a_sweep_without_decoding() -> None:

@@ -14,13 +14,14 @@ import pytest
 from lab.analysis import disturbances
 from lab.core import cost, results
 from lab.core.record import Ceilings, Rate, Record
+from lab.core.shape import FEED_FORWARD, Matrix
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner.plan import make_plan
 from lab.show import text_why
-from lab.why import advice, probe_plan, probing, roofline
+from lab.why import advice, kernel_rates, probe_plan, probing, roofline
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 
@@ -90,13 +91,17 @@ def test_kernels_of_a_prefill_step_multiply_at_the_probedof_many_columns() -> No
     assert kernels.attention_s == pytest.approx(step.attention_flops / 100e9)
 
 
+def feed_forward(kind: str) -> Matrix:
+    return Matrix(FEED_FORWARD, kind, BIG.n_ff or 1, BIG.n_embd or 1, 1)
+
+
 def test_between_measured_columns_lies_a_straight_line_on_logarithms() -> None:
     rates = dataclasses.replace(FAST, rates=tuple(rate(MUL_MAT, "Q8_0", n, 10, 1e9) for n in (1, 16)))
     one = probing.gbps(rates.rates[0])
-    assert roofline.seconds_per_byte(rates, BIG, "Q8_0", 4, 2) == pytest.approx(1 / one / 1e9)
-    assert roofline.seconds_per_byte(rates, BIG, "Q8_0", 99, 2) == pytest.approx(1 / one / 1e9)
+    assert kernel_rates.of_matrix(rates, BIG, feed_forward("Q8_0"), 4, 2) == pytest.approx(1 / one / 1e9)
+    assert kernel_rates.of_matrix(rates, BIG, feed_forward("Q8_0"), 99, 2) == pytest.approx(1 / one / 1e9)
     with pytest.raises(LabError, match="Q4_0 with 2 threads are not measured"):
-        roofline.seconds_per_byte(rates, BIG, "Q4_0", 1, 2)
+        kernel_rates.of_matrix(rates, BIG, feed_forward("Q4_0"), 1, 2)
 
 
 def timed(decode_factor: float) -> list[Record]:

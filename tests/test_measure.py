@@ -228,7 +228,7 @@ def run_plan(worker: Any, plan: Any, folder: Path) -> list[Record]:
 
 def test_a_sweep_is_one_run_with_a_row_per_length(tmp_path: Path) -> None:
     worker, plan = plan_of(tmp_path, prompt_len="40", gen=3, repeat=2, every=16)
-    assert plan.n_generated == 9
+    assert [case.n_generated for case in plan.cases] == [9]
     records = run_plan(worker, plan, tmp_path)
     timed = [record for record in records if not record.run.warmup]
     assert len(timed) == 2 and worker.contexts == [43, 43]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lab.core import results
+from lab.core import script as scripts
 from lab.errors import LabError
 from lab.models import catalog, hub, obtain, synthetic
 from lab.models.catalog import Shape
@@ -131,7 +132,7 @@ def test_llama_cpp_runs_every_architecture_and_the_logits_are_finite(tmp_path: P
             synthetic.write(SHAPES[name], quantization, path)
             worker.load(path, 0)
             worker.new_context(dataclasses.replace(SETTINGS, n_ctx=128))
-            _, tokens, _ = worker.run(list(range(40)), 8, lambda progress: None)
+            tokens = worker.run(scripts.run(range(40), 8, 512), lambda progress: None).token_ids
             assert len(set(tokens)) > 1  # not always the same: the weights say something
             assert worker.read_model(path, "m", "synthetic").n_vocab == 1000
 

@@ -15,6 +15,7 @@ import lab
 from lab.core.record import SCHEMA
 from lab.errors import LabError
 from lab.runner import notebook
+from lab.runner.case import Case
 from lab.runner.progress import Status
 from lab.show import lesson
 from lab.why import datasheet
@@ -213,11 +214,11 @@ def test_a_failed_measurement_is_a_sentence() -> None:
 
 def test_outside_of_a_notebook_there_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     with notebook.watching() as watch:
-        watch(Status("prefill", 10, n_runs=2))
+        watch(Status("prefill", Case(10, 2), n_runs=2))
     assert capsys.readouterr().out == ""
 
 
 def test_a_status_in_words() -> None:
-    status = Status("decode", 1000, rate_tps=123.4, n_runs_done=1, n_runs=3)
+    status = Status("decode", Case(1000, 2), rate_tps=123.4, n_runs_done=1, n_runs=3)
     assert status.words == "run 2 of 3: decode, 1,000 prompt tokens, 123 tokens/s"
     assert Status("loading the model").words == "loading the model"

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from lab.core import cost
+from lab.core import memory
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import prompts
@@ -88,9 +88,10 @@ def test_beyond_the_training_context_is_a_warning(fake_worker: FakeWorker, model
 
 def test_a_length_that_cannot_fit_is_refused_and_the_others_stay(fake_worker: FakeWorker, model_file: Path) -> None:
     made = plan(fake_worker, model_file, prompt_len=[10, 10**12])
-    assert list(made.refused) == [10**12]
-    assert "KV cache" in made.refused[10**12]
-    assert {n for _, n in made.order} == {10}
+    (refused,) = made.refused
+    assert refused.n_prompt == 10**12
+    assert "KV cache" in made.refused[refused]
+    assert {case.n_prompt for _, case in made.order} == {10}
 
 
 def test_gpu_layers_without_a_gpu_are_told(fake_worker: FakeWorker, model_file: Path) -> None:
@@ -102,23 +103,23 @@ def test_gpu_layers_without_a_gpu_are_told(fake_worker: FakeWorker, model_file: 
 def test_rounds_are_shuffled_by_the_seed(fake_worker: FakeWorker, model_file: Path) -> None:
     made = plan(fake_worker, model_file, prompt_len="1,2,3,4,5,6", repeat=2)
     assert [repeat for repeat, _ in made.order] == [0] * 6 + [1] * 6
-    assert sorted(n for _, n in made.order[:6]) == [1, 2, 3, 4, 5, 6]
+    assert sorted(case.n_prompt for _, case in made.order[:6]) == [1, 2, 3, 4, 5, 6]
     assert made.order == made.order
     assert made.order != plan(fake_worker, model_file, prompt_len="1,2,3,4,5,6", repeat=2, seed=2).order
 
 
 def test_known_kv_bytes_per_position() -> None:
     # Llama 3.2 3B: 28 layers, 8 KV heads of 128; 2 bytes for K and V each
-    assert cost.kv_bytes_per_position(_shape(28, 8, 128)) == 114_688
+    assert memory.kv_bytes_per_position(_shape(28, 8, 128)) == 114_688
     # Phi-3 mini: 32 layers, 32 KV heads of 96
-    assert cost.kv_bytes_per_position(_shape(32, 32, 96)) == 393_216
-    assert cost.kv_bytes_per_position(_shape(32, 32, 96), "q8_0", "q8_0") == 393_216 * 34 / 64
+    assert memory.kv_bytes_per_position(_shape(32, 32, 96)) == 393_216
+    assert memory.kv_bytes_per_position(_shape(32, 32, 96), "q8_0", "q8_0") == 393_216 * 34 / 64
 
 
 def test_unknown_shape_gives_unknown_memory() -> None:
     unknown = _shape(28, None, 128)
-    assert cost.kv_bytes_per_position(unknown) is None
-    assert cost.memory(unknown, SETTINGS).kv_cache_bytes is None
+    assert memory.kv_bytes_per_position(unknown) is None
+    assert memory.of_context(unknown, SETTINGS).kv_cache_bytes is None
 
 
 def test_prompts_have_exactly_n_tokens_and_go_around_the_end() -> None:

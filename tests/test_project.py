@@ -13,7 +13,7 @@ from lab.cli import main
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lab"
-WINGS = ["cli", "show", "why", "analysis", "runner", "models", "engine", "process", "core", "errors"]
+WINGS = ["cli", "show", "experiments", "why", "analysis", "runner", "models", "engine", "process", "core", "errors"]
 """From top to bottom: a wing imports only from those below it."""
 
 DOORS = {  # the wings or files that may import a third-party library

@@ -9,6 +9,7 @@ import pytest
 
 import lab
 from lab.core import phases, record
+from lab.core import script as scripts
 from lab.core.record import OK
 from lab.errors import LabError
 from lab.process.worker import Progress, Worker
@@ -27,7 +28,8 @@ def worker(embedded: Path) -> Iterator[Worker]:
 
 
 def run(worker: Worker, prompt: list[int], n_gen: int) -> tuple[record.Steps, tuple[int, ...], int | None]:
-    return worker.run(prompt, n_gen, lambda progress: None)
+    outcome = worker.run(scripts.run(prompt, n_gen, 512), lambda progress: None)
+    return outcome.steps, outcome.token_ids, outcome.end_at
 
 
 def test_the_shape_comes_from_the_header(worker: Worker, embedded: Path) -> None:
@@ -82,7 +84,7 @@ def test_end_of_generation_is_noted_and_stops_nothing(worker: Worker) -> None:
 
 def test_progress_is_seen_during_a_run(worker: Worker) -> None:
     seen: list[Progress] = []
-    worker.run(worker.tokenize("word " * 700)[:600], 20, seen.append)
+    worker.run(scripts.run(worker.tokenize("word " * 700)[:600], 20, 512), seen.append)
     assert any(progress.n_prefilled == 0 for progress in seen)
     assert seen[-1].n_prefilled == 600 and len(seen[-1].token_ids) == 20
 

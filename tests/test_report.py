@@ -280,7 +280,7 @@ def test_a_measurement_and_a_trial_end_with_a_report(tmp_path: Path) -> None:
 )
 def test_the_command_makes_the_same_plan(asked: dict[str, Any]) -> None:
     plan = make_plan(FakeWorker(), [100], 5, 2, **asked)  # type: ignore[arg-type]
-    runs = [make_run(100, 5, i, every=plan.every) for i in range(2)]
+    runs = [make_run(100, 5, i, every=plan.cases[0].every) for i in range(2)]
     embedded = dataclasses.replace(MODEL, name=catalog.DEFAULT, source="embedded")
     command = reproduce.command([make_record(run, settings=plan.settings, model=embedded) for run in runs])
     assert command is not None

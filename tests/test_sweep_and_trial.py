@@ -9,6 +9,7 @@ import pytest
 
 from lab.analysis import table
 from lab.core import phases, results
+from lab.core import script as scripts
 from lab.core.record import Run
 from lab.errors import LabError
 from lab.process.worker import Progress, Worker
@@ -33,14 +34,14 @@ def test_a_sweep_computes_what_independent_runs_compute(worker: Worker, embedded
     worker.new_context(dataclasses.replace(REAL, n_ctx=256, n_ubatch=32))
     prompt = prompts.random_ids(150, vocabulary.n_vocab, None, 1, 0)
     seen: list[Progress] = []
-    steps, tokens, _ = worker.run(prompt, 5, seen.append, every=64)
-    run = Run(**{**make_run(150, 5).__dict__, "steps": steps, "token_ids": tokens, "every": 64})
+    swept = worker.run(scripts.sweep(prompt, 5, 32, 64), seen.append)
+    run = Run(**{**make_run(150, 5).__dict__, "steps": swept.steps, "token_ids": swept.token_ids, "every": 64})
     assert [leg.n_prompt for leg in phases.by_length(run)] == [64, 128, 150]
     for i, n in enumerate((64, 128, 150)):
-        alone, alone_tokens, _ = worker.run(prompt[:n], 5, look)
-        assert tokens[5 * i : 5 * i + 5] == alone_tokens  # nothing of what was forgotten is left
+        alone = worker.run(scripts.run(prompt[:n], 5, 32), look)
+        assert swept.token_ids[5 * i : 5 * i + 5] == alone.token_ids  # nothing of what was forgotten is left
         leg = phases.by_length(run)[i].steps
-        assert (leg.kind, leg.n_tokens, leg.n_past) == (alone.kind, alone.n_tokens, alone.n_past)
+        assert (leg.kind, leg.n_tokens, leg.n_past) == (alone.steps.kind, alone.steps.n_tokens, alone.steps.n_past)
 
 
 def write_mamba(path: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_model_that_cannot_forget_is_measured_but_not_swept(tmp_path: Path) ->
     assert code == 0, err
     code, out, err = run_lab("sweep", "-p", "40", "-e", "10", *common)
     assert code == 1
-    assert "A sweep forgets what it generated, and this model's memory (recurrent, sliding window) cannot" in out
+    assert "forgets or moves what was computed, which this model's memory (recurrent, sliding window) cannot" in out
 
 
 def test_sweep_command(tmp_path: Path) -> None:
@@ -160,4 +161,4 @@ def test_a_worker_says_what_it_cannot_forget(worker: Worker, tmp_path: Path) -> 
     worker.load(tmp_path / "mamba.gguf", 0)
     worker.new_context(dataclasses.replace(REAL, n_ctx=64, n_ubatch=32))
     with pytest.raises(LabError, match="sliding window"):
-        worker.run([1, 2, 3], 2, look, every=2)
+        worker.run(scripts.sweep([1, 2, 3], 2, 512, 2), look)

@@ -5,7 +5,8 @@ pooled, and the fields in which they differ are named. A row compares one figure
 of all rows together hold with 95 %: with more rows the interval of one row is wider, so that a long table does not
 find a difference by chance. Runs of `lab ab` were measured side by side in blocks and are compared block by block,
 which takes out whatever the machine did meanwhile. Other sessions were not, so a difference between them is claimed
-only beyond what sessions of one machine differ by (spread.py).
+only beyond what sessions of one machine differ by (spread.py), and none of a session that was disturbed most of the
+time.
 """
 
 from __future__ import annotations
@@ -177,6 +178,7 @@ class Side:
 
     values: Values
     spread: Spread
+    is_doubtful: bool  # half of its runs or more were disturbed
 
 
 def _sides(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread]) -> dict[Key, Side]:
@@ -190,7 +192,8 @@ def _sides(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread]) -> dict[Key
                 values_of.setdefault(key, {}).setdefault(unit, []).append(row[figure])
     in_order = sorted(values_of.items(), key=lambda item: (item[0][1], item[0][2] or 0, item[0][0] != "prefill_s"))
     spreads = {figure: spread_of(rows, figure, known) for figure in FIGURES}
-    return {key: Side(values, spreads[key[0]]) for key, values in in_order}
+    is_doubtful = 2 * rows.disturbed.sum() >= len(rows)
+    return {key: Side(values, spreads[key[0]], is_doubtful) for key, values in in_order}
 
 
 def _is_second_choice(key: Key, keys: Sequence[Key]) -> bool:
@@ -234,6 +237,9 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
     verdict, words = (
         verdicts.verdict(ratio, at_least) if ratio else (verdicts.TOO_FEW, f"{few}: {verdicts.about(estimate)}")
     )
+    if not blocks and (base.is_doubtful or other.is_doubtful):
+        ratio, verdict = None, verdicts.DISTURBED
+        words = f"not sure, since half of the runs were disturbed or more: {verdicts.about(estimate)}"
     if not blocks and verdict != verdicts.ALIKE and min(map(len, pairs)) > 1:
         words += verdicts.apart(*pairs)
     return Row(

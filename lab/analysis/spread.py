@@ -26,9 +26,6 @@ VIRTUAL, BATTERY, PHYSICAL = 0.08, 0.06, 0.04
 """Defaults, as standard deviations of logarithms. VIRTUAL: 16 sessions of the main job on a busy 2-core virtual machine
 (tests/bench/same_sessions.py). The other two are assumptions; no such machine was measured."""
 
-DISTURBED = 0.2
-"""The least spread of a session of which half of the runs or more were disturbed, likewise."""
-
 FEWEST_SESSIONS = 4
 """Known sessions of one setup from which on their spread replaces the default."""
 
@@ -61,7 +58,7 @@ def default(run: Any) -> Spread:
 def known_spreads(records: Sequence[Record]) -> dict[tuple[Any, str], Spread]:
     """The spread of every (machine, figure) of which enough sessions of one setup are in `records`.
 
-    Sessions of which half of the runs or more were disturbed stay out: of these DISTURBED is assumed.
+    Sessions of which half of the runs or more were disturbed stay out.
     """
     rows = table.runs([record for record in records if record.run.status == OK and not record.run.warmup])
     if rows.empty:
@@ -103,8 +100,5 @@ def machine_of(rows: pd.DataFrame) -> tuple[Any, ...]:
 
 
 def spread_of(rows: pd.DataFrame, figure: str, known: dict[tuple[Any, str], Spread]) -> Spread:
-    """The spread of a figure for the runs of one setup: as known, or assumed; larger where half were disturbed."""
-    spread = known.get((machine_of(rows), figure)) or default(rows.iloc[0])
-    if 2 * rows.disturbed.sum() >= len(rows):
-        return spread if spread.sd > DISTURBED else Spread(DISTURBED, math.inf, 0, "half of its runs were disturbed")
-    return spread
+    """The spread of a figure for the runs of one setup: as known, or assumed."""
+    return known.get((machine_of(rows), figure)) or default(rows.iloc[0])

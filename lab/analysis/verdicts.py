@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from lab.core.stats import Ratio
 
-FASTER, SLOWER, ALIKE, TOO_FEW = "faster", "slower", "no difference", "too few runs"
+FASTER, SLOWER, ALIKE, TOO_FEW, DISTURBED = "faster", "slower", "no difference", "too few runs", "disturbed"
 
 WIDEST = 0.5
 """Where a difference of more than this cannot be excluded, "no difference" would say too much."""

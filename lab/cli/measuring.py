@@ -156,7 +156,7 @@ def _measure(out: str, as_json: bool, stream: bool, no_plot: bool, report: bool,
             plan = make_plan(worker, **asked, watch=transferring, fetch=not dry_run)
         for line in text_setup.describe(plan.machine, plan.model):
             text_out.print(line)
-        for warning in [*plan.warnings, *([text_setup.refused_lengths(plan)] if plan.refused else [])]:
+        for warning in [*plan.warnings, *([text_setup.refused_cases(plan)] if plan.refused else [])]:
             err.print(f"Note: {warning}", style="yellow")
         if dry_run:
             text_setup.print_plan(plan, as_json)

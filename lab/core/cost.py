@@ -13,14 +13,16 @@ inference.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.core import shape
-from lab.core.memory import Memory, bytes_per_head, kv_bytes_per_position, memory
+from lab.core.memory import bytes_per_head
 from lab.core.record import Model
 from lab.core.shape import ATTENTION, BLOCKS, EMBEDDING, EXPERTS, OUTPUT, Matrix
 
-__all__ = ["BLOCKS", "Memory", "kv_bytes_per_position", "memory"]  # others look for them here
+Span = tuple[int, int]
+"""n_tokens and n_past of a sequence in a step."""
 
 NEVER_SKIPS = ("gpt-oss",)
 """Architectures that run the last layer's feed-forward for every token (llama.cpp's src/models)."""
@@ -140,9 +142,17 @@ def n_weights(model: Model) -> int | None:
 
 
 def step(
-    model: Model, n_tokens: int, n_past: int, n_outputs: int, type_k: str = "f16", type_v: str = "f16"
+    model: Model,
+    n_tokens: int,
+    n_past: int,
+    n_outputs: int,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    others: Sequence[Span] = (),
 ) -> StepCost | None:
-    """The cost of one step: `n_tokens` tokens after `n_past`, of which `n_outputs` get logits.
+    """The cost of one step: `n_tokens` tokens after `n_past`; `n_outputs` of all its tokens get logits.
+
+    `others` are further sequences in the step: they share the reading of the weights, and each reads its own cache.
 
     FLOPs: 2 per weight and token; of experts, only those that a token goes through. Attention: for every pair of a
     token and a position that it sees, 2 per element of the key and of the value, in every layer and head.
@@ -150,9 +160,12 @@ def step(
     Textbooks do not count that the last feed-forward runs for fewer tokens (`textbook_flops`). None where the header
     does not tell enough.
     """
-    work, layers = products(model, n_tokens, n_outputs), attended(model, n_tokens, n_past)
+    spans = [(n_tokens, n_past), *others]
+    n_all = sum(n for n, _ in spans)
+    work, parts = products(model, n_all, n_outputs), [attended(model, *span) for span in spans]
     per_head = bytes_per_head(model, type_k, type_v)
-    if work is None or layers is None or per_head is None:
+    layers = [part for layers in parts for part in layers or ()]
+    if work is None or None in parts or per_head is None:
         return None
     width = (model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0)
     return StepCost(
@@ -161,8 +174,22 @@ def step(
         attention_flops=sum(2 * part.heads.n_layer * part.heads.n_head * width * part.n_pairs for part in layers),
         weight_bytes=_weight_bytes(model, work),
         kv_read_bytes=sum(per_head * part.heads.n_layer * part.heads.n_head_kv * part.n_positions for part in layers),
-        kv_written_bytes=sum(per_head * part.heads.n_layer * part.heads.n_head_kv * n_tokens for part in layers),
+        kv_written_bytes=n_all * sum(per_head * part.heads.n_layer * part.heads.n_head_kv for part in parts[0] or ()),
     )
+
+
+def move(model: Model, n_positions: int, type_k: str = "f16", type_v: str = "f16") -> StepCost | None:
+    """The cost of a copy, save or load of so many positions of a sequence: its cache read once and written once.
+
+    Of layers with a window no more than that is kept. Forgetting costs nothing.
+    """
+    layers, per_head = shape.heads(model), bytes_per_head(model, type_k, type_v)
+    if layers is None or per_head is None:
+        return None
+    n_bytes = per_head * sum(
+        heads.n_layer * heads.n_head_kv * min(n_positions, heads.window or n_positions) for heads in layers
+    )
+    return StepCost(0.0, 0.0, 0.0, 0.0, n_bytes, n_bytes)
 
 
 def textbook_flops(model: Model, n_tokens: int) -> float | None:

@@ -69,7 +69,7 @@ def bytes_per_head(model: Model, type_k: str, type_v: str) -> float | None:
     return sum(width * BLOCKS[kind.upper()][1] / BLOCKS[kind.upper()][0] for width, kind in widths)
 
 
-def memory(model: Model, settings: Settings) -> Memory:
+def of_context(model: Model, settings: Settings) -> Memory:
     """Estimate for a context of `settings.n_ctx` positions."""
     return Memory(model.n_bytes or 0, kv_cache_bytes(model, settings), compute_bytes(model, settings))
 
@@ -84,13 +84,13 @@ def kv_cache_bytes(model: Model, settings: Settings) -> int | None:
 
 def n_cells(window: int, settings: Settings) -> int:
     """Positions that a layer's cache can hold."""
-    n_ctx = _padded(settings.n_ctx)
-    return _padded(min(n_ctx, window + n_rows(settings))) if window else n_ctx
+    n_ctx = padded(settings.n_ctx)
+    return padded(min(n_ctx, window + n_rows(settings))) if window else n_ctx
 
 
 def n_rows(settings: Settings) -> int:
     """Tokens of the largest step: llama.cpp cuts the ubatch to the batch, and both to the context."""
-    return min(settings.n_ubatch, settings.n_batch, _padded(settings.n_ctx))
+    return min(settings.n_ubatch, settings.n_batch, padded(settings.n_ctx))
 
 
 def compute_bytes(model: Model, settings: Settings) -> int | None:
@@ -125,7 +125,7 @@ def compute_bytes(model: Model, settings: Settings) -> int | None:
 
 def of_length(model: Model, n_ctx: int) -> Memory:
     """Estimate for a context with the lab's default settings (which are llama-bench's)."""
-    return memory(model, dataclasses.replace(_DEFAULTS, n_ctx=n_ctx))
+    return of_context(model, dataclasses.replace(_DEFAULTS, n_ctx=n_ctx))
 
 
 def longest(model: Model, available: int) -> int | None:
@@ -140,5 +140,6 @@ def longest(model: Model, available: int) -> int | None:
     return low * PADDING
 
 
-def _padded(n: int) -> int:
+def padded(n: int) -> int:
+    """The positions that llama.cpp makes room for when it is asked for n."""
     return -(-n // PADDING) * PADDING

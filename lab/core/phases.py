@@ -16,7 +16,7 @@ import itertools
 import operator
 import statistics
 
-from lab.core.record import DECODE, OK, PREFILL, Run, Steps
+from lab.core.record import DECODE, FORGET, OK, PREFILL, Run, Steps
 
 
 def by_length(run: Run) -> tuple[Run, ...]:
@@ -28,7 +28,9 @@ def by_length(run: Run) -> tuple[Run, ...]:
     if run.every is None or not run.steps.kind:
         return (run,)
     lengths: list[Run] = []
-    rows = list(zip(*(getattr(run.steps, f.name) for f in dataclasses.fields(Steps)), strict=True))
+    steps = run.steps
+    columns = steps.kind, steps.n_tokens, steps.n_past, steps.start_ns, steps.ready_ns, steps.end_ns
+    rows = [row for row in zip(*columns, strict=True) if row[0] != FORGET]
     before: list[tuple[str, int, int, int, int, int]] = []
     n_prompt = now = first = 0
     for index, (kind, n_tokens, n_past, start, ready, _) in enumerate(rows):
@@ -42,8 +44,8 @@ def by_length(run: Run) -> tuple[Run, ...]:
         here = rows[first : index + 1]  # the last chunk, then what was generated after it
         shift = before[-1][3] - here[0][3]
         moved = [(k, n, past, s + shift, r + shift, e + shift) for k, n, past, s, r, e in here]
-        columns = zip(*before[:-1], *moved, strict=True)
-        lengths.append(dataclasses.replace(run, n_prompt=n_prompt, steps=Steps(*columns), token_ids=()))
+        of_length = Steps(*zip(*before[:-1], *moved, strict=True))
+        lengths.append(dataclasses.replace(run, n_prompt=n_prompt, steps=of_length, token_ids=()))
     return tuple(lengths)
 
 

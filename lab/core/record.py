@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from lab.core.matrix import Matrix
 from lab.core.noise import Noise
 
-SCHEMA = 1
-"""Version of a line. History: 1 (lab 0.1.0) is the first."""
+SCHEMA = 2
+"""Version of a line. History: 1 (lab 0.1.0) is the first. 2: several sequences (`n_seq` and `n_outputs` of steps, steps
+of further kinds, `n_seq_max` and `kv_unified` of settings, the experiments `batch`, `prefix` and `stall` of runs)."""
 
 PREFILL = "prefill"
 DECODE = "decode"
+MIXED = "mixed"  # some tokens of a prompt, and one token each of sequences that decode
+FORGET, COPY, SAVE, LOAD = "forget", "copy", "save", "load"  # of what the cache holds of a sequence
 OK = "ok"
 FAILED = "failed"  # the engine said no: out of memory, a refused setting
 CRASHED = "crashed"  # the engine's process died
@@ -111,14 +114,18 @@ class Settings:
     prompt: str  # text, random, or a file's name
     prompt_sha256: str | None = None
     seed: int | None = None
+    n_seq_max: int = 1  # sequences that the context has room for
+    kv_unified: bool = False  # one cache for all of them, instead of one each
 
 
 @dataclass(frozen=True)
 class Steps:
-    """One row per call of `llama_decode`, as columns of equal length.
+    """One row per operation of the run's script, as columns of equal length: a call of `llama_decode`, or a `forget`,
+    `copy`, `save` or `load` of what the cache holds of a sequence, which has no tokens.
 
-    `n_past` is the position: tokens in the context before the step. `start_ns` is taken just before
-    `llama_decode`, `ready_ns` after `llama_synchronize`, `end_ns` after the next token is chosen.
+    `n_past` is the position: tokens in the context before the step, of several sequences those of the one that has
+    most. `start_ns` is taken just before `llama_decode`, `ready_ns` after `llama_synchronize`, `end_ns` after the next
+    tokens are chosen. `n_outputs` is how many tokens got logits.
     """
 
     kind: tuple[str, ...] = ()
@@ -127,9 +134,12 @@ class Steps:
     start_ns: tuple[int, ...] = ()
     ready_ns: tuple[int, ...] = ()
     end_ns: tuple[int, ...] = ()
+    n_seq: tuple[int, ...] | None = None  # None in records of schema 1, where there is one sequence
+    n_outputs: tuple[int, ...] | None = None  # None in records of schema 1
 
     def __post_init__(self) -> None:
-        lengths = {field.name: len(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        lengths = {name: len(column) for name, column in columns.items() if column is not None}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns of steps differ in length: {lengths}")
 
@@ -142,9 +152,38 @@ class Totals:
     decode_ns: int | None = None  # of n_gen - 1 decode steps, without choosing tokens
 
 
+@dataclass(frozen=True)
+class Batch:
+    """`lab batch`: so many sequences were decoded together, after prompts of n_prompt tokens each."""
+
+    n_seq: int
+    is_shared: bool  # the prompts are the same but for their last tokens, and were prefilled once
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """`lab prefix`: the prompt of n_prompt tokens began with a prefix that was used again."""
+
+    n_prefix: int
+    n_suffix: int
+
+
+@dataclass(frozen=True)
+class Stall:
+    """`lab stall`: a prompt of n_prompt tokens was prefilled in chunks while other sequences decoded."""
+
+    n_streams: int
+    chunk: int | None  # None: all at once, while the others waited
+    n_context: int  # tokens of each of the others before it began
+    n_before: int  # steps of the others alone, before the prompt came
+
+
+Lever = Batch | Prefix | Stall
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One prompt prefilled and n_gen tokens generated: the replicate of every experiment."""
+    """One script executed, mostly a prompt prefilled and n_gen tokens generated: the replicate of every experiment."""
 
     n_prompt: int
     n_gen: int
@@ -154,7 +193,7 @@ class Run:
     status: str
     error: str | None = None
     steps: Steps
-    token_ids: tuple[int, ...]  # the n_gen tokens that were chosen
+    token_ids: tuple[int, ...]  # the tokens that were chosen, step by step
     prompt_offset: int | None = None  # where in the tokenised text the prompt began
     end_of_generation_at: int | None = None  # index of the first end-of-generation token; it stops nothing
     noise: Noise | None = None
@@ -163,10 +202,20 @@ class Run:
     variant: str | None = None  # of `lab ab`: which of the compared settings, in the user's words
     totals: Totals | None = None  # imported: there are no steps
     engine: int | None = None  # which start of the engine in its session made the run; None in older records
+    batch: Batch | None = None
+    prefix: Prefix | None = None
+    stall: Stall | None = None
+    state_bytes: tuple[int, ...] | None = None  # of each `save`
+    logits_differ: tuple[float, ...] | None = None  # largest differences of kept logits from the first ones kept
 
     def __post_init__(self) -> None:
         if self.every is not None and (self.every < 1 or self.steps.kind[:1] not in ((), (PREFILL,))):
             raise ValueError(f"a sweep that stops every {self.every} tokens, or does not begin with a prefill")
+
+    @property
+    def lever(self) -> Lever | None:
+        """What was tried beside plain measuring; None for nothing."""
+        return self.batch or self.prefix or self.stall
 
 
 @dataclass(frozen=True)

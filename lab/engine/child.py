@@ -18,9 +18,10 @@ from typing import Any
 
 from lab.core.lines import from_json, to_json
 from lab.core.record import Model, Rate, Settings
-from lab.engine import gguf_header, kernels, llama, native
+from lab.core.script import Operation
+from lab.engine import execute, gguf_header, kernels, llama, native
 from lab.errors import LabError
-from lab.process.wire import Build, Probe, Vocabulary, map_int64
+from lab.process.wire import Build, Outcome, Probe, Vocabulary, map_int64
 
 
 def serve() -> None:
@@ -93,11 +94,11 @@ class _Child:
     def reserve(self, path: str, asked: dict[str, Any]) -> list[str]:
         return llama.reserve(Path(path), from_json(Settings, json.dumps(asked)))
 
-    def run(self, prompt: list[int], n_gen: int, every: int | None) -> dict[str, Any]:
+    def run(self, script: list[dict[str, Any]]) -> Outcome:
         if self._context is None:
             raise LabError("There is no context to run in.", "This is a bug of the lab.")
-        steps, token_ids, end_at = llama.run(self._context, prompt, n_gen, self._progress, every)
-        return {"steps": steps, "token_ids": token_ids, "end_at": end_at}
+        operations = [from_json(Operation, json.dumps(operation)) for operation in script]
+        return execute.run(self._context, operations, self._progress)
 
     def probe(self, probe: dict[str, Any]) -> Rate:
         return kernels.run(from_json(Probe, json.dumps(probe)))

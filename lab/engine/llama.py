@@ -1,4 +1,4 @@
-"""llama.cpp, through its low-level C API: load a model, make a context, step through it.
+"""llama.cpp, through its low-level C API: load a model, make a context for it.
 
 Why not the comfortable Python class on top of it: that class reuses the cached prefix of a repeated prompt
 (its prefill is then free), withholds characters until they are whole (a chunk is not a token), and spends
@@ -11,23 +11,16 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
-import gc
 import os
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core.record import Settings, Steps
+from lab.core.record import Settings
 from lab.engine import native
-from lab.engine.loop import Leg, as_steps, walk
 from lab.errors import LabError
-from lab.process.wire import FIRST_TOKEN
 
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
-NO_ROLLBACK = "A sweep forgets what it generated, and this model's memory (recurrent, sliding window) cannot."
 
 
 @dataclass(frozen=True)
@@ -118,6 +111,7 @@ def _context_params(asked: Settings) -> Any:
     params.flash_attn_type = FLASH_ATTN[asked.flash_attn]
     params.type_k, params.type_v = _type_id(asked.type_k), _type_id(asked.type_v)
     params.op_offload = asked.n_gpu_layers != 0
+    params.n_seq_max, params.kv_unified = asked.n_seq_max, asked.kv_unified
     params.swa_full = False  # as llama-bench has it
     params.no_perf = True
     return params
@@ -170,107 +164,6 @@ def pieces(loaded: Loaded) -> list[bytes]:
         n = lib.llama_token_to_piece(loaded.vocab, token, buffer, len(buffer), 0, False)
         pieces_by_id.append(buffer.raw[:n] if n > 0 else b"")
     return pieces_by_id
-
-
-def run(
-    context: Context, prompt: Sequence[int], n_gen: int, progress: memoryview[int], every: int | None = None
-) -> tuple[Steps, tuple[int, ...], int | None]:
-    """One run from an empty KV cache: the steps, the chosen tokens, the index of the first end token.
-
-    With `every` it is a sweep: after each so many prompt tokens (and at the prompt's end) n_gen tokens are
-    generated and forgotten again. `progress` is an array of int64 that the parent shares: slot N_PREFILLED,
-    then the tokens as they are chosen (-1 before). LabError where llama.cpp refuses a step; nothing of the
-    run is returned then.
-    """
-    import numpy as np
-
-    lib, pointer = native.llama(), context.pointer
-    memory = lib.llama_get_memory(pointer)
-    if every:
-        _need_rollback(context)
-    lib.llama_memory_clear(memory, False)
-    native.forget_log()
-
-    def forward(batch: Any) -> None:
-        status = lib.llama_decode(pointer, batch)
-        if status:
-            raise LabError(f"llama_decode returned {status}: {native.complaint()}", "Try shorter prompts.")
-        lib.llama_synchronize(pointer)
-
-    def roll_back(n_tokens: int) -> None:
-        if not lib.llama_memory_seq_rm(memory, 0, n_tokens, -1):
-            raise LabError(NO_ROLLBACK, "Use lab measure.")
-
-    ends = [*range(every, len(prompt), every), len(prompt)] if every else [len(prompt)]
-    tokens = np.frombuffer(progress, dtype=np.int64)[FIRST_TOKEN : FIRST_TOKEN + n_gen * len(ends)]
-    tokens.fill(-1)
-    legs = _legs(prompt, ends, tokens.reshape(len(ends), n_gen), context.settings.n_ubatch)
-    address = _logits_address(context)
-    if not address:
-        raise LabError("llama.cpp gives no logits for this model.", "Only models that generate text can be measured.")
-    row = (ctypes.c_float * context.loaded.n_vocab).from_address(address)
-    logits = np.frombuffer(memoryview(row), dtype=np.float32)
-    choose = functools.partial(logits.argmax, None)  # greedy, straight from llama.cpp's own buffer
-    gc.collect()
-    gc.disable()
-    try:
-        stamps = walk(forward, choose, legs, roll_back, time.perf_counter_ns, progress)
-    finally:
-        gc.enable()
-    if _logits_address(context) != address:
-        raise LabError(
-            "llama.cpp moved its logits during the run.", "Only models that write token after token can be measured."
-        )
-    if not np.isfinite(logits).all():
-        raise LabError("The model's last logits are not finite numbers.", "The file's weights are damaged.")
-    steps = as_steps([([n for n, _ in leg.chunks], len(leg.singles)) for leg in legs], stamps)
-    chosen = tuple(int(token) for token in tokens)
-    ended = (i for i, token in enumerate(chosen) if lib.llama_vocab_is_eog(context.loaded.vocab, token))
-    return steps, chosen, next(ended, None)
-
-
-def _legs(prompt: Sequence[int], ends: Sequence[int], tokens: Any, n_ubatch: int) -> list[Leg]:
-    """The prompt up to each of `ends`, with a row of `tokens` (int64 array) to generate into after each."""
-    legs = []
-    for first, end, row in zip([0, *ends], ends, tokens, strict=False):
-        slots = [row[i : i + 1].reshape(()) for i in range(len(row))]
-        singles = [_batch(row.ctypes.data + 8 * i, 1, last=True) for i in range(len(row) - 1)]
-        legs.append(Leg(prefill_chunks(prompt[first:end], n_ubatch), singles, slots))
-    return legs
-
-
-def _need_rollback(context: Context) -> None:
-    """LabError for models that keep more, or less, than the keys and values of every position."""
-    lib, model = native.llama(), context.loaded.model
-    if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model) or lib.llama_model_n_swa(model) > 0:
-        raise LabError(NO_ROLLBACK, "Use lab measure, which prefills every prompt by itself.")
-
-
-def prefill_chunks(prompt: Sequence[int], n_ubatch: int) -> list[tuple[int, Any]]:
-    """The prompt as (n_tokens, batch), up to n_ubatch tokens each; only the very last token asks for logits."""
-    ids = (ctypes.c_int32 * len(prompt))(*prompt)
-    chunks = []
-    for first in range(0, len(prompt), n_ubatch):
-        n = min(n_ubatch, len(prompt) - first)
-        batch = _batch(ctypes.addressof(ids) + 4 * first, n, last=first + n == len(prompt))
-        batch.ids = ids  # keeps the memory alive
-        chunks.append((n, batch))
-    return chunks
-
-
-def _logits_address(context: Context) -> int:
-    """Where llama.cpp keeps the logits: it moves only to grow, and every step here has one row of them."""
-    logits = native.llama().llama_get_logits(context.pointer)
-    return ctypes.cast(logits, ctypes.c_void_p).value or 0
-
-
-def _batch(address: int, n: int, last: bool) -> Any:
-    """A llama_batch over the n token ids (int32) at `address`; positions and sequence are llama.cpp's defaults."""
-    wants_logits = (ctypes.c_int8 * n)()
-    wants_logits[n - 1] = last
-    batch = native.llama().llama_batch(n_tokens=n, token=ctypes.cast(address, ctypes.POINTER(ctypes.c_int32)))
-    batch.logits = wants_logits
-    return batch
 
 
 def _need_vocabulary(loaded: Loaded) -> None:

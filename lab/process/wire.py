@@ -10,7 +10,7 @@ import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.core.record import Device
+from lab.core.record import Device, Steps
 
 N_PREFILLED, FIRST_TOKEN = 0, 1
 """Slots of the progress array: the prompt tokens that are done, then the tokens as they are chosen."""
@@ -36,6 +36,20 @@ class Vocabulary:
     n_vocab: int
     bos: int | None
     description: str | None  # llama.cpp's own of the model
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a script that was run gives back: steps, the chosen tokens, the index of the first end-of-generation one.
+
+    `state_bytes` and `logits_differ` are those of a Run.
+    """
+
+    steps: Steps
+    token_ids: tuple[int, ...]
+    end_at: int | None
+    state_bytes: tuple[int, ...] | None = None
+    logits_differ: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
+from lab.core import script as scripts
 from lab.core.lines import from_json, to_json
-from lab.core.record import Model, Rate, Settings, Steps
+from lab.core.record import Model, Rate, Settings
+from lab.core.script import Script
 from lab.errors import LabError
-from lab.process.wire import FIRST_TOKEN, N_PREFILLED, Build, Probe, Vocabulary, map_int64
+from lab.process.wire import FIRST_TOKEN, N_PREFILLED, Build, Outcome, Probe, Vocabulary, map_int64
 
 POLL_S = 0.1
 """How often a waiting parent looks at the progress and at the rest of the machine."""
@@ -148,22 +150,19 @@ class Worker:
         """llama.cpp's log of what it would reserve for a context of a model file, without loading its weights."""
         return list(json.loads(self._ask("reserve", path=str(path), asked=json.loads(to_json(asked)))))
 
-    def run(
-        self, prompt: list[int], n_gen: int, watch: Callable[[Progress], None], every: int | None = None
-    ) -> tuple[Steps, tuple[int, ...], int | None]:
-        """One run, as the engine's `run` makes it; `watch` is called every POLL_S while it lasts, and at its end."""
-        n_tokens = n_gen * (1 if every is None else -(-len(prompt) // every))
+    def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
+        """Run a script, as the engine does it; `watch` is called every POLL_S while it lasts, and at its end."""
+        n_tokens = scripts.n_chosen(script)
         self._progress[: FIRST_TOKEN + n_tokens] = _unset(FIRST_TOKEN + n_tokens)
 
         def look() -> None:
             chosen = self._progress[FIRST_TOKEN : FIRST_TOKEN + n_tokens].tolist()
             n = chosen.index(-1) if -1 in chosen else n_tokens
-            n_prefilled = len(prompt) if n and every is None else max(0, self._progress[N_PREFILLED])
-            watch(Progress(n_prefilled, tuple(chosen[:n])))
+            watch(Progress(max(0, self._progress[N_PREFILLED]), tuple(chosen[:n])))
 
-        reply = json.loads(self._ask("run", look, prompt=prompt, n_gen=n_gen, every=every))
+        outcome = from_json(Outcome, self._ask("run", look, script=json.loads(to_json(list(script)))))
         look()
-        return from_json(Steps, json.dumps(reply["steps"])), tuple(reply["token_ids"]), reply["end_at"]
+        return outcome
 
     def probe(self, probe: Probe) -> Rate:
         """Time one kernel."""

@@ -10,15 +10,18 @@ import collections
 import dataclasses
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lab.core import cost
+from lab.core import script
+from lab.core.memory import Memory, of_context
 from lab.core.record import Machine, Model, Settings
+from lab.core.script import Operation
 from lab.errors import LabError
 from lab.models import catalog, obtain
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import limits, machine, prompts
+from lab.runner.case import Case, Text, measured_run, with_room
 
 DEFAULT_LENGTHS = "10,100,1000"
 DEFAULT_GEN = 64
@@ -41,26 +44,25 @@ class Until:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be measured. `refused` says of lengths that cannot fit why not."""
+    """What will be measured. `refused` says of cases that cannot fit why not; `write` makes a case's script."""
 
     file: catalog.ModelFile
     model: Model
     machine: Machine
-    settings: Settings  # n_ctx is that of the longest length
+    settings: Settings  # n_ctx is that of the largest case
     prompt: prompts.Source
-    lengths: tuple[int, ...]
-    n_gen: int
+    cases: tuple[Case, ...]
     n_repeat: int
-    refused: dict[int, str]
+    refused: dict[Case, str]
     warnings: tuple[str, ...]
-    every: int | None = None  # a sweep
     until: Until | None = None
-    is_more_if_cheap: bool = False  # lengths that cost little get further rounds
+    is_more_if_cheap: bool = False  # cases that cost little get further rounds
+    write: Callable[[Case, Text, Settings], list[Operation]] = measured_run
 
     @property
-    def order(self) -> list[tuple[int, int]]:
-        """(repeat, n_prompt) of every run that is sure to be made, round by round."""
-        possible = [n for n in self.lengths if n not in self.refused]
+    def order(self) -> list[tuple[int, Case]]:
+        """(repeat, case) of every run that is sure to be made, round by round."""
+        possible = [case for case in self.cases if case not in self.refused]
         return [run for repeat in range(self.n_repeat) for run in self.round(repeat, possible)]
 
     @property
@@ -68,20 +70,22 @@ class Plan:
         """Of the order of runs, and of the prompts."""
         return self.settings.seed or 0
 
-    @property
-    def n_generated(self) -> int:
-        """Tokens that a run generates: n_gen, in a sweep as often as it stops to decode."""
-        return self.n_gen * (1 if self.every is None else -(-max(self.lengths) // self.every))
-
-    def round(self, repeat: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
-        """(repeat, n_prompt) once for each of `lengths`, shuffled by the seed."""
-        shuffled = sorted(lengths)
+    def round(self, repeat: int, cases: Sequence[Case]) -> list[tuple[int, Case]]:
+        """(repeat, case) once for each of `cases`, shuffled by the seed."""
+        shuffled = sorted(cases, key=lambda case: (case.n_prompt, self.cases.index(case)))
         random.Random(f"{self.seed} {repeat}").shuffle(shuffled)
-        return [(repeat, n) for n in shuffled]
+        return [(repeat, case) for case in shuffled]
 
-    def memory(self, n_prompt: int) -> cost.Memory:
-        """Estimated memory of a context for this length."""
-        return cost.memory(self.model, dataclasses.replace(self.settings, n_ctx=n_prompt + self.n_gen))
+    def n_tokens(self, case: Case) -> tuple[int, int]:
+        """How many tokens a run of it prefills, and how many it chooses."""
+        if case.lever is None:
+            return case.n_prompt, case.n_generated
+        operations = self.write(case, lambda sequence, n: [0] * n, self.settings)
+        return script.n_prefilled(operations), script.n_chosen(operations)
+
+    def memory(self, case: Case) -> Memory:
+        """Estimated memory of a context for this case alone."""
+        return of_context(self.model, with_room(self.settings, [case]))
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
@@ -136,6 +140,7 @@ def make_plan(
     flash_attn: str = "auto",
     cache_type_k: str = "f16",
     cache_type_v: str = "f16",
+    kv_unified: str = "off",
     every: int | None = None,
     until: Until | None = None,
     watch: obtain.ShowTransfer = lambda what, done, total: None,
@@ -202,6 +207,7 @@ def make_plan(
         )
     all_layers = -1 if shape.n_layer is None else shape.n_layer + 1  # llama.cpp: the output layer counts, -1 is all
     n_threads = threads or limits.default_threads()
+    cases = tuple(Case(n, gen, every) for n in lengths)
     settings = Settings(
         n_ctx=max(lengths) + gen,
         n_batch=batch,
@@ -216,6 +222,7 @@ def make_plan(
         prompt=source.name,
         prompt_sha256=source.sha256,
         seed=seed,
+        kv_unified=kv_unified == "on",
     )
     beyond = [n for n in lengths if shape.n_ctx_train and n + gen > shape.n_ctx_train]
     if beyond:
@@ -227,25 +234,31 @@ def make_plan(
     repeat = DEFAULT_REPEAT if repeat is None else repeat
     if until:
         repeat = min(max(repeat, N_PILOT), until.max_repeats)
-    plan = Plan(
-        file, shape, here, settings, source, lengths, gen, repeat, {}, tuple(warnings), every, until, is_more_if_cheap
-    )
-    if plan.n_generated > MAX_TOKENS:
+    plan = Plan(file, shape, here, settings, source, cases, repeat, {}, tuple(warnings), until, is_more_if_cheap)
+    if max(case.n_generated for case in cases) > MAX_TOKENS:
         raise LabError(
-            f"The sweep would generate {plan.n_generated:,} tokens.", f"At most {MAX_TOKENS:,}: use a larger --every."
+            f"The sweep would generate {max(case.n_generated for case in cases):,} tokens.",
+            f"At most {MAX_TOKENS:,}: use a larger --every.",
         )
-    return dataclasses.replace(plan, refused=_too_large(plan))
+    return dataclasses.replace(plan, refused=too_large(plan))
 
 
-def _too_large(plan: Plan) -> dict[int, str]:
-    """Lengths whose context cannot fit: asking the system for it all the same could take the machine down."""
+def with_cases(plan: Plan, cases: Sequence[Case], write: Callable[[Case, Text, Settings], list[Operation]]) -> Plan:
+    """The same plan for other cases, of a script of their own."""
+    changed = dataclasses.replace(plan, cases=tuple(cases), write=write, settings=with_room(plan.settings, cases))
+    return dataclasses.replace(changed, refused=too_large(changed))
+
+
+def too_large(plan: Plan) -> dict[Case, str]:
+    """Cases whose context cannot fit: asking the system for it all the same could take the machine down."""
     available = memory_for(plan)
     refused = {}
-    for n in plan.lengths:
-        need = plan.memory(n)
-        if n + plan.n_gen >= 2**31 or (available is not None and need.total_bytes > available):
-            refused[n] = (
-                f"A context of {n + plan.n_gen:,} tokens needs about {need.total_bytes / 1e9:,.1f} GB of memory "
+    for case in plan.cases:
+        need, room = plan.memory(case), with_room(plan.settings, [case])
+        if room.n_ctx >= 2**31 or (available is not None and need.total_bytes > available):
+            several = f" for {room.n_seq_max:,} sequences" if room.n_seq_max > 1 else ""
+            refused[case] = (
+                f"A context of {room.n_ctx:,} tokens{several} needs about {need.total_bytes / 1e9:,.1f} GB of memory "
                 f"({(need.kv_cache_bytes or 0) / 1e9:,.1f} GB of it KV cache)"
                 + (f"; {available / 1e9:,.1f} GB are available." if available is not None else ".")
             )

@@ -6,13 +6,14 @@ The engine only counts; here counts become rates, text, and a forecast from the 
 from __future__ import annotations
 
 import codecs
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lab.core import phases
-from lab.core.record import Run
+from lab.core.record import DECODE, Run
 from lab.process.worker import Progress
+from lab.runner.case import Case
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Status:
     """What the lab is doing now. Times in seconds; what is not known yet is None."""
 
     doing: str  # loading the model, making room, warming up, prefill, decode
-    n_prompt: int | None = None
+    case: Case | None = None
     repeat: int | None = None
     rate_tps: float | None = None
     n_runs_done: int = 0
@@ -32,7 +33,7 @@ class Status:
     @property
     def words(self) -> str:
         """What it is doing, for which run, and how fast."""
-        what = self.doing if self.n_prompt is None else f"{self.doing}, {self.n_prompt:,} prompt tokens"
+        what = self.doing if self.case is None else f"{self.doing}, {self.case.name}"
         rate = f", {self.rate_tps:,.{0 if self.rate_tps >= 10 else 1}f} tokens/s" if self.rate_tps else ""
         run = f"run {min(self.n_runs, self.n_runs_done + 1)} of {self.n_runs}: " if self.n_runs else ""
         return run + what + rate
@@ -52,31 +53,40 @@ def duration(seconds: float) -> str:
 
 
 class Reporter:
-    """Calls `watch` with what is going on. `todo` is the loop's own list of the (repeat, n_prompt) still to come."""
+    """Calls `watch` with what is going on. `todo` is the loop's own list of the (repeat, case) still to come.
 
-    def __init__(self, watch: ShowStatus, todo: Sequence[tuple[int, int]], n_gen: int) -> None:
-        self._watch, self._todo, self._n_gen = watch, todo, n_gen
+    `n_tokens` says how many tokens a case prefills, and how many it generates.
+    """
+
+    def __init__(
+        self, watch: ShowStatus, todo: Sequence[tuple[int, Case]], n_tokens: Callable[[Case], tuple[int, int]]
+    ) -> None:
+        self._watch, self._todo, self._n_tokens = watch, todo, functools.cache(n_tokens)
         self._n_runs = len(todo)
         self._started = time.monotonic()
         self._n_learned = 0
         self._forecast: tuple[tuple[int, int], float | None] = (-1, -1), None
-        self._costs: dict[int, tuple[float, float]] = {}  # by prompt length: seconds a token, prefill and decode
+        self._costs: dict[Case, tuple[float, float]] = {}  # seconds a token, prefilled and generated
 
     def expect(self, n: int) -> None:
         """So many more runs have been put on the list."""
         self._n_runs += n
 
-    def learn(self, run: Run) -> None:
+    def learn(self, case: Case, run: Run) -> None:
         """Remember what the tokens of a run cost, for the forecast."""
         self._n_learned += 1
-        longest = phases.by_length(run)[-1]
-        prefill, tpot = phases.prefill_ns(longest), phases.tpot_ns(longest)
-        if prefill:
-            per_token = prefill / run.n_prompt
-            self._costs[run.n_prompt] = per_token / 1e9, (tpot or per_token) / 1e9
+        steps = run.steps
+        n_prefilled, n_chosen = self._n_tokens(case)
+        lasted = [0, 0]
+        for kind, start, end in zip(steps.kind, steps.start_ns, steps.end_ns, strict=True):
+            lasted[kind == DECODE] += end - start
+        if n_prefilled and lasted[False]:
+            prefill = lasted[False] / n_prefilled
+            decode = lasted[True] / n_chosen if lasted[True] else prefill
+            self._costs[case] = prefill / 1e9, decode / 1e9
 
     def progress_watcher(
-        self, n_prompt: int, n_gen: int, repeat: int, warmup: bool, pieces: Sequence[bytes]
+        self, case: Case, repeat: int, warmup: bool, pieces: Sequence[bytes]
     ) -> Callable[[Progress], None]:
         """What to call with a run's progress. With `pieces` (the bytes of each token) its text is reported too."""
         started = changed = time.monotonic()
@@ -84,12 +94,13 @@ class Reporter:
         first_tokens = (0.0, 0)  # when there were tokens for the first time, and how many
         rate: float | None = None
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        n_prefill, n_gen = self._n_tokens(case)
 
         def look(progress: Progress) -> None:
             nonlocal changed, last, first_tokens, rate
             now = time.monotonic()
             n = len(progress.token_ids)
-            decoding = n and progress.n_prefilled >= n_prompt  # a sweep decodes in between, which is not reported
+            decoding = n and progress.n_prefilled >= n_prefill  # a sweep decodes in between, which is not reported
             text = ""
             if pieces and not warmup:
                 new = b"".join(pieces[i] for i in progress.token_ids[len(last.token_ids) :])
@@ -102,18 +113,18 @@ class Reporter:
                 else:
                     rate = (n - first_tokens[1]) / (now - first_tokens[0])
                 changed, last = now, progress
-            rest = self._seconds(n_prompt - progress.n_prefilled, n_gen - n, n_prompt)
+            rest = self._seconds(n_prefill - progress.n_prefilled, n_gen - n, case)
             if rest is not None:
                 rest = max(0.0, rest - (now - changed))
             doing = "warming up" if warmup else "decode" if decoding else "prefill"
-            self.report_status(doing, n_prompt, repeat, rate, rest, text)
+            self.report_status(doing, case, repeat, rate, rest, text)
 
         return look
 
     def report_status(
         self,
         doing: str,
-        n_prompt: int | None = None,
+        case: Case | None = None,
         repeat: int | None = None,
         rate_tps: float | None = None,
         rest_s: float | None = None,
@@ -126,7 +137,7 @@ class Reporter:
         self._watch(
             Status(
                 doing=doing,
-                n_prompt=n_prompt,
+                case=case,
                 repeat=repeat,
                 rate_tps=rate_tps,
                 n_runs_done=self._n_runs - len(self._todo) - n_running,
@@ -141,14 +152,20 @@ class Reporter:
         """Seconds that the runs after the present one will take; computed again when one was added or has ended."""
         state = len(self._todo), self._n_learned
         if self._forecast[0] != state:
-            seconds = [self._seconds(n, self._n_gen, n) for _, n in self._todo]
+            seconds = [self._seconds(*self._n_tokens(case), case) for _, case in self._todo]
             self._forecast = state, None if None in seconds else sum(s for s in seconds if s is not None)
         return self._forecast[1]
 
-    def _seconds(self, n_prefill: int, n_decode: int, n_prompt: int) -> float | None:
-        """How long so many tokens will take, judged by the run of the most similar length so far."""
+    def _seconds(self, n_prefill: int, n_gen: int, case: Case) -> float | None:
+        """How long so many tokens will take, judged by the run of the most similar case so far."""
         if not self._costs:
             return None
-        nearest = min(self._costs, key=lambda n: max(n, n_prompt) / min(n, n_prompt))
-        prefill, decode = self._costs[nearest]
-        return n_prefill * prefill + n_decode * decode
+
+        def distance(known: Case) -> tuple[bool, float, float]:
+            sizes = [
+                max(a, b) / max(1, min(a, b)) for a, b in zip(self._n_tokens(known), self._n_tokens(case), strict=True)
+            ]
+            return known != case, sizes[0], sizes[1]
+
+        prefill, decode = self._costs[min(self._costs, key=distance)]
+        return n_prefill * prefill + n_gen * decode

@@ -51,9 +51,9 @@ def source(asked: str) -> Source:
     return Source(printable(path.name), text, _sha256(text))
 
 
-def offset(seed: int, repeat: int, n_available: int) -> int:
-    """Where in the tokenised text the prompts of a repeat start."""
-    return random.Random(f"{seed} {repeat}").randrange(n_available)
+def offset(seed: int, repeat: int, n_available: int, sequence: int = 0) -> int:
+    """Where in the tokenised text the prompt of a repeat starts, and those of further sequences beside it."""
+    return random.Random(_seed(seed, repeat, sequence)).randrange(n_available)
 
 
 def cut(ids: Sequence[int], n: int, start: int, bos: int | None) -> list[int]:
@@ -63,10 +63,14 @@ def cut(ids: Sequence[int], n: int, start: int, bos: int | None) -> list[int]:
     return text if bos is None else [bos, *text]
 
 
-def random_ids(n: int, n_vocab: int, bos: int | None, seed: int, repeat: int) -> list[int]:
+def random_ids(n: int, n_vocab: int, bos: int | None, seed: int, repeat: int, sequence: int = 0) -> list[int]:
     """Exactly n token ids drawn uniformly, BOS first where the model has one: what llama-bench does."""
-    ids = random.Random(f"{seed} {repeat}").choices(range(n_vocab), k=n)
+    ids = random.Random(_seed(seed, repeat, sequence)).choices(range(n_vocab), k=n)
     return ids if bos is None else [bos, *ids[1:]]
+
+
+def _seed(seed: int, repeat: int, sequence: int) -> str:
+    return f"{seed} {repeat}" + (f" {sequence}" if sequence else "")
 
 
 def _folder() -> Path:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from lab.core import phases, record, stats
 from lab.core.record import Run
+from lab.runner.case import Case
 from lab.runner.plan import MIN_FOR_INTERVAL, Plan, Until
 
 EXTRA_SHARE = 0.25
@@ -36,22 +37,22 @@ class Rounds:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._started = time.monotonic()
-        self._targets: dict[int, int] | None = None  # runs that each length is to have
-        self.done: list[Run] = []
-        self.given_up: set[int] = set()
+        self._targets: dict[Case, int] | None = None  # runs that each case is to have
+        self.done: list[tuple[Case, Run]] = []
+        self.given_up: set[Case] = set()
 
-    def next(self) -> list[tuple[int, int]]:
-        """(repeat, n_prompt) of the runs of one more round; empty where the plan is done."""
-        done = [run for run in self.done if run.n_prompt not in self.given_up]
+    def next(self) -> list[tuple[int, Case]]:
+        """(repeat, case) of the runs of one more round; empty where the plan is done."""
+        done = [(case, run) for case, run in self.done if case not in self.given_up]
         if not done:
             return []
-        repeat = 1 + max(run.repeat for run in done)
+        repeat = 1 + max(run.repeat for _, run in done)
         until = self._plan.until
         if self.is_out_of_time():
             return []
         if self._targets is None:
             self._targets = self._needed(done, until) if until else self._affordable(done)
-        wanted = [n for n in {run.n_prompt for run in done} if repeat < self._targets.get(n, 0)]
+        wanted = [case for case in {case for case, _ in done} if repeat < self._targets.get(case, 0)]
         return self._plan.round(repeat, wanted)
 
     def is_out_of_time(self) -> bool:
@@ -61,26 +62,28 @@ class Rounds:
             return False
         return time.monotonic() - self._started >= 60 * until.max_minutes
 
-    def _needed(self, done: Sequence[Run], until: Until) -> dict[int, int]:
-        """How many runs each length needs for intervals within the wanted share; of a sweep all walks are needed."""
-        needed: dict[int, int] = {}
-        for (n_prompt, _), values in _figures(done).items():
-            n = min(until.max_repeats, stats.repeats_needed(values, until.share))
-            needed[n_prompt] = max(needed.get(n_prompt, 0), n)
-        return {max(needed): max(needed.values())} if self._plan.every and needed else needed
+    def _needed(self, done: Sequence[tuple[Case, Run]], until: Until) -> dict[Case, int]:
+        """How many runs each case needs for intervals within the wanted share; of a sweep the worst length counts."""
+        needed = {}
+        for case in {case for case, _ in done}:
+            figures = _figures([run for its_case, run in done if its_case == case])
+            most = max((stats.repeats_needed(values, until.share) for values in figures.values()), default=0)
+            needed[case] = min(until.max_repeats, most)
+        return needed
 
-    def _affordable(self, done: Sequence[Run]) -> dict[int, int]:
-        """Enough runs for an interval, for the lengths that cost least; together they take a quarter of the time."""
+    def _affordable(self, done: Sequence[tuple[Case, Run]]) -> dict[Case, int]:
+        """Enough runs for an interval, for the cases that cost least; together they take a quarter of the time."""
         if not self._plan.is_more_if_cheap:
             return {}
-        cost_s = {n: _seconds([run for run in done if run.n_prompt == n]) for n in {run.n_prompt for run in done}}
+        cases = {case for case, _ in done}
+        cost_s = {case: _seconds([run for its_case, run in done if its_case == case]) for case in cases}
         left_s = EXTRA_SHARE * (time.monotonic() - self._started)
-        targets: dict[int, int] = {}
-        for n in sorted(cost_s, key=lambda n: cost_s[n]):
-            left_s -= cost_s[n] * (MIN_FOR_INTERVAL - self._plan.n_repeat)
+        targets: dict[Case, int] = {}
+        for case in sorted(cost_s, key=lambda case: cost_s[case]):
+            left_s -= cost_s[case] * (MIN_FOR_INTERVAL - self._plan.n_repeat)
             if left_s < 0:
                 break
-            targets[n] = MIN_FOR_INTERVAL
+            targets[case] = MIN_FOR_INTERVAL
         return targets
 
 

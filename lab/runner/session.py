@@ -13,7 +13,7 @@ import contextlib
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,13 +23,14 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, notebook
+from lab.runner.case import Case
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, Plan, make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.rounds import Rounds
 from lab.runner.warm_engine import WarmEngine, failed_run
 
 MAX_CRASHES = 2
-"""After so many deaths of the engine in runs of one prompt length, that length is given up."""
+"""After so many deaths of the engine in runs of one case, that case is given up."""
 
 _BLOCK = 1 << 20
 
@@ -52,16 +53,27 @@ def measure(
     Without `repeat` three runs of each length, and up to six of those that cost little. `watch` is called with a
     `Status` twice a second (with `stream` it holds the generated text); without one, a notebook shows a line.
     `settings` are those of `make_plan`: prompt, seed, threads, threads_batch, batch, ubatch, n_gpu_layers,
-    flash_attn, cache_type_k, cache_type_v, every, until. Failed runs are records too (see `record.run.status`), and
-    are warned of.
+    flash_attn, cache_type_k, cache_type_v, kv_unified, every, until. Failed runs are records too (see
+    `record.run.status`), and are warned of.
     """
+
+    def make(worker: Worker) -> Plan:
+        return make_plan(worker, prompt_len, gen, repeat, model, **settings)  # type: ignore[arg-type]
+
+    return carry_out(make, out, watch, stream)
+
+
+def carry_out(
+    make: Callable[[Worker], Plan], out: str | Path, watch: ShowStatus | None = None, stream: bool = False
+) -> list[Record]:
+    """Make a plan and all its runs. Warns of what the plan warns of, and of failed runs."""
     with Worker() as worker, notebook.watching() as watching:
-        plan = make_plan(worker, prompt_len, gen, repeat, model, **settings)  # type: ignore[arg-type]
+        plan = make(worker)
         path = new_results_file(plan, Path(out))
         records = list(execute(plan, worker, path, watch or watching, stream))
     errors = [record.run.error for record in records if record.run.error]
     for warning in (*plan.warnings, *([f"{len(errors)} runs failed: {errors[0]}"] if errors else [])):
-        warnings.warn(warning, stacklevel=2)
+        warnings.warn(warning, stacklevel=3)
     return records
 
 
@@ -88,8 +100,10 @@ def sweep(
 
 def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:
     """Create the session's file, and find out now whether the runs will have room in it."""
-    n_steps = sum(-(-n // plan.settings.n_ubatch) + plan.n_generated for _, n in plan.order)
-    n_bytes = n_variants * (70 * n_steps + 6000 * (len(plan.order) + 2 * len(plan.lengths)))
+    n_bytes = 6000 * n_variants * (len(plan.order) + 2 * len(plan.cases))
+    for _, case in plan.order:
+        n_prefilled, n_chosen = plan.n_tokens(case)
+        n_bytes += n_variants * (80 * -(-n_prefilled // plan.settings.n_ubatch) + 80 * n_chosen)
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     where = machine.label(plan.machine, plan.settings.n_gpu_layers).partition(",")[0]
     stem = f"{now}-{machine.slug(plan.model.name)}-{machine.slug(where)}"
@@ -117,7 +131,7 @@ def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:
 def execute(plan: Plan, worker: Worker, path: Path, watch: ShowStatus, stream: bool = False) -> Iterator[Record]:
     """Make the plan's runs, each appended to `path` the moment it ends, and yield their records.
 
-    A length that fails is reported in its record and the others go on. When the engine dies it is started
+    A case that fails is reported in its record and the others go on. When the engine dies it is started
     again. Whoever stops iterating (Ctrl-C) keeps everything that has been yielded.
     """
     session = path.stem
@@ -125,7 +139,7 @@ def execute(plan: Plan, worker: Worker, path: Path, watch: ShowStatus, stream: b
         raise LabError("A model with random weights has no text to stream.", "Leave --stream out.")
     try:
         todo = plan.order
-        engine = WarmEngine(plan, worker, Reporter(watch, todo, plan.n_generated), stream)
+        engine = WarmEngine(plan, worker, Reporter(watch, todo, plan.n_tokens), stream)
         for settings, run in _runs(engine, todo):
             line = Record(session, plan.machine, engine.model, settings, run)
             save(path, line)
@@ -135,16 +149,16 @@ def execute(plan: Plan, worker: Worker, path: Path, watch: ShowStatus, stream: b
             path.unlink()
 
 
-def _runs(engine: WarmEngine, todo: list[tuple[int, int]]) -> Iterator[tuple[Settings, Run]]:
+def _runs(engine: WarmEngine, todo: list[tuple[int, Case]]) -> Iterator[tuple[Settings, Run]]:
     plan = engine.plan
-    for n_prompt, reason in plan.refused.items():
-        yield plan.settings, failed_run(plan, n_prompt, 0, LabError(reason))
-    crashes: collections.Counter[int] = collections.Counter()
+    for case, reason in plan.refused.items():
+        yield plan.settings, failed_run(case, 0, LabError(reason))
+    crashes: collections.Counter[Case] = collections.Counter()
     rounds = Rounds(plan)
 
-    def give_up(n_prompt: int) -> None:
-        rounds.given_up.add(n_prompt)
-        todo[:] = [(repeat, n) for repeat, n in todo if n != n_prompt]
+    def give_up(case: Case) -> None:
+        rounds.given_up.add(case)
+        todo[:] = [(repeat, its_case) for repeat, its_case in todo if its_case != case]
 
     while todo or _extend(todo, rounds, engine.reporter):
         if engine.warm and engine.round != todo[0][0]:
@@ -154,38 +168,39 @@ def _runs(engine: WarmEngine, todo: list[tuple[int, int]]) -> Iterator[tuple[Set
         if not engine.warm:
             engine.load()
             engine.round = todo[0][0]
-            longest = max(n for n in plan.lengths if n not in plan.refused and n not in rounds.given_up)
+            possible = [case for case in plan.cases if case not in plan.refused and case not in rounds.given_up]
+            largest = max(possible, key=lambda case: plan.memory(case).total_bytes)
             try:
-                engine.open(longest + plan.n_gen)
-            except LabError as problem:  # the longest length decides the size: that one did not work
-                give_up(longest)
-                yield engine.settings, failed_run(plan, longest, 0, problem)
+                engine.open(possible)
+            except LabError as problem:  # the largest case decides the size: that one did not work
+                give_up(largest)
+                yield engine.settings, failed_run(largest, 0, problem)
                 engine.recover(problem)
                 continue
             try:
-                yield from engine.warm_up({n for _, n in todo})
+                yield from engine.warm_up({case for _, case in todo})
             except LabError as problem:
-                crashes[longest] += 1
-                given_up = not isinstance(problem, WorkerDied) or crashes[longest] >= MAX_CRASHES
+                crashes[largest] += 1
+                given_up = not isinstance(problem, WorkerDied) or crashes[largest] >= MAX_CRASHES
                 if given_up:
-                    give_up(longest)
-                yield engine.settings, failed_run(plan, longest, 0, problem, warmup=not given_up)
+                    give_up(largest)
+                yield engine.settings, failed_run(largest, 0, problem, warmup=not given_up)
                 engine.recover(problem)
             continue
-        repeat, n_prompt = todo.pop(0)
+        repeat, case = todo.pop(0)
         try:
-            run = engine.run(n_prompt, repeat)
-            rounds.done.append(run)
+            run = engine.run(case, repeat)
+            rounds.done.append((case, run))
             yield engine.settings, run
         except LabError as problem:
-            crashes[n_prompt] += 1
-            if not isinstance(problem, WorkerDied) or crashes[n_prompt] >= MAX_CRASHES:
-                give_up(n_prompt)
-            yield engine.settings, failed_run(plan, n_prompt, repeat, problem)
+            crashes[case] += 1
+            if not isinstance(problem, WorkerDied) or crashes[case] >= MAX_CRASHES:
+                give_up(case)
+            yield engine.settings, failed_run(case, repeat, problem)
             engine.recover(problem)
 
 
-def _extend(todo: list[tuple[int, int]], rounds: Rounds, reporter: Reporter) -> bool:
+def _extend(todo: list[tuple[int, Case]], rounds: Rounds, reporter: Reporter) -> bool:
     """Put another round on the list, where one is wanted."""
     more = rounds.next()
     todo += more

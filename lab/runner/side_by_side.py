@@ -21,6 +21,7 @@ from lab.core.record import FAILED, OK, Record, Run
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import limits, notebook
+from lab.runner.case import Case
 from lab.runner.plan import Plan, make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import MAX_CRASHES, new_results_file, save
@@ -81,7 +82,7 @@ def check(plans: dict[str, Plan]) -> None:
     for name, plan in plans.items():
         if plan.refused:
             raise LabError(f"{name}: {' '.join(plan.refused.values())}", "Take shorter prompts or a smaller model.")
-        need += max(plan.memory(n).total_bytes for n in plan.lengths)
+        need += max(plan.memory(case).total_bytes for case in plan.cases)
     available = limits.memory_available()
     on_cpu = all(plan.settings.n_gpu_layers == 0 for plan in plans.values())
     if on_cpu and need > available:
@@ -101,18 +102,18 @@ def execute(
     """
     first = next(iter(plans.values()))
     chance = random.Random(first.seed)
-    lengths = list(first.lengths)
-    per_block = 2 * len(plans) * len(lengths)
-    todo = [(0, n) for n in lengths] * (2 * n_blocks * len(plans))
-    reporter = Reporter(watch, todo, first.n_gen)
+    numbers = list(range(len(first.cases)))  # of the cases, which each variant has of its own
+    per_block = 2 * len(plans) * len(numbers)
+    todo = [(0, case) for plan in plans.values() for case in plan.cases] * (2 * n_blocks)
+    reporter = Reporter(watch, todo, first.n_tokens)
     plans, crashes = dict(plans), collections.Counter[str]()
     for block in range(n_blocks):
         order = chance.sample(list(plans), len(plans))
-        chance.shuffle(lengths)
+        chance.shuffle(numbers)
         with contextlib.ExitStack() as stack:
             workers = {name: stack.enter_context(new_worker()) for name in order}
             engines = {name: WarmEngine(plans[name], workers[name], reporter) for name in order}
-            for name, run in _block(engines, lengths, block, todo):
+            for name, run in _block(engines, numbers, block, todo):
                 engine = engines[name]
                 plans[name] = dataclasses.replace(plans[name], model=engine.model)  # its sum is made once
                 run = dataclasses.replace(run, block=block, variant=name)
@@ -127,20 +128,20 @@ def execute(
 
 
 def _block(
-    engines: dict[str, WarmEngine], lengths: Sequence[int], block: int, todo: list[tuple[int, int]]
+    engines: dict[str, WarmEngine], numbers: Sequence[int], block: int, todo: list[tuple[int, Case]]
 ) -> Iterator[tuple[str, Run]]:
     """One block: warm-ups, then runs in the order of `engines` and back. A failed run is the last of its block."""
-    name = ""
+    name, number = next(iter(engines)), numbers[0]
     try:
         for name, engine in engines.items():
             engine.load()
-            engine.open(max(lengths) + engine.plan.n_gen)
-            for _, run in engine.warm_up(lengths):
+            engine.open(engine.plan.cases)
+            for _, run in engine.warm_up(engine.plan.cases):
                 yield name, run
         for turn, names in enumerate((list(engines), list(engines)[::-1])):
             for name in names:
-                for n_prompt in lengths[:: 1 - 2 * turn]:
+                for number in numbers[:: 1 - 2 * turn]:
                     todo.pop()
-                    yield name, engines[name].run(n_prompt, 2 * block + turn)
+                    yield name, engines[name].run(engines[name].plan.cases[number], 2 * block + turn)
     except LabError as problem:
-        yield name, failed_run(engines[name].plan, max(lengths), 2 * block, problem)
+        yield name, failed_run(engines[name].plan.cases[number], 2 * block, problem)

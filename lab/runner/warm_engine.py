@@ -7,17 +7,22 @@ same); while it lasts the parent samples what other processes take, ten times a 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from lab.core import record
-from lab.core.record import Run, Settings, Steps
+from lab.core import script as scripts
+from lab.core.record import Batch, Prefix, Run, Settings, Stall, Steps
+from lab.core.script import Script
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Progress, Worker, WorkerDied
 from lab.runner import noise_watch, prompts
+from lab.runner.case import Case, measured_run, with_room
 from lab.runner.plan import Plan
 from lab.runner.progress import Reporter
 
@@ -72,42 +77,42 @@ class WarmEngine:
         self.n_starts += 1
         self.warm = self._loaded = False
 
-    def open(self, n_ctx: int) -> None:
-        """Make a context of so many tokens."""
-        self.reporter.report_status("making room", n_ctx - self.plan.n_gen)
+    def open(self, cases: Sequence[Case]) -> None:
+        """Make a context with room for each of these."""
+        self.reporter.report_status("making room", max(cases, key=lambda case: case.n_prompt))
         self._sentinel = None
-        self.settings = self.worker.new_context(dataclasses.replace(self.plan.settings, n_ctx=n_ctx))
+        self.settings = self.worker.new_context(with_room(self.plan.settings, cases))
 
-    def warm_up(self, lengths: Collection[int]) -> Iterator[tuple[Settings, Run]]:
-        """On a GPU one short run for every shape of step that prompts of these lengths have; on the CPU a single one.
+    def warm_up(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
+        """On a GPU one short run for every shape of step that these cases have; on the CPU a single one.
 
         GPU backends compile kernels and record graphs by shape. On the CPU the first run of a shape that was not warmed
         up is as fast as the next ones (tests/bench/warm_up.py).
         """
-        n_ubatch, every = self.settings.n_ubatch, self.plan.every
-        parts = (
-            set(lengths) if every is None else {min(n, every) for n in lengths} | {n % every or every for n in lengths}
-        )
+        parts: set[int] = set()
+        for case in cases:
+            n, every = case.n_prompt, case.every or case.n_prompt
+            parts |= {min(n, every), n % every or every}
+        n_ubatch, n_gen = self.settings.n_ubatch, min(N_WARMUP_TOKENS, max(case.n_gen for case in cases))
         shapes = {n if n <= n_ubatch else n_ubatch + n % n_ubatch for n in parts}
         if self.settings.n_gpu_layers == 0:
             shapes = {min(N_WARMUP_PROMPT, max(shapes))}
-        for n_prompt in sorted(shapes):
-            yield self.settings, self.run(n_prompt, 0, warmup=True)
+        short = [Case(n, n_gen) for n in sorted(shapes)]
+        if self.settings.n_gpu_layers:
+            short += [case for case in cases if case.lever]
+        for case in short:
+            yield self.settings, self.run(case, 0, warmup=True)
         self.warm = True
 
-    def run(self, n_prompt: int, repeat: int, warmup: bool = False) -> Run:
+    def run(self, case: Case, repeat: int, warmup: bool = False) -> Run:
         """One run on the open context."""
-        plan = self.plan
-        n_gen = min(plan.n_gen, N_WARMUP_TOKENS) if warmup else plan.n_gen
-        every = None if warmup else plan.every
-        prompt, offset = self._prompt(n_prompt, repeat)
+        write = self.plan.write if case.lever else measured_run
+        script = write(case, functools.partial(self._text, repeat), self.settings)
         if not warmup and self._sentinel is None:
             self._sentinel = self._time_sentinel()
         sentinel_before = self._sentinel
         started_at = utc_now()
-        show = self.reporter.progress_watcher(
-            n_prompt, n_gen if every is None else plan.n_generated, repeat, warmup, self._pieces
-        )
+        show = self.reporter.progress_watcher(case, repeat, warmup, self._pieces)
         shown = time.monotonic()
         noise = noise_watch.NoiseWatch(self.worker.pid)
 
@@ -118,8 +123,8 @@ class WarmEngine:
                 shown = time.monotonic()
                 show(progress)
 
-        steps, token_ids, end_at = self.worker.run(prompt, n_gen, look, every)
-        show(Progress(n_prompt, token_ids))
+        outcome = self.worker.run(script, look)
+        show(Progress(scripts.n_prefilled(script), outcome.token_ids))
         readings = noise.finish()
         if not warmup:
             try:
@@ -130,24 +135,24 @@ class WarmEngine:
                 readings, sentinel_before_ns=sentinel_before, sentinel_after_ns=self._sentinel
             )
         run = Run(
-            n_prompt=n_prompt,
-            n_gen=n_gen,
+            **named(case),
             repeat=repeat,
             warmup=warmup,
             started_at=started_at,
             status=record.OK,
             error=None,
-            steps=steps,
-            token_ids=token_ids,
-            prompt_offset=offset,
-            end_of_generation_at=end_at,
+            steps=outcome.steps,
+            token_ids=outcome.token_ids,
+            prompt_offset=self._offset(repeat, 0),
+            end_of_generation_at=outcome.end_at,
             noise=readings,
-            every=every,
             engine=self.n_starts,
+            state_bytes=outcome.state_bytes,
+            logits_differ=outcome.logits_differ,
         )
-        if sum(n for kind, n in zip(steps.kind, steps.n_tokens, strict=True) if kind == record.PREFILL) != n_prompt:
-            raise LabError(f"The steps do not add up to {n_prompt} prompt tokens.", "Please report this as a bug.")
-        self.reporter.learn(run)
+        if sum(outcome.steps.n_tokens) != _n_computed(script):
+            raise LabError(f"The steps do not add up to {case.name}.", "Please report this as a bug.")
+        self.reporter.learn(case, run)
         return run
 
     def recover(self, problem: LabError) -> None:
@@ -157,24 +162,40 @@ class WarmEngine:
 
     def _time_sentinel(self) -> int:
         """The median time of the same few decode steps on an empty context, in ns."""
-        prompt, _ = self._prompt(1, 0)
-        steps, _, _ = self.worker.run(prompt, min(N_SENTINEL + 2, self.settings.n_ctx), lambda progress: None)
+        n = min(N_SENTINEL + 2, self.settings.n_ctx)
+        steps = self.worker.run(scripts.run(self._text(0, 0, 1), n, 1), lambda progress: None).steps
         times = [ready - start for start, ready in zip(steps.start_ns, steps.ready_ns, strict=True)]
         return round(statistics.median(times[2:] or times))
 
-    def _prompt(self, n_prompt: int, repeat: int) -> tuple[list[int], int | None]:
-        seed, bos = self.plan.seed, self._vocabulary.bos
+    def _text(self, repeat: int, sequence: int, n: int) -> list[int]:
+        """A prompt of n tokens; those of a run's sequences begin at different places."""
+        seed, bos, offset = self.plan.seed, self._vocabulary.bos, self._offset(repeat, sequence)
+        if offset is None:
+            return prompts.random_ids(n, self._vocabulary.n_vocab, bos, seed, repeat, sequence)
+        return prompts.cut(self._ids, n, offset, bos)
+
+    def _offset(self, repeat: int, sequence: int) -> int | None:
+        """Where in the tokenised text the prompt of a sequence begins; None for random prompts."""
         if self.plan.prompt.text is None:
-            return prompts.random_ids(n_prompt, self._vocabulary.n_vocab, bos, seed, repeat), None
-        offset = prompts.offset(seed, repeat, len(self._ids))
-        return prompts.cut(self._ids, n_prompt, offset, bos), offset
+            return None
+        return prompts.offset(self.plan.seed, repeat, len(self._ids), sequence)
 
 
-def failed_run(plan: Plan, n_prompt: int, repeat: int, problem: LabError, warmup: bool = False) -> Run:
+def named(case: Case) -> dict[str, Any]:
+    """The fields of a run that say what it did."""
+    levers = {"batch": Batch, "prefix": Prefix, "stall": Stall}
+    lever = {name: case.lever for name, kind in levers.items() if isinstance(case.lever, kind)}
+    return {"n_prompt": case.n_prompt, "n_gen": case.n_gen, "every": case.every, **lever}
+
+
+def _n_computed(script: Script) -> int:
+    return sum(operation.times * part.n_tokens for operation in script for part in operation.parts)
+
+
+def failed_run(case: Case, repeat: int, problem: LabError, warmup: bool = False) -> Run:
     """The run that `problem` prevented."""
     return Run(
-        n_prompt=n_prompt,
-        n_gen=plan.n_gen,
+        **named(case),
         repeat=repeat,
         warmup=warmup,
         started_at=utc_now(),
@@ -185,7 +206,6 @@ def failed_run(plan: Plan, n_prompt: int, repeat: int, problem: LabError, warmup
         prompt_offset=None,
         end_of_generation_at=None,
         noise=None,
-        every=plan.every,
     )
 
 

@@ -94,8 +94,8 @@ def progress(
     def watch(status: Status) -> None:
         nonlocal latest
         if stream_to and status.doing in ("prefill", "decode"):
-            if (status.n_prompt, status.repeat) != (latest.n_prompt, latest.repeat) or latest.doing == "warming up":
-                head = f"\n--- {status.n_prompt:,} prompt tokens, repeat {(status.repeat or 0) + 1}"
+            if (status.case, status.repeat) != (latest.case, latest.repeat) or latest.doing == "warming up":
+                head = f"\n--- {status.case.name if status.case else ''}, repeat {(status.repeat or 0) + 1}"
                 stream_to.print(Text(head, style="bold"))
             stream_to.print(status.text, end="")
         elif status.doing not in ("prefill", "decode", latest.doing) and (not n_finished or not in_blocks):

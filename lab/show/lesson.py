@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis import comparison as comparing
 from lab.analysis import sweep_laws, table, wording
 from lab.analysis.sweep_laws import DecodeLaw, PrefillLaw
-from lab.core import cost
+from lab.core import cost, memory
 from lab.core.cost import StepCost
 from lab.core.record import OK, SCHEMA, Ceilings, Model, Record, Settings
 from lab.core.results import Contents
+from lab.core.shape import BLOCKS
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
@@ -120,7 +121,7 @@ def step_cost(model: Model, n_tokens: int, n_past: int = 0) -> StepCost:
 
 def block(kind: str) -> tuple[int, int]:
     """How a type packs weights: weights in a block, bytes of a block."""
-    return cost.BLOCKS[kind]
+    return BLOCKS[kind]
 
 
 def roof(ceilings: Ceilings) -> Roof:
@@ -151,7 +152,7 @@ def shape(name: str, quantization: str) -> Model:
 
 def kv_bytes(model: Model, kind: str = "f16") -> float:
     """Bytes that one token leaves in a KV cache of type `kind`. LabError where the model's header is not enough."""
-    n_bytes = cost.kv_bytes_per_position(model, kind, kind)
+    n_bytes = memory.kv_bytes_per_position(model, kind, kind)
     if n_bytes is None:
         raise _unknown_cost(model)
     return n_bytes
@@ -179,7 +180,7 @@ def caches(models: Sequence[Model]) -> pd.DataFrame:
 
     rows = []
     for model in models:
-        per_position = cost.kv_bytes_per_position(model)
+        per_position = memory.kv_bytes_per_position(model)
         if per_position and model.n_head and model.n_head_kv and model.n_bytes:
             rows.append(
                 {

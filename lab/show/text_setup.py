@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
 
 from lab.analysis import wording
+from lab.core.lines import to_json
 from lab.core.record import Machine, Model
 from lab.models.obtain import Listed
 from lab.runner import machine
-from lab.runner.plan import Plan, join
+from lab.runner.plan import Plan
+from lab.runner.warm_engine import named
 from lab.show.console import console, grid_of, print_json
 
 
@@ -90,15 +93,21 @@ def describe_model(
 def print_plan(plan: Plan, as_json: bool) -> None:
     """Prints what `--dry-run` shows."""
     if as_json:
-        lengths = [
-            {"n_prompt": n, "memory": dataclasses.asdict(plan.memory(n)), "refused": plan.refused.get(n)}
-            for n in plan.lengths
+        cases = [
+            {
+                **{name: value for name, value in named(case).items() if value is not None},
+                "memory": dataclasses.asdict(plan.memory(case)),
+                "refused": plan.refused.get(case),
+            }
+            for case in plan.cases
         ]
         settings = dataclasses.asdict(plan.settings)
-        print_json({"lengths": lengths, "n_gen": plan.n_gen, "repeat": plan.n_repeat, "settings": settings})
+        as_dicts = json.loads(to_json(cases))
+        print_json({"cases": as_dicts, "repeat": plan.n_repeat, "settings": settings})
         return
     out = console()
-    out.print(f"\nPlan: {plan.n_repeat} rounds, {plan.n_gen:,} tokens generated per run; memory is an estimate")
+    n_gen = plan.cases[0].n_gen
+    out.print(f"\nPlan: {plan.n_repeat} rounds, {n_gen:,} tokens generated per sequence; memory is an estimate")
     out.print(plan_table(plan))
     out.print(
         ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(plan.settings).items() if value is not None)
@@ -106,20 +115,21 @@ def print_plan(plan: Plan, as_json: bool) -> None:
 
 
 def plan_table(plan: Plan) -> Table:
-    """Runs and estimated memory of a plan, one row per prompt length."""
-    grid = grid_of("prompt tokens", "runs", "KV cache MB", "memory MB", "note")
-    for n in plan.lengths:
-        memory = plan.memory(n)
+    """Runs and estimated memory of a plan, one row per case."""
+    grid = grid_of("case", "runs", "KV cache MB", "memory MB", "note")
+    for case in plan.cases:
+        memory = plan.memory(case)
         grid.add_row(
-            f"{n:,}",
-            "0" if n in plan.refused else f"{plan.n_repeat}",
+            case.name,
+            "0" if case in plan.refused else f"{plan.n_repeat}",
             "unknown" if memory.kv_cache_bytes is None else wording.digits(memory.kv_cache_bytes / 1e6),
             wording.digits(memory.total_bytes / 1e6),
-            plan.refused.get(n, ""),
+            plan.refused.get(case, ""),
         )
     return grid
 
 
-def refused_lengths(plan: Plan) -> str:
-    """A warning for lengths that will not be tried."""
-    return f"{join(list(plan.refused))} prompt tokens will not be tried: " + " ".join(plan.refused.values())
+def refused_cases(plan: Plan) -> str:
+    """A warning for cases that will not be tried."""
+    names = "; ".join(case.name for case in plan.refused)
+    return f"Not tried: {names}. {' '.join(plan.refused.values())}"

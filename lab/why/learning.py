@@ -189,7 +189,7 @@ def offload_of(model: Model, settings: Settings) -> str:
 def _rows_of(record: Record, ceilings: Ceilings, offload: str) -> list[Row]:
     """The phases of a record's run, if it can be learned from."""
     run = record.run
-    measured = run.status == OK and not run.warmup and run.totals is None
+    measured = run.status == OK and not run.warmup and run.totals is None and run.lever is None
     here = probing.same(record.machine, ceilings.machine) and offload_of(record.model, record.settings) == offload
     if not (measured and here):
         return []

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import cost
+from lab.core import cost, memory
 from lab.core import results as results_files
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Settings
 from lab.errors import LabError
@@ -127,7 +127,7 @@ def ask_all(
 
 def memory_bytes(model: Model, settings: Settings, n_ctx: int) -> int:
     """About what a context of so many tokens needs, weights included."""
-    return cost.memory(model, dataclasses.replace(settings, n_ctx=n_ctx)).total_bytes
+    return memory.of_context(model, dataclasses.replace(settings, n_ctx=n_ctx)).total_bytes
 
 
 def basis_here(learned: Learned, errors: Uncertainty) -> str:

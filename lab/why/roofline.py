@@ -10,18 +10,16 @@ three is nearest is the limit. Williams, Waterman & Patterson, "Roofline" (2009)
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.core import cost, phases
-from lab.core.record import OK, PREFILL, Ceilings, Model, Rate, Record, Run, Settings
-from lab.core.shape import EXPERTS, FEED_FORWARD, Heads, Matrix
+from lab.core.record import OK, PREFILL, Ceilings, Model, Record, Run, Settings
 from lab.errors import LabError
-from lab.models import catalog
-from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID
-from lab.why import probing
+from lab.process.wire import ATTENTION
+from lab.why import kernel_rates, probing
 from lab.why.probe_plan import used_types
 
 ARITHMETIC, TRAFFIC, KERNEL, OVERHEAD = "arithmetic", "memory traffic", "the kernel", "overhead"
@@ -103,93 +101,38 @@ def roof(ceilings: Ceilings) -> Roof:
 
 
 def step_kernels(
-    model: Model, settings: Settings, ceilings: Ceilings, n_tokens: int, n_past: int, n_outputs: int
+    model: Model,
+    settings: Settings,
+    ceilings: Ceilings,
+    n_tokens: int,
+    n_past: int,
+    n_outputs: int,
+    others: Sequence[cost.Span] = (),
 ) -> Kernels | None:
-    """Least time of a step in its kernels. None where the model's cost is not known; LabError for a missing probe."""
-    work, layers = cost.products(model, n_tokens, n_outputs), cost.attended(model, n_tokens, n_past)
-    if work is None or layers is None:
+    """Least time of a step in its kernels; `others` are further sequences in it, whose attention is each its own.
+
+    None where the model's cost is not known; LabError for a missing probe.
+    """
+    spans = Counter([(n_tokens, n_past), *others])
+    n_all = sum(n * times for (n, _), times in spans.items())
+    work = cost.products(model, n_all, n_outputs)
+    if work is None or cost.attended(model, n_tokens, n_past) is None:
         return None
-    n_threads = settings.n_threads if n_tokens == 1 else settings.n_threads_batch
+    n_threads = settings.n_threads if n_all == 1 else settings.n_threads_batch
     used = {*used_types(model), *(product.matrix.type for product in work if product.is_head)}
     seconds = [0.0, 0.0]
     for product in work:
         if product.matrix.type in used:
-            per_byte = _seconds_per_byte(ceilings, model, product.matrix, product.n_tokens, n_threads)
+            per_byte = kernel_rates.of_matrix(ceilings, model, product.matrix, product.n_tokens, n_threads)
             seconds[product.is_head] += product.n_bytes * per_byte
     width = 2 * ((model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0))
     kind, attention_s = settings.type_k.upper(), 0.0
-    for part in layers:
-        flops = width * part.heads.n_layer * part.heads.n_head * part.n_pairs
-        per_flop = _seconds_per_flop(ceilings, model, part.heads, kind, n_tokens, n_threads, part.n_positions)
-        attention_s += flops * per_flop
+    for (n, past), times in spans.items():
+        for part in cost.attended(model, n, past) or ():
+            flops = times * width * part.heads.n_layer * part.heads.n_head * part.n_pairs
+            per_flop = kernel_rates.of_attention(ceilings, model, part.heads, kind, n, n_threads, part.n_positions)
+            attention_s += flops * per_flop
     return Kernels(seconds[False], seconds[True], attention_s)
-
-
-def seconds_per_byte(ceilings: Ceilings, model: Model, kind: str, n_tokens: int, n_threads: int) -> float:
-    """Best time of a product with n_tokens columns, per byte of weights, in the shape of the feed-forward."""
-    matrix = Matrix(FEED_FORWARD, kind, model.n_ff or 1, model.n_embd or 1, 1)
-    return _seconds_per_byte(ceilings, model, matrix, n_tokens, n_threads)
-
-
-def _seconds_per_byte(ceilings: Ceilings, model: Model, matrix: Matrix, n_tokens: int, n_threads: int) -> float:
-    """Best time of a product, per byte of weights that it reads; between measured columns interpolated."""
-    op = MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT
-    rates = [rate for rate in ceilings.rates if (rate.op, rate.type, rate.n_threads) == (op, matrix.type, n_threads)]
-    if not rates:
-        known = {rate.type for rate in ceilings.rates if rate.n_threads == n_threads}
-        lacking = [kind for kind in used_types(model) if kind not in known] or [matrix.type]
-        raise LabError(
-            f"The ceilings of {' and '.join(lacking)} with {n_threads} threads are not measured on this machine.",
-            f"Run: lab ceilings -m {catalog.spec_of(model)} --types {','.join(lacking)} --threads {n_threads}",
-        )
-    by_shape = _by_shape(rates, (matrix.rows, matrix.columns))
-    most = max(len(points) for points in by_shape)
-    nearest = by_shape[0]
-    if n_tokens not in nearest:  # a shape that is probed at few sizes of step does not say what lies between
-        nearest = next(points for points in by_shape if n_tokens in points or len(points) == most)
-    return _between({n: rate_of(rates)[0] for n, rates in nearest.items()}, n_tokens)
-
-
-def _seconds_per_flop(
-    ceilings: Ceilings, model: Model, heads: Heads, kind: str, n_tokens: int, n_threads: int, n_positions: int
-) -> float:
-    """Best time of attention with n_tokens queries over n_positions, per FLOP; between lengths interpolated."""
-    rates = [rate for rate in ceilings.rates if (rate.op, rate.type, rate.n_threads) == (ATTENTION, kind, n_threads)]
-    if not rates:
-        raise LabError(
-            f"The ceiling of attention on a {kind} cache with {n_threads} threads is not measured.",
-            f"Run: lab ceilings -m {catalog.spec_of(model)} -ctk {kind.lower()} --threads {n_threads}",
-        )
-    rates = [rate for rate in rates if rate.n_positions] or rates  # older files have one length, which they do not say
-    nearest = _by_shape(rates, (heads.n_head, model.head_dim, heads.n_head_kv))[0]
-    points = {}
-    for n, alike in nearest.items():
-        points[n] = _between({rate.n_positions or 0: rate_of([rate])[1] for rate in alike}, n_positions)
-    return _between(points, n_tokens)
-
-
-def rate_of(rates: Sequence[Rate]) -> tuple[float, float]:
-    """Best seconds per byte, and per FLOP, of the same probe."""
-    best = min(rates, key=lambda rate: min(rate.times_ns) / rate.n_bytes)
-    seconds = min(best.times_ns) / 1e9
-    return seconds / best.n_bytes, seconds / best.flops if best.flops else math.inf
-
-
-def _by_shape(rates: Sequence[Rate], wanted: tuple[int | None, ...]) -> list[dict[int, list[Rate]]]:
-    """The rates of each probed shape by n_tokens, the shape that is most like (rows, columns, n_head_kv) first.
-
-    Kernels are slower on small matrices; heads that share keys are another kernel.
-    """
-    rows, columns, n_head_kv = (*wanted, None)[:3]
-    shapes: dict[tuple[object, ...], dict[int, list[Rate]]] = {}
-    distances: dict[tuple[object, ...], float] = {}
-    for rate in rates:
-        key = rate.rows, rate.columns, rate.n_head_kv, rate.n_expert, rate.n_expert_used
-        shared = (rate.rows / (rate.n_head_kv or rate.rows)) / ((rows or 1) / (n_head_kv or rows or 1))
-        pairs = (rate.rows, rows or 1), (rate.columns, columns or 1), (shared, 1)
-        distances[key] = sum(abs(math.log(here / there)) for here, there in pairs)
-        shapes.setdefault(key, {}).setdefault(rate.n_tokens, []).append(rate)
-    return [shapes[key] for key in sorted(shapes, key=lambda key: distances[key])]
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
@@ -275,24 +218,9 @@ def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> PhaseCos
     return seconds / parts, step, kernels, len(chosen), choosing / parts, between / parts
 
 
-def _mean(rows: Sequence[tuple[float, ...]], n: int) -> list[float]:
-    """The sum of each column, divided by n."""
-    return [sum(column) / n for column in zip(*rows, strict=True)]
-
-
 def _limit(measured_s: float, kernels_s: float, arithmetic_s: float, traffic_s: float) -> str:
     if measured_s - kernels_s > OVERHEAD_SHARE * measured_s:
         return OVERHEAD
     if kernels_s > KERNEL_FACTOR * max(arithmetic_s, traffic_s):
         return KERNEL
     return ARITHMETIC if arithmetic_s > traffic_s else TRAFFIC
-
-
-def _between(points: dict[int, float], n: int) -> float:
-    """A value at n out of values at some n, straight lines on logarithms; the nearest outside of them."""
-    below = max((x for x in points if x <= n), default=min(points))
-    above = min((x for x in points if x >= n), default=max(points))
-    if below >= above:
-        return points[below if n >= below else above]
-    share = (math.log(n) - math.log(below)) / (math.log(above) - math.log(below))
-    return math.exp((1 - share) * math.log(points[below]) + share * math.log(points[above]))

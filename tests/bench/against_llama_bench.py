@@ -15,6 +15,7 @@ import statistics
 import sys
 from pathlib import Path
 
+from lab.core import script as scripts
 from lab.core.record import PREFILL, Steps
 from lab.models import catalog
 from lab.process.worker import Worker
@@ -22,7 +23,7 @@ from lab.runner import prompts
 from lab.runner.plan import make_plan
 from tests.bench import llama_bench
 
-N_PROMPT, N_GEN = 512, 128
+N_PROMPT, N_GEN, N_UBATCH = 512, 128, 512
 N_SAMPLES = 1
 
 
@@ -35,18 +36,20 @@ def prefill_tps(steps: Steps) -> float:
     return N_PROMPT / (steps.ready_ns[steps.kind.count(PREFILL) - 1] / 1e9)
 
 
+def timed(worker: Worker, prompt: list[int], n_gen: int) -> Steps:
+    return worker.run(scripts.run(prompt, n_gen, N_UBATCH), lambda progress: None).steps
+
+
 def lab_round(worker: Worker, n_vocab: int, seed: int) -> tuple[float, float]:
     """Prefill and decode rate of the lab, in tokens/s: medians of N_SAMPLES runs each."""
     prefills, decodes = [], []
-    worker.run(
-        prompts.random_ids(N_PROMPT, n_vocab, None, seed, -1), 2, lambda progress: None
-    )  # llama-bench does so too
+    timed(worker, prompts.random_ids(N_PROMPT, n_vocab, None, seed, -1), 2)  # llama-bench does so too
     for sample in range(N_SAMPLES):
         prompt = prompts.random_ids(N_PROMPT, n_vocab, None, seed, sample)
-        prefills.append(prefill_tps(worker.run(prompt, 1, lambda progress: None)[0]))
+        prefills.append(prefill_tps(timed(worker, prompt, 1)))
     for sample in range(N_SAMPLES):
         prompt = prompts.random_ids(1, n_vocab, None, seed, sample)
-        decodes.append(decode_tps(worker.run(prompt, N_GEN + 1, lambda progress: None)[0]))
+        decodes.append(decode_tps(timed(worker, prompt, N_GEN + 1)))
     return statistics.median(prefills), statistics.median(decodes)
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from lab.core import cost
+from lab.core import cost, memory
+from lab.core import script as scripts
 from lab.errors import LabError
 from lab.models import catalog, synthetic
 from lab.models.catalog import Shape
@@ -113,7 +114,7 @@ def measure(worker: Worker, path: Path, prompt: str, stage: list[str]) -> None:
     """What `lab models info` and `lab measure` do with a file."""
     model = worker.read_model(path, path.stem, catalog.FILE)
     stage[0] = "describe"
-    per_position, per_step = cost.kv_bytes_per_position(model), cost.weight_bytes_per_step(model)
+    per_position, per_step = memory.kv_bytes_per_position(model), cost.weight_bytes_per_step(model)
     lengths = {n: None if per_position is None else round(n * per_position) for n in (1_000, 128_000)}
     text_setup.describe_model(model, path, per_step, per_position, lengths, None)
     stage[0] = "plan"
@@ -133,7 +134,7 @@ def measure(worker: Worker, path: Path, prompt: str, stage: list[str]) -> None:
     stage[0] = "new_context"
     worker.new_context(plan.settings)
     stage[0] = "run"
-    worker.run(ids, 2, lambda progress: None)
+    worker.run(scripts.run(ids, 2, 512), lambda progress: None)
 
 
 def tiny(folder: Path) -> bytes:

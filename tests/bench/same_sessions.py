@@ -4,8 +4,8 @@
 
 Makes SESSIONS (16) equal sessions of `lab measure` spread over MINUTES (20) in FOLDER, unless they are there, and
 compares every pair: alone (with the spread that is assumed for the machine) and with the other sessions known. At most
-5 % of the pairs may get another verdict than "no difference" or "too few runs". Then a planted difference: the times of
-one session of each pair made 5, 10, 20 and 50 % longer; how many pairs call it slower.
+5 % of the pairs may get another verdict than "no difference", "too few runs" or "disturbed". Then a planted difference:
+the times of one session of each pair made 5, 10, 20 and 50 % longer; how many pairs call it slower.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.analysis import comparison, disturbances, spread
-from lab.analysis.verdicts import ALIKE, SLOWER, TOO_FEW
+from lab.analysis.verdicts import ALIKE, DISTURBED, SLOWER, TOO_FEW
 from lab.core import results
 from lab.core.record import Machine, Record, Steps
 
@@ -70,7 +70,7 @@ def evaluate(sessions: dict[str, list[Record]]) -> None:
         called, found = 0, dict.fromkeys((1.05, 1.1, 1.2, 1.5), 0)
         for a, b in pairs:
             others = [r for key, records in sessions.items() if with_others and key not in (a, b) for r in records]
-            called += not verdicts(sessions[a], sessions[b], others) <= {ALIKE, TOO_FEW}
+            called += not verdicts(sessions[a], sessions[b], others) <= {ALIKE, TOO_FEW, DISTURBED}
             for factor in found:
                 changed = [slower(record, factor) for record in sessions[b]]
                 found[factor] += SLOWER in verdicts(sessions[a], changed, others)

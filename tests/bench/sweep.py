@@ -19,6 +19,7 @@ import sys
 import time
 
 from lab.core import phases
+from lab.core import script as scripts
 from lab.core.record import OK, Run
 from lab.models import catalog
 from lab.process.worker import Progress, Worker
@@ -58,7 +59,7 @@ def agree(n_rounds: int) -> None:
 def run(worker: Worker, prompt: list[int], every: int | None) -> Run:
     def look(progress: Progress) -> None: ...
 
-    steps, token_ids, _ = worker.run(prompt, N_GEN, look, every)
+    outcome = worker.run(scripts.sweep(prompt, N_GEN, 512, every or len(prompt)), look)
     return Run(
         n_prompt=len(prompt),
         n_gen=N_GEN,
@@ -66,8 +67,8 @@ def run(worker: Worker, prompt: list[int], every: int | None) -> Run:
         warmup=False,
         started_at="",
         status=OK,
-        steps=steps,
-        token_ids=token_ids,
+        steps=outcome.steps,
+        token_ids=outcome.token_ids,
         every=every,
     )
 

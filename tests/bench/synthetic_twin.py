@@ -18,6 +18,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from lab.core import script as scripts
 from lab.models import catalog, synthetic
 from lab.process.worker import Worker
 from lab.runner import prompts
@@ -36,8 +37,8 @@ def tensor_types(path: Path) -> dict[str, str]:
 def one_turn(worker: Worker, n_vocab: int, seed: int) -> tuple[float, float]:
     """Prefill and decode rate, in tokens/s."""
     prompt = prompts.random_ids(N_PROMPT, n_vocab, None, seed, 0)
-    prefill, _, _ = worker.run(prompt, 1, lambda progress: None)
-    decode, _, _ = worker.run(prompt[:1], N_GEN + 1, lambda progress: None)
+    prefill = worker.run(scripts.run(prompt, 1, 512), lambda progress: None).steps
+    decode = worker.run(scripts.run(prompt[:1], N_GEN + 1, 512), lambda progress: None).steps
     return N_PROMPT / (prefill.ready_ns[-1] / 1e9), decode_tps(decode)
 
 

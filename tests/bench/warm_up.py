@@ -13,6 +13,7 @@ import sys
 import time
 from collections import defaultdict
 
+from lab.core import script as scripts
 from lab.core import stats
 from lab.models import catalog
 from lab.models.obtain import obtain
@@ -54,14 +55,14 @@ def main() -> None:
                 worker.new_context(plan.settings)
                 opened = time.monotonic()
                 for n in WARM_UPS[name]:
-                    worker.run(random_ids(n, vocabulary.n_vocab, None, 1, 0), 4, lambda _: None)
+                    worker.run(scripts.run(random_ids(n, vocabulary.n_vocab, None, 1, 0), 4, 512), lambda _: None)
                 costs["start and load"].append(loaded - started)
                 costs["context"].append(opened - loaded)
                 costs[f"warm-up: {name}"].append(time.monotonic() - opened)
                 prefills, tpots = [], []
                 for repeat in range(3):
                     ids = random_ids(N_PROMPT, vocabulary.n_vocab, None, 1, repeat)
-                    steps, _, _ = worker.run(ids, N_GEN, lambda _: None)
+                    steps = worker.run(scripts.run(ids, N_GEN, 512), lambda _: None).steps
                     n_prefill = steps.kind.count("prefill")
                     prefills.append(steps.ready_ns[n_prefill - 1] - steps.start_ns[0])
                     tpots.append((steps.end_ns[-1] - steps.end_ns[n_prefill - 1]) / (N_GEN - 1))

@@ -1,0 +1,146 @@
+"""A script: everything that one run does, as a list of operations, written down before the clock starts.
+
+One loop (engine/loop.py) executes every script and stamps every operation, so that a measured run, a sweep, a batch of
+sequences or a prompt that is prefilled beside running answers differ in nothing but their script:
+
+    a run        prefill, prefill, decode x (n_gen - 1)
+    a sweep      prefill, decode x (n_gen - 1), forget, prefill, decode x (n_gen - 1), forget, ...
+    a batch      prefill of every sequence, then decode x (n_gen - 1) with one token of each in every step
+
+A token that is not given is the one that was chosen last for its sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lab.core.record import COPY, DECODE, FORGET, LOAD, PREFILL, SAVE
+
+MOVES = (FORGET, COPY, SAVE, LOAD)
+"""Kinds of operations that compute nothing: they change, or move, what the cache holds of a sequence."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one sequence does in a step: some given tokens, or (None) the one that was chosen last for it.
+
+    The last `n_outputs` of them get logits, and from each a token is chosen.
+    """
+
+    sequence: int
+    tokens: tuple[int, ...] | None
+    n_outputs: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        return 1 if self.tokens is None else len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One step (`parts`, `times` times), or a change of what the cache holds of `sequence`.
+
+    forget: all from position `first` on. copy: to sequence `target`, which is empty. save and load: to or from the
+    file `path`, or memory where that is None. With `keeps` the logits of a step are compared after the run.
+    """
+
+    kind: str
+    parts: tuple[Part, ...] = ()
+    times: int = 1
+    sequence: int = 0
+    first: int = 0
+    target: int = 0
+    path: str | None = None
+    keeps: bool = False
+
+
+Script = Sequence[Operation]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The columns of Steps that are known before an operation is executed."""
+
+    kind: str
+    n_tokens: int
+    n_past: int
+    n_seq: int
+    n_outputs: int
+
+
+def run(prompt: Sequence[int], n_gen: int, n_ubatch: int) -> list[Operation]:
+    """The script of a measured run: prefill the prompt, then generate."""
+    return [*prefill(0, prompt, n_ubatch), *decode([0], n_gen - 1)]
+
+
+def sweep(prompt: Sequence[int], n_gen: int, n_ubatch: int, every: int) -> list[Operation]:
+    """The script of a sweep: after each `every` tokens of the prompt, and at its end, n_gen tokens come and go."""
+    operations: list[Operation] = []
+    for first in range(0, len(prompt), every):
+        if first:
+            operations.append(Operation(FORGET, first=first))
+        operations += [*prefill(0, prompt[first : first + every], n_ubatch), *decode([0], n_gen - 1)]
+    return operations
+
+
+def prefill(sequence: int, tokens: Sequence[int], n_ubatch: int, is_last: bool = True) -> list[Operation]:
+    """Steps of up to n_ubatch tokens; the very last token gets logits where it `is_last` of its prompt."""
+    steps = []
+    for first in range(0, len(tokens), n_ubatch):
+        ends = is_last and first + n_ubatch >= len(tokens)
+        steps.append(Operation(PREFILL, (Part(sequence, tuple(tokens[first : first + n_ubatch]), int(ends)),)))
+    return steps
+
+
+def decode(sequences: Sequence[int], n: int) -> list[Operation]:
+    """n steps of one token of each sequence; nothing for n = 0."""
+    return [Operation(DECODE, tuple(Part(sequence, None, 1) for sequence in sequences), times=n)] if n else []
+
+
+def n_prefilled(script: Script) -> int:
+    """Tokens that the script gives, over all its steps."""
+    return sum(len(part.tokens) for operation in script for part in operation.parts if part.tokens is not None)
+
+
+def n_chosen(script: Script) -> int:
+    """Tokens that are chosen, over all its steps."""
+    return sum(operation.times * part.n_outputs for operation in script for part in operation.parts)
+
+
+def n_sequences(script: Script) -> int:
+    """How many sequences it uses: one more than the largest number."""
+    return 1 + max(max(operation.sequence, operation.target, *_sequences(operation)) for operation in script)
+
+
+def shapes(script: Script) -> Iterator[Shape]:
+    """What each step will be. `n_past` is that of the sequence that has most in the cache."""
+    positions: dict[int, int] = {}
+    saved: dict[str | None, int] = {}
+    for operation in script:
+        if operation.kind in MOVES:
+            n_past = positions.get(operation.sequence, 0)
+            if operation.kind == FORGET:
+                positions[operation.sequence] = min(n_past, operation.first)
+            elif operation.kind == COPY:
+                positions[operation.target] = n_past
+            elif operation.kind == SAVE:
+                saved[operation.path] = n_past
+            else:
+                n_past = positions[operation.sequence] = saved[operation.path]
+            yield Shape(operation.kind, 0, n_past, 1, 0)
+            continue
+        for _ in range(operation.times):
+            yield Shape(
+                operation.kind,
+                sum(part.n_tokens for part in operation.parts),
+                max(positions.get(part.sequence, 0) for part in operation.parts),
+                len(operation.parts),
+                sum(part.n_outputs for part in operation.parts),
+            )
+            for part in operation.parts:
+                positions[part.sequence] = positions.get(part.sequence, 0) + part.n_tokens
+
+
+def _sequences(operation: Operation) -> list[int]:
+    return [part.sequence for part in operation.parts]

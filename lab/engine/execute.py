@@ -1,0 +1,254 @@
+"""A script made ready and run: batches laid out in memory, then the timed loop over them.
+
+A step of one chosen token reads it from where it was chosen to. In a step with several tokens each given one lies in
+the batch already, and each chosen one is put there as soon as it is chosen, in the time of choosing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.core import record
+from lab.core import script as scripts
+from lab.core.script import MOVES, Operation, Part, Script
+from lab.engine import native
+from lab.engine.llama import Context
+from lab.engine.loop import Move, as_steps, walk
+from lab.errors import LabError
+from lab.process.wire import FIRST_TOKEN, Outcome
+
+NO_ROLLBACK = "This forgets or moves what was computed, which this model's memory (recurrent, sliding window) cannot."
+
+Rows = list[tuple[int, Any, list[Any]]]
+"""Of a step: the rows of its batch that get logits, the slot of each chosen token, and where else that is to go."""
+
+
+def run(context: Context, script: Script, progress: memoryview[int]) -> Outcome:
+    """One run of a script from an empty KV cache.
+
+    `progress` is an array of int64 that the parent shares: slot N_PREFILLED, then the tokens as they are chosen (-1
+    before). LabError where llama.cpp refuses a step; nothing of the run is returned then.
+    """
+    lib = native.llama()
+    if any(operation.kind in MOVES for operation in script):
+        _need_rollback(context)
+    lib.llama_memory_clear(lib.llama_get_memory(context.pointer), False)
+    native.forget_log()
+    preparation = _Preparation(context, script, progress)
+    moves = preparation.moves()
+    gc.collect()
+    gc.disable()
+    try:
+        stamps = walk(moves, time.perf_counter_ns, progress)
+    finally:
+        gc.enable()
+    steps = as_steps(list(scripts.shapes(script)), stamps)
+    chosen = tuple(int(token) for token in preparation.tokens)
+    ended = (i for i, token in enumerate(chosen) if lib.llama_vocab_is_eog(context.loaded.vocab, token))
+    preparation.check_logits()
+    return Outcome(steps, chosen, next(ended, None), preparation.state_bytes(), preparation.logits_differ())
+
+
+class _Preparation:
+    """The moves of one run, and what they leave behind."""
+
+    def __init__(self, context: Context, script: Script, progress: memoryview[int]) -> None:
+        import numpy as np
+
+        self._lib, self._pointer, self._script = native.llama(), context.pointer, script
+        self._memory = self._lib.llama_get_memory(context.pointer)
+        self._n_vocab = context.loaded.n_vocab
+        n_chosen = scripts.n_chosen(script)
+        self.tokens = np.frombuffer(progress, dtype=np.int64)[FIRST_TOKEN : FIRST_TOKEN + n_chosen]
+        self.tokens.fill(-1)
+        self._slots = [self.tokens[i : i + 1].reshape(()) for i in range(n_chosen)]
+        self._targets: list[list[Any]] = [[] for _ in self._slots]  # where else a chosen token goes
+        self._rows: dict[int, Any] = {}  # views of rows of logits, by address
+        self._last_row = 0  # of the last step that has logits
+        self._kept: list[Any] = []
+        self._saved: dict[str | None, Any] = {}
+        self._sizes: list[int] = []
+        logits_ith = native.ggml("llama").llama_get_logits_ith  # a function object of its own: an address, as a number
+        logits_ith.restype, logits_ith.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int32]
+        self._logits_ith = functools.partial(logits_ith, context.pointer)
+
+    def moves(self) -> list[Move]:
+        """What the loop executes."""
+        moves: list[Move] = []
+        latest: dict[int, int] = {}  # of each sequence: the index of the token that was chosen last
+        n_prefilled = n_chosen = 0
+        for operation in self._script:
+            if operation.kind in MOVES:
+                moves.append((*self._move(operation), n_prefilled))
+                continue
+            n_prefilled += sum(len(part.tokens) for part in operation.parts if part.tokens is not None)
+            for _ in range(operation.times):
+                batch = self._batch(operation.parts, latest)
+                rows: Rows = []
+                n_before = 0
+                for part in operation.parts:
+                    n_before += part.n_tokens
+                    for row in range(n_before - part.n_outputs, n_before):
+                        rows.append((row, self._slots[n_chosen], self._targets[n_chosen]))
+                        latest[part.sequence] = n_chosen
+                        n_chosen += 1
+                        self._last_row = row
+                moves.append((functools.partial(self._forward, batch), self._chooser(rows, operation), n_prefilled))
+        return moves
+
+    def _batch(self, parts: Sequence[Part], latest: dict[int, int]) -> Any:
+        """A llama_batch of the parts; positions are llama.cpp's own count."""
+        import numpy as np
+
+        n_tokens = sum(part.n_tokens for part in parts)
+        wants_logits = np.zeros(n_tokens, dtype=np.int8)
+        sequences = np.repeat(np.array([part.sequence for part in parts], np.int32), [part.n_tokens for part in parts])
+        is_single = n_tokens == 1 and parts[0].tokens is None
+        ids = self.tokens[latest[parts[0].sequence] :] if is_single else np.zeros(n_tokens, dtype=np.int32)
+        first = 0
+        for part in parts:
+            end = first + part.n_tokens
+            wants_logits[end - part.n_outputs : end] = 1
+            if part.tokens is not None:
+                ids[first:end] = part.tokens
+            elif not is_single:
+                self._targets[latest[part.sequence]].append(ids[first:end].reshape(()))
+            first = end
+        batch = self._lib.llama_batch(n_tokens=n_tokens, token=_pointer(ids, ctypes.c_int32))
+        batch.logits = _pointer(wants_logits, ctypes.c_int8)
+        batch.alive = [ids, wants_logits]
+        if sequences.any():  # else all are sequence 0, which is llama.cpp's default
+            counts = np.ones(n_tokens, dtype=np.int32)
+            addresses = sequences.ctypes.data + 4 * np.arange(n_tokens, dtype=np.uint64)
+            batch.n_seq_id = _pointer(counts, ctypes.c_int32)
+            batch.seq_id = ctypes.cast(addresses.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
+            batch.alive += [sequences, counts, addresses]
+        return batch
+
+    def _forward(self, batch: Any) -> None:
+        status = self._lib.llama_decode(self._pointer, batch)
+        if status:
+            raise LabError(f"llama_decode returned {status}: {native.complaint()}", "Try shorter prompts.")
+        self._lib.llama_synchronize(self._pointer)
+
+    def _chooser(self, rows: Rows, operation: Operation) -> Callable[[], None] | None:
+        if operation.keeps:
+            return functools.partial(self._choose_and_keep, rows)
+        if len(rows) == 1:
+            return functools.partial(self._choose, *rows[0])
+        return functools.partial(self._choose_all, rows) if rows else None
+
+    def _choose(self, row: int, slot: Any, targets: list[Any]) -> None:
+        """Greedy: the likeliest token, straight from llama.cpp's own buffer into its slot, and where else it goes."""
+        address = self._logits_ith(row)
+        logits = self._rows.get(address)
+        if logits is None:
+            logits = self._rows[address] = self._view(address)
+        logits.argmax(None, slot)
+        for target in targets:
+            target[()] = slot
+
+    def _choose_all(self, rows: Rows) -> None:
+        for row in rows:
+            self._choose(*row)
+
+    def _choose_and_keep(self, rows: Rows) -> None:
+        self._choose_all(rows)
+        self._kept += [self._view(self._logits_ith(row)).copy() for row, _, _ in rows]
+
+    def _view(self, address: int | None) -> Any:
+        import numpy as np
+
+        if not address:
+            raise LabError(
+                "llama.cpp gives no logits for this model.", "Only models that generate text can be measured."
+            )
+        row = (ctypes.c_float * self._n_vocab).from_address(address)
+        return np.frombuffer(memoryview(row), dtype=np.float32)
+
+    def _move(self, operation: Operation) -> tuple[Callable[[], object], Callable[[], object] | None]:
+        """What an operation executes that computes nothing, and what follows."""
+        if operation.kind == record.FORGET:
+            return functools.partial(self._forget, operation.sequence, operation.first), None
+        if operation.kind == record.COPY:
+            copy = self._lib.llama_memory_seq_cp
+            return functools.partial(copy, self._memory, operation.sequence, operation.target, -1, -1), None
+        path = operation.path
+        if operation.kind == record.SAVE:
+            after = None if path is None else functools.partial(_drop_from_cache, path)
+            return functools.partial(self._save, operation.sequence, path), after
+        return functools.partial(self._load, operation.sequence, path), None
+
+    def _forget(self, sequence: int, first: int) -> None:
+        if not self._lib.llama_memory_seq_rm(self._memory, sequence, first, -1):
+            raise LabError(NO_ROLLBACK, "Use lab measure.")
+
+    def _save(self, sequence: int, path: str | None) -> None:
+        """To a file, until it is on the disk; or to memory, which is asked for here, as a server would."""
+        if path is not None:
+            n_bytes = self._lib.llama_state_seq_save_file(self._pointer, os.fsencode(path), sequence, None, 0)
+            if n_bytes:
+                with Path(path).open("rb") as file:
+                    os.fsync(file.fileno())
+        else:
+            size = self._lib.llama_state_seq_get_size(self._pointer, sequence)
+            state = self._saved[path] = (ctypes.c_uint8 * size)()
+            n_bytes = self._lib.llama_state_seq_get_data(self._pointer, state, size, sequence)
+        if not n_bytes:
+            where = "memory" if path is None else path
+            raise LabError(f"llama.cpp could not save a state to {where}: {native.complaint()}", "Is there room?")
+        self._sizes.append(n_bytes)
+
+    def _load(self, sequence: int, path: str | None) -> None:
+        if path is not None:
+            n_tokens = ctypes.c_size_t(0)
+            n_bytes = self._lib.llama_state_seq_load_file(
+                self._pointer, os.fsencode(path), sequence, None, 0, ctypes.byref(n_tokens)
+            )
+        else:
+            state = self._saved[path]
+            n_bytes = self._lib.llama_state_seq_set_data(self._pointer, state, len(state), sequence)
+        if not n_bytes:
+            raise LabError(f"llama.cpp could not restore a state: {native.complaint()}", "Is the context long enough?")
+
+    def check_logits(self) -> None:
+        """LabError where the logits that were used last are not finite."""
+        import numpy as np
+
+        if self._slots and not np.isfinite(self._view(self._logits_ith(self._last_row))).all():
+            raise LabError("The model's last logits are not finite numbers.", "The file's weights are damaged.")
+
+    def state_bytes(self) -> tuple[int, ...] | None:
+        """Bytes of each state that was saved; None where none was."""
+        return tuple(self._sizes) or None
+
+    def logits_differ(self) -> tuple[float, ...] | None:
+        """Of logits that were kept after the first: the largest difference from those. 0: equal, bit by bit."""
+        if not self._kept:
+            return None
+        return tuple(float(abs(logits - self._kept[0]).max()) for logits in self._kept[1:])
+
+
+def _pointer(array: Any, kind: Any) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
+
+
+def _drop_from_cache(path: str) -> None:
+    """A file's bytes out of memory, so that it is read from the disk; where the system cannot, they stay."""
+    if hasattr(os, "posix_fadvise"):
+        with Path(path).open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _need_rollback(context: Context) -> None:
+    """LabError for models that keep more, or less, than the keys and values of every position."""
+    lib, model = native.llama(), context.loaded.model
+    if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model) or lib.llama_model_n_swa(model) > 0:
+        raise LabError(NO_ROLLBACK, "Use lab measure, which prefills every prompt by itself.")

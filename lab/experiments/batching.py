@@ -1,0 +1,270 @@
+"""How many at once: B sequences decoded together, one token of each in every step.
+
+A decode step reads all weights to make one token. With B sequences in the step they are read once for B tokens, so
+while reading is the limit the step takes hardly longer, and B users are served in the time of one. From some B on
+arithmetic takes over (the ridge of the roofline), and each further sequence costs its share of time. Attention is never
+shared: every sequence reads its own cache.
+
+T(B) is the mean time of a decode step; B / T(B) tokens per second in all, 1 / T(B) per user. The gain is
+B x T(1) / T(B): 1 is none, B is ideal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.core import memory, script
+from lab.core.record import COPY, DECODE, PREFILL, Batch, Record, Run, Settings
+from lab.core.script import Operation, Part
+from lab.errors import LabError
+from lab.experiments import cases
+from lab.models import catalog
+from lab.process.worker import Worker
+from lab.runner.case import Case, Text
+from lab.runner.plan import Plan, make_plan, with_cases
+from lab.runner.progress import ShowStatus
+from lab.runner.session import carry_out
+from lab.why import roofline
+from lab.why.step_prediction import StepPrediction
+
+DEFAULT_SEQUENCES = "1,2,4,8,16"
+N_OWN = 16
+"""Last tokens of a shared prompt that are each sequence's own: equal texts would all be answered with equal tokens."""
+
+MOST_SEQUENCES = 256
+"""LLAMA_MAX_SEQ of llama.cpp: with more it ends the process."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of sequences of one setup: medians over runs, and the least and largest step time of a run.
+
+    `expected_s` is the predicted T(B), None without ceilings; `kv_bytes` what the sequences hold at their end.
+    """
+
+    n_prompt: int
+    n_gen: int
+    n_seq: int
+    is_shared: bool
+    n_runs: int
+    step_s: float
+    step_min_s: float
+    step_max_s: float
+    total_tps: float
+    user_tps: float
+    gain: float | None  # None where one sequence was not measured
+    prefill_s: float
+    kv_bytes: int | None
+    expected_s: float | None
+
+
+def batch(
+    sequences: str | Sequence[int] = DEFAULT_SEQUENCES,
+    prompt_len: str | Sequence[int] = "256",
+    gen: int = 32,
+    repeat: int | None = None,
+    model: str = catalog.DEFAULT,
+    *,
+    shared_prompt: bool = False,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    **settings: Any,
+) -> list[Record]:
+    """Decode so many sequences at once, after prompts of prompt_len tokens each; a record a run, as of `measure`.
+
+        lab.batch("1,4,16", gen=32)
+
+    With `shared_prompt` the prompts are equal but for their last 16 tokens, and are prefilled once.
+    """
+
+    def make(worker: Worker) -> Plan:
+        return plan(worker, sequences, prompt_len, gen, repeat, shared_prompt=shared_prompt, model=model, **settings)
+
+    return carry_out(make, out, watch)
+
+
+def plan(
+    worker: Worker,
+    sequences: str | Sequence[int] = DEFAULT_SEQUENCES,
+    prompt_len: str | Sequence[int] = "256",
+    gen: int = 32,
+    repeat: int | None = None,
+    *,
+    shared_prompt: bool = False,
+    **asked: Any,
+) -> Plan:
+    """The plan of `batch`. LabError for numbers that cannot be."""
+    numbers = cases.numbers("--sequences", sequences, MOST_SEQUENCES)
+    if gen < 2:
+        raise LabError(f"--gen {gen} leaves nothing to decode together.", "Give 2 or more.")
+    made = make_plan(worker, prompt_len, gen, repeat, **asked)
+    if max(numbers) > made.settings.n_batch:
+        raise LabError(
+            f"{max(numbers)} sequences do not fit into a batch of {made.settings.n_batch} tokens.",
+            f"Use --batch {max(numbers)}, or fewer --sequences.",
+        )
+    wanted = [
+        Case(case.n_prompt, gen, lever=Batch(n, shared_prompt), sequences=(case.n_prompt + gen,) * n)
+        for case in made.cases
+        for n in numbers
+    ]
+    return with_cases(made, wanted, write)
+
+
+def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
+    """The script: the prompts, several in a step where they fit, then n_gen - 1 steps of a token of each sequence."""
+    assert isinstance(case.lever, Batch)
+    n_seq, n_prompt = case.lever.n_seq, case.n_prompt
+    n_common = n_prompt - N_OWN if case.lever.is_shared and n_seq > 1 and n_prompt > N_OWN else 0
+    operations: list[Operation] = []
+    if n_common:
+        operations += script.prefill(0, text(0, n_common), settings.n_ubatch, is_last=False)
+        operations += [Operation(COPY, sequence=0, target=i) for i in range(1, n_seq)]
+    prompts = [text(i, n_prompt)[n_common:] for i in range(n_seq)]
+    return [*operations, *_prefill(prompts, settings.n_ubatch), *script.decode(range(n_seq), case.n_gen - 1)]
+
+
+def _prefill(prompts: Sequence[Sequence[int]], n_ubatch: int) -> list[Operation]:
+    """Whole prompts of equal length together, as many as fit into a step; longer ones each by itself, in chunks."""
+    n_prompt = len(prompts[0])
+    if n_prompt > n_ubatch:
+        return [step for i, prompt in enumerate(prompts) for step in script.prefill(i, prompt, n_ubatch)]
+    parts = [Part(i, tuple(prompt), 1) for i, prompt in enumerate(prompts)]
+    n_together = n_ubatch // n_prompt
+    return [Operation(PREFILL, tuple(parts[first : first + n_together])) for first in range(0, len(parts), n_together)]
+
+
+def figures(run: Run) -> dict[str, float]:
+    """Of a run: prefill of all prompts in s, and the mean time of a decode step in ms (of which each user gets one)."""
+    steps = run.steps
+    ready = [ready for kind, ready in zip(steps.kind, steps.ready_ns, strict=True) if kind == PREFILL]
+    return {"prefill_s": ready[-1] / 1e9, "tpot_ms": 1e3 * step_s(run)}
+
+
+def step_s(run: Run) -> float:
+    """T(B): the mean time of the decode steps, without choosing tokens."""
+    steps = run.steps
+    times = [
+        ready - start
+        for kind, start, ready in zip(steps.kind, steps.start_ns, steps.ready_ns, strict=True)
+        if kind == DECODE
+    ]
+    return statistics.fmean(times) / 1e9
+
+
+def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
+    """One row for each number of sequences, of timed runs of one setup that went well."""
+    by_case: dict[tuple[int, int, Batch], list[Record]] = {}
+    for record in records:
+        if record.run.batch is not None:
+            by_case.setdefault((record.run.n_prompt, record.run.n_gen, record.run.batch), []).append(record)
+    alone = {
+        (n_prompt, n_gen): statistics.median(step_s(record.run) for record in alike)
+        for (n_prompt, n_gen, lever), alike in by_case.items()
+        if lever.n_seq == 1
+    }
+    made = []
+    for (n_prompt, n_gen, lever), alike in sorted(by_case.items(), key=lambda item: (*item[0][:2], item[0][2].n_seq)):
+        times = [step_s(record.run) for record in alike]
+        n, step, one = lever.n_seq, statistics.median(times), alone.get((n_prompt, n_gen))
+        first = alike[0]
+        per_position = memory.kv_bytes_per_position(first.model, first.settings.type_k, first.settings.type_v)
+        made.append(
+            Row(
+                n_prompt,
+                n_gen,
+                n,
+                lever.is_shared,
+                len(times),
+                step,
+                min(times),
+                max(times),
+                n / step,
+                1 / step,
+                None if one is None else n * one / step,
+                statistics.median(figures(record.run)["prefill_s"] for record in alike),
+                None if per_position is None else round(n * (n_prompt + n_gen) * per_position),
+                expected_s(prediction, n_prompt, n_gen, n) if prediction else None,
+            )
+        )
+    return made
+
+
+def expected_s(prediction: StepPrediction, n_prompt: int, n_gen: int, n_seq: int) -> float | None:
+    """T(B) in the middle of the answers."""
+    n_past = n_prompt + max(0, n_gen - 2) // 2
+    return prediction.seconds(1, n_past, n_seq, [(1, n_past)] * (n_seq - 1))
+
+
+def knee(measured: Sequence[Row]) -> float | None:
+    """How many sequences make a step twice as long as one does, between two that were measured; None beyond them."""
+    alike = [(row.n_seq, row.step_s) for row in measured]
+    if not alike or alike[0][0] != 1:
+        return None
+    limit = 2 * alike[0][1]
+    for (n, seconds), (n_next, seconds_next) in itertools.pairwise(alike):
+        if seconds <= limit < seconds_next:
+            share = (limit - seconds) / (seconds_next - seconds)
+            return math.exp((1 - share) * math.log(n) + share * math.log(n_next))
+    return None
+
+
+def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None:
+    """How many sequences bring a step to the ridge: by then its weights are used as often as arithmetic can follow.
+
+    The ridge of the machine (FLOPs per byte) over the FLOPs that a sequence adds per byte of weights. None where the
+    model's cost is not known.
+    """
+    one, more = (_cost(prediction, n_prompt + n_gen // 2, n) for n in (1, 2))
+    if one is None or more is None:
+        return None
+    best = roofline.roof(prediction.ceilings)
+    traffic_s, arithmetic_s = one.n_bytes / best.gbps, (more.flops - one.flops) / best.gflops
+    more_traffic_s = (more.n_bytes - one.n_bytes) / best.gbps
+    return traffic_s / (arithmetic_s - more_traffic_s) if arithmetic_s > more_traffic_s else None
+
+
+def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> list[str]:
+    """What rows of one setup and prompt length show, in words."""
+    if not measured:
+        return []
+    words, most, best = [], measured[-1], max(measured, key=lambda row: row.total_tps)
+    if most.gain is not None and most.n_seq > 1:
+        share = most.user_tps / measured[0].user_tps
+        words.append(
+            f"{most.n_seq} sequences at once: {most.gain:.2g} times the tokens of one in all, and each user gets "
+            f"{share:.0%} of the rate of a single one."
+        )
+        worse = [row for row in measured[1:] if row.gain is not None and row.gain < 1]
+        if worse:
+            numbers = ", ".join(str(row.n_seq) for row in worse)
+            words.append(
+                f"With {numbers} the total is below that of one: a single token in a step has a kernel of its own."
+            )
+        if best.n_seq not in (1, most.n_seq):
+            words.append(f"The most in all come from {best.n_seq} at once.")
+    doubled = knee(measured)
+    at_ridge = ridge(prediction, measured[0].n_prompt, measured[0].n_gen) if prediction else None
+    if doubled is not None:
+        words.append(f"A step takes twice as long as with one from about {doubled:.2g} sequences on.")
+    elif len(measured) > 1 and measured[0].n_seq == 1:
+        words.append(f"Up to {most.n_seq} sequences a step never takes twice as long as with one.")
+    if at_ridge is not None:
+        words.append(f"By the machine's ridge, arithmetic takes as long as reading at about {at_ridge:.2g} sequences.")
+    errors = [abs(row.expected_s / row.step_s - 1) for row in measured if row.expected_s is not None]
+    if errors:
+        words.append(f"Predictions are off by {statistics.median(errors):.0%}, the median; at most {max(errors):.0%}.")
+    return words
+
+
+def _cost(prediction: StepPrediction, n_past: int, n_seq: int) -> Any:
+    from lab.core import cost
+
+    settings = prediction.settings
+    return cost.step(prediction.model, 1, n_past, n_seq, settings.type_k, settings.type_v, [(1, n_past)] * (n_seq - 1))

@@ -1,0 +1,73 @@
+"""A case: one thing that is measured again and again, and how it becomes a script.
+
+A plain case is a prompt of so many tokens and so many generated ones. An experiment (lab/experiments) has cases with a
+lever, and writes their scripts itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lab.core import script
+from lab.core.memory import padded
+from lab.core.record import Batch, Lever, Prefix, Settings, Stall
+from lab.core.script import Operation
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a run does, whatever its prompts say: runs of one case are repeats of each other.
+
+    `sequences`: how many tokens each sequence will have at its end; empty where there is one, of n_prompt + n_gen.
+    """
+
+    n_prompt: int
+    n_gen: int
+    every: int | None = None  # a sweep
+    lever: Lever | None = None
+    sequences: tuple[int, ...] = ()
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens that a measured run generates: n_gen, in a sweep as often as it stops to decode."""
+        return self.n_gen * (1 if self.every is None else -(-self.n_prompt // self.every))
+
+    @property
+    def name(self) -> str:
+        """In progress lines and in errors."""
+        match self.lever:
+            case Batch(n_seq=n):
+                return f"{n:,} sequence{'s' * (n > 1)} of {self.n_prompt:,} prompt tokens"
+            case Prefix(n_prefix=n):
+                return f"a prefix of {n:,} tokens"
+            case Stall(chunk=chunk, n_streams=n):
+                what = "all at once" if chunk is None else f"in chunks of {chunk:,}"
+                return f"{self.n_prompt:,} prompt tokens {what} beside {n:,} stream{'s' * (n > 1)}"
+        return f"{self.n_prompt:,} prompt tokens"
+
+
+Text = Callable[[int, int], list[int]]
+"""Gives sequence i a prompt of n tokens."""
+
+
+def measured_run(case: Case, text: Text, settings: Settings) -> list[Operation]:
+    """The script of a case without a lever."""
+    prompt = text(0, case.n_prompt)
+    if case.every is None:
+        return script.run(prompt, case.n_gen, settings.n_ubatch)
+    return script.sweep(prompt, case.n_gen, settings.n_ubatch, case.every)
+
+
+def with_room(settings: Settings, cases: Sequence[Case]) -> Settings:
+    """The settings of a context in which each of these cases can run, one after the other.
+
+    Sequences share one cache (`kv_unified`), or have one each, all of the same size.
+    """
+    lengths = [case.sequences or (case.n_prompt + case.n_gen,) for case in cases]
+    n_seq = max(map(len, lengths))
+    n_ctx = max(map(sum, lengths))
+    if n_seq > 1 and not settings.kv_unified:
+        n_ctx = n_seq * padded(max(map(max, lengths)))
+    return dataclasses.replace(settings, n_ctx=n_ctx, n_seq_max=n_seq)

@@ -1,0 +1,88 @@
+"""What any step would take on this machine: a step of several sequences, of a chunk of a prompt, or of both at once.
+
+The law is that of `lab predict`: kernels at their ceilings times a factor, plus what every layer costs. Runs teach the
+factors of decode (one token in a step) and of prefill (a full ubatch); a step in between takes a factor in between, on
+a logarithmic scale of its tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lab.core import cost
+from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
+from lab.errors import LabError
+from lab.why import learning, probing, roofline
+from lab.why.learning import Fit
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """Predicts steps of one model under some settings, on the machine of the ceilings."""
+
+    model: Model
+    settings: Settings
+    ceilings: Ceilings
+    fit: Fit
+    n_runs: int  # that the fit was learned from
+
+    def seconds(self, n_tokens: int, n_past: int, n_outputs: int, others: Sequence[cost.Span] = ()) -> float | None:
+        """One step, as `cost.step` describes it; None where its cost is not known, or a kernel was not probed."""
+        try:
+            kernels = roofline.step_kernels(
+                self.model, self.settings, self.ceilings, n_tokens, n_past, n_outputs, others
+            )
+        except LabError:
+            return None
+        if kernels is None:
+            return None
+        n_all = n_tokens + sum(n for n, _ in others)
+        share = min(1.0, math.log(n_all) / math.log(max(2, self.settings.n_ubatch)))
+        factor = self._between(share, self.fit.decode_factor, self.fit.prefill_factor)
+        own = self._between(share, self._own(DECODE), self._own(PREFILL))
+        layers, width = self.model.n_layer or 0, (self.model.n_embd or 0) + (self.model.n_ff or 0)
+        rest = layers * (self.fit.per_layer_step_s + self.fit.per_layer_value_s * n_all * width)
+        return max(kernels.total_s, own * (factor * kernels.total_s + rest))
+
+    def prefill(self, n_tokens: int, n_past: int = 0, n_outputs: int = 1) -> float | None:
+        """A prompt of so many tokens after n_past, in steps of up to n_ubatch."""
+        total, n_ubatch = 0.0, self.settings.n_ubatch
+        for first in range(0, n_tokens, n_ubatch):
+            n = min(n_ubatch, n_tokens - first)
+            seconds = self.seconds(n, n_past + first, n_outputs if first + n == n_tokens else 0)
+            if seconds is None:
+                return None
+            total += seconds
+        return total
+
+    @property
+    def basis(self) -> str:
+        """What it rests on, in words."""
+        learned = f"{self.n_runs} runs of this machine" if self.n_runs else "no runs of this machine (lab measure)"
+        return f"Predicted from the ceilings of {self.ceilings.measured_at[:10]} and {learned}."
+
+    def _own(self, phase: str) -> float:
+        return self.fit.own.get(learning.case_of(phase, 1.0, self.model, self.settings).setup, 1.0)
+
+    @staticmethod
+    def _between(share: float, one: float, many: float) -> float:
+        return math.exp((1 - share) * math.log(one) + share * math.log(many))
+
+
+def prediction_for(record: Record, known: Sequence[Ceilings], runs: Sequence[Record]) -> StepPrediction | None:
+    """For the setup of a record, from ceilings and runs of its machine; None where no ceilings are known.
+
+    Only plain runs teach (no experiment), and not those of the record's own session.
+    """
+    on_gpu = record.settings.n_gpu_layers > 0
+    ceilings = probing.known(known, record.machine, on_gpu)
+    if ceilings is None:
+        return None
+    others = [other for other in runs if other.session != record.session]
+    try:
+        learned = learning.learn(others, ceilings, learning.offload_of(record.model, record.settings))
+    except LabError:
+        return StepPrediction(record.model, record.settings, ceilings, learning.fit([]), 0)
+    return StepPrediction(record.model, record.settings, ceilings, learned.fit, learned.n_runs)
