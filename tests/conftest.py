@@ -235,9 +235,9 @@ def start_lab(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     )
 
 
-def run_lab(*arguments: object) -> tuple[int, str, str]:
+def run_lab(*arguments: object, timeout_s: float = 120) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of the real command."""
     process = start_lab(*arguments)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=timeout_s)
     assert "Traceback" not in err, err
     return process.returncode, out, err

@@ -18,6 +18,7 @@ from lab.core.noise import Noise, NoiseReading, NoiseSamples
 from lab.core.record import CRASHED, FAILED, OK, Record, Settings, Totals
 from lab.errors import LabError
 from lab.runner import side_by_side
+from lab.runner.case import Case
 from lab.runner.plan import Plan, make_plan
 from lab.runner.session import execute as execute_session
 from lab.show import console, text_compare
@@ -121,7 +122,7 @@ def test_nothing_is_claimed_of_a_session_that_was_disturbed_most_of_the_time() -
     records = session(BASE[:3]) + [make_record(run, machine=OTHER) for run in loud]
     row = only_tpot(records)
     assert row.verdict == DISTURBED and row.ratio is None
-    assert row.words.startswith("not sure, since half of the runs were disturbed or more: about 9.1 times as slow")
+    assert row.words.startswith("not sure, since half of the runs were disturbed or more: about 9 times as slow")
 
 
 def test_two_real_machines_of_default_sessions_are_told_apart() -> None:
@@ -352,7 +353,7 @@ def test_a_trial_needs_two_variants_and_room_for_all(plans: Any, monkeypatch: py
     with pytest.raises(LabError, match="two variants"):
         side_by_side.check(plans(1))
     side_by_side.check(plans(1, 2))
-    one = next(iter(plans(1).values())).memory(20).total_bytes
+    one = next(iter(plans(1).values())).memory(Case(20, 5)).total_bytes
     monkeypatch.setattr("lab.runner.limits.memory_available", lambda: round(1.5 * one))
     with pytest.raises(LabError, match="together need about"):
         side_by_side.check(plans(1, 2))

@@ -164,7 +164,7 @@ def test_dry_run_measures_nothing(tmp_path: Path) -> None:
     assert status == 0 and "1,000" in out and "KV cache" in out
     assert not (tmp_path / "none").exists()
     document = json.loads(run_lab("measure", "-p", "10", "--dry-run", "--json")[1])
-    assert document["lengths"][0]["memory"]["kv_cache_bytes"] == 256 * 23_040  # llama.cpp pads to 256
+    assert document["cases"][0]["memory"]["kv_cache_bytes"] == 256 * 23_040  # llama.cpp pads to 256
 
 
 def test_machine_and_models(embedded: Path) -> None:

@@ -78,15 +78,18 @@ class _Preparation:
         logits_ith = native.ggml("llama").llama_get_logits_ith  # a function object of its own: an address, as a number
         logits_ith.restype, logits_ith.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int32]
         self._logits_ith = functools.partial(logits_ith, context.pointer)
+        most = max((sum(part.n_outputs for part in operation.parts) for operation in script), default=0)
+        is_fixed = most <= context.settings.n_seq_max  # with more, llama.cpp makes a larger buffer
+        self._first_row = self._view(self._logits_address()) if is_fixed and n_chosen else None
 
     def moves(self) -> list[Move]:
         """What the loop executes."""
-        moves: list[Move] = []
+        prepared: list[tuple[Callable[[], object], Callable[[], object] | Rows | None, bool, int]] = []
         latest: dict[int, int] = {}  # of each sequence: the index of the token that was chosen last
         n_prefilled = n_chosen = 0
         for operation in self._script:
             if operation.kind in MOVES:
-                moves.append((*self._move(operation), n_prefilled))
+                prepared.append((*self._move(operation), False, n_prefilled))
                 continue
             n_prefilled += sum(len(part.tokens) for part in operation.parts if part.tokens is not None)
             for _ in range(operation.times):
@@ -100,8 +103,11 @@ class _Preparation:
                         latest[part.sequence] = n_chosen
                         n_chosen += 1
                         self._last_row = row
-                moves.append((functools.partial(self._forward, batch), self._chooser(rows, operation), n_prefilled))
-        return moves
+                prepared.append((functools.partial(self._forward, batch), rows, operation.keeps, n_prefilled))
+        return [
+            (execute, self._chooser(rows, keeps) if isinstance(rows, list) else rows, n_prefilled)
+            for execute, rows, keeps, n_prefilled in prepared
+        ]
 
     def _batch(self, parts: Sequence[Part], latest: dict[int, int]) -> Any:
         """A llama_batch of the parts; positions are llama.cpp's own count."""
@@ -138,16 +144,17 @@ class _Preparation:
             raise LabError(f"llama_decode returned {status}: {native.complaint()}", "Try shorter prompts.")
         self._lib.llama_synchronize(self._pointer)
 
-    def _chooser(self, rows: Rows, operation: Operation) -> Callable[[], None] | None:
-        if operation.keeps:
+    def _chooser(self, rows: Rows, keeps: bool) -> Callable[[], object] | None:
+        """What chooses the tokens of a step; all steps are prepared, so it is known where else a token goes."""
+        if keeps:
             return functools.partial(self._choose_and_keep, rows)
-        if len(rows) == 1:
-            return functools.partial(self._choose, *rows[0])
+        if len(rows) == 1 and not rows[0][2] and self._first_row is not None:
+            return functools.partial(self._first_row.argmax, None, rows[0][1])
         return functools.partial(self._choose_all, rows) if rows else None
 
     def _choose(self, row: int, slot: Any, targets: list[Any]) -> None:
         """Greedy: the likeliest token, straight from llama.cpp's own buffer into its slot, and where else it goes."""
-        address = self._logits_ith(row)
+        address = self._logits_ith(row)  # rows of several sequences may have changed places
         logits = self._rows.get(address)
         if logits is None:
             logits = self._rows[address] = self._view(address)
@@ -208,9 +215,9 @@ class _Preparation:
 
     def _load(self, sequence: int, path: str | None) -> None:
         if path is not None:
-            n_tokens = ctypes.c_size_t(0)
+            no_tokens, n_tokens = (ctypes.c_int32 * 1)(), ctypes.c_size_t(0)  # without a buffer nothing is restored
             n_bytes = self._lib.llama_state_seq_load_file(
-                self._pointer, os.fsencode(path), sequence, None, 0, ctypes.byref(n_tokens)
+                self._pointer, os.fsencode(path), sequence, no_tokens, 1, ctypes.byref(n_tokens)
             )
         else:
             state = self._saved[path]
@@ -218,10 +225,19 @@ class _Preparation:
         if not n_bytes:
             raise LabError(f"llama.cpp could not restore a state: {native.complaint()}", "Is the context long enough?")
 
+    def _logits_address(self) -> int:
+        """Where the first row of the logits lies."""
+        return ctypes.cast(self._lib.llama_get_logits(self._pointer), ctypes.c_void_p).value or 0
+
     def check_logits(self) -> None:
-        """LabError where the logits that were used last are not finite."""
+        """LabError where the logits are not where they were, or those that were used last are not finite."""
         import numpy as np
 
+        if self._first_row is not None and self._first_row.ctypes.data != self._logits_address():
+            raise LabError(
+                "llama.cpp moved its logits during the run.",
+                "Only models that write token after token can be measured.",
+            )
         if self._slots and not np.isfinite(self._view(self._logits_ith(self._last_row))).all():
             raise LabError("The model's last logits are not finite numbers.", "The file's weights are damaged.")
 
