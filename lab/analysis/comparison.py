@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import table, verdicts
-from lab.analysis.spread import FIGURES, Spread, known_spreads, spread_of
+from lab.analysis.sides import FIGURE_NAMES, Key, Side, Values, is_second_choice, sides_of, without
+from lab.analysis.spread import Spread, known_spreads
 from lab.core import stats
 from lab.core.record import OK, Record
 from lab.core.stats import Ratio
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 AT_LEAST = 0.01
 """Differences below this are not claimed, however sure: memory layout and the like move a process that much."""
-
-FIGURE_NAMES = {"prefill_s": "prefill", "tpot_ms": "TPOT", "decode_ms": "decode compute"}
 
 FEWEST_RUNS = 3
 """Runs of a session from which on its ratio to another gets an interval."""
@@ -55,7 +54,7 @@ class Row:
 
     n_prompt: int
     n_gen: int | None  # None for prefill, which does not depend on it
-    figure: str  # prefill_s, tpot_ms, decode_ms
+    figure: str  # of FIGURE_NAMES
     base: float  # medians
     other: float
     n_base: int
@@ -65,6 +64,7 @@ class Row:
     ratio: Ratio | None
     verdict: str
     words: str
+    lever: str | None = None  # of an experiment: which
 
 
 @dataclass(frozen=True)
@@ -153,61 +153,19 @@ def compare_groups(
     confidence: float = stats.CONFIDENCE,
 ) -> list[Comparison]:
     """Each group against the first. All intervals together hold with `confidence`; `known` are `known_spreads`."""
-    sides = [_sides(group.rows, dict(known or {})) for group in setups]
+    sides = [sides_of(group.rows, dict(known or {})) for group in setups]
     shared = [[key for key in sides[0] if key in other] for other in sides[1:]]
-    shared = [[key for key in keys if not _is_second_choice(key, keys)] for keys in shared]
+    shared = [[key for key in keys if not is_second_choice(key, keys)] for keys in shared]
     n_rows = sum(map(len, shared))
     of_one_row = 1 - (1 - confidence) / max(1, n_rows)
     comparisons = []
     for other, other_sides, keys in zip(setups[1:], sides[1:], shared, strict=True):
         rows = tuple(_row(key, sides[0][key], other_sides[key], of_one_row, at_least) for key in keys)
-        only_base, only_other = _without(sides[0], keys), _without(other_sides, keys)
+        only_base, only_other = without(sides[0], keys), without(other_sides, keys)
         unpaired = [key for key, row in zip(keys, rows, strict=True) if not row.paired]
         spreads = _spread_words([sides[0], other_sides], unpaired)
         comparisons.append(Comparison(setups[0].label, other.label, rows, only_base, only_other, spreads))
     return comparisons
-
-
-Key = tuple[str, int, int | None]  # figure, n_prompt, n_gen
-Values = dict[tuple[str, Any], list[float]]  # by (session, block); block is None outside of `lab ab`
-
-
-@dataclass(frozen=True)
-class Side:
-    """The values of a figure of one group, and how much its machine's sessions differ."""
-
-    values: Values
-    spread: Spread
-    is_doubtful: bool  # half of its runs or more were disturbed
-
-
-def _sides(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread]) -> dict[Key, Side]:
-    """Every figure that a group has: at which length, and the values of its runs."""
-    values_of: dict[Key, Values] = {}
-    for row in rows.to_dict("records"):
-        unit = row["session"], row["block"] if row["block"] == row["block"] else None
-        for figure in FIGURES:
-            if row[figure] > 0:  # neither NaN nor a time that a damaged file made up
-                key = figure, row["n_prompt"], None if figure == "prefill_s" else row["n_gen"]
-                values_of.setdefault(key, {}).setdefault(unit, []).append(row[figure])
-    in_order = sorted(values_of.items(), key=lambda item: (item[0][1], item[0][2] or 0, item[0][0] != "prefill_s"))
-    spreads = {figure: spread_of(rows, figure, known) for figure in FIGURES}
-    is_doubtful = 2 * rows.disturbed.sum() >= len(rows)
-    return {key: Side(values, spreads[key[0]], is_doubtful) for key, values in in_order}
-
-
-def _is_second_choice(key: Key, keys: Sequence[Key]) -> bool:
-    """Decode compute stands in for TPOT only where one side has no TPOT (imported results)."""
-    return key[0] == "decode_ms" and ("tpot_ms", *key[1:]) in keys
-
-
-def _without(figures: Mapping[Key, Side], compared: Sequence[Key]) -> tuple[str, ...]:
-    """The names of the figures that were not compared; of two about the same decoding, one."""
-    done = {(key[0] == "prefill_s", *key[1:]) for key in compared}
-    names: dict[tuple[bool, int, int | None], str] = {}
-    for key in figures:
-        names.setdefault((key[0] == "prefill_s", *key[1:]), _name(key))
-    return tuple(name for what, name in names.items() if what not in done)
 
 
 def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) -> Row:
@@ -246,6 +204,7 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
         n_prompt=key[1],
         n_gen=key[2],
         figure=key[0],
+        lever=key[3],
         base=statistics.median(pairs[0]),
         other=statistics.median(pairs[1]),
         n_base=len(pairs[0]),
@@ -279,7 +238,3 @@ def _mean_centre(sessions: Sequence[Sequence[float]]) -> float:
 def _centre(values: Sequence[float]) -> float:
     """The geometric mean: of a block's runs in ABBA order it takes out a steady drift."""
     return math.exp(statistics.fmean(map(math.log, values)))
-
-
-def _name(key: Key) -> str:
-    return f"{FIGURE_NAMES[key[0]]} at {key[1]:,}" + (f" with {key[2]:,} generated" if key[2] else "")

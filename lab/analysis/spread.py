@@ -63,7 +63,7 @@ def known_spreads(records: Sequence[Record]) -> dict[tuple[Any, str], Spread]:
     rows = table.runs([record for record in records if record.run.status == OK and not record.run.warmup])
     if rows.empty:
         return {}
-    rows = rows[rows.block.isna()]
+    rows = rows[rows.block.isna() & rows.lever.isna()]
     rows = rows[2 * rows.groupby("session").disturbed.transform("sum") < rows.groupby("session").run.transform("size")]
     squares: dict[tuple[Any, str], float] = {}
     n_terms: dict[tuple[Any, str], int] = {}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import disturbances
-from lab.core import phases, stats
+from lab.core import lever_figures, phases, stats
 from lab.core.record import DECODE, OK, Record, Run
 from lab.runner import machine
 
@@ -58,7 +58,8 @@ def runs(records: Sequence[Record]) -> pd.DataFrame:
 
         lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
 
-    A sweep has one row per length; `run` is the number of the record.
+    A sweep has one row per length; `run` is the number of the record. An experiment has its words in `lever`, and
+    figures of its own (core/lever_figures.py).
     """
     import pandas as pd
 
@@ -79,7 +80,7 @@ def steps(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per setup and length over the timed runs that went well.
+    """One row per setup and length over the timed runs that went well and are no experiment.
 
         lab.summary(lab.runs(records))
 
@@ -91,7 +92,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return table
     keys = [*SETUP, "n_prompt", "n_gen"]
-    groups = table[(table.status == OK) & ~table.warmup].groupby(keys, dropna=False, sort=False)
+    groups = table[(table.status == OK) & ~table.warmup & table.lever.isna()].groupby(keys, dropna=False, sort=False)
     rows = []
     for key, group in groups:
         row = dict(zip(keys, key, strict=True)) | {"repeats": len(group), "disturbed": int(group.disturbed.sum())}
@@ -190,7 +191,9 @@ def _offload_devices(record: Record) -> str | None:
 
 def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
     prefill, ttft, tpot, e2e = phases.prefill_ns(run), phases.ttft_ns(run), phases.tpot_ns(run), phases.e2e_ns(run)
-    return {
+    if run.lever is not None:  # an experiment has phases of its own
+        prefill = ttft = tpot = None
+    row = {
         "run": index,
         "session": record.session,
         **_setup(record),
@@ -211,10 +214,12 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
         "ttft_s": _or_nan(ttft, 1e-9),
         "tpot_ms": _or_nan(tpot, 1e-6),
         "decode_tps": 1e9 / tpot if tpot else float("nan"),
-        "decode_ms": _or_nan(phases.decode_compute_mean_ns(run), 1e-6),
+        "decode_ms": _or_nan(phases.decode_compute_mean_ns(run) if run.lever is None else None, 1e-6),
         "e2e_s": _or_nan(e2e, 1e-9),
         "prefill_share": prefill / e2e if prefill and e2e else float("nan"),
+        "lever": None if run.lever is None else run.lever.words,
     }
+    return row | lever_figures.figures(run)
 
 
 def _or_nan(value: float | None, factor: float) -> float:

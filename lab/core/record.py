@@ -159,6 +159,10 @@ class Batch:
     n_seq: int
     is_shared: bool  # the prompts are the same but for their last tokens, and were prefilled once
 
+    @property
+    def words(self) -> str:
+        return f"{self.n_seq} sequence{'s' * (self.n_seq > 1)}{', shared prompt' if self.is_shared else ''}"
+
 
 @dataclass(frozen=True)
 class Prefix:
@@ -166,6 +170,10 @@ class Prefix:
 
     n_prefix: int
     n_suffix: int
+
+    @property
+    def words(self) -> str:
+        return f"prefix of {self.n_prefix:,}"
 
 
 @dataclass(frozen=True)
@@ -176,6 +184,11 @@ class Stall:
     chunk: int | None  # None: all at once, while the others waited
     n_context: int  # tokens of each of the others before it began
     n_before: int  # steps of the others alone, before the prompt came
+
+    @property
+    def words(self) -> str:
+        how = "all at once" if self.chunk is None else f"in chunks of {self.chunk:,}"
+        return f"{how} beside {self.n_streams} stream{'s' * (self.n_streams > 1)}"
 
 
 Lever = Batch | Prefix | Stall

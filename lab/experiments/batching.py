@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import memory, script
-from lab.core.record import COPY, DECODE, PREFILL, Batch, Record, Run, Settings
+from lab.core import lever_figures, memory, script
+from lab.core.record import COPY, PREFILL, Batch, Record, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.experiments import cases
@@ -140,24 +140,6 @@ def _prefill(prompts: Sequence[Sequence[int]], n_ubatch: int) -> list[Operation]
     return [Operation(PREFILL, tuple(parts[first : first + n_together])) for first in range(0, len(parts), n_together)]
 
 
-def figures(run: Run) -> dict[str, float]:
-    """Of a run: prefill of all prompts in s, and the mean time of a decode step in ms (of which each user gets one)."""
-    steps = run.steps
-    ready = [ready for kind, ready in zip(steps.kind, steps.ready_ns, strict=True) if kind == PREFILL]
-    return {"prefill_s": ready[-1] / 1e9, "tpot_ms": 1e3 * step_s(run)}
-
-
-def step_s(run: Run) -> float:
-    """T(B): the mean time of the decode steps, without choosing tokens."""
-    steps = run.steps
-    times = [
-        ready - start
-        for kind, start, ready in zip(steps.kind, steps.start_ns, steps.ready_ns, strict=True)
-        if kind == DECODE
-    ]
-    return statistics.fmean(times) / 1e9
-
-
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
     """One row for each number of sequences, of timed runs of one setup that went well."""
     by_case: dict[tuple[int, int, Batch], list[Record]] = {}
@@ -165,13 +147,13 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         if record.run.batch is not None:
             by_case.setdefault((record.run.n_prompt, record.run.n_gen, record.run.batch), []).append(record)
     alone = {
-        (n_prompt, n_gen): statistics.median(step_s(record.run) for record in alike)
+        (n_prompt, n_gen): statistics.median(lever_figures.step_s(record.run) for record in alike)
         for (n_prompt, n_gen, lever), alike in by_case.items()
         if lever.n_seq == 1
     }
     made = []
     for (n_prompt, n_gen, lever), alike in sorted(by_case.items(), key=lambda item: (*item[0][:2], item[0][2].n_seq)):
-        times = [step_s(record.run) for record in alike]
+        times = [lever_figures.step_s(record.run) for record in alike]
         n, step, one = lever.n_seq, statistics.median(times), alone.get((n_prompt, n_gen))
         first = alike[0]
         per_position = memory.kv_bytes_per_position(first.model, first.settings.type_k, first.settings.type_v)
@@ -188,7 +170,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
                 n / step,
                 1 / step,
                 None if one is None else n * one / step,
-                statistics.median(figures(record.run)["prefill_s"] for record in alike),
+                statistics.median(lever_figures.batch(record.run)["prefill_s"] for record in alike),
                 None if per_position is None else round(n * (n_prompt + n_gen) * per_position),
                 expected_s(prediction, n_prompt, n_gen, n) if prediction else None,
             )

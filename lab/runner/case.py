@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lab.core import script
 from lab.core.memory import padded
-from lab.core.record import Batch, Lever, Prefix, Settings, Stall
+from lab.core.record import Lever, Settings
 from lab.core.script import Operation
 
 
@@ -37,15 +37,7 @@ class Case:
     @property
     def name(self) -> str:
         """In progress lines and in errors."""
-        match self.lever:
-            case Batch(n_seq=n):
-                return f"{n:,} sequence{'s' * (n > 1)} of {self.n_prompt:,} prompt tokens"
-            case Prefix(n_prefix=n):
-                return f"a prefix of {n:,} tokens"
-            case Stall(chunk=chunk, n_streams=n):
-                what = "all at once" if chunk is None else f"in chunks of {chunk:,}"
-                return f"{self.n_prompt:,} prompt tokens {what} beside {n:,} stream{'s' * (n > 1)}"
-        return f"{self.n_prompt:,} prompt tokens"
+        return f"{self.n_prompt:,} prompt tokens" + (f", {self.lever.words}" if self.lever else "")
 
 
 Text = Callable[[int, int], list[int]]

@@ -10,13 +10,12 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.analysis import comparison, verdicts, wording
-from lab.analysis.comparison import FIGURE_NAMES, Comparison, Group
+from lab.analysis.comparison import Comparison, Group
+from lab.analysis.sides import FIGURE_NAMES
 from lab.show.console import grid_of
 
 COMPARED = ("prompt\ntokens", "figure", "base", "other", "n", "time\nratio", "interval", "verdict")
 """Headings of a comparison's table."""
-
-UNITS = {"prefill_s": "s", "tpot_ms": "ms", "decode_ms": "ms"}
 
 
 def print_comparisons(
@@ -92,7 +91,7 @@ def _range(ratios: Sequence[float]) -> str:
 
 
 def _what(row: comparison.Row) -> str:
-    name = FIGURE_NAMES[row.figure]
+    name = f"{row.lever}: {FIGURE_NAMES[row.figure]}" if row.lever else FIGURE_NAMES[row.figure]
     if row.n_gen is None:
         return f"{name} of {row.n_prompt:,} tokens"
     return f"{name} after {row.n_prompt:,} prompt tokens ({row.n_gen:,} generated)"
@@ -127,8 +126,8 @@ def left_out(compared: Comparison) -> list[str]:
 def comparison_cells(row: comparison.Row) -> list[str]:
     """The cells of a row, under the headings `COMPARED`."""
     return [
-        f"{row.n_prompt:,}",
-        f"{FIGURE_NAMES[row.figure]}, {UNITS[row.figure]}",
+        f"{row.n_prompt:,}" + (f"\n{row.lever}" if row.lever else ""),
+        f"{FIGURE_NAMES[row.figure]}, {row.figure.rpartition('_')[2]}",
         wording.digits(row.base),
         wording.digits(row.other),
         str(row.n_base) if row.n_base == row.n_other else f"{row.n_base}, {row.n_other}",
