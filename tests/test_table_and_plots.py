@@ -161,7 +161,7 @@ def test_plots_show_every_point_with_title_units_and_legend(tmp_path: Path) -> N
         assert "token" in ax.get_xlabel()
         assert ax.get_ylabel().endswith("s)")
         assert ax.get_legend() is not None
-    files = plot_runs.save(session() + session(session="other"), tmp_path, "x")
+    files = draw(session() + session(session="other"), tmp_path, "x")
     assert [f.name for f in files] == ["x-prefill.png", "x-prefill.svg", "x-decode.png", "x-decode.svg"]
     assert all(f.stat().st_size > 5000 for f in files)
 

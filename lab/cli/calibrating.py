@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.measuring import collect
 from lab.cli.options import SEED, SETTINGS, with_options
+from lab.cli.running import collect
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any
     calibration inside of --out. lab compare takes from them how large a difference between two sessions must be to be
     claimed; without them it assumes a figure for the kind of machine. Spread over hours they see more.
     """
-    from lab.analysis.comparison import FIGURE_NAMES
+    from lab.analysis.sides import FIGURE_NAMES
     from lab.analysis.spread import known_spreads
     from lab.process.worker import Worker
     from lab.runner import calibration

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from lab.core.record import Ceilings, Record
     from lab.core.results import Contents
+    from lab.show.levers import Section
 
 
 MOST_NEARBY = 50_000_000
@@ -76,11 +77,29 @@ def any_good(records: Sequence[Record]) -> bool:
     return any(record.run.status == OK and not record.run.warmup for record in records)
 
 
-def draw(records: list[Record], folder: Path, stem: str) -> list[Path]:
-    """Draws the plots that there is data for, and returns their paths."""
-    from lab.show.plot_runs import save
+def draw(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
+    """Draws the plots that there is data for, and returns their paths: `<stem>-prefill.png` and so on."""
+    from lab.show import canvas, levers, plot_runs
 
-    return save(records, folder, stem) if any_good(records) else []
+    if not any_good(records):
+        return []
+    shown = experiments(records, folder, (str(folder / stem),))
+    drawings = {**plot_runs.drawings(records), **levers.drawings(shown)}
+    return [
+        path
+        for name, drawing in drawings.items()
+        for path in canvas.write(drawing, folder, f"{stem}-{name}", (8 if name in ("prefill", "decode") else 11, 5))
+    ]
+
+
+def experiments(records: Sequence[Record], folder: Path, results: tuple[str, ...]) -> list[Section]:
+    """What experiments among the records showed, predicted from the ceilings and sessions that lie beside them."""
+    from lab.show import levers
+    from lab.why import probing
+
+    if not any(record.run.lever for record in records):
+        return []
+    return levers.sections(records, probing.kept(folder, note), other_sessions(results, records))
 
 
 def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
@@ -92,14 +111,14 @@ def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
     return [*reading.ceilings, *probing.kept(Path(folder), note)]
 
 
-def as_json_rows(records: list[Record]) -> dict[str, Any]:
-    """The summary's rows, what disturbed the runs, and what failed."""
+def as_json_rows(records: Sequence[Record], shown: Sequence[Section] = ()) -> dict[str, Any]:
+    """The rows of the summary and of experiments, what disturbed the runs, and what failed."""
     from lab.analysis import table
-    from lab.show import text_results
+    from lab.show import levers, text_results
 
     rows = table.summary(table.runs(records))
     return {
-        "rows": rows.to_dict("records"),
+        "rows": [*rows.to_dict("records"), *levers.as_rows(shown)],
         "warnings": text_results.warnings(records),
         "failures": text_results.failures(records),
     }

@@ -11,11 +11,23 @@ import click
 
 from lab.cli.calibrating import calibrate
 from lab.cli.comparing import compare, export, import_
+from lab.cli.experimenting import batch
 from lab.cli.explaining import ceilings, explain, predict
-from lab.cli.files import RESULTS, as_json_rows, ceilings_of, other_sessions, plot_folder, read
-from lab.cli.measuring import EXIT_FAILED, EXIT_INTERRUPTED, ab, measure, sweep
+from lab.cli.files import (
+    RESULTS,
+    any_good,
+    as_json_rows,
+    ceilings_of,
+    draw,
+    experiments,
+    other_sessions,
+    plot_folder,
+    read,
+)
+from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.options import Share
+from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
 from lab.errors import LabError
 
 
@@ -53,13 +65,15 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables.")
 def show(results: tuple[str, ...], as_json: bool) -> None:
     """Print the tables of results files (or folders of them) again."""
-    from lab.show import console, text_results
+    from lab.show import console, levers, text_results
 
     records = list(read(results).records)
+    shown = experiments(records, plot_folder(results, None), results)
     if as_json:
-        console.print_json(as_json_rows(records))
+        console.print_json(as_json_rows(records, shown))
     else:
         text_results.print_results(records, console.console())
+        levers.print_sections(shown, console.console())
 
 
 @lab.command()
@@ -69,10 +83,10 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
     """Draw the plots of results files (or folders of them) again, all in one picture."""
     records = list(read(results).records)
     first = Path(results[0])
-    from lab.show.plot_runs import save
-
+    if not any_good(records):
+        raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
-    for path in save(records, plot_folder(results, out), stem):
+    for path in draw(records, plot_folder(results, out), stem):
         click.echo(path)
 
 
@@ -129,5 +143,5 @@ def machine(as_json: bool) -> None:
     click.echo(f"flags    {here.system_info}")
 
 
-for command in (measure, sweep, ab, compare, calibrate, ceilings, explain, predict, export, import_, models):
+for command in (measure, sweep, batch, ab, compare, calibrate, ceilings, explain, predict, export, import_, models):
     lab.add_command(command)

@@ -70,6 +70,13 @@ SETTINGS = [
         metavar="TYPE",
         help="Type of the V cache, likewise.",
     ),
+    click.option(
+        "--kv-unified",
+        type=click.Choice(["on", "off"]),
+        default="off",
+        show_default=True,
+        help="One KV cache for all sequences, instead of one each.",
+    ),
 ]
 """The model and the settings of a measurement."""
 

@@ -79,13 +79,17 @@ def kv_cache_bytes(model: Model, settings: Settings) -> int | None:
     layers, per_head = shape.heads(model), bytes_per_head(model, settings.type_k, settings.type_v)
     if layers is None or per_head is None:
         return None
-    return round(per_head * sum(heads.n_layer * heads.n_head_kv * n_cells(heads.window, settings) for heads in layers))
+    n_caches = 1 if settings.kv_unified else settings.n_seq_max
+    cells = {heads.window: n_cells(heads.window, settings) for heads in layers}
+    return round(n_caches * per_head * sum(part.n_layer * part.n_head_kv * cells[part.window] for part in layers))
 
 
 def n_cells(window: int, settings: Settings) -> int:
-    """Positions that a layer's cache can hold."""
-    n_ctx = padded(settings.n_ctx)
-    return padded(min(n_ctx, window + n_rows(settings))) if window else n_ctx
+    """Positions that a layer's cache can hold: one cache for all sequences (`kv_unified`), or each of theirs."""
+    n_ctx, n_windows = padded(settings.n_ctx), settings.n_seq_max
+    if not settings.kv_unified:
+        n_ctx, n_windows = padded(settings.n_ctx // settings.n_seq_max), 1
+    return padded(min(n_ctx, n_windows * window + n_rows(settings))) if window else n_ctx
 
 
 def n_rows(settings: Settings) -> int:

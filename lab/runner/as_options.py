@@ -27,6 +27,7 @@ def options(record: Record) -> list[tuple[str, str]]:
         "flash_attn": settings.flash_attn,
         "cache_type_k": settings.type_k,
         "cache_type_v": settings.type_v,
+        "kv_unified": "on" if settings.kv_unified else "off",
     }
     defaults = {name: parameter.default for name, parameter in inspect.signature(make_plan).parameters.items()}
     if model.source == catalog.SYNTHETIC:

@@ -59,15 +59,22 @@ def ab(
 
 
 def plan(
-    worker: Worker, variants: Sequence[tuple[str, Mapping[str, Any]]], n_blocks: int, **shared: Any
+    worker: Worker,
+    variants: Sequence[tuple[str, Mapping[str, Any]]],
+    n_blocks: int,
+    make: Callable[..., Plan] = make_plan,
+    **shared: Any,
 ) -> dict[str, Plan]:
-    """The plans of variants (words and settings), by name: A, B and so on, and the words. LabError as in `check`."""
+    """The plans of variants (words and settings), by name: A, B and so on, and the words. LabError as in `check`.
+
+    `make` makes each: of a plain measurement, or of an experiment.
+    """
     if not 1 <= n_blocks <= 1000:
         raise LabError(f"--blocks {n_blocks} is not possible.", "Give a whole number from 1 to 1,000.")
     if len(variants) > 26:
         raise LabError(f"{len(variants)} variants are too many.", "Compare at most 26 at once.")
     plans = {
-        f"{chr(65 + i)}: {words or 'as it is'}": make_plan(worker, repeat=2 * n_blocks, **{**shared, **settings})
+        f"{chr(65 + i)}: {words or 'as it is'}": make(worker, repeat=2 * n_blocks, **{**shared, **settings})
         for i, (words, settings) in enumerate(variants)
     }
     check(plans)

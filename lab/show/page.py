@@ -18,7 +18,7 @@ from lab.analysis.spread import Spread, known_spreads
 from lab.core import results
 from lab.core.record import OK, Ceilings, Record
 from lab.errors import LabError
-from lab.show import plot_runs, plot_why, reproduce, svg, text_compare, text_results, text_setup, text_why
+from lab.show import levers, plot_runs, plot_why, reproduce, svg, text_compare, text_results, text_setup, text_why
 from lab.why import advice, probing, roofline
 
 if TYPE_CHECKING:
@@ -93,17 +93,20 @@ def html(
     for label, part, chosen in setups:
         of_setup = probing.known(known, chosen[0].machine, chosen[0].settings.n_gpu_layers > 0)
         used += [of_setup] if of_setup and of_setup not in used else []
-        for n_gen in sorted(set(part.n_gen)):
-            alike = [record for record in chosen if record.run.n_gen == n_gen]
+        for n_gen in sorted(set(part[part.lever.isna()].n_gen)):
+            alike = [record for record in chosen if record.run.n_gen == n_gen and record.run.lever is None]
             whys.append(_why(f"{label}, {n_gen:,} tokens generated", alike, known, len(whys)))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    shown = levers.sections(timed, known, others)
     days = sorted({record.run.started_at[:10] for record in timed})
     return environment.from_string(TEMPLATE.read_text("utf-8")).render(
         version=metadata.version("mini-lab"),
-        question=text_results.question([label for label, _, _ in setups]),
+        question=text_results.question([label for label, _, _ in setups], levers.questions(shown)),
         times=[
-            time for label, part, _ in setups for time in text_results.times(label if len(setups) > 1 else "", part)
+            *(time for label, part, _ in setups for time in text_results.times(label if len(setups) > 1 else "", part)),
+            *(section.sentences[0] for section in shown),
         ],
+        experiments=_experiments(shown),
         dates=days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
         setups=[
             {"label": name, "facts": _facts(own[0]), "parts": _parts(name, part, apart)} for name, part, own in setups
@@ -120,6 +123,20 @@ def html(
 
 
 Setup = tuple[str, Any, list[Record]]  # label, its rows of table.runs, its records
+
+
+def _experiments(shown: Sequence[levers.Section]) -> list[dict[str, Any]]:
+    """The table, sentences and picture of each."""
+    return [
+        {
+            "title": section.title,
+            "headings": section.headings,
+            "cells": [[cell.split("\n") for cell in line] for line in section.cells],
+            "sentences": section.sentences,
+            "picture": _picture(draw, name, levers.CAPTIONS[section.name], " ".join(section.sentences), (10, 4.6)),
+        }
+        for section, (name, draw) in zip(shown, levers.drawings(shown).items(), strict=True)
+    ]
 
 
 def _facts(record: Record) -> dict[str, str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import sweep_laws, table
@@ -16,7 +15,7 @@ from lab.core import phases
 from lab.core.record import OK, PREFILL, Record
 from lab.errors import LabError
 from lab.runner import machine
-from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, new_axes, plain_ticks, tidy, unbroken, write
+from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, new_axes, plain_ticks, tidy, unbroken
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -181,7 +180,7 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
 
 def drawings(records: Sequence[Record], stacked: bool = False) -> dict[str, Callable[[Figure], Any]]:
     """What draws the plots that there is data for, by their names: prefill, decode, sweep."""
-    timed = _timed(records)
+    timed = [record for record in _timed(records) if record.run.lever is None]
     sweeps, plain = [r for r in timed if r.run.every], [r for r in timed if not r.run.every]
     draw_by_name: dict[str, Callable[[Figure], Any]] = {}
     if any(phases.prefill_ns(record.run) for record in plain):
@@ -191,14 +190,6 @@ def drawings(records: Sequence[Record], stacked: bool = False) -> dict[str, Call
     if sweeps:
         draw_by_name["sweep"] = lambda figure: plot_sweep(sweeps, figure, stacked)
     return draw_by_name
-
-
-def save(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
-    """The plots that there is data for, as PNG and SVG: `<stem>-prefill.png`, `-decode`, `-sweep`."""
-    written = []
-    for name, draw in drawings(records).items():
-        written += write(draw, folder, f"{stem}-{name}", (11 if name == "sweep" else 8, 5))
-    return written
 
 
 def _prefill_steps(step_rows: pd.DataFrame, runs: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:

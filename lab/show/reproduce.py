@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from lab.core.record import Record
+from lab.core.record import Batch, Lever, Prefix, Record, Run
 from lab.runner.as_options import options
 
 
@@ -30,9 +30,32 @@ def command(records: Sequence[Record]) -> str | None:
             for name in sorted(by_name)
         ]
         words = ["lab", "ab", *own, "--prompt-len", lengths, "--gen", str(run.n_gen), "--blocks", str(blocks)]
+        numbers = sorted({record.run.batch.n_seq for record in timed if record.run.batch})
+        words += ["--sequences", ",".join(map(str, numbers))] if numbers else []
+    elif run.lever is not None:
+        levers = [record.run.lever for record in timed if record.run.lever is not None]
+        words = ["lab", *_experiment(run, levers, lengths), "--repeat", str(repeat)]
     elif run.every is not None:
         words = ["lab", "sweep", "--max-len", lengths, "--every", str(run.every), "--gen", str(run.n_gen)]
         words += ["--repeat", str(repeat)]
     else:
         words = ["lab", "measure", "--prompt-len", lengths, "--gen", str(run.n_gen), "--repeat", str(repeat)]
     return shlex.join([*words, *(word for option in shared for word in option)])
+
+
+def _experiment(run: Run, levers: Sequence[Lever], lengths: str) -> list[str]:
+    """The words of an experiment with these levers."""
+
+    def listed(name: str) -> str:
+        numbers = {getattr(lever, name) for lever in levers} - {None}
+        return ",".join(map(str, sorted(numbers)))
+
+    match run.lever:
+        case Batch(is_shared=is_shared):
+            shared = ["--shared-prompt"] if is_shared else []
+            words = ["batch", "--sequences", listed("n_seq"), "--prompt-len", lengths, "--gen", str(run.n_gen), *shared]
+        case Prefix():
+            words = ["prefix", "--prefix-len", listed("n_prefix"), "--suffix-len", listed("n_suffix")]
+        case _:
+            words = ["stall", "--prompt-len", lengths, "--chunk", listed("chunk"), "--streams", listed("n_streams")]
+    return words

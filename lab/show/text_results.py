@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lab.analysis import disturbances, sweep_laws, table, wording
-from lab.core import phases
+from lab.analysis.sides import FIGURE_NAMES
+from lab.core import lever_figures, phases
 from lab.core.record import OK, Record
 from lab.runner.plan import MIN_FOR_INTERVAL, Plan, join
 from lab.runner.rounds import wide_rows
@@ -86,7 +87,7 @@ def print_results(records: Sequence[Record], out: Console) -> None:
                 out.print(Text(MEANINGS, style="dim"))
             for sentence in findings(part):
                 out.print(sentence)
-    if not len(rows):
+    if not any(record.run.status == OK and not record.run.warmup for record in records):
         out.print("\nNo run went well.")
     for sentence in warnings(records):
         out.print(Text(f"{DISTURBED} ", style="yellow") + Text(sentence))
@@ -111,13 +112,13 @@ def doubts(records: Sequence[Record]) -> str:
 
 def warnings(records: Sequence[Record]) -> list[str]:
     """Sentences on what disturbed the runs, by session, variant and prompt length, and on drift of whole sessions."""
-    by_length: dict[tuple[str, str | None, int], list[Record]] = {}
+    by_length: dict[tuple[str, str | None, str], list[Record]] = {}
     for record in records:
         if record.run.status == OK and not record.run.warmup:
-            by_length.setdefault((record.session, record.run.variant, record.run.n_prompt), []).append(record)
+            by_length.setdefault((record.session, record.run.variant, _what(record)), []).append(record)
     by_run = [
-        f"{n_prompt:,} prompt tokens{f', {variant}' if variant else ''}: {words}"
-        for (_, variant, n_prompt), measured in by_length.items()
+        f"{what}{f', {variant}' if variant else ''}: {words}"
+        for (_, variant, what), measured in by_length.items()
         if (words := doubts(measured))
     ]
     return by_run + disturbances.drift(records)
@@ -144,14 +145,22 @@ def failures(records: Sequence[Record]) -> list[str]:
     setups = table.setups(table.runs(records))
     prefixes = {run: f"{label}: " if len(setups) > 1 else "" for label, rows in setups for run in rows.run}
     return [
-        f"{prefixes[number]}{record.run.n_prompt:,} prompt tokens, repeat {record.run.repeat + 1}: {record.run.error}"
+        f"{prefixes[number]}{_what(record)}, repeat {record.run.repeat + 1}: {record.run.error}"
         for number, record in enumerate(records)
         if record.run.status != OK
     ]
 
 
-def question(labels: Sequence[str]) -> str:
-    """What a report on these setups answers."""
+def _what(record: Record) -> str:
+    """What a run did, in words."""
+    lever = record.run.lever
+    return f"{record.run.n_prompt:,} prompt tokens" + (f", {lever.words}" if lever else "")
+
+
+def question(labels: Sequence[str], asked: Sequence[str] = ()) -> str:
+    """What a report on these setups answers; `asked` are the questions of its experiments."""
+    if asked:
+        return " ".join(asked)
     if len(labels) == 1:
         name, _, where = labels[0].partition(", ")
         return f"How fast does {name} read a prompt and write an answer{f' on {where}' if where else ''}?"
@@ -181,9 +190,13 @@ def finished(record: Record) -> str:
     ttft, tpot = phases.ttft_ns(run), phases.tpot_ns(run)
     times = [f"TTFT {wording.digits(ttft / 1e9)} s"] if ttft else [run.status]
     times += [f"TPOT {wording.digits(tpot / 1e6)} ms"] if tpot else []
+    if figures := lever_figures.figures(run):
+        times = [
+            f"{FIGURE_NAMES[name]} {wording.digits(value)} {name.rpartition('_')[2]}" for name, value in figures.items()
+        ]
     variant = f"{run.variant}, " if run.variant else ""
     disturbed = f" {DISTURBED}" if disturbances.disturbances(record) else ""
-    return f"{variant}{run.n_prompt:,} prompt tokens, repeat {run.repeat + 1}: {', '.join(times)}{disturbed}"
+    return f"{variant}{_what(record)}, repeat {run.repeat + 1}: {', '.join(times)}{disturbed}"
 
 
 def _what_is_below(rows: pd.DataFrame) -> str:

@@ -146,7 +146,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
     by_length: dict[tuple[int, int, str], list[tuple[Run, Record]]] = {}
     for record in records:
         for run in phases.by_length(record.run):
-            if run.status == OK and not run.warmup:
+            if run.status == OK and not run.warmup and run.lever is None:
                 if run.totals is not None:
                     raise LabError("Imported results have no steps to explain.", "Measure here: lab measure")
                 for phase in ("prefill", "decode") if run.n_gen > 1 else ("prefill",):

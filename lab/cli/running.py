@@ -1,0 +1,127 @@
+"""What the measuring commands share: plan, measure with progress, show, draw."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.cli.files import any_good, as_json_rows, draw, experiments, note, other_sessions
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lab.core.record import Record
+    from lab.runner.plan import Plan
+    from lab.runner.progress import ShowStatus
+
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+
+
+def carry_out(
+    make: Callable[..., Plan],
+    out: str,
+    as_json: bool,
+    no_plot: bool,
+    report: bool,
+    dry_run: bool,
+    stream: bool = False,
+    **asked: Any,
+) -> None:
+    """Plans, measures and shows. `make` gets an engine's process and what was asked for, and returns the plan."""
+    from lab.process.worker import Worker
+    from lab.runner.session import execute, new_results_file
+    from lab.show import console, text_results, text_setup
+
+    err = console.console(stderr=True)
+    text_out = err if as_json else console.console()
+    with Worker() as worker:
+        with console.transfer(err) as transferring:
+            plan = make(worker, **asked, watch=transferring, fetch=not dry_run)
+        for line in text_setup.describe(plan.machine, plan.model):
+            text_out.print(line)
+        for warning in [*plan.warnings, *([text_setup.refused_cases(plan)] if plan.refused else [])]:
+            err.print(f"Note: {warning}", style="yellow")
+        if dry_run:
+            text_setup.print_plan(plan, as_json)
+            return
+        path = new_results_file(plan, Path(out))
+
+        def runs(watch: ShowStatus) -> Iterator[Record]:
+            return execute(plan, worker, path, watch, stream)
+
+        records, problem = collect(runs, path, err, text_out if stream else None, in_blocks=True)
+    _show(records, path, plan, not no_plot, report, as_json)
+    if problem:
+        raise problem
+    if text_results.failures(records):
+        sys.exit(EXIT_FAILED)
+
+
+def collect(
+    runs: Any, path: Path, err: Console, stream_to: Console | None, in_blocks: bool = False
+) -> tuple[list[Record], LabError | None]:
+    """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one."""
+    from lab.show import console, text_results
+
+    records: list[Record] = []
+    try:
+        with console.progress(err, stream_to, text_results.finished, in_blocks) as (watch, finished):
+            for record in runs(watch):
+                records.append(record)
+                finished(record)
+    except LabError as error:
+        return records, error
+    except KeyboardInterrupt:
+        n = sum(record.run.status == "ok" and not record.run.warmup for record in records)
+        word = "1 finished run is" if n == 1 else f"{n} finished runs are"
+        err.print(f"\nInterrupted. {word} in {path}" if n else "\nInterrupted before a run was finished.")
+        sys.exit(EXIT_INTERRUPTED)
+    return records, None
+
+
+def _show(records: list[Record], path: Path, plan: Plan, plots: bool, report: bool, as_json: bool) -> None:
+    """Prints the table, then draws: drawing may fail."""
+    from lab.analysis.comparison import AT_LEAST
+    from lab.show import console, levers, text_results
+
+    if not records:
+        return
+    out = console.console()
+    shown = experiments(records, path.parent, (str(path),))
+    if not as_json:
+        text_results.print_results(records, out)
+        levers.print_sections(shown, out)
+        for sentence in text_results.still_wide(records, plan):
+            out.print(sentence)
+    files = write_files(records, path, plots, report, AT_LEAST, None if as_json else out)
+    if as_json:
+        still_wide = text_results.still_wide(records, plan)
+        console.print_json({**files, **as_json_rows(records, shown), "still_wide": still_wide})
+
+
+def write_files(
+    records: list[Record], path: Path, plots: bool, report: bool, at_least: float, out: Console | None
+) -> dict[str, Any]:
+    """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
+    from lab.show import page
+    from lab.why import probing
+
+    def named(kind: str, file: Path) -> str:
+        if out:
+            out.print(f"{kind:8} {file}")
+        return str(file)
+
+    if out:
+        out.print()
+    files: dict[str, Any] = {"session": path.stem, "results": named("results", path)}
+    files["plots"] = [named("plot", plot) for plot in (draw(records, path.parent, path.stem) if plots else [])]
+    files["report"] = None
+    if report and any_good(records):
+        known, others = probing.kept(path.parent, note), other_sessions((str(path),), records)
+        files["report"] = named("report", page.report(path.with_suffix(".html"), records, known, at_least, others))
+    if out and any_good([record for record in records if record.run.lever is None]):
+        out.print(f"next     what limited it: lab ceilings && lab explain {path}; a page to hand on: lab report {path}")
+    return files

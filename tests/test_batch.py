@@ -1,0 +1,236 @@
+"""Sequences decoded together: exactly with a fake engine, and on the embedded model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.analysis import comparison, table
+from lab.core import lever_figures, memory, results
+from lab.core import script as scripts
+from lab.core.record import COPY, DECODE, PREFILL, Batch, Ceilings, Rate, Record, Run
+from lab.errors import LabError
+from lab.experiments import batching
+from lab.models import catalog
+from lab.process.wire import ATTENTION, MUL_MAT
+from lab.process.worker import Worker
+from lab.runner.case import Case
+from lab.runner.session import execute, new_results_file
+from lab.show import levers, reproduce
+from lab.why import learning
+from lab.why.step_prediction import StepPrediction
+from tests import miniature
+from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
+
+
+def text(sequence: int, n: int) -> list[int]:
+    return [100 * sequence + i for i in range(n)]
+
+
+def case(n_seq: int, n_prompt: int = 20, gen: int = 5, is_shared: bool = False) -> Case:
+    return Case(n_prompt, gen, lever=Batch(n_seq, is_shared), sequences=(n_prompt + gen,) * n_seq)
+
+
+def batch_run(n_seq: int, repeat: int = 0, decode_ms: float = 10, **changes: Any) -> Run:
+    written = batching.write(case(n_seq), text, SETTINGS)
+    steps = steps_of(written, decode_ms=decode_ms)
+    return dataclasses.replace(make_run(20, 5, repeat, **changes), steps=steps, batch=Batch(n_seq, False))
+
+
+def test_whole_prompts_share_a_step_where_they_fit_and_every_step_has_a_token_of_each() -> None:
+    settings = dataclasses.replace(SETTINGS, n_ubatch=50)
+    shapes = list(scripts.shapes(batching.write(case(5), text, settings)))
+    prefill = [(s.n_tokens, s.n_seq, s.n_outputs) for s in shapes if s.kind == PREFILL]
+    assert prefill == [(40, 2, 2), (40, 2, 2), (20, 1, 1)]
+    decode = [(s.n_tokens, s.n_past, s.n_seq) for s in shapes if s.kind == DECODE]
+    assert decode == [(5, 20 + i, 5) for i in range(4)]
+
+
+def test_longer_prompts_are_prefilled_one_after_the_other_and_are_distinct() -> None:
+    written = batching.write(case(3), text, SETTINGS)  # n_ubatch is 8
+    assert [(op.parts[0].sequence, op.parts[0].n_tokens) for op in written if op.kind == PREFILL] == [
+        (i, n) for i in range(3) for n in (8, 8, 4)
+    ]
+    assert {op.parts[0].tokens for op in written if op.kind == PREFILL and op.parts[0].n_outputs} == {
+        tuple(range(100 * i + 16, 100 * i + 20)) for i in range(3)
+    }
+
+
+def test_a_shared_prompt_is_prefilled_once_and_copied_but_for_its_last_tokens() -> None:
+    written = batching.write(case(3, 40, is_shared=True), text, dataclasses.replace(SETTINGS, n_ubatch=64))
+    assert [op.kind for op in written] == [PREFILL, COPY, COPY, PREFILL, DECODE]
+    assert (written[0].parts[0].n_tokens, written[0].parts[0].n_outputs) == (24, 0)
+    assert [part.n_tokens for part in written[3].parts] == [batching.N_OWN] * 3
+    assert len({part.tokens for part in written[3].parts}) == 3
+    alone = batching.write(case(1, 40, is_shared=True), text, dataclasses.replace(SETTINGS, n_ubatch=64))
+    assert [op.kind for op in alone] == [PREFILL, DECODE]
+
+
+def test_rows_have_the_time_of_a_step_and_what_follows_from_it() -> None:
+    records = [make_record(batch_run(n, i, decode_ms=ms)) for n, ms in ((1, 10), (4, 5)) for i in range(3)]
+    one, four = batching.rows(records)
+    assert (one.step_s, one.total_tps, one.user_tps, one.gain) == pytest.approx((0.01, 100, 100, 1))
+    assert (four.step_s, four.total_tps, four.user_tps, four.gain) == pytest.approx((0.02, 200, 50, 2))
+    assert four.prefill_s == pytest.approx(0.080 + 0.003)  # three of four tokens were chosen before the last was ready
+    assert four.kv_bytes == 4 * 25 * (memory.kv_bytes_per_position(MODEL) or 0)
+    assert (four.n_runs, four.expected_s) == (3, None)
+
+
+def test_where_one_was_not_measured_there_is_no_gain() -> None:
+    (row,) = batching.rows([make_record(batch_run(4))])
+    assert row.gain is None and batching.knee([row]) is None
+
+
+def test_the_knee_lies_between_the_numbers_that_bracket_twice_the_time() -> None:
+    times = (1, 10), (2, 7.5), (8, 3.125)  # of a token: a step takes 10, 15 and 25 ms
+    rows = batching.rows([make_record(batch_run(n, decode_ms=ms)) for n, ms in times])
+    assert batching.knee(rows) == pytest.approx(4)  # half way between 2 and 8, on a logarithmic scale
+    assert batching.knee(rows[:2]) is None
+
+
+KERNELS = Ceilings(
+    "2026-01-01T00:00:00Z",
+    MACHINE,
+    False,
+    tuple(
+        Rate(MUL_MAT, "Q4_0", "CPU", 128, 64, n, 2, 10**6, 2 * n * 10**6, (round(10**6 * (1 + n / 16)),))
+        for n in (1, 2, 4, 8, 32, 128, 512)
+    )
+    + tuple(Rate(ATTENTION, "F16", "CPU", 4, 16, n, 2, 10**4, 10**4, (10**4,), 2, 512) for n in (1, 512)),
+)
+
+
+def test_more_sequences_are_predicted_to_share_the_reading_of_weights() -> None:
+    model = dataclasses.replace(MODEL, n_params=None)
+    prediction = StepPrediction(model, SETTINGS, KERNELS, learning.fit([]), 0)
+    times = [batching.expected_s(prediction, 20, 5, n) or 0 for n in (1, 4, 16)]
+    assert times == sorted(times) and times[2] < 16 * times[0]
+    at_ridge = batching.ridge(prediction, 20, 5)
+    assert at_ridge is not None and 1 < at_ridge < 64
+    (row,) = batching.rows([make_record(batch_run(4))], prediction)
+    assert row.expected_s == pytest.approx(times[1])
+    assert "Predictions are off by" in " ".join(batching.sentences([row], prediction))
+
+
+def test_a_sentence_names_numbers_that_lose() -> None:
+    rows = batching.rows([make_record(batch_run(n, decode_ms=ms)) for n, ms in ((1, 10), (2, 11), (8, 4))])
+    words = " ".join(batching.sentences(rows, None))
+    assert "With 2 the total is below that of one" in words
+    assert "8 sequences at once: 2.5 times the tokens of one in all, and each user gets 31%" in words
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    return tmp_path / "tiny.gguf"
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"sequences": "1,x"}, "'x' is not a whole number"),
+        ({"sequences": "0"}, "--sequences 0 is not possible"),
+        ({"sequences": "1,300"}, "--sequences 300 is not possible"),
+        ({"sequences": "2,2"}, "--sequences has 2 twice"),
+        ({"gen": 1}, "--gen 1 leaves nothing to decode together"),
+        ({"sequences": "32", "batch": 16}, "32 sequences do not fit into a batch of 16 tokens"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_measured(
+    fake_worker: FakeWorker, model_file: Path, asked: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(LabError, match=words):
+        batching.plan(fake_worker, model=str(model_file), **asked)  # type: ignore[arg-type]
+
+
+def test_more_sequences_than_fit_into_memory_are_refused_and_the_others_are_measured(
+    fake_worker: FakeWorker, model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan() -> Any:
+        worker: Any = fake_worker
+        return batching.plan(worker, "1,16", "20", 5, 2, model=str(model_file))
+
+    few, many = plan().cases
+    enough = (plan().memory(few).total_bytes + plan().memory(many).total_bytes) // 2
+    monkeypatch.setattr("lab.runner.limits.memory_available", lambda: enough)
+    made, worker = plan(), fake_worker
+    assert [case.lever.n_seq for case in made.refused] == [16]
+    assert "for 16 sequences needs about" in made.refused[many]
+    records = list(execute(made, worker, new_results_file(made, tmp_path), lambda status: None))  # type: ignore[arg-type]
+    assert [r.run.batch.n_seq for r in records if r.run.batch and r.run.status == "ok"] == [1, 1]
+    assert worker.contexts == [25, 25]  # room for what is measured only
+
+
+def session(n_seqs: tuple[int, ...] = (1, 4), name: str = "a", factor: float = 1) -> list[Record]:
+    runs = [batch_run(n, i, decode_ms=factor * 10 / n**0.5) for n in n_seqs for i in range(6)]
+    return [make_record(run, session=name) for run in runs]
+
+
+def test_tables_keep_experiments_apart_from_plain_runs() -> None:
+    records = [*session(), make_record(make_run(20, 5))]
+    rows = table.runs(records)
+    assert set(rows.lever.dropna()) == {"1 sequence", "4 sequences"}
+    assert rows[rows.lever == "4 sequences"].tpot_ms.tolist() == pytest.approx([20] * 6)
+    (row,) = table.summary(rows).to_dict("records")
+    assert (row["repeats"], row["tpot_ms"]) == (1, 11)
+
+
+def test_batches_are_compared_number_by_number() -> None:
+    slow = dataclasses.replace(MACHINE, cpu="Slow CPU")
+    other = [dataclasses.replace(record, machine=slow) for record in session(name="b", factor=2)]
+    (compared,) = comparison.compare([*session(), *other])
+    tpot = {row.lever: row.verdict for row in compared.rows if row.figure == "tpot_ms"}
+    assert tpot == {"1 sequence": "slower", "4 sequences": "slower"}
+
+
+def test_the_command_that_makes_a_batch_again() -> None:
+    embedded = dataclasses.replace(MODEL, name=catalog.DEFAULT, source="embedded")
+    records = [dataclasses.replace(record, model=embedded) for record in session()]
+    command = reproduce.command(records)
+    assert command is not None and command.startswith("lab batch --sequences 1,4 --prompt-len 20 --gen 5 --repeat 6")
+
+
+def test_a_section_leaves_out_columns_in_which_nothing_is_known() -> None:
+    (section,) = levers.sections(session())
+    assert "predicted\nms" not in section.headings and len(section.cells) == 2
+    assert any("measure the ceilings first" in sentence for sentence in section.sentences)
+    assert [row["experiment"] for row in levers.as_rows([section])] == ["batch", "batch"]
+
+
+def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, n_ubatch=512, n_ctx=4 * 256, n_seq_max=4)
+    with Worker() as worker:
+        worker.load(embedded, 0)
+        worker.new_context(settings)
+        ids = worker.tokenize("The lamp was lit each evening by the keeper's daughter. " * 20)
+
+        def prompt(sequence: int, n: int) -> list[int]:
+            return ids[7 * sequence : 7 * sequence + n]
+
+        together = worker.run(batching.write(case(4, 60, 6), prompt, settings), lambda progress: None)
+        for i in range(4):
+            alone = worker.run(scripts.run(prompt(i, 60), 6, 512), lambda progress: None)
+            assert together.token_ids[i::4] == alone.token_ids
+        assert together.steps.n_seq == (4,) * 6 and together.steps.n_outputs == (4,) * 6
+        for unified in (False, True):
+            wanted = dataclasses.replace(settings, kv_unified=unified)
+            kv_bytes, compute = miniature.reserved(worker.reserve(embedded, wanted))
+            estimate = memory.of_context(worker.read_model(embedded, "m", "embedded"), wanted)
+            assert (estimate.kv_cache_bytes, estimate.compute_bytes) == pytest.approx((kv_bytes, compute), rel=0.05)
+
+
+def test_batch_command(tmp_path: Path) -> None:
+    code, out, err = run_lab("batch", "-s", "1,3", "-p", "24", "-n", "4", "-r", "1", "--shared-prompt", "-o", tmp_path)
+    assert code == 0, err
+    assert "sequences decoded together" in out and "24 prompt tokens, 3 sequences, shared prompt" in err
+    assert len(list(tmp_path.glob("*-batch.png"))) == 1
+    code, out, _ = run_lab("show", tmp_path, "--json")
+    assert [(row["experiment"], row["n_seq"]) for row in json.loads(out)["rows"]] == [("batch", 1), ("batch", 3)]
+    timed = [record.run for record in results.read([tmp_path]).records if not record.run.warmup]
+    assert all(lever_figures.figures(run)["tpot_ms"] > 0 for run in timed)
+    code, _, err = run_lab("batch", "-s", "1,0", "-o", tmp_path)
+    assert code == 1 and err.startswith("Error: --sequences 0 is not possible.")
