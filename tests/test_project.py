@@ -30,7 +30,7 @@ DOORS = {  # the wings or files that may import a third-party library
     "matplotlib": {"show"},
     "IPython": {"runner/notebook"},
     "jinja2": {"show/page"},
-    "rich": {"show", "cli/measuring"},
+    "rich": {"show", "cli/running"},
     "click": {"cli"},
 }
 FILES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))

@@ -115,7 +115,7 @@ def html(
         curves=_curves(timed, setups),
         shares=[share for label, part, _ in setups for share in _shares(label, part)],
         whys=whys,
-        commands=_commands(records),
+        commands=reproduce.commands(records),
         n_records=len(records),
         packed=results.pack([*records, *used]),
         **_comparison(timed, len(setups), at_least, known_spreads([*records, *others])),
@@ -296,9 +296,3 @@ def _picture(
     draw: Callable[[Any], Any], name: str, caption: str, shows: str, size: tuple[float, float] = (5, 3.9)
 ) -> Picture:
     return Picture(svg.inline(draw, name, size), caption, shows)
-
-
-def _commands(records: Sequence[Record]) -> list[str]:
-    sessions = dict.fromkeys(record.session for record in records)
-    commands = [reproduce.command([record for record in records if record.session == name]) for name in sessions]
-    return [command for command in dict.fromkeys(commands) if command]

@@ -13,6 +13,13 @@ from lab.core.record import Batch, Lever, Prefix, Record, Run
 from lab.runner.as_options import options
 
 
+def commands(records: Sequence[Record]) -> list[str]:
+    """The command line of each session."""
+    sessions = dict.fromkeys(record.session for record in records)
+    made = [command([record for record in records if record.session == name]) for name in sessions]
+    return [line for line in dict.fromkeys(made) if line]
+
+
 def command(records: Sequence[Record]) -> str | None:
     """The command line of one session; None for imported results. Options that all variants share come last, once."""
     timed = [record for record in records if not record.run.warmup] or list(records)
