@@ -1,0 +1,100 @@
+"""`lab batch` over llama-batched-bench, on the same libraries, in interleaved rounds.
+
+    python3 -m uv run python -m tests.bench.against_batched_bench [MODEL.gguf] [ROUNDS]
+
+Each round measures 1, 4 and 16 sequences on both sides, in alternating order: the same file, threads, batch sizes,
+context and random tokens. llama-batched-bench chooses no tokens, so the lab's side is the time of its steps without
+choosing. What counts is the median of the rounds' ratios of rates; within 0.97 to 1.03 wanted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+from pathlib import Path
+
+from lab.core import lever_figures
+from lab.core.record import Batch, Run
+from lab.experiments import batching
+from lab.models import catalog
+from lab.process.worker import Worker
+from lab.runner import prompts
+from lab.runner.case import Case
+from lab.runner.plan import make_plan
+from tests.bench import llama_bench
+
+SEQUENCES, N_PROMPT, N_GEN = (1, 4, 16), 256, 32
+N_CTX = max(SEQUENCES) * 512
+
+Rates = dict[tuple[int, str], float]  # tokens per second, by sequences and phase
+
+
+def lab_round(worker: Worker, settings: object, n_vocab: int, seed: int) -> Rates:
+    rates: Rates = {}
+
+    def text(sequence: int, n: int) -> list[int]:
+        return prompts.random_ids(n, n_vocab, None, seed, 0, sequence)
+
+    for n in SEQUENCES:
+        case = Case(N_PROMPT, N_GEN + 1, lever=Batch(n, False), sequences=(N_PROMPT + N_GEN + 1,) * n)
+        outcome = worker.run(batching.write(case, text, settings), lambda progress: None)  # type: ignore[arg-type]
+        run = Run(
+            n_prompt=N_PROMPT,
+            n_gen=N_GEN + 1,
+            repeat=0,
+            warmup=False,
+            started_at="",
+            status="ok",
+            steps=outcome.steps,
+            token_ids=outcome.token_ids,
+            batch=Batch(n, False),
+        )
+        figures = lever_figures.batch(run)
+        rates[n, "prefill"], rates[n, "decode"] = n * N_PROMPT / figures["prefill_s"], 1e3 * n / figures["tpot_ms"]
+    return rates
+
+
+def bench_round(model: Path, threads: int) -> Rates:
+    numbers = ",".join(map(str, SEQUENCES))
+    lengths = ["-npp", str(N_PROMPT), "-ntg", str(N_GEN), "-npl", numbers, "-c", str(N_CTX)]
+    rows = llama_bench.run_batched(model, *lengths, "-t", str(threads), "-tb", str(threads), "-b", "2048", "-ub", "512")
+    rates: Rates = {}
+    for row in rows:
+        rates[row["pl"], "prefill"], rates[row["pl"], "decode"] = row["speed_pp"], row["speed_tg"]
+    return rates
+
+
+def main() -> None:
+    model = Path(sys.argv[1]) if len(sys.argv) > 1 else catalog.embedded_path()
+    n_rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 9
+    llama_bench.program("llama-batched-bench")
+    pairs: list[tuple[Rates, Rates]] = []
+    with Worker() as worker:
+        plan = make_plan(worker, [N_PROMPT], N_GEN, 1, str(model), "random")
+        vocabulary = worker.load(model, plan.settings.n_gpu_layers)
+        asked = dataclasses.replace(plan.settings, n_ctx=N_CTX, n_seq_max=max(SEQUENCES))
+        settings, threads = worker.new_context(asked), plan.settings.n_threads
+        print(f"{model.name}, {threads} threads; tokens/s in all: lab / llama-batched-bench = ratio")
+        lab_round(worker, settings, vocabulary.n_vocab, 0)  # warm-up
+        for number in range(n_rounds):
+            if number % 2:
+                bench = bench_round(model, threads)
+                ours = lab_round(worker, settings, vocabulary.n_vocab, number + 1)
+            else:
+                ours = lab_round(worker, settings, vocabulary.n_vocab, number + 1)
+                bench = bench_round(model, threads)
+            pairs.append((ours, bench))
+            words = [f"{n} {phase} {ours[n, phase] / bench[n, phase]:.3f}" for n, phase in ours]
+            print(f"round {number + 1:2}  {'  '.join(words)}", flush=True)
+    for key in pairs[0][0]:
+        ratios = [ours[key] / bench[key] for ours, bench in pairs]
+        rates = [statistics.median(side[key] for side in sides) for sides in zip(*pairs, strict=True)]
+        print(
+            f"{key[0]:2} sequences, {key[1]:7}: {rates[0]:6.1f} / {rates[1]:6.1f}, median of {len(ratios)} ratios "
+            f"{statistics.median(ratios):.3f} (range {min(ratios):.3f} to {max(ratios):.3f})"
+        )
+
+
+if __name__ == "__main__":
+    main()
