@@ -46,14 +46,16 @@ def test_a_miniature_loads_runs_and_is_what_its_shape_says(worker: Worker, tmp_p
 
 
 @pytest.mark.parametrize(("arch", "width"), [("llama", 256), ("llama", 320), ("phi3", 256), ("qwen3moe", 256)])
-def test_the_mix_of_q4_k_m_is_that_of_llama_cpps_quantizer(
+def test_mixes_of_types_are_those_of_llama_cpps_quantizer(
     worker: Worker, tmp_path: Path, arch: str, width: int
 ) -> None:
     entry = miniature.entry(arch, 9, width)
     base, mixed = tmp_path / "base.gguf", tmp_path / "mixed.gguf"
     synthetic.write(entry.shape, "Q8_0", base)
-    worker.quantize(base, mixed, "Q4_K_M", lambda done: None)
-    assert worker.read_model(mixed, "m", "file").tensor_bytes == shapes.model_of(entry, "Q4_K_M").tensor_bytes
+    for quantization in shapes.MIXES:
+        worker.quantize(base, mixed, quantization, lambda done: None)
+        expected = shapes.model_of(entry, quantization).tensor_bytes
+        assert worker.read_model(mixed, "m", "file").tensor_bytes == expected, quantization
 
 
 def layers(arch: str, n_layer: int, values: dict[str, int], lists: dict[str, tuple[int, ...]] | None = None):  # type: ignore[no-untyped-def]

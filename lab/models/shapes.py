@@ -19,8 +19,11 @@ from lab.models.obtain import locate
 from lab.models.synthetic import Tensor
 from lab.process.worker import Worker
 
+MIXES = {"Q4_K_M": "Q4_K", "Q5_K_M": "Q5_K", "Q6_K": "Q6_K", "IQ4_XS": "IQ4_XS"}
+"""Quantizations that mix types, and the type of most of their weights."""
+
 COMMON_QUANTIZATIONS = ("Q4_0", "Q4_K_M", "Q8_0", "F16")
-NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
 """What llama.cpp's quantizer takes where rows are no multiple of 256 weights."""
 
 
@@ -98,30 +101,40 @@ def model_of(entry: Entry, quantization: str) -> Model:
 
 
 def _tensors(shape: Shape, quantization: str) -> list[Tensor]:
-    """The tensors of a shape in a quantization; Q4_K_M in the mix that llama.cpp's quantizer makes of it."""
+    """The tensors of a shape in a quantization; those of MIXES as llama.cpp's quantizer mixes their types."""
     if quantization in synthetic.QUANTIZATIONS:
         return synthetic.tensors(shape, quantization)
-    if quantization != "Q4_K_M":
+    if quantization not in MIXES:
         raise LabError(
             f"The mix of types in {quantization} is known only from a file.",
             f"Get one (lab models make synthetic:NAME:{quantization}), or take one of: "
-            f"{', '.join(synthetic.QUANTIZATIONS)}, Q4_K_M.",
+            f"{', '.join((*synthetic.QUANTIZATIONS, *MIXES))}.",
         )
-    n = shape.n_layer
-    better = {i for i in range(n) if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2}  # use_more_bits
     mixed = []
     for tensor in synthetic.tensors(shape, "Q4_0"):
         kind = tensor.type
         _, layer, part, *_ = [*tensor.name.split("."), "", ""]
         if tensor.name == "token_embd.weight" and not shape.tied_embeddings:
-            kind = "Q4_K"
+            kind = MIXES[quantization]
         elif tensor.name in ("token_embd.weight", "output.weight"):
             kind = "Q6_K"
         elif kind in ("Q4_0", "Q8_0") and tensor.rows > 1:
-            kind = "Q4_K"
-            if part in ("attn_v", "attn_qkv", "ffn_down", "ffn_down_exps") and int(layer) in better:
-                kind = "Q6_K"
+            kind = _type_in_layer(shape, quantization, part, int(layer))
         if kind in NARROW and tensor.columns % BLOCKS[kind][0]:
             kind = NARROW[kind]
         mixed.append(dataclasses.replace(tensor, type=kind))
     return mixed
+
+
+def _type_in_layer(shape: Shape, quantization: str, part: str, layer: int) -> str:
+    """The type of a matrix (llama_tensor_get_type_impl in llama.cpp's src/llama-quant.cpp): some get more bits."""
+    n, kind = shape.n_layer, MIXES[quantization]
+    is_value, is_down = part in ("attn_v", "attn_qkv"), part in ("ffn_down", "ffn_down_exps")
+    is_better = layer < n // 8 or layer >= 7 * n // 8 or (layer - n // 8) % 3 == 2  # use_more_bits
+    if quantization == "IQ4_XS":
+        is_shared = shape.n_head >= 4 * shape.n_head_kv
+        return "Q5_K" if (is_value and is_shared) or (is_down and layer < n // 8) else kind
+    if (is_value or is_down) and is_better:
+        kind = "Q6_K"
+    is_70b = shape.arch == "llama" and n == 80
+    return "Q5_K" if is_value and is_70b and kind == "Q4_K" else kind

@@ -5,6 +5,8 @@
 Each is made by llama.cpp's quantizer (what it refuses is listed with its reason), measured at three lengths, its
 kernels are probed in the shapes and types that its tensors have (in a small part of the time and memory that
 `lab ceilings` takes), and the real commands explain and predict. Then the same for four mixes of a synthetic shape.
+Then every shape of the catalog in these mixes, without a file: its kernels run in their real shapes (with one token
+each), and a step of a prompt and one of decode are explained and predicted from them.
 A figure of speed is no result here: only whether each step works.
 """
 
@@ -15,13 +17,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lab.core.record import Ceilings
+from lab.core.record import Ceilings, Rate
 from lab.errors import LabError
-from lab.models import catalog, synthetic
+from lab.models import catalog, shapes, synthetic
+from lab.process.wire import Probe
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from lab.runner.warm_engine import utc_now
-from lab.why import probing
+from lab.why import learning, probing
+from lab.why.step_prediction import StepPrediction
 from tests import miniature
 from tests.conftest import run_lab
 
@@ -76,6 +80,25 @@ def tried(worker: Worker, path: Path, folder: Path) -> str:
     return f"ok ({n_rates} kernels)"
 
 
+def of_shape(worker: Worker, name: str, kind: str, known: dict[Probe, Rate]) -> str:
+    """What came of a shape of the catalog in a mix: "ok", or what did not work. `known` are kernels that have run."""
+    plan = make_plan(worker, [1], 1, 1, threads=1)
+    try:
+        model = shapes.find(worker, f"synthetic:{name}:{kind}")
+        wanted = {
+            dataclasses.replace(probe, n_tokens=1, n_bytes=1, seconds=0.0, n_positions=probe.n_positions and 512)
+            for probe in probing.probes(model, plan.settings)
+        }
+        for probe in wanted - known.keys():
+            known[probe] = worker.probe(probe)
+    except LabError as problem:
+        return problem.what
+    ceilings = Ceilings(utc_now(), plan.machine, False, tuple(known[probe] for probe in wanted))
+    prediction = StepPrediction(model, plan.settings, ceilings, learning.fit([]), 0)
+    steps = (prediction.seconds(1, 1000, 1), prediction.seconds(512, 512, 1))
+    return f"ok ({len(wanted)} kernels)" if all(steps) else "no prediction"
+
+
 def main() -> None:
     asked = [name.upper() for name in sys.argv[1:]]
     n_ok = n_refused = n_failed = 0
@@ -102,6 +125,12 @@ def main() -> None:
             n_ok, n_failed = n_ok + outcome.startswith("ok"), n_failed + (not outcome.startswith("ok"))
             print(f"{model} {kind}: {outcome}; {', '.join(sorted(types))}", flush=True)
             path.unlink()
+        known: dict[Probe, Rate] = {}
+        for model in catalog.entries():
+            for kind in OF_SYNTHETIC:
+                outcome = of_shape(worker, model, kind, known)
+                n_ok, n_failed = n_ok + outcome.startswith("ok"), n_failed + (not outcome.startswith("ok"))
+                print(f"shape of {model} {kind}: {outcome}", flush=True)
     print(f"\n{n_ok} work, {n_failed} do not, {n_refused} cannot be made of this model")
     raise SystemExit(n_failed > 0)
 
