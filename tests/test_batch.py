@@ -41,23 +41,32 @@ def batch_run(n_seq: int, repeat: int = 0, decode_ms: float = 10, **changes: Any
     return dataclasses.replace(make_run(20, 5, repeat, **changes), steps=steps, batch=Batch(n_seq, False))
 
 
-def test_whole_prompts_share_a_step_where_they_fit_and_every_step_has_a_token_of_each() -> None:
-    settings = dataclasses.replace(SETTINGS, n_ubatch=50)
-    shapes = list(scripts.shapes(batching.write(case(5), text, settings)))
-    prefill = [(s.n_tokens, s.n_seq, s.n_outputs) for s in shapes if s.kind == PREFILL]
-    assert prefill == [(40, 2, 2), (40, 2, 2), (20, 1, 1)]
-    decode = [(s.n_tokens, s.n_past, s.n_seq) for s in shapes if s.kind == DECODE]
-    assert decode == [(5, 20 + i, 5) for i in range(4)]
+def shapes_of(n_seq: int, **settings: Any) -> list[tuple[str, int, int, int, int]]:
+    written = batching.write(case(n_seq), text, dataclasses.replace(SETTINGS, **settings))
+    return [(s.kind, s.n_tokens, s.n_past, s.n_seq, s.n_outputs) for s in scripts.shapes(written)]
 
 
-def test_longer_prompts_are_prefilled_one_after_the_other_and_are_distinct() -> None:
-    written = batching.write(case(3), text, SETTINGS)  # n_ubatch is 8
-    assert [(op.parts[0].sequence, op.parts[0].n_tokens) for op in written if op.kind == PREFILL] == [
-        (i, n) for i in range(3) for n in (8, 8, 4)
+def test_prompts_share_steps_in_equal_slices_and_every_decode_step_has_a_token_of_each() -> None:
+    assert shapes_of(5, n_ubatch=50) == [
+        (PREFILL, 50, 0, 5, 0),
+        (PREFILL, 50, 10, 5, 5),
+        *((DECODE, 5, 20 + i, 5, 5) for i in range(4)),
     ]
-    assert {op.parts[0].tokens for op in written if op.kind == PREFILL and op.parts[0].n_outputs} == {
-        tuple(range(100 * i + 16, 100 * i + 20)) for i in range(3)
-    }
+
+
+def test_only_as_many_share_a_step_as_fit_into_the_batch() -> None:
+    prefill = [shape for shape in shapes_of(3, n_ubatch=20, n_batch=40) if shape[0] == PREFILL]
+    assert [(shape[1], shape[3]) for shape in prefill] == [(20, 2), (20, 2), (20, 1)]
+
+
+def test_with_one_cache_whole_prompts_follow_each_other() -> None:
+    prefill = [shape for shape in shapes_of(3, n_ubatch=50, kv_unified=True) if shape[0] == PREFILL]
+    assert [(shape[1], shape[3], shape[4]) for shape in prefill] == [(40, 2, 2), (20, 1, 1)]
+
+
+def test_the_prompts_of_sequences_are_distinct() -> None:
+    last = [op for op in batching.write(case(3), text, SETTINGS) if op.kind == PREFILL][-1]
+    assert [part.tokens for part in last.parts] == [(18, 19), (118, 119), (218, 219)]
 
 
 def test_a_shared_prompt_is_prefilled_once_and_copied_but_for_its_last_tokens() -> None:
@@ -75,7 +84,7 @@ def test_rows_have_the_time_of_a_step_and_what_follows_from_it() -> None:
     one, four = batching.rows(records)
     assert (one.step_s, one.total_tps, one.user_tps, one.gain) == pytest.approx((0.01, 100, 100, 1))
     assert (four.step_s, four.total_tps, four.user_tps, four.gain) == pytest.approx((0.02, 200, 50, 2))
-    assert four.prefill_s == pytest.approx(0.080 + 0.003)  # three of four tokens were chosen before the last was ready
+    assert four.prefill_s == pytest.approx(0.080)
     assert four.kv_bytes == 4 * 25 * (memory.kv_bytes_per_position(MODEL) or 0)
     assert (four.n_runs, four.expected_s) == (3, None)
 

@@ -127,17 +127,26 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
         operations += script.prefill(0, text(0, n_common), settings.n_ubatch, is_last=False)
         operations += [Operation(COPY, sequence=0, target=i) for i in range(1, n_seq)]
     prompts = [text(i, n_prompt)[n_common:] for i in range(n_seq)]
-    return [*operations, *_prefill(prompts, settings.n_ubatch), *script.decode(range(n_seq), case.n_gen - 1)]
+    return [*operations, *_prefill(prompts, settings), *script.decode(range(n_seq), case.n_gen - 1)]
 
 
-def _prefill(prompts: Sequence[Sequence[int]], n_ubatch: int) -> list[Operation]:
-    """Whole prompts of equal length together, as many as fit into a step; longer ones each by itself, in chunks."""
-    n_prompt = len(prompts[0])
-    if n_prompt > n_ubatch:
-        return [step for i, prompt in enumerate(prompts) for step in script.prefill(i, prompt, n_ubatch)]
-    parts = [Part(i, tuple(prompt), 1) for i, prompt in enumerate(prompts)]
-    n_together = n_ubatch // n_prompt
-    return [Operation(PREFILL, tuple(parts[first : first + n_together])) for first in range(0, len(parts), n_together)]
+def _prefill(prompts: Sequence[Sequence[int]], settings: Settings) -> list[Operation]:
+    """Prompts of equal length together, as llama.cpp itself cuts a batch of n_batch tokens into steps of n_ubatch.
+
+    Sequences with a cache each go in equal slices, as many of them as fit into the batch; with one cache for all, whole
+    prompts follow each other.
+    """
+    n_prompt, n_most = len(prompts[0]), settings.n_ubatch if settings.kv_unified else settings.n_batch
+    n_together = max(1, min(len(prompts), n_most // n_prompt))
+    operations = []
+    for start in range(0, len(prompts), n_together):
+        group = range(start, min(start + n_together, len(prompts)))
+        n_slice = settings.n_ubatch // len(group)
+        for first in range(0, n_prompt, n_slice):
+            end = min(first + n_slice, n_prompt)
+            parts = tuple(Part(i, tuple(prompts[i][first:end]), int(end == n_prompt)) for i in group)
+            operations.append(Operation(PREFILL, parts))
+    return operations
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
