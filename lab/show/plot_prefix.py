@@ -6,19 +6,24 @@ Where the cold line crosses another is the length from which that way pays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lab.core import prefix_times
 from lab.core.record import Record
 from lab.experiments import crossing, prefix_cache
 from lab.experiments.prefix_cache import Row
-from lab.show.canvas import COLOURS, GUIDE, MARKERS, plain_ticks, tidy
+from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, plain_ticks, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LABELS = ("cold", "prefix copied in the cache", "restored from RAM", "restored from disk")
+LABELS = (
+    "cold (lines: medians, points: runs)",
+    "prefix copied in the cache",
+    "restored from RAM",
+    "restored from disk",
+)
 NAMES = {"ram_s": "RAM", "disk_s": "disk"}
 """Of ways that have a break-even: its name."""
 
@@ -35,13 +40,14 @@ def plot_prefix(rows: Sequence[Row], records: Sequence[Record], subject: str, fi
     runs = [record.run for record in records if record.run.prefix and record.run.prefix.n_suffix == n_suffix]
     known = {one.name: one for one in prefix_cache.break_even(alike)}
     lengths = [row.n_prefix for row in alike]
-    for way, label, colour, marker in zip(prefix_times.WAYS, LABELS, COLOURS, MARKERS, strict=False):
+    for way, label, colour, marker, line in zip(prefix_times.WAYS, LABELS, COLOURS, MARKERS, LINES, strict=False):
         pays = known.get(NAMES.get(way, ""))
         name = f"{label} (pays {crossing.words(pays)})" if pays else label
-        ax.plot(lengths, [getattr(row, way) for row in alike], color=colour, lw=2, label=f"{name}: median")
+        style: dict[str, Any] = {"color": colour, "marker": marker, "mew": 0}
+        ax.plot(lengths, [getattr(row, way) for row in alike], **style, ms=7, ls=line, lw=2, label=name)
         points = [(run.prefix.n_prefix, prefix_times.figures(run)) for run in runs if run.prefix]
         seconds = [(n, figures[way]) for n, figures in points if figures]
-        ax.plot(*zip(*seconds, strict=True), ls="", marker=marker, color=colour, ms=5, alpha=0.6, mew=0)
+        ax.plot(*zip(*seconds, strict=True), **style, ls="", ms=5, alpha=0.5)
         if pays and pays.is_measured and pays.n_tokens is not None:
             ax.axvline(pays.n_tokens, color=colour, ls=":", lw=1.4)
     promised = [(row.n_prefix, row.promised_s + row.cold_s - row.prefix_s) for row in alike if row.promised_s]
