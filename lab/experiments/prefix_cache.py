@@ -216,11 +216,11 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
         f"after {seconds(most.cached_s)} instead of {seconds(most.cold_s)}; restored from RAM, after "
         f"{seconds(most.ram_s)}, from disk, after {seconds(most.disk_s)}."
     ]
-    errors = [abs(row.saved_s / row.promised_s - 1) for row in measured if row.promised_s]
+    errors = [abs(row.promised_s / row.saved_s - 1) for row in measured if row.promised_s and row.saved_s > 0]
     if errors:
         words.append(
-            f"The saved time is off from what the prefill law promises by {statistics.median(errors):.0%}, the median; "
-            f"at most {max(errors):.0%}."
+            f"The prefill law's promise is off from the time saved by {statistics.median(errors):.0%}, the median; at "
+            f"most {max(errors):.0%}."
         )
     words += _checked(measured)
     words.append(crossing.sentence(break_even(measured)))
