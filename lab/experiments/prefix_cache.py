@@ -174,6 +174,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         of_runs = [prefix_times.times(run) for run in runs]
         medians = {name: statistics.median(one[name] for one in of_runs) for name in of_runs[0]}
         n_bytes = max((run.state_bytes[0] for run in runs if run.state_bytes), default=None)
+        rates: dict[str, Any] = {f"{name}_gbps": _gbps(n_bytes, medians[f"{name}_s"]) for name in MOVES}
         known = [max(run.logits_differ) for run in runs if run.logits_differ]
         logits_differ = max(known) if len(known) == len(runs) else None
         is_same_token = all(len(set(run.token_ids)) == 1 for run in runs)
@@ -184,7 +185,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
                 n_runs=len(runs),
                 **medians,
                 state_bytes=n_bytes,
-                **{f"{name}_gbps": _gbps(n_bytes, medians[f"{name}_s"]) for name in MOVES},
+                **rates,
                 promised_s=prediction.prefill(n_prefix, 0, 0) if prediction else None,
                 logits_differ=logits_differ,
                 is_same_token=is_same_token,
@@ -251,5 +252,5 @@ def _checked(measured: Sequence[Row]) -> list[str]:
     return words
 
 
-def _gbps(n_bytes: int | None, seconds: float) -> Any:
-    return n_bytes / seconds / 1e9 if n_bytes and seconds > 0 else None
+def _gbps(n_bytes: int | None, taken_s: float) -> float | None:
+    return n_bytes / taken_s / 1e9 if n_bytes and taken_s > 0 else None
