@@ -1,0 +1,55 @@
+"""What the steps of a run of `lab prefix` say: how long each of its four ways took, and whether any took more steps.
+
+The script is that of lab/experiments/prefix_cache.py: the prefix and the suffix cold; then the suffix after a copy,
+after a load from memory, and after a load from a file.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from lab.core.record import COPY, LOAD, PREFILL, SAVE, Run
+
+WAYS = ("cold_s", "cached_s", "ram_s", "disk_s")
+"""Times to first token, by the names that figures have."""
+
+
+def figures(run: Run) -> dict[str, float]:
+    """Of a run: the time to first token of each way, in s. Empty where its steps are not those of that script."""
+    return {name: value for name, value in times(run).items() if name in WAYS}
+
+
+def times(run: Run) -> dict[str, float]:
+    """Seconds of a run: of each way, of the prefix in the cold one, saved by the copy, and of each move.
+
+    Empty where its steps are not those of that script.
+    """
+    steps, ways = run.steps, _ways(run)
+    if run.prefix is None or run.prefix.n_prefix < 1 or not ways:
+        return {}
+    spans = [(steps.end_ns[way[-1]] - steps.start_ns[way[0]]) / 1e9 for way in ways]
+    saves = [i for i, kind in enumerate(steps.kind) if kind == SAVE]
+    moves = dict(zip(("copy_s", "load_ram_s", "load_disk_s"), (way[0] for way in ways[1:]), strict=True))
+    moves |= dict(zip(("save_ram_s", "save_disk_s"), saves, strict=True))
+    return {
+        **dict(zip(WAYS, spans, strict=True)),
+        "prefix_s": max((steps.ready_ns[i] for i in ways[0] if steps.n_past[i] < run.prefix.n_prefix), default=0) / 1e9,
+        "saved_s": spans[0] - spans[1],
+        **{name: (steps.ready_ns[i] - steps.start_ns[i]) / 1e9 for name, i in moves.items()},
+    }
+
+
+def n_prefilled_again(run: Run) -> int:
+    """The check: tokens that were prefilled after the copy and the loads, and are not of the suffix."""
+    n_suffix = run.prefix.n_suffix if run.prefix else 0
+    return sum(max(0, sum(run.steps.n_tokens[i] for i in way) - n_suffix) for way in _ways(run)[1:])
+
+
+def _ways(run: Run) -> list[range]:
+    """The operations of each way, from its copy or load to its last step. Empty where there are others."""
+    kinds = run.steps.kind
+    begins = [i for i, kind in enumerate(kinds) if i == 0 or kind in (COPY, LOAD)]
+    if [kinds[i] for i in begins] != [PREFILL, COPY, LOAD, LOAD] or kinds.count(SAVE) != 2:
+        return []
+    lengths = [sum(1 for _ in itertools.takewhile(PREFILL.__eq__, kinds[first + 1 :])) for first in begins]
+    return [range(first, first + 1 + n) for first, n in zip(begins, lengths, strict=True)]

@@ -1,0 +1,372 @@
+"""A prefix used again: exactly with a fake engine, and on the embedded model."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.core import layers, memory, prefix_times
+from lab.core import script as scripts
+from lab.core.record import COPY, FORGET, LOAD, PREFILL, SAVE, Ceilings, Prefix, Rate, Record, Run
+from lab.errors import LabError
+from lab.experiments import crossing, prefix_cache, saved_states
+from lab.models import catalog, synthetic
+from lab.process.wire import ATTENTION, MUL_MAT
+from lab.process.worker import Worker
+from lab.runner import limits, session
+from lab.runner.case import Case
+from lab.runner.session import execute, new_results_file
+from lab.show import canvas, plot_prefix
+from lab.why import learning
+from lab.why.step_prediction import StepPrediction
+from tests import miniature
+from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, died, make_record, make_run, steps_of
+
+FOLDER = Path("states")
+N_SUFFIX = 4
+
+
+def text(sequence: int, n: int) -> list[int]:
+    return [100 * sequence + i for i in range(n)]
+
+
+def case(n_prefix: int = 20, n_suffix: int = N_SUFFIX) -> Case:
+    return Case(n_prefix + n_suffix, 1, lever=Prefix(n_prefix, n_suffix))
+
+
+def prefix_run(n_prefix: int = 20, repeat: int = 0, move_ms: float = 5, prefill_ms: float = 1, **changes: Any) -> Run:
+    """A run of an engine that takes prefill_ms a token, 1 ms to choose one, and move_ms to copy, save or load."""
+    written = prefix_cache.write(case(n_prefix), text, SETTINGS, folder=FOLDER)  # n_ubatch is 8
+    run = dataclasses.replace(
+        make_run(n_prefix + N_SUFFIX, 1, repeat),
+        steps=steps_of(written, prefill_ms, move_ms=move_ms),
+        prefix=Prefix(n_prefix, N_SUFFIX),
+        token_ids=(7,) * 4,
+        state_bytes=(1000 * n_prefix, 1000 * n_prefix + 4),
+        logits_differ=(0.0, 0.0, 0.0),
+    )
+    return dataclasses.replace(run, **changes)
+
+
+def records(*lengths: int, **changes: Any) -> list[Record]:
+    return [make_record(prefix_run(n, **changes)) for n in lengths]
+
+
+def test_the_prefix_is_prefilled_once_and_the_suffix_in_four_ways() -> None:
+    written = prefix_cache.write(case(20, 10), text, SETTINGS, folder=FOLDER)
+    suffix = [(PREFILL, 8), (PREFILL, 2)]
+    assert [(op.kind, sum(part.n_tokens for part in op.parts)) for op in written] == [
+        *[(PREFILL, 8), (PREFILL, 8), (PREFILL, 4), *suffix, (FORGET, 0)],
+        *[(COPY, 0), *suffix, (FORGET, 0), (SAVE, 0), (SAVE, 0), (FORGET, 0)],
+        *[(LOAD, 0), *suffix, (FORGET, 0), (LOAD, 0), *suffix],
+    ]
+    kept = [op.parts[0] for op in written if op.keeps]
+    assert [(part.sequence, part.tokens, part.n_outputs) for part in kept] == [(i, (28, 29), 1) for i in (0, 1, 0, 0)]
+    assert [op.path for op in written if op.kind in (SAVE, LOAD)] == [None, str(FOLDER / "state")] * 2
+    shapes = list(scripts.shapes(written))
+    assert {shape.n_past for shape in shapes if shape.kind in (COPY, SAVE, LOAD)} == {20}
+    assert [shape.n_past for shape in shapes if shape.kind == PREFILL] == [0, 8, 16, *[20, 28] * 4]
+
+
+def test_a_row_has_the_times_of_every_way() -> None:
+    (row,) = prefix_cache.rows(records(20, 20, 20))
+    assert (row.n_prefix, row.n_suffix, row.n_runs) == (20, 4, 3)
+    assert (row.cold_s, row.cached_s, row.ram_s, row.disk_s) == pytest.approx((0.025, 0.010, 0.010, 0.010))
+    assert (row.prefix_s, row.saved_s, row.copy_s) == pytest.approx((0.020, 0.015, 0.005))
+    assert (row.save_ram_s, row.load_ram_s, row.save_disk_s, row.load_disk_s) == pytest.approx((0.005,) * 4)
+    assert row.state_bytes == 20_000
+    assert (row.save_ram_gbps, row.load_disk_gbps) == pytest.approx((0.004, 0.004))
+    assert (row.logits_differ, row.is_equal, row.n_prefilled_again, row.promised_s) == (0, True, 0, None)
+
+
+def test_medians_are_over_the_runs_of_a_length() -> None:
+    runs = [prefix_run(20, i, move_ms) for i, move_ms in enumerate((1, 2, 30))]
+    (row,) = prefix_cache.rows([make_record(run) for run in runs])
+    assert (row.load_ram_s, row.ram_s, row.saved_s) == pytest.approx((0.002, 0.007, 0.018))
+
+
+def test_figures_are_the_times_to_first_token() -> None:
+    figures = prefix_times.figures(prefix_run())
+    assert figures == pytest.approx({"cold_s": 0.025, "cached_s": 0.010, "ram_s": 0.010, "disk_s": 0.010})
+    assert prefix_times.figures(make_run()) == {}
+    assert prefix_times.figures(prefix_run(steps=make_run(24, 1).steps)) == {}
+    assert prefix_cache.rows([make_record(prefix_run(steps=make_run(24, 1).steps))]) == []
+
+
+def test_tokens_that_are_prefilled_again_are_counted() -> None:
+    whole = prefix_cache.write(case(), text, SETTINGS, folder=FOLDER)
+    load = [op.kind for op in whole].index(LOAD)
+    again = [*whole[: load + 1], *scripts.prefill(0, text(0, 20), 8, is_last=False), *whole[load + 1 :]]
+    run = prefix_run(steps=steps_of(again, move_ms=1))
+    assert prefix_times.n_prefilled_again(prefix_run()) == 0
+    assert prefix_times.n_prefilled_again(run) == 20
+    words = " ".join(prefix_cache.sentences(prefix_cache.rows([make_record(run)]), None))
+    assert "20 tokens of the prefix of 20 were prefilled again" in words and "bit by bit" not in words
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_equal", "words"),
+    [
+        ({}, True, "the logits are those of the cold way, bit by bit"),
+        ({"logits_differ": (0.0, 0.25, 0.0)}, False, "the logits differ by up to 0.25; the same token was chosen"),
+        ({"token_ids": (7, 7, 8, 7), "logits_differ": (0.0, 0.5, 0.0)}, False, "0.5; different tokens were chosen"),
+        ({"logits_differ": None}, None, "the logits are not known"),
+    ],
+)
+def test_whether_what_was_restored_is_what_was_computed(
+    changes: dict[str, Any], is_equal: bool | None, words: str
+) -> None:
+    rows = prefix_cache.rows([make_record(prefix_run()), make_record(prefix_run(**changes))])
+    assert rows[0].is_equal is is_equal
+    assert words in " ".join(prefix_cache.sentences(rows, None))
+
+
+def test_the_saved_time_is_held_against_the_prefill_law() -> None:
+    rates = tuple(
+        Rate(MUL_MAT, "Q4_0", "CPU", 128, 64, n, 2, 10**6, 2 * n * 10**6, (round(10**6 * (1 + n / 16)),))
+        for n in (1, 2, 4, 8, 32)
+    )
+    attention = tuple(Rate(ATTENTION, "F16", "CPU", 4, 16, n, 2, 10**4, 10**4, (10**4,), 2, 512) for n in (1, 512))
+    known = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, rates + attention)
+    prediction = StepPrediction(MODEL, SETTINGS, known, learning.fit([]), 0)
+    short, long = prefix_cache.rows(records(8, 64), prediction)
+    assert short.promised_s is not None and long.promised_s is not None
+    assert long.promised_s == pytest.approx(prediction.prefill(64, 0, 0))
+    assert 8 < long.promised_s / short.promised_s < 10  # attention grows beyond proportion
+    errors = [abs((row.promised_s or 0) / row.saved_s - 1) for row in (short, long)]
+    words = " ".join(prefix_cache.sentences([short, long], prediction))
+    assert (
+        f"is off from the time saved by {sum(errors) / 2:.0%}, the median" in words and f"{max(errors):.0%}." in words
+    )
+
+
+def test_caches_of_their_own_are_said_to_be_copied_whole() -> None:
+    shared = dataclasses.replace(SETTINGS, kv_unified=True)
+    apart = prefix_cache.sentences(prefix_cache.rows(records(20)), None)
+    together = prefix_cache.sentences(prefix_cache.rows([make_record(prefix_run(), settings=shared)]), None)
+    assert "copied all of it" in " ".join(apart) and "copied" not in " ".join(together)
+
+
+LENGTHS = [100, 200, 400]
+PREFILL_S = [0.1, 0.2, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("restore_s", "n_tokens", "is_measured", "words"),
+    [
+        ([0.0001, 0.0002, 0.0004], 1, False, "always"),
+        ([0.0501, 0.0502, 0.0504], 50.05, False, "from about 50 tokens on, which is beyond what was measured"),
+        ([0.15, 0.15, 0.15], 150, True, "from about 150 tokens on"),
+        ([0.55, 0.6, 0.7], 1000, False, "from about 1,000 tokens on, which is beyond what was measured"),
+        ([0.2, 0.4, 0.8], None, False, "never up to 400 tokens"),
+        ([5.0, 5.1, 5.3], None, False, "never up to 400 tokens"),  # it would be at 10,000: too far to say
+        ([0.01, 0.3, 0.8], None, False, "only at 100, not at 400 tokens"),
+    ],
+)
+def test_the_break_even_is_where_the_curves_cross(
+    restore_s: list[float], n_tokens: float | None, is_measured: bool, words: str
+) -> None:
+    one = crossing.find("RAM", LENGTHS, PREFILL_S, restore_s)
+    assert one.n_tokens == (None if n_tokens is None else pytest.approx(n_tokens, rel=0.01))
+    assert one.is_measured == is_measured
+    assert crossing.words(one) == words
+
+
+def test_one_length_alone_bounds_the_break_even_from_above() -> None:
+    assert crossing.find("disk", [100], [0.1], [0.02]).n_tokens == pytest.approx(20)  # as if all of it were fixed
+    assert crossing.find("disk", [100], [0.1], [0.2]).n_tokens is None
+
+
+def test_a_network_takes_its_time_for_the_bytes_before_they_are_loaded() -> None:
+    over = crossing.over_networks([0.5], [10**9])
+    assert over == {"1 Gbit/s": [8.5], "10 Gbit/s": [1.3], "100 Gbit/s": [0.58]}
+    assert crossing.over_networks([0.5, 0.5], [10**9, None]) == {}
+
+
+def test_every_way_to_restore_has_a_break_even() -> None:
+    known = prefix_cache.break_even(prefix_cache.rows(records(4, 8, 40)))
+    assert [one.name for one in known] == ["RAM", "disk", "1 Gbit/s", "10 Gbit/s", "100 Gbit/s"]
+    assert known[0].n_tokens == pytest.approx(5) and known[0].is_measured  # 5 ms to load, 1 ms a token to prefill
+    assert (known[0].fixed_s, known[0].per_token_s) == pytest.approx((0.005, 0))
+    assert known[2].n_tokens == pytest.approx(5 / (1 - 0.008), rel=1e-3)  # 1,000 bytes a token take 8 us
+    unknown = prefix_cache.break_even(prefix_cache.rows(records(4, 8, state_bytes=None)))
+    assert [one.name for one in unknown] == ["RAM", "disk"]
+    words = prefix_cache.sentences(prefix_cache.rows(records(4, 8, 40)), None)[-2]
+    assert words.startswith(
+        "Restoring a prefix beats prefilling it from about 5 tokens on (from RAM, from disk, over 1"
+    )
+
+
+def planned(worker: FakeWorker, folder: Path, lengths: str = "16,32", suffix: int = 8, **asked: Any) -> Any:
+    asked = {"ubatch": 8, "repeat": 1} | asked
+    return prefix_cache.plan(worker, lengths, suffix, folder=folder, **asked)  # type: ignore[arg-type]
+
+
+def test_the_sequences_share_a_cache_and_a_copy_takes_no_place(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    shared, apart = planned(fake_worker, tmp_path), planned(fake_worker, tmp_path, kv_unified="off")
+    assert (shared.settings.kv_unified, shared.settings.n_seq_max, shared.settings.n_ctx) == (True, 2, 32 + 8 + 2)
+    assert (apart.settings.kv_unified, apart.settings.n_seq_max, apart.settings.n_ctx) == (False, 2, 2 * 256)
+    assert shared.n_tokens(shared.cases[0]) == (16 + 4 * 8, 4)
+    assert shared.warnings == () and shared.refused == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"lengths": "16,16"}, "--prefix-len has 16 twice"),
+        ({"lengths": "0"}, "--prefix-len 0 is not possible"),
+        ({"lengths": "many"}, "'many' is not a whole number"),
+        ({"suffix": 0}, "--suffix-len 0 is not possible"),
+        ({"lengths": "16,992"}, "992 tokens and a suffix of 8 are longer than the context of 1,000 tokens"),
+        ({"suffix": 1000}, "are longer than the context"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(
+    fake_worker: FakeWorker, tmp_path: Path, asked: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(LabError, match=words):
+        planned(fake_worker, tmp_path, **asked)
+    assert planned(fake_worker, tmp_path, "991").cases
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"windows": (64, 0)},
+        {"uncounted": layers.SINGLE["ssm.state_size"]},
+        {"uncounted": layers.SINGLE["wkv.head_size"]},
+        {"uncounted": layers.UNCOUNTED["llama4"]},
+    ],
+)
+def test_models_that_do_not_keep_every_position_are_refused(
+    fake_worker: FakeWorker, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    fake_worker.model = dataclasses.replace(MODEL, **changes)
+    with pytest.raises(LabError, match="cannot be copied and cut at a prefix"):
+        planned(fake_worker, tmp_path)
+    fake_worker.model = dataclasses.replace(MODEL, windows=(0, 0), uncounted=layers.SINGLE["attention.key_length_mla"])
+    assert planned(fake_worker, tmp_path).cases
+
+
+def test_prefixes_whose_states_find_no_room_are_refused(
+    fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    per_position = memory.kv_bytes_per_position(MODEL) or 0
+    context = planned(fake_worker, tmp_path).memory(planned(fake_worker, tmp_path).cases[0]).total_bytes
+    monkeypatch.setattr(limits, "memory_available", lambda: context + 20 * per_position)
+    (refused,) = planned(fake_worker, tmp_path).refused.values()
+    assert refused.startswith("The saved state of a prefix of 32 tokens takes 0.0 GB of memory")
+    monkeypatch.undo()
+    disk = types.SimpleNamespace(free=20 * per_position)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
+    (refused,) = planned(fake_worker, tmp_path).refused.values()
+    assert refused.endswith("GB are free on the disk.")
+
+
+def test_runs_are_kept_and_the_texts_of_repeats_differ(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    fake_worker.checks = ((100, 104), (0.0, 0.0, 0.0))
+    plan = planned(fake_worker, tmp_path, repeat=2)
+    made = list(execute(plan, fake_worker, new_results_file(plan, tmp_path), lambda status: None))  # type: ignore[arg-type]
+    timed = [record for record in made if not record.run.warmup]
+    assert {record.run.status for record in timed} == {"ok"}
+    assert sorted(record.run.prefix.n_prefix for record in timed if record.run.prefix) == [16, 16, 32, 32]
+    assert {record.run.state_bytes for record in timed} == {(100, 104)}
+    prompts = {tuple(prompt[:16]) for prompt in fake_worker.prompts if len(prompt) > 40}
+    assert len(prompts) == 2
+
+
+def states(folder: Path) -> list[Path]:
+    return list(folder.rglob("*lab-states*"))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_folder_of_states_is_deleted_whatever_happens(tmp_path: Path, is_there: bool) -> None:
+    out = tmp_path if is_there else tmp_path / "not" / "yet"
+    with pytest.raises(KeyboardInterrupt), saved_states.folder_in(out) as folder:
+        assert folder.parent == tmp_path
+        (folder / "state").write_bytes(b"state")
+        raise KeyboardInterrupt
+    assert not folder.exists() and not any(tmp_path.iterdir())
+
+
+def test_where_nothing_can_be_written_the_folder_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = tempfile.TemporaryDirectory
+
+    def refuse(prefix: str, dir: Path | None = None) -> Any:
+        if dir is not None:
+            raise PermissionError
+        return make(prefix=prefix)
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
+    with saved_states.folder_in(tmp_path) as folder:
+        assert folder.is_dir() and folder.parent != tmp_path
+    assert not folder.exists()
+
+
+def test_no_state_is_left_when_the_engine_dies(
+    fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[Path]] = []
+
+    def die(n_prompt: int, n_gen: int) -> None:
+        seen.append(states(tmp_path))
+        (seen[0][0] / "state").write_bytes(b"half of it")
+        if n_gen == 4:
+            raise died()
+
+    fake_worker.on_run = die
+    monkeypatch.setattr(session, "Worker", lambda: fake_worker)
+    with pytest.warns(UserWarning, match="runs failed"):
+        made = prefix_cache.prefix("16", 8, 1, out=tmp_path, ubatch=8)
+    assert made[-1].run.status == "crashed" and made[-1].run.prefix == Prefix(16, 8)
+    assert len(seen[0]) == 1 and states(tmp_path) == []
+
+
+def test_the_picture_has_every_way_and_the_break_even() -> None:
+    of = records(4, 8, 40) + records(4, 8, 40, move_ms=6)
+    rows = prefix_cache.rows(of)
+    figure = canvas.drawn(lambda figure: plot_prefix.plot_prefix(rows, of, "tiny Q4_0, Test CPU", figure), (8, 5))
+    (ax,) = figure.axes
+    labels = ax.get_legend_handles_labels()[1]
+    assert len(labels) == 4 and labels[2] == "restored from RAM (pays from about 6 tokens on)"
+    assert "tiny Q4_0, Test CPU" in ax.get_title() and "4 tokens" in ax.get_title()
+    of_points = [list(line.get_xdata()) for line in ax.lines]  # type: ignore[arg-type]
+    assert of_points.count([4, 8, 40]) == 4 and of_points.count([4, 8, 40] * 2) == 4  # medians, and all runs
+    assert [xs for xs in of_points if len(xs) == 2] == [[pytest.approx(5.5)] * 2] * 2
+
+
+@pytest.fixture(scope="module")
+def real(embedded: Path) -> Iterator[Worker]:
+    with Worker() as worker:
+        yield worker
+
+
+@pytest.mark.parametrize("kv_unified", ["on", "off"])
+def test_a_real_prefix_is_restored_bit_by_bit(real: Worker, tmp_path: Path, kv_unified: str) -> None:
+    with saved_states.folder_in(tmp_path) as folder:
+        plan = prefix_cache.plan(
+            real, "100", 20, 1, folder=folder, kv_unified=kv_unified, ubatch=64, model=catalog.DEFAULT
+        )
+        made = list(execute(plan, real, new_results_file(plan, tmp_path), lambda status: None))
+    run = made[-1].run
+    assert run.status == "ok", run.error
+    assert run.logits_differ == (0.0, 0.0, 0.0) and len(set(run.token_ids)) == 1
+    assert run.state_bytes is not None
+    per_position = memory.kv_bytes_per_position(plan.model) or 0
+    assert all(100 * per_position < n < 1.02 * 100 * per_position for n in run.state_bytes)
+    (row,) = prefix_cache.rows([made[-1]])
+    assert row.is_equal and row.n_prefilled_again == 0 and states(tmp_path) == []
+
+
+def test_a_real_model_with_windows_is_refused_before_it_is_loaded(real: Worker, tmp_path: Path) -> None:
+    path = tmp_path / "mini.gguf"
+    synthetic.write(miniature.entry("gemma3").shape, miniature.quantization("gemma3"), path)
+    with pytest.raises(LabError, match="only through a sliding window"):
+        prefix_cache.plan(real, "64", 8, 1, folder=tmp_path, model=str(path))
