@@ -1,10 +1,16 @@
-"""What a run of `lab stall` does: its case and its script. The newcomer is sequence 0, the streams are 1, 2, ..."""
+"""What a run of `lab stall` does, and what it cannot: its case, its script, refusals.
+
+The newcomer is sequence 0, the streams are 1, 2, ...
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lab.core import script
-from lab.core.record import MIXED, Run, Settings, Stall
+from lab.core.record import MIXED, Model, Run, Settings, Stall
 from lab.core.script import Operation, Part
+from lab.errors import LabError
 from lab.runner.case import Case, Text
 
 N_CONTEXT, N_BEFORE, N_GEN = 128, 32, 9
@@ -53,3 +59,30 @@ def newcomer_ids(run: Run) -> tuple[int, ...]:
     first = n * (1 + lever.n_before + max(0, n_mixed(run.n_prompt, lever.chunk) - 1))
     second = first + (1 if lever.chunk is None else n + 1)  # the last mixed step also chooses a token of each stream
     return (*run.token_ids[first : first + 1], *run.token_ids[second :: n + 1])
+
+
+def check_chunks(chunks: Sequence[int], n_prompt: int, n_streams: int, n_batch: int) -> None:
+    """LabError where the largest chunk is longer than the prompt, or does not fit into a batch with the streams."""
+    most = max(chunks, default=0)
+    if most > n_prompt:
+        raise LabError(
+            f"--chunk {most:,} is longer than the prompt of {n_prompt:,} tokens.",
+            "Give smaller chunks; the prompt all at once is measured in any case.",
+        )
+    if most + n_streams > n_batch:
+        raise LabError(
+            f"A chunk of {most:,} tokens and {n_streams:,} streams do not fit into a batch of {n_batch:,} tokens.",
+            f"Use --batch {most + n_streams}, a smaller --chunk, or fewer --streams.",
+        )
+
+
+def need_every_position(model: Model) -> None:
+    """LabError for models that do not keep the keys and values of every position."""
+    known = model.uncounted or ""
+    is_recurrent = "recurrent" in known or "convolution" in known
+    if is_recurrent or any(model.windows or ()):
+        why = known if is_recurrent else "some of its layers see only a window"
+        raise LabError(
+            f"{model.name} cannot be measured with several sequences in a step: {why}.",
+            "llama.cpp cuts its steps in another way. Use a model whose layers see every token.",
+        )

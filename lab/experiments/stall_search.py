@@ -90,14 +90,16 @@ def execute(
         yield record
     groups = dict.fromkeys((case.n_prompt, _lever(case).n_streams) for case in plan.cases)
     for n_prompt, n_streams in groups:
-        own = [record for record in records if _belongs(record, n_prompt, n_streams)]
-        while (chunk := propose(plan, own, limit_s, predict)) is not None:
+        while True:
+            own = [record for record in records if _belongs(record, n_prompt, n_streams)]
+            chunk = propose(plan, own, limit_s, predict)
+            if chunk is None:
+                break
             narrowed = with_cases(plan, [stall_script.case(n_prompt, n_streams, chunk)], stall_script.write)
             worker.restart()
-            n_starts = 1 + max((record.run.engine or 0 for record in records), default=0)
+            n_starts = 1 + max(record.run.engine or 0 for record in records)
             for record in session.execute(narrowed, worker, path, watch, n_starts=n_starts):
                 records.append(record)
-                own.append(record)
                 yield record
 
 

@@ -26,10 +26,10 @@ from typing import Any
 from lab.analysis.wording import seconds
 from lab.core import gaps
 from lab.core.gaps import Gaps
-from lab.core.record import Model, Record, Stall
+from lab.core.record import Record, Stall
 from lab.errors import LabError
 from lab.experiments import cases, stall_prediction, stall_search
-from lab.experiments.stall_script import N_GEN, case, newcomer_ids, write
+from lab.experiments.stall_script import N_GEN, case, check_chunks, need_every_position, newcomer_ids, write
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import session
@@ -128,14 +128,14 @@ def plan(
     lengths = [prompt_len] if isinstance(prompt_len, int) else prompt_len
     asked["kv_unified"] = asked.get("kv_unified") or "on"
     made = make_plan(worker, lengths, N_GEN, repeat, **asked)
-    _need_every_position(made.model)
+    need_every_position(made.model)
     longest = min(case.n_prompt for case in made.cases)
     chunks: tuple[int, ...] = ()
     if chunk is not None:
         chunks = cases.numbers("--chunk", chunk, 2**30)
     elif max_stall is None:
         chunks = tuple(n for n in cases.numbers("--chunk", DEFAULT_CHUNKS, 2**30) if n <= longest)
-    _check_chunks(chunks, longest, max(numbers), made.settings.n_batch)
+    check_chunks(chunks, longest, max(numbers), made.settings.n_batch)
     planned = with_cases(
         made, [case(own.n_prompt, n, of) for own in made.cases for n in numbers for of in (*chunks, None)], write
     )
@@ -145,35 +145,9 @@ def plan(
         _, n_chosen = planned.n_tokens(wanted)
         if n_chosen > MAX_TOKENS:
             raise LabError(
-                f"{wanted.name} would generate {n_chosen:,} tokens.", f"At most {MAX_TOKENS:,}: give a larger --chunk."
+                f"{wanted.name} would choose {n_chosen:,} tokens.", f"At most {MAX_TOKENS:,}: give a larger --chunk."
             )
     return planned
-
-
-def _check_chunks(chunks: Sequence[int], n_prompt: int, n_streams: int, n_batch: int) -> None:
-    most = max(chunks, default=0)
-    if most > n_prompt:
-        raise LabError(
-            f"--chunk {most:,} is longer than the prompt of {n_prompt:,} tokens.",
-            "Give smaller chunks; the prompt all at once is measured in any case.",
-        )
-    if most + n_streams > n_batch:
-        raise LabError(
-            f"A chunk of {most:,} tokens and {n_streams:,} streams do not fit into a batch of {n_batch:,} tokens.",
-            f"Use --batch {most + n_streams}, a smaller --chunk, or fewer --streams.",
-        )
-
-
-def _need_every_position(model: Model) -> None:
-    """LabError for models that do not keep the keys and values of every position."""
-    known = model.uncounted or ""
-    is_recurrent = "recurrent" in known or "convolution" in known
-    if is_recurrent or any(model.windows or ()):
-        why = known if is_recurrent else "some of its layers see only a window"
-        raise LabError(
-            f"{model.name} cannot be measured beside other sequences: {why}.",
-            "llama.cpp cuts its steps in another way. Use a model whose layers see every token.",
-        )
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
@@ -268,7 +242,7 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None = None)
     for n_prompt, n_streams in dict.fromkeys((row.n_prompt, row.n_streams) for row in measured):
         words += _of_group([row for row in measured if (row.n_prompt, row.n_streams) == (n_prompt, n_streams)])
     errors = {
-        "longest gaps": [abs(row.expected_gap_s / row.longest_gap_s - 1) for row in measured if row.expected_gap_s],
+        "the longest gap": [abs(row.expected_gap_s / row.longest_gap_s - 1) for row in measured if row.expected_gap_s],
         "the newcomer's TTFT": [
             abs(row.expected_newcomer_s / row.newcomer_s - 1) for row in measured if row.expected_newcomer_s
         ],
@@ -287,7 +261,7 @@ def _of_group(alike: Sequence[Row]) -> list[str]:
     streams = f"{last.n_streams} stream{'s' * (last.n_streams > 1)}"
     words = [
         f"With {streams} a token usually comes every {seconds(last.usual_gap_s)}; a prompt of {last.n_prompt:,} tokens "
-        f"{_how(last.chunk)} makes them wait up to {seconds(last.longest_gap_s)}."
+        f"{_how(last.chunk)} makes {'it' if last.n_streams == 1 else 'them'} wait up to {seconds(last.longest_gap_s)}."
     ]
     for row in alike:
         if row.chunk is None:
