@@ -17,9 +17,15 @@ from lab.experiments import stall_prediction, stall_script, stall_search, stalls
 from lab.experiments.stall_prediction import Piece
 from lab.experiments.stall_search import Tried
 from lab.runner import session
+from lab.show import canvas, plot_stall
+from lab.why import learning, roofline
+from lab.why.step_prediction import StepPrediction
 from tests.conftest import MODEL, SETTINGS, FakeWorker, make_record, make_run, steps_of
+from tests.test_explain import BIG, FAST, WIDE
 
 SHARED = dataclasses.replace(SETTINGS, kv_unified=True, n_ubatch=512)
+
+ON_GPU = dataclasses.replace(SHARED, n_gpu_layers=1)
 
 
 def text(sequence: int, n: int) -> list[int]:
@@ -247,7 +253,7 @@ def test_what_is_priced_is_what_is_computed(settings: Settings, chunk: int) -> N
 class Straight:
     """A prediction in which a token takes 1 ms, and each position that it looks back at 1 us."""
 
-    settings: Settings = SHARED
+    settings: Settings = ON_GPU
     is_known: bool = True
 
     def seconds(self, n_tokens: int, n_past: int, n_outputs: int, others: Sequence[tuple[int, int]] = ()) -> Any:
@@ -277,6 +283,22 @@ def test_the_longest_gap_and_the_newcomer_are_predicted_step_by_step() -> None:
             for n in (chunk or 1, (chunk or 1) + 1)
         ]
         assert gap[0] <= limit_s < gap[1]
+
+
+def test_on_a_cpu_the_streams_tokens_cost_a_whole_tile_of_attention() -> None:
+    settings = dataclasses.replace(WIDE, kv_unified=True)
+    prediction = StepPrediction(BIG, settings, FAST, learning.fit([]), 0)
+    lever = Stall(4, 64, 128, 32)
+    tile = roofline.step_kernels(BIG, settings, FAST, 64, 4 * 160, 0)
+    assert tile
+    priced = stall_prediction.longest_gap(prediction, 128, lever)  # the last full chunk: 64 to 128
+    later = prediction.seconds(64, 64, 5, [(1, 161)] * 4)
+    assert priced and later and priced - later == pytest.approx(tile.attention_s, rel=0.02)
+    for other, n in ((dataclasses.replace(settings, kv_unified=False), 64), (settings, 32)):
+        lever, alone = Stall(4, n, 128, 32), dataclasses.replace(prediction, settings=other)
+        pieces = stall_prediction.mixed(lever, 128, 128 // n - 1, other)
+        own = sum(alone.seconds(one.n_tokens, one.n_past, one.n_outputs, one.others) or 0 for one in pieces)
+        assert stall_prediction.longest_gap(alone, 128, lever) == pytest.approx(own)
 
 
 def test_the_sentences_say_what_a_chunk_costs() -> None:
@@ -419,6 +441,34 @@ def test_a_search_that_cannot_measure_ends(fake_worker: FakeWorker, tmp_path: Pa
     assert result.kept is None and result.broken and result.broken.chunk is None
     assert "no chunk that was measured keeps every gap" in stall_search.sentence(result)
     assert sum(record.run.error is not None for record in records) == 1
+
+
+def test_the_picture_has_a_panel_for_each_chunk() -> None:
+    records = [stall_record(100, chunk, n, repeat) for chunk in (10, 50, None) for n in (1, 2) for repeat in (0, 1)]
+    figure = canvas.drawn(lambda figure: plot_stall.plot_stall(records, figure, 0.05), (11, 5))
+    assert [ax.get_title() for ax in figure.axes] == ["chunks of 10", "chunks of 50", "all at once"]
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert [line.get_text() for line in legend.get_texts()] == [
+        "1 stream", "2 streams", "limit: 50.0 ms", "the newcomer's first token"
+    ]  # fmt: skip
+    for ax, at_s in zip(figure.axes, (0.1 + 10 * 2e-3 + 1e-3, 0.1 + 2 * 2e-3 + 1e-3, 0.101), strict=True):
+        step: Any = next(line for line in ax.lines if line.get_drawstyle() == "steps-pre")
+        assert max(step.get_xydata()[:, 1]) == pytest.approx(1e3 * max(gaps_of(ax.get_title()).gaps_s))
+        dotted: Any = next(line for line in ax.lines if line.get_linestyle() == ":")
+        assert list(dotted.get_xydata()[:, 0]) == pytest.approx([at_s] * 2)
+    many = [stall_record(100, chunk) for chunk in (10, 20, 30, 40, 50, 60, None)]
+    figure = canvas.drawn(lambda figure: plot_stall.plot_stall(many, figure), (11, 5))
+    assert [ax.get_title() for ax in figure.axes][::3] == ["chunks of 10", "all at once"] and len(figure.axes) == 4
+    with pytest.raises(LabError, match="no run shows a stall"):
+        plot_stall.plot_stall([make_record()])
+
+
+def gaps_of(title: str) -> gaps.Gaps:
+    chunk = None if title == "all at once" else int(title.removeprefix("chunks of "))
+    known = gaps.of(stall_record(100, chunk).run)
+    assert known is not None
+    return known
 
 
 def test_stalls_of_the_real_engine(embedded: Path, tmp_path: Path) -> None:

@@ -4,16 +4,24 @@ A step of more than n_ubatch tokens is cut by llama.cpp (llama-batch.cpp, 0c1e57
 other. Where all sequences share one cache (kv_unified) it is cut every n_ubatch tokens (split_simple); the newcomer's
 tokens come first. Where each has its own, a part has equally many tokens of each sequence (split_equal): first one of
 each, then what is left of the newcomer's.
+
+In a shared cache every token's attention is computed over the cells of all, and masked. The CPU's kernel for 64 tokens
+and more leaves out what is masked for 64 of them at once (a tile; ggml-cpu/ops.cpp, flash_attn_ext_tiled), so the
+streams' few tokens cost a whole tile over the caches of all streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lab.core import cost
 from lab.core.record import Settings, Stall
+from lab.why import roofline
 from lab.why.step_prediction import StepPrediction
+
+TILE = 64
+"""Tokens of a tile of attention on the CPU (ggml-cpu/common.h, ggml_fa_tile_config)."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +86,22 @@ def answering(lever: Stall, n_prompt: int) -> Iterator[Piece]:
     yield Piece(1, n_prompt, 1 + lever.n_streams, (stream,) * lever.n_streams)
 
 
-def _seconds(prediction: StepPrediction, pieces: Iterator[Piece]) -> float | None:
+def _seconds(prediction: StepPrediction, pieces: Iterable[Piece]) -> float | None:
     total = 0.0
     for piece in pieces:
         taken = prediction.seconds(piece.n_tokens, piece.n_past, piece.n_outputs, piece.others)
         if taken is None:
             return None
-        total += taken
+        total += taken + _tile_s(prediction, piece)
     return total
+
+
+def _tile_s(prediction: StepPrediction, piece: Piece) -> float:
+    """What the streams' tile of attention takes on the CPU; 0 where there is none."""
+    settings = prediction.settings
+    is_tiled = settings.kv_unified and settings.n_gpu_layers == 0 and piece.n_tokens + len(piece.others) >= TILE
+    if not is_tiled or not piece.others or (settings.flash_attn_resolved or settings.flash_attn) == "off":
+        return 0.0
+    n_cells = sum(n_past for _, n_past in piece.others)
+    tile = roofline.step_kernels(prediction.model, settings, prediction.ceilings, TILE, n_cells, 0)
+    return tile.attention_s if tile else 0.0

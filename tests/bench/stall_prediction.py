@@ -29,7 +29,7 @@ def main(prompt_len: str, chunks: str, streams: str, repeat: str, *models: str) 
     gap_errors, newcomer_errors = [], []
     for model in models or MODELS:
         lab.ceilings(model, out=FOLDER)
-        lab.measure(f"128,{min(1024, int(prompt_len))},{prompt_len}", 16, 2, model, out=FOLDER)
+        lab.measure(sorted({128, min(1024, int(prompt_len)), int(prompt_len)}), 16, 2, model, out=FOLDER)
         records = timed(stalls.stall(prompt_len, chunks, streams, int(repeat), model, out=FOLDER))
         known = results.read([FOLDER])
         prediction = step_prediction.prediction_for(records[0], known.ceilings, known.records)
