@@ -309,9 +309,9 @@ def test_the_sentences_say_what_a_chunk_costs() -> None:
         "1.02 s."
     )
     assert words[1].startswith(
-        "In chunks of 100: 10 stalls, the longest 103 ms; the newcomer's first token comes after "
+        "In chunks of 100: 10 stalls, the longest gap 103 ms; the newcomer's first token comes after "
     )
-    assert words[1].endswith("of the throughput is gained.") and len(words) == 2
+    assert words[1].endswith("and the throughput is 9% higher than apart.") and len(words) == 2
     prediction: Any = Straight()
     assert "Predictions of the longest gap are off by" in " ".join(
         stalls.sentences(stalls.rows(records, prediction), prediction)

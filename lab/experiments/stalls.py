@@ -266,13 +266,13 @@ def _of_group(alike: Sequence[Row]) -> list[str]:
     for row in alike:
         if row.chunk is None:
             continue
-        line = f"{_how(row.chunk).capitalize()}: {row.n_stalls:,} stalls, the longest {seconds(row.longest_gap_s)}; "
+        stalls = f"{row.n_stalls:,} stall{'s' * (row.n_stalls != 1)}"
+        line = f"{_how(row.chunk).capitalize()}: {stalls}, the longest gap {seconds(row.longest_gap_s)}; "
         line += f"the newcomer's first token comes after {seconds(row.newcomer_s)}"
         if last.chunk is None:
-            line += f" ({row.newcomer_s / last.newcomer_s:.2g} times as long as all at once)"
+            line += f" ({row.newcomer_s / last.newcomer_s:.3g} times as long as all at once)"
         if row.lost is not None:
-            what = "lost" if row.lost >= 0 else "gained"
-            line += f", and {abs(row.lost):.0%} of the throughput is {what}"
+            line += f", and the throughput is {abs(row.lost):.0%} {'lower' if row.lost >= 0 else 'higher'} than apart"
         words.append(line + ".")
     return words
 
