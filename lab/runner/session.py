@@ -64,13 +64,17 @@ def measure(
 
 
 def carry_out(
-    make: Callable[[Worker], Plan], out: str | Path, watch: ShowStatus | None = None, stream: bool = False
+    make: Callable[[Worker], Plan],
+    out: str | Path,
+    watch: ShowStatus | None = None,
+    stream: bool = False,
+    run: Callable[[Plan, Worker, Path, ShowStatus, bool], Iterator[Record]] | None = None,
 ) -> list[Record]:
-    """Make a plan and all its runs. Warns of what the plan warns of, and of failed runs."""
+    """Make a plan and all its runs (`run`: as `execute` does). Warns of what the plan warns of, and of failed runs."""
     with Worker() as worker, notebook.watching() as watching:
         plan = make(worker)
         path = new_results_file(plan, Path(out))
-        records = list(execute(plan, worker, path, watch or watching, stream))
+        records = list((run or execute)(plan, worker, path, watch or watching, stream))
     errors = [record.run.error for record in records if record.run.error]
     for warning in (*plan.warnings, *([f"{len(errors)} runs failed: {errors[0]}"] if errors else [])):
         warnings.warn(warning, stacklevel=3)
@@ -128,18 +132,21 @@ def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:
     return path
 
 
-def execute(plan: Plan, worker: Worker, path: Path, watch: ShowStatus, stream: bool = False) -> Iterator[Record]:
+def execute(
+    plan: Plan, worker: Worker, path: Path, watch: ShowStatus, stream: bool = False, n_starts: int = 1
+) -> Iterator[Record]:
     """Make the plan's runs, each appended to `path` the moment it ends, and yield their records.
 
-    A case that fails is reported in its record and the others go on. When the engine dies it is started
-    again. Whoever stops iterating (Ctrl-C) keeps everything that has been yielded.
+    A case that fails is reported in its record and the others go on. When the engine dies it is started again;
+    `n_starts` is how often it has been started in this session. Whoever stops iterating (Ctrl-C) keeps everything that
+    has been yielded.
     """
     session = path.stem
     if stream and plan.file.source == catalog.SYNTHETIC:
         raise LabError("A model with random weights has no text to stream.", "Leave --stream out.")
     try:
         todo = plan.order
-        engine = WarmEngine(plan, worker, Reporter(watch, todo, plan.n_tokens), stream)
+        engine = WarmEngine(plan, worker, Reporter(watch, todo, plan.n_tokens), stream, n_starts)
         for settings, run in _runs(engine, todo):
             line = Record(session, plan.machine, engine.model, settings, run)
             save(path, line)

@@ -42,12 +42,12 @@ STATUS_S = 0.5
 class WarmEngine:
     """The engine with the plan's model and a warm context."""
 
-    def __init__(self, plan: Plan, worker: Worker, reporter: Reporter, stream: bool = False) -> None:
+    def __init__(self, plan: Plan, worker: Worker, reporter: Reporter, stream: bool = False, n_starts: int = 1) -> None:
         self.plan, self.worker, self.reporter, self.stream = plan, worker, reporter, stream
         self.settings, self.model = plan.settings, plan.model
         self.warm = False
         self.round = -1  # the repeat for which the engine was started
-        self.n_starts = 1
+        self.n_starts = n_starts
         self._loaded = False
         self._sentinel: int | None = None  # the last one's time, on this context
         self._ids: list[int] = []

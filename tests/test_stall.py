@@ -1,0 +1,484 @@
+"""Stalls: exact on the fake engine; the search on planted laws; and once with the real engine."""
+
+import dataclasses
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.core import gaps
+from lab.core import script as scripts
+from lab.core.record import DECODE, MIXED, OK, PREFILL, Record, Settings, Stall
+from lab.errors import LabError
+from lab.experiments import stall_prediction, stall_script, stall_search, stalls
+from lab.experiments.stall_prediction import Piece
+from lab.experiments.stall_search import Tried
+from lab.runner import session
+from lab.show import canvas, plot_stall
+from lab.why import learning, roofline
+from lab.why.step_prediction import StepPrediction
+from tests.conftest import MODEL, SETTINGS, FakeWorker, make_record, make_run, steps_of
+from tests.test_explain import BIG, FAST, WIDE
+
+SHARED = dataclasses.replace(SETTINGS, kv_unified=True, n_ubatch=512)
+
+ON_GPU = dataclasses.replace(SHARED, n_gpu_layers=1)
+
+
+def text(sequence: int, n: int) -> list[int]:
+    return [(7 * sequence + i) % 100 for i in range(n)]
+
+
+def stall_record(
+    n_prompt: int, chunk: int | None, n_streams: int = 1, repeat: int = 0, settings: Settings = SHARED, **times: float
+) -> Record:
+    """A run of the fake engine: a prompt's token takes 1 ms, a decode step 10 ms a sequence, choosing a token 1 ms."""
+    case = stall_script.case(n_prompt, n_streams, chunk)
+    script = stall_script.write(case, text, settings)
+    steps = steps_of(script, **times)
+    token_ids = tuple(range(scripts.n_chosen(script)))
+    assert isinstance(case.lever, Stall)
+    run = make_run(n_prompt, case.n_gen, repeat, steps=steps, stall=case.lever, token_ids=token_ids)
+    return make_record(run, settings=settings)
+
+
+def plan(worker: FakeWorker, *asked: Any, **settings: Any) -> Any:
+    return stalls.plan(worker, *asked, model="smollm2-135m", **settings)  # type: ignore[arg-type]
+
+
+def test_the_script_rides_chunks_in_the_streams_steps() -> None:
+    operations = stall_script.write(stall_script.case(100, 2, 40), text, SHARED)
+    mixed = [operation for operation in operations if operation.kind == MIXED]
+    assert [[part.n_tokens for part in operation.parts] for operation in mixed] == [[40, 1, 1], [40, 1, 1], [20, 1, 1]]
+    assert [operation.parts[0].n_outputs for operation in mixed] == [0, 0, 1]
+    assert all(part.n_outputs == 1 for operation in mixed for part in operation.parts[1:])
+    assert [token for operation in mixed for token in operation.parts[0].tokens or ()] == text(0, 100)
+    assert operations[0].parts[0].tokens == tuple(text(1, stall_script.N_CONTEXT))
+    alone = stall_script.write(stall_script.case(1200, 2, None), text, SHARED)
+    assert [operation.parts[0].n_tokens for operation in alone if operation.kind == PREFILL][2:] == [512, 512, 176]
+    assert not [operation for operation in alone if operation.kind == MIXED]
+
+
+@pytest.mark.parametrize("chunk", [7, 40, 100, None])
+@pytest.mark.parametrize("n_streams", [1, 3])
+def test_a_case_has_room_for_exactly_what_its_script_computes(chunk: int | None, n_streams: int) -> None:
+    case = stall_script.case(100, n_streams, chunk)
+    held = dict.fromkeys(range(n_streams + 1), 0)
+    for operation in stall_script.write(case, text, SHARED):
+        for part in operation.parts:
+            held[part.sequence] += operation.times * part.n_tokens
+    assert [n + 1 for n in held.values()] == list(case.sequences)  # the last token that is chosen is not computed
+
+
+@pytest.mark.parametrize(("n_prompt", "chunk"), [(1000, 64), (1024, 256), (1000, 1000), (999, 333), (100, 35)])
+@pytest.mark.parametrize("n_streams", [1, 4])
+def test_there_are_as_many_stalls_as_chunks(n_prompt: int, chunk: int, n_streams: int) -> None:
+    (row,) = stalls.rows([stall_record(n_prompt, chunk, n_streams, decode_ms=2)])
+    assert row.n_steps == row.n_stalls == math.ceil(n_prompt / chunk)
+    (at_once,) = stalls.rows([stall_record(n_prompt, None, n_streams)])
+    assert at_once.n_stalls == 1
+
+
+def test_the_figures_are_those_of_the_steps() -> None:
+    records = [stall_record(1000, 300, 2), stall_record(1000, None, 2)]
+    mixed, at_once = stalls.rows(records)
+    usual, chunk = 2 * 10 + 2, 300 + 2 + 2  # ms: a step of the streams; a mixed one, which costs 1 ms a token
+    assert mixed.usual_gap_s == at_once.usual_gap_s == pytest.approx(usual / 1e3)
+    assert mixed.longest_gap_s == mixed.median_gap_s == pytest.approx(chunk / 1e3)
+    assert mixed.newcomer_s == pytest.approx((3 * chunk + 100 + 2 + 3) / 1e3)
+    assert at_once.longest_gap_s == pytest.approx((1001 + 3 * 10 + 3) / 1e3)
+    assert at_once.newcomer_s == pytest.approx(1.001)
+    assert mixed.lost == pytest.approx(1 - (1.001 + 4 * usual / 1e3) / mixed.newcomer_s)
+    assert at_once.lost == pytest.approx(0)
+    assert (mixed.n_steps, at_once.n_steps) == (4, 2)
+    assert gaps.figures(records[0].run) == {
+        "gap_ms": pytest.approx(chunk),
+        "ttft_s": pytest.approx(mixed.newcomer_s),
+    }
+    (alone,) = stalls.rows(records[:1])
+    assert alone.lost is None and alone.expected_gap_s is None
+
+
+def test_rows_are_medians_and_name_the_longest_gap_of_all_runs() -> None:
+    records = [stall_record(100, 50, repeat=i, prefill_ms=ms) for i, ms in enumerate((1, 3, 2))]
+    (row,) = stalls.rows(records)
+    assert row.n_runs == 3 and row.longest_gap_s == pytest.approx((2 * 51 + 2) / 1e3)
+    assert (row.longest_min_s, row.longest_max_s) == pytest.approx([53 / 1e3, (3 * 51 + 2) / 1e3])
+
+
+def test_gaps_count_from_when_the_prompt_came() -> None:
+    known = gaps.of(stall_record(100, 50).run)
+    assert known is not None
+    assert known.n_before == stall_script.N_BEFORE - 1 and known.n_during == 2
+    assert known.ends_s[known.n_before - 1] == 0  # the last token before it
+    assert known.ends_s[known.n_before] == pytest.approx(known.during_s[0])
+    assert len(known.gaps_s) == stall_script.N_BEFORE - 1 + 2 + stall_script.N_GEN - 1
+
+
+@pytest.mark.parametrize("lever", [None, Stall(1, 8, 128, 0), Stall(1, 8, 128, 1), Stall(1, 8, 128, 99)])
+def test_steps_that_show_no_stall_have_no_gaps(lever: Stall | None) -> None:
+    record = stall_record(100, 50)
+    run = dataclasses.replace(record.run, stall=lever)
+    assert gaps.of(run) is None and gaps.figures(run) == {}
+    assert stalls.rows([dataclasses.replace(record, run=run)]) == []
+
+
+def test_the_newcomers_tokens_are_those_that_were_chosen_for_it() -> None:
+    for n_prompt, chunk in ((100, 30), (100, 100), (100, None)):
+        record = stall_record(n_prompt, chunk, 3)
+        case = stall_script.case(n_prompt, 3, chunk)
+        owners = [
+            part.sequence
+            for operation in stall_script.write(case, text, SHARED)
+            for _ in range(operation.times)
+            for part in operation.parts
+            if part.n_outputs
+        ]
+        wanted = tuple(token for owner, token in zip(owners, record.run.token_ids, strict=True) if owner == 0)
+        assert len(wanted) == stall_script.N_GEN
+        assert stall_script.newcomer_ids(record.run) == wanted
+
+
+def test_the_check_names_wrong_steps_and_another_answer() -> None:
+    mixed, alone = stall_record(100, 50), stall_record(100, None)
+    ids = list(mixed.run.token_ids)
+    first = ids.index(stall_script.newcomer_ids(mixed.run)[0])
+    for i, token in enumerate(stall_script.newcomer_ids(alone.run)):
+        ids[first + 2 * i] = token
+    same = dataclasses.replace(mixed, run=dataclasses.replace(mixed.run, token_ids=tuple(ids)))
+    assert stalls.check([same, alone]) == []
+    ids[first + 2 * 3] = -5
+    other = dataclasses.replace(mixed, run=dataclasses.replace(mixed.run, token_ids=tuple(ids)))
+    (line,) = stalls.check([other, alone])
+    assert line.startswith("Repeat 0, in chunks of 50: token 4 of the newcomer's answer is another")
+    later = dataclasses.replace(other, run=dataclasses.replace(other.run, prompt_offset=4))
+    assert stalls.check([later, alone]) == []  # another prompt
+    wrong = dataclasses.replace(same, run=dataclasses.replace(same.run, stall=Stall(1, 40, 128, 32)))
+    assert stalls.check([wrong])[0] == "Repeat 0, in chunks of 40: the prompt took 2 steps, not 3."
+
+
+def test_the_plan_has_each_chunk_and_all_at_once(fake_worker: FakeWorker) -> None:
+    made = plan(fake_worker, 300, "64,256", "1,2")
+    levers = [case.lever for case in made.cases]
+    assert [(lever.n_streams, lever.chunk) for lever in levers if isinstance(lever, Stall)] == [
+        (1, 64), (1, 256), (1, None), (2, 64), (2, 256), (2, None)
+    ]  # fmt: skip
+    assert made.settings.kv_unified and made.settings.n_seq_max == 3
+    assert made.settings.n_ctx == max(sum(case.sequences) for case in made.cases)
+    assert [case.lever.chunk for case in plan(fake_worker, 300, None, "1").cases] == [64, 256, None]
+    assert [case.lever.chunk for case in plan(fake_worker, 300, None, "1", max_stall="50ms").cases] == [None]
+
+
+def test_separate_caches_are_measured_and_said(fake_worker: FakeWorker) -> None:
+    made = plan(fake_worker, 300, "64", "1", kv_unified="off")
+    assert not made.settings.kv_unified and stalls.SEPARATE in made.warnings
+    assert stalls.SEPARATE not in plan(fake_worker, 300, "64", "1").warnings
+
+
+REFUSED = [
+    ((300, "64,301", "1"), {}, "--chunk 301 is longer than the prompt of 300 tokens"),
+    ((300, "64,256", "2"), {"batch": 257}, "A chunk of 256 tokens and 2 streams do not fit into a batch of 257"),
+    ((300, "x", "1"), {}, "'x' is not a whole number"),
+    ((300, "0", "1"), {}, "--chunk 0 is not possible"),
+    ((300, "64", "256"), {}, "--streams 256 is not possible"),
+    ((0, "64", "1"), {}, "A prompt length of 0 cannot be measured"),
+    ((30_000, "1", "99"), {}, "would choose 2,9"),
+    ((300, "64", "1"), {"max_stall": "soon"}, "--max-stall soon is not a time"),
+]
+
+
+@pytest.mark.parametrize(("asked", "settings", "problem"), REFUSED)
+def test_what_cannot_be_is_refused_before(
+    fake_worker: FakeWorker, asked: tuple[Any, ...], settings: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(LabError, match=problem):
+        plan(fake_worker, *asked, **settings)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        dataclasses.replace(MODEL, windows=(0, 64)),
+        dataclasses.replace(MODEL, uncounted="some of its layers are recurrent"),
+        dataclasses.replace(MODEL, uncounted="some of its layers are convolutions"),
+    ],
+)
+def test_models_that_forget_are_refused(fake_worker: FakeWorker, model: Any) -> None:
+    fake_worker.model = model
+    with pytest.raises(LabError, match="tiny cannot be measured with several sequences in a step: some of its layers"):
+        plan(fake_worker, 300, "64", "1")
+
+
+def test_streams_that_do_not_fit_in_memory_are_refused(fake_worker: FakeWorker) -> None:
+    fake_worker.model = dataclasses.replace(MODEL, head_dim=4096, n_head_kv=512, n_layer=1000)
+    made = plan(fake_worker, 300, "64", "1,100")
+    refused = next(reason for case, reason in made.refused.items() if len(case.sequences) == 101)
+    assert "for 101 sequences needs about" in refused
+
+
+def test_a_step_is_cut_where_llama_cpp_cuts_it() -> None:
+    lever = Stall(2, 10, 128, 32)
+    small = dataclasses.replace(SHARED, n_ubatch=8)
+    stream = (1, 161)  # the second mixed step
+    assert list(stall_prediction.mixed(lever, 20, 1, SHARED)) == [Piece(10, 10, 3, (stream,) * 2)]
+    assert list(stall_prediction.mixed(lever, 20, 1, small)) == [Piece(8, 10, 0), Piece(2, 18, 3, (stream,) * 2)]
+    many = Stall(2, 8, 128, 32)
+    assert list(stall_prediction.mixed(many, 24, 1, small)) == [Piece(8, 8, 0), Piece(*stream, 2, (stream,))]
+    separate = dataclasses.replace(small, kv_unified=False)
+    assert list(stall_prediction.mixed(lever, 20, 1, separate)) == [
+        Piece(1, 10, 2, (stream,) * 2),
+        Piece(8, 11, 0),
+        Piece(1, 19, 1),
+    ]
+    assert list(stall_prediction.mixed(Stall(2, 1, 128, 32), 20, 19, separate)) == [Piece(1, 19, 3, ((1, 179),) * 2)]
+
+
+@pytest.mark.parametrize("settings", [SHARED, dataclasses.replace(SHARED, kv_unified=False, n_ubatch=32)])
+@pytest.mark.parametrize("chunk", [1, 7, 64, 100])
+def test_what_is_priced_is_what_is_computed(settings: Settings, chunk: int) -> None:
+    lever = Stall(3, chunk, 128, 32)
+    operations = stall_script.write(stall_script.case(100, 3, chunk), text, settings)
+    shapes = [shape for shape in scripts.shapes(operations) if shape.kind == MIXED]
+    for number, shape in enumerate(shapes):
+        pieces = list(stall_prediction.mixed(lever, 100, number, settings))
+        assert sum(piece.n_tokens + sum(n for n, _ in piece.others) for piece in pieces) == shape.n_tokens
+        assert sum(piece.n_outputs for piece in pieces) == shape.n_outputs
+        assert max(past for piece in pieces for past in (piece.n_past, *(past for _, past in piece.others))) <= 259
+
+
+@dataclasses.dataclass(frozen=True)
+class Straight:
+    """A prediction in which a token takes 1 ms, and each position that it looks back at 1 us."""
+
+    settings: Settings = ON_GPU
+    is_known: bool = True
+
+    def seconds(self, n_tokens: int, n_past: int, n_outputs: int, others: Sequence[tuple[int, int]] = ()) -> Any:
+        spans = [(n_tokens, n_past), *others]
+        return sum(n * (1e-3 + 1e-6 * past) for n, past in spans) if self.is_known else None
+
+    def prefill(self, n_tokens: int) -> Any:
+        return n_tokens * 1e-3 if self.is_known else None
+
+
+def test_the_longest_gap_and_the_newcomer_are_predicted_step_by_step() -> None:
+    prediction: Any = Straight()
+    lever = Stall(2, 50, 128, 32)
+    first, second = (50 * (1e-3 + 1e-6 * 50 * i) + 2 * (1e-3 + 1e-6 * (160 + i)) for i in (0, 1))
+    assert stall_prediction.expected(prediction, 100, lever) == pytest.approx((second, first + second))
+    assert stall_prediction.longest_gap(prediction, 100, lever) == pytest.approx(second)
+    at_once = stall_prediction.expected(prediction, 100, dataclasses.replace(lever, chunk=None))
+    assert at_once == pytest.approx((0.1 + 1e-3 + 1e-6 * 100 + 2 * (1e-3 + 1e-6 * 160), 0.1))
+    unknown: Any = Straight(is_known=False)
+    assert stall_prediction.expected(unknown, 100, lever) is None
+    assert stall_search.expected_chunk(unknown, 100, lever, 0.05, 100) is None
+    assert stall_search.expected_chunk(prediction, 100, lever, 1e-6, 100) == 0
+    for limit_s in (0.01, 0.05, 0.08):
+        chunk = stall_search.expected_chunk(prediction, 100, lever, limit_s, 100)
+        gap = [
+            stall_prediction.longest_gap(prediction, 100, dataclasses.replace(lever, chunk=n)) or 0
+            for n in (chunk or 1, (chunk or 1) + 1)
+        ]
+        assert gap[0] <= limit_s < gap[1]
+
+
+def test_on_a_cpu_the_streams_tokens_cost_a_whole_tile_of_attention() -> None:
+    settings = dataclasses.replace(WIDE, kv_unified=True)
+    prediction = StepPrediction(BIG, settings, FAST, learning.fit([]), 0)
+    lever = Stall(4, 64, 128, 32)
+    tile = roofline.step_kernels(BIG, settings, FAST, 64, 4 * 160, 0)
+    assert tile
+    priced = stall_prediction.longest_gap(prediction, 128, lever)  # the last full chunk: 64 to 128
+    later = prediction.seconds(64, 64, 5, [(1, 161)] * 4)
+    assert priced and later and priced - later == pytest.approx(tile.attention_s, rel=0.02)
+    for other, n in ((dataclasses.replace(settings, kv_unified=False), 64), (settings, 32)):
+        lever, alone = Stall(4, n, 128, 32), dataclasses.replace(prediction, settings=other)
+        pieces = stall_prediction.mixed(lever, 128, 128 // n - 1, other)
+        own = sum(alone.seconds(one.n_tokens, one.n_past, one.n_outputs, one.others) or 0 for one in pieces)
+        assert stall_prediction.longest_gap(alone, 128, lever) == pytest.approx(own)
+
+
+def test_the_sentences_say_what_a_chunk_costs() -> None:
+    records = [stall_record(1000, 100), stall_record(1000, None)]
+    words = stalls.sentences(stalls.rows(records))
+    assert words[0] == (
+        "With 1 stream a token usually comes every 11.0 ms; a prompt of 1,000 tokens all at once makes it wait up to "
+        "1.02 s."
+    )
+    assert words[1].startswith(
+        "In chunks of 100: 10 stalls, the longest gap 103 ms; the newcomer's first token comes after "
+    )
+    assert words[1].endswith("and the throughput is 9% higher than apart.") and len(words) == 2
+    prediction: Any = Straight()
+    assert "Predictions of the longest gap are off by" in " ".join(
+        stalls.sentences(stalls.rows(records, prediction), prediction)
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"), [("100ms", 0.1), (" 1.5 s", 1.5), ("250us", 250e-6), (0.2, 0.2), (2, 2.0)]
+)
+def test_times_are_read(asked: str | float, wanted: float) -> None:
+    assert stall_search.parse_duration(asked) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("asked", ["", "100", "fast", "-1s", "0ms", "1m", 0, -3, float("nan"), float("inf"), "1e3s"])
+def test_what_is_no_time_is_refused(asked: Any) -> None:
+    with pytest.raises(LabError, match="is not a time"):
+        stall_search.parse_duration(asked)
+
+
+def searched(gap_s: Any, limit_s: float, first: int, most: int) -> list[Tried]:
+    """All chunks that the search measures where a chunk makes a gap of gap_s(chunk)."""
+    measured: list[Tried] = []
+    chunk: int | None = first
+    while chunk is not None and len(measured) < stall_search.MAX_TRIES:
+        assert 1 <= chunk <= most and chunk not in [one.chunk for one in measured]
+        measured.append(Tried(chunk, gap_s(chunk), 3))
+        chunk = stall_search.next_chunk(measured, gap_s(0), limit_s, most)
+    return measured
+
+
+@pytest.mark.parametrize("first", [1, 10, 30, 50, 100, 1000, 4000])
+@pytest.mark.parametrize("limit_s", [0.02, 0.1, 0.31, 1.0])
+def test_the_search_ends_near_the_largest_chunk(first: int, limit_s: float) -> None:
+    def gap_s(chunk: int) -> float:
+        return 0.01 + 0.003 * chunk
+
+    truth = min(4000, int((limit_s - 0.01) / 0.003 + 1e-9))
+    measured = searched(gap_s, limit_s, first, 4000)
+    kept = max(one.chunk for one in measured if one.chunk and one.longest_s <= limit_s)
+    assert 0.8 * truth - 1 <= kept <= truth
+
+
+def test_the_search_survives_laws_that_are_no_lines_and_noise() -> None:
+    def in_stairs(chunk: int) -> float:
+        return 0.01 + 0.05 * math.ceil(chunk / 64)
+
+    measured = searched(in_stairs, 0.2, 300, 4096)
+    assert max(one.chunk or 0 for one in measured if one.longest_s <= 0.2) >= 96  # 192 is the largest
+    rng = random.Random(1)
+    n_kept = 0
+    for _ in range(200):
+        measured = searched(lambda chunk: (0.01 + 0.003 * chunk) * rng.uniform(1, 1.15), 0.2, 60, 4096)
+        n_kept += any(one.longest_s <= 0.2 for one in measured)
+    assert n_kept == 200
+
+
+def test_the_search_stops_at_one_and_at_the_whole_prompt() -> None:
+    assert [one.chunk for one in searched(lambda chunk: 1.0 + chunk, 0.5, 1, 100)] == [1]
+    falling = [one.chunk or 0 for one in searched(lambda chunk: 0.4 + chunk, 0.5, 8, 100)]
+    assert falling[-1] == 1 and len(falling) <= 3
+    assert [one.chunk for one in searched(lambda chunk: 0.01, 0.5, 40, 100)] == [40, 100]
+
+
+def timed(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.run.status == OK and not record.run.warmup]
+
+
+def search(worker: FakeWorker, tmp_path: Path, limit_s: float, streams: str = "1", **asked: Any) -> list[Record]:
+    made = plan(worker, 600, None, streams, 2, max_stall=limit_s)
+    path = session.new_results_file(made, tmp_path)
+    return list(stall_search.execute(made, worker, path, lambda status: None, limit_s=limit_s, **asked))  # type: ignore[arg-type]
+
+
+def test_the_chunk_that_is_named_was_measured(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    records = search(fake_worker, tmp_path, 0.1, "1,2")
+    one, two = stall_search.found(timed(records), 0.1, 2)
+    for result, largest in ((one, 98), (two, 96)):  # chunk + streams + a token to choose of each stream (and one more)
+        assert result.kept is not None and result.kept.chunk is not None
+        assert result.kept.n_runs == 2 and result.kept.longest_s <= 0.1
+        assert 0.85 * largest <= result.kept.chunk <= largest
+        assert stall_search.sentence(result).startswith(
+            f"With a prompt of 600 tokens and {result.n_streams} stream{'s' * (result.n_streams > 1)}, chunks of "
+            f"{result.kept.chunk} keep every gap within 100 ms: the longest of 2 runs was "
+        )
+    runs = [record.run for record in timed(records)]
+    assert len({(run.engine, run.repeat) for run in runs}) == len({run.engine for run in runs})  # a round, an engine
+    assert max(run.engine or 0 for run in runs) == fake_worker.starts
+    assert len({record.session for record in records}) == 1
+
+
+def test_the_search_begins_where_the_prediction_says(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    class Slow(Straight):
+        def seconds(self, *span: Any) -> Any:
+            return 2 * super().seconds(*span)
+
+    prediction: Any = Slow()
+    records = search(fake_worker, tmp_path, 0.1, predict=lambda record: prediction)
+    chunks = list(dict.fromkeys(record.run.stall.chunk for record in timed(records) if record.run.stall))
+    expected = stall_search.expected_chunk(prediction, 600, Stall(1, None, 128, 32), 0.095, 600)
+    assert chunks[:2] == [None, expected] and len(chunks) > 2  # there is room: a larger one is tried
+    (result,) = stall_search.found(timed(records), 0.1, 2, prediction)
+    assert result.expected and "Predicted: " in stall_search.sentence(result)
+
+
+def test_where_no_chunk_is_needed_none_is_searched(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    records = search(fake_worker, tmp_path, 5.0)
+    (result,) = stall_search.found(timed(records), 5.0, 2)
+    assert result.kept and result.kept.chunk is None
+    assert "no gap is longer than 5.00 s even all at once" in stall_search.sentence(result)
+
+
+def test_where_no_chunk_keeps_the_limit_that_is_said(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    records = search(fake_worker, tmp_path, 0.002)
+    (result,) = stall_search.found(timed(records), 0.002, 2)
+    assert result.kept is None and result.broken and result.broken.chunk == 1
+    assert "even a chunk of 1 makes gaps longer than 2.00 ms" in stall_search.sentence(result)
+
+
+def test_a_search_that_cannot_measure_ends(fake_worker: FakeWorker, tmp_path: Path) -> None:
+    def refuse(n_prefilled: int, n_chosen: int) -> None:
+        if fake_worker.scripts[-1][-2].kind == MIXED:
+            raise LabError("no", "")
+
+    fake_worker.on_run = refuse
+    records = search(fake_worker, tmp_path, 0.1)
+    (result,) = stall_search.found(timed(records), 0.1, 2)
+    assert result.kept is None and result.broken and result.broken.chunk is None
+    assert "no chunk that was measured keeps every gap" in stall_search.sentence(result)
+    assert sum(record.run.error is not None for record in records) == 1
+
+
+def test_the_picture_has_a_panel_for_each_chunk() -> None:
+    records = [stall_record(100, chunk, n, repeat) for chunk in (10, 50, None) for n in (1, 2) for repeat in (0, 1)]
+    figure = canvas.drawn(lambda figure: plot_stall.plot_stall(records, figure, 0.05), (11, 5))
+    assert [ax.get_title() for ax in figure.axes] == ["chunks of 10", "chunks of 50", "all at once"]
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert [line.get_text() for line in legend.get_texts()] == [
+        "1 stream", "2 streams", "limit: 50.0 ms", "the newcomer's first token"
+    ]  # fmt: skip
+    for ax, at_s in zip(figure.axes, (0.1 + 10 * 2e-3 + 1e-3, 0.1 + 2 * 2e-3 + 1e-3, 0.101), strict=True):
+        step: Any = next(line for line in ax.lines if line.get_drawstyle() == "steps-pre")
+        assert max(step.get_xydata()[:, 1]) == pytest.approx(1e3 * max(gaps_of(ax.get_title()).gaps_s))
+        dotted: Any = next(line for line in ax.lines if line.get_linestyle() == ":")
+        assert list(dotted.get_xydata()[:, 0]) == pytest.approx([at_s] * 2)
+    many = [stall_record(100, chunk) for chunk in (10, 20, 30, 40, 50, 60, None)]
+    figure = canvas.drawn(lambda figure: plot_stall.plot_stall(many, figure), (11, 5))
+    assert [ax.get_title() for ax in figure.axes][::3] == ["chunks of 10", "all at once"] and len(figure.axes) == 4
+    with pytest.raises(LabError, match="no run shows a stall"):
+        plot_stall.plot_stall([make_record()])
+
+
+def gaps_of(title: str) -> gaps.Gaps:
+    chunk = None if title == "all at once" else int(title.removeprefix("chunks of "))
+    known = gaps.of(stall_record(100, chunk).run)
+    assert known is not None
+    return known
+
+
+def test_stalls_of_the_real_engine(embedded: Path, tmp_path: Path) -> None:
+    records = stalls.stall(96, "24,50", "2", 1, str(embedded), out=tmp_path, threads=1, watch=lambda status: None)
+    good = timed(records)
+    rows = stalls.rows(good)
+    assert [(row.chunk, row.n_steps) for row in rows] == [(24, 4), (50, 2), (None, 1)]
+    assert all(row.longest_gap_s >= row.median_gap_s > 0 and row.newcomer_s > 0 for row in rows)
+    assert [line for line in stalls.check(good) if "steps" in line.split(":")[1]] == []
+    for record in good:
+        assert len(stall_script.newcomer_ids(record.run)) == stall_script.N_GEN
+        assert record.settings.kv_unified and record.settings.n_seq_max == 3
+        assert record.run.steps.kind.count(DECODE) == stall_script.N_BEFORE + stall_script.N_GEN - 1
