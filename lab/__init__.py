@@ -7,8 +7,8 @@ What people use is named here, and nowhere else:
     lab.runs(records)                           # DataFrame, one row a run
     lab.plot_decode(records)
 
-The folders below are the wings of the lab, read from top to bottom: `cli`, `show`, `why`, `analysis`, `runner`,
-`models`, `engine`, `process`, `core`. lab/README.md draws them.
+The folders below are the wings of the lab, read from top to bottom: `cli`, `show`, `experiments`, `why`, `analysis`,
+`runner`, `models`, `engine`, `process`, `core`. lab/README.md draws them.
 """
 
 from importlib import import_module
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from lab.analysis.table import steps as steps
     from lab.analysis.table import summary as summary
     from lab.core.results import read as read
+    from lab.experiments.batching import batch as batch
+    from lab.experiments.prefix_cache import prefix as prefix
+    from lab.experiments.stalls import stall as stall
     from lab.runner.session import measure as measure
     from lab.runner.session import sweep as sweep
     from lab.runner.side_by_side import ab as ab
@@ -40,6 +43,9 @@ _MODULES = {
     "measure": "runner.session",
     "sweep": "runner.session",
     "ab": "runner.side_by_side",
+    "batch": "experiments.batching",
+    "prefix": "experiments.prefix_cache",
+    "stall": "experiments.stalls",
     "read": "core.results",
     "runs": "analysis.table",
     "steps": "analysis.table",

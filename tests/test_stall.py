@@ -96,7 +96,7 @@ def test_the_figures_are_those_of_the_steps() -> None:
     assert (mixed.n_steps, at_once.n_steps) == (4, 2)
     assert gaps.figures(records[0].run) == {
         "gap_ms": pytest.approx(chunk),
-        "ttft_s": pytest.approx(mixed.newcomer_s),
+        "newcomer_s": pytest.approx(mixed.newcomer_s),
     }
     (alone,) = stalls.rows(records[:1])
     assert alone.lost is None and alone.expected_gap_s is None

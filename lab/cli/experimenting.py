@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, with_options
+from lab.cli.files import note, other_sessions
+from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, UNIFIED, with_options
 from lab.cli.running import carry_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lab.core.record import Record
+    from lab.runner.plan import Plan
+    from lab.why.step_prediction import StepPrediction
 
 REPEAT = click.option(
     "--repeat", "-r", type=int, help="Runs of each case, each in a fresh engine.  [default: 3; 6 of cheap cases]"
@@ -37,9 +46,95 @@ def batch(**asked: Any) -> None:
     second in all and per user, and what the ceilings predict; and from how many on arithmetic is the limit.
     """
 
-    def make(worker: Any, **options: Any) -> Any:
-        from lab.experiments.batching import plan
+    from lab.experiments.batching import plan
 
-        return plan(worker, **options)
+    carry_out(plan, **asked)
 
-    carry_out(make, **asked)
+
+@click.command()
+@with_options(
+    click.option(
+        "--prefix-len", "-p", default="256,1024,4096", show_default=True, help="Tokens of the prefix, in a list."
+    ),
+    click.option("--suffix-len", "-s", default=64, show_default=True, help="Tokens of the prompt after the prefix."),
+    REPEAT,
+    *UNIFIED,
+    SEED,
+    *OUTPUT,
+    DRY_RUN,
+)
+def prefix(out: str, **asked: Any) -> None:
+    """Time the first token when the beginning of a prompt is known already.
+
+    \b
+      lab prefix --prefix-len 256,1024,4096 --suffix-len 64
+
+    With nothing cached, with the prefix copied from another sequence, and after restoring a saved state from RAM and
+    from disk (out of the system's file cache, where it can be dropped). Says whether the logits are equal bit by bit,
+    what the prefill law promises, and from which length restoring pays, over networks as well (by arithmetic). States
+    are saved in a hidden folder in --out, and deleted.
+    """
+    from lab.experiments import prefix_cache, saved_states
+
+    with saved_states.folder_in(out) as folder:
+        carry_out(functools.partial(prefix_cache.plan, folder=folder), out, **asked)
+
+
+@click.command()
+@with_options(
+    click.option("--prompt-len", "-p", default="4096", show_default=True, help="Prompt tokens of the newcomer."),
+    click.option(
+        "--chunk",
+        "-c",
+        help="Tokens of the prompt in a step, in a list.  [default: 64,256,1024; none with --max-stall]",
+    ),
+    click.option("--streams", "-s", default="1,4", show_default=True, help="Sequences that decode, in a list."),
+    click.option("--max-stall", metavar="TIME", help="Search the largest chunk that keeps every gap within, as 100ms."),
+    REPEAT,
+    *UNIFIED,
+    SEED,
+    *OUTPUT,
+    DRY_RUN,
+)
+def stall(out: str, max_stall: str | None, **asked: Any) -> None:
+    """Prefill a long prompt in chunks while other sequences decode: how long do their answers stop?
+
+    \b
+      lab stall --prompt-len 4096 --chunk 64,256,1024 --streams 1,4
+      lab stall --prompt-len 4096 --streams 4 --max-stall 100ms
+
+    Every chunk rides in a step with one token of each stream; the last row is the prompt prefilled all at once, while
+    the streams wait. Shows how many gaps were stalls (over twice the usual), the longest, the newcomer's time to first
+    token, and what it costs in throughput, all with what the ceilings predict.
+    """
+    from lab.experiments import stall_search, stalls
+
+    make = functools.partial(stalls.plan, max_stall=max_stall)
+    if max_stall is None:
+        carry_out(make, out, **asked)
+        return
+    limit_s, predict = stall_search.parse_duration(max_stall), _predictor(out)
+
+    def conclude(records: Sequence[Record], plan: Plan) -> list[str]:
+        timed = [record for record in records if record.run.status == "ok" and not record.run.warmup]
+        prediction = predict(timed[0]) if timed else None
+        return [
+            stall_search.sentence(result) for result in stall_search.found(records, limit_s, plan.n_repeat, prediction)
+        ]
+
+    run = functools.partial(stall_search.execute, limit_s=limit_s, predict=predict)
+    carry_out(make, out, run=run, conclude=conclude, **asked)
+
+
+def _predictor(out: str) -> Callable[[Record], StepPrediction | None]:
+    """Predicts for the setup of a record, from the ceilings and runs that lie in `out`."""
+    from pathlib import Path
+
+    from lab.why import probing, step_prediction
+
+    @functools.cache
+    def known() -> tuple[Any, Any]:
+        folder = Path(out)
+        return probing.kept(folder, note), other_sessions((str(folder / "none"),), [])
+
+    return lambda record: step_prediction.prediction_for(record, *known())

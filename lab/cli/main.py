@@ -11,7 +11,7 @@ import click
 
 from lab.cli.calibrating import calibrate
 from lab.cli.comparing import compare, export, import_
-from lab.cli.experimenting import batch
+from lab.cli.experimenting import batch, prefix, stall
 from lab.cli.explaining import ceilings, explain, predict
 from lab.cli.files import (
     RESULTS,
@@ -143,5 +143,20 @@ def machine(as_json: bool) -> None:
     click.echo(f"flags    {here.system_info}")
 
 
-for command in (measure, sweep, batch, ab, compare, calibrate, ceilings, explain, predict, export, import_, models):
+for command in (
+    measure,
+    sweep,
+    batch,
+    prefix,
+    stall,
+    ab,
+    compare,
+    calibrate,
+    ceilings,
+    explain,
+    predict,
+    export,
+    import_,
+    models,
+):
     lab.add_command(command)

@@ -31,7 +31,7 @@ class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return share
 
 
-SETTINGS = [
+_SETTINGS = [
     click.option("--model", "-m", default="smollm2-135m", show_default=True, help="A SPEC: see lab models."),
     click.option("--prompt", default="text", show_default=True, help="text (the lab's own), random, or a text file."),
     click.option("--threads", "-t", type=int, help="Threads for decode.  [default: physical cores]"),
@@ -70,15 +70,23 @@ SETTINGS = [
         metavar="TYPE",
         help="Type of the V cache, likewise.",
     ),
-    click.option(
+]
+"""The model and the settings of a measurement, but for --kv-unified, which has another default in some commands."""
+
+
+def unified(default: str) -> Callable[..., Any]:
+    """The option --kv-unified with this default."""
+    return click.option(
         "--kv-unified",
         type=click.Choice(["on", "off"]),
-        default="off",
+        default=default,
         show_default=True,
         help="One KV cache for all sequences, instead of one each.",
-    ),
-]
-"""The model and the settings of a measurement."""
+    )
+
+
+SETTINGS, UNIFIED = [*_SETTINGS, unified("off")], [*_SETTINGS, unified("on")]
+"""With a cache for each sequence, as llama.cpp has it; with one for all, where sequences share what they have."""
 
 SEED = click.option("--seed", default=1, show_default=True, help="Of the order of runs and of the prompts.")
 OUTPUT = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,14 @@ def carry_out(
     report: bool,
     dry_run: bool,
     stream: bool = False,
+    run: Callable[..., Iterator[Record]] | None = None,
+    conclude: Callable[[Sequence[Record], Plan], list[str]] = lambda records, plan: [],
     **asked: Any,
 ) -> None:
-    """Plans, measures and shows. `make` gets an engine's process and what was asked for, and returns the plan."""
+    """Plans, measures and shows. `make` gets an engine's process and what was asked for, and returns the plan.
+
+    `run` executes it where the loop of `measure` is not all; `conclude` adds sentences to what is shown.
+    """
     from lab.process.worker import Worker
     from lab.runner.session import execute, new_results_file
     from lab.show import console, text_results, text_setup
@@ -50,10 +55,10 @@ def carry_out(
         path = new_results_file(plan, Path(out))
 
         def runs(watch: ShowStatus) -> Iterator[Record]:
-            return execute(plan, worker, path, watch, stream)
+            return (run or execute)(plan, worker, path, watch, stream)
 
         records, problem = collect(runs, path, err, text_out if stream else None, in_blocks=True)
-    _show(records, path, plan, not no_plot, report, as_json)
+    _show(records, path, plan, not no_plot, report, as_json, conclude(records, plan))
     if problem:
         raise problem
     if text_results.failures(records):
@@ -82,8 +87,16 @@ def collect(
     return records, None
 
 
-def _show(records: list[Record], path: Path, plan: Plan, plots: bool, report: bool, as_json: bool) -> None:
-    """Prints the table, then draws: drawing may fail."""
+def _show(
+    records: list[Record],
+    path: Path,
+    plan: Plan,
+    plots: bool,
+    report: bool,
+    as_json: bool,
+    conclusions: Sequence[str],
+) -> None:
+    """Prints the table and conclusions, then draws: drawing may fail."""
     from lab.analysis.comparison import AT_LEAST
     from lab.show import console, levers, text_results
 
@@ -94,12 +107,13 @@ def _show(records: list[Record], path: Path, plan: Plan, plots: bool, report: bo
     if not as_json:
         text_results.print_results(records, out)
         levers.print_sections(shown, out)
-        for sentence in text_results.still_wide(records, plan):
+        for sentence in (*conclusions, *text_results.still_wide(records, plan)):
             out.print(sentence)
     files = write_files(records, path, plots, report, AT_LEAST, None if as_json else out)
     if as_json:
         still_wide = text_results.still_wide(records, plan)
-        console.print_json({**files, **as_json_rows(records, shown), "still_wide": still_wide})
+        rows = as_json_rows(records, shown)
+        console.print_json({**files, **rows, "still_wide": still_wide, "conclusions": list(conclusions)})
 
 
 def write_files(

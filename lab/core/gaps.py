@@ -70,6 +70,6 @@ def of(run: Run) -> Gaps | None:
 
 
 def figures(run: Run) -> dict[str, float]:
-    """What runs are compared by: gap_ms, the longest gap while the prompt was prefilled, and the newcomer's ttft_s."""
+    """What runs are compared by: gap_ms, the longest gap while the prompt was prefilled, and newcomer_s."""
     known = of(run)
-    return {} if known is None else {"gap_ms": 1e3 * max(known.during_s), "ttft_s": known.newcomer_s}
+    return {} if known is None else {"gap_ms": 1e3 * max(known.during_s), "newcomer_s": known.newcomer_s}

@@ -1,12 +1,15 @@
 """What a run of an experiment is compared by: a few times, read off its steps.
 
-batch    prefill_s: all prompts. tpot_ms: a decode step, of which each sequence gets one token.
+- batch: `prefill_s` of all prompts; `tpot_ms`, a decode step, of which each sequence gets one token
+- prefix: `cold_s`, `cached_s`, `ram_s`, `disk_s`, times to first token (prefix_times.py)
+- stall: `gap_ms`, the longest gap between two tokens of a stream; `newcomer_s`, the newcomer's TTFT (gaps.py)
 """
 
 from __future__ import annotations
 
 import statistics
 
+from lab.core import gaps, prefix_times
 from lab.core.record import DECODE, OK, PREFILL, Run
 
 
@@ -16,7 +19,7 @@ def figures(run: Run) -> dict[str, float]:
         return {}
     if run.batch is not None:
         return batch(run)
-    return {}
+    return prefix_times.figures(run) if run.prefix is not None else gaps.figures(run)
 
 
 def batch(run: Run) -> dict[str, float]:

@@ -12,10 +12,12 @@ from rich.text import Text
 
 from lab.analysis import disturbances, table
 from lab.analysis.wording import digits
-from lab.core.record import OK, Batch, Ceilings, Record
-from lab.experiments import batching
+from lab.core.record import OK, Batch, Ceilings, Prefix, Record, Stall
+from lab.experiments import batching, prefix_cache, stalls
 from lab.show.console import grid_of
 from lab.show.plot_batch import plot_batch
+from lab.show.plot_prefix import plot_prefix
+from lab.show.plot_stall import plot_stall
 from lab.why.step_prediction import StepPrediction, prediction_for
 
 if TYPE_CHECKING:
@@ -42,12 +44,24 @@ class Section:
         return f"{self.label}: {TITLES[self.name]}"
 
 
-QUESTIONS = {"batch": "How many at once, and what does it cost each?"}
+QUESTIONS = {
+    "batch": "How many at once, and what does it cost each?",
+    "prefix": "What need not be read again, and when does restoring it pay?",
+    "stall": "How long do running answers stop for a long prompt?",
+}
 CAPTIONS = {
     "batch": "Tokens per second over how many sequences share a step: in all, and of each user. Points are runs, the "
-    "line their median, dashes the prediction."
+    "line their median, dashes the prediction.",
+    "prefix": "Time to first token over the length of the prefix: cold, copied in the cache, restored from RAM and "
+    "from disk. Points are runs, the lines their medians.",
+    "stall": "The gap before each token of the streams, since the prompt came; a panel for each chunk. Points are "
+    "tokens of all runs, the line is the run with the median longest gap.",
 }
-TITLES = {"batch": "sequences decoded together; medians over runs, below them their range"}
+TITLES = {
+    "batch": "sequences decoded together; medians over runs, below them their range",
+    "prefix": "time to first token with a prefix cold, cached and restored; medians over runs",
+    "stall": "a long prompt beside running answers; medians over runs, below them their range",
+}
 
 BATCH: Columns = (
     ("prompt\ntokens", lambda row: f"{row.n_prompt:,}{' shared' if row.is_shared else ''}"),
@@ -60,6 +74,37 @@ BATCH: Columns = (
     ("gain", lambda row: "-" if row.gain is None else f"{digits(row.gain)}x"),
     ("prefill\ns", lambda row: digits(row.prefill_s)),
     ("KV cache\nMB", lambda row: "-" if row.kv_bytes is None else digits(row.kv_bytes / 1e6)),
+)
+
+
+PREFIX: Columns = (
+    ("prefix\ntokens", lambda row: f"{row.n_prefix:,}"),
+    ("suffix\ntokens", lambda row: f"{row.n_suffix:,}"),
+    ("runs", lambda row: str(row.n_runs)),
+    ("cold\ns", lambda row: digits(row.cold_s)),
+    ("cached\ns", lambda row: digits(row.cached_s)),
+    ("from RAM\ns", lambda row: digits(row.ram_s)),
+    ("from disk\ns", lambda row: digits(row.disk_s)),
+    ("saved\ns", lambda row: digits(row.saved_s)),
+    ("promised\ns", lambda row: "-" if row.promised_s is None else digits(row.promised_s)),
+    ("state\nMB", lambda row: "-" if row.state_bytes is None else digits(row.state_bytes / 1e6)),
+    ("RAM GB/s\nsave, load", lambda row: _pair(row.save_ram_gbps, row.load_ram_gbps)),
+    ("disk GB/s\nsave, load", lambda row: _pair(row.save_disk_gbps, row.load_disk_gbps)),
+    ("equal\nlogits", lambda row: {True: "yes", False: "NO", None: "-"}[row.is_equal]),
+)
+STALL: Columns = (
+    ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+    ("streams", lambda row: f"{row.n_streams:,}"),
+    ("chunk", lambda row: "all at once" if row.chunk is None else f"{row.chunk:,}"),
+    ("runs", lambda row: str(row.n_runs)),
+    ("stalls", lambda row: f"{row.n_stalls:,}"),
+    ("longest gap\nms", lambda row: _ranged(*_longest_ms(row), row.n_runs)),
+    ("predicted\nms", lambda row: "-" if row.expected_gap_s is None else digits(1e3 * row.expected_gap_s)),
+    ("median gap\nms", lambda row: digits(1e3 * row.median_gap_s)),
+    ("usual gap\nms", lambda row: digits(1e3 * row.usual_gap_s)),
+    ("newcomer's\nTTFT s", lambda row: digits(row.newcomer_s)),
+    ("predicted\ns", lambda row: "-" if row.expected_newcomer_s is None else digits(row.expected_newcomer_s)),
+    ("throughput\nlost", lambda row: "-" if row.lost is None else f"{row.lost:.0%}"),
 )
 
 
@@ -101,6 +146,16 @@ def as_rows(shown: Sequence[Section]) -> list[dict[str, Any]]:
     ]
 
 
+def break_even(shown: Sequence[Section]) -> list[dict[str, Any]]:
+    """From which prefix lengths restoring pays, of all sections of `lab prefix`, as JSON has them."""
+    return [
+        {"setup": section.label, **dataclasses.asdict(one)}
+        for section in shown
+        if section.name == "prefix"
+        for one in prefix_cache.break_even(section.rows)
+    ]
+
+
 def questions(shown: Sequence[Section]) -> list[str]:
     """What the experiments answer."""
     return list(dict.fromkeys(QUESTIONS[section.name] for section in shown))
@@ -123,6 +178,22 @@ def _batch(label: str, records: tuple[Record, ...], prediction: StepPrediction |
         for sentence in batching.sentences([row for row in rows if row.n_prompt == n], prediction)
     ]
     return _section("batch", label, records, rows, prediction, BATCH, words)
+
+
+def _prefix(label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
+    rows = prefix_cache.rows(records, prediction)
+    words = [
+        sentence
+        for n in sorted({row.n_suffix for row in rows})
+        for sentence in prefix_cache.sentences([row for row in rows if row.n_suffix == n], prediction)
+    ]
+    return _section("prefix", label, records, rows, prediction, PREFIX, words)
+
+
+def _stall(label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
+    rows = stalls.rows(records, prediction)
+    words = [*stalls.sentences(rows, prediction), *stalls.check(records)]
+    return _section("stall", label, records, rows, prediction, STALL, words)
 
 
 def _section(
@@ -156,11 +227,35 @@ def _ranged(value: float, low: float, high: float, n_runs: int) -> str:
     return digits(value) + (f"\n{digits(low)}-{digits(high)}" if n_runs > 1 else "")
 
 
+def _pair(save: float | None, load: float | None) -> str:
+    return "-" if save is None or load is None else f"{digits(save)}, {digits(load)}"
+
+
+def _longest_ms(row: stalls.Row) -> tuple[float, float, float]:
+    return 1e3 * row.longest_gap_s, 1e3 * row.longest_min_s, 1e3 * row.longest_max_s
+
+
+def _draw_prefix(section: Section) -> Callable[[Figure], Any]:
+    return lambda figure: plot_prefix(section.rows, section.records, section.label, figure)
+
+
+def _draw_stall(section: Section) -> Callable[[Figure], Any]:
+    return lambda figure: plot_stall(section.records, figure)
+
+
 def _draw_batch(section: Section) -> Callable[[Figure], Any]:
     first = section.rows[0]
     ridge = batching.ridge(section.prediction, first.n_prompt, first.n_gen) if section.prediction is not None else None
     return lambda figure: plot_batch(section.rows, section.records, section.label, ridge, figure)
 
 
-_KINDS: dict[Any, Callable[[str, tuple[Record, ...], StepPrediction | None], Section]] = {Batch: _batch}
-_PICTURES: dict[str, Callable[[Section], Callable[[Figure], Any]]] = {"batch": _draw_batch}
+_KINDS: dict[Any, Callable[[str, tuple[Record, ...], StepPrediction | None], Section]] = {
+    Batch: _batch,
+    Prefix: _prefix,
+    Stall: _stall,
+}
+_PICTURES: dict[str, Callable[[Section], Callable[[Figure], Any]]] = {
+    "batch": _draw_batch,
+    "prefix": _draw_prefix,
+    "stall": _draw_stall,
+}
