@@ -118,12 +118,34 @@ def test_gaps_count_from_when_the_prompt_came() -> None:
     assert len(known.gaps_s) == stall_script.N_BEFORE - 1 + 2 + stall_script.N_GEN - 1
 
 
-@pytest.mark.parametrize("lever", [None, Stall(1, 8, 128, 0), Stall(1, 8, 128, 1), Stall(1, 8, 128, 99)])
+SHOW_NOTHING = (
+    None,
+    Stall(1, 8, 128, 0),
+    Stall(1, 8, 128, 1),
+    Stall(1, 8, 128, 99),
+    Stall(1, 0, 128, 32),
+    Stall(-1, None, 128, 32),
+)
+
+
+@pytest.mark.parametrize("lever", SHOW_NOTHING)
 def test_steps_that_show_no_stall_have_no_gaps(lever: Stall | None) -> None:
     record = stall_record(100, 50)
     run = dataclasses.replace(record.run, stall=lever)
     assert gaps.of(run) is None and gaps.figures(run) == {}
-    assert stalls.rows([dataclasses.replace(record, run=run)]) == []
+    assert (
+        stalls.rows([dataclasses.replace(record, run=run)])
+        == stalls.check([dataclasses.replace(record, run=run)])
+        == []
+    )
+
+
+def test_what_was_not_prefilled_as_planned_is_not_predicted() -> None:
+    prediction: Any = Straight()
+    record = stall_record(100, 50)
+    assert stalls.rows([record], prediction)[0].expected_gap_s is not None
+    longer = dataclasses.replace(record, run=dataclasses.replace(record.run, n_prompt=10**12))
+    assert stalls.rows([longer], prediction)[0].expected_gap_s is None
 
 
 def test_the_newcomers_tokens_are_those_that_were_chosen_for_it() -> None:
