@@ -11,11 +11,13 @@ import pytest
 
 from lab.core import gaps
 from lab.core import script as scripts
-from lab.core.record import DECODE, MIXED, OK, PREFILL, Record, Settings, Stall
+from lab.core.record import DECODE, FORGET, MIXED, OK, PREFILL, Record, Settings, Stall
+from lab.core.script import Operation
 from lab.errors import LabError
 from lab.experiments import stall_prediction, stall_script, stall_search, stalls
 from lab.experiments.stall_prediction import Piece
 from lab.experiments.stall_search import Tried
+from lab.process.worker import Worker
 from lab.runner import session
 from lab.show import canvas, plot_stall
 from lab.why import learning, roofline
@@ -133,11 +135,8 @@ def test_steps_that_show_no_stall_have_no_gaps(lever: Stall | None) -> None:
     record = stall_record(100, 50)
     run = dataclasses.replace(record.run, stall=lever)
     assert gaps.of(run) is None and gaps.figures(run) == {}
-    assert (
-        stalls.rows([dataclasses.replace(record, run=run)])
-        == stalls.check([dataclasses.replace(record, run=run)])
-        == []
-    )
+    changed = [dataclasses.replace(record, run=run)]
+    assert not stalls.rows(changed) and not stalls.check(changed)
 
 
 def test_what_was_not_prefilled_as_planned_is_not_predicted() -> None:
@@ -504,3 +503,24 @@ def test_stalls_of_the_real_engine(embedded: Path, tmp_path: Path) -> None:
         assert len(stall_script.newcomer_ids(record.run)) == stall_script.N_GEN
         assert record.settings.kv_unified and record.settings.n_seq_max == 3
         assert record.run.steps.kind.count(DECODE) == stall_script.N_BEFORE + stall_script.N_GEN - 1
+
+
+def test_the_newcomer_computes_what_it_would_alone(embedded: Path) -> None:
+    """The logits behind its first token, in chunks of 24 among two streams, and in steps of 24 by itself."""
+    with Worker() as worker:
+        made = stalls.plan(worker, 96, "24", "2", 1, model=str(embedded), threads=1)
+        worker.load(embedded, 0)
+        ids = worker.tokenize("Chunks of a long prompt ride in the steps of running answers. " * 40)
+        worker.new_context(made.settings)
+
+        def prompt(sequence: int, n: int) -> list[int]:
+            return ids[7 * sequence : 7 * sequence + n]
+
+        mixed = stall_script.write(made.cases[0], prompt, made.settings)
+        last = max(i for i, operation in enumerate(mixed) if operation.kind == MIXED)
+        alone = scripts.prefill(0, prompt(0, 96), 24)
+        kept = [dataclasses.replace(operation, keeps=True) for operation in (alone[-1], mixed[last])]
+        script = [*alone[:-1], kept[0], Operation(FORGET), *mixed[:last], kept[1]]
+        newcomer, *streams = worker.run(script, lambda progress: None).logits_differ or ()
+    assert newcomer < 0.5 and len(streams) == 2  # 0 on CPUs whose kernels sum alike
+    assert min(streams) > 2  # another text has other logits

@@ -225,7 +225,7 @@ def check(records: Sequence[Record]) -> list[str]:
             n = next((i for i, pair in enumerate(zip(ids, ids_alone, strict=False)) if pair[0] != pair[1]), len(ids))
             words.append(
                 f"{name}: token {n + 1} of the newcomer's answer is another than where its prompt was prefilled by "
-                "itself (in a step of another size sums are made in another order, and a near-tie falls the other way)."
+                "itself (sums in a step of another size are made in another order, so a near-tie can part them)."
             )
     return words
 
