@@ -408,7 +408,7 @@ def search(worker: FakeWorker, tmp_path: Path, limit_s: float, streams: str = "1
 
 def test_the_chunk_that_is_named_was_measured(fake_worker: FakeWorker, tmp_path: Path) -> None:
     records = search(fake_worker, tmp_path, 0.1, "1,2")
-    one, two = stall_search.found(timed(records), 0.1, 2)
+    one, two = stall_search.verdicts(timed(records), 0.1, 2)
     for result, largest in ((one, 98), (two, 96)):  # chunk + streams + a token to choose of each stream (and one more)
         assert result.kept is not None and result.kept.chunk is not None
         assert result.kept.n_runs == 2 and result.kept.longest_s <= 0.1
@@ -433,20 +433,20 @@ def test_the_search_begins_where_the_prediction_says(fake_worker: FakeWorker, tm
     chunks = list(dict.fromkeys(record.run.stall.chunk for record in timed(records) if record.run.stall))
     expected = stall_search.expected_chunk(prediction, 600, Stall(1, None, 128, 32), 0.095, 600)
     assert chunks[:2] == [None, expected] and len(chunks) > 2  # there is room: a larger one is tried
-    (result,) = stall_search.found(timed(records), 0.1, 2, prediction)
+    (result,) = stall_search.verdicts(timed(records), 0.1, 2, prediction)
     assert result.expected and "Predicted: " in stall_search.sentence(result)
 
 
 def test_where_no_chunk_is_needed_none_is_searched(fake_worker: FakeWorker, tmp_path: Path) -> None:
     records = search(fake_worker, tmp_path, 5.0)
-    (result,) = stall_search.found(timed(records), 5.0, 2)
+    (result,) = stall_search.verdicts(timed(records), 5.0, 2)
     assert result.kept and result.kept.chunk is None
     assert "no gap is longer than 5.00 s even all at once" in stall_search.sentence(result)
 
 
 def test_where_no_chunk_keeps_the_limit_that_is_said(fake_worker: FakeWorker, tmp_path: Path) -> None:
     records = search(fake_worker, tmp_path, 0.002)
-    (result,) = stall_search.found(timed(records), 0.002, 2)
+    (result,) = stall_search.verdicts(timed(records), 0.002, 2)
     assert result.kept is None and result.broken and result.broken.chunk == 1
     assert "even a chunk of 1 makes gaps longer than 2.00 ms" in stall_search.sentence(result)
 
@@ -458,7 +458,7 @@ def test_a_search_that_cannot_measure_ends(fake_worker: FakeWorker, tmp_path: Pa
 
     fake_worker.on_run = refuse
     records = search(fake_worker, tmp_path, 0.1)
-    (result,) = stall_search.found(timed(records), 0.1, 2)
+    (result,) = stall_search.verdicts(timed(records), 0.1, 2)
     assert result.kept is None and result.broken and result.broken.chunk is None
     assert "no chunk that was measured keeps every gap" in stall_search.sentence(result)
     assert sum(record.run.error is not None for record in records) == 1
