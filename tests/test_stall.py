@@ -11,11 +11,13 @@ import pytest
 
 from lab.core import gaps
 from lab.core import script as scripts
-from lab.core.record import DECODE, MIXED, OK, PREFILL, Record, Settings, Stall
+from lab.core.record import DECODE, FORGET, MIXED, OK, PREFILL, Record, Settings, Stall
+from lab.core.script import Operation
 from lab.errors import LabError
 from lab.experiments import stall_prediction, stall_script, stall_search, stalls
 from lab.experiments.stall_prediction import Piece
 from lab.experiments.stall_search import Tried
+from lab.process.worker import Worker
 from lab.runner import session
 from lab.show import canvas, plot_stall
 from lab.why import learning, roofline
@@ -118,12 +120,31 @@ def test_gaps_count_from_when_the_prompt_came() -> None:
     assert len(known.gaps_s) == stall_script.N_BEFORE - 1 + 2 + stall_script.N_GEN - 1
 
 
-@pytest.mark.parametrize("lever", [None, Stall(1, 8, 128, 0), Stall(1, 8, 128, 1), Stall(1, 8, 128, 99)])
+SHOW_NOTHING = (
+    None,
+    Stall(1, 8, 128, 0),
+    Stall(1, 8, 128, 1),
+    Stall(1, 8, 128, 99),
+    Stall(1, 0, 128, 32),
+    Stall(-1, None, 128, 32),
+)
+
+
+@pytest.mark.parametrize("lever", SHOW_NOTHING)
 def test_steps_that_show_no_stall_have_no_gaps(lever: Stall | None) -> None:
     record = stall_record(100, 50)
     run = dataclasses.replace(record.run, stall=lever)
     assert gaps.of(run) is None and gaps.figures(run) == {}
-    assert stalls.rows([dataclasses.replace(record, run=run)]) == []
+    changed = [dataclasses.replace(record, run=run)]
+    assert not stalls.rows(changed) and not stalls.check(changed)
+
+
+def test_what_was_not_prefilled_as_planned_is_not_predicted() -> None:
+    prediction: Any = Straight()
+    record = stall_record(100, 50)
+    assert stalls.rows([record], prediction)[0].expected_gap_s is not None
+    longer = dataclasses.replace(record, run=dataclasses.replace(record.run, n_prompt=10**12))
+    assert stalls.rows([longer], prediction)[0].expected_gap_s is None
 
 
 def test_the_newcomers_tokens_are_those_that_were_chosen_for_it() -> None:
@@ -387,7 +408,7 @@ def search(worker: FakeWorker, tmp_path: Path, limit_s: float, streams: str = "1
 
 def test_the_chunk_that_is_named_was_measured(fake_worker: FakeWorker, tmp_path: Path) -> None:
     records = search(fake_worker, tmp_path, 0.1, "1,2")
-    one, two = stall_search.found(timed(records), 0.1, 2)
+    one, two = stall_search.verdicts(timed(records), 0.1, 2)
     for result, largest in ((one, 98), (two, 96)):  # chunk + streams + a token to choose of each stream (and one more)
         assert result.kept is not None and result.kept.chunk is not None
         assert result.kept.n_runs == 2 and result.kept.longest_s <= 0.1
@@ -412,20 +433,20 @@ def test_the_search_begins_where_the_prediction_says(fake_worker: FakeWorker, tm
     chunks = list(dict.fromkeys(record.run.stall.chunk for record in timed(records) if record.run.stall))
     expected = stall_search.expected_chunk(prediction, 600, Stall(1, None, 128, 32), 0.095, 600)
     assert chunks[:2] == [None, expected] and len(chunks) > 2  # there is room: a larger one is tried
-    (result,) = stall_search.found(timed(records), 0.1, 2, prediction)
+    (result,) = stall_search.verdicts(timed(records), 0.1, 2, prediction)
     assert result.expected and "Predicted: " in stall_search.sentence(result)
 
 
 def test_where_no_chunk_is_needed_none_is_searched(fake_worker: FakeWorker, tmp_path: Path) -> None:
     records = search(fake_worker, tmp_path, 5.0)
-    (result,) = stall_search.found(timed(records), 5.0, 2)
+    (result,) = stall_search.verdicts(timed(records), 5.0, 2)
     assert result.kept and result.kept.chunk is None
     assert "no gap is longer than 5.00 s even all at once" in stall_search.sentence(result)
 
 
 def test_where_no_chunk_keeps_the_limit_that_is_said(fake_worker: FakeWorker, tmp_path: Path) -> None:
     records = search(fake_worker, tmp_path, 0.002)
-    (result,) = stall_search.found(timed(records), 0.002, 2)
+    (result,) = stall_search.verdicts(timed(records), 0.002, 2)
     assert result.kept is None and result.broken and result.broken.chunk == 1
     assert "even a chunk of 1 makes gaps longer than 2.00 ms" in stall_search.sentence(result)
 
@@ -437,7 +458,7 @@ def test_a_search_that_cannot_measure_ends(fake_worker: FakeWorker, tmp_path: Pa
 
     fake_worker.on_run = refuse
     records = search(fake_worker, tmp_path, 0.1)
-    (result,) = stall_search.found(timed(records), 0.1, 2)
+    (result,) = stall_search.verdicts(timed(records), 0.1, 2)
     assert result.kept is None and result.broken and result.broken.chunk is None
     assert "no chunk that was measured keeps every gap" in stall_search.sentence(result)
     assert sum(record.run.error is not None for record in records) == 1
@@ -482,3 +503,24 @@ def test_stalls_of_the_real_engine(embedded: Path, tmp_path: Path) -> None:
         assert len(stall_script.newcomer_ids(record.run)) == stall_script.N_GEN
         assert record.settings.kv_unified and record.settings.n_seq_max == 3
         assert record.run.steps.kind.count(DECODE) == stall_script.N_BEFORE + stall_script.N_GEN - 1
+
+
+def test_the_newcomer_computes_what_it_would_alone(embedded: Path) -> None:
+    """The logits behind its first token, in chunks of 24 among two streams, and in steps of 24 by itself."""
+    with Worker() as worker:
+        made = stalls.plan(worker, 96, "24", "2", 1, model=str(embedded), threads=1)
+        worker.load(embedded, 0)
+        ids = worker.tokenize("Chunks of a long prompt ride in the steps of running answers. " * 40)
+        worker.new_context(made.settings)
+
+        def prompt(sequence: int, n: int) -> list[int]:
+            return ids[7 * sequence : 7 * sequence + n]
+
+        mixed = stall_script.write(made.cases[0], prompt, made.settings)
+        last = max(i for i, operation in enumerate(mixed) if operation.kind == MIXED)
+        alone = scripts.prefill(0, prompt(0, 96), 24)
+        kept = [dataclasses.replace(operation, keeps=True) for operation in (alone[-1], mixed[last])]
+        script = [*alone[:-1], kept[0], Operation(FORGET), *mixed[:last], kept[1]]
+        newcomer, *streams = worker.run(script, lambda progress: None).logits_differ or ()
+    assert newcomer < 0.5 and len(streams) == 2  # 0 on CPUs whose kernels sum alike
+    assert min(streams) > 2  # another text has other logits

@@ -50,7 +50,9 @@ def of(run: Run) -> Gaps | None:
     """The gaps of a run of `lab stall`; None for other runs, and where the steps do not show them."""
     steps, lever = run.steps, run.stall
     decode = [i for i, kind in enumerate(steps.kind) if kind == DECODE]
-    if lever is None or lever.n_before < 2 or len(decode) <= lever.n_before:
+    if lever is None or lever.n_streams < 1 or (lever.chunk is not None and lever.chunk < 1):
+        return None
+    if lever.n_before < 2 or len(decode) <= lever.n_before:
         return None
     last_before = decode[lever.n_before - 1]
     prompt = [i for i, kind in enumerate(steps.kind) if i > last_before and kind in (MIXED, PREFILL)]

@@ -51,7 +51,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Found:
+class Verdict:
     """What the search ended with. `kept`: the largest chunk that kept the limit; `broken`: the next larger, or (where
     none kept it) the smallest, that did not. None where there is none. `expected`: the chunk that was predicted."""
 
@@ -174,9 +174,9 @@ def tried(records: Sequence[Record]) -> list[Tried]:
     return sorted(of_all, key=lambda one: (one.chunk is None, one.chunk or 0))
 
 
-def found(
+def verdicts(
     records: Sequence[Record], limit_s: float, n_repeat: int, prediction: StepPrediction | None = None
-) -> list[Found]:
+) -> list[Verdict]:
     """What runs of one setup say about a limit, for each prompt length and number of streams.
 
     A chunk counts that has n_repeat runs.
@@ -189,7 +189,7 @@ def found(
         n_kept = max((i + 1 for i, one in enumerate(measured) if one.longest_s <= limit_s), default=0)
         most = min(n_prompt, own[0].settings.n_batch - n_streams)
         results.append(
-            Found(
+            Verdict(
                 n_prompt,
                 n_streams,
                 limit_s,
@@ -201,7 +201,7 @@ def found(
     return results
 
 
-def sentence(result: Found) -> str:
+def sentence(result: Verdict) -> str:
     """What the search ended with, in words."""
     streams = f"{result.n_streams} stream{'s' * (result.n_streams > 1)}"
     what = f"a prompt of {result.n_prompt:,} tokens and {streams}"

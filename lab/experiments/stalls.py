@@ -165,7 +165,8 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     made = []
     for key, alike in sorted(by_case.items(), key=lambda item: _place(item[0])):
         n_prompt, n_gen, lever = key
-        expected = stall_prediction.expected(prediction, n_prompt, lever) if prediction else None
+        is_whole = prediction and alike[0].n_steps == -(-n_prompt // (lever.chunk or prediction.settings.n_ubatch))
+        expected = stall_prediction.expected(prediction, n_prompt, lever) if prediction and is_whole else None
         made.append(_row(n_prompt, lever, alike, at_once.get((n_prompt, n_gen, lever.n_streams)), expected))
     return made
 
@@ -210,7 +211,7 @@ def check(records: Sequence[Record]) -> list[str]:
     """
     words, alone = [], {}
     for record in records:
-        if record.run.stall and record.run.stall.chunk is None:
+        if record.run.stall and record.run.stall.chunk is None and gaps.of(record.run):
             alone[_texts_of(record)] = newcomer_ids(record.run)
     for record in records:
         lever, known = record.run.stall, gaps.of(record.run)
@@ -224,7 +225,7 @@ def check(records: Sequence[Record]) -> list[str]:
             n = next((i for i, pair in enumerate(zip(ids, ids_alone, strict=False)) if pair[0] != pair[1]), len(ids))
             words.append(
                 f"{name}: token {n + 1} of the newcomer's answer is another than where its prompt was prefilled by "
-                "itself (in a step of another size sums are made in another order, and a near-tie falls the other way)."
+                "itself (sums in a step of another size are made in another order, so a near-tie can part them)."
             )
     return words
 
