@@ -161,7 +161,7 @@ PREFILL_S = [0.1, 0.2, 0.4]
 @pytest.mark.parametrize(
     ("restore_s", "n_tokens", "is_measured", "words"),
     [
-        ([0.0001, 0.0002, 0.0004], 1, False, "always"),
+        ([0.0001, 0.0002, 0.0004], 1, False, "at every measured length"),
         ([0.0501, 0.0502, 0.0504], 50.05, False, "from about 50 tokens on, which is beyond what was measured"),
         ([0.15, 0.15, 0.15], 150, True, "from about 150 tokens on"),
         ([0.55, 0.6, 0.7], 1000, False, "from about 1,000 tokens on, which is beyond what was measured"),

@@ -174,7 +174,7 @@ def test_the_check_names_wrong_steps_and_another_answer() -> None:
     ids[first + 2 * 3] = -5
     other = dataclasses.replace(mixed, run=dataclasses.replace(mixed.run, token_ids=tuple(ids)))
     (line,) = stalls.check([other, alone])
-    assert line.startswith("Repeat 0, in chunks of 50: token 4 of the newcomer's answer is another")
+    assert line.startswith("In 1 run (in chunks of 50) the newcomer's answer is another") and "from token 4 on" in line
     later = dataclasses.replace(other, run=dataclasses.replace(other.run, prompt_offset=4))
     assert stalls.check([later, alone]) == []  # another prompt
     wrong = dataclasses.replace(same, run=dataclasses.replace(same.run, stall=Stall(1, 40, 128, 32)))
@@ -332,7 +332,7 @@ def test_the_sentences_say_what_a_chunk_costs() -> None:
     assert words[1].startswith(
         "In chunks of 100: 10 stalls, the longest gap 103 ms; the newcomer's first token comes after "
     )
-    assert words[1].endswith("and the throughput is 9% higher than apart.") and len(words) == 2
+    assert words[1].endswith("and the throughput is 9% higher than one after the other.") and len(words) == 2
     prediction: Any = Straight()
     assert "Predictions of the longest gap are off by" in " ".join(
         stalls.sentences(stalls.rows(records, prediction), prediction)

@@ -42,6 +42,7 @@ SETUP = (
     "flash_attn",
     "type_k",
     "type_v",
+    "kv_unified",
     "prompt",
     "prompt_sha256",
     "sweep_every",

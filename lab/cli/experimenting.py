@@ -118,9 +118,8 @@ def stall(out: str, max_stall: str | None, **asked: Any) -> None:
     def conclude(records: Sequence[Record], plan: Plan) -> list[str]:
         timed = [record for record in records if record.run.status == "ok" and not record.run.warmup]
         prediction = predict(timed[0]) if timed else None
-        return [
-            stall_search.sentence(result) for result in stall_search.found(records, limit_s, plan.n_repeat, prediction)
-        ]
+        verdicts = stall_search.verdicts(timed, limit_s, plan.n_repeat, prediction)
+        return [stall_search.sentence(verdict) for verdict in verdicts]
 
     run = functools.partial(stall_search.execute, limit_s=limit_s, predict=predict)
     carry_out(make, out, run=run, conclude=conclude, **asked)

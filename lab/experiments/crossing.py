@@ -90,7 +90,7 @@ def words(one: BreakEven) -> str:
             else f"never up to {one.n_longest:,} tokens"
         )
     if one.n_tokens <= 1:
-        return "always"
+        return "at every measured length"
     about = f"from about {one.n_tokens:,.0f} tokens on"
     return about if one.is_measured else f"{about}, which is beyond what was measured"
 

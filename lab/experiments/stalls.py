@@ -204,29 +204,34 @@ def _row(
 
 
 def check(records: Sequence[Record]) -> list[str]:
-    """What runs show that should not be, in words; nothing where all is as planned.
+    """What runs show that should not be, or that one should know, in words; nothing where all is as planned.
 
     The prompt took ceil(prompt / chunk) steps; and with the same prompt the newcomer's answer is that of the run in
     which its prompt was prefilled by itself.
     """
-    words, alone = [], {}
+    words, alone, parted = [], {}, dict[str, list[int]]()
     for record in records:
-        if record.run.stall and record.run.stall.chunk is None and gaps.of(record.run):
+        if record.run.stall and record.run.stall.chunk is None and gaps.of(record.run) is not None:
             alone[_texts_of(record)] = newcomer_ids(record.run)
     for record in records:
         lever, known = record.run.stall, gaps.of(record.run)
         if lever is None or known is None or lever.chunk is None:
             continue
-        name, n_steps = f"Repeat {record.run.repeat}, {_how(lever.chunk)}", -(-record.run.n_prompt // lever.chunk)
+        n_steps = -(-record.run.n_prompt // lever.chunk)
         if known.n_steps != n_steps:
+            name = f"Repeat {record.run.repeat}, {_how(lever.chunk)}"
             words.append(f"{name}: the prompt took {known.n_steps:,} steps, not {n_steps:,}.")
         ids, ids_alone = newcomer_ids(record.run), alone.get(_texts_of(record))
         if ids_alone and ids != ids_alone:
             n = next((i for i, pair in enumerate(zip(ids, ids_alone, strict=False)) if pair[0] != pair[1]), len(ids))
-            words.append(
-                f"{name}: token {n + 1} of the newcomer's answer is another than where its prompt was prefilled by "
-                "itself (sums in a step of another size are made in another order, so a near-tie can part them)."
-            )
+            parted.setdefault(_how(lever.chunk), []).append(n + 1)
+    if parted:
+        n_runs, first = sum(map(len, parted.values())), min(map(min, parted.values()))
+        words.append(
+            f"In {n_runs} run{'s' * (n_runs > 1)} ({', '.join(parted)}) the newcomer's answer is another than where "
+            f"its prompt was prefilled by itself, from token {first} on at the earliest: a step of another size takes "
+            "other paths through the kernels, which round differently."
+        )
     return words
 
 
@@ -271,9 +276,11 @@ def _of_group(alike: Sequence[Row]) -> list[str]:
         line = f"{_how(row.chunk).capitalize()}: {stalls}, the longest gap {seconds(row.longest_gap_s)}; "
         line += f"the newcomer's first token comes after {seconds(row.newcomer_s)}"
         if last.chunk is None:
-            line += f" ({row.newcomer_s / last.newcomer_s:.3g} times as long as all at once)"
+            line += f" ({row.newcomer_s / last.newcomer_s:.2f} times that of all at once)"
         if row.lost is not None:
-            line += f", and the throughput is {abs(row.lost):.0%} {'lower' if row.lost >= 0 else 'higher'} than apart"
+            share = f"{abs(row.lost):.0%}"
+            change = f"{share} {'lower' if row.lost > 0 else 'higher'} than" if share != "0%" else "as high as"
+            line += f", and the throughput is {change} one after the other"
         words.append(line + ".")
     return words
 

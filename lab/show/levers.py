@@ -59,7 +59,8 @@ CAPTIONS = {
 }
 TITLES = {
     "batch": "sequences decoded together; medians over runs, below them their range",
-    "prefix": "time to first token with a prefix cold, cached and restored; medians over runs",
+    "prefix": "time to first token with a prefix cold, cached and restored; medians over runs; GB/s of saving, and "
+    "below it of loading",
     "stall": "a long prompt beside running answers; medians over runs, below them their range",
 }
 
@@ -88,23 +89,22 @@ PREFIX: Columns = (
     ("saved\ns", lambda row: digits(row.saved_s)),
     ("promised\ns", lambda row: "-" if row.promised_s is None else digits(row.promised_s)),
     ("state\nMB", lambda row: "-" if row.state_bytes is None else digits(row.state_bytes / 1e6)),
-    ("RAM GB/s\nsave, load", lambda row: _pair(row.save_ram_gbps, row.load_ram_gbps)),
-    ("disk GB/s\nsave, load", lambda row: _pair(row.save_disk_gbps, row.load_disk_gbps)),
+    ("RAM\nGB/s", lambda row: _pair(row.save_ram_gbps, row.load_ram_gbps)),
+    ("disk\nGB/s", lambda row: _pair(row.save_disk_gbps, row.load_disk_gbps)),
     ("equal\nlogits", lambda row: {True: "yes", False: "NO", None: "-"}[row.is_equal]),
 )
 STALL: Columns = (
     ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
     ("streams", lambda row: f"{row.n_streams:,}"),
-    ("chunk", lambda row: "all at once" if row.chunk is None else f"{row.chunk:,}"),
+    ("chunk", lambda row: "at once" if row.chunk is None else f"{row.chunk:,}"),
     ("runs", lambda row: str(row.n_runs)),
     ("stalls", lambda row: f"{row.n_stalls:,}"),
-    ("longest gap\nms", lambda row: _ranged(*_longest_ms(row), row.n_runs)),
+    ("longest\ngap ms", lambda row: _ranged(*_longest_ms(row), row.n_runs)),
     ("predicted\nms", lambda row: "-" if row.expected_gap_s is None else digits(1e3 * row.expected_gap_s)),
-    ("median gap\nms", lambda row: digits(1e3 * row.median_gap_s)),
-    ("usual gap\nms", lambda row: digits(1e3 * row.usual_gap_s)),
-    ("newcomer's\nTTFT s", lambda row: digits(row.newcomer_s)),
+    ("usual\ngap ms", lambda row: digits(1e3 * row.usual_gap_s)),
+    ("newcomer\nTTFT s", lambda row: digits(row.newcomer_s)),
     ("predicted\ns", lambda row: "-" if row.expected_newcomer_s is None else digits(row.expected_newcomer_s)),
-    ("throughput\nlost", lambda row: "-" if row.lost is None else f"{row.lost:.0%}"),
+    ("lost\n%", lambda row: "-" if row.lost is None else str(round(100 * row.lost))),
 )
 
 
@@ -224,11 +224,13 @@ def _section(
 
 
 def _ranged(value: float, low: float, high: float, n_runs: int) -> str:
-    return digits(value) + (f"\n{digits(low)}-{digits(high)}" if n_runs > 1 else "")
+    ends = f"\n{digits(low)}-{digits(high)}".replace(",", "")  # as narrow as can be
+    return digits(value) + (ends if n_runs > 1 else "")
 
 
 def _pair(save: float | None, load: float | None) -> str:
-    return "-" if save is None or load is None else f"{digits(save)}, {digits(load)}"
+    """Rates of saving, and below it of loading."""
+    return "-" if save is None or load is None else f"{digits(save)}\n{digits(load)}"
 
 
 def _longest_ms(row: stalls.Row) -> tuple[float, float, float]:

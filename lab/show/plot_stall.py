@@ -27,8 +27,6 @@ Lines = dict[str, list[Gaps]]
 def plot_stall(records: Sequence[Record], figure: Figure | None = None, limit_s: float | None = None) -> Figure:
     """The gap before each token of the streams over the time since the newcomer's prompt came, a panel a chunk.
 
-        lab.plot_stall(lab.stall(2048, "64,256"))
-
     A point is a token of a run; the line is the run with the median longest gap, and as wide as the wait was long. The
     upright line is the newcomer's first token. Of more than 4 chunks the smallest, the largest and two between are
     drawn. `limit_s` is drawn where it is given.
