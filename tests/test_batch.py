@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from lab.experiments import batching
 from lab.models import catalog
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
+from lab.runner import side_by_side
 from lab.runner.case import Case
 from lab.runner.session import execute, new_results_file
-from lab.show import levers, reproduce
-from lab.why import learning
+from lab.show import levers, plot_runs, reproduce
+from lab.why import learning, roofline
 from lab.why.step_prediction import StepPrediction
 from tests import miniature
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
@@ -82,16 +84,16 @@ def test_a_shared_prompt_is_prefilled_once_and_copied_but_for_its_last_tokens() 
 def test_rows_have_the_time_of_a_step_and_what_follows_from_it() -> None:
     records = [make_record(batch_run(n, i, decode_ms=ms)) for n, ms in ((1, 10), (4, 5)) for i in range(3)]
     one, four = batching.rows(records)
-    assert (one.step_s, one.total_tps, one.user_tps, one.gain) == pytest.approx((0.01, 100, 100, 1))
-    assert (four.step_s, four.total_tps, four.user_tps, four.gain) == pytest.approx((0.02, 200, 50, 2))
+    assert (one.step_s, one.total_tps, one.user_tps, one.efficiency) == pytest.approx((0.01, 100, 100, 1))
+    assert (four.step_s, four.total_tps, four.user_tps, four.efficiency) == pytest.approx((0.02, 200, 50, 2))
     assert four.prefill_s == pytest.approx(0.080)
     assert four.kv_bytes == 4 * 25 * (memory.kv_bytes_per_position(MODEL) or 0)
     assert (four.n_runs, four.expected_s) == (3, None)
 
 
-def test_where_one_was_not_measured_there_is_no_gain() -> None:
+def test_where_one_was_not_measured_there_is_no_efficiency() -> None:
     (row,) = batching.rows([make_record(batch_run(4))])
-    assert row.gain is None and batching.knee([row]) is None
+    assert row.efficiency is None and batching.knee([row]) is None
 
 
 def test_the_knee_lies_between_the_numbers_that_bracket_twice_the_time() -> None:
@@ -194,6 +196,37 @@ def test_batches_are_compared_number_by_number() -> None:
     (compared,) = comparison.compare([*session(), *other])
     tpot = {row.lever: row.verdict for row in compared.rows if row.figure == "tpot_ms"}
     assert tpot == {"1 sequence": "slower", "4 sequences": "slower"}
+
+
+def test_settings_are_compared_for_sequences_that_are_decoded_together(model_file: Path, tmp_path: Path) -> None:
+    worker: Any = FakeWorker()
+    variants = [("", {}), ("--kv-unified on", {"kv_unified": "on"})]
+    make = functools.partial(batching.plan, sequences="1,3")
+    plans = side_by_side.plan(worker, variants, 6, make, prompt_len="20", gen=5, model=str(model_file))
+    first = next(iter(plans.values()))
+    path = new_results_file(first, tmp_path, 2)
+    records = list(side_by_side.execute(plans, 6, path, lambda status: None, FakeWorker))  # type: ignore[arg-type]
+    (compared,) = comparison.compare([record for record in records if not record.run.warmup])
+    assert {(row.lever, row.figure, row.verdict) for row in compared.rows} == {
+        (lever, figure, "no difference")
+        for lever in ("1 sequence", "3 sequences")
+        for figure in ("prefill_s", "tpot_ms")
+    }
+    assert all(row.paired and row.n_base == 6 for row in compared.rows)
+    embedded = dataclasses.replace(MODEL, name=catalog.DEFAULT, source="embedded")
+    (line,) = reproduce.commands([dataclasses.replace(record, model=embedded) for record in records])
+    assert "'--kv-unified on' --prompt-len 20 --gen 5 --blocks 6 --sequences 1,3" in line
+
+
+def test_what_is_made_for_plain_runs_says_that_these_are_none(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="only experiments here"):
+        roofline.explain(session(), KERNELS)
+    with pytest.raises(LabError, match="nothing to draw"):
+        plot_runs.plot_prefill(session())
+    for record in session():
+        results.append(tmp_path / "a.jsonl", record)
+    code, _, err = run_lab("export", tmp_path / "a.jsonl")
+    assert code == 1 and "only experiments here, which llama-bench has no rows for" in err
 
 
 def test_the_command_that_makes_a_batch_again() -> None:

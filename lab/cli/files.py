@@ -77,13 +77,13 @@ def any_good(records: Sequence[Record]) -> bool:
     return any(record.run.status == OK and not record.run.warmup for record in records)
 
 
-def draw(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
+def draw(records: Sequence[Record], folder: Path, stem: str, ceilings: Sequence[Ceilings] = ()) -> list[Path]:
     """Draws the plots that there is data for, and returns their paths: `<stem>-prefill.png` and so on."""
     from lab.show import canvas, levers, plot_runs
 
     if not any_good(records):
         return []
-    shown = experiments(records, folder, (str(folder / stem),))
+    shown = experiments(records, folder, (str(folder / stem),), ceilings)
     drawings = {**plot_runs.drawings(records), **levers.drawings(shown)}
     return [
         path
@@ -92,14 +92,17 @@ def draw(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
     ]
 
 
-def experiments(records: Sequence[Record], folder: Path, results: tuple[str, ...]) -> list[Section]:
-    """What experiments among the records showed, predicted from the ceilings and sessions that lie beside them."""
+def experiments(
+    records: Sequence[Record], folder: Path, results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
+) -> list[Section]:
+    """What experiments among the records showed, predicted from these ceilings, and what lies in their folder."""
     from lab.show import levers
     from lab.why import probing
 
     if not any(record.run.lever for record in records):
         return []
-    return levers.sections(records, probing.kept(folder, note), other_sessions(results, records))
+    known = [*ceilings, *probing.kept(folder, note)]
+    return levers.sections(records, known, other_sessions(results, records))
 
 
 def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:

@@ -5,8 +5,8 @@ while reading is the limit the step takes hardly longer, and B users are served 
 arithmetic takes over (the ridge of the roofline), and each further sequence costs its share of time. Attention is never
 shared: every sequence reads its own cache.
 
-T(B) is the mean time of a decode step; B / T(B) tokens per second in all, 1 / T(B) per user. The gain is
-B x T(1) / T(B): 1 is none, B is ideal.
+T(B) is the mean time of a decode step; B / T(B) tokens per second in all, 1 / T(B) per user. Efficiency is
+B x T(1) / T(B): 1 is no gain, B is ideal.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Row:
     step_max_s: float
     total_tps: float
     user_tps: float
-    gain: float | None  # None where one sequence was not measured
+    efficiency: float | None  # None where one sequence was not measured
     prefill_s: float
     kv_bytes: int | None
     expected_s: float | None
@@ -226,13 +226,13 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
     if not measured:
         return []
     words, most, best = [], measured[-1], max(measured, key=lambda row: row.total_tps)
-    if most.gain is not None and most.n_seq > 1:
+    if most.efficiency is not None and most.n_seq > 1:
         share = most.user_tps / measured[0].user_tps
         words.append(
-            f"{most.n_seq} sequences at once: {most.gain:.2g} times the tokens of one in all, and each user gets "
+            f"{most.n_seq} sequences at once: {most.efficiency:.2g} times the tokens of one in all, and each user gets "
             f"{share:.0%} of the rate of a single one."
         )
-        worse = [row for row in measured[1:] if row.gain is not None and row.gain < 1]
+        worse = [row for row in measured[1:] if row.efficiency is not None and row.efficiency < 1]
         if worse:
             numbers = ", ".join(str(row.n_seq) for row in worse)
             words.append(

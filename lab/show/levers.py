@@ -72,7 +72,7 @@ BATCH: Columns = (
     ("predicted\nms", lambda row: "-" if row.expected_s is None else digits(1e3 * row.expected_s)),
     ("tokens/s\nin all", lambda row: digits(row.total_tps)),
     ("tokens/s\nper user", lambda row: digits(row.user_tps)),
-    ("gain", lambda row: "-" if row.gain is None else f"{digits(row.gain)}x"),
+    ("efficiency", lambda row: "-" if row.efficiency is None else f"{digits(row.efficiency)}x"),
     ("prefill\ns", lambda row: digits(row.prefill_s)),
     ("KV cache\nMB", lambda row: "-" if row.kv_bytes is None else digits(row.kv_bytes / 1e6)),
 )
