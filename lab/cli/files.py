@@ -77,13 +77,12 @@ def any_good(records: Sequence[Record]) -> bool:
     return any(record.run.status == OK and not record.run.warmup for record in records)
 
 
-def draw(records: Sequence[Record], folder: Path, stem: str, ceilings: Sequence[Ceilings] = ()) -> list[Path]:
-    """Draws the plots that there is data for, and returns their paths: `<stem>-prefill.png` and so on."""
+def draw(records: Sequence[Record], folder: Path, stem: str, shown: Sequence[Section] = ()) -> list[Path]:
+    """Draws the plots that there is data for, of experiments those `shown`; their paths: `<stem>-prefill.png` ..."""
     from lab.show import canvas, levers, plot_runs
 
     if not any_good(records):
         return []
-    shown = experiments(records, folder, (str(folder / stem),), ceilings)
     drawings = {**plot_runs.drawings(records), **levers.drawings(shown)}
     return [
         path
@@ -93,15 +92,15 @@ def draw(records: Sequence[Record], folder: Path, stem: str, ceilings: Sequence[
 
 
 def experiments(
-    records: Sequence[Record], folder: Path, results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
+    records: Sequence[Record], results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
 ) -> list[Section]:
-    """What experiments among the records showed, predicted from these ceilings, and what lies in their folder."""
+    """What experiments among the records of these files showed, predicted from ceilings and what lies beside them."""
     from lab.show import levers
     from lab.why import probing
 
     if not any(record.run.lever for record in records):
         return []
-    known = [*ceilings, *probing.kept(folder, note)]
+    known = [*ceilings, *probing.kept(plot_folder(results, None), note)]
     return levers.sections(records, known, other_sessions(results, records))
 
 
@@ -123,6 +122,7 @@ def as_json_rows(records: Sequence[Record], shown: Sequence[Section] = ()) -> di
     return {
         "rows": [*rows.to_dict("records"), *levers.as_rows(shown)],
         **({"break_even": pays} if (pays := levers.break_even(shown)) else {}),
+        **({"max_stall": found} if (found := levers.verdicts(shown)) else {}),
         "warnings": text_results.warnings(records),
         "failures": text_results.failures(records),
     }

@@ -69,7 +69,7 @@ def show(results: tuple[str, ...], as_json: bool) -> None:
 
     reading = read(results)
     records = list(reading.records)
-    shown = experiments(records, plot_folder(results, None), results, reading.ceilings)
+    shown = experiments(records, results, reading.ceilings)
     if as_json:
         console.print_json(as_json_rows(records, shown))
     else:
@@ -87,7 +87,7 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
     if not any_good(records):
         raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
-    for path in draw(records, plot_folder(results, out), stem, reading.ceilings):
+    for path in draw(records, plot_folder(results, out), stem, experiments(records, results, reading.ceilings)):
         click.echo(path)
 
 

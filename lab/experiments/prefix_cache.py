@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.analysis.wording import seconds
-from lab.core import prefix_times, script
+from lab.core import lever_figures, prefix_times, script
 from lab.core.record import COPY, FORGET, LOAD, SAVE, Prefix, Record, Settings
 from lab.core.script import Operation
 from lab.experiments import cases, crossing, saved_states
@@ -166,7 +166,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     by_prefix: dict[tuple[int, int], list[Record]] = {}
     for record in records:
         lever = record.run.prefix
-        if lever is not None and prefix_times.times(record.run):
+        if lever is not None and lever_figures.figures(record.run):
             by_prefix.setdefault((lever.n_suffix, lever.n_prefix), []).append(record)
     made = []
     for (n_suffix, n_prefix), alike in sorted(by_prefix.items()):

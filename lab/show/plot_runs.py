@@ -208,6 +208,8 @@ def _band(ax: Axes, runs: pd.DataFrame, x: pd.Series, figure: str, style: dict[s
 
 def _timed(records: Sequence[Record]) -> list[Record]:
     timed = _plain(records)
+    if not timed and any(record.run.lever for record in records):
+        raise LabError("There is nothing to draw: these are experiments.", "Their pictures: lab plot RESULTS")
     if not timed:
         raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")
     return timed

@@ -2,9 +2,9 @@
 
     python3 -m uv run python -m tests.bench.against_batched_bench [MODEL.gguf] [ROUNDS]
 
-Each round measures 1, 4 and 16 sequences on both sides, in alternating order and each in a fresh process: the same file,
-threads, batch sizes, context and random tokens. llama-batched-bench chooses no tokens, so the lab's side is the time of its steps without
-choosing. What counts is the median of the rounds' ratios of rates; within 0.97 to 1.03 wanted.
+Each round measures 1, 4 and 16 sequences on both sides, in alternating order and each in a fresh process: the same
+file, threads, batch sizes, context and random tokens. llama-batched-bench chooses no tokens, so the lab's side is the
+time of its steps without choosing. What counts is the median of the ratios of rates; within 0.97 to 1.03 wanted.
 """
 
 from __future__ import annotations
