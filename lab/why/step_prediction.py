@@ -57,6 +57,11 @@ class StepPrediction:
             total += seconds
         return total
 
+    def move(self, n_positions: int) -> float | None:
+        """A copy, save or load of so many positions, read and written at the memory's best rate; seconds, at least."""
+        moved = cost.move(self.model, n_positions, self.settings.type_k, self.settings.type_v)
+        return None if moved is None else moved.n_bytes / roofline.roof(self.ceilings).gbps / 1e9
+
     @property
     def basis(self) -> str:
         """What it rests on, in words."""
