@@ -50,7 +50,7 @@ class Row:
 
     `cold_s`, `cached_s`, `ram_s` and `disk_s` are times to first token, `prefix_s` the prefill of the prefix in the
     cold way. `saved_s` is cold - cached, `promised_s` what the prefill law says that the prefix costs, `least_load_s`
-    what reading and writing the state takes at the memory's best rate (both None without ceilings). `copy_s` is the copy
+    what reading and writing the state takes at the memory's best rate (None without ceilings). `copy_s` is the copy
     alone; caches of their own are copied in the step after it, and whole.
     `logits_differ` is the largest difference from the cold logits, None where that is not known; `is_same_token` says
     that all ways chose one token, `is_equal` that also nothing differs. `n_prefilled_again` counts tokens that were
