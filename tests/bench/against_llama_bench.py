@@ -2,7 +2,7 @@
 
     python3 -m uv run python -m tests.bench.against_llama_bench [MODEL.gguf] [ROUNDS]
 
-Each round measures pp512 and tg128 on both sides, in alternating order and each in a fresh process: the same model file,
+Each round measures pp512 and tg128 on both sides, in alternating order and each in a fresh process: the same file,
 threads and batch sizes, random tokens. llama-bench's decode starts in an empty context and does not choose tokens, so
 the lab's side is a prompt of one token and decode *compute*. Each side of a round is one sample;
 what counts is the median of the rounds' ratios.
