@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from lab.experiments import batching
 from lab.models import catalog
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
+from lab.runner import side_by_side
 from lab.runner.case import Case
 from lab.runner.session import execute, new_results_file
-from lab.show import levers, reproduce
-from lab.why import learning
+from lab.show import levers, plot_runs, reproduce
+from lab.why import learning, roofline
 from lab.why.step_prediction import StepPrediction
 from tests import miniature
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
@@ -82,16 +84,16 @@ def test_a_shared_prompt_is_prefilled_once_and_copied_but_for_its_last_tokens() 
 def test_rows_have_the_time_of_a_step_and_what_follows_from_it() -> None:
     records = [make_record(batch_run(n, i, decode_ms=ms)) for n, ms in ((1, 10), (4, 5)) for i in range(3)]
     one, four = batching.rows(records)
-    assert (one.step_s, one.total_tps, one.user_tps, one.gain) == pytest.approx((0.01, 100, 100, 1))
-    assert (four.step_s, four.total_tps, four.user_tps, four.gain) == pytest.approx((0.02, 200, 50, 2))
+    assert (one.step_s, one.total_tps, one.user_tps, one.efficiency) == pytest.approx((0.01, 100, 100, 1))
+    assert (four.step_s, four.total_tps, four.user_tps, four.efficiency) == pytest.approx((0.02, 200, 50, 2))
     assert four.prefill_s == pytest.approx(0.080)
     assert four.kv_bytes == 4 * 25 * (memory.kv_bytes_per_position(MODEL) or 0)
     assert (four.n_runs, four.expected_s) == (3, None)
 
 
-def test_where_one_was_not_measured_there_is_no_gain() -> None:
+def test_where_one_was_not_measured_there_is_no_efficiency() -> None:
     (row,) = batching.rows([make_record(batch_run(4))])
-    assert row.gain is None and batching.knee([row]) is None
+    assert row.efficiency is None and batching.knee([row]) is None
 
 
 def test_the_knee_lies_between_the_numbers_that_bracket_twice_the_time() -> None:
@@ -196,6 +198,37 @@ def test_batches_are_compared_number_by_number() -> None:
     assert tpot == {"1 sequence": "slower", "4 sequences": "slower"}
 
 
+def test_settings_are_compared_for_sequences_that_are_decoded_together(model_file: Path, tmp_path: Path) -> None:
+    worker: Any = FakeWorker()
+    variants = [("", {}), ("--kv-unified on", {"kv_unified": "on"})]
+    make = functools.partial(batching.plan, sequences="1,3")
+    plans = side_by_side.plan(worker, variants, 10, make, prompt_len="20", gen=5, model=str(model_file))
+    first = next(iter(plans.values()))
+    path = new_results_file(first, tmp_path, 2)
+    records = list(side_by_side.execute(plans, 10, path, lambda status: None, FakeWorker))  # type: ignore[arg-type]
+    (compared,) = comparison.compare([record for record in records if not record.run.warmup])
+    assert {(row.lever, row.figure, row.verdict) for row in compared.rows} == {
+        (lever, figure, "no difference")
+        for lever in ("1 sequence", "3 sequences")
+        for figure in ("prefill_s", "tpot_ms")
+    }
+    assert all(row.paired and row.n_base == 10 for row in compared.rows)
+    embedded = dataclasses.replace(MODEL, name=catalog.DEFAULT, source="embedded")
+    (line,) = reproduce.commands([dataclasses.replace(record, model=embedded) for record in records])
+    assert "'--kv-unified on' --prompt-len 20 --gen 5 --blocks 10 --sequences 1,3" in line
+
+
+def test_what_is_made_for_plain_runs_says_that_these_are_none(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="only experiments here"):
+        roofline.explain(session(), KERNELS)
+    with pytest.raises(LabError, match="nothing to draw"):
+        plot_runs.plot_prefill(session())
+    for record in session():
+        results.append(tmp_path / "a.jsonl", record)
+    code, _, err = run_lab("export", tmp_path / "a.jsonl")
+    assert code == 1 and "only experiments here, which llama-bench has no rows for" in err
+
+
 def test_the_command_that_makes_a_batch_again() -> None:
     embedded = dataclasses.replace(MODEL, name=catalog.DEFAULT, source="embedded")
     records = [dataclasses.replace(record, model=embedded) for record in session()]
@@ -243,3 +276,60 @@ def test_batch_command(tmp_path: Path) -> None:
     assert all(lever_figures.figures(run)["tpot_ms"] > 0 for run in timed)
     code, _, err = run_lab("batch", "-s", "1,0", "-o", tmp_path)
     assert code == 1 and err.startswith("Error: --sequences 0 is not possible.")
+
+
+@pytest.mark.parametrize(("n_prompt", "n_ubatch"), [(8, 8), (3, 2), (500, 1)])
+def test_more_sequences_than_tokens_in_a_step_are_prefilled_in_several(n_prompt: int, n_ubatch: int) -> None:
+    settings = dataclasses.replace(SETTINGS, n_ubatch=n_ubatch)
+    shapes = list(scripts.shapes(batching.write(case(16, n_prompt), text, settings)))
+    prefill = [shape for shape in shapes if shape.kind == PREFILL]
+    assert sum(shape.n_tokens for shape in prefill) == 16 * n_prompt and sum(s.n_outputs for s in prefill) == 16
+    assert max(shape.n_tokens for shape in prefill) <= n_ubatch
+
+
+def test_a_shared_prompt_takes_its_place_once_in_one_cache(fake_worker: FakeWorker, model_file: Path) -> None:
+    worker: Any = fake_worker
+    asked: dict[str, Any] = {"sequences": 4, "prompt_len": 100, "gen": 10, "shared_prompt": True}
+    apart = batching.plan(worker, **asked, model=str(model_file))
+    assert apart.cases[0].sequences == (110,) * 4 and apart.settings.n_ctx == 4 * 256
+    together = batching.plan(worker, **asked, kv_unified=True, model=str(model_file))
+    assert together.cases[0].sequences == (110, 26, 26, 26) and together.settings.n_ctx == 188
+    with pytest.raises(LabError, match="16 tokens or fewer nothing is shared"):
+        batching.plan(worker, **{**asked, "prompt_len": 16}, model=str(model_file))
+    with pytest.raises(LabError, match="--kv-unified maybe is not possible"):
+        batching.plan(worker, **asked, kv_unified="maybe", model=str(model_file))
+    fake_worker.model = dataclasses.replace(MODEL, windows=(8, 0))
+    with pytest.raises(LabError, match="sliding window"):
+        batching.plan(worker, **asked, model=str(model_file))
+
+
+def test_more_tokens_than_a_run_can_have_are_refused(fake_worker: FakeWorker, model_file: Path) -> None:
+    worker: Any = fake_worker
+    with pytest.raises(LabError, match="would choose 1,280,000 tokens"):
+        batching.plan(worker, "256", "20", 5000, model=str(model_file))
+
+
+BROKEN = (
+    {"kind": (PREFILL,) * 9},
+    {"kind": (DECODE,) * 9},
+    {"n_tokens": (1,) * 9},
+    {"ready_ns": (0,) * 9, "start_ns": (0,) * 9},
+)
+
+
+@pytest.mark.parametrize("changes", BROKEN)
+def test_steps_that_are_not_those_of_a_batch_are_passed_over(changes: dict[str, Any]) -> None:
+    run = batch_run(4)
+    n = len(run.steps.kind)
+    columns = {name: values[:1] * n for name, values in changes.items()}
+    broken = dataclasses.replace(run, steps=dataclasses.replace(run.steps, **columns))
+    for changed in (broken, dataclasses.replace(run, batch=Batch(10**10, False)), dataclasses.replace(run, n_prompt=0)):
+        assert lever_figures.figures(changed) == {} and batching.rows([make_record(changed)]) == []
+        assert levers.sections([make_record(changed)]) == []
+
+
+def test_sessions_of_other_sizes_are_not_mixed() -> None:
+    short = [make_record(dataclasses.replace(batch_run(n), n_gen=3)) for n in (4, 8)]
+    rows = batching.rows([*short, *session((1, 8))])
+    assert [[row.n_seq for row in group] for group in batching.alike(rows)] == [[4, 8], [1, 8]]
+    assert [row.efficiency is None for row in rows] == [True, True, False, False]

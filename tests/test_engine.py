@@ -67,7 +67,7 @@ def test_shapes_of_a_script_count_positions_of_every_sequence() -> None:
         (LOAD, 0, 5, 1, 0),
         (DECODE, 1, 5, 1, 1),
     ]
-    assert (scripts.n_prefilled(written), scripts.n_chosen(written), scripts.n_sequences(written)) == (11, 9, 4)
+    assert (scripts.n_prefilled(written), scripts.n_chosen(written)) == (11, 9)
 
 
 def test_a_sweep_is_the_runs_that_it_stands_for() -> None:

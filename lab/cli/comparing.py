@@ -83,6 +83,12 @@ def export(results: tuple[str, ...], form: str, kind: str, table: str, out: str 
 
     records = list(read(results).records)
     if form == "llama-bench":
+        plain = [record for record in records if record.run.lever is None]
+        if not plain:
+            raise LabError(
+                "There are only experiments here, which llama-bench has no rows for.", "Use --format csv or parquet."
+            )
+        records = plain
         _write(llama_bench_format.write(llama_bench_format.llama_bench_rows(records), kind).encode(), out)
         return
     rows = tables.runs(records) if table == "runs" else tables.steps(records)

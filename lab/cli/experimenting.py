@@ -12,10 +12,9 @@ from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, UNIFIED, with_optio
 from lab.cli.running import carry_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from lab.core.record import Record
-    from lab.runner.plan import Plan
     from lab.why.step_prediction import StepPrediction
 
 REPEAT = click.option(
@@ -86,7 +85,8 @@ def prefix(out: str, **asked: Any) -> None:
     click.option(
         "--chunk",
         "-c",
-        help="Tokens of the prompt in a step, in a list.  [default: 64,256,1024; none with --max-stall]",
+        help="Tokens of the prompt in a step, in a list.  [default: those of 64,256,1024 that are no longer than the "
+        "prompt; none with --max-stall]",
     ),
     click.option("--streams", "-s", default="1,4", show_default=True, help="Sequences that decode, in a list."),
     click.option("--max-stall", metavar="TIME", help="Search the largest chunk that keeps every gap within, as 100ms."),
@@ -113,16 +113,9 @@ def stall(out: str, max_stall: str | None, **asked: Any) -> None:
     if max_stall is None:
         carry_out(make, out, **asked)
         return
-    limit_s, predict = stall_search.parse_duration(max_stall), _predictor(out)
-
-    def conclude(records: Sequence[Record], plan: Plan) -> list[str]:
-        timed = [record for record in records if record.run.status == "ok" and not record.run.warmup]
-        prediction = predict(timed[0]) if timed else None
-        verdicts = stall_search.verdicts(timed, limit_s, plan.n_repeat, prediction)
-        return [stall_search.sentence(verdict) for verdict in verdicts]
-
-    run = functools.partial(stall_search.execute, limit_s=limit_s, predict=predict)
-    carry_out(make, out, run=run, conclude=conclude, **asked)
+    limit_s = stall_search.parse_duration(max_stall)
+    run = functools.partial(stall_search.execute, limit_s=limit_s, predict=_predictor(out))
+    carry_out(make, out, run=run, **asked)
 
 
 def _predictor(out: str) -> Callable[[Record], StepPrediction | None]:

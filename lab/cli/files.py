@@ -77,13 +77,12 @@ def any_good(records: Sequence[Record]) -> bool:
     return any(record.run.status == OK and not record.run.warmup for record in records)
 
 
-def draw(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
-    """Draws the plots that there is data for, and returns their paths: `<stem>-prefill.png` and so on."""
+def draw(records: Sequence[Record], folder: Path, stem: str, shown: Sequence[Section] = ()) -> list[Path]:
+    """Draws the plots that there is data for, of experiments those `shown`; their paths: `<stem>-prefill.png` ..."""
     from lab.show import canvas, levers, plot_runs
 
     if not any_good(records):
         return []
-    shown = experiments(records, folder, (str(folder / stem),))
     drawings = {**plot_runs.drawings(records), **levers.drawings(shown)}
     return [
         path
@@ -92,14 +91,17 @@ def draw(records: Sequence[Record], folder: Path, stem: str) -> list[Path]:
     ]
 
 
-def experiments(records: Sequence[Record], folder: Path, results: tuple[str, ...]) -> list[Section]:
-    """What experiments among the records showed, predicted from the ceilings and sessions that lie beside them."""
+def experiments(
+    records: Sequence[Record], results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
+) -> list[Section]:
+    """What experiments among the records of these files showed, predicted from ceilings and what lies beside them."""
     from lab.show import levers
     from lab.why import probing
 
     if not any(record.run.lever for record in records):
         return []
-    return levers.sections(records, probing.kept(folder, note), other_sessions(results, records))
+    known = [*ceilings, *probing.kept(plot_folder(results, None), note)]
+    return levers.sections(records, known, other_sessions(results, records))
 
 
 def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
@@ -120,6 +122,7 @@ def as_json_rows(records: Sequence[Record], shown: Sequence[Section] = ()) -> di
     return {
         "rows": [*rows.to_dict("records"), *levers.as_rows(shown)],
         **({"break_even": pays} if (pays := levers.break_even(shown)) else {}),
+        **({"max_stall": found} if (found := levers.verdicts(shown)) else {}),
         "warnings": text_results.warnings(records),
         "failures": text_results.failures(records),
     }

@@ -67,8 +67,9 @@ def show(results: tuple[str, ...], as_json: bool) -> None:
     """Print the tables of results files (or folders of them) again."""
     from lab.show import console, levers, text_results
 
-    records = list(read(results).records)
-    shown = experiments(records, plot_folder(results, None), results)
+    reading = read(results)
+    records = list(reading.records)
+    shown = experiments(records, results, reading.ceilings)
     if as_json:
         console.print_json(as_json_rows(records, shown))
     else:
@@ -81,12 +82,12 @@ def show(results: tuple[str, ...], as_json: bool) -> None:
 @click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
 def plot(results: tuple[str, ...], out: str | None) -> None:
     """Draw the plots of results files (or folders of them) again, all in one picture."""
-    records = list(read(results).records)
-    first = Path(results[0])
+    reading = read(results)
+    records, first = list(reading.records), Path(results[0])
     if not any_good(records):
         raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
-    for path in draw(records, plot_folder(results, out), stem):
+    for path in draw(records, plot_folder(results, out), stem, experiments(records, results, reading.ceilings)):
         click.echo(path)
 
 

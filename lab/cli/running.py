@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lab.core.record import Record
     from lab.runner.plan import Plan
     from lab.runner.progress import ShowStatus
+    from lab.show.levers import Section
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
@@ -29,12 +30,11 @@ def carry_out(
     dry_run: bool,
     stream: bool = False,
     run: Callable[..., Iterator[Record]] | None = None,
-    conclude: Callable[[Sequence[Record], Plan], list[str]] = lambda records, plan: [],
     **asked: Any,
 ) -> None:
     """Plans, measures and shows. `make` gets an engine's process and what was asked for, and returns the plan.
 
-    `run` executes it where the loop of `measure` is not all; `conclude` adds sentences to what is shown.
+    `run` executes it where the loop of `measure` is not all.
     """
     from lab.process.worker import Worker
     from lab.runner.session import execute, new_results_file
@@ -58,7 +58,7 @@ def carry_out(
             return (run or execute)(plan, worker, path, watch, stream)
 
         records, problem = collect(runs, path, err, text_out if stream else None, in_blocks=True)
-    _show(records, path, plan, not no_plot, report, as_json, conclude(records, plan))
+    _show(records, path, plan, not no_plot, report, as_json)
     if problem:
         raise problem
     if text_results.failures(records):
@@ -94,30 +94,35 @@ def _show(
     plots: bool,
     report: bool,
     as_json: bool,
-    conclusions: Sequence[str],
 ) -> None:
-    """Prints the table and conclusions, then draws: drawing may fail."""
+    """Prints the table, then draws: drawing may fail."""
     from lab.analysis.comparison import AT_LEAST
     from lab.show import console, levers, text_results
 
     if not records:
         return
     out = console.console()
-    shown = experiments(records, path.parent, (str(path),))
+    shown = experiments(records, (str(path),))
     if not as_json:
         text_results.print_results(records, out)
         levers.print_sections(shown, out)
-        for sentence in (*conclusions, *text_results.still_wide(records, plan)):
+        for sentence in text_results.still_wide(records, plan):
             out.print(sentence)
-    files = write_files(records, path, plots, report, AT_LEAST, None if as_json else out)
+    files = write_files(records, path, plots, report, AT_LEAST, None if as_json else out, shown)
     if as_json:
         still_wide = text_results.still_wide(records, plan)
         rows = as_json_rows(records, shown)
-        console.print_json({**files, **rows, "still_wide": still_wide, "conclusions": list(conclusions)})
+        console.print_json({**files, **rows, "still_wide": still_wide})
 
 
 def write_files(
-    records: list[Record], path: Path, plots: bool, report: bool, at_least: float, out: Console | None
+    records: list[Record],
+    path: Path,
+    plots: bool,
+    report: bool,
+    at_least: float,
+    out: Console | None,
+    shown: Sequence[Section] = (),
 ) -> dict[str, Any]:
     """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
     from lab.show import page
@@ -131,7 +136,7 @@ def write_files(
     if out:
         out.print()
     files: dict[str, Any] = {"session": path.stem, "results": named("results", path)}
-    files["plots"] = [named("plot", plot) for plot in (draw(records, path.parent, path.stem) if plots else [])]
+    files["plots"] = [named("plot", plot) for plot in (draw(records, path.parent, path.stem, shown) if plots else [])]
     files["report"] = None
     if report and any_good(records):
         known, others = probing.kept(path.parent, note), other_sessions((str(path),), records)

@@ -59,6 +59,9 @@ def of(run: Run) -> Gaps | None:
     answering = [i for i, kind in enumerate(steps.kind) if i >= decode[0] and kind in (DECODE, MIXED)]
     if not prompt or len(answering) != len(decode) + sum(steps.kind[i] == MIXED for i in prompt):
         return None
+    n_beside = lever.n_streams * sum(steps.kind[i] == MIXED for i in prompt)
+    if sum(steps.n_tokens[i] for i in prompt) - n_beside != run.n_prompt:
+        return None
     came = steps.start_ns[prompt[0]]
     ends = [steps.end_ns[i] for i in answering]
     return Gaps(

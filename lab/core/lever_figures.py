@@ -14,17 +14,26 @@ from lab.core.record import DECODE, OK, PREFILL, Run
 
 
 def figures(run: Run) -> dict[str, float]:
-    """By name; empty for a plain run, and for one that failed."""
-    if run.status != OK or not run.steps.kind:
+    """By name; empty for a plain run, one that failed, and one whose steps are not those of its experiment."""
+    if run.status != OK or run.n_prompt < 1 or run.n_gen < 1:
         return {}
     if run.batch is not None:
-        return batch(run)
-    return prefix_times.figures(run) if run.prefix is not None else gaps.figures(run)
+        times = batch(run)
+    else:
+        times = prefix_times.figures(run) if run.prefix is not None else gaps.figures(run)
+    return times if all(value > 0 for value in times.values()) else {}
 
 
 def batch(run: Run) -> dict[str, float]:
-    """Prefill of all prompts in s, and the mean time of a decode step in ms, without choosing tokens."""
-    ready = [ready for kind, ready in zip(run.steps.kind, run.steps.ready_ns, strict=True) if kind == PREFILL]
+    """Prefill of all prompts in s, and the mean time of a decode step in ms, without choosing tokens.
+
+    Empty where no step has a token of each sequence.
+    """
+    steps = run.steps
+    ready = [ready for kind, ready in zip(steps.kind, steps.ready_ns, strict=True) if kind == PREFILL]
+    sizes = {n for kind, n in zip(steps.kind, steps.n_tokens, strict=True) if kind == DECODE}
+    if run.batch is None or not ready or sizes != {run.batch.n_seq}:
+        return {}
     return {"prefill_s": ready[-1] / 1e9, "tpot_ms": 1e3 * step_s(run)}
 
 

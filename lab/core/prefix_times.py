@@ -27,6 +27,8 @@ def times(run: Run) -> dict[str, float]:
     steps, ways = run.steps, _ways(run)
     if run.prefix is None or run.prefix.n_prefix < 1 or not ways:
         return {}
+    if sum(steps.n_tokens[i] for i in ways[0]) != run.prefix.n_prefix + run.prefix.n_suffix:
+        return {}
     spans = [(steps.end_ns[way[-1]] - steps.start_ns[way[0]]) / 1e9 for way in ways]
     saves = [i for i, kind in enumerate(steps.kind) if kind == SAVE]
     moves = dict(zip(("copy_s", "load_ram_s", "load_disk_s"), (way[0] for way in ways[1:]), strict=True))

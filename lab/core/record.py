@@ -184,6 +184,7 @@ class Stall:
     chunk: int | None  # None: all at once, while the others waited
     n_context: int  # tokens of each of the others before it began
     n_before: int  # steps of the others alone, before the prompt came
+    limit_s: float | None = None  # of `--max-stall`: how long no gap was to be
 
     @property
     def words(self) -> str:

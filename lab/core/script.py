@@ -108,11 +108,6 @@ def n_chosen(script: Script) -> int:
     return sum(operation.times * part.n_outputs for operation in script for part in operation.parts)
 
 
-def n_sequences(script: Script) -> int:
-    """How many sequences it uses: one more than the largest number."""
-    return 1 + max(max(operation.sequence, operation.target, *_sequences(operation)) for operation in script)
-
-
 def shapes(script: Script) -> Iterator[Shape]:
     """What each step will be. `n_past` is that of the sequence that has most in the cache."""
     positions: dict[int, int] = {}
@@ -140,7 +135,3 @@ def shapes(script: Script) -> Iterator[Shape]:
             )
             for part in operation.parts:
                 positions[part.sequence] = positions.get(part.sequence, 0) + part.n_tokens
-
-
-def _sequences(operation: Operation) -> list[int]:
-    return [part.sequence for part in operation.parts]

@@ -202,7 +202,7 @@ class _Preparation:
         if path is not None:
             n_bytes = self._lib.llama_state_seq_save_file(self._pointer, os.fsencode(path), sequence, None, 0)
             if n_bytes:
-                with Path(path).open("rb") as file:
+                with Path(path).open("r+b") as file:
                     os.fsync(file.fileno())
         else:
             size = self._lib.llama_state_seq_get_size(self._pointer, sequence)

@@ -5,8 +5,8 @@ while reading is the limit the step takes hardly longer, and B users are served 
 arithmetic takes over (the ridge of the roofline), and each further sequence costs its share of time. Attention is never
 shared: every sequence reads its own cache.
 
-T(B) is the mean time of a decode step; B / T(B) tokens per second in all, 1 / T(B) per user. The gain is
-B x T(1) / T(B): 1 is none, B is ideal.
+T(B) is the mean time of a decode step; B / T(B) tokens per second in all, 1 / T(B) per user. Efficiency is
+B x T(1) / T(B): 1 is no gain, B is ideal.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class Row:
     step_max_s: float
     total_tps: float
     user_tps: float
-    gain: float | None  # None where one sequence was not measured
+    efficiency: float | None  # None where one sequence was not measured
     prefill_s: float
     kv_bytes: int | None
     expected_s: float | None
 
 
 def batch(
-    sequences: str | Sequence[int] = DEFAULT_SEQUENCES,
-    prompt_len: str | Sequence[int] = "256",
+    sequences: str | int | Sequence[int] = DEFAULT_SEQUENCES,
+    prompt_len: str | int | Sequence[int] = "256",
     gen: int = 32,
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
@@ -91,8 +91,8 @@ def batch(
 
 def plan(
     worker: Worker,
-    sequences: str | Sequence[int] = DEFAULT_SEQUENCES,
-    prompt_len: str | Sequence[int] = "256",
+    sequences: str | int | Sequence[int] = DEFAULT_SEQUENCES,
+    prompt_len: str | int | Sequence[int] = "256",
     gen: int = 32,
     repeat: int | None = None,
     *,
@@ -103,18 +103,30 @@ def plan(
     numbers = cases.numbers("--sequences", sequences, MOST_SEQUENCES)
     if gen < 2:
         raise LabError(f"--gen {gen} leaves nothing to decode together.", "Give 2 or more.")
-    made = make_plan(worker, prompt_len, gen, repeat, **asked)
+    made = make_plan(worker, [prompt_len] if isinstance(prompt_len, int) else prompt_len, gen, repeat, **asked)
+    if shared_prompt:
+        cases.need_every_position(made.model)
+        if min(case.n_prompt for case in made.cases) <= N_OWN:
+            raise LabError(
+                f"Of a prompt of {N_OWN} tokens or fewer nothing is shared.", "Give longer prompts: --prompt-len 256"
+            )
     if max(numbers) > made.settings.n_batch:
         raise LabError(
             f"{max(numbers)} sequences do not fit into a batch of {made.settings.n_batch} tokens.",
             f"Use --batch {max(numbers)}, or fewer --sequences.",
         )
     wanted = [
-        Case(case.n_prompt, gen, lever=Batch(n, shared_prompt), sequences=(case.n_prompt + gen,) * n)
+        Case(case.n_prompt, gen, lever=lever, sequences=_lengths(lever, case.n_prompt, gen, made.settings))
         for case in made.cases
-        for n in numbers
+        for lever in (Batch(n, shared_prompt) for n in numbers)
     ]
     return with_cases(made, wanted, write)
+
+
+def _lengths(lever: Batch, n_prompt: int, n_gen: int, settings: Settings) -> tuple[int, ...]:
+    """Positions that the sequences take in the cache: what they share in one cache takes its place once."""
+    own = N_OWN if lever.is_shared and settings.kv_unified else n_prompt
+    return (n_prompt + n_gen, *(own + n_gen,) * (lever.n_seq - 1))
 
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
@@ -137,7 +149,7 @@ def _prefill(prompts: Sequence[Sequence[int]], settings: Settings) -> list[Opera
     prompts follow each other.
     """
     n_prompt, n_most = len(prompts[0]), settings.n_ubatch if settings.kv_unified else settings.n_batch
-    n_together = max(1, min(len(prompts), n_most // n_prompt))
+    n_together = max(1, min(len(prompts), settings.n_ubatch, n_most // n_prompt))
     operations = []
     for start in range(0, len(prompts), n_together):
         group = range(start, min(start + n_together, len(prompts)))
@@ -153,17 +165,17 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     """One row for each number of sequences, of timed runs of one setup that went well."""
     by_case: dict[tuple[int, int, Batch], list[Record]] = {}
     for record in records:
-        if record.run.batch is not None:
+        if record.run.batch is not None and lever_figures.figures(record.run):
             by_case.setdefault((record.run.n_prompt, record.run.n_gen, record.run.batch), []).append(record)
     alone = {
-        (n_prompt, n_gen): statistics.median(lever_figures.step_s(record.run) for record in alike)
+        (n_prompt, n_gen, lever.is_shared): statistics.median(lever_figures.step_s(record.run) for record in alike)
         for (n_prompt, n_gen, lever), alike in by_case.items()
         if lever.n_seq == 1
     }
     made = []
-    for (n_prompt, n_gen, lever), alike in sorted(by_case.items(), key=lambda item: (*item[0][:2], item[0][2].n_seq)):
+    for (n_prompt, n_gen, lever), alike in sorted(by_case.items(), key=_place):
         times = [lever_figures.step_s(record.run) for record in alike]
-        n, step, one = lever.n_seq, statistics.median(times), alone.get((n_prompt, n_gen))
+        n, step, one = lever.n_seq, statistics.median(times), alone.get((n_prompt, n_gen, lever.is_shared))
         first = alike[0]
         per_position = memory.kv_bytes_per_position(first.model, first.settings.type_k, first.settings.type_v)
         made.append(
@@ -180,11 +192,26 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
                 1 / step,
                 None if one is None else n * one / step,
                 statistics.median(lever_figures.batch(record.run)["prefill_s"] for record in alike),
-                None if per_position is None else round(n * (n_prompt + n_gen) * per_position),
+                None
+                if per_position is None
+                else round(sum(_lengths(lever, n_prompt, n_gen, first.settings)) * per_position),
                 expected_s(prediction, n_prompt, n_gen, n) if prediction else None,
             )
         )
     return made
+
+
+def _place(item: tuple[tuple[int, int, Batch], Any]) -> tuple[int, int, bool, int]:
+    n_prompt, n_gen, lever = item[0]
+    return n_prompt, n_gen, lever.is_shared, lever.n_seq
+
+
+def alike(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows that differ only in the number of sequences, together."""
+    groups: dict[tuple[int, int, bool], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.n_prompt, row.n_gen, row.is_shared), []).append(row)
+    return list(groups.values())
 
 
 def expected_s(prediction: StepPrediction, n_prompt: int, n_gen: int, n_seq: int) -> float | None:
@@ -195,11 +222,11 @@ def expected_s(prediction: StepPrediction, n_prompt: int, n_gen: int, n_seq: int
 
 def knee(measured: Sequence[Row]) -> float | None:
     """How many sequences make a step twice as long as one does, between two that were measured; None beyond them."""
-    alike = [(row.n_seq, row.step_s) for row in measured]
-    if not alike or alike[0][0] != 1:
+    times = [(row.n_seq, row.step_s) for row in measured]
+    if not times or times[0][0] != 1:
         return None
-    limit = 2 * alike[0][1]
-    for (n, seconds), (n_next, seconds_next) in itertools.pairwise(alike):
+    limit = 2 * times[0][1]
+    for (n, seconds), (n_next, seconds_next) in itertools.pairwise(times):
         if seconds <= limit < seconds_next:
             share = (limit - seconds) / (seconds_next - seconds)
             return math.exp((1 - share) * math.log(n) + share * math.log(n_next))
@@ -226,13 +253,13 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
     if not measured:
         return []
     words, most, best = [], measured[-1], max(measured, key=lambda row: row.total_tps)
-    if most.gain is not None and most.n_seq > 1:
+    if most.efficiency is not None and most.n_seq > 1:
         share = most.user_tps / measured[0].user_tps
         words.append(
-            f"{most.n_seq} sequences at once: {most.gain:.2g} times the tokens of one in all, and each user gets "
+            f"{most.n_seq} sequences at once: {most.efficiency:.2g} times the tokens of one in all, and each user gets "
             f"{share:.0%} of the rate of a single one."
         )
-        worse = [row for row in measured[1:] if row.gain is not None and row.gain < 1]
+        worse = [row for row in measured[1:] if row.efficiency is not None and row.efficiency < 1]
         if worse:
             numbers = ", ".join(str(row.n_seq) for row in worse)
             words.append(

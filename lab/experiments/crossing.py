@@ -55,7 +55,7 @@ def find(name: str, lengths: Sequence[int], prefill_s: Sequence[float], restore_
         if gap <= 0 < gap_next:
             return crossed(n - gap * (n_next - n) / (gap_next - gap), True)
     gain = prefill_s[0] / lengths[0] - per_token
-    return crossed(min(lengths[0], max(1.0, fixed / gain)) if gain > 0 else lengths[0], False)
+    return crossed(min(lengths[0], max(1.0, fixed / gain)), False) if gain > 0 else crossed(lengths[0], True)
 
 
 def over_networks(load_s: Sequence[float], n_bytes: Sequence[int | None]) -> dict[str, list[float]]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.analysis.wording import seconds
-from lab.core import prefix_times, script
+from lab.core import lever_figures, prefix_times, script
 from lab.core.record import COPY, FORGET, LOAD, SAVE, Prefix, Record, Settings
 from lab.core.script import Operation
 from lab.experiments import cases, crossing, saved_states
@@ -49,8 +49,9 @@ class Row:
     """One prefix length of one setup: medians over runs.
 
     `cold_s`, `cached_s`, `ram_s` and `disk_s` are times to first token, `prefix_s` the prefill of the prefix in the
-    cold way. `saved_s` is cold - cached, `promised_s` what the prefill law says that the prefix costs (None without
-    ceilings). `copy_s` is the copy alone; caches of their own are copied in the step after it, and whole.
+    cold way. `saved_s` is cold - cached, `promised_s` what the prefill law says that the prefix costs, `least_load_s`
+    what reading and writing the state takes at the memory's best rate (None without ceilings). `copy_s` is the copy
+    alone; caches of their own are copied in the step after it, and whole.
     `logits_differ` is the largest difference from the cold logits, None where that is not known; `is_same_token` says
     that all ways chose one token, `is_equal` that also nothing differs. `n_prefilled_again` counts tokens that were
     prefilled after a copy or a load and are not of the suffix.
@@ -76,6 +77,7 @@ class Row:
     load_disk_gbps: float | None
     saved_s: float
     promised_s: float | None
+    least_load_s: float | None
     logits_differ: float | None
     is_same_token: bool
     is_equal: bool | None
@@ -166,7 +168,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     by_prefix: dict[tuple[int, int], list[Record]] = {}
     for record in records:
         lever = record.run.prefix
-        if lever is not None and prefix_times.times(record.run):
+        if lever is not None and lever_figures.figures(record.run):
             by_prefix.setdefault((lever.n_suffix, lever.n_prefix), []).append(record)
     made = []
     for (n_suffix, n_prefix), alike in sorted(by_prefix.items()):
@@ -187,6 +189,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
                 state_bytes=n_bytes,
                 **rates,
                 promised_s=prediction.prefill(n_prefix, 0, 0) if prediction else None,
+                least_load_s=prediction.move(n_prefix) if prediction else None,
                 logits_differ=logits_differ,
                 is_same_token=is_same_token,
                 is_equal=None if logits_differ is None else is_same_token and logits_differ == 0,
@@ -222,6 +225,11 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
         words.append(
             f"The prefill law's promise is off from the time saved by {statistics.median(errors):.0%}, the median; at "
             f"most {max(errors):.0%}."
+        )
+    if most.least_load_s:
+        words.append(
+            f"Loading {most.n_prefix:,} tokens from RAM took {seconds(most.load_ram_s)}; reading and writing as many "
+            f"bytes at the memory's best rate takes {seconds(most.least_load_s)}."
         )
     words += _checked(measured)
     words.append(crossing.sentence(break_even(measured)))

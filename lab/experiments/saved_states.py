@@ -9,18 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from lab.core import layers
 from lab.core.memory import kv_bytes_per_position
 from lab.core.record import Model, Prefix
 from lab.errors import LabError
+from lab.experiments import cases
 from lab.runner import limits
 from lab.runner.plan import Plan
-
-KEEPS_NO_POSITIONS = {
-    layers.UNCOUNTED["llama4"],
-    *(layers.SINGLE[key] for key in ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")),
-}
-"""What `Model.uncounted` says of models that do not keep a key and a value of every position."""
 
 
 @contextlib.contextmanager
@@ -44,14 +38,7 @@ def check(model: Model, n_prefix: int, n_suffix: int) -> None:
 
     What is to be used again must be there for every position: as a key and a value.
     """
-    reason = model.uncounted if model.uncounted in KEEPS_NO_POSITIONS else None
-    if any(model.windows or ()):
-        reason = "some of its layers look back only through a sliding window"
-    if reason:
-        raise LabError(
-            f"The cache of {model.name} cannot be copied and cut at a prefix: {reason}.",
-            "Take a model in which every layer sees all positions, such as -m smollm2-135m.",
-        )
+    cases.need_every_position(model)
     n_left = None if model.n_ctx_train is None else model.n_ctx_train - n_suffix - 1
     if n_left is not None and n_prefix > n_left:
         raise LabError(

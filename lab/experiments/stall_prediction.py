@@ -64,7 +64,7 @@ def mixed(lever: Stall, n_prompt: int, number: int, settings: Settings) -> Itera
     last_output = int(first + n_new == n_prompt)
     stream = (1, lever.n_context + lever.n_before + number)
     if settings.kv_unified:
-        for start in range(0, n_new + n_streams, settings.n_ubatch):
+        for start in range(0, n_new + n_streams, max(1, settings.n_ubatch)):
             n_piece = min(settings.n_ubatch, n_new + n_streams - start)
             n_own = max(0, min(n_new - start, n_piece))
             n_others = n_piece - n_own
@@ -75,7 +75,7 @@ def mixed(lever: Stall, n_prompt: int, number: int, settings: Settings) -> Itera
                 yield Piece(*stream, outputs, (stream,) * (n_others - 1))
         return
     yield Piece(1, first, n_streams + (last_output if n_new == 1 else 0), (stream,) * n_streams)
-    for start in range(1, n_new, settings.n_ubatch):
+    for start in range(1, n_new, max(1, settings.n_ubatch)):
         n_piece = min(settings.n_ubatch, n_new - start)
         yield Piece(n_piece, first + start, last_output if start + n_piece == n_new else 0)
 

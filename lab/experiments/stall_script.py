@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.core import script
-from lab.core.record import MIXED, Model, Run, Settings, Stall
+from lab.core.record import MIXED, Run, Settings, Stall
 from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.runner.case import Case, Text
@@ -17,13 +17,13 @@ N_CONTEXT, N_BEFORE, N_GEN = 128, 32, 9
 """Tokens of each stream's own prompt, steps of the streams alone, and tokens of the newcomer's answer."""
 
 
-def case(n_prompt: int, n_streams: int, chunk: int | None) -> Case:
-    """So many streams, and a prompt of n_prompt tokens in chunks, or (None) all at once."""
+def case(n_prompt: int, n_streams: int, chunk: int | None, limit_s: float | None = None) -> Case:
+    """So many streams, and a prompt of n_prompt tokens in chunks, or (None) all at once; `limit_s` of --max-stall."""
     n_stream = N_CONTEXT + N_BEFORE + n_mixed(n_prompt, chunk) + N_GEN
     return Case(
         n_prompt,
         N_GEN,
-        lever=Stall(n_streams, chunk, N_CONTEXT, N_BEFORE),
+        lever=Stall(n_streams, chunk, N_CONTEXT, N_BEFORE, limit_s),
         sequences=(n_prompt + N_GEN, *(n_stream,) * n_streams),
     )
 
@@ -69,20 +69,9 @@ def check_chunks(chunks: Sequence[int], n_prompt: int, n_streams: int, n_batch: 
             f"--chunk {most:,} is longer than the prompt of {n_prompt:,} tokens.",
             "Give smaller chunks; the prompt all at once is measured in any case.",
         )
+    most = max(most, 1)  # of the search, or the newcomer's own tokens
     if most + n_streams > n_batch:
         raise LabError(
             f"A chunk of {most:,} tokens and {n_streams:,} streams do not fit into a batch of {n_batch:,} tokens.",
             f"Use --batch {most + n_streams}, a smaller --chunk, or fewer --streams.",
-        )
-
-
-def need_every_position(model: Model) -> None:
-    """LabError for models that do not keep the keys and values of every position."""
-    known = model.uncounted or ""
-    is_recurrent = "recurrent" in known or "convolution" in known
-    if is_recurrent or any(model.windows or ()):
-        why = known if is_recurrent else "some of its layers see only a window"
-        raise LabError(
-            f"{model.name} cannot be measured with several sequences in a step: {why}.",
-            "llama.cpp cuts its steps in another way. Use a model whose layers see every token.",
         )

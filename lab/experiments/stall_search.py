@@ -53,7 +53,8 @@ class Tried:
 @dataclass(frozen=True)
 class Verdict:
     """What the search ended with. `kept`: the largest chunk that kept the limit; `broken`: the next larger, or (where
-    none kept it) the smallest, that did not. None where there is none. `expected`: the chunk that was predicted."""
+    none kept it) the smallest, that did not. None where there is none. `expected`: the chunk that was predicted.
+    `usual_s`: the gap without any prompt."""
 
     n_prompt: int
     n_streams: int
@@ -61,6 +62,7 @@ class Verdict:
     kept: Tried | None
     broken: Tried | None
     expected: int | None
+    usual_s: float
 
 
 def parse_duration(asked: str | float) -> float:
@@ -88,6 +90,8 @@ def execute(
     for record in session.execute(plan, worker, path, watch, stream):
         records.append(record)
         yield record
+    if records:  # the file's sum is made once
+        plan = dataclasses.replace(plan, model=records[-1].model)
     groups = dict.fromkeys((case.n_prompt, _lever(case).n_streams) for case in plan.cases)
     for n_prompt, n_streams in groups:
         while True:
@@ -95,7 +99,7 @@ def execute(
             chunk = propose(plan, own, limit_s, predict)
             if chunk is None:
                 break
-            narrowed = with_cases(plan, [stall_script.case(n_prompt, n_streams, chunk)], stall_script.write)
+            narrowed = with_cases(plan, [stall_script.case(n_prompt, n_streams, chunk, limit_s)], stall_script.write)
             if narrowed.n_tokens(narrowed.cases[0])[1] > MAX_TOKENS:
                 break  # so small a chunk needs more steps than a run can have
             worker.restart()
@@ -110,7 +114,7 @@ def propose(plan: Plan, records: Sequence[Record], limit_s: float, predict: Pred
     timed = [record for record in records if _is_timed(record)]
     measured = [one for one in tried(timed) if one.n_runs >= plan.n_repeat]
     at_once = [record for record in timed if _lever(record.run).chunk is None]
-    if not at_once or any(one.chunk is None and one.longest_s <= limit_s for one in measured):
+    if not at_once or not measured or any(one.chunk is None and one.longest_s <= limit_s for one in measured):
         return None
     planned = {_lever(case).chunk for case in plan.cases}
     searched = {_lever(record.run).chunk for record in records} - planned
@@ -118,6 +122,8 @@ def propose(plan: Plan, records: Sequence[Record], limit_s: float, predict: Pred
         return None  # enough, or one could not be measured: its records say why
     most = min(at_once[0].run.n_prompt, plan.settings.n_batch - _lever(at_once[0].run).n_streams)
     usual_s = statistics.median(known.usual_s for known in map(_gaps, timed))
+    if usual_s > limit_s:
+        return None  # without any prompt the gaps are longer
     if {one.chunk for one in measured} == {None}:
         return first_chunk(at_once, usual_s, limit_s, predict(at_once[0]), most)
     return next_chunk(measured, usual_s, limit_s, most)
@@ -174,18 +180,20 @@ def tried(records: Sequence[Record]) -> list[Tried]:
     return sorted(of_all, key=lambda one: (one.chunk is None, one.chunk or 0))
 
 
-def verdicts(
-    records: Sequence[Record], limit_s: float, n_repeat: int, prediction: StepPrediction | None = None
-) -> list[Verdict]:
-    """What runs of one setup say about a limit, for each prompt length and number of streams.
+def verdicts(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Verdict]:
+    """What runs of one setup say about their limit, for each prompt length and number of streams; none without one.
 
-    A chunk counts that has n_repeat runs.
+    A chunk counts that has as many runs as the prompt all at once.
     """
     timed = [record for record in records if _is_timed(record)]
     results = []
-    for n_prompt, n_streams in dict.fromkeys((r.run.n_prompt, _lever(r.run).n_streams) for r in timed):
-        own = [record for record in timed if _belongs(record, n_prompt, n_streams)]
+    groups = dict.fromkeys((r.run.n_prompt, _lever(r.run).n_streams, _lever(r.run).limit_s) for r in timed)
+    for n_prompt, n_streams, limit_s in groups:
+        own = [r for r in timed if _belongs(r, n_prompt, n_streams) and _lever(r.run).limit_s == limit_s]
+        n_repeat = max((one.n_runs for one in tried(own) if one.chunk is None), default=1)
         measured = [one for one in tried(own) if one.n_runs >= n_repeat]
+        if limit_s is None:
+            continue
         n_kept = max((i + 1 for i, one in enumerate(measured) if one.longest_s <= limit_s), default=0)
         most = min(n_prompt, own[0].settings.n_batch - n_streams)
         results.append(
@@ -196,6 +204,7 @@ def verdicts(
                 measured[n_kept - 1] if n_kept else None,
                 measured[n_kept] if n_kept < len(measured) else None,
                 expected_chunk(prediction, n_prompt, _lever(own[0].run), limit_s, most) if prediction else None,
+                statistics.median(known.usual_s for known in map(_gaps, own)),
             )
         )
     return results
@@ -207,6 +216,10 @@ def sentence(result: Verdict) -> str:
     what = f"a prompt of {result.n_prompt:,} tokens and {streams}"
     limit, kept, broken = seconds(result.limit_s), result.kept, result.broken
     expected = f" Predicted: {result.expected:,}." if result.expected is not None else ""
+    if result.usual_s > result.limit_s:
+        return (
+            f"With {streams} a token comes every {seconds(result.usual_s)} without any prompt: no chunk keeps {limit}."
+        )
     if kept is not None and kept.chunk is None:
         return f"With {what} no gap is longer than {limit} even all at once (longest {seconds(kept.longest_s)})."
     if kept is not None:

@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from lab.analysis.wording import seconds
-from lab.core import gaps
+from lab.core import gaps, lever_figures
 from lab.core.gaps import Gaps
 from lab.core.record import Record, Stall
-from lab.errors import LabError
 from lab.experiments import cases, stall_prediction, stall_search
-from lab.experiments.stall_script import N_GEN, case, check_chunks, need_every_position, newcomer_ids, write
+from lab.experiments.stall_script import N_GEN, case, check_chunks, newcomer_ids, write
 from lab.models import catalog
-from lab.process.worker import MAX_TOKENS, Worker
+from lab.process.worker import Worker
 from lab.runner import session
 from lab.runner.plan import Plan, make_plan, with_cases
 from lab.runner.progress import ShowStatus
@@ -122,13 +121,12 @@ def plan(
     Without `chunk`: the default ones that are no longer than the prompt, with `max_stall` none. LabError for what
     cannot be.
     """
-    if max_stall is not None:
-        stall_search.parse_duration(max_stall)
+    limit_s = None if max_stall is None else stall_search.parse_duration(max_stall)
     numbers = cases.numbers("--streams", streams, MOST_STREAMS)
     lengths = [prompt_len] if isinstance(prompt_len, int) else prompt_len
     asked["kv_unified"] = asked.get("kv_unified") or "on"
     made = make_plan(worker, lengths, N_GEN, repeat, **asked)
-    need_every_position(made.model)
+    cases.need_every_position(made.model)
     longest = min(case.n_prompt for case in made.cases)
     chunks: tuple[int, ...] = ()
     if chunk is not None:
@@ -136,17 +134,10 @@ def plan(
     elif max_stall is None:
         chunks = tuple(n for n in cases.numbers("--chunk", DEFAULT_CHUNKS, 2**30) if n <= longest)
     check_chunks(chunks, longest, max(numbers), made.settings.n_batch)
-    planned = with_cases(
-        made, [case(own.n_prompt, n, of) for own in made.cases for n in numbers for of in (*chunks, None)], write
-    )
+    sizes = [(n, of) for n in numbers for of in (*chunks, None)]
+    planned = with_cases(made, [case(own.n_prompt, *size, limit_s) for own in made.cases for size in sizes], write)
     if not planned.settings.kv_unified:
         planned = dataclasses.replace(planned, warnings=(*planned.warnings, SEPARATE))
-    for wanted in planned.cases:
-        _, n_chosen = planned.n_tokens(wanted)
-        if n_chosen > MAX_TOKENS:
-            raise LabError(
-                f"{wanted.name} would choose {n_chosen:,} tokens.", f"At most {MAX_TOKENS:,}: give a larger --chunk."
-            )
     return planned
 
 
@@ -155,7 +146,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     by_case: dict[tuple[int, int, Stall], list[Gaps]] = {}
     for record in records:
         run, known = record.run, gaps.of(record.run)
-        if run.stall is not None and known is not None:
+        if run.stall is not None and known is not None and lever_figures.figures(run):
             by_case.setdefault((run.n_prompt, run.n_gen, run.stall), []).append(known)
     at_once = {
         (n_prompt, n_gen, lever.n_streams): statistics.median(its.newcomer_s for its in alike)

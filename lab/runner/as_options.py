@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from lab.core.record import Record
+from lab.core.record import Prefix, Record, Stall
 from lab.models import catalog
 from lab.runner import machine
 from lab.runner.plan import make_plan
@@ -32,7 +32,10 @@ def options(record: Record) -> list[tuple[str, str]]:
     defaults = {name: parameter.default for name, parameter in inspect.signature(make_plan).parameters.items()}
     if model.source == catalog.SYNTHETIC:
         chosen["prompt"] = None  # always random
-    return [
+    kind = (
+        [("--kv-unified", "off")] if isinstance(record.run.lever, (Prefix, Stall)) and not settings.kv_unified else []
+    )
+    return kind + [
         (f"--{name.replace('_', '-')}", str(value))
         for name, value in chosen.items()
         if value is not None and value != defaults[name]

@@ -140,7 +140,7 @@ def make_plan(
     flash_attn: str = "auto",
     cache_type_k: str = "f16",
     cache_type_v: str = "f16",
-    kv_unified: str = "off",
+    kv_unified: str | bool = "off",
     every: int | None = None,
     until: Until | None = None,
     watch: obtain.ShowTransfer = lambda what, done, total: None,
@@ -176,6 +176,7 @@ def make_plan(
             f"A {cache_type_v} V cache needs flash attention, which is off.",
             "Use --flash-attn on, or --cache-type-v f16.",
         )
+    is_unified = _is_on("kv-unified", kv_unified)
     source = prompts.source(prompt)
     file = obtain.obtain(catalog.parse(model), worker, watch, fetch)
     if file.source == catalog.SYNTHETIC:
@@ -222,7 +223,7 @@ def make_plan(
         prompt=source.name,
         prompt_sha256=source.sha256,
         seed=seed,
-        kv_unified=kv_unified == "on",
+        kv_unified=is_unified,
     )
     beyond = [n for n in lengths if shape.n_ctx_train and n + gen > shape.n_ctx_train]
     if beyond:
@@ -243,10 +244,22 @@ def make_plan(
     return dataclasses.replace(plan, refused=too_large(plan))
 
 
+def _is_on(option: str, asked: str | bool) -> bool:
+    """Whether it was asked to be on. LabError for other words than on and off."""
+    words = {"on": True, "off": False, True: True, False: False}
+    if asked not in words:
+        raise LabError(f"--{option} {asked} is not possible.", "Give on or off.")
+    return words[asked]
+
+
 def with_cases(plan: Plan, cases: Sequence[Case], write: Callable[[Case, Text, Settings], list[Operation]]) -> Plan:
-    """The same plan for other cases, of a script of their own."""
+    """The same plan for other cases, of a script of their own. LabError for a case that chooses too many tokens."""
     changed = dataclasses.replace(plan, cases=tuple(cases), write=write, settings=with_room(plan.settings, cases))
-    return dataclasses.replace(changed, refused=too_large(changed))
+    changed = dataclasses.replace(changed, refused=too_large(changed))
+    for case in changed.cases:
+        if case not in changed.refused and (n_chosen := changed.n_tokens(case)[1]) > MAX_TOKENS:
+            raise LabError(f"{case.name} would choose {n_chosen:,} tokens.", f"At most {MAX_TOKENS:,} can be.")
+    return changed
 
 
 def too_large(plan: Plan) -> dict[Case, str]:

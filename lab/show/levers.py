@@ -13,7 +13,7 @@ from rich.text import Text
 from lab.analysis import disturbances, table
 from lab.analysis.wording import digits
 from lab.core.record import OK, Batch, Ceilings, Prefix, Record, Stall
-from lab.experiments import batching, prefix_cache, stalls
+from lab.experiments import batching, prefix_cache, stall_search, stalls
 from lab.show.console import grid_of
 from lab.show.plot_batch import plot_batch
 from lab.show.plot_prefix import plot_prefix
@@ -72,7 +72,7 @@ BATCH: Columns = (
     ("predicted\nms", lambda row: "-" if row.expected_s is None else digits(1e3 * row.expected_s)),
     ("tokens/s\nin all", lambda row: digits(row.total_tps)),
     ("tokens/s\nper user", lambda row: digits(row.user_tps)),
-    ("gain", lambda row: "-" if row.gain is None else f"{digits(row.gain)}x"),
+    ("efficiency", lambda row: "-" if row.efficiency is None else f"{digits(row.efficiency)}x"),
     ("prefill\ns", lambda row: digits(row.prefill_s)),
     ("KV cache\nMB", lambda row: "-" if row.kv_bytes is None else digits(row.kv_bytes / 1e6)),
 )
@@ -119,8 +119,8 @@ def sections(records: Sequence[Record], known: Sequence[Ceilings] = (), others: 
         prediction = prediction_for(of_setup[0], known, [*records, *others])
         for kind, make in _KINDS.items():
             chosen = tuple(record for record in of_setup if isinstance(record.run.lever, kind))
-            if chosen:
-                made.append(make(label, chosen, prediction))
+            if chosen and (section := make(label, chosen, prediction)).rows:
+                made.append(section)
     return made
 
 
@@ -161,6 +161,16 @@ def questions(shown: Sequence[Section]) -> list[str]:
     return list(dict.fromkeys(QUESTIONS[section.name] for section in shown))
 
 
+def verdicts(shown: Sequence[Section]) -> list[dict[str, Any]]:
+    """What searches of `lab stall --max-stall` ended with, as JSON has them."""
+    return [
+        {"setup": section.label, **dataclasses.asdict(verdict)}
+        for section in shown
+        if section.name == "stall"
+        for verdict in stall_search.verdicts(section.records, section.prediction)
+    ]
+
+
 def drawings(shown: Sequence[Section]) -> dict[str, Callable[[Figure], Any]]:
     """What draws the pictures, by their names."""
     names = [section.name for section in shown]
@@ -172,11 +182,7 @@ def drawings(shown: Sequence[Section]) -> dict[str, Callable[[Figure], Any]]:
 
 def _batch(label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
     rows = batching.rows(records, prediction)
-    words = [
-        sentence
-        for n in sorted({row.n_prompt for row in rows})
-        for sentence in batching.sentences([row for row in rows if row.n_prompt == n], prediction)
-    ]
+    words = [sentence for group in batching.alike(rows) for sentence in batching.sentences(group, prediction)]
     return _section("batch", label, records, rows, prediction, BATCH, words)
 
 
@@ -192,7 +198,8 @@ def _prefix(label: str, records: tuple[Record, ...], prediction: StepPrediction 
 
 def _stall(label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
     rows = stalls.rows(records, prediction)
-    words = [*stalls.sentences(rows, prediction), *stalls.check(records)]
+    found = stall_search.verdicts(records, prediction)
+    words = [*map(stall_search.sentence, found), *stalls.sentences(rows, prediction), *stalls.check(records)]
     return _section("stall", label, records, rows, prediction, STALL, words)
 
 
@@ -242,7 +249,8 @@ def _draw_prefix(section: Section) -> Callable[[Figure], Any]:
 
 
 def _draw_stall(section: Section) -> Callable[[Figure], Any]:
-    return lambda figure: plot_stall(section.records, figure)
+    limits = {record.run.stall.limit_s for record in section.records if record.run.stall} - {None}
+    return lambda figure: plot_stall(section.records, figure, max(limits, default=None))  # type: ignore[type-var]
 
 
 def _draw_batch(section: Section) -> Callable[[Figure], Any]:

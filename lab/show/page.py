@@ -167,7 +167,7 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
         shown, mine = [], dict[int, Record]()
         is_sweep = part.sweep_every.notna().all()
         for row, cells in zip(part.itertuples(), lines, strict=True):
-            its = rows[(rows.n_gen == n_gen) & (rows.n_prompt == row.n_prompt)]
+            its = rows[(rows.n_gen == n_gen) & (rows.n_prompt == row.n_prompt) & rows.lever.isna()]
             measured = {number: records[number] for number in its.run}
             mine |= measured
             notes = [] if is_sweep else [text_results.doubts(list(measured.values()))]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lab.core import lever_figures
 from lab.core.record import Record
+from lab.experiments import batching
 from lab.experiments.batching import Row
 from lab.show.canvas import COLOURS, MARKERS, plain_ticks, tidy
 
@@ -26,14 +27,13 @@ def plot_batch(
     left, right = figure.subplots(1, 2)
     for ax, name, scale in ((left, "in all", 1), (right, "per user", 0)):
         styles = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), strict=False)
-        for (n_prompt, alike), (colour, marker) in zip(
-            itertools.groupby(rows, key=lambda row: row.n_prompt), styles, strict=False
-        ):
-            chosen = list(alike)
-            _rates(ax, chosen, records, scale, colour, marker, f"{n_prompt:,} prompt tokens")
-        first = rows[0]
+        groups = batching.alike(rows)
+        for group, (colour, marker) in zip(groups, styles, strict=False):
+            name = f"{group[0].n_prompt:,} prompt tokens{', shared' if group[0].is_shared else ''}"
+            _rates(ax, group, records, scale, colour, marker, name)
+        first = groups[0][0]
         if first.n_seq == 1:
-            numbers = [row.n_seq for row in rows if row.n_prompt == first.n_prompt]
+            numbers = [row.n_seq for row in groups[0]]
             rates = [first.user_tps * (n if scale else 1) for n in numbers]
             ax.plot(numbers, rates, color="#666666", ls=":", lw=1.2, label="if sharing cost nothing")
         if ridge is not None and 1 <= ridge <= rows[-1].n_seq:
@@ -61,7 +61,9 @@ def _rates(
     points = [
         (run.batch.n_seq, run.batch.n_seq**scale / lever_figures.step_s(run))
         for run in (record.run for record in records)
-        if run.batch is not None and run.n_prompt == rows[0].n_prompt
+        if run.batch is not None
+        and (run.n_prompt, run.n_gen, run.batch.is_shared) == (rows[0].n_prompt, rows[0].n_gen, rows[0].is_shared)
+        and lever_figures.figures(run)
     ]
     ax.plot(*zip(*points, strict=True), ls="", marker=marker, color=colour, ms=5, alpha=0.6, mew=0, label="runs")
     expected = [(row.n_seq, row.n_seq**scale / row.expected_s) for row in rows if row.expected_s]

@@ -180,7 +180,7 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
 
 def drawings(records: Sequence[Record], stacked: bool = False) -> dict[str, Callable[[Figure], Any]]:
     """What draws the plots that there is data for, by their names: prefill, decode, sweep."""
-    timed = [record for record in _timed(records) if record.run.lever is None]
+    timed = _plain(records)
     sweeps, plain = [r for r in timed if r.run.every], [r for r in timed if not r.run.every]
     draw_by_name: dict[str, Callable[[Figure], Any]] = {}
     if any(phases.prefill_ns(record.run) for record in plain):
@@ -207,10 +207,19 @@ def _band(ax: Axes, runs: pd.DataFrame, x: pd.Series, figure: str, style: dict[s
 
 
 def _timed(records: Sequence[Record]) -> list[Record]:
-    timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+    timed = _plain(records)
+    if not timed and any(record.run.lever for record in records):
+        raise LabError("There is nothing to draw: these are experiments.", "Their pictures: lab plot RESULTS")
     if not timed:
         raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")
     return timed
+
+
+def _plain(records: Sequence[Record]) -> list[Record]:
+    """Timed runs that went well and are no experiment: those have pictures of their own."""
+    return [
+        record for record in records if record.run.status == OK and not record.run.warmup and record.run.lever is None
+    ]
 
 
 def _styles() -> list[dict[str, Any]]:

@@ -42,11 +42,14 @@ def plot_stall(records: Sequence[Record], figure: Figure | None = None, limit_s:
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     for ax, (chunk, lines) in zip(axes, panels.items(), strict=True):
         for name, runs in lines.items():
-            _draw(ax, names.index(name), name if ax is axes[0] else "_", runs)
+            _draw(ax, names.index(name), runs)
         if limit_s is not None:
             ax.axhline(1e3 * limit_s, color=GUIDE, ls="--", lw=1.4, label=f"limit: {seconds(limit_s)}")
         ax.set_title("all at once" if chunk is None else f"chunks of {chunk:,}", fontsize=11)
         ax.set_xlabel("since the prompt came (s)")
+    for number, name in enumerate(names):
+        colour, style = COLOURS[number % len(COLOURS)], LINES[number // len(COLOURS) % len(LINES)]
+        axes[0].plot([], [], color=colour, ls=style, lw=1.6, label=name)
     axes[0].plot([], [], color=GUIDE, ls=":", lw=1.2, label="the newcomer's first token")
     axes[0].set_yscale("log")
     axes[0].set_ylabel("time since the token before (ms)")
@@ -60,7 +63,7 @@ def plot_stall(records: Sequence[Record], figure: Figure | None = None, limit_s:
     return figure
 
 
-def _draw(ax: Axes, number: int, name: str, runs: Sequence[Gaps]) -> None:
+def _draw(ax: Axes, number: int, runs: Sequence[Gaps]) -> None:
     colour = COLOURS[number % len(COLOURS)]
     for run in runs:
         gaps_ms = [1e3 * gap for gap in run.gaps_s]
@@ -71,7 +74,7 @@ def _draw(ax: Axes, number: int, name: str, runs: Sequence[Gaps]) -> None:
     gaps_ms = [1e3 * gap for gap in middle.gaps_s]
     began = middle.ends_s[0] - middle.gaps_s[0]
     style = LINES[number // len(COLOURS) % len(LINES)]
-    ax.step([began, *middle.ends_s], [gaps_ms[0], *gaps_ms], where="pre", color=colour, lw=1.6, ls=style, label=name)
+    ax.step([began, *middle.ends_s], [gaps_ms[0], *gaps_ms], where="pre", color=colour, lw=1.6, ls=style)
     ax.axvline(middle.newcomer_s, color=colour, ls=":", lw=1.2)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from lab.core.record import Batch, Lever, Prefix, Record, Run
+from lab.core.record import Batch, Lever, Prefix, Record, Run, Stall
 from lab.runner.as_options import options
 
 
@@ -64,5 +64,8 @@ def _experiment(run: Run, levers: Sequence[Lever], lengths: str) -> list[str]:
         case Prefix():
             words = ["prefix", "--prefix-len", listed("n_prefix"), "--suffix-len", listed("n_suffix")]
         case _:
-            words = ["stall", "--prompt-len", lengths, "--chunk", listed("chunk"), "--streams", listed("n_streams")]
+            chunks = ["--chunk", listed("chunk")] if listed("chunk") else []
+            if isinstance(run.lever, Stall) and run.lever.limit_s is not None:
+                chunks = ["--max-stall", f"{1e3 * run.lever.limit_s:g}ms"]
+            words = ["stall", "--prompt-len", lengths, *chunks, "--streams", listed("n_streams")]
     return words

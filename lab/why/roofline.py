@@ -152,6 +152,11 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
                 for phase in ("prefill", "decode") if run.n_gen > 1 else ("prefill",):
                     by_length.setdefault((run.n_prompt, run.n_gen, phase), []).append((run, record))
     if not by_length:
+        if any(record.run.lever for record in records):
+            raise LabError(
+                "There are only experiments here; what can be explained is runs of lab measure.",
+                "What limits an experiment, its own table says: lab show RESULTS",
+            )
         raise LabError("There is no run that went well, so nothing to explain.", "Look at the errors: lab show RESULTS")
     explained = []
     for (n_prompt, n_gen, phase), runs in sorted(

@@ -48,7 +48,7 @@ class StepPrediction:
 
     def prefill(self, n_tokens: int, n_past: int = 0, n_outputs: int = 1) -> float | None:
         """A prompt of so many tokens after n_past, in steps of up to n_ubatch."""
-        total, n_ubatch = 0.0, self.settings.n_ubatch
+        total, n_ubatch = 0.0, max(1, self.settings.n_ubatch)
         for first in range(0, n_tokens, n_ubatch):
             n = min(n_ubatch, n_tokens - first)
             seconds = self.seconds(n, n_past + first, n_outputs if first + n == n_tokens else 0)
@@ -56,6 +56,11 @@ class StepPrediction:
                 return None
             total += seconds
         return total
+
+    def move(self, n_positions: int) -> float | None:
+        """A copy, save or load of so many positions, read and written at the memory's best rate; seconds, at least."""
+        moved = cost.move(self.model, n_positions, self.settings.type_k, self.settings.type_v)
+        return None if moved is None else moved.n_bytes / roofline.roof(self.ceilings).gbps / 1e9
 
     @property
     def basis(self) -> str:

@@ -2,9 +2,9 @@
 
     python3 -m uv run python -m tests.bench.against_batched_bench [MODEL.gguf] [ROUNDS]
 
-Each round measures 1, 4 and 16 sequences on both sides, in alternating order: the same file, threads, batch sizes,
-context and random tokens. llama-batched-bench chooses no tokens, so the lab's side is the time of its steps without
-choosing. What counts is the median of the rounds' ratios of rates; within 0.97 to 1.03 wanted.
+Each round measures 1, 4 and 16 sequences on both sides, in alternating order and each in a fresh process: the same
+file, threads, batch sizes, context and random tokens. llama-batched-bench chooses no tokens, so the lab's side is the
+time of its steps without choosing. What counts is the median of the ratios of rates; within 0.97 to 1.03 wanted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 from lab.core import lever_figures
-from lab.core.record import Batch, Run
+from lab.core import script as scripts
+from lab.core.record import Batch, Run, Settings
 from lab.experiments import batching
 from lab.models import catalog
 from lab.process.worker import Worker
@@ -30,15 +31,19 @@ N_CTX = max(SEQUENCES) * 512
 Rates = dict[tuple[int, str], float]  # tokens per second, by sequences and phase
 
 
-def lab_round(worker: Worker, settings: object, n_vocab: int, seed: int) -> Rates:
+def lab_round(worker: Worker, model: Path, asked: Settings, seed: int) -> Rates:
+    worker.restart()
+    n_vocab = worker.load(model, asked.n_gpu_layers).n_vocab
+    settings = worker.new_context(asked)
     rates: Rates = {}
 
     def text(sequence: int, n: int) -> list[int]:
         return prompts.random_ids(n, n_vocab, None, seed, 0, sequence)
 
+    worker.run(scripts.prefill(0, text(0, 16), 16), lambda progress: None)  # as llama-batched-bench warms up
     for n in SEQUENCES:
         case = Case(N_PROMPT, N_GEN + 1, lever=Batch(n, False), sequences=(N_PROMPT + N_GEN + 1,) * n)
-        outcome = worker.run(batching.write(case, text, settings), lambda progress: None)  # type: ignore[arg-type]
+        outcome = worker.run(batching.write(case, text, settings), lambda progress: None)
         run = Run(
             n_prompt=N_PROMPT,
             n_gen=N_GEN + 1,
@@ -72,17 +77,15 @@ def main() -> None:
     pairs: list[tuple[Rates, Rates]] = []
     with Worker() as worker:
         plan = make_plan(worker, [N_PROMPT], N_GEN, 1, str(model), "random")
-        vocabulary = worker.load(model, plan.settings.n_gpu_layers)
         asked = dataclasses.replace(plan.settings, n_ctx=N_CTX, n_seq_max=max(SEQUENCES))
-        settings, threads = worker.new_context(asked), plan.settings.n_threads
+        threads = plan.settings.n_threads
         print(f"{model.name}, {threads} threads; tokens/s in all: lab / llama-batched-bench = ratio")
-        lab_round(worker, settings, vocabulary.n_vocab, 0)  # warm-up
         for number in range(n_rounds):
             if number % 2:
                 bench = bench_round(model, threads)
-                ours = lab_round(worker, settings, vocabulary.n_vocab, number + 1)
+                ours = lab_round(worker, model, asked, number + 1)
             else:
-                ours = lab_round(worker, settings, vocabulary.n_vocab, number + 1)
+                ours = lab_round(worker, model, asked, number + 1)
                 bench = bench_round(model, threads)
             pairs.append((ours, bench))
             words = [f"{n} {phase} {ours[n, phase] / bench[n, phase]:.3f}" for n, phase in ours]

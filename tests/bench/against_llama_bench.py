@@ -2,8 +2,8 @@
 
     python3 -m uv run python -m tests.bench.against_llama_bench [MODEL.gguf] [ROUNDS]
 
-Each round measures pp512 and tg128 on both sides, in alternating order: the same model file, threads and
-batch sizes, random tokens. llama-bench's decode starts in an empty context and does not choose tokens, so
+Each round measures pp512 and tg128 on both sides, in alternating order and each in a fresh process: the same file,
+threads and batch sizes, random tokens. llama-bench's decode starts in an empty context and does not choose tokens, so
 the lab's side is a prompt of one token and decode *compute*. Each side of a round is one sample;
 what counts is the median of the rounds' ratios.
 """
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from lab.core import script as scripts
-from lab.core.record import PREFILL, Steps
+from lab.core.record import PREFILL, Settings, Steps
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import prompts
@@ -40,8 +40,11 @@ def timed(worker: Worker, prompt: list[int], n_gen: int) -> Steps:
     return worker.run(scripts.run(prompt, n_gen, N_UBATCH), lambda progress: None).steps
 
 
-def lab_round(worker: Worker, n_vocab: int, seed: int) -> tuple[float, float]:
-    """Prefill and decode rate of the lab, in tokens/s: medians of N_SAMPLES runs each."""
+def lab_round(worker: Worker, model: Path, settings: Settings, seed: int) -> tuple[float, float]:
+    """Prefill and decode rate of the lab, in tokens/s: medians of N_SAMPLES runs each, in a fresh engine."""
+    worker.restart()
+    n_vocab = worker.load(model, settings.n_gpu_layers).n_vocab
+    worker.new_context(settings)
     prefills, decodes = [], []
     timed(worker, prompts.random_ids(N_PROMPT, n_vocab, None, seed, -1), 2)  # llama-bench does so too
     for sample in range(N_SAMPLES):
@@ -69,15 +72,14 @@ def main() -> None:
     with Worker() as worker:
         plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(model), "random")
         threads = plan.settings.n_threads
-        vocabulary = worker.load(model, plan.settings.n_gpu_layers)
-        worker.new_context(dataclasses.replace(plan.settings, n_ctx=N_PROMPT + N_GEN))
+        settings = dataclasses.replace(plan.settings, n_ctx=N_PROMPT + N_GEN)
         print(f"{model.name}, {threads} threads; tokens/s: lab / llama-bench = ratio")
         for n in range(n_rounds):
             if n % 2:
                 bench = bench_round(model, threads)
-                ours = lab_round(worker, vocabulary.n_vocab, n + 1)
+                ours = lab_round(worker, model, settings, n + 1)
             else:
-                ours = lab_round(worker, vocabulary.n_vocab, n + 1)
+                ours = lab_round(worker, model, settings, n + 1)
                 bench = bench_round(model, threads)
             pairs.append((ours, bench))
             shown = [f"{a:8.2f} / {b:8.2f} = {a / b:.3f}" for a, b in zip(ours, bench, strict=True)]

@@ -47,13 +47,13 @@ def sweep(folder: Path) -> list[Run]:
     with Worker() as worker:
         plan = make_plan(worker, "10,200,1000", 100, 3)
         runs: list[Run] = []
-        started = 0.0
+        wall, before = 0.0, time.perf_counter()
         for record in execute(plan, worker, new_results_file(plan, folder), lambda status: None):
-            if record.run.warmup:
-                started = time.perf_counter()
-            else:
+            now = time.perf_counter()
+            if not record.run.warmup:  # of these, what passed since the run before, sentinels included
                 runs.append(record.run)
-        wall = time.perf_counter() - started
+                wall += now - before
+            before = now
     inside = sum(sum(run.steps.ready_ns) - sum(run.steps.start_ns) for run in runs) / 1e9
     print(
         f"inside llama.cpp           {100 * inside / wall:.2f} % of a warm sweep of {wall:.1f} s; at least 97 % wanted"
