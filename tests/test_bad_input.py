@@ -118,7 +118,7 @@ def test_results_that_are_broken_or_newer(tmp_path: Path) -> None:
     assert run_lab("measure", "-p", "8", "-n", "2", "-r", "1", "--no-plot", "-o", tmp_path)[0] == 0
     (path,) = tmp_path.glob("*.jsonl")
     whole = path.read_bytes()
-    path.write_bytes(whole + whole.replace(b'"schema":1', b'"schema":7') + whole[:300])
+    path.write_bytes(whole + whole.replace(b'"schema":2', b'"schema":7') + whole[:300])
     code, out, err = run_lab("show", path)
     assert code == 0 and "smollm2-135m" in out
     assert "schema 7" in err and "not whole" in err

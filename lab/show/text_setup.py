@@ -132,4 +132,4 @@ def plan_table(plan: Plan) -> Table:
 def refused_cases(plan: Plan) -> str:
     """A warning for cases that will not be tried."""
     names = "; ".join(case.name for case in plan.refused)
-    return f"Not tried: {names}. {' '.join(plan.refused.values())}"
+    return f"{names} will not be tried: {' '.join(plan.refused.values())}"
