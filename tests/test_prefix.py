@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import tempfile
 import types
@@ -27,7 +28,7 @@ from lab.show import canvas, plot_prefix
 from lab.why import learning
 from lab.why.step_prediction import StepPrediction
 from tests import miniature
-from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, died, make_record, make_run, steps_of
+from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, died, make_record, make_run, run_lab, steps_of
 
 FOLDER = Path("states")
 N_SUFFIX = 4
@@ -370,3 +371,17 @@ def test_a_real_model_with_windows_is_refused_before_it_is_loaded(real: Worker, 
     synthetic.write(miniature.entry("gemma3").shape, miniature.quantization("gemma3"), path)
     with pytest.raises(LabError, match="only through a sliding window"):
         prefix_cache.plan(real, "64", 8, 1, folder=tmp_path, model=str(path))
+
+
+def test_prefix_command(tmp_path: Path) -> None:
+    code, out, err = run_lab("prefix", "-p", "16,40", "-s", "8", "-r", "1", "-o", tmp_path)
+    assert code == 0, err
+    assert "time to first token with a prefix cold" in out and "bit by bit" in out
+    assert len(list(tmp_path.glob("*-prefix.png"))) == 1 and not list(tmp_path.glob(".lab-states*"))
+    document = json.loads(run_lab("show", tmp_path, "--json")[1])
+    assert [(row["experiment"], row["n_prefix"], row["is_equal"]) for row in document["rows"]] == [
+        ("prefix", 16, True),
+        ("prefix", 40, True),
+    ]
+    assert {one["name"] for one in document["break_even"]} >= {"RAM", "disk", "10 Gbit/s"}
+    assert "--prefix-len 0 is not possible" in run_lab("prefix", "-p", "0", "-o", tmp_path)[2]

@@ -1,6 +1,7 @@
 """Stalls: exact on the fake engine; the search on planted laws; and once with the real engine."""
 
 import dataclasses
+import json
 import math
 import random
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from lab.runner import session
 from lab.show import canvas, plot_stall
 from lab.why import learning, roofline
 from lab.why.step_prediction import StepPrediction
-from tests.conftest import MODEL, SETTINGS, FakeWorker, make_record, make_run, steps_of
+from tests.conftest import MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 from tests.test_explain import BIG, FAST, WIDE
 
 SHARED = dataclasses.replace(SETTINGS, kv_unified=True, n_ubatch=512)
@@ -524,3 +525,16 @@ def test_the_newcomer_computes_what_it_would_alone(embedded: Path) -> None:
         newcomer, *streams = worker.run(script, lambda progress: None).logits_differ or ()
     assert newcomer < 0.5 and len(streams) == 2  # 0 on CPUs whose kernels sum alike
     assert min(streams) > 2  # another text has other logits
+
+
+def test_stall_command(tmp_path: Path) -> None:
+    few = ["stall", "-p", "48", "-s", "1", "-r", "1", "-o", tmp_path]
+    code, out, err = run_lab(*few, "--max-stall", "20s", "--json")
+    assert code == 0, err
+    (verdict,) = json.loads(out)["max_stall"]
+    assert (verdict["limit_s"], verdict["kept"]["chunk"]) == (20, None)  # so short a prompt may come all at once
+    assert len(list(tmp_path.glob("*-stall.png"))) == 1
+    code, out, _ = run_lab("show", tmp_path)
+    assert code == 0 and "no gap is longer than 20.0 s even all at once" in out
+    assert "is not a time" in run_lab(*few, "--max-stall", "soon")[2]
+    assert "--chunk 64 is longer than the prompt" in run_lab(*few, "--chunk", "64")[2]
