@@ -114,12 +114,12 @@ def sections(records: Sequence[Record], known: Sequence[Ceilings] = (), others: 
     if not timed:
         return []
     made = []
-    for label, rows in table.setups(table.runs(timed)):
-        of_setup = [timed[i] for i in dict.fromkeys(rows.run)]
-        prediction = prediction_for(of_setup[0], known, [*records, *others])
-        for kind, make in _KINDS.items():
-            chosen = tuple(record for record in of_setup if isinstance(record.run.lever, kind))
-            if chosen and (section := make(label, chosen, prediction)).rows:
+    for kind, make in _KINDS.items():
+        of_kind = [record for record in timed if isinstance(record.run.lever, kind)]
+        for label, rows in table.setups(table.runs(of_kind)) if of_kind else []:
+            chosen = tuple(of_kind[i] for i in dict.fromkeys(rows.run))
+            section = make(label, chosen, prediction_for(chosen[0], known, [*records, *others]))
+            if section.rows:
                 made.append(section)
     return made
 
