@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lab.analysis import comparison, table
@@ -22,7 +23,7 @@ from lab.process.worker import Worker
 from lab.runner import side_by_side
 from lab.runner.case import Case
 from lab.runner.session import execute, new_results_file
-from lab.show import levers, plot_runs, reproduce
+from lab.show import canvas, levers, plot_runs, reproduce
 from lab.why import learning, roofline
 from lab.why.step_prediction import StepPrediction
 from tests import miniature
@@ -196,6 +197,16 @@ def test_batches_are_compared_number_by_number() -> None:
     (compared,) = comparison.compare([*session(), *other])
     tpot = {row.lever: row.verdict for row in compared.rows if row.figure == "tpot_ms"}
     assert tpot == {"1 sequence": "slower", "4 sequences": "slower"}
+
+
+def test_the_picture_says_what_its_axes_are() -> None:
+    sections = levers.sections(session((1, 2, 8)), [KERNELS])
+    figure = canvas.drawn(levers.drawings(sections)["batch"], (11, 5))
+    assert [ax.get_ylabel() for ax in figure.axes] == ["tokens per second in all", "tokens per second per user"]
+    assert {ax.get_xlabel() for ax in figure.axes} == {"sequences in a step"}
+    assert "tiny Q4_0, Test CPU, 4 cores" in figure.get_suptitle()
+    points = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
+    assert sum(np.asarray(line.get_xdata()).size for line in points) == 18  # every run
 
 
 def test_settings_are_compared_for_sequences_that_are_decoded_together(model_file: Path, tmp_path: Path) -> None:

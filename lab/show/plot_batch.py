@@ -29,8 +29,8 @@ def plot_batch(
         styles = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), strict=False)
         groups = batching.alike(rows)
         for group, (colour, marker) in zip(groups, styles, strict=False):
-            name = f"{group[0].n_prompt:,} prompt tokens{', shared' if group[0].is_shared else ''}"
-            _rates(ax, group, records, scale, colour, marker, name)
+            prompts = f"{group[0].n_prompt:,} prompt tokens{', shared' if group[0].is_shared else ''}"
+            _rates(ax, group, records, scale, colour, marker, prompts)
         first = groups[0][0]
         if first.n_seq == 1:
             numbers = [row.n_seq for row in groups[0]]
