@@ -45,7 +45,7 @@ def levers(arguments: list[str], types: list[str], folder: Path) -> list[dict[st
 
 
 def run(*arguments: object) -> str:
-    code, out, err = run_lab(*arguments)
+    code, out, err = run_lab(*arguments, timeout_s=1800)
     if code:
         raise SystemExit(f"lab {' '.join(map(str, arguments))}: {err}")
     return out
