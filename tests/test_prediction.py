@@ -165,7 +165,8 @@ def test_ceilings_that_are_too_low_are_said_to_be_and_lower_the_range() -> None:
 
 def epyc(*lengths: int) -> tuple[list[Record], Ceilings]:
     contents = results.read(sorted(SAMPLES.glob("sample-*.jsonl")))
-    best = probing.known(contents.ceilings, contents.ceilings[0].machine, False)
+    here = results.read([SAMPLES / "sample-smollm2-135m-amd-epyc.jsonl"]).ceilings[0].machine
+    best = probing.known(contents.ceilings, here, False)
     assert best
     own = [record for record in contents.records if record.model.quantization == "Q4_1" and record.run.every is None]
     return [record for record in own if record.run.n_prompt in lengths], best
