@@ -28,7 +28,7 @@ CASES: list[tuple[str, list[str], dict[str, Any]]] = [
     ("a wider one", ["-m", "synthetic:qwen2.5-0.5b:Q4_1", "-p", "256", "-n", "16"], {"types": ["Q4_0", "Q8_0"]}),
     ("a 3B", ["-m", "synthetic:llama-3.2-3b:Q4_0", "-p", "64", "-n", "12"], {"types": ["Q8_0"]}),
 ]
-N_BLOCKS = 7
+N_BLOCKS = 8
 
 
 def levers(arguments: list[str], types: list[str], folder: Path) -> list[dict[str, Any]]:
