@@ -23,7 +23,7 @@ from lab.process.worker import Worker
 from lab.runner import side_by_side
 from lab.runner.case import Case
 from lab.runner.session import execute, new_results_file
-from lab.show import canvas, levers, plot_runs, reproduce
+from lab.show import canvas, levers, page, plot_runs, reproduce
 from lab.why import learning, roofline
 from lab.why.step_prediction import StepPrediction
 from tests import miniature
@@ -207,6 +207,12 @@ def test_the_picture_says_what_its_axes_are() -> None:
     assert "tiny Q4_0, Test CPU, 4 cores" in figure.get_suptitle()
     points = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
     assert sum(np.asarray(line.get_xdata()).size for line in points) == 18  # every run
+
+
+def test_a_report_of_experiments_alone_has_no_empty_parts() -> None:
+    text = page.html(session(), [])
+    assert "How many at once, and what does it cost each?" in text and "sequences decoded together" in text
+    assert "how fast could it be" not in text and "The two curves" not in text
 
 
 def test_settings_are_compared_for_sequences_that_are_decoded_together(model_file: Path, tmp_path: Path) -> None:
