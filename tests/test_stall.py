@@ -452,6 +452,16 @@ def test_where_no_chunk_keeps_the_limit_that_is_said(fake_worker: FakeWorker, tm
     assert "without any prompt: no chunk keeps 2.00 ms" in stall_search.sentence(result)
 
 
+def test_a_chunk_that_needs_too_many_steps_ends_its_search_and_no_other(
+    fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = plan(fake_worker, 600, None, "2", 2, max_stall=0.1)
+    monkeypatch.setattr("lab.runner.plan.MAX_TOKENS", at_once.n_tokens(at_once.cases[0])[1] + 5)
+    both = stall_search.verdicts(timed(search(fake_worker, tmp_path, 0.1, "1,2")))
+    one, two = sorted(both, key=lambda verdict: verdict.n_streams)
+    assert one.kept is not None and two.kept is None and two.broken is not None and two.broken.chunk is None
+
+
 def test_a_search_that_cannot_measure_ends(fake_worker: FakeWorker, tmp_path: Path) -> None:
     def refuse(n_prefilled: int, n_chosen: int) -> None:
         if fake_worker.scripts[-1][-2].kind == MIXED:

@@ -47,7 +47,7 @@ def sides_of(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread]) -> dict[K
             if row[figure] > 0:  # neither NaN nor a time that a damaged file made up
                 key = figure, row["n_prompt"], None if figure == "prefill_s" else row["n_gen"], lever
                 values_of.setdefault(key, {}).setdefault(unit, []).append(row[figure])
-    first = {lever: i for i, lever in enumerate(dict.fromkeys(row for row in rows.lever))}
+    first = {lever: i for i, lever in enumerate(dict.fromkeys(rows.lever))}
     names = list(FIGURE_NAMES)
     in_order = sorted(
         values_of.items(),

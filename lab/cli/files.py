@@ -121,8 +121,7 @@ def as_json_rows(records: Sequence[Record], shown: Sequence[Section] = ()) -> di
     rows = table.summary(table.runs(records))
     return {
         "rows": [*rows.to_dict("records"), *levers.as_rows(shown)],
-        **({"break_even": pays} if (pays := levers.break_even(shown)) else {}),
-        **({"max_stall": found} if (found := levers.verdicts(shown)) else {}),
+        **levers.more(shown),
         "warnings": text_results.warnings(records),
         "failures": text_results.failures(records),
     }

@@ -195,6 +195,11 @@ class Stall:
 Lever = Batch | Prefix | Stall
 
 
+def name_of(n_prompt: int, lever: Lever | None) -> str:
+    """What a run does, in words: in tables, progress lines and errors."""
+    return f"{n_prompt:,} prompt tokens" + (f", {lever.words}" if lever else "")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One script executed, mostly a prompt prefilled and n_gen tokens generated: the replicate of every experiment."""
@@ -230,6 +235,11 @@ class Run:
     def lever(self) -> Lever | None:
         """What was tried beside plain measuring; None for nothing."""
         return self.batch or self.prefix or self.stall
+
+    @property
+    def name(self) -> str:
+        """What it did, in words."""
+        return name_of(self.n_prompt, self.lever)
 
 
 @dataclass(frozen=True)

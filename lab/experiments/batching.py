@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import lever_figures, memory, script
+from lab.core import cost, lever_figures, memory, script
+from lab.core.cost import StepCost
 from lab.core.record import COPY, PREFILL, Batch, Record, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
@@ -281,8 +282,6 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
     return words
 
 
-def _cost(prediction: StepPrediction, n_past: int, n_seq: int) -> Any:
-    from lab.core import cost
-
+def _cost(prediction: StepPrediction, n_past: int, n_seq: int) -> StepCost | None:
     settings = prediction.settings
     return cost.step(prediction.model, 1, n_past, n_seq, settings.type_k, settings.type_v, [(1, n_past)] * (n_seq - 1))

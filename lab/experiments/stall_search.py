@@ -21,7 +21,7 @@ from lab.core.gaps import Gaps
 from lab.core.record import OK, PREFILL, Record, Run, Stall
 from lab.errors import LabError
 from lab.experiments import stall_prediction, stall_script
-from lab.process.worker import MAX_TOKENS, Worker
+from lab.process.worker import Worker
 from lab.runner import session
 from lab.runner.case import Case
 from lab.runner.plan import Plan, with_cases
@@ -99,9 +99,12 @@ def execute(
             chunk = propose(plan, own, limit_s, predict)
             if chunk is None:
                 break
-            narrowed = with_cases(plan, [stall_script.case(n_prompt, n_streams, chunk, limit_s)], stall_script.write)
-            if narrowed.n_tokens(narrowed.cases[0])[1] > MAX_TOKENS:
-                break  # so small a chunk needs more steps than a run can have
+            try:
+                narrowed = with_cases(
+                    plan, [stall_script.case(n_prompt, n_streams, chunk, limit_s)], stall_script.write
+                )
+            except LabError:  # so small a chunk needs more steps than a run can have: the others go on
+                break
             worker.restart()
             n_starts = 1 + max(record.run.engine or 0 for record in records)
             for record in session.execute(narrowed, worker, path, watch, n_starts=n_starts):

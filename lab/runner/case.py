@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lab.core import script
 from lab.core.memory import padded
-from lab.core.record import Lever, Settings
+from lab.core.record import Lever, Settings, name_of
 from lab.core.script import Operation
 
 
@@ -37,7 +37,7 @@ class Case:
     @property
     def name(self) -> str:
         """In progress lines and in errors."""
-        return f"{self.n_prompt:,} prompt tokens" + (f", {self.lever.words}" if self.lever else "")
+        return name_of(self.n_prompt, self.lever)
 
 
 Text = Callable[[int, int], list[int]]

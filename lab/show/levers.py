@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -28,9 +29,9 @@ Columns = tuple[tuple[str, Callable[[Any], str]], ...]
 
 @dataclass(frozen=True)
 class Section:
-    """What one experiment showed on one setup. `rows` are those of the experiment's file."""
+    """What one experiment showed on one setup. `rows` are those of the experiment's file, `more` what JSON adds."""
 
-    name: str
+    kind: Kind
     label: str
     records: tuple[Record, ...]
     rows: tuple[Any, ...]
@@ -38,31 +39,31 @@ class Section:
     headings: tuple[str, ...]
     cells: tuple[tuple[str, ...], ...]
     sentences: tuple[str, ...]
+    more: dict[str, list[Any]]
 
     @property
     def title(self) -> str:
-        return f"{self.label}: {TITLES[self.name]}"
+        return f"{self.label}: {self.kind.title}"
 
 
-QUESTIONS = {
-    "batch": "How many at once, and what does it cost each?",
-    "prefix": "What need not be read again, and when does restoring it pay?",
-    "stall": "How long do running answers stop for a long prompt?",
-}
-CAPTIONS = {
-    "batch": "Tokens per second over how many sequences share a step: in all, and of each user. Points are runs, the "
-    "line their median, dashes the prediction.",
-    "prefix": "Time to first token over the length of the prefix: cold, copied in the cache, restored from RAM and "
-    "from disk. Points are runs, the lines their medians.",
-    "stall": "The gap before each token of the streams, since the prompt came; a panel for each chunk. Points are "
-    "tokens of all runs, the line is the run with the median longest gap.",
-}
-TITLES = {
-    "batch": "sequences decoded together; medians over runs, below them their range",
-    "prefix": "time to first token with a prefix cold, cached and restored; medians over runs; GB/s of saving, and "
-    "below it of loading",
-    "stall": "a long prompt beside running answers; medians over runs, below them their range",
-}
+Conclusions = tuple[list[str], dict[str, list[Any]]]
+"""Sentences, and what JSON has besides the rows, by name."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An experiment: its lever, its words, its columns; its rows, what they say, and its picture."""
+
+    lever: type
+    name: str
+    question: str
+    title: str
+    caption: str
+    columns: Columns
+    rows: Callable[[Sequence[Record], StepPrediction | None], Sequence[Any]]
+    conclude: Callable[[Sequence[Any], Sequence[Record], StepPrediction | None], Conclusions]
+    draw: Callable[[Section, Figure], Any]
+
 
 BATCH: Columns = (
     ("prompt\ntokens", lambda row: f"{row.n_prompt:,}{' shared' if row.is_shared else ''}"),
@@ -76,8 +77,6 @@ BATCH: Columns = (
     ("prefill\ns", lambda row: digits(row.prefill_s)),
     ("KV cache\nMB", lambda row: "-" if row.kv_bytes is None else digits(row.kv_bytes / 1e6)),
 )
-
-
 PREFIX: Columns = (
     ("prefix\ntokens", lambda row: f"{row.n_prefix:,}"),
     ("suffix\ntokens", lambda row: f"{row.n_suffix:,}"),
@@ -111,14 +110,12 @@ STALL: Columns = (
 def sections(records: Sequence[Record], known: Sequence[Ceilings] = (), others: Sequence[Record] = ()) -> list[Section]:
     """What the experiments among `records` showed. `known` ceilings and `others`, plain runs, predict it."""
     timed = [record for record in records if record.run.status == OK and not record.run.warmup and record.run.lever]
-    if not timed:
-        return []
     made = []
-    for kind, make in _KINDS.items():
-        of_kind = [record for record in timed if isinstance(record.run.lever, kind)]
+    for kind in KINDS:
+        of_kind = [record for record in timed if isinstance(record.run.lever, kind.lever)]
         for label, rows in table.setups(table.runs(of_kind)) if of_kind else []:
             chosen = tuple(of_kind[i] for i in dict.fromkeys(rows.run))
-            section = make(label, chosen, prediction_for(chosen[0], known, [*records, *others]))
+            section = _section(kind, label, chosen, prediction_for(chosen[0], known, [*records, *others]))
             if section.rows:
                 made.append(section)
     return made
@@ -140,94 +137,86 @@ def print_sections(shown: Sequence[Section], out: Console) -> None:
 def as_rows(shown: Sequence[Section]) -> list[dict[str, Any]]:
     """The rows of all sections as JSON has them, each with the name of its experiment and its setup."""
     return [
-        {"experiment": section.name, "setup": section.label, **dataclasses.asdict(row)}
+        {"experiment": section.kind.name, "setup": section.label, **dataclasses.asdict(row)}
         for section in shown
         for row in section.rows
     ]
 
 
-def break_even(shown: Sequence[Section]) -> list[dict[str, Any]]:
-    """From which prefix lengths restoring pays, of all sections of `lab prefix`, as JSON has them."""
-    return [
-        {"setup": section.label, **dataclasses.asdict(one)}
-        for section in shown
-        if section.name == "prefix"
-        for one in prefix_cache.break_even(section.rows)
-    ]
+def more(shown: Sequence[Section]) -> dict[str, list[dict[str, Any]]]:
+    """What JSON has besides the rows, by name: break-even lengths, and what searches ended with."""
+    lists: dict[str, list[dict[str, Any]]] = {}
+    for section in shown:
+        for name, values in section.more.items():
+            lists.setdefault(name, []).extend({"setup": section.label, **dataclasses.asdict(one)} for one in values)
+    return {name: values for name, values in lists.items() if values}
 
 
 def questions(shown: Sequence[Section]) -> list[str]:
     """What the experiments answer."""
-    return list(dict.fromkeys(QUESTIONS[section.name] for section in shown))
-
-
-def verdicts(shown: Sequence[Section]) -> list[dict[str, Any]]:
-    """What searches of `lab stall --max-stall` ended with, as JSON has them."""
-    return [
-        {"setup": section.label, **dataclasses.asdict(verdict)}
-        for section in shown
-        if section.name == "stall"
-        for verdict in stall_search.verdicts(section.records, section.prediction)
-    ]
+    return list(dict.fromkeys(section.kind.question for section in shown))
 
 
 def drawings(shown: Sequence[Section]) -> dict[str, Callable[[Figure], Any]]:
     """What draws the pictures, by their names."""
-    names = [section.name for section in shown]
+    names = [section.kind.name for section in shown]
     return {
-        name if names.count(name) == 1 else f"{name}-{1 + names[:i].count(name)}": _PICTURES[name](section)
+        name if names.count(name) == 1 else f"{name}-{1 + names[:i].count(name)}": partial(section.kind.draw, section)
         for i, (name, section) in enumerate(zip(names, shown, strict=True))
     }
 
 
-def _batch(label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
-    rows = batching.rows(records, prediction)
-    words = [sentence for group in batching.alike(rows) for sentence in batching.sentences(group, prediction)]
-    return _section("batch", label, records, rows, prediction, BATCH, words)
-
-
-def _prefix(label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
-    rows = prefix_cache.rows(records, prediction)
-    words = [
-        sentence
-        for n in sorted({row.n_suffix for row in rows})
-        for sentence in prefix_cache.sentences([row for row in rows if row.n_suffix == n], prediction)
-    ]
-    return _section("prefix", label, records, rows, prediction, PREFIX, words)
-
-
-def _stall(label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
-    rows = stalls.rows(records, prediction)
-    found = stall_search.verdicts(records, prediction)
-    words = [*map(stall_search.sentence, found), *stalls.sentences(rows, prediction), *stalls.check(records)]
-    return _section("stall", label, records, rows, prediction, STALL, words)
-
-
-def _section(
-    name: str,
-    label: str,
-    records: tuple[Record, ...],
-    rows: Sequence[Any],
-    prediction: StepPrediction | None,
-    columns: Columns,
-    words: Sequence[str],
-) -> Section:
+def _section(kind: Kind, label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
     """A section; a column in which nothing is known is left out."""
-    cells = [tuple(show(row) for _, show in columns) for row in rows]
-    shown = [i for i in range(len(columns)) if any(line[i] != "-" for line in cells)]
+    rows = tuple(kind.rows(records, prediction))
+    words, lists = kind.conclude(rows, records, prediction)
+    cells = [tuple(show(row) for _, show in kind.columns) for row in rows]
+    shown = [i for i in range(len(kind.columns)) if any(line[i] != "-" for line in cells)]
     basis = [prediction.basis] if prediction else ["Nothing is predicted: measure the ceilings first (lab ceilings)."]
     if disturbances.is_doubtful(records):
         basis.append("Half of these runs or more were disturbed. Do not trust these figures: measure again.")
     return Section(
-        name,
+        kind,
         label,
         records,
-        tuple(rows),
+        rows,
         prediction,
-        tuple(columns[i][0] for i in shown),
+        tuple(kind.columns[i][0] for i in shown),
         tuple(tuple(line[i] for i in shown) for line in cells),
         (*words, *basis),
+        lists,
     )
+
+
+def _of_batch(rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
+    return [words for group in batching.alike(rows) for words in batching.sentences(group, prediction)], {}
+
+
+def _of_prefix(rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
+    groups = [[row for row in rows if row.n_suffix == n] for n in sorted({row.n_suffix for row in rows})]
+    words = [sentence for group in groups for sentence in prefix_cache.sentences(group, prediction)]
+    return words, {"break_even": prefix_cache.break_even(rows) if rows else []}
+
+
+def _of_stall(rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
+    verdicts = stall_search.verdicts(records, prediction)
+    words = [*map(stall_search.sentence, verdicts), *stalls.sentences(rows, prediction), *stalls.check(records)]
+    return words, {"max_stall": verdicts}
+
+
+def _draw_batch(section: Section, figure: Figure) -> None:
+    first = section.rows[0]
+    ridge = batching.ridge(section.prediction, first.n_prompt, first.n_gen) if section.prediction is not None else None
+    plot_batch(section.rows, section.records, section.label, ridge, figure)
+
+
+def _draw_prefix(section: Section, figure: Figure) -> None:
+    plot_prefix(section.rows, section.records, section.label, figure)
+
+
+def _draw_stall(section: Section, figure: Figure) -> None:
+    limits = [record.run.stall.limit_s for record in section.records if record.run.stall]
+    plot_stall(section.records, figure, max((limit for limit in limits if limit is not None), default=None))
 
 
 def _ranged(value: float, low: float, high: float, n_runs: int) -> str:
@@ -244,28 +233,43 @@ def _longest_ms(row: stalls.Row) -> tuple[float, float, float]:
     return 1e3 * row.longest_gap_s, 1e3 * row.longest_min_s, 1e3 * row.longest_max_s
 
 
-def _draw_prefix(section: Section) -> Callable[[Figure], Any]:
-    return lambda figure: plot_prefix(section.rows, section.records, section.label, figure)
-
-
-def _draw_stall(section: Section) -> Callable[[Figure], Any]:
-    limits = {record.run.stall.limit_s for record in section.records if record.run.stall} - {None}
-    return lambda figure: plot_stall(section.records, figure, max(limits, default=None))  # type: ignore[type-var]
-
-
-def _draw_batch(section: Section) -> Callable[[Figure], Any]:
-    first = section.rows[0]
-    ridge = batching.ridge(section.prediction, first.n_prompt, first.n_gen) if section.prediction is not None else None
-    return lambda figure: plot_batch(section.rows, section.records, section.label, ridge, figure)
-
-
-_KINDS: dict[Any, Callable[[str, tuple[Record, ...], StepPrediction | None], Section]] = {
-    Batch: _batch,
-    Prefix: _prefix,
-    Stall: _stall,
-}
-_PICTURES: dict[str, Callable[[Section], Callable[[Figure], Any]]] = {
-    "batch": _draw_batch,
-    "prefix": _draw_prefix,
-    "stall": _draw_stall,
-}
+KINDS = (
+    Kind(
+        Batch,
+        "batch",
+        "How many at once, and what does it cost each?",
+        "sequences decoded together; medians over runs, below them their range",
+        "Tokens per second over how many sequences share a step: in all, and of each user. Points are runs, the line "
+        "their median, dashes the prediction.",
+        BATCH,
+        batching.rows,
+        _of_batch,
+        _draw_batch,
+    ),
+    Kind(
+        Prefix,
+        "prefix",
+        "What need not be read again, and when does restoring it pay?",
+        "time to first token with a prefix cold, cached and restored; medians over runs; GB/s of saving, and below it "
+        "of loading",
+        "Time to first token over the length of the prefix: cold, copied in the cache, restored from RAM, from disk. "
+        "Points are runs, the lines their medians.",
+        PREFIX,
+        prefix_cache.rows,
+        _of_prefix,
+        _draw_prefix,
+    ),
+    Kind(
+        Stall,
+        "stall",
+        "How long do running answers stop for a long prompt?",
+        "a long prompt beside running answers; medians over runs, below them their range",
+        "The gap before each token of the streams, since the prompt came; a panel for each chunk. Points are tokens of "
+        "all runs, the line is the run with the median longest gap.",
+        STALL,
+        stalls.rows,
+        _of_stall,
+        _draw_stall,
+    ),
+)
+"""All experiments, in the order in which they are shown."""

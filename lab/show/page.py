@@ -133,7 +133,7 @@ def _experiments(shown: Sequence[levers.Section]) -> list[dict[str, Any]]:
             "headings": section.headings,
             "cells": [[cell.split("\n") for cell in line] for line in section.cells],
             "sentences": section.sentences,
-            "picture": _picture(draw, name, levers.CAPTIONS[section.name], " ".join(section.sentences), (10, 4.6)),
+            "picture": _picture(draw, name, section.kind.caption, " ".join(section.sentences), (10, 4.6)),
         }
         for section, (name, draw) in zip(shown, levers.drawings(shown).items(), strict=True)
     ]

@@ -115,7 +115,7 @@ def warnings(records: Sequence[Record]) -> list[str]:
     by_length: dict[tuple[str, str | None, str], list[Record]] = {}
     for record in records:
         if record.run.status == OK and not record.run.warmup:
-            by_length.setdefault((record.session, record.run.variant, _what(record)), []).append(record)
+            by_length.setdefault((record.session, record.run.variant, record.run.name), []).append(record)
     by_run = [
         f"{what}{f', {variant}' if variant else ''}: {words}"
         for (_, variant, what), measured in by_length.items()
@@ -145,16 +145,10 @@ def failures(records: Sequence[Record]) -> list[str]:
     setups = table.setups(table.runs(records))
     prefixes = {run: f"{label}: " if len(setups) > 1 else "" for label, rows in setups for run in rows.run}
     return [
-        f"{prefixes[number]}{_what(record)}, repeat {record.run.repeat + 1}: {record.run.error}"
+        f"{prefixes[number]}{record.run.name}, repeat {record.run.repeat + 1}: {record.run.error}"
         for number, record in enumerate(records)
         if record.run.status != OK
     ]
-
-
-def _what(record: Record) -> str:
-    """What a run did, in words."""
-    lever = record.run.lever
-    return f"{record.run.n_prompt:,} prompt tokens" + (f", {lever.words}" if lever else "")
 
 
 def question(labels: Sequence[str], asked: Sequence[str] = ()) -> str:
@@ -196,7 +190,7 @@ def finished(record: Record) -> str:
         ]
     variant = f"{run.variant}, " if run.variant else ""
     disturbed = f" {DISTURBED}" if disturbances.disturbances(record) else ""
-    return f"{variant}{_what(record)}, repeat {run.repeat + 1}: {', '.join(times)}{disturbed}"
+    return f"{variant}{record.run.name}, repeat {run.repeat + 1}: {', '.join(times)}{disturbed}"
 
 
 def _what_is_below(rows: pd.DataFrame) -> str:
