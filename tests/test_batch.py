@@ -14,7 +14,8 @@ import pytest
 from lab.analysis import comparison, table
 from lab.core import lever_figures, memory, results
 from lab.core import script as scripts
-from lab.core.record import COPY, DECODE, PREFILL, Batch, Ceilings, Rate, Record, Run
+from lab.core.levers import Batch
+from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run
 from lab.errors import LabError
 from lab.experiments import batching
 from lab.models import catalog

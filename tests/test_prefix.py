@@ -15,7 +15,8 @@ import pytest
 
 from lab.core import layers, memory, prefix_times
 from lab.core import script as scripts
-from lab.core.record import COPY, FORGET, LOAD, PREFILL, SAVE, Ceilings, Prefix, Rate, Record, Run
+from lab.core.levers import Prefix
+from lab.core.record import COPY, FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record, Run
 from lab.errors import LabError
 from lab.experiments import crossing, prefix_cache, saved_states
 from lab.models import catalog, synthetic

@@ -12,7 +12,8 @@ import pytest
 
 from lab.core import gaps
 from lab.core import script as scripts
-from lab.core.record import DECODE, FORGET, MIXED, OK, PREFILL, Record, Settings, Stall
+from lab.core.levers import Stall
+from lab.core.record import DECODE, FORGET, MIXED, OK, PREFILL, Record, Settings
 from lab.core.script import Operation
 from lab.errors import LabError
 from lab.experiments import stall_prediction, stall_script, stall_search, stalls

@@ -12,16 +12,18 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from lab.core.levers import Batch, Lever, Prefix, Speculation, Stall, name_of
 from lab.core.matrix import Matrix
 from lab.core.noise import Noise
 
 SCHEMA = 2
 """Version of a line. History: 1 (lab 0.1.0) is the first. 2: several sequences (`n_seq` and `n_outputs` of steps, steps
-of further kinds, `n_seq_max` and `kv_unified` of settings, the experiments `batch`, `prefix` and `stall` of runs)."""
+of further kinds, `n_seq_max` and `kv_unified` of settings, the experiments of runs: `batch` to `speculation`)."""
 
 PREFILL = "prefill"
 DECODE = "decode"
 MIXED = "mixed"  # some tokens of a prompt, and one token each of sequences that decode
+DRAFT, VERIFY = "draft", "verify"  # of speculation: tokens guessed, and several of them verified at once
 FORGET, COPY, SAVE, LOAD = "forget", "copy", "save", "load"  # of what the cache holds of a sequence
 OK = "ok"
 FAILED = "failed"  # the engine said no: out of memory, a refused setting
@@ -121,7 +123,8 @@ class Settings:
 @dataclass(frozen=True)
 class Steps:
     """One row per operation of the run's script, as columns of equal length: a call of `llama_decode`, or a `forget`,
-    `copy`, `save` or `load` of what the cache holds of a sequence, which has no tokens.
+    `copy`, `save` or `load` of what the cache holds of a sequence, which has no tokens. A `draft` is a step of the
+    draft model, or a search in the text, which has none either.
 
     `n_past` is the position: tokens in the context before the step, of several sequences those of the one that has
     most. `start_ns` is taken just before `llama_decode`, `ready_ns` after `llama_synchronize`, `end_ns` after the next
@@ -152,54 +155,6 @@ class Totals:
     decode_ns: int | None = None  # of n_gen - 1 decode steps, without choosing tokens
 
 
-@dataclass(frozen=True)
-class Batch:
-    """`lab batch`: so many sequences were decoded together, after prompts of n_prompt tokens each."""
-
-    n_seq: int
-    is_shared: bool  # the prompts are the same but for their last tokens, and were prefilled once
-
-    @property
-    def words(self) -> str:
-        return f"{self.n_seq} sequence{'s' * (self.n_seq > 1)}{', shared prompt' if self.is_shared else ''}"
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """`lab prefix`: the prompt of n_prompt tokens began with a prefix that was used again."""
-
-    n_prefix: int
-    n_suffix: int
-
-    @property
-    def words(self) -> str:
-        return f"prefix of {self.n_prefix:,}"
-
-
-@dataclass(frozen=True)
-class Stall:
-    """`lab stall`: a prompt of n_prompt tokens was prefilled in chunks while other sequences decoded."""
-
-    n_streams: int
-    chunk: int | None  # None: all at once, while the others waited
-    n_context: int  # tokens of each of the others before it began
-    n_before: int  # steps of the others alone, before the prompt came
-    limit_s: float | None = None  # of `--max-stall`: how long no gap was to be
-
-    @property
-    def words(self) -> str:
-        how = "all at once" if self.chunk is None else f"in chunks of {self.chunk:,}"
-        return f"{how} beside {self.n_streams} stream{'s' * (self.n_streams > 1)}"
-
-
-Lever = Batch | Prefix | Stall
-
-
-def name_of(n_prompt: int, lever: Lever | None) -> str:
-    """What a run does, in words: in tables, progress lines and errors."""
-    return f"{n_prompt:,} prompt tokens" + (f", {lever.words}" if lever else "")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One script executed, mostly a prompt prefilled and n_gen tokens generated: the replicate of every experiment."""
@@ -224,6 +179,11 @@ class Run:
     batch: Batch | None = None
     prefix: Prefix | None = None
     stall: Stall | None = None
+    speculation: Speculation | None = None
+    draft: Model | None = None  # of speculation: the model that guessed
+    accepted: tuple[int, ...] | None = None  # of speculation: how many of the guesses of each `verify` were right
+    margins: tuple[float, ...] | None = None  # of speculation: logit of each chosen token - the next best one's
+    part: str | None = None  # of `lab claims`: which of its measurements this run belongs to
     state_bytes: tuple[int, ...] | None = None  # of each `save`
     logits_differ: tuple[float, ...] | None = None  # largest differences of kept logits from the first ones kept
 
@@ -234,7 +194,7 @@ class Run:
     @property
     def lever(self) -> Lever | None:
         """What was tried beside plain measuring; None for nothing."""
-        return self.batch or self.prefix or self.stall
+        return self.batch or self.prefix or self.stall or self.speculation
 
     @property
     def name(self) -> str:

@@ -21,7 +21,8 @@ from typing import Any
 
 from lab.core import cost, lever_figures, memory, script
 from lab.core.cost import StepCost
-from lab.core.record import COPY, PREFILL, Batch, Record, Settings
+from lab.core.levers import Batch
+from lab.core.record import COPY, PREFILL, Record, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.experiments import cases

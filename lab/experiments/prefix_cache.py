@@ -28,7 +28,8 @@ from typing import Any
 
 from lab.analysis.wording import seconds
 from lab.core import lever_figures, prefix_times, script
-from lab.core.record import COPY, FORGET, LOAD, SAVE, Prefix, Record, Settings
+from lab.core.levers import Prefix
+from lab.core.record import COPY, FORGET, LOAD, SAVE, Record, Settings
 from lab.core.script import Operation
 from lab.experiments import cases, crossing, saved_states
 from lab.experiments.crossing import BreakEven

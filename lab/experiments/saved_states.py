@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from lab.core.levers import Prefix
 from lab.core.memory import kv_bytes_per_position
-from lab.core.record import Model, Prefix
+from lab.core.record import Model
 from lab.errors import LabError
 from lab.experiments import cases
 from lab.runner import limits

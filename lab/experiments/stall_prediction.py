@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lab.core import cost
-from lab.core.record import Settings, Stall
+from lab.core.levers import Stall
+from lab.core.record import Settings
 from lab.why import roofline
 from lab.why.step_prediction import StepPrediction
 

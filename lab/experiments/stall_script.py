@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.core import script
-from lab.core.record import MIXED, Run, Settings, Stall
+from lab.core.levers import Stall
+from lab.core.record import MIXED, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.runner.case import Case, Text

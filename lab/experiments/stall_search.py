@@ -18,7 +18,8 @@ from pathlib import Path
 from lab.analysis.wording import seconds
 from lab.core import gaps
 from lab.core.gaps import Gaps
-from lab.core.record import OK, PREFILL, Record, Run, Stall
+from lab.core.levers import Stall
+from lab.core.record import OK, PREFILL, Record, Run
 from lab.errors import LabError
 from lab.experiments import stall_prediction, stall_script
 from lab.process.worker import Worker

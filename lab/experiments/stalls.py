@@ -26,7 +26,8 @@ from typing import Any
 from lab.analysis.wording import seconds
 from lab.core import gaps, lever_figures
 from lab.core.gaps import Gaps
-from lab.core.record import Record, Stall
+from lab.core.levers import Stall
+from lab.core.record import Record
 from lab.experiments import cases, stall_prediction, stall_search
 from lab.experiments.stall_script import N_GEN, case, check_chunks, newcomer_ids, write
 from lab.models import catalog

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-from lab.core.record import Prefix, Record, Stall
+from lab.core.levers import Prefix, Stall
+from lab.core.record import Record
 from lab.models import catalog
 from lab.runner import machine
 from lab.runner.plan import make_plan

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lab.core import script
+from lab.core.levers import Lever, name_of
 from lab.core.memory import padded
-from lab.core.record import Lever, Settings, name_of
+from lab.core.record import Settings
 from lab.core.script import Operation
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from lab.core import record
 from lab.core import script as scripts
-from lab.core.record import Batch, Prefix, Run, Settings, Stall, Steps
+from lab.core.levers import Batch, Prefix, Stall
+from lab.core.record import Run, Settings, Steps
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.models import catalog

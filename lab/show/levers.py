@@ -13,7 +13,8 @@ from rich.text import Text
 
 from lab.analysis import disturbances, table
 from lab.analysis.wording import digits
-from lab.core.record import OK, Batch, Ceilings, Prefix, Record, Stall
+from lab.core.levers import Batch, Prefix, Stall
+from lab.core.record import OK, Ceilings, Record
 from lab.experiments import batching, prefix_cache, stall_search, stalls
 from lab.show.console import grid_of
 from lab.show.plot_batch import plot_batch

@@ -9,7 +9,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from lab.core.record import Batch, Lever, Prefix, Record, Run, Stall
+from lab.core.levers import Batch, Lever, Prefix, Stall
+from lab.core.record import Record, Run
 from lab.runner.as_options import options
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from lab.core import lever_figures
 from lab.core import script as scripts
-from lab.core.record import Batch, Run, Settings
+from lab.core.levers import Batch
+from lab.core.record import Run, Settings
 from lab.experiments import batching
 from lab.models import catalog
 from lab.process.worker import Worker

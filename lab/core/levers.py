@@ -1,0 +1,72 @@
+"""The levers: what a run of an experiment tried, beside prefilling a prompt and generating tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`lab batch`: so many sequences were decoded together, after prompts of n_prompt tokens each."""
+
+    n_seq: int
+    is_shared: bool  # the prompts are the same but for their last tokens, and were prefilled once
+
+    @property
+    def words(self) -> str:
+        return f"{self.n_seq} sequence{'s' * (self.n_seq > 1)}{', shared prompt' if self.is_shared else ''}"
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """`lab prefix`: the prompt of n_prompt tokens began with a prefix that was used again."""
+
+    n_prefix: int
+    n_suffix: int
+
+    @property
+    def words(self) -> str:
+        return f"prefix of {self.n_prefix:,}"
+
+
+@dataclass(frozen=True)
+class Stall:
+    """`lab stall`: a prompt of n_prompt tokens was prefilled in chunks while other sequences decoded."""
+
+    n_streams: int
+    chunk: int | None  # None: all at once, while the others waited
+    n_context: int  # tokens of each of the others before it began
+    n_before: int  # steps of the others alone, before the prompt came
+    limit_s: float | None = None  # of `--max-stall`: how long no gap was to be
+
+    @property
+    def words(self) -> str:
+        how = "all at once" if self.chunk is None else f"in chunks of {self.chunk:,}"
+        return f"{how} beside {self.n_streams} stream{'s' * (self.n_streams > 1)}"
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """`lab speculate`: tokens were guessed ahead, and verified at once; or, without a text, only the steps were timed.
+
+    With a `text` the prompt was cut from it, and n_gen tokens were generated. Without one, steps of 1 to n_draft + 1
+    positions, and steps of the draft, each forgotten: the curve from which speed-ups are predicted.
+    """
+
+    draft: str | None  # `lookup` (earlier words of the text), a model's label; None: nothing was guessed, or timed
+    n_draft: int  # guessed before each verification, at most; 0: plain decoding
+    text: str | None
+
+    @property
+    def words(self) -> str:
+        if self.text is None:
+            return f"steps of 1 to {self.n_draft + 1} positions"
+        return f"{self.text}, " + (f"{self.n_draft} guessed by {self.draft}" if self.n_draft else "nothing guessed")
+
+
+Lever = Batch | Prefix | Stall | Speculation
+
+
+def name_of(n_prompt: int, lever: Lever | None) -> str:
+    """What a run does, in words: in tables, progress lines and errors."""
+    return f"{n_prompt:,} prompt tokens" + (f", {lever.words}" if lever else "")
