@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lab.core.results import read as read
     from lab.experiments.batching import batch as batch
     from lab.experiments.prefix_cache import prefix as prefix
+    from lab.experiments.speculation import speculate as speculate
     from lab.experiments.stalls import stall as stall
     from lab.runner.session import measure as measure
     from lab.runner.session import sweep as sweep
@@ -46,6 +47,7 @@ _MODULES = {
     "batch": "experiments.batching",
     "prefix": "experiments.prefix_cache",
     "stall": "experiments.stalls",
+    "speculate": "experiments.speculation",
     "read": "core.results",
     "runs": "analysis.table",
     "steps": "analysis.table",

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from lab.core import script as scripts
-from lab.core.record import DECODE, OK, Device, Machine, Model, Record, Run, Settings, Steps
-from lab.core.script import Script, Shape
+from lab.core.record import DECODE, DRAFT, FORGET, OK, VERIFY, Device, Machine, Model, Record, Run, Settings, Steps
+from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
 from lab.models import catalog
 from lab.process.wire import Build, Outcome, Vocabulary
@@ -115,6 +115,13 @@ def steps_of(
     script: Script, prefill_ms: float = 1, decode_ms: float = 10, per_position_ms: float = 0, move_ms: float = 0
 ) -> Steps:
     """Steps of that engine for any script: each sequence's token costs decode_ms, whatever shares its step."""
+    return steps_of_shapes(list(scripts.shapes(script)), prefill_ms, decode_ms, per_position_ms, move_ms)
+
+
+def steps_of_shapes(
+    shapes: list[Shape], prefill_ms: float = 1, decode_ms: float = 10, per_position_ms: float = 0, move_ms: float = 0
+) -> Steps:
+    """Steps of that engine, of these shapes."""
     clock = FakeClock()
 
     def move(shape: Shape) -> loop.Move:
@@ -123,8 +130,26 @@ def steps_of(
         choose = (lambda: clock.advance(shape.n_outputs * MS)) if shape.n_outputs else None
         return lambda: clock.advance(ns), choose, 0
 
-    shapes = list(scripts.shapes(script))
     return loop.as_steps(shapes, loop.walk([move(shape) for shape in shapes], clock, [0]))
+
+
+def speculated(script: Script, n_right: int) -> tuple[list[Shape], tuple[int, ...]]:
+    """The steps of `speculate`, the last of a script, where so many guesses are right each time; and how many were."""
+    last, n_past, n_chosen = script[-1], scripts.n_prefilled([op for op in script if not op.of_draft]), 1
+    shapes: list[Shape] = []
+    accepted = []
+    while (n_left := last.times + 1 - n_chosen) > 0:
+        n = min(last.n_draft, n_left - 1)
+        right = min(n, n_right)
+        if n:
+            n_read = 1 if last.of_draft else 0
+            shapes += [Shape(DRAFT, n_read, n_past + i, 1, n_read) for i in range(n if last.of_draft else 1)]
+            accepted.append(right)
+        shapes.append(Shape(VERIFY if n else DECODE, n + 1, n_past, 1, n + 1))
+        if right < n:
+            shapes.append(Shape(FORGET, 0, n_past + n + 1, 1, 0))
+        n_past, n_chosen = n_past + right + 1, n_chosen + right + 1
+    return shapes, tuple(accepted)
 
 
 def make_run(n_prompt: int = 20, n_gen: int = 5, repeat: int = 0, **changes: Any) -> Run:
@@ -165,6 +190,8 @@ class FakeWorker:
         self.scripts: list[Script] = []
         self.move_ms = 5.0
         self.checks: tuple[Any, ...] = ()  # state_bytes and logits_differ of every outcome
+        self.n_right = 2  # of the guesses of each verification
+        self.differ: str | None = None  # the vocabularies of a model and its draft
         self.pid = os.getpid()
         self.on_run: Callable[[int, int], None] = lambda n_prompt, n_gen: None
         self.decode_ms: Callable[[], float] = lambda: 10
@@ -185,6 +212,9 @@ class FakeWorker:
         self.loads += 1
         return Vocabulary(n_vocab=100, bos=None, description="tiny")
 
+    def vocabularies_differ(self, *_: object) -> str | None:
+        return self.differ
+
     def tokenize(self, text: str) -> list[int]:
         return [ord(letter) % 100 for letter in text]
 
@@ -198,8 +228,14 @@ class FakeWorker:
 
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
         n_prefilled, n_chosen = scripts.n_prefilled(script), scripts.n_chosen(script)
-        steps = steps_of(script, decode_ms=self.decode_ms(), move_ms=self.move_ms)
+        more: tuple[list[Shape], tuple[int, ...]] = ([], ())
+        if script[-1].kind == SPECULATE:
+            more = speculated(script, self.n_right)
+        shapes = [*scripts.shapes(script), *more[0]]
+        steps = steps_of_shapes(shapes, decode_ms=self.decode_ms(), move_ms=self.move_ms)
         outcome = Outcome(steps, tuple(range(n_chosen)), None, *self.checks)
+        if any(operation.margins for operation in script):
+            outcome = dataclasses.replace(outcome, accepted=more[1] or None, margins=(1.0,) * n_chosen)
         if (n_prefilled, n_chosen) == (1, N_SENTINEL + 2):
             return outcome
         self.scripts.append(script)

@@ -1,4 +1,4 @@
-"""The commands that try a lever: batch, prefix, stall."""
+"""The commands that try a lever: batch, prefix, stall, speculate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.cli.files import note, other_sessions
-from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, UNIFIED, with_options
+from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, SEED, SETTINGS, UNIFIED, with_options
 from lab.cli.running import carry_out
 
 if TYPE_CHECKING:
@@ -116,6 +116,44 @@ def stall(out: str, max_stall: str | None, **asked: Any) -> None:
     limit_s = stall_search.parse_duration(max_stall)
     run = functools.partial(stall_search.execute, limit_s=limit_s, predict=_predictor(out))
     carry_out(make, out, run=run, **asked)
+
+
+@click.command()
+@with_options(
+    click.option(
+        "--draft",
+        "-d",
+        metavar="lookup|SPEC",
+        help="Who guesses: lookup (what followed the same words before), or a model.  [default: lookup]",
+    ),
+    click.option("--draft-len", "-l", default="1,2,4,8", show_default=True, help="Guesses at a time, as 1,2,4 or 1-8."),
+    click.option("--prompt-len", "-p", default="256", show_default=True, help="Prompt tokens."),
+    click.option("--gen", "-n", default=128, show_default=True, help="Tokens that are generated."),
+    click.option("--repeat", "-r", type=int, help="Blocks, each with a fresh engine and other prompts.  [default: 6]"),
+    MODEL,
+    click.option(
+        "--prompt", metavar="TEXT", help="Kinds of text, or a text file.  [default: code,table,story,dialogue]"
+    ),
+    *ENGINE,
+    SEED,
+    *OUTPUT,
+    DRY_RUN,
+)
+def speculate(**asked: Any) -> None:
+    """Guess tokens ahead and verify them at once: does it pay, and how many?
+
+    \b
+      lab speculate --draft lookup --draft-len 1-8
+      lab speculate --draft smollm2-135m:Q4_0 --prompt code,story
+
+    Generates with guesses and without, in blocks. Shows for every kind of text how many guesses are right, what
+    guessing and verifying cost, the speed-up over plain decoding with its interval, and what was predicted from the
+    times of single steps; where it does not pay, why. The tokens are those of plain decoding, but for near-ties, which
+    are reported. Of a model with random weights only the steps are timed.
+    """
+    from lab.experiments.speculation import plan
+
+    carry_out(plan, **asked)
 
 
 def _predictor(out: str) -> Callable[[Record], StepPrediction | None]:

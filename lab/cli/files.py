@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from lab.core.record import Ceilings, Record
     from lab.core.results import Contents
-    from lab.show.levers import Section
+    from lab.show.lever_kinds import Section
 
 
 MOST_NEARBY = 50_000_000

@@ -11,7 +11,7 @@ import click
 
 from lab.cli.calibrating import calibrate
 from lab.cli.comparing import compare, export, import_
-from lab.cli.experimenting import batch, prefix, stall
+from lab.cli.experimenting import batch, prefix, speculate, stall
 from lab.cli.explaining import ceilings, explain, predict
 from lab.cli.files import (
     RESULTS,
@@ -150,6 +150,7 @@ for command in (
     batch,
     prefix,
     stall,
+    speculate,
     ab,
     compare,
     calibrate,

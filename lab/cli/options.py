@@ -31,9 +31,14 @@ class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return share
 
 
-_SETTINGS = [
-    click.option("--model", "-m", default="smollm2-135m", show_default=True, help="A SPEC: see lab models."),
-    click.option("--prompt", default="text", show_default=True, help="text (the lab's own), random, or a text file."),
+MODEL = click.option("--model", "-m", default="smollm2-135m", show_default=True, help="A SPEC: see lab models.")
+PROMPT = click.option(
+    "--prompt",
+    default="text",
+    show_default=True,
+    help="text (all of the lab's own), some of these (code,table,story), random, or a text file.",
+)
+ENGINE = [
     click.option("--threads", "-t", type=int, help="Threads for decode.  [default: physical cores]"),
     click.option("--threads-batch", type=int, help="Threads for prefill.  [default: as --threads]"),
     click.option("--batch", "-b", default=2048, show_default=True, help="Largest batch; caps --ubatch."),
@@ -71,7 +76,7 @@ _SETTINGS = [
         help="Type of the V cache, likewise.",
     ),
 ]
-"""The model and the settings of a measurement, but for --kv-unified, which has another default in some commands."""
+"""How llama.cpp runs a model."""
 
 
 def unified(default: str) -> Callable[..., Any]:
@@ -85,7 +90,7 @@ def unified(default: str) -> Callable[..., Any]:
     )
 
 
-SETTINGS, UNIFIED = [*_SETTINGS, unified("off")], [*_SETTINGS, unified("on")]
+SETTINGS, UNIFIED = ([MODEL, PROMPT, *ENGINE, unified(default)] for default in ("off", "on"))
 """With a cache for each sequence, as llama.cpp has it; with one for all, where sequences share what they have."""
 
 SEED = click.option("--seed", default=1, show_default=True, help="Of the order of runs and of the prompts.")

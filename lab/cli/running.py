@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lab.core.record import Record
     from lab.runner.plan import Plan
     from lab.runner.progress import ShowStatus
-    from lab.show.levers import Section
+    from lab.show.lever_kinds import Section
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 

@@ -2,6 +2,7 @@
 
 - batch: `prefill_s` of all prompts; `tpot_ms`, a decode step, of which each sequence gets one token
 - prefix: `cold_s`, `cached_s`, `ram_s`, `disk_s`, times to first token (prefix_times.py)
+- speculation: `tpot_ms`, of all tokens after the first, guessing and forgetting included (guesses.py)
 - stall: `gap_ms`, the longest gap between two tokens of a stream; `newcomer_s`, the newcomer's TTFT (gaps.py)
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 
-from lab.core import gaps, prefix_times
+from lab.core import gaps, guesses, prefix_times
 from lab.core.record import DECODE, OK, PREFILL, Run
 
 
@@ -19,6 +20,8 @@ def figures(run: Run) -> dict[str, float]:
         return {}
     if run.batch is not None:
         times = batch(run)
+    elif run.speculation is not None:
+        times = guesses.figures(run)
     else:
         times = prefix_times.figures(run) if run.prefix is not None else gaps.figures(run)
     return times if all(value > 0 for value in times.values()) else {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LOOKUP = "lookup"
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -53,7 +55,7 @@ class Speculation:
     positions, and steps of the draft, each forgotten: the curve from which speed-ups are predicted.
     """
 
-    draft: str | None  # `lookup` (earlier words of the text), a model's label; None: nothing was guessed, or timed
+    draft: str | None  # LOOKUP (earlier words of the text), a model's label; None: nothing was guessed, or timed
     n_draft: int  # guessed before each verification, at most; 0: plain decoding
     text: str | None
 

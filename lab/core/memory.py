@@ -49,6 +49,18 @@ class Memory:
     def total_bytes(self) -> int:
         return self.weights_bytes + (self.kv_cache_bytes or 0) + (self.compute_bytes or 0)
 
+    def beside(self, other: Memory) -> Memory:
+        """Of two contexts together."""
+        return Memory(
+            self.weights_bytes + other.weights_bytes,
+            _sum(self.kv_cache_bytes, other.kv_cache_bytes),
+            _sum(self.compute_bytes, other.compute_bytes),
+        )
+
+
+def _sum(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
+
 
 def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16") -> float | None:
     """Bytes that one token leaves in the KV cache: over the layers, n_head_kv x (K + V of head_dim elements).

@@ -6,8 +6,10 @@ sequences or a prompt that is prefilled beside running answers differ in nothing
     a run        prefill, prefill, decode x (n_gen - 1)
     a sweep      prefill, decode x (n_gen - 1), forget, prefill, decode x (n_gen - 1), forget, ...
     a batch      prefill of every sequence, then decode x (n_gen - 1) with one token of each in every step
+    speculation  prefill, then `speculate`, which is as many steps as it takes: draft x n, verify, forget, ...
 
-A token that is not given is the one that was chosen last for its sequence.
+A token that is not given is the one that was chosen last for its sequence. What `speculate` does depends on the tokens
+that are chosen: its steps are known only when they have been made.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lab.core.record import COPY, DECODE, FORGET, LOAD, PREFILL, SAVE
+from lab.core.record import COPY, DECODE, DRAFT, FORGET, LOAD, PREFILL, SAVE
+
+SPECULATE = "speculate"
 
 MOVES = (FORGET, COPY, SAVE, LOAD)
 """Kinds of operations that compute nothing: they change, or move, what the cache holds of a sequence."""
@@ -42,7 +46,9 @@ class Operation:
     """One step (`parts`, `times` times), or a change of what the cache holds of `sequence`.
 
     forget: all from position `first` on. copy: to sequence `target`, which is empty. save and load: to or from the
-    file `path`, or memory where that is None. With `keeps` the logits of a step are compared after the run.
+    file `path`, or memory where that is None. speculate: `times` tokens of sequence 0, of which up to `n_draft` are
+    guessed at a time. `of_draft`: on the draft model, or (speculate) guessed by it, not looked up in the text. With
+    `keeps` the logits of a step are compared after the run, with `margins` it is noted how sure each choice was.
     """
 
     kind: str
@@ -53,6 +59,9 @@ class Operation:
     target: int = 0
     path: str | None = None
     keeps: bool = False
+    n_draft: int = 0
+    of_draft: bool = False
+    margins: bool = False
 
 
 Script = Sequence[Operation]
@@ -84,18 +93,28 @@ def sweep(prompt: Sequence[int], n_gen: int, n_ubatch: int, every: int) -> list[
     return operations
 
 
-def prefill(sequence: int, tokens: Sequence[int], n_ubatch: int, is_last: bool = True) -> list[Operation]:
+def prefill(
+    sequence: int, tokens: Sequence[int], n_ubatch: int, is_last: bool = True, margins: bool = False
+) -> list[Operation]:
     """Steps of up to n_ubatch tokens; the very last token gets logits where it `is_last` of its prompt."""
     steps = []
     for first in range(0, len(tokens), n_ubatch):
         ends = is_last and first + n_ubatch >= len(tokens)
-        steps.append(Operation(PREFILL, (Part(sequence, tuple(tokens[first : first + n_ubatch]), int(ends)),)))
+        part = Part(sequence, tuple(tokens[first : first + n_ubatch]), int(ends))
+        steps.append(Operation(PREFILL, (part,), margins=margins))
     return steps
 
 
-def decode(sequences: Sequence[int], n: int) -> list[Operation]:
+def decode(sequences: Sequence[int], n: int, margins: bool = False) -> list[Operation]:
     """n steps of one token of each sequence; nothing for n = 0."""
-    return [Operation(DECODE, tuple(Part(sequence, None, 1) for sequence in sequences), times=n)] if n else []
+    parts = tuple(Part(sequence, None, 1) for sequence in sequences)
+    return [Operation(DECODE, parts, times=n, margins=margins)] if n else []
+
+
+def read_by_draft(tokens: Sequence[int], n_ubatch: int) -> list[Operation]:
+    """The draft model reads a prompt; nothing is chosen."""
+    parts = [(Part(0, tuple(tokens[i : i + n_ubatch])),) for i in range(0, len(tokens), n_ubatch)]
+    return [Operation(DRAFT, part, of_draft=True) for part in parts]
 
 
 def n_prefilled(script: Script) -> int:
@@ -104,15 +123,22 @@ def n_prefilled(script: Script) -> int:
 
 
 def n_chosen(script: Script) -> int:
-    """Tokens that are chosen, over all its steps."""
-    return sum(operation.times * part.n_outputs for operation in script for part in operation.parts)
+    """Tokens that are chosen of the model, over all its steps."""
+    return sum(
+        operation.times * (1 if operation.kind == SPECULATE else sum(part.n_outputs for part in operation.parts))
+        for operation in script
+        if operation.kind == SPECULATE or not operation.of_draft
+    )
 
 
 def shapes(script: Script) -> Iterator[Shape]:
-    """What each step will be. `n_past` is that of the sequence that has most in the cache."""
-    positions: dict[int, int] = {}
+    """What each step will be, but for those of `speculate`. `n_past` is that of the sequence that has most."""
+    caches: tuple[dict[int, int], dict[int, int]] = {}, {}  # of the model, and of the draft model
     saved: dict[str | None, int] = {}
     for operation in script:
+        positions = caches[operation.of_draft]
+        if operation.kind == SPECULATE:
+            continue
         if operation.kind in MOVES:
             n_past = positions.get(operation.sequence, 0)
             if operation.kind == FORGET:

@@ -61,6 +61,8 @@ class _Child:
         self._progress = progress
         self._loaded: llama.Loaded | None = None
         self._context: llama.Context | None = None
+        self._draft: llama.Loaded | None = None
+        self._draft_context: llama.Context | None = None
 
     def build(self) -> Build:
         return self._build
@@ -74,9 +76,13 @@ class _Child:
     def quantize(self, source: str, target: str, quantization: str) -> None:
         llama.quantize(Path(source), Path(target), quantization)
 
-    def load(self, path: str, n_gpu_layers: int) -> Vocabulary:
+    def load(self, path: str, n_gpu_layers: int, draft: str | None) -> Vocabulary:
         self._loaded = llama.load(Path(path), n_gpu_layers)
+        self._draft = llama.load(Path(draft), n_gpu_layers) if draft else None
         return Vocabulary(self._loaded.n_vocab, self._loaded.bos, llama.describe(self._loaded))
+
+    def vocabularies_differ(self, path: str, other: str) -> str | None:
+        return llama.vocabularies_differ(Path(path), Path(other))
 
     def tokenize(self, text: str) -> list[int]:
         return llama.tokenize(self._model, text)
@@ -85,11 +91,16 @@ class _Child:
         return [piece.decode("latin-1") for piece in llama.pieces(self._model)]
 
     def new_context(self, asked: dict[str, Any]) -> Settings:
-        if self._context:
-            llama.free_context(self._context)
-            self._context = None
-        self._context = llama.new_context(self._model, from_json(Settings, json.dumps(asked)))
-        return self._context.settings
+        for context in (self._context, self._draft_context):
+            if context:
+                llama.free_context(context)
+        self._context = self._draft_context = None
+        settings = from_json(Settings, json.dumps(asked))
+        self._context = llama.new_context(self._model, settings)
+        resolved = self._context.settings
+        if self._draft:
+            self._draft_context = llama.new_context(self._draft, settings)
+        return resolved
 
     def reserve(self, path: str, asked: dict[str, Any]) -> list[str]:
         return llama.reserve(Path(path), from_json(Settings, json.dumps(asked)))
@@ -98,7 +109,7 @@ class _Child:
         if self._context is None:
             raise LabError("There is no context to run in.", "This is a bug of the lab.")
         operations = [from_json(Operation, json.dumps(operation)) for operation in script]
-        return execute.run(self._context, operations, self._progress)
+        return execute.run(self._context, self._draft_context, operations, self._progress)
 
     def probe(self, probe: dict[str, Any]) -> Rate:
         return kernels.run(from_json(Probe, json.dumps(probe)))

@@ -9,39 +9,39 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lab.core import record
 from lab.core import script as scripts
-from lab.core.script import MOVES, Operation, Part, Script
-from lab.engine import native
+from lab.core.script import MOVES, SPECULATE, Operation, Part, Script
+from lab.engine import llama, native
 from lab.engine.llama import Context
+from lab.engine.logits import Logits, Rows
 from lab.engine.loop import Move, as_steps, walk
+from lab.engine.guessing import Speculation
 from lab.errors import LabError
 from lab.process.wire import FIRST_TOKEN, Outcome
 
-NO_ROLLBACK = "This forgets or moves what was computed, which this model's memory (recurrent, sliding window) cannot."
 
-Rows = list[tuple[int, Any, list[Any]]]
-"""Of a step: the rows of its batch that get logits, the slot of each chosen token, and where else that is to go."""
-
-
-def run(context: Context, script: Script, progress: memoryview[int]) -> Outcome:
-    """One run of a script from an empty KV cache.
+def run(context: Context, draft: Context | None, script: Script, progress: memoryview[int]) -> Outcome:
+    """One run of a script from an empty KV cache; `draft` is the context of a draft model, where there is one.
 
     `progress` is an array of int64 that the parent shares: slot N_PREFILLED, then the tokens as they are chosen (-1
     before). LabError where llama.cpp refuses a step; nothing of the run is returned then.
     """
     lib = native.llama()
-    if any(operation.kind in MOVES for operation in script):
-        _need_rollback(context)
-    lib.llama_memory_clear(lib.llama_get_memory(context.pointer), False)
+    for one in (context, draft):
+        if one is not None and any(operation.kind in (*MOVES, SPECULATE) for operation in script):
+            llama.need_rollback(one)
+        if one is not None:
+            lib.llama_memory_clear(lib.llama_get_memory(one.pointer), False)
     native.forget_log()
-    preparation = _Preparation(context, script, progress)
+    preparation = _Preparation(context, draft, script, progress)
     moves = preparation.moves()
     gc.collect()
     gc.disable()
@@ -49,47 +49,60 @@ def run(context: Context, script: Script, progress: memoryview[int]) -> Outcome:
         stamps = walk(moves, time.perf_counter_ns, progress)
     finally:
         gc.enable()
-    steps = as_steps(list(scripts.shapes(script)), stamps)
+    steps = as_steps([*scripts.shapes(script), *preparation.speculation.shapes], stamps)
     chosen = tuple(int(token) for token in preparation.tokens)
     ended = (i for i, token in enumerate(chosen) if lib.llama_vocab_is_eog(context.loaded.vocab, token))
     preparation.check_logits()
-    return Outcome(steps, chosen, next(ended, None), preparation.state_bytes(), preparation.logits_differ())
+    return Outcome(
+        steps,
+        chosen,
+        next(ended, None),
+        preparation.state_bytes(),
+        preparation.logits_differ(),
+        tuple(preparation.speculation.accepted) or None,
+        tuple(preparation.margins) or None,
+    )
 
 
 class _Preparation:
     """The moves of one run, and what they leave behind."""
 
-    def __init__(self, context: Context, script: Script, progress: memoryview[int]) -> None:
+    def __init__(self, context: Context, draft: Context | None, script: Script, progress: memoryview[int]) -> None:
         import numpy as np
 
         self._lib, self._pointer, self._script = native.llama(), context.pointer, script
         self._memory = self._lib.llama_get_memory(context.pointer)
-        self._n_vocab = context.loaded.n_vocab
+        self._contexts = {False: context, **({True: draft} if draft else {})}
         n_chosen = scripts.n_chosen(script)
         self.tokens = np.frombuffer(progress, dtype=np.int64)[FIRST_TOKEN : FIRST_TOKEN + n_chosen]
         self.tokens.fill(-1)
         self._slots = [self.tokens[i : i + 1].reshape(()) for i in range(n_chosen)]
         self._targets: list[list[Any]] = [[] for _ in self._slots]  # where else a chosen token goes
-        self._rows: dict[int, Any] = {}  # views of rows of logits, by address
+        self._of_draft = np.zeros((), dtype=np.int64)  # where tokens go that the draft model chose
         self._last_row = 0  # of the last step that has logits
         self._kept: list[Any] = []
         self._saved: dict[str | None, Any] = {}
         self._sizes: list[int] = []
-        logits_ith = native.ggml("llama").llama_get_logits_ith  # a function object of its own: an address, as a number
-        logits_ith.restype, logits_ith.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int32]
-        self._logits_ith = functools.partial(logits_ith, context.pointer)
-        most = max((sum(part.n_outputs for part in operation.parts) for operation in script), default=0)
+        self.margins: list[float] = []
+        most = max(
+            (op.n_draft + 1 if op.n_draft else sum(part.n_outputs for part in op.parts) for op in script), default=0
+        )
         is_fixed = most <= context.settings.n_seq_max  # with more, llama.cpp makes a larger buffer
-        self._first_row = self._view(self._logits_address()) if is_fixed and n_chosen else None
+        self._logits = {False: Logits(context, bool(is_fixed and n_chosen))}
+        if draft:
+            self._logits[True] = Logits(draft, False)
+        self.speculation = Speculation(context, draft, self._logits, self.tokens, self.margins)
 
-    def moves(self) -> list[Move]:
-        """What the loop executes."""
-        prepared: list[tuple[Callable[[], object], Callable[[], object] | Rows | None, bool, int]] = []
+    def moves(self) -> Iterable[Move]:
+        """What the loop executes; those of `speculate`, which is last, are made as it goes on."""
+        prepared: list[tuple[Callable[[], object], Callable[[], object] | Rows | None, Operation, int]] = []
         latest: dict[int, int] = {}  # of each sequence: the index of the token that was chosen last
         n_prefilled = n_chosen = 0
         for operation in self._script:
+            if operation.kind == SPECULATE:
+                continue
             if operation.kind in MOVES:
-                prepared.append((*self._move(operation), False, n_prefilled))
+                prepared.append((*self._move(operation), operation, n_prefilled))
                 continue
             n_prefilled += sum(len(part.tokens) for part in operation.parts if part.tokens is not None)
             for _ in range(operation.times):
@@ -99,15 +112,30 @@ class _Preparation:
                 for part in operation.parts:
                     n_before += part.n_tokens
                     for row in range(n_before - part.n_outputs, n_before):
+                        if operation.of_draft:
+                            rows.append((row, self._of_draft, []))
+                            continue
                         rows.append((row, self._slots[n_chosen], self._targets[n_chosen]))
                         latest[part.sequence] = n_chosen
                         n_chosen += 1
                         self._last_row = row
-                prepared.append((functools.partial(self._forward, batch), rows, operation.keeps, n_prefilled))
-        return [
-            (execute, self._chooser(rows, keeps) if isinstance(rows, list) else rows, n_prefilled)
-            for execute, rows, keeps, n_prefilled in prepared
+                forward = functools.partial(llama.decode, self._contexts[operation.of_draft], batch)
+                prepared.append((forward, rows, operation, n_prefilled))
+        moves = [
+            (execute, self._chooser(operation, rows) if isinstance(rows, list) else rows, n_prefilled)
+            for execute, rows, operation, n_prefilled in prepared
         ]
+        last = self._script[-1]
+        if last.kind != SPECULATE:
+            return moves
+        given = [
+            token
+            for operation in self._script
+            if not operation.of_draft
+            for part in operation.parts
+            for token in part.tokens or ()
+        ]
+        return itertools.chain(moves, self.speculation.moves(given, last, n_prefilled))
 
     def _batch(self, parts: Sequence[Part], latest: dict[int, int]) -> Any:
         """A llama_batch of the parts; positions are llama.cpp's own count."""
@@ -138,52 +166,32 @@ class _Preparation:
             batch.alive += [sequences, counts, addresses]
         return batch
 
-    def _forward(self, batch: Any) -> None:
-        status = self._lib.llama_decode(self._pointer, batch)
-        if status:
-            raise LabError(f"llama_decode returned {status}: {native.complaint()}", "Try shorter prompts.")
-        self._lib.llama_synchronize(self._pointer)
-
-    def _chooser(self, rows: Rows, keeps: bool) -> Callable[[], object] | None:
+    def _chooser(self, operation: Operation, rows: Rows) -> Callable[[], object] | None:
         """What chooses the tokens of a step; all steps are prepared, so it is known where else a token goes."""
-        if keeps:
+        if operation.keeps:
             return functools.partial(self._choose_and_keep, rows)
-        if len(rows) == 1 and not rows[0][2] and self._first_row is not None:
-            return functools.partial(self._first_row.argmax, None, rows[0][1])
-        return functools.partial(self._choose_all, rows) if rows else None
-
-    def _choose(self, row: int, slot: Any, targets: list[Any]) -> None:
-        """Greedy: the likeliest token, straight from llama.cpp's own buffer into its slot, and where else it goes."""
-        address = self._logits_ith(row)  # rows of several sequences may have changed places
-        logits = self._rows.get(address)
-        if logits is None:
-            logits = self._rows[address] = self._view(address)
-        logits.argmax(None, slot)
-        for target in targets:
-            target[()] = slot
-
-    def _choose_all(self, rows: Rows) -> None:
-        for row in rows:
-            self._choose(*row)
+        if operation.margins and rows:
+            return functools.partial(self._choose_with_margins, rows)
+        return self._logits[operation.of_draft].chooser(rows)
 
     def _choose_and_keep(self, rows: Rows) -> None:
-        self._choose_all(rows)
-        self._kept += [self._view(self._logits_ith(row)).copy() for row, _, _ in rows]
+        logits = self._logits[False]
+        logits.choose(rows)
+        self._kept += [logits.row(i).copy() for i, _, _ in rows]
 
-    def _view(self, address: int | None) -> Any:
-        import numpy as np
-
-        if not address:
-            raise LabError(
-                "llama.cpp gives no logits for this model.", "Only models that generate text can be measured."
-            )
-        row = (ctypes.c_float * self._n_vocab).from_address(address)
-        return np.frombuffer(memoryview(row), dtype=np.float32)
+    def _choose_with_margins(self, rows: Rows) -> None:
+        for i, slot, targets in rows:
+            slot[()], margin = self._logits[False].best(i)
+            self.margins.append(margin)
+            for target in targets:
+                target[()] = slot
 
     def _move(self, operation: Operation) -> tuple[Callable[[], object], Callable[[], object] | None]:
         """What an operation executes that computes nothing, and what follows."""
         if operation.kind == record.FORGET:
-            return functools.partial(self._forget, operation.sequence, operation.first), None
+            return functools.partial(
+                llama.forget, self._contexts[operation.of_draft], operation.sequence, operation.first
+            ), None
         if operation.kind == record.COPY:
             copy = self._lib.llama_memory_seq_cp
             return functools.partial(copy, self._memory, operation.sequence, operation.target, -1, -1), None
@@ -192,10 +200,6 @@ class _Preparation:
             after = None if path is None else functools.partial(_drop_from_cache, path)
             return functools.partial(self._save, operation.sequence, path), after
         return functools.partial(self._load, operation.sequence, path), None
-
-    def _forget(self, sequence: int, first: int) -> None:
-        if not self._lib.llama_memory_seq_rm(self._memory, sequence, first, -1):
-            raise LabError(NO_ROLLBACK, "Use lab measure.")
 
     def _save(self, sequence: int, path: str | None) -> None:
         """To a file, until it is on the disk; or to memory, which is asked for here, as a server would."""
@@ -225,20 +229,17 @@ class _Preparation:
         if not n_bytes:
             raise LabError(f"llama.cpp could not restore a state: {native.complaint()}", "Is the context long enough?")
 
-    def _logits_address(self) -> int:
-        """Where the first row of the logits lies."""
-        return ctypes.cast(self._lib.llama_get_logits(self._pointer), ctypes.c_void_p).value or 0
-
     def check_logits(self) -> None:
         """LabError where the logits are not where they were, or those that were used last are not finite."""
         import numpy as np
 
-        if self._first_row is not None and self._first_row.ctypes.data != self._logits_address():
+        if self._logits[False].has_moved():
             raise LabError(
                 "llama.cpp moved its logits during the run.",
                 "Only models that write token after token can be measured.",
             )
-        if self._slots and not np.isfinite(self._view(self._logits_ith(self._last_row))).all():
+        row = 0 if self.speculation.shapes else self._last_row
+        if self._slots and not np.isfinite(self._logits[False].row(row)).all():
             raise LabError("The model's last logits are not finite numbers.", "The file's weights are damaged.")
 
     def state_bytes(self) -> tuple[int, ...] | None:
@@ -261,10 +262,3 @@ def _drop_from_cache(path: str) -> None:
     if hasattr(os, "posix_fadvise"):
         with Path(path).open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _need_rollback(context: Context) -> None:
-    """LabError for models that keep more, or less, than the keys and values of every position."""
-    lib, model = native.llama(), context.loaded.model
-    if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model) or lib.llama_model_n_swa(model) > 0:
-        raise LabError(NO_ROLLBACK, "Use lab measure, which prefills every prompt by itself.")

@@ -20,6 +20,7 @@ from lab.core.record import Settings
 from lab.engine import native
 from lab.errors import LabError
 
+NO_ROLLBACK = "This forgets or moves what was computed, which this model's memory (recurrent, sliding window) cannot."
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -117,6 +118,29 @@ def _context_params(asked: Settings) -> Any:
     return params
 
 
+def decode(context: Context, batch: Any) -> None:
+    """One step, until its logits are there. LabError with the status of llama_decode where it refuses."""
+    lib = native.llama()
+    status = lib.llama_decode(context.pointer, batch)
+    if status:
+        raise LabError(f"llama_decode returned {status}: {native.complaint()}", "Try shorter prompts.")
+    lib.llama_synchronize(context.pointer)
+
+
+def forget(context: Context, sequence: int, first: int) -> None:
+    """Take all of a sequence from position `first` on out of the cache."""
+    lib = native.llama()
+    if not lib.llama_memory_seq_rm(lib.llama_get_memory(context.pointer), sequence, first, -1):
+        raise LabError(NO_ROLLBACK, "Use lab measure.")
+
+
+def need_rollback(context: Context) -> None:
+    """LabError for models that keep more, or less, than the keys and values of every position."""
+    lib, model = native.llama(), context.loaded.model
+    if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model) or lib.llama_model_n_swa(model) > 0:
+        raise LabError(NO_ROLLBACK, "Use lab measure, which prefills every prompt by itself.")
+
+
 def free_context(context: Context) -> None:
     """Give the context's memory back."""
     native.llama().llama_free(context.pointer)
@@ -164,6 +188,37 @@ def pieces(loaded: Loaded) -> list[bytes]:
         n = lib.llama_token_to_piece(loaded.vocab, token, buffer, len(buffer), 0, False)
         pieces_by_id.append(buffer.raw[:n] if n > 0 else b"")
     return pieces_by_id
+
+
+def vocabularies_differ(path: Path, other: Path) -> str | None:
+    """In what the tokens of two model files differ, in words; None where they are the same. No weight is read."""
+    sides = [_vocabulary(one) for one in (path, other)]
+    (kind, ends, tokens), (other_kind, other_ends, other_tokens) = sides
+    if len(tokens) != len(other_tokens):
+        return f"one has {len(tokens):,} tokens, the other {len(other_tokens):,}"
+    if kind != other_kind:
+        return "they cut texts into tokens in another way"
+    for i, (token, other_token) in enumerate(zip(tokens, other_tokens, strict=True)):
+        if token != other_token:
+            return f"token {i:,} is {token!r} in one and {other_token!r} in the other"
+    return None if ends == other_ends else "other tokens begin and end their texts"
+
+
+def _vocabulary(path: Path) -> tuple[int, tuple[int, int], list[bytes]]:
+    """Of a model file: llama.cpp's kind of vocabulary, which tokens begin and end a text, the text of every token."""
+    lib = native.llama()
+    params = lib.llama_model_default_params()
+    params.vocab_only = True
+    native.forget_log()
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise LabError(f"llama.cpp cannot load {path.name}: {native.complaint()}", "Is the file whole?")
+    vocab = lib.llama_model_get_vocab(model)
+    tokens = [lib.llama_vocab_get_text(vocab, i) or b"" for i in range(lib.llama_vocab_n_tokens(vocab))]
+    ends = lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab)
+    kind = lib.llama_vocab_type(vocab)
+    lib.llama_model_free(model)
+    return kind, ends, tokens
 
 
 def _need_vocabulary(loaded: Loaded) -> None:

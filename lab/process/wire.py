@@ -42,7 +42,7 @@ class Vocabulary:
 class Outcome:
     """What a script that was run gives back: steps, the chosen tokens, the index of the first end-of-generation one.
 
-    `state_bytes` and `logits_differ` are those of a Run.
+    What follows `end_at` is that of a Run.
     """
 
     steps: Steps
@@ -50,6 +50,8 @@ class Outcome:
     end_at: int | None
     state_bytes: tuple[int, ...] | None = None
     logits_differ: tuple[float, ...] | None = None
+    accepted: tuple[int, ...] | None = None
+    margins: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

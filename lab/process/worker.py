@@ -130,9 +130,15 @@ class Worker:
 
         self._ask("quantize", look, source=str(source), target=str(target), quantization=quantization)
 
-    def load(self, path: Path, n_gpu_layers: int) -> Vocabulary:
-        """Load the weights."""
-        return from_json(Vocabulary, self._ask("load", path=str(path), n_gpu_layers=n_gpu_layers))
+    def load(self, path: Path, n_gpu_layers: int, draft: Path | None = None) -> Vocabulary:
+        """Load the weights, and those of a draft model."""
+        other = None if draft is None else str(draft)
+        return from_json(Vocabulary, self._ask("load", path=str(path), n_gpu_layers=n_gpu_layers, draft=other))
+
+    def vocabularies_differ(self, path: Path, other: Path) -> str | None:
+        """In what the tokens of two model files differ; None where they are the same."""
+        answer = self._ask("vocabularies_differ", path=str(path), other=str(other))
+        return None if json.loads(answer) is None else str(json.loads(answer))
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of `text`, without BOS."""

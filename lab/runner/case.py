@@ -22,6 +22,7 @@ class Case:
     """What a run does, whatever its prompts say: runs of one case are repeats of each other.
 
     `sequences`: how many tokens each sequence will have at its end; empty where there is one, of n_prompt + n_gen.
+    `text`: what its prompts are cut from, as `--prompt` names it; None: what all are cut from.
     """
 
     n_prompt: int
@@ -29,6 +30,7 @@ class Case:
     every: int | None = None  # a sweep
     lever: Lever | None = None
     sequences: tuple[int, ...] = ()
+    text: str | None = None
 
     @property
     def n_generated(self) -> int:

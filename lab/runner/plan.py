@@ -6,10 +6,8 @@ settings, lengths that cannot fit into memory, lengths that the model was not tr
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +20,7 @@ from lab.models import catalog, obtain
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import limits, machine, prompts
 from lab.runner.case import Case, Text, measured_run, with_room
+from lab.runner.lengths import check_lengths, parse_lengths
 
 DEFAULT_LENGTHS = "10,100,1000"
 DEFAULT_GEN = 64
@@ -43,6 +42,14 @@ class Until:
 
 
 @dataclass(frozen=True)
+class Draft:
+    """A model that guesses for another one: its file, and its header."""
+
+    file: catalog.ModelFile
+    model: Model
+
+
+@dataclass(frozen=True)
 class Plan:
     """What will be measured. `refused` says of cases that cannot fit why not; `write` makes a case's script."""
 
@@ -58,6 +65,7 @@ class Plan:
     until: Until | None = None
     is_more_if_cheap: bool = False  # cases that cost little get further rounds
     write: Callable[[Case, Text, Settings], list[Operation]] = measured_run
+    draft: Draft | None = None
 
     @property
     def order(self) -> list[tuple[int, Case]]:
@@ -84,44 +92,10 @@ class Plan:
         return script.n_prefilled(operations), script.n_chosen(operations)
 
     def memory(self, case: Case) -> Memory:
-        """Estimated memory of a context for this case alone."""
-        return of_context(self.model, with_room(self.settings, [case]))
-
-
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """Prompt lengths as llama-bench writes them: `10,1000`, `100-500+100`, `512-4096*2`."""
-    lengths: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*", part)
-        if not match:
-            raise LabError(
-                f"{part!r} is not a prompt length (in --prompt-len {text}).",
-                "Write whole numbers: 10,1000,10000, or ranges: 100-500+100, 512-4096*2.",
-            )
-        first, last = int(match[1]), int(match[2] or match[1])
-        sign, step = match[3] or "+", int(match[4] or 1)
-        if step < (2 if sign == "*" else 1) or last < first or (sign == "*" and first == 0):
-            raise LabError(f"The range {part!r} does not grow.", "Write it as first-last+step or first-last*factor.")
-        while first <= last and len(lengths) <= 1000:
-            lengths.append(first)
-            first = first * step if sign == "*" else first + step
-    return tuple(lengths)
-
-
-def check_lengths(lengths: Sequence[int]) -> None:
-    """LabError for what cannot be a list of prompt lengths."""
-    if not lengths:
-        raise LabError("No prompt length is given.", "For example: --prompt-len 10,1000")
-    if len(lengths) > 1000:
-        raise LabError("More than 1,000 prompt lengths are given.", "Use a larger step: 100-10000+100.")
-    for n in lengths:
-        if n < 1:
-            raise LabError(f"A prompt length of {n} cannot be measured.", "A prompt has at least 1 token.")
-    for n, times in collections.Counter(lengths).items():
-        if times > 1:
-            raise LabError(
-                f"Prompt length {n} is given {times} times.", "Give it once; --repeat measures it more often."
-            )
+        """Estimated memory of a context for this case alone; a draft model has one of the same length."""
+        room = with_room(self.settings, [case])
+        own = of_context(self.model, room)
+        return own if self.draft is None else own.beside(of_context(self.draft.model, room))
 
 
 def make_plan(
@@ -186,12 +160,7 @@ def make_plan(
                 "Use --prompt random.",
             )
         source = prompts.source(prompts.RANDOM)
-    shape = dataclasses.replace(
-        worker.read_model(file.path, file.name, file.source),
-        repo=file.repo,
-        revision=file.revision,
-        sha256=file.sha256,
-    )
+    shape = read_header(worker, file)
     build = worker.build
     here = machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
     offload = machine.accelerators(here.devices)
@@ -242,6 +211,16 @@ def make_plan(
             f"At most {MAX_TOKENS:,}: use a larger --every.",
         )
     return dataclasses.replace(plan, refused=too_large(plan))
+
+
+def read_header(worker: Worker, file: catalog.ModelFile) -> Model:
+    """The model in a file, and where it is from."""
+    return dataclasses.replace(
+        worker.read_model(file.path, file.name, file.source),
+        repo=file.repo,
+        revision=file.revision,
+        sha256=file.sha256,
+    )
 
 
 def _is_on(option: str, asked: str | bool) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lab.core.record import DECODE, Run
+from lab.core.record import DECODE, DRAFT, VERIFY, Run
 from lab.process.worker import Progress
 from lab.runner.case import Case
 
@@ -79,7 +79,7 @@ class Reporter:
         n_prefilled, n_chosen = self._n_tokens(case)
         lasted = [0, 0]
         for kind, start, end in zip(steps.kind, steps.start_ns, steps.end_ns, strict=True):
-            lasted[kind == DECODE] += end - start
+            lasted[kind in (DECODE, DRAFT, VERIFY)] += end - start
         if n_prefilled and lasted[False]:
             prefill = lasted[False] / n_prefilled
             decode = lasted[True] / n_chosen if lasted[True] else prefill

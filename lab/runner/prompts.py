@@ -28,27 +28,35 @@ class Source:
 
 
 def source(asked: str) -> Source:
-    """The source that --prompt names: `text` (the lab's own), `random` (uniform token ids), or a UTF-8 text file.
+    """The source that --prompt names: `text` (all of the lab's own), some of these by name (`code,table`), `random`
+    (uniform token ids), or a UTF-8 text file.
 
     Raises LabError where the file cannot be read, is not UTF-8, or is empty.
     """
     if asked == RANDOM:
         return Source(RANDOM, None, None)
-    if asked == TEXT:
-        text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted(_folder().glob("*.txt")))
-        return Source(TEXT, text, _sha256(text))
+    names = own_texts() if asked == TEXT else [name.strip() for name in asked.split(",")]
+    if set(names) <= set(own_texts()):
+        text = "\n\n".join((_folder() / f"{name}.txt").read_text(encoding="utf-8") for name in names)
+        return Source(asked, text, _sha256(text))
     try:
         path = Path(asked).expanduser()
         text = path.read_text(encoding="utf-8")
     except (OSError, RuntimeError) as problem:
         raise LabError(
-            f"The prompt file {asked} cannot be read: {problem}.", "Use --prompt text, random, or a file."
+            f"The prompt file {asked} cannot be read: {problem}.",
+            f"Use --prompt text, random, a file, or some of {', '.join(own_texts())}.",
         ) from None
     except UnicodeDecodeError:
         raise LabError(f"The prompt file {asked} is not UTF-8 text.", "Convert it, or use --prompt text.") from None
     if not text.strip():
         raise LabError(f"The prompt file {asked} is empty.", "Put some text into it, or use --prompt text.")
     return Source(printable(path.name), text, _sha256(text))
+
+
+def own_texts() -> list[str]:
+    """The names of the lab's own texts, such as `code`."""
+    return sorted(path.stem for path in _folder().glob("*.txt"))
 
 
 def offset(seed: int, repeat: int, n_available: int, sequence: int = 0) -> int:

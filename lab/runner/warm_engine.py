@@ -16,7 +16,7 @@ from typing import Any
 
 from lab.core import record
 from lab.core import script as scripts
-from lab.core.levers import Batch, Prefix, Stall
+from lab.core.levers import LOOKUP, Batch, Prefix, Speculation, Stall
 from lab.core.record import Run, Settings, Steps
 from lab.core.script import Script
 from lab.errors import LabError
@@ -51,7 +51,7 @@ class WarmEngine:
         self.n_starts = n_starts
         self._loaded = False
         self._sentinel: int | None = None  # the last one's time, on this context
-        self._ids: list[int] = []
+        self._ids: dict[str, list[int]] = {}  # of every text, by its name
         self._pieces: list[bytes] = []
 
     def load(self) -> None:
@@ -62,12 +62,16 @@ class WarmEngine:
             self.reporter.report_status("checking the model file")
             self.model = dataclasses.replace(self.model, sha256=catalog.sha256(self.plan.file.path))
         self.reporter.report_status("loading the model")
-        self._vocabulary = self.worker.load(self.plan.file.path, self.plan.settings.n_gpu_layers)
+        draft = self.plan.draft
+        self._vocabulary = self.worker.load(
+            self.plan.file.path, self.plan.settings.n_gpu_layers, draft.file.path if draft else None
+        )
         self.model = dataclasses.replace(self.model, description=self._vocabulary.description)
-        if self.plan.prompt.text is not None:
-            self._ids = self.worker.tokenize(self.plan.prompt.text)
-            if not self._ids:
-                raise LabError(f"The prompt {self.plan.prompt.name} has no token in this model.", "Use another text.")
+        for source in {self._source(case) for case in self.plan.cases} | {self.plan.prompt}:
+            if source.text is not None:
+                self._ids[source.name] = self.worker.tokenize(source.text)
+                if not self._ids[source.name]:
+                    raise LabError(f"The prompt {source.name} has no token in this model.", "Use another text.")
         if self.stream:
             self._pieces = self.worker.pieces()
         self._loaded = True
@@ -108,7 +112,7 @@ class WarmEngine:
     def run(self, case: Case, repeat: int, warmup: bool = False) -> Run:
         """One run on the open context."""
         write = self.plan.write if case.lever else measured_run
-        script = write(case, functools.partial(self._text, repeat), self.settings)
+        script = write(case, functools.partial(self._text, self._source(case), repeat), self.settings)
         if not warmup and self._sentinel is None:
             self._sentinel = self._time_sentinel()
         sentinel_before = self._sentinel
@@ -144,14 +148,18 @@ class WarmEngine:
             error=None,
             steps=outcome.steps,
             token_ids=outcome.token_ids,
-            prompt_offset=self._offset(repeat, 0),
+            prompt_offset=self._offset(self._source(case), repeat, 0),
             end_of_generation_at=outcome.end_at,
             noise=readings,
             engine=self.n_starts,
             state_bytes=outcome.state_bytes,
             logits_differ=outcome.logits_differ,
+            accepted=outcome.accepted,
+            margins=outcome.margins,
+            draft=self.plan.draft.model if self.plan.draft and is_of_draft(case) else None,
         )
-        if sum(outcome.steps.n_tokens) != _n_computed(script):
+        n_known = len(list(scripts.shapes(script)))  # the steps of `speculate` follow
+        if sum(outcome.steps.n_tokens[:n_known]) != _n_computed(script):
             raise LabError(f"The steps do not add up to {case.name}.", "Please report this as a bug.")
         self.reporter.learn(case, run)
         return run
@@ -164,29 +172,39 @@ class WarmEngine:
     def _time_sentinel(self) -> int:
         """The median time of the same few decode steps on an empty context, in ns."""
         n = min(N_SENTINEL + 2, self.settings.n_ctx)
-        steps = self.worker.run(scripts.run(self._text(0, 0, 1), n, 1), lambda progress: None).steps
+        prompt = self._text(self.plan.prompt, 0, 0, 1)
+        steps = self.worker.run(scripts.run(prompt, n, 1), lambda progress: None).steps
         times = [ready - start for start, ready in zip(steps.start_ns, steps.ready_ns, strict=True)]
         return round(statistics.median(times[2:] or times))
 
-    def _text(self, repeat: int, sequence: int, n: int) -> list[int]:
+    def _source(self, case: Case) -> prompts.Source:
+        """What the prompts of a case are cut from."""
+        return self.plan.prompt if case.text is None else prompts.source(case.text)
+
+    def _text(self, source: prompts.Source, repeat: int, sequence: int, n: int) -> list[int]:
         """A prompt of n tokens; those of a run's sequences begin at different places."""
-        seed, bos, offset = self.plan.seed, self._vocabulary.bos, self._offset(repeat, sequence)
+        seed, bos, offset = self.plan.seed, self._vocabulary.bos, self._offset(source, repeat, sequence)
         if offset is None:
             return prompts.random_ids(n, self._vocabulary.n_vocab, bos, seed, repeat, sequence)
-        return prompts.cut(self._ids, n, offset, bos)
+        return prompts.cut(self._ids[source.name], n, offset, bos)
 
-    def _offset(self, repeat: int, sequence: int) -> int | None:
+    def _offset(self, source: prompts.Source, repeat: int, sequence: int) -> int | None:
         """Where in the tokenised text the prompt of a sequence begins; None for random prompts."""
-        if self.plan.prompt.text is None:
+        if source.text is None:
             return None
-        return prompts.offset(self.plan.seed, repeat, len(self._ids), sequence)
+        return prompts.offset(self.plan.seed, repeat, len(self._ids[source.name]), sequence)
 
 
 def named(case: Case) -> dict[str, Any]:
     """The fields of a run that say what it did."""
-    levers = {"batch": Batch, "prefix": Prefix, "stall": Stall}
+    levers = {"batch": Batch, "prefix": Prefix, "stall": Stall, "speculation": Speculation}
     lever = {name: case.lever for name, kind in levers.items() if isinstance(case.lever, kind)}
     return {"n_prompt": case.n_prompt, "n_gen": case.n_gen, "every": case.every, **lever}
+
+
+def is_of_draft(case: Case) -> bool:
+    """Whether a draft model takes part."""
+    return isinstance(case.lever, Speculation) and case.lever.draft not in (None, LOOKUP)
 
 
 def _n_computed(script: Script) -> int:

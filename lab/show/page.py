@@ -19,6 +19,7 @@ from lab.core import results
 from lab.core.record import OK, Ceilings, Record
 from lab.errors import LabError
 from lab.show import levers, plot_runs, plot_why, reproduce, svg, text_compare, text_results, text_setup, text_why
+from lab.show.lever_kinds import Section
 from lab.why import advice, probing, roofline
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def html(
 Setup = tuple[str, Any, list[Record]]  # label, its rows of table.runs, its records
 
 
-def _experiments(shown: Sequence[levers.Section]) -> list[dict[str, Any]]:
+def _experiments(shown: Sequence[Section]) -> list[dict[str, Any]]:
     """The table, sentences and picture of each."""
     return [
         {

@@ -9,8 +9,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from lab.core.levers import Batch, Lever, Prefix, Stall
+from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import Record, Run
+from lab.models import catalog
 from lab.runner.as_options import options
 
 
@@ -41,8 +42,7 @@ def command(records: Sequence[Record]) -> str | None:
         numbers = sorted({record.run.batch.n_seq for record in timed if record.run.batch})
         words += ["--sequences", ",".join(map(str, numbers))] if numbers else []
     elif run.lever is not None:
-        levers = [record.run.lever for record in timed if record.run.lever is not None]
-        words = ["lab", *_experiment(run, levers, lengths), "--repeat", str(repeat)]
+        words = ["lab", *_experiment([record.run for record in timed], lengths), "--repeat", str(repeat)]
     elif run.every is not None:
         words = ["lab", "sweep", "--max-len", lengths, "--every", str(run.every), "--gen", str(run.n_gen)]
         words += ["--repeat", str(repeat)]
@@ -51,8 +51,9 @@ def command(records: Sequence[Record]) -> str | None:
     return shlex.join([*words, *(word for option in shared for word in option)])
 
 
-def _experiment(run: Run, levers: Sequence[Lever], lengths: str) -> list[str]:
-    """The words of an experiment with these levers."""
+def _experiment(runs: Sequence[Run], lengths: str) -> list[str]:
+    """The words of an experiment that made these runs."""
+    run, levers = runs[0], [run.lever for run in runs if run.lever is not None]
 
     def listed(name: str) -> str:
         numbers = {getattr(lever, name) for lever in levers} - {None}
@@ -64,6 +65,12 @@ def _experiment(run: Run, levers: Sequence[Lever], lengths: str) -> list[str]:
             words = ["batch", "--sequences", listed("n_seq"), "--prompt-len", lengths, "--gen", str(run.n_gen), *shared]
         case Prefix():
             words = ["prefix", "--prefix-len", listed("n_prefix"), "--suffix-len", listed("n_suffix")]
+        case Speculation():
+            numbers = {lever.n_draft for lever in levers if isinstance(lever, Speculation)} - {0}
+            drafts = [catalog.spec_of(run.draft) for run in runs if run.draft]
+            who = ["--draft", drafts[0]] if drafts else []
+            words = ["speculate", *who, "--draft-len", ",".join(map(str, sorted(numbers))), "--prompt-len", lengths]
+            words += ["--gen", str(run.n_gen)]
         case _:
             chunks = ["--chunk", listed("chunk")] if listed("chunk") else []
             if isinstance(run.lever, Stall) and run.lever.limit_s is not None:

@@ -184,6 +184,8 @@ def finished(record: Record) -> str:
     ttft, tpot = phases.ttft_ns(run), phases.tpot_ns(run)
     times = [f"TTFT {wording.digits(ttft / 1e9)} s"] if ttft else [run.status]
     times += [f"TPOT {wording.digits(tpot / 1e6)} ms"] if tpot else []
+    if run.lever is not None:
+        times = [run.status]
     if figures := lever_figures.figures(run):
         times = [
             f"{FIGURE_NAMES[name]} {wording.digits(value)} {name.rpartition('_')[2]}" for name, value in figures.items()

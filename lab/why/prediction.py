@@ -20,7 +20,8 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Model, Settings
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.worker import Worker
-from lab.runner.plan import Plan, check_lengths, make_plan, memory_for, parse_lengths
+from lab.runner.lengths import check_lengths, parse_lengths
+from lab.runner.plan import Plan, make_plan, memory_for
 from lab.why import datasheet, learning, probing, roofline, uncertainty
 from lab.why.datasheet import Device
 from lab.why.learning import Fit, Learned, Step

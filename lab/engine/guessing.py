@@ -1,0 +1,127 @@
+"""Speculation: guess some tokens, verify them all in one step, forget those after the first wrong one.
+
+Greedy: a guess is right where the model chooses the same token. Verifying n guesses is a step of n + 1 tokens: the one
+that was chosen last, and the guesses; each gets logits, and the token chosen after the last right guess is one more. So
+every step brings at least one token, and the tokens are those of plain decoding (but for near-ties: another size of
+step may round differently).
+
+Leviathan et al., "Fast inference from transformers via speculative decoding" (2023).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lab.core.lookup import Lookup
+from lab.core.record import DECODE, DRAFT, FORGET, VERIFY
+from lab.core.script import Operation, Shape
+from lab.engine import llama, native
+from lab.engine.llama import Context
+from lab.engine.logits import Logits
+from lab.engine.loop import Move
+
+
+class Speculation:
+    """Makes the moves, and keeps what they leave behind: the shapes of steps, and how many guesses were right.
+
+    Chosen tokens go into `tokens`, how sure they were into `margins`.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        draft: Context | None,
+        logits: Mapping[bool, Logits],
+        tokens: Any,
+        margins: list[float],
+    ) -> None:
+        self._context, self._draft, self._logits = context, draft, logits
+        self._tokens, self._margins = tokens, margins
+        self.shapes: list[Shape] = []
+        self.accepted: list[int] = []
+
+    def moves(self, prompt: Sequence[int], operation: Operation, n_prefilled: int) -> Iterator[Move]:
+        """Operations until `operation.times` tokens are chosen, after a prompt and one chosen token, both in `tokens`.
+
+        The guesses never go beyond the last token that is wanted.
+        """
+        self._text = Lookup(prompt)
+        self._guesses: list[int] = []
+        self._n_read = len(prompt)  # tokens of the text that the draft model's cache holds
+        n_most = operation.n_draft + 2
+        self._batch, self._draft_batch = _Batch(n_most), _Batch(n_most)
+        return self._moves(operation, n_prefilled)
+
+    def _moves(self, operation: Operation, n_prefilled: int) -> Iterator[Move]:
+        text, n_chosen = self._text, 1
+        text.append(int(self._tokens[0]))
+        while (n_left := operation.times + 1 - n_chosen) > 0:
+            n_past = len(text.tokens) - 1
+            self._guesses = []
+            n_guesses = min(operation.n_draft, n_left - 1)
+            if n_guesses and operation.of_draft:
+                for _ in range(n_guesses):
+                    yield self._guess_next(n_prefilled)
+            elif n_guesses:
+                self.shapes.append(Shape(DRAFT, 0, n_past, 1, 0))
+                yield functools.partial(self._look_up, n_guesses), None, n_prefilled
+            step = [text.tokens[-1], *self._guesses]
+            self.shapes.append(Shape(VERIFY if self._guesses else DECODE, len(step), n_past, 1, len(step)))
+            forward = functools.partial(llama.decode, self._context, self._batch.of(step, 0))
+            yield forward, functools.partial(self._choose, n_chosen), n_prefilled
+            n_right = len(text.tokens) - n_past - 2
+            n_chosen += n_right + 1
+            if n_right < len(self._guesses):
+                self.shapes.append(Shape(FORGET, 0, n_past + len(step), 1, 0))
+                yield functools.partial(llama.forget, self._context, 0, n_past + 1 + n_right), None, n_prefilled
+            self._n_read = min(self._n_read, n_past + 1 + n_right)
+            if self._guesses:
+                self.accepted.append(n_right)
+
+    def _look_up(self, n: int) -> None:
+        self._guesses += self._text.guess(n)
+
+    def _guess_next(self, n_prefilled: int) -> Move:
+        """One step of the draft model, after what it has not read yet."""
+        assert self._draft is not None
+        draft, known = self._draft, self._text.tokens + self._guesses
+        new, n_read, is_first = known[self._n_read :], self._n_read, not self._guesses
+        batch = self._draft_batch.of(new, len(new) - 1)
+        self.shapes.append(Shape(DRAFT, len(new), n_read, 1, 1))
+        self._n_read = len(known)
+
+        def execute() -> None:
+            if is_first:  # what it guessed last time may have been wrong
+                llama.forget(draft, 0, n_read)
+            llama.decode(draft, batch)
+
+        return execute, lambda: self._guesses.append(int(self._logits[True].row(len(new) - 1).argmax())), n_prefilled
+
+    def _choose(self, n_chosen: int) -> None:
+        """The tokens after the last one and after each right guess."""
+        for i, guess in enumerate([*self._guesses, None]):
+            token, margin = self._logits[False].best(i)
+            self._tokens[n_chosen + i] = token
+            self._margins.append(margin)
+            self._text.append(token)
+            if token != guess:
+                return
+
+
+class _Batch:
+    """Memory for the tokens of a step of sequence 0, used again and again."""
+
+    def __init__(self, n_most: int) -> None:
+        self._ids, self._wants_logits = (ctypes.c_int32 * n_most)(), (ctypes.c_int8 * n_most)()
+
+    def of(self, ids: Sequence[int], first_output: int) -> Any:
+        """A llama_batch of these; tokens from `first_output` on get logits. Positions are llama.cpp's own count."""
+        n = len(ids)
+        self._ids[:n] = list(ids)
+        self._wants_logits[:n] = [i >= first_output for i in range(n)]
+        batch = native.llama().llama_batch(n_tokens=n, token=ctypes.cast(self._ids, ctypes.POINTER(ctypes.c_int32)))
+        batch.logits = ctypes.cast(self._wants_logits, ctypes.POINTER(ctypes.c_int8))
+        return batch

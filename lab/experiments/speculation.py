@@ -1,0 +1,224 @@
+"""Guess ahead, verify at once: does it pay here?
+
+A step of n + 1 positions reads the weights once, as a step of one does. So if somebody guesses the next n tokens, the
+model can verify them all in one step, and keeps those that it would have chosen itself. The text stays the same; the
+speed depends on three things:
+
+- how many guesses are right: tokens per step, L
+- what a guess costs: c, a step of the draft model over a step of the model (looked up in the text: nothing)
+- what verifying costs: v(n), a step of n + 1 positions over a step of one. Where reading weights is the limit v is
+  about 1; where arithmetic is, as on most CPUs, it is not
+
+Speed-up = L / (n c + v(n)). The curve v(n) and c are measured by themselves, in steps that are forgotten again; which
+guesses are right is taken from the runs with most guesses at a time. From these the speed-up of every other draft
+length is predicted. Leviathan et al. (2023) take v = 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.core import script
+from lab.core.levers import LOOKUP, Speculation
+from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Record, Settings
+from lab.core.script import SPECULATE, Operation, Part
+from lab.errors import LabError
+from lab.experiments import cases
+from lab.models import catalog, obtain
+from lab.process.worker import Worker
+from lab.runner import prompts
+from lab.runner.case import Case, Text
+from lab.runner.lengths import parse_lengths
+from lab.runner.plan import MIN_FOR_INTERVAL, Draft, Plan, make_plan, read_header, with_cases
+from lab.runner.progress import ShowStatus
+from lab.runner.session import carry_out
+
+DEFAULT_LENGTHS, DEFAULT_PROMPT, DEFAULT_GEN = "1,2,4,8", 256, 128
+DEFAULT_TEXTS = "code,table,story,dialogue"
+N_TIMES = 5
+"""How often the curve has each step in a run."""
+
+
+def speculate(
+    draft: str | None = None,
+    draft_len: str | int | Sequence[int] = DEFAULT_LENGTHS,
+    prompt_len: str | int | Sequence[int] = DEFAULT_PROMPT,
+    gen: int = DEFAULT_GEN,
+    repeat: int | None = None,
+    model: str = catalog.DEFAULT,
+    *,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    **settings: Any,
+) -> list[Record]:
+    """Generate with tokens guessed ahead, and without, in blocks; a record a run, as of `measure`.
+
+        lab.speculate("lookup", "2,4", gen=64)
+
+    `draft` is "lookup" (what followed the same words earlier in the text; without `draft` too) or a model as `model`
+    is given: a smaller one with the same vocabulary, or the same one in a smaller quantization. A block is a fresh
+    engine, a text of each kind (`prompt`, by default code, table, story and dialogue), and every draft length, none
+    among them, in random order. Of a model with random weights only the times of steps are measured.
+    """
+    make = functools.partial(
+        plan, draft=draft, draft_len=draft_len, prompt_len=prompt_len, gen=gen, repeat=repeat, model=model, **settings
+    )
+    return carry_out(make, out, watch)
+
+
+def plan(
+    worker: Worker,
+    draft: str | None = None,
+    draft_len: str | int | Sequence[int] = DEFAULT_LENGTHS,
+    prompt_len: str | int | Sequence[int] = DEFAULT_PROMPT,
+    gen: int = DEFAULT_GEN,
+    repeat: int | None = None,
+    *,
+    model: str = catalog.DEFAULT,
+    prompt: str | None = None,
+    **asked: Any,
+) -> Plan:
+    """The plan of `speculate`. LabError for what cannot be: see `_check_lengths` and `_draft`."""
+    is_random = catalog.parse(model).source == catalog.SYNTHETIC
+    if is_random and draft == LOOKUP:
+        raise LabError(
+            f"{model} has random weights: whether a guess is right means nothing there.",
+            "Leave --draft out: then steps are timed, and speed-ups shown for several shares of right guesses.",
+        )
+    lengths = [prompt_len] if isinstance(prompt_len, int) else prompt_len
+    texts = [prompts.RANDOM] if is_random else _texts(prompt or DEFAULT_TEXTS)
+    repeat = MIN_FOR_INTERVAL if repeat is None else repeat
+    made = make_plan(worker, lengths, gen, repeat, model, ",".join(texts), **asked)
+    numbers = _check_lengths(draft_len, gen, made.settings)
+    cases.need_every_position(made.model)
+    label: str | None = None if is_random else LOOKUP
+    if draft not in (None, LOOKUP):
+        its, warnings = _draft(worker, str(draft), made, asked)
+        made = dataclasses.replace(made, draft=its, warnings=(*made.warnings, *warnings))
+        label = _label(its.model)
+    wanted = []
+    for n_prompt in (case.n_prompt for case in made.cases):
+        wanted.append(_case(n_prompt, gen, Speculation(label, max(numbers), None), texts[0]))
+        if not is_random:
+            levers = [(text, n) for text in texts for n in (0, *numbers)]
+            wanted += [
+                _case(n_prompt, gen, Speculation(label if n else None, n, _name(text)), text) for text, n in levers
+            ]
+    return with_cases(made, wanted, write)
+
+
+def _case(n_prompt: int, n_gen: int, lever: Speculation, text: str) -> Case:
+    return Case(n_prompt, n_gen, lever=lever, sequences=(n_prompt + n_gen + lever.n_draft + 2,), text=text)
+
+
+def _texts(asked: str) -> list[str]:
+    """What the prompts of each kind of text are cut from. LabError for random tokens: nobody could guess them."""
+    if asked == prompts.RANDOM:
+        raise LabError(
+            "Random tokens cannot be guessed.", f"Give texts: --prompt {DEFAULT_TEXTS}, or a file with a text."
+        )
+    names = [name.strip() for name in asked.split(",")]
+    if asked != prompts.TEXT and set(names) <= set(prompts.own_texts()):
+        return list(dict.fromkeys(names))
+    return prompts.own_texts() if asked == prompts.TEXT else [asked]
+
+
+def _name(text: str) -> str:
+    return prompts.source(text).name
+
+
+def _check_lengths(asked: str | int | Sequence[int], n_gen: int, settings: Settings) -> tuple[int, ...]:
+    """Draft lengths in ascending order. LabError for those that cannot be verified in one step, or never are."""
+    given = ",".join(map(str, [asked] if isinstance(asked, int) else asked)) if not isinstance(asked, str) else asked
+    numbers = cases.numbers("--draft-len", parse_lengths(given, "--draft-len"), 2**20)
+    most = min(settings.n_ubatch, settings.n_batch) - 1
+    if max(numbers) > most:
+        raise LabError(
+            f"{max(numbers):,} guesses and the token before them do not fit into one step of {most + 1:,} tokens.",
+            f"Use a --draft-len of at most {most:,}, or a larger --ubatch.",
+        )
+    if max(numbers) > n_gen - 2:
+        raise LabError(
+            f"With --gen {n_gen:,} no step can have {max(numbers):,} guesses.",
+            f"Use --gen {max(numbers) + 2:,} or more; 64 and more say something.",
+        )
+    return numbers
+
+
+def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tuple[Draft, list[str]]:
+    """The draft model, and what one should know of it. LabError for one that cannot guess for the plan's model."""
+    watch = asked.get("watch", lambda what, done, total: None)
+    file = obtain.obtain(catalog.parse(spec), worker, watch, asked.get("fetch", True))
+    model = read_header(worker, file)
+    cases.need_every_position(model)
+    random_sides = [one.source == catalog.SYNTHETIC for one in (made.file, file)]
+    if any(random_sides) and not all(random_sides):
+        raise LabError(
+            f"{file.name if random_sides[1] else made.file.name} has random weights, the other has not: no guess "
+            "would be right.",
+            "Take two models with weights, or two with random weights (then only steps are timed).",
+        )
+    if all(random_sides):
+        differ = None if model.n_vocab == made.model.n_vocab else _sizes(made.model, model)
+    else:
+        differ = worker.vocabularies_differ(made.file.path, file.path)
+    if differ:
+        raise LabError(
+            f"{_label(model)} has another vocabulary than {_label(made.model)}: {differ}.",
+            "A draft must know the same tokens: a smaller model of the same family, or a smaller quantization.",
+        )
+    warnings = []
+    if (model.n_bytes or 0) > (made.model.n_bytes or 0):
+        warnings.append(
+            f"The draft, {_label(model)}, is larger than the model ({(model.n_bytes or 0) / 1e6:,.0f} against "
+            f"{(made.model.n_bytes or 0) / 1e6:,.0f} MB): its guesses will cost more than they can save."
+        )
+    elif file.path == made.file.path:
+        warnings.append("The draft is the model itself: its guesses are right, but cost what they save.")
+    return Draft(file, model), warnings
+
+
+def _sizes(model: Model, draft: Model) -> str:
+    return f"one has {model.n_vocab or 0:,} tokens, the other {draft.n_vocab or 0:,}"
+
+
+def _label(model: Model) -> str:
+    return f"{model.name}{'' if model.quantization is None else f' {model.quantization}'}"
+
+
+def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
+    """The script: a prompt, then plain decoding, speculation, or (without a text) the steps of the curve."""
+    lever = case.lever
+    assert isinstance(lever, Speculation)
+    is_of_draft = lever.draft not in (None, LOOKUP)
+    if lever.text is None:
+        return _curve(case, lever.n_draft, is_of_draft, text, settings)
+    prompt = text(0, case.n_prompt)
+    operations = script.prefill(0, prompt, settings.n_ubatch, margins=True)
+    if not lever.n_draft:
+        return [*operations, *script.decode([0], case.n_gen - 1, margins=True)]
+    guess = Operation(SPECULATE, times=case.n_gen - 1, n_draft=lever.n_draft, of_draft=is_of_draft)
+    return [*(script.read_by_draft(prompt, settings.n_ubatch) if is_of_draft else []), *operations, guess]
+
+
+def _curve(case: Case, n_most: int, is_of_draft: bool, text: Text, settings: Settings) -> list[Operation]:
+    """Steps of 1 to n_most + 1 positions in the middle of the answers, each forgotten; and of 1 and 2 of the draft."""
+    n_past = case.n_prompt + case.n_gen // 2
+    ids = text(0, n_past + n_most + 1)
+    operations = script.prefill(0, ids[:n_past], settings.n_ubatch, is_last=False)
+    wanted = [(n, False) for n in range(1, n_most + 2)]
+    if is_of_draft:
+        operations = [*script.read_by_draft(ids[:n_past], settings.n_ubatch), *operations]
+        wanted += [(1, True), (2, True)]
+    chance = random.Random(f"{settings.seed} {ids[-1]}")
+    for n, on_draft in [step for _ in range(N_TIMES) for step in chance.sample(wanted, len(wanted))]:
+        part = Part(0, tuple(ids[n_past : n_past + n]), 1 if on_draft else n)
+        kind = DRAFT if on_draft else VERIFY if n > 1 else DECODE
+        operations.append(Operation(kind, (part,), of_draft=on_draft))
+        operations.append(Operation(FORGET, first=n_past, of_draft=on_draft))
+    return operations

@@ -1,0 +1,251 @@
+"""What speculation brought, beside what was predicted: rows, and what they say in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lab.core import guesses, stats
+from lab.core.guesses import Chain, StepTimes
+from lab.core.levers import LOOKUP
+from lab.core.record import DRAFT, VERIFY, Record, Run
+from lab.why.step_prediction import StepPrediction
+
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+VERIFYING, GUESSING, WRONG = "verifying", "guessing", "wrong guesses"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of text and draft length of one setup: medians over blocks.
+
+    `right` is the share of all guesses that were right, `by_position` that of the first, second, ... guess of a step
+    of those whose predecessors were right. `length` is the tokens that a step with guesses brought. `draft_s` and
+    `verify_s` are what guessing and verifying took, each time. `speed_up` is the time of plain decoding over this,
+    block by block, with its interval of 95 % (None for fewer than 6 blocks).
+
+    `expected` is the speed-up from the curve and from the runs with the longest draft (its own there); `to_blame` what
+    costs most where it is below 1. `n_parted` runs chose another token than plain decoding.
+    """
+
+    text: str
+    n_prompt: int
+    n_gen: int
+    draft: str
+    n_draft: int
+    n_runs: int
+    right: float | None
+    by_position: tuple[float, ...]
+    length: float | None
+    draft_s: float | None
+    verify_s: float | None
+    tpot_s: float
+    plain_tpot_s: float | None
+    speed_up: float | None
+    low: float | None
+    high: float | None
+    expected: float | None
+    to_blame: str | None
+    n_parted: int
+
+
+@dataclass(frozen=True)
+class CurveRow:
+    """A step of n positions: its time, how many times that of one it is, and what the ceilings say of that.
+
+    With a draft of random weights, or none: `speed_ups` by the share of guesses that are right, each with the same
+    probability, for n - 1 guesses a step (`ACCEPTANCES`).
+    """
+
+    n_prompt: int
+    n_positions: int
+    step_s: float
+    v: float
+    expected_v: float | None
+    c: float | None  # a step of the draft model over one of the model; None without one
+    speed_ups: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Parted:
+    """Where a run first chose another token than plain decoding, and the distance of the two best there (logits)."""
+
+    text: str
+    n_draft: int
+    at: int
+    margin: float | None
+
+
+Key = tuple[str, int, int]  # text, n_prompt, n_gen
+
+
+def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
+    """One row for each text and draft length, of timed runs of one setup that went well."""
+    by_case: dict[tuple[Key, str, int], list[Run]] = {}
+    for run in (record.run for record in records):
+        lever = run.speculation
+        if lever is not None and lever.text is not None and guesses.tpot_s(run) is not None:
+            key = lever.text, run.n_prompt, run.n_gen
+            by_case.setdefault((key, lever.draft or "", lever.n_draft), []).append(run)
+    parted = [(one.text, one.n_draft) for one in partings(records)]
+    made = []
+    for (key, draft, n_draft), runs in sorted(by_case.items(), key=lambda item: item[0]):
+        if not n_draft:
+            continue
+        lengths = {n for its_key, its_draft, n in by_case if (its_key, its_draft) == (key, draft)}
+        teachers = by_case[key, draft, max(lengths)]
+        times = guesses.step_times([record.run for record in records if _curve_of(record.run, key, draft)])
+        plain = by_case.get((key, "", 0), [])
+        made.append(_row(key, draft, n_draft, runs, plain, teachers, times))
+    return [dataclasses.replace(row, n_parted=parted.count((row.text, row.n_draft))) for row in made]
+
+
+def _curve_of(run: Run, key: Key, draft: str) -> bool:
+    lever = run.speculation
+    return lever is not None and (lever.text, run.n_prompt, run.n_gen, lever.draft) == (None, *key[1:], draft)
+
+
+def _row(
+    key: Key,
+    draft: str,
+    n_draft: int,
+    runs: Sequence[Run],
+    plain: Sequence[Run],
+    teachers: Sequence[Run],
+    times: StepTimes | None,
+) -> Row:
+    chains = [chain for run in runs for chain in guesses.checked(run)]
+    tried = [chain for chain in chains if chain[0]]
+    by_repeat = {run.repeat: seconds for run in plain if (seconds := guesses.tpot_s(run)) is not None}
+    pairs = [(guesses.tpot_s(run) or 0.0, by_repeat[run.repeat]) for run in runs if run.repeat in by_repeat]
+    ratio = stats.paired_ratio([pair[0] for pair in pairs], [pair[1] for pair in pairs]) if pairs else None
+    expected = expected_speed_up(teachers, times, n_draft)
+    return Row(
+        text=key[0],
+        n_prompt=key[1],
+        n_gen=key[2],
+        draft=draft,
+        n_draft=n_draft,
+        n_runs=len(runs),
+        right=sum(right for _, right in tried) / sum(n for n, _ in tried) if tried else None,
+        by_position=guesses.by_position(tried),
+        length=1 + statistics.fmean(right for _, right in tried) if tried else None,
+        draft_s=_seconds(runs, DRAFT, len(tried)),
+        verify_s=_seconds(runs, VERIFY, len(tried)),
+        tpot_s=statistics.median(guesses.tpot_s(run) or 0.0 for run in runs),
+        plain_tpot_s=statistics.median(by_repeat.values()) if by_repeat else None,
+        speed_up=statistics.median(b / a for a, b in pairs) if pairs else None,
+        low=ratio.low if ratio else None,
+        high=ratio.high if ratio else None,
+        expected=expected,
+        to_blame=to_blame(tried, times, n_draft) if times and expected is not None and expected < 1 else None,
+        n_parted=0,
+    )
+
+
+def by_block(records: Sequence[Record], key: Key) -> dict[tuple[str, int], dict[int, float]]:
+    """TPOT in seconds, of one kind of text: by draft (empty: plain decoding) and draft length, then by block."""
+    times: dict[tuple[str, int], dict[int, float]] = {}
+    for run in (record.run for record in records):
+        lever, seconds = run.speculation, guesses.tpot_s(run)
+        if lever is not None and seconds is not None and (lever.text, run.n_prompt, run.n_gen) == key:
+            times.setdefault((lever.draft or "", lever.n_draft), {})[run.repeat] = seconds
+    return times
+
+
+def _seconds(runs: Sequence[Run], kind: str, n: int) -> float | None:
+    """Time of steps of a kind after the prompt, for each of n verifications."""
+    total = 0
+    for run in runs:
+        steps = run.steps
+        first = next(i for i in reversed(range(len(steps.kind))) if steps.kind[i] == "prefill")
+        rows = zip(steps.kind[first:], steps.start_ns[first:], steps.end_ns[first:], strict=True)
+        total += sum(end - start for its_kind, start, end in rows if its_kind == kind)
+    return total / 1e9 / n if n else None
+
+
+def expected_speed_up(teachers: Sequence[Run], times: StepTimes | None, n_draft: int) -> float | None:
+    """The speed-up with n_draft guesses at a time, from the curve and from runs with as many or more; the median."""
+    if times is None:
+        return None
+    values = [guesses.speed_up(guesses.in_steps_of(guesses.checked(run), n_draft), times) for run in teachers]
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def best_length(teachers: Sequence[Run], times: StepTimes | None) -> tuple[int, float] | None:
+    """The draft length with the largest expected speed-up, and that; of lengths up to that of the runs."""
+    most = max((run.speculation.n_draft for run in teachers if run.speculation), default=0)
+    values = [(n, expected_speed_up(teachers, times, n)) for n in range(1, most + 1)]
+    known = [(n, value) for n, value in values if value is not None]
+    return max(known, key=lambda pair: pair[1]) if known else None
+
+
+def to_blame(tried: Sequence[Chain], times: StepTimes, n_draft: int) -> str | None:
+    """Which of the three would bring most if it were ideal: verifying (v = 1), guessing (free), guesses (all right)."""
+    if n_draft + 1 not in times.target or not tried:
+        return None
+    free_guesses = guesses.speed_up(tried, StepTimes(times.target, {}))
+    free_verifying = guesses.speed_up(tried, StepTimes(dict.fromkeys(times.target, times.target[1]), times.draft))
+    all_right = guesses.speed_up([(n, n) for n, _ in tried], times)
+    gains = {VERIFYING: free_verifying, GUESSING: free_guesses, WRONG: all_right}
+    return max(gains, key=lambda name: gains[name] or 0.0)
+
+
+def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[CurveRow]:
+    """One row for each number of positions that was timed."""
+    made = []
+    curves = [record.run for record in records if record.run.speculation and record.run.speculation.text is None]
+    has_texts = any(record.run.speculation and record.run.speculation.text for record in records)
+    for n_prompt, n_gen in sorted({(run.n_prompt, run.n_gen) for run in curves}):
+        times = guesses.step_times([run for run in curves if (run.n_prompt, run.n_gen) == (n_prompt, n_gen)])
+        if times is None:
+            continue
+        n_past = n_prompt + n_gen // 2
+        c = times.draft[1] / times.target[1] if times.draft else None
+        for n, seconds in times.target.items():
+            v = seconds / times.target[1]
+            gains = [guesses.textbook_length(a, n - 1) / ((n - 1) * (c or 0.0) + v) for a in ACCEPTANCES]
+            of_random = () if has_texts or n == 1 else tuple(gains)
+            made.append(CurveRow(n_prompt, n, seconds, v, _expected_v(prediction, n, n_past), c, of_random))
+    return made
+
+
+def _expected_v(prediction: StepPrediction | None, n: int, n_past: int) -> float | None:
+    if prediction is None:
+        return None
+    many, one = prediction.seconds(n, n_past, n), prediction.seconds(1, n_past, 1)
+    return many / one if many is not None and one else None
+
+
+def partings(records: Sequence[Record]) -> list[Parted]:
+    """Where runs chose another token than plain decoding of the same prompt, and how near the choice was there."""
+    plain = {_prompt_of(record): record.run for record in records if _n_draft(record.run) == 0}
+    made = []
+    for record in records:
+        run, base = record.run, plain.get(_prompt_of(record))
+        if base is None or not _n_draft(run) or run.speculation is None or run.speculation.text is None:
+            continue
+        pairs = zip(base.token_ids, run.token_ids, strict=False)
+        at = next((i for i, pair in enumerate(pairs) if pair[0] != pair[1]), None)
+        if at is not None:
+            margin = base.margins[at] if base.margins and at < len(base.margins) else None
+            made.append(Parted(run.speculation.text, run.speculation.n_draft, at, margin))
+    return made
+
+
+def _n_draft(run: Run) -> int | None:
+    return run.speculation.n_draft if run.speculation and run.speculation.text is not None else None
+
+
+def _prompt_of(record: Record) -> tuple[object, ...]:
+    """Runs in which this is equal have the same prompt."""
+    run, text = record.run, record.run.speculation.text if record.run.speculation else None
+    return record.session, text, run.n_prompt, run.n_gen, run.repeat, run.prompt_offset, record.settings.seed
+
+
+def is_lookup(row: Row) -> bool:
+    """Whether no model guessed."""
+    return row.draft == LOOKUP

@@ -1,0 +1,359 @@
+"""Tokens guessed ahead: the arithmetic, the session with a fake engine, and the embedded model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.core import guesses, results
+from lab.core import script as scripts
+from lab.core.guesses import StepTimes
+from lab.core.levers import LOOKUP, Speculation
+from lab.core.lookup import Lookup
+from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record
+from lab.errors import LabError
+from lab.experiments import speculation, speculation_rows, speculation_words
+from lab.models import catalog
+from lab.process.worker import Worker
+from lab.runner import prompts
+from lab.runner.session import execute, new_results_file
+from lab.show import canvas, levers, page, reproduce
+from lab.show.console import console
+from tests.conftest import MODEL, FakeWorker, run_lab
+
+
+def test_what_followed_the_same_words_last_is_guessed() -> None:
+    assert Lookup([1, 2, 3, 4, 1, 2]).guess(2) == [3, 4]
+    assert Lookup([1, 2, 9, 1, 2, 3, 5, 1, 2]).guess(1) == [3]  # the last time, not the first
+    assert Lookup([9, 1, 2, 7, 8, 1, 2, 6, 9, 1, 2]).guess(1) == [7]  # three words say more than two
+    assert Lookup([1, 2, 3]).guess(4) == []
+    assert Lookup([1]).guess(4) == []
+
+
+def test_a_text_that_runs_in_circles_is_guessed_beyond_its_end() -> None:
+    assert Lookup([5, 6, 7, 5, 6, 7, 5, 6]).guess(7) == [7, 5, 6, 7, 5, 6, 7]
+    assert Lookup([1, 1, 1]).guess(3) == [1, 1, 1]
+
+
+TIMES = StepTimes({1: 1.0, 2: 1.5, 3: 2.0, 5: 3.0}, {})
+
+
+def test_the_speed_up_is_the_formula_where_every_step_is_alike() -> None:
+    chains = [(4, 3)] * 5
+    assert guesses.speed_up(chains, TIMES) == pytest.approx(4 / 3.0)  # L / v
+    with_draft = StepTimes(TIMES.target, {1: 0.25, 2: 0.4})
+    assert guesses.speed_up(chains, with_draft) == pytest.approx(4 / (4 * 0.25 + 3))  # L / (n c + v)
+    assert guesses.speed_up([(3, 1)], TIMES) is None  # no step of 4 was timed
+
+
+def test_after_a_step_with_all_right_the_draft_reads_two_tokens() -> None:
+    with_draft = StepTimes(TIMES.target, {1: 0.25, 2: 0.4})
+    assert guesses.speed_up([(1, 1), (1, 0)], with_draft) == pytest.approx(3 / (0.25 + 1.5 + 0.4 + 1.5))
+
+
+def test_acceptance_by_position_counts_those_whose_predecessors_were_right() -> None:
+    assert guesses.by_position([(3, 3), (3, 1), (3, 0), (2, 2)]) == pytest.approx((3 / 4, 2 / 3, 1 / 1))
+    assert guesses.by_position([(0, 0)]) == ()
+
+
+def test_the_same_guesses_fewer_at_a_time_take_more_steps() -> None:
+    assert guesses.in_steps_of([(4, 2)], 4) == [(4, 2)]
+    assert guesses.in_steps_of([(4, 2)], 1) == [(1, 1), (1, 0)]
+    assert guesses.in_steps_of([(4, 2)], 2) == [(2, 2)]
+    assert guesses.in_steps_of([(0, 0), (2, 0)], 1) == [(0, 0), (1, 0)]
+    assert guesses.joined([(4, 4), (4, 1), (0, 0)]) == [(9, 6), (0, 0)]  # the added token was a right guess, too
+
+
+def simulate(text: list[int], n_known: int, n_draft: int) -> list[guesses.Chain]:
+    """Speculation by lookup where the model writes just this text."""
+    steps, n = [], n_known
+    while n < len(text):
+        guess = Lookup(text[:n]).guess(min(n_draft, len(text) - n - 1))
+        right = next((i for i, token in enumerate(guess) if token != text[n + i]), len(guess))
+        steps.append((len(guess), right))
+        n += right + 1
+    return steps
+
+
+@pytest.mark.parametrize("name", ["code", "table", "story", "dialogue"])
+def test_one_draft_length_tells_of_shorter_ones(name: str) -> None:
+    """The truth is known: each length is also simulated by itself."""
+    words = (prompts.source(name).text or "").split()
+    numbers = {word: i for i, word in enumerate(dict.fromkeys("".join(words)))}
+    text = [numbers[letter] for letter in "".join(words)[:900]]  # letters repeat more than words
+    teacher = simulate(text, 300, 8)
+    for n in (1, 2, 4):
+        truth, expected = simulate(text, 300, n), guesses.in_steps_of(teacher, n)
+        assert sum(right + 1 for _, right in expected) == sum(right + 1 for _, right in truth) == 600
+        assert len(expected) == pytest.approx(len(truth), rel=0.1)
+
+
+def test_the_textbook_length_and_the_share_at_which_it_pays() -> None:
+    assert guesses.textbook_length(0.5, 2) == pytest.approx(1 + 0.5 + 0.25)
+    assert guesses.textbook_length(1.0, 3) == 4
+    share = speculation_words.break_even(1.75, 0.0, 2)
+    assert share == pytest.approx(0.5)
+    assert speculation_words.break_even(3.0, 0.0, 2) is None  # even three tokens a step only make up for it
+    assert speculation_words.break_even(1.0, 0.5, 2) == pytest.approx(0.618, abs=1e-3)
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    for name in ("tiny.gguf", "draft.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    return tmp_path / "tiny.gguf"
+
+
+def make_plan(worker: Any, model: Path, *, lengths: str = "1,2,4", draft: str | None = None, **asked: Any) -> Any:
+    settings: dict[str, Any] = {"prompt_len": "20", "gen": 13, "repeat": 2, "prompt": "code,story"} | asked
+    return speculation.plan(worker, draft, lengths, model=str(model), **settings)
+
+
+def measured(worker: Any, model: Path, folder: Path, **asked: Any) -> list[Record]:
+    plan = make_plan(worker, model, **asked)
+    records = list(execute(plan, worker, new_results_file(plan, folder), lambda status: None))
+    return [record for record in records if not record.run.warmup]
+
+
+def test_a_block_has_the_curve_and_every_text_with_and_without_guesses(
+    fake_worker: FakeWorker, model_file: Path, tmp_path: Path
+) -> None:
+    records = measured(fake_worker, model_file, tmp_path)
+    for repeat in (0, 1):
+        block = [record.run.speculation for record in records if record.run.repeat == repeat]
+        wanted = {Speculation(LOOKUP if n else None, n, text) for text in ("code", "story") for n in (0, 1, 2, 4)}
+        assert set(block) == wanted | {Speculation(LOOKUP, 4, None)} and len(block) == 9
+    assert fake_worker.starts == 2
+    code = [r.run for r in records if r.run.repeat == 0 and r.run.speculation and r.run.speculation.text == "code"]
+    assert len({run.prompt_offset for run in code}) == 1  # the same prompt, or nothing could be compared
+    assert all(run.status == OK for run in code)
+
+
+def test_rows_have_what_was_planted(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
+    """A token takes 10 ms, a position of a verification 1 ms, choosing 1 ms each, forgetting 5 ms; 2 are right."""
+    records = measured(fake_worker, model_file, tmp_path)
+    rows = {(row.text, row.n_draft): row for row in speculation_rows.rows(records)}
+    assert list(rows) == [(text, n) for text in ("code", "story") for n in (1, 2, 4)]
+    four = rows["code", 4]
+    assert (four.length, four.right, four.by_position) == (3.0, 8 / 14, (1.0, 1.0, 0.0))  # the last step guesses 2
+    assert four.plain_tpot_s == pytest.approx(0.011)
+    assert four.tpot_s == pytest.approx((3 * (5 + 10 + 5) + 5 + 6) / 12e3)  # looking up, verifying, forgetting
+    assert four.speed_up == pytest.approx(0.011 / four.tpot_s) and four.low is None
+    assert rows["code", 2].right == 1.0
+    curve = {row.n_positions: row for row in speculation_rows.curve(records)}
+    assert curve[1].step_s == pytest.approx(0.011) and curve[5].v == pytest.approx(10 / 11)
+    assert four.expected == pytest.approx(12 * 11 / (3 * 10 + 6))
+    assert four.n_parted == 0 and four.to_blame is None
+
+
+def test_the_interval_needs_six_blocks(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
+    (row,) = speculation_rows.rows(measured(fake_worker, model_file, tmp_path, lengths="2", prompt="code", repeat=6))
+    assert row.low == pytest.approx(row.speed_up) and row.high == pytest.approx(row.speed_up) and row.n_runs == 6
+
+
+def test_what_costs_most_is_to_blame() -> None:
+    tried = [(2, 1)] * 10
+    assert speculation_rows.to_blame(tried, StepTimes({1: 1.0, 3: 2.9}, {}), 2) == speculation_rows.VERIFYING
+    dear = StepTimes({1: 1.0, 3: 1.1}, {1: 0.9, 2: 1.0})
+    assert speculation_rows.to_blame(tried, dear, 2) == speculation_rows.GUESSING
+    few_right = [(2, 0)] * 10
+    assert speculation_rows.to_blame(few_right, StepTimes({1: 1.0, 3: 1.2}, {}), 2) == speculation_rows.WRONG
+
+
+def changed(record: Record, **changes: Any) -> Record:
+    return dataclasses.replace(record, run=dataclasses.replace(record.run, **changes))
+
+
+def test_where_the_text_parts_is_reported_with_how_near_it_was(
+    fake_worker: FakeWorker, model_file: Path, tmp_path: Path
+) -> None:
+    records = measured(fake_worker, model_file, tmp_path, repeat=1, lengths="2", prompt="code")
+    assert speculation_rows.partings(records) == []
+    assert "the tokens are those of plain decoding" in " ".join(sentences(records))
+    other = [changed(r, token_ids=(0, 1, 99, *r.run.token_ids[3:])) if guessed(r) else r for r in records]
+    (parted,) = speculation_rows.partings(other)
+    assert (parted.text, parted.n_draft, parted.at, parted.margin) == ("code", 2, 2, 1.0)
+    assert "In 1 of 1 runs the text parts from plain decoding, from token 3 on" in " ".join(sentences(other))
+
+
+def guessed(record: Record) -> bool:
+    return record.run.speculation is not None and bool(record.run.speculation.text and record.run.speculation.n_draft)
+
+
+def sentences(records: list[Record]) -> list[str]:
+    return speculation_words.sentences(speculation_rows.rows(records), records)
+
+
+def test_a_failed_curve_leaves_rows_without_a_prediction(
+    fake_worker: FakeWorker, model_file: Path, tmp_path: Path
+) -> None:
+    records = [r for r in measured(fake_worker, model_file, tmp_path, repeat=1) if r.run.speculation]
+    rows = speculation_rows.rows([r for r in records if r.run.speculation and r.run.speculation.text])
+    assert rows and all(row.expected is None and row.speed_up is not None for row in rows)
+
+
+def test_without_plain_decoding_there_is_no_speed_up(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
+    records = [r for r in measured(fake_worker, model_file, tmp_path, repeat=1) if guessed(r)]
+    rows = speculation_rows.rows(records)
+    assert rows and all(row.speed_up is None and row.plain_tpot_s is None for row in rows)
+    assert "parts from" not in " ".join(speculation_words.sentences(rows, records))
+
+
+def test_a_draft_model_reads_the_prompt_and_is_recorded(
+    fake_worker: FakeWorker, model_file: Path, tmp_path: Path
+) -> None:
+    draft = str(model_file.with_name("draft.gguf"))
+    records = measured(fake_worker, model_file, tmp_path, draft=draft, repeat=1, lengths="2", prompt="code")
+    by_n = {r.run.speculation.n_draft: r.run for r in records if r.run.speculation and r.run.speculation.text}
+    assert by_n[0].draft is None and by_n[2].draft == MODEL
+    kinds = by_n[2].steps.kind
+    assert kinds[:4] == (DRAFT, PREFILL, DRAFT, DRAFT)  # it reads the prompt first
+    assert "speculate --draft" in str(reproduce.command(records))
+    (row,) = speculation_rows.rows(records)
+    assert row.draft == "tiny Q4_0"
+    (curve, *_) = speculation_rows.curve(records)
+    assert curve.c == pytest.approx(2 / 11)  # 1 ms to compute, 1 ms to choose
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"lengths": "0"}, "--draft-len 0 is not possible"),
+        ({"lengths": "1,x"}, "'x' is not a draft length"),
+        ({"lengths": "2,2"}, "--draft-len has 2 twice"),
+        ({"lengths": "8-1"}, "does not grow"),
+        ({"lengths": "8", "ubatch": 8}, "8 guesses and the token before them do not fit into one step of 8 tokens"),
+        ({"lengths": "12"}, "With --gen 13 no step can have 12 guesses"),
+        ({"prompt": "random"}, "Random tokens cannot be guessed"),
+        ({"prompt": "no-such-file.txt"}, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_measured(
+    fake_worker: FakeWorker, model_file: Path, asked: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(LabError, match=words):
+        make_plan(fake_worker, model_file, **asked)
+
+
+def test_a_draft_of_another_vocabulary_is_refused(fake_worker: FakeWorker, model_file: Path) -> None:
+    fake_worker.differ = "one has 100 tokens, the other 90"
+    with pytest.raises(LabError, match="another vocabulary than tiny Q4_0: one has 100 tokens, the other 90"):
+        make_plan(fake_worker, model_file, draft=str(model_file.with_name("draft.gguf")))
+
+
+def test_a_draft_that_is_larger_or_the_same_is_told(
+    fake_worker: FakeWorker, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "is the model itself" in " ".join(make_plan(fake_worker, model_file, draft=str(model_file)).warnings)
+    sizes = iter([10**6, 3 * 10**6])
+    monkeypatch.setattr(fake_worker, "read_model", lambda *_: dataclasses.replace(MODEL, n_bytes=next(sizes)))
+    plan = make_plan(fake_worker, model_file, draft=str(model_file.with_name("draft.gguf")))
+    assert "larger than the model (3 against 1 MB)" in " ".join(plan.warnings)
+    assert plan.memory(plan.cases[0]).weights_bytes == 4 * 10**6
+
+
+def test_random_weights_are_not_asked_for_their_acceptance(fake_worker: FakeWorker, model_file: Path) -> None:
+    with pytest.raises(LabError, match="has random weights: whether a guess is right means nothing"):
+        speculation.plan(fake_worker, LOOKUP, model="synthetic:llama-3.2-1b")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def real(embedded: Path) -> Iterator[list[Record]]:
+    """The embedded model, guessing by lookup and by itself, two blocks."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder, Worker() as worker:
+        records: list[Record] = []
+        for draft in (None, catalog.DEFAULT):
+            plan = speculation.plan(worker, draft, "1,3", 64, 24, 1, prompt="code")
+            path = new_results_file(plan, Path(folder))
+            made = list(execute(plan, worker, path, lambda status: None))
+            assert list(results.read([path]).records) == made  # every new field survives the file
+            records += made
+            worker.restart()
+        yield [record for record in records if not record.run.warmup]
+
+
+def test_the_tokens_are_those_of_plain_decoding_but_for_near_ties(real: list[Record]) -> None:
+    assert [record.run.status for record in real] == [OK] * 8
+    for parted in speculation_rows.partings(real):
+        assert parted.margin is not None and parted.margin < 1, parted
+    plain = [r.run for r in real if r.run.speculation and r.run.speculation.n_draft == 0]
+    assert plain[0].token_ids == plain[1].token_ids  # a fresh engine writes the same text
+    assert all(len(run.token_ids) == 24 and len(run.margins or ()) == 24 for run in plain)
+
+
+def test_every_step_is_accounted_for(real: list[Record]) -> None:
+    for run in (record.run for record in real if guessed(record)):
+        chains = guesses.checked(run)
+        assert sum(right + 1 for _, right in chains) == 23 and len(run.token_ids) == 24
+        kinds = dict.fromkeys(run.steps.kind)
+        assert set(kinds) <= {PREFILL, DRAFT, VERIFY, DECODE, FORGET}
+        last_past = [past for kind, past in zip(run.steps.kind, run.steps.n_past, strict=True) if kind != DRAFT][-1]
+        assert last_past <= 64 + 24
+        times = list(zip(run.steps.start_ns, run.steps.ready_ns, run.steps.end_ns, strict=True))
+        assert all(a <= b <= c for a, b, c in times) and times == sorted(times)
+
+
+def test_a_model_that_guesses_for_itself_is_mostly_right(real: list[Record]) -> None:
+    (row, *_) = [row for row in speculation_rows.rows(real) if row.draft != LOOKUP]
+    assert row.right is not None and row.right > 0.7  # steps of one and of several tokens round differently
+    assert [r.run.draft is not None for r in real if guessed(r)] == [False, False, True, True]
+
+
+def test_the_curve_has_every_step_and_leaves_nothing_in_the_cache(real: list[Record]) -> None:
+    for run in (record.run for record in real if record.run.speculation and record.run.speculation.text is None):
+        sizes = [n for kind, n in zip(run.steps.kind, run.steps.n_tokens, strict=True) if kind in (DECODE, VERIFY)]
+        assert sorted(sizes) == sorted([1, 2, 3, 4] * speculation.N_TIMES)
+        steps = zip(run.steps.kind, run.steps.n_past, strict=True)
+        assert {n_past for kind, n_past in steps if kind in (DECODE, VERIFY)} == {64 + 12}
+
+
+def test_it_is_shown_drawn_and_written(real: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = levers.sections(real)
+    assert {section.kind.name for section in shown} == {"speculate", "curve"}
+    levers.print_sections(shown, console())
+    out = capsys.readouterr().out
+    assert "tokens guessed ahead and verified at once" in out and "smollm2-135m Q4_1" in out
+    for draw in levers.drawings(shown).values():
+        files = canvas.write(draw, tmp_path, "a")
+        assert all(path.stat().st_size > 10_000 for path in files)
+    text = page.report(tmp_path / "report.html", real).read_text()
+    assert "Does it pay to guess tokens ahead" in text
+    rows = json.loads(json.dumps(levers.as_rows(shown)))
+    assert {"speed_up", "expected", "by_position"} <= rows[0].keys()
+
+
+def test_a_model_with_random_weights_has_its_curve_and_a_table_of_speed_ups(tmp_path: Path) -> None:
+    asked = ["speculate", "-m", "synthetic:smollm2-135m", "--draft-len", "1,3", "-p", "32", "-n", "8", "-r", "1"]
+    status, out, err = run_lab(*asked, "--out", tmp_path, "--no-plot", "--json")
+    assert status == 0, err
+    rows = json.loads(out)["rows"]
+    assert [row["n_positions"] for row in rows] == [1, 2, 3, 4]
+    for row in rows[1:]:
+        length = guesses.textbook_length(0.5, row["n_positions"] - 1)
+        assert row["speed_ups"][0] == pytest.approx(length / row["v"])
+    assert run_lab("show", tmp_path)[0] == 0
+
+
+def test_errors_of_the_command_are_sentences(tmp_path: Path) -> None:
+    for asked, words in (
+        (["--draft", "nothing-like-it"], "nothing-like-it"),
+        (["--draft-len", "600"], "do not fit into one step of 512"),
+        (["--draft", "synthetic:smollm2-135m"], "has random weights, the other has not"),
+    ):
+        status, _, err = run_lab("speculate", *asked, "--dry-run", "--out", tmp_path)
+        assert status == 1 and words in err, err
+
+
+def test_words_of_runs() -> None:
+    assert Speculation(None, 0, "code").words == "code, nothing guessed"
+    assert Speculation(LOOKUP, 4, "code").words == "code, 4 guessed by lookup"
+    assert Speculation(LOOKUP, 4, None).words == "steps of 1 to 5 positions"
+    written = scripts.decode([0], 3)
+    assert scripts.n_chosen(written) == 3
