@@ -20,10 +20,10 @@ from lab.core import record
 from lab.core import script as scripts
 from lab.core.script import MOVES, SPECULATE, Operation, Part, Script
 from lab.engine import llama, native
+from lab.engine.guessing import Speculation
 from lab.engine.llama import Context
 from lab.engine.logits import Logits, Rows
 from lab.engine.loop import Move, as_steps, walk
-from lab.engine.guessing import Speculation
 from lab.errors import LabError
 from lab.process.wire import FIRST_TOKEN, Outcome
 
