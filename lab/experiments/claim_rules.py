@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from lab.analysis import disturbances, spread
 from lab.analysis.wording import digits
 from lab.core import stats
-from lab.core.record import OK, Record, Run
+from lab.core.record import OK, Ceilings, Record, Run
 from lab.errors import LabError
 from lab.experiments import cases
 from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Evidence, Figure, Judgement
+from lab.process.wire import ATTENTION
 from lab.runner import machine
+from lab.why import roofline
+from lab.why.roofline import Roof
 
 ASSUMED = math.exp(2 * math.sqrt(2) * spread.VIRTUAL)
 """The factor either way that is assumed of one or two runs: what two sessions of a virtual machine rarely exceed."""
@@ -52,13 +55,13 @@ def claim(
     judge: Judge,
     *,
     needs_ceilings: bool = False,
-    is_paired: bool = False,
+    ignores_disturbances: bool = False,
     source: str = "",
 ) -> Claim:
     """A claim whose judge is asked only where its parts are there, and the ceilings where it needs them.
 
-    Without `is_paired` figures are compared with something that was measured at another time: they tell nothing where
-    half of the runs were disturbed, or more.
+    Where half of its runs were disturbed, or more, the verdict is open, unless it `ignores_disturbances`: because it is
+    computed, or compares what was measured side by side.
     """
 
     def judged(evidence: Evidence) -> Judgement:
@@ -73,7 +76,12 @@ def claim(
             return Judgement(UNTESTABLE, " ".join(filter(None, (problem.what, problem.hint))))
         runs = [record for part in parts for record in evidence.of(part)]
         n_disturbed = sum(bool(disturbances.disturbances(record)) for record in runs)
-        if is_paired or 2 * n_disturbed < len(runs) or not runs or judgement.verdict not in (HOLDS, HOLDS_NOT):
+        if (
+            ignores_disturbances
+            or 2 * n_disturbed < len(runs)
+            or not runs
+            or judgement.verdict not in (HOLDS, HOLDS_NOT)
+        ):
             return judgement
         doubt = f"{n_disturbed} of {len(runs)} runs were disturbed, so this is not sure. "
         return Judgement(UNSURE, doubt + judgement.words, judgement.figures)
@@ -204,10 +212,16 @@ def lacking(evidence: Evidence, part: str) -> str:
     return f"The measurement `{part}` was not made in this session."
 
 
+def roof(best: Ceilings | None) -> Roof | None:
+    """The machine's best; None without ceilings, and where these have no reading of weights or memory."""
+    reads = best is not None and any(rate.n_tokens == 1 and rate.op != ATTENTION for rate in best.rates)
+    return roofline.roof(best) if best is not None and reads else None
+
+
 def _without_ceilings(evidence: Evidence) -> list[str]:
     """Why the ceilings of this machine are not at hand; nothing where they are."""
     best = evidence.ceilings
-    if best is None or not best.rates:
+    if best is None or roof(best) is None:
         return ["The ceilings of this machine are not known. Measure them: lab ceilings"]
     if any((record.settings.n_gpu_layers > 0) != best.on_gpu for record in evidence.records):
         return ["The ceilings that are known are those of another device (CPU or GPU) than the runs used."]

@@ -247,7 +247,7 @@ CLAIMS = (
         "P, and decode 1, within a factor of 1.5.",
         ("lengths",),
         intensity_by_phase,
-        is_paired=True,
+        ignores_disturbances=True,
     ),
     claim(
         14,
@@ -264,6 +264,6 @@ CLAIMS = (
         "Half the threads take at most 1.1 times as long per token, in blocks.",
         ("threads",),
         arithmetic_does_not_matter,
-        is_paired=True,
+        ignores_disturbances=True,
     ),
 )

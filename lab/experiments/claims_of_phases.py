@@ -40,16 +40,20 @@ def prefill_grows_with_length(evidence: Evidence) -> Judgement:
 
 
 def _growth_of_steps(records: Sequence[Record]) -> Figure | None:
-    """By how much a prefill step of the commonest size grows over 1,000 positions, in % of the usual one."""
-    sizes: dict[int, list[Point]] = {}
+    """By how much a prefill step of the commonest size grows over 1,000 positions, in % of the usual one.
+
+    Of several steps at one position their median counts.
+    """
+    sizes: dict[int, dict[float, list[float]]] = {}
     for record in records:
         steps = record.run.steps
         for kind, n, past, start, ready in zip(
             steps.kind, steps.n_tokens, steps.n_past, steps.start_ns, steps.ready_ns, strict=True
         ):
             if kind == PREFILL:
-                sizes.setdefault(n, []).append((float(past), float(ready - start)))
-    points = max(sizes.values(), key=lambda alike: len({past for past, _ in alike}), default=[])
+                sizes.setdefault(n, {}).setdefault(float(past), []).append(float(ready - start))
+    commonest = max(sizes.values(), key=len, default={})
+    points = [(past, statistics.median(times)) for past, times in commonest.items()]
     usual = statistics.median(time for _, time in points) if points else 0.0
     return curves.slope("growth of a prefill step over 1,000 positions", points, "%", 1e5 / usual if usual > 0 else 0.0)
 
