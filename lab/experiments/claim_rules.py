@@ -34,6 +34,9 @@ NOT_QUICK = ("threads", "heads", "flash", "cache")
 CUTS_THE_CACHE = ("prefix", "stall", "speculation")
 """Parts that --quick leaves out; parts that copy or cut the cache."""
 
+CEILINGS = "ceilings"
+"""What a claim names among its parts where it needs to know what the machine can do at best."""
+
 Judge = Callable[[Evidence], Judgement]
 Value = Callable[[Run], float | None]
 
@@ -54,20 +57,19 @@ def claim(
     parts: tuple[str, ...],
     judge: Judge,
     *,
-    needs_ceilings: bool = False,
+    also: tuple[str, ...] = (),
     ignores_disturbances: bool = False,
     source: str = "",
 ) -> Claim:
-    """A claim whose judge is asked only where its parts are there, and the ceilings where it needs them.
+    """A claim whose judge is asked only where its parts are there, of which CEILINGS may be one.
 
+    `also` names parts that tell more, but are not needed.
     Where half of its runs were disturbed, or more, the verdict is open, unless it `ignores_disturbances`: because it is
     computed, or compares what was measured side by side.
     """
 
     def judged(evidence: Evidence) -> Judgement:
         reasons = [reason for part in parts if (reason := lacking(evidence, part))]
-        if needs_ceilings and not reasons:
-            reasons += _without_ceilings(evidence)
         if reasons:
             return Judgement(UNTESTABLE, reasons[0])
         try:
@@ -86,7 +88,7 @@ def claim(
         doubt = f"{n_disturbed} of {len(runs)} runs were disturbed, so this is not sure. "
         return Judgement(UNSURE, doubt + judgement.words, judgement.figures)
 
-    return Claim(number, words, criterion, parts, judged, source)
+    return Claim(number, words, criterion, (*parts, *also), judged, source)
 
 
 def figure(name: str, values: Sequence[float | None], unit: str = "", scale: float = 1.0) -> Figure | None:
@@ -192,6 +194,8 @@ def shown(known: Figure) -> str:
 
 def lacking(evidence: Evidence, part: str) -> str:
     """Why nothing can be said from a part of the session; "" where it has runs that went well."""
+    if part == CEILINGS:
+        return _without_ceilings(evidence)
     if evidence.of(part):
         return ""
     failed = [record for record in evidence.records if record.run.part == part and record.run.status != OK]
@@ -218,14 +222,14 @@ def roof(best: Ceilings | None) -> Roof | None:
     return roofline.roof(best) if best is not None and reads else None
 
 
-def _without_ceilings(evidence: Evidence) -> list[str]:
-    """Why the ceilings of this machine are not at hand; nothing where they are."""
+def _without_ceilings(evidence: Evidence) -> str:
+    """Why the ceilings of this machine are not at hand; "" where they are."""
     best = evidence.ceilings
     if best is None or roof(best) is None:
-        return ["The ceilings of this machine are not known. Measure them: lab ceilings"]
+        return "The ceilings of this machine are not known. Measure them: lab ceilings"
     if any((record.settings.n_gpu_layers > 0) != best.on_gpu for record in evidence.records):
-        return ["The ceilings that are known are those of another device (CPU or GPU) than the runs used."]
-    return []
+        return "The ceilings that are known are those of another device (CPU or GPU) than the runs used."
+    return ""
 
 
 def _listed(parts: Sequence[str]) -> str:

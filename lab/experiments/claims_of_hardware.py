@@ -11,12 +11,13 @@ import re
 import statistics
 from collections.abc import Sequence
 
+from lab.analysis.wording import digits
 from lab.core import cost, phases, prefix_times
 from lab.core.record import OK, Ceilings, Model, Record, Run, Settings
 from lab.experiments import claim_rules as rules
 from lab.experiments import prefix_cache
 from lab.experiments.claim import UNTESTABLE, Evidence, Figure, Judgement
-from lab.experiments.claim_rules import Condition, claim
+from lab.experiments.claim_rules import CEILINGS, Condition, claim
 from lab.experiments.claims_of_memory import TEXTBOOK
 from lab.models import catalog, shapes
 from lab.runner import machine
@@ -206,14 +207,14 @@ def _on_both_sides(record: Record, evidence: Evidence) -> Condition:
     many = cost.step(record.model, settings.n_ubatch, 0, 0, *types)
     if best is None or one is None or many is None:
         return Condition(f"{words} (no ceilings, or an unknown shape)", None, is_missing=True)
-    numbers = f"{one.intensity:.3g}, {best.ridge:.3g} and {many.intensity:.3g} FLOPs per byte"
-    return Condition(f"{words} ({numbers})", one.intensity < best.ridge < many.intensity)
+    numbers = ", ".join(digits(value) for value in (one.intensity, best.ridge, many.intensity))
+    return Condition(f"{words} ({numbers} FLOPs per byte)", one.intensity < best.ridge < many.intensity)
 
 
 CLAIMS = (
     claim(
         22,
-        "A request of 1,000 + 200 tokens to a 7B is 10 % prefill, one of 100,000 + 200 is 80 %.",
+        "A request of 1,000 + 200 tokens to a 7B is 10 % prefill, one of 100,000 + 200 is 80 %",
         "Predicted for Llama 2 7B in F16 on an A100 (80 GB) from its datasheet, with what llama.cpp reaches of it: "
         "both shares within 10 points, over the whole range of the prediction. The share of 1,000 + 200 here is "
         "measured and shown, but it is that of another model.",
@@ -223,7 +224,7 @@ CLAIMS = (
     ),
     claim(
         23,
-        "A 7B in F16 on an A100: at most 145 tokens/s, seen 100 to 130; on an H100 50 to 100.",
+        "A 7B in F16 on an A100: at most 145 tokens/s, seen 100 to 130; on an H100 50 to 100",
         "The limit (bandwidth over bytes of a step of Llama 2 7B in F16) is 145 within 10 %. What is seen is "
         "measured where such a GPU is; elsewhere a prediction that lies outside refutes it, and one that does not "
         "proves nothing.",
@@ -233,7 +234,7 @@ CLAIMS = (
     ),
     claim(
         27,
-        "Bandwidth predicts the token rate better than peak compute does.",
+        "Bandwidth predicts the token rate better than peak compute does",
         "Over at least 4 machines whose bandwidth and peak are known (ceilings, or a GPU's datasheet), the rank "
         "correlation (Kendall) of one model's decode rate with bandwidth is larger than with FLOP/s, whichever of "
         "them is left out.",
@@ -243,12 +244,13 @@ CLAIMS = (
     ),
     claim(
         28,
-        "The phases want different hardware, and moving the cache costs.",
+        "The phases want different hardware, and moving the cache costs",
         "A decode step lies below the machine's ridge and a full prefill step above it; and saving the longest "
         "measured prefix, moving it over 10 Gbit/s and restoring it takes at least 10 % of prefilling it. The "
         "lengths from which moving pays are shown.",
         ("prefix",),
         phases_want_different_hardware,
+        also=(CEILINGS,),
         source="Splitwise (2023), DistServe (2024)",
     ),
 )

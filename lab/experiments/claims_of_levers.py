@@ -15,7 +15,7 @@ from lab.core.record import PREFILL, Record, Run
 from lab.experiments import batching
 from lab.experiments import claim_rules as rules
 from lab.experiments.claim import UNTESTABLE, Evidence, Figure, Judgement
-from lab.experiments.claim_rules import Condition, claim
+from lab.experiments.claim_rules import CEILINGS, Condition, claim
 from lab.why import learning
 from lab.why.step_prediction import StepPrediction
 
@@ -159,17 +159,16 @@ def _name(records: Sequence[Record]) -> str:
 CLAIMS = (
     claim(
         9,
-        "Batching raises decode's intensity until it turns compute-bound at a batch B*.",
+        "Batching raises decode's intensity until it turns compute-bound at a batch B*",
         "The number of sequences at which a step takes twice as long as with one is, within a factor of 1.5, that at "
         "which by the machine's ceilings arithmetic takes as long as reading.",
-        ("batch",),
+        ("batch", CEILINGS),
         batching_turns_compute_bound,
-        needs_ceilings=True,
         source="Pope et al. (2022)",
     ),
     claim(
         10,
-        "Batched decode: each user is slower, the whole is faster.",
+        "Batched decode: each user is slower, the whole is faster",
         "From each measured number of sequences to the next, up to 16, a step takes longer, but less so than the "
         "sequences are more. One pair that does not refutes it.",
         ("batch",),
@@ -178,7 +177,7 @@ CLAIMS = (
     ),
     claim(
         18,
-        "Speculative decoding gives 2 to 3 times.",
+        "Speculative decoding gives 2 to 3 times",
         "Against plain decoding of the same text in the same repeat, the speed-up of the median text is at least 2, "
         "with the better of the drafts (lookup, a smaller model) at the better of its lengths.",
         ("speculation",),
@@ -188,7 +187,7 @@ CLAIMS = (
     ),
     claim(
         19,
-        "Prompt caching pays the more, the longer the prefix.",
+        "Prompt caching pays the more, the longer the prefix",
         "From each measured prefix to the next longer one, the share of the cold time to first token that is left with "
         "the prefix cached falls.",
         ("prefix",),
@@ -197,7 +196,7 @@ CLAIMS = (
     ),
     claim(
         21,
-        "Chunked prefill keeps the decode of others going.",
+        "Chunked prefill keeps the decode of others going",
         "From a prompt all at once to each smaller chunk, the longest gap between two tokens of a stream gets shorter.",
         ("stall",),
         chunks_keep_others_going,

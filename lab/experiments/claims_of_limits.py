@@ -15,7 +15,7 @@ from lab.core.record import Model, Record, Run
 from lab.errors import LabError
 from lab.experiments import claim_rules as rules
 from lab.experiments.claim import UNTESTABLE, Evidence, Figure, Judgement
-from lab.experiments.claim_rules import Condition, claim
+from lab.experiments.claim_rules import CEILINGS, Condition, claim
 from lab.why import roofline
 
 OF_THREADS = 0.85
@@ -106,7 +106,7 @@ def never_above_the_roof(evidence: Evidence) -> Judgement:
         return _not_counted(evidence.of("lengths")[0].model)
     ordered = sorted(known, key=lambda name: -known[name].value)
     conditions = [rules.at_most(f"{name} at most 100 %", known[name], 100) for name in ordered]
-    judgement = rules.decided(conditions, [known[name] for name in ordered])
+    judgement = rules.decided(conditions, [known[name] for name in ordered[:2]])
     if any(condition.holds is False for condition in conditions):
         words = " Nothing reads faster than it can: the ceilings are too low (lab ceilings --again), or the weights "
         judgement = dataclasses.replace(judgement, words=judgement.words + words + "stay in the processor's cache.")
@@ -124,15 +124,16 @@ def intensity_by_phase(evidence: Evidence) -> Judgement:
     model = as_f16(records[0].model)
     if model is None:
         return _not_counted(records[0].model)
-    figures, conditions = [], []
-    for n, alike in rules.by_length(records).items():
+    figures, conditions, lengths = [], [], rules.by_length(records)
+    for n, alike in lengths.items():
         for is_prefill in (True, False):
             value = _intensity(model, alike[0].run, is_prefill)
             if value is None:
                 continue
             wanted, phase = (n, "prefill") if is_prefill else (1, "decode")
             known = Figure(f"{phase} at {n:,} tokens", value, "FLOPs per byte")
-            figures.append(known)
+            if is_prefill or n == max(lengths):
+                figures.append(known)
             words = f"{phase} at {n:,} tokens is {wanted:,} within a factor of 1.5"
             conditions.append(rules.between(words, known, wanted / 1.5, 1.5 * wanted))
     n_ubatch = records[0].settings.n_ubatch
@@ -220,29 +221,27 @@ def _not_counted(model: Model) -> Judgement:
 CLAIMS = (
     claim(
         1,
-        "Prefill is compute-bound.",
+        "Prefill is compute-bound",
         "At the longest measured prompt the kernels, at the best they reach alone, account for at least 60 % of the "
         "time; by the machine's roofs its FLOPs take longer than its bytes; and fewer threads cost at least 85 % of "
         "the factor by which they are fewer (1.7 for half). The ceiling is that of the model's own kernels: another "
         "format may have faster ones.",
-        ("lengths", "threads"),
+        ("lengths", "threads", CEILINGS),
         prefill_is_compute_bound,
-        needs_ceilings=True,
         source=BOOKS,
     ),
     claim(
         2,
-        "Decode is memory-bound.",
+        "Decode is memory-bound",
         "After the shortest measured prompt decode reads at least 60 % of the bytes per second that any probe reads "
         "here, and half the threads take at most 1.3 times as long.",
-        ("lengths", "threads"),
+        ("lengths", "threads", CEILINGS),
         decode_is_memory_bound,
-        needs_ceilings=True,
         source=BOOKS,
     ),
     claim(
         8,
-        "Arithmetic intensity: prefill about P FLOPs per byte, decode about 1 (F16).",
+        "Arithmetic intensity: prefill about P FLOPs per byte, decode about 1 (F16)",
         "Computed from the steps as they ran, weights counted in F16: at every measured length prefill of P tokens is "
         "P, and decode 1, within a factor of 1.5.",
         ("lengths",),
@@ -251,19 +250,20 @@ CLAIMS = (
     ),
     claim(
         14,
-        "Decode yields at most bandwidth / bytes tokens per second.",
+        "Decode yields at most bandwidth / bytes tokens per second",
         "In no measured setup (lengths, quantizations) the interval of the bytes read per second lies above the best "
         "that any probe reads here; it must lie below in all of them.",
-        ("lengths",),
+        ("lengths", CEILINGS),
         never_above_the_roof,
-        needs_ceilings=True,
+        also=("quantizations",),
     ),
     claim(
         15,
-        "FLOP/s do not matter for decode.",
+        "FLOP/s do not matter for decode",
         "Half the threads take at most 1.1 times as long per token, in blocks.",
         ("threads",),
         arithmetic_does_not_matter,
+        also=("quantizations",),
         ignores_disturbances=True,
     ),
 )

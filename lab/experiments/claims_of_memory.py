@@ -112,7 +112,7 @@ def compute_is_traded_for_traffic(evidence: Evidence) -> Judgement:
 CLAIMS = (
     claim(
         11,
-        "The KV cache dominates decode's memory.",
+        "The KV cache dominates decode's memory",
         "Computed: at the context that the model was trained for, the cache of one sequence is at least as large as "
         "the weights.",
         ("lengths",),
@@ -121,7 +121,7 @@ CLAIMS = (
     ),
     claim(
         12,
-        "Grouped-query attention cuts the cost of the cache.",
+        "Grouped-query attention cuts the cost of the cache",
         "Of two shapes that differ in key-value heads alone, the slopes of a token's time over positions differ as the "
         "bytes of the cache do, within 25 %.",
         ("heads",),
@@ -130,11 +130,12 @@ CLAIMS = (
     ),
     claim(
         24,
-        "Reusing the cache trades compute for memory traffic.",
+        "Reusing the cache trades compute for memory traffic",
         "Computed: within the context that the model was trained for, the cache grows to over half of the bytes that a "
         "decode step moves. How much of a token's time the context makes is measured and shown.",
         ("lengths",),
         compute_is_traded_for_traffic,
+        also=("context",),
         ignores_disturbances=True,
     ),
 )

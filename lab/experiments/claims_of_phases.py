@@ -150,15 +150,16 @@ def _rate_ratio(run: Run) -> float | None:
 CLAIMS = (
     claim(
         3,
-        "Prefill time is about proportional to the length of the prompt; attention adds a quadratic part.",
+        "Prefill time is about proportional to the length of the prompt; attention adds a quadratic part",
         "From 500 to 1,000 and to 2,000 tokens the time grows 1.9 to 2.2 times with each doubling, and a step of "
         "equally many tokens takes longer the more tokens lie before it (its slope above 0 beyond the interval).",
         ("lengths",),
         prefill_grows_with_length,
+        also=("context",),
     ),
     claim(
         4,
-        "The time to the first token is mostly prefill.",
+        "The time to the first token is mostly prefill",
         "At every measured length from 100 tokens on prefill is at least 95 % of TTFT. Tokenising and waiting for "
         "other requests, which servers add, are in neither.",
         ("lengths",),
@@ -166,7 +167,7 @@ CLAIMS = (
     ),
     claim(
         5,
-        "The time per generated token is mostly constant.",
+        "The time per generated token is mostly constant",
         "Over 200 tokens after each measured prompt the slope of the times between tokens makes the 200th take at most "
         "1.05 times as long as the first.",
         ("lengths",),
@@ -174,7 +175,7 @@ CLAIMS = (
     ),
     claim(
         6,
-        "Decode slows down linearly with the context.",
+        "Decode slows down linearly with the context",
         "Over the measured contexts a straight line w + k p is off by at most 5 % (root mean square), and the slope is "
         "above 0 beyond its interval. Where it is off by more, both halves must have different slopes to refute it.",
         ("context",),
@@ -182,7 +183,7 @@ CLAIMS = (
     ),
     claim(
         7,
-        "Prefill handles tokens over 100 times faster than decode.",
+        "Prefill handles tokens over 100 times faster than decode",
         "At a prompt of 1,000 tokens the rate of prefill is at least 100 times that of decode.",
         ("lengths",),
         prefill_is_hundred_times_faster,

@@ -108,7 +108,7 @@ def _length_at(curve: Sequence[Point], limit_s: float) -> float | None:
 CLAIMS = (
     claim(
         20,
-        "Without a KV cache 500 tokens take minutes, and the cost of a step grows with the square of the length.",
+        "Without a KV cache 500 tokens take minutes, and the cost of a step grows with the square of the length",
         "The sum of the measured steps over whole texts of 1 to 500 tokens is two minutes or more, and from 64 tokens "
         "on the exponent of a step's time by length is at least 1.5.",
         ("no_cache",),
@@ -116,18 +116,20 @@ CLAIMS = (
     ),
     claim(
         25,
-        "A reasoning model spends 90 % of its time decoding.",
+        "A reasoning model spends 90 % of its time decoding",
         "For 500 tokens in and 5,000 out, prefill as measured and decode by the line through all measured positions: "
         "decode is at least 90 % of both.",
         ("lengths",),
         reasoning_is_decoding,
+        also=("context",),
     ),
     claim(
         26,
-        "Long prompts push the first token beyond 1 to 2 seconds.",
+        "Long prompts push the first token beyond 1 to 2 seconds",
         "The length at which TTFT passes 1 s, between measured lengths or continued as it rose last, lies within what "
         "was measured or within the context that the model was trained for.",
         ("lengths",),
         long_prompts_delay_the_first_token,
+        also=("context",),
     ),
 )

@@ -82,7 +82,7 @@ def a_quantized_cache_speeds_decode_up(evidence: Evidence) -> Judgement:
 CLAIMS = (
     claim(
         13,
-        "Quantization speeds decode up.",
+        "Quantization speeds decode up",
         "In blocks, from the largest file to the smallest, each takes less time per token than the next larger one. "
         "One that is slower refutes it; one whose interval spans 1 leaves it open.",
         ("quantizations",),
@@ -91,7 +91,7 @@ CLAIMS = (
     ),
     claim(
         16,
-        "Flash attention speeds prefill up significantly.",
+        "Flash attention speeds prefill up significantly",
         "In blocks, prefill of 4,000 tokens takes at least 1.2 times as long without it.",
         ("flash",),
         flash_attention_speeds_prefill_up,
@@ -100,7 +100,7 @@ CLAIMS = (
     ),
     claim(
         17,
-        "A quantized cache speeds decode up.",
+        "A quantized cache speeds decode up",
         "In blocks, after 4,000 tokens a token with a cache in q8_0, and one in q4_0, takes at most 0.97 of the time "
         "with f16. A smaller gain counts as none.",
         ("cache",),
