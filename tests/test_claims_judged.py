@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.analysis import disturbances
+from lab.analysis import disturbances, spread
 from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import FAILED, Ceilings, Device, Model, Rate, Record, Settings
 from lab.experiments import batching, claim_rules, claims_of_hardware, prefix_cache, stall_script
@@ -496,3 +498,12 @@ def test_a_device_is_recognised_only_where_it_is_the_same(description: str, name
 def test_in_words_the_failing_conditions_come_first() -> None:
     words = judged(10, *batch(lambda n: 0.01 * (1 if n == 1 else n**0.5 + 1))).words
     assert words.startswith("No: with 2 all together are faster than with 1") and "Yes: " in words
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+def test_at_its_very_threshold_a_condition_is_rarely_decided(n: int) -> None:
+    chance, n_decided = random.Random(n), 0
+    for _ in range(400):
+        ratios = [1.1 * math.exp(math.sqrt(2) * chance.gauss(0, spread.VIRTUAL)) for _ in range(n)]
+        n_decided += claim_rules.at_most("a ratio", claim_rules.figure("a ratio", ratios), 1.1).holds is not None
+    assert n_decided <= 0.08 * 400
