@@ -154,3 +154,28 @@ def test_a_fit_keeps_its_bounds() -> None:
     assert stats.fit(columns, values) == pytest.approx((0.5, 0))
     assert stats.fit(columns, values, at_least=(1, 0)) == pytest.approx((1, 0))
     assert stats.fit(columns, [4.0, 7.0, 13.0], at_least=(1, 0)) == pytest.approx((3, 1))
+
+
+def test_three_values_have_an_interval_by_students_t_on_their_logarithms() -> None:
+    values = [9.0, 10.0, 11.0]
+    logs = [math.log(value) for value in values]
+    expected = reference.t.interval(0.95, 2, statistics.fmean(logs), reference.sem(logs))
+    interval = stats.log_interval(values)
+    assert interval is not None
+    assert (math.log(interval.low), math.log(interval.high)) == pytest.approx(expected)
+    assert stats.log_interval(values[:2]) is None
+
+
+def test_a_wild_point_does_not_move_a_slope() -> None:
+    points = list(range(10))
+    values = [3 + 2 * x for x in points[:-1]] + [500]
+    rise = stats.slope(points, values)
+    assert rise is not None and rise.estimate == pytest.approx(2) and rise.low == pytest.approx(2)
+    assert stats.slope(points[:3], values[:3]) is None
+    assert stats.slope(points, [1.0] * 10) == stats.Ratio(0, 0, 0)
+
+
+def test_ranks_correlate_by_order_alone() -> None:
+    assert stats.rank_correlation([1, 2, 3], [1, 10, 1000]) == 1
+    assert stats.rank_correlation([1, 2, 3], [3, 2, 1]) == -1
+    assert stats.rank_correlation([1, 2, 3], [4, 4, 4]) is None

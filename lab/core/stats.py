@@ -25,7 +25,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times the base a figure is: the estimate and its interval."""
+    """How many times the base a figure is, or per unit how large: the estimate and its interval."""
 
     estimate: float
     low: float
@@ -55,6 +55,22 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     rank = sum(2 * bdtr(range(n // 2), n, 0.5) <= outside)  # of scipy.stats, quantile_test says the same, 1 s later
     ordered = sorted(values)
     return Interval(ordered[rank - 1], ordered[-rank])
+
+
+def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+    """The interval of the geometric mean of positive values by Student's t on their logarithms; None for fewer than 3.
+
+    Narrower than the order of 3 to 5 values allows, because it assumes that logarithms are about normal.
+    """
+    n = len(values)
+    if n < 3:
+        return None
+    from scipy.stats import t
+
+    logs = [math.log(value) for value in values]
+    half = float(t.ppf((1 + confidence) / 2, n - 1)) * statistics.stdev(logs) / math.sqrt(n)
+    centre = statistics.fmean(logs)
+    return Interval(math.exp(centre - half), math.exp(centre + half))
 
 
 def session_centre(sessions: Sequence[Sequence[float]], sd: float, df: float) -> Centre:
@@ -137,6 +153,31 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     numbers = range(len(logs))
     change = math.exp((len(logs) - 1) * theilslopes(logs, numbers).slope)
     return change, float(kendalltau(numbers, logs).pvalue)
+
+
+def slope(columns: Sequence[float], values: Sequence[float]) -> Ratio | None:
+    """How much `values` rise per unit of `columns`: Theil and Sen's median of slopes, with its interval (Sen, 1968).
+
+    A few wild points do not move it. None for fewer than 4 different columns. Of exactly 4 points the interval holds
+    with 92 %, which is all that their order can give.
+    """
+    if len(set(columns)) < 4:
+        return None
+    if len(set(values)) < 2:  # scipy divides by zero
+        return Ratio(0.0, 0.0, 0.0)
+    from scipy.stats import theilslopes
+
+    slopes = theilslopes(values, columns, CONFIDENCE)
+    return Ratio(float(slopes.slope), float(slopes.low_slope), float(slopes.high_slope))
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Kendall's tau: 1 where both order things alike, -1 where the other way round; None where one of them is equal."""
+    if len(set(one)) < 2 or len(set(other)) < 2:
+        return None
+    from scipy.stats import kendalltau
+
+    return float(kendalltau(one, other).statistic)
 
 
 def fit(
