@@ -29,9 +29,8 @@ def tpot_s(run: Run) -> float | None:
     if lever is None or lever.text is None or run.status != OK or run.n_gen < 2 or PREFILL not in steps.kind:
         return None
     last_prefill = max(i for i, kind in enumerate(steps.kind) if kind == PREFILL)
-    if last_prefill == len(steps.kind) - 1:
-        return None
-    return (steps.end_ns[-1] - steps.end_ns[last_prefill]) / 1e9 / (run.n_gen - 1)
+    taken_ns = steps.end_ns[-1] - steps.end_ns[last_prefill]
+    return taken_ns / 1e9 / (run.n_gen - 1) if taken_ns > 0 else None
 
 
 def checked(run: Run) -> list[Chain]:

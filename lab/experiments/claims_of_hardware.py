@@ -86,9 +86,9 @@ def seven_on_gpus(evidence: Evidence) -> Judgement:
         if measured is not None:
             conditions.append(rules.between(words, measured, least, most))
         else:
-            is_contradicted = fast < least or slow > most
-            words += f" (predicted {slow:,.0f} to {fast:,.0f}; there is no such GPU here)"
-            conditions.append(Condition(words, False if is_contradicted else None, is_missing=not is_contradicted))
+            fits = ", which contradicts it" if fast < least or slow > most else ""
+            words += f" (predicted {slow:,.0f} to {fast:,.0f}{fits}; there is no such GPU here)"
+            conditions.append(Condition(words, None, is_missing=True))
     remark = f"For {model.name}; predictions take the part of a datasheet's bandwidth that published runs reached."
     return rules.decided(conditions, figures, remark)
 

@@ -10,8 +10,8 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from lab.core import lever_figures, prefix_times
-from lab.core.record import PREFILL, Record, Run
+from lab.core import guesses, lever_figures, prefix_times
+from lab.core.record import Record, Run
 from lab.experiments import batching
 from lab.experiments import claim_rules as rules
 from lab.experiments.claim import UNTESTABLE, Evidence, Figure, Judgement
@@ -70,7 +70,7 @@ def speculation_doubles(evidence: Evidence) -> Judgement:
     """Claim 18."""
     times: dict[tuple[str | None, int], dict[tuple[str, int], list[float]]] = {}
     for record in evidence.of("speculation"):
-        lever, tpot = record.run.speculation, token_ns(record.run)
+        lever, tpot = record.run.speculation, guesses.tpot_s(record.run)
         if lever is not None and lever.text is not None and tpot is not None:
             key = (lever.draft, lever.n_draft) if lever.n_draft else (None, 0)
             times.setdefault(key, {}).setdefault((lever.text, record.run.repeat), []).append(tpot)
@@ -91,16 +91,6 @@ def speculation_doubles(evidence: Evidence) -> Judgement:
     n_texts = len({text for text, _ in plain})
     remark = f"Over {n_texts} text{'s' * (n_texts != 1)}." if best else ""
     return rules.decided([rules.at_least(words, best, 2)], list(figures.values()), remark)
-
-
-def token_ns(run: Run) -> float | None:
-    """Time per token after the prompt, whatever steps it took; None where none came."""
-    steps = run.steps
-    prompt = [i for i, kind in enumerate(steps.kind) if kind == PREFILL]
-    if not prompt or run.n_gen < 2:
-        return None
-    taken = steps.end_ns[-1] - steps.end_ns[prompt[-1]]
-    return taken / (run.n_gen - 1) if taken > 0 else None
 
 
 def longer_prefixes_pay_more(evidence: Evidence) -> Judgement:
