@@ -94,6 +94,10 @@ def plot_curve(rows: Sequence[CurveRow], records: Sequence[Record], subject: str
         ax.set_xticks(ticks[:: -(-len(ticks) // 16)])
         ax.set_ylim(bottom=0)
         tidy(ax)
+    if has_gains:
+        axes[1].legend(
+            title="guesses that are right", ncols=4, frameon=False, fontsize=8, title_fontsize=8, loc="lower left"
+        )
     figure.suptitle(f"Verifying several tokens at once: {subject}", fontsize=11)
     return figure
 
@@ -120,7 +124,7 @@ def _gains(ax: Axes, rows: Sequence[CurveRow]) -> None:
     for i, share in enumerate(speculation_rows.ACCEPTANCES):
         numbers, gains = [row.n_positions - 1 for row in alike], [row.speed_ups[i] for row in alike]
         colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        ax.plot(numbers, gains, color=colour, marker=marker, ms=4, lw=1.6, label=f"{share:.0%} of guesses right")
-    ax.axhline(1, color="#666666", ls=":", lw=1.2, label="plain decoding")
+        ax.plot(numbers, gains, color=colour, marker=marker, ms=4, lw=1.6, label=f"{share:.0%}")
+    ax.axhline(1, color="#666666", ls=":", lw=1.2, label="plain")
     ax.set_xlabel("guesses at a time")
     ax.set_ylabel("speed-up by arithmetic")
