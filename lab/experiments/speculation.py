@@ -176,7 +176,7 @@ def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tupl
     if (model.n_bytes or 0) > (made.model.n_bytes or 0):
         warnings.append(
             f"The draft, {_label(model)}, is larger than the model ({(model.n_bytes or 0) / 1e6:,.0f} against "
-            f"{(made.model.n_bytes or 0) / 1e6:,.0f} MB): its guesses will cost more than they can save."
+            f"{(made.model.n_bytes or 0) / 1e6:,.0f} MB): a guess may take longer than what it saves."
         )
     elif file.path == made.file.path:
         warnings.append("The draft is the model itself: its guesses are right, but cost what they save.")
