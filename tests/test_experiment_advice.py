@@ -54,12 +54,15 @@ def test_where_a_step_of_many_takes_as_long_as_of_one_all_experiments_pay() -> N
     assert (prefix.n_prefix, prefix.n_suffix, prefix.ttft_s) == (15, 5, row.measured_s)
     assert (prefix.saved_s, prefix.gain) == pytest.approx((saved_s, row.measured_s / (row.measured_s - saved_s)))
     assert guessing.least_acceptance == pytest.approx(0, abs=1e-6)
-    assert (guessing.best_n_draft, guessing.gain) == (8, pytest.approx((1 - 0.8**9) / (1 - 0.8), rel=1e-6))
+    assert (guessing.best_n_draft, guessing.gain) == (
+        3,
+        pytest.approx((1 - 0.8**4) / (1 - 0.8), rel=1e-6),
+    )  # of 5 tokens
     sizes = "--prompt-len 20 --gen 5"
     assert batch.command.startswith(f"lab batch --sequences 1,16 {sizes} ")
     assert prefix.command.startswith("lab prefix --prefix-len 15 --suffix-len 5 ")
     assert guessing.command.startswith("lab speculate --draft lookup --draft-len ")
-    assert f"8 {sizes} " in guessing.command
+    assert f"3 {sizes} " in guessing.command
 
 
 def test_where_each_token_takes_as_long_as_the_first_neither_batching_nor_guessing_pays() -> None:
@@ -105,6 +108,12 @@ def test_a_lever_is_not_named_where_it_cannot_be_pulled_or_predicted() -> None:
     assert tried(SHARED, settings=dataclasses.replace(WIDE, n_batch=9))["batch"].n_seq == 8
     weights = BIG.n_bytes or 0
     assert "batch" not in tried(SHARED, ram_bytes=weights)
+    longer = make_record(make_run(20, 64), model=BIG, settings=WIDE)
+    assert tried(SHARED, longer)["speculate"].best_n_draft == 8
+    assert tried(SHARED, longer, settings=dataclasses.replace(WIDE, n_ubatch=6))["speculate"].best_n_draft == 5
+    chosen = tried(SHARED, settings=dataclasses.replace(WIDE, kv_unified=True, prompt="random"))
+    assert "--prompt random" in chosen["prefix"].command and "--kv-unified on" in chosen["batch"].command
+    assert not {"--prompt", "--kv-unified"} & set(chosen["speculate"].command.split())
     assert 1 < tried(SHARED, ram_bytes=weights + 350 * 10**6)["batch"].n_seq < 16
     other_threads = dataclasses.replace(WIDE, n_threads_batch=1)  # no kernel was probed with so many
     assert tried(SHARED, settings=other_threads) == {}

@@ -27,6 +27,9 @@ SUFFIX = 64
 """Tokens after the prefix, at most: what `lab prefix` has by default."""
 
 DRAFT_LENGTHS = range(1, 9)
+NOT_OF_SPECULATE = (("--kv-unified", "on"), ("--prompt", "random"))
+"""It has one sequence only, and random tokens cannot be guessed: it takes the lab's texts instead."""
+
 ACCEPTANCE = 0.8
 """The share of right guesses for which a speed-up is named."""
 
@@ -142,7 +145,8 @@ def _speculation(rows: Sequence[Explained], record: Record, prediction: StepPred
         return None
     n_past = _middle(row)
     one_s = prediction.seconds(1, n_past, 1)
-    steps = {n: prediction.seconds(n + 1, n_past, n + 1) for n in DRAFT_LENGTHS if n < record.settings.n_ubatch}
+    lengths = [n for n in DRAFT_LENGTHS if n < record.settings.n_ubatch and n <= row.n_gen - 2]
+    steps = {n: prediction.seconds(n + 1, n_past, n + 1) for n in lengths}
     costs = {n: step_s / one_s for n, step_s in steps.items() if step_s is not None and one_s}
     paying = {n: v for n, v in costs.items() if accepted(1.0, n) >= LEAST_GAIN * v}
     if not paying:
@@ -150,9 +154,9 @@ def _speculation(rows: Sequence[Explained], record: Record, prediction: StepPred
     least = {n: _least_acceptance(n, v) for n, v in paying.items()}
     gains = {n: accepted(ACCEPTANCE, n) / v for n, v in paying.items()}
     n_draft, n_best = min(least, key=least.__getitem__), max(gains, key=gains.__getitem__)
-    lengths = ",".join(str(n) for n in sorted({n_draft, n_best}))
-    sizes = {"--draft": "lookup", "--draft-len": lengths, "--prompt-len": row.n_prompt, "--gen": row.n_gen}
-    command = _command("speculate", sizes, record)
+    asked = ",".join(str(n) for n in sorted({n_draft, n_best}))
+    sizes = {"--draft": "lookup", "--draft-len": asked, "--prompt-len": row.n_prompt, "--gen": row.n_gen}
+    command = _command("speculate", sizes, record, but=NOT_OF_SPECULATE)
     return SpeculationLever(
         n_draft, least[n_draft], ACCEPTANCE, n_best, gains[n_best], row.n_prompt, row.n_gen, command
     )
@@ -193,7 +197,8 @@ def _fits(record: Record, n_seq: int, n_tokens: int) -> bool:
     return not sizes or None in sizes or need.total_bytes <= sum(size for size in sizes if size is not None)
 
 
-def _command(name: str, sizes: Mapping[str, object], record: Record) -> str:
-    """The experiment at the lengths of the explained runs, on their model and settings."""
-    words = [word for option, value in [*sizes.items(), *options(record)] for word in (option, str(value))]
+def _command(name: str, sizes: Mapping[str, object], record: Record, but: Sequence[tuple[str, str]] = ()) -> str:
+    """The experiment at the lengths of the explained runs, on their model and settings, but for these."""
+    shared = [(option, value) for option, value in options(record) if (option, value) not in but]
+    words = [word for option, value in [*sizes.items(), *shared] for word in (option, str(value))]
     return f"lab {name} {shlex.join(words)}"
