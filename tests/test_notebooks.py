@@ -17,13 +17,14 @@ from lab.errors import LabError
 from lab.runner import notebook
 from lab.runner.case import Case
 from lab.runner.progress import Status
-from lab.show import lesson
+from lab.show import answers, lesson
 from lab.why import datasheet
 from tests.conftest import MODEL, make_record, make_run
 from tests.test_explain import FAST
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("01-two-phases", "02-what-limits-each", "03-the-kv-cache", "04-your-machine-and-others")
+NAMES = ("01-two-phases", "02-what-limits-each", "03-the-kv-cache", "04-your-machine-and-others", "05-the-levers")
+MEASURES = r"\blab\.(measure|ab|ceilings|batch|prefix|stall|speculate)\("
 ANSWERS = {  # of each exercise a right answer and a wrong one, in the names that the notebook has by then
     "01": [
         ("first.e2e_s + (500 - first.n_gen) * first.tpot_ms / 1e3", "500 * first.tpot_ms"),
@@ -33,6 +34,7 @@ ANSWERS = {  # of each exercise a right answer and a wrong one, in the names tha
     "02": [("1.88", "2"), ("roof.gflops / roof.gbps * 20 / 32 / 2", "roof.ridge"), ('"b"', '"a"')],
     "03": [("0.94", "0.094"), ("344_064", "114_688"), ('"c"', '"b"')],
     "04": [("59", "273"), ("1_231", "800"), ('"a"', '"b"')],
+    "05": [("1_600 / 4", "100"), ("1.48", "2.95"), ('"c"', '"a"')],
 }
 
 
@@ -93,7 +95,7 @@ def test_a_notebook_has_the_parts_that_all_have(name: str) -> None:
     for cell in [*tagged(cells, "guess"), *tagged(cells, "answer")]:
         assert all(re.fullmatch(r"\w+ = \.\.\.", line) for line in cell.source.splitlines())
     for cell in cells:  # what is measured is announced: how long it takes
-        if cell.cell_type == "code" and re.search(r"\b(lab\.measure|lab\.ab|lab\.ceilings)\(", cell.source):
+        if cell.cell_type == "code" and re.search(MEASURES, cell.source):
             before = [each.source for each in cells[: cells.index(cell)] if each.cell_type == "markdown"][-1]
             assert re.search(r"seconds|minute", before), before
 
@@ -118,7 +120,7 @@ def beyond_the_interface(source: str) -> list[str]:
             found.append(name)
         if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
             continue
-        of_lesson = getattr(getattr(lesson, name, None), "__module__", None) == lesson.__name__
+        of_lesson = getattr(getattr(lesson, name, None), "__module__", None) in (lesson.__name__, answers.__name__)
         if (node.value.id == "lab" and name not in lab._MODULES) or (node.value.id == "lesson" and not of_lesson):
             found.append(ast.unparse(node))
     return found
