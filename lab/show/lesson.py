@@ -23,7 +23,6 @@ from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
 from lab.show import answers, console, levers, text_compare, text_results, text_why
-from lab.show.levers import Section
 from lab.why import advice, datasheet, experiment_advice, prediction, probing, roofline
 from lab.why.datasheet import Device
 from lab.why.roofline import Explained, Roof
@@ -53,7 +52,7 @@ def rows(records: Sequence[Record]) -> tuple[Any, ...]:
     sections = _sections(_timed(records))
     if not sections:
         raise LabError("These runs are of no experiment.", "Make one: lab.batch(), lab.prefix() or lab.stall()")
-    return sections[0].rows
+    return tuple(sections[0].rows)
 
 
 def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
@@ -272,9 +271,8 @@ def _timed(records: Sequence[Record]) -> list[Record]:
     return timed
 
 
-def _sections(
-    records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()
-) -> list[Section]:
+def _sections(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> list[Any]:
+    """What the experiments among the records showed, as `levers.sections` has it."""
     return levers.sections(records, [ceilings] if ceilings else [], runs)
 
 
