@@ -4,6 +4,7 @@ import ast
 import copy
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,13 +205,40 @@ def test_an_answer_is_right_wrong_or_none(capsys: pytest.CaptureFixture[str]) ->
     assert said[4:] == ["Right.", "Not yet. Hint: think", "Not yet. Hint: think"]
 
 
+def test_what_an_experiment_showed_is_printed_and_its_rows_are_those_of_the_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    contents = lab.read([ROOT / "results" / "sample-batch-smollm2-135m-amd-epyc.jsonl"])
+    together = [record for record in contents.records if record.run.batch]
+    plain = [record for record in contents.records if record.run.lever is None]
+    rows = lesson.rows(together)
+    assert [row.n_seq for row in rows] == [1, 2, 4, 8, 16] and all(row.expected_s is None for row in rows)
+    lesson.show(together)
+    assert "Nothing is predicted" in capsys.readouterr().out
+    lesson.show(together, lesson.ceilings_of(contents), plain)
+    shown = capsys.readouterr().out
+    assert "predicted" in shown.splitlines()[2] and "16 sequences at once" in shown
+    lesson.experiments(plain, lesson.ceilings_of(contents))
+    shown = capsys.readouterr().out
+    assert [line.rpartition("Try: lab ")[2].split()[0] for line in shown.splitlines()] == [
+        "batch",
+        "prefix",
+        "speculate",
+    ]
+
+
 def test_a_failed_measurement_is_a_sentence() -> None:
     failed = [make_record(make_run(status="failed", error="no memory"))]
-    for shown in (lesson.figures, lesson.both_laws, lesson.compare, lambda records: lesson.explain(records, FAST)):
+    of_ceilings = [
+        partial(function, ceilings=FAST) for function in (lesson.explain, lesson.experiments, lesson.promises)
+    ]
+    for shown in (lesson.figures, lesson.both_laws, lesson.compare, lesson.rows, lesson.draw, *of_ceilings):
         with pytest.raises(LabError, match=r"No run went well\. 20 prompt tokens, repeat 1: no memory"):
             shown(failed)
     with pytest.raises(LabError, match="Q5_0 with 2 threads are not measured"):
         lesson.kernels(FAST, MODEL, 2, ["Q5_0"])
+    with pytest.raises(LabError, match="of no experiment"):
+        lesson.rows([make_record(make_run())])
     assert LabError("It broke.", "Mend it.")._render_traceback_() == ["Error: It broke.\nMend it."]
 
 
