@@ -173,6 +173,9 @@ def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
     assert all(printed(cell).startswith("No answer yet") for cell in checks)
     assert [printed(cell) for cell in tagged(cells, "right")] == ["Right.\n"] * len(checks)
     assert all(printed(cell).startswith("Not yet. Hint: ") for cell in tagged(cells, "wrong"))
+    for cell in cells:
+        draws = re.match(r"lab\.plot_|lesson\.draw", cell.source) is not None
+        assert not draws or any("image/png" in output.get("data", {}) for output in cell.outputs), cell.source
     shown = [output.data["text/plain"] for cell in cells for output in cell.outputs if "data" in output]
     assert any(re.fullmatch(r"\d+ runs? in \d+ s", text) for text in shown)  # the progress line, when it is over
 

@@ -61,8 +61,9 @@ def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequ
     import matplotlib.pyplot as plt
 
     for section in _sections(_timed(records), ceilings, runs):
+        figure = plt.figure(figsize=(10, 4.6), layout="constrained")
         with matplotlib.rc_context({"text.parse_math": False}):
-            section.kind.draw(section, plt.figure(figsize=(10, 4.6), layout="constrained"))
+            section.kind.draw(section, figure)
 
 
 def compare(records: Sequence[Record]) -> None:
