@@ -4,6 +4,7 @@ import ast
 import copy
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from lab.errors import LabError
 from lab.runner import notebook
 from lab.runner.case import Case
 from lab.runner.progress import Status
-from lab.show import lesson
+from lab.show import answers, lesson
 from lab.why import datasheet
 from tests.conftest import MODEL, make_record, make_run
 from tests.test_explain import FAST
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("01-two-phases", "02-what-limits-each", "03-the-kv-cache", "04-your-machine-and-others")
+NAMES = ("01-two-phases", "02-what-limits-each", "03-the-kv-cache", "04-your-machine-and-others", "05-the-levers")
+MEASURES = r"\blab\.(measure|ab|ceilings|batch|prefix|stall|speculate)\("
 ANSWERS = {  # of each exercise a right answer and a wrong one, in the names that the notebook has by then
     "01": [
         ("first.e2e_s + (500 - first.n_gen) * first.tpot_ms / 1e3", "500 * first.tpot_ms"),
@@ -33,6 +35,7 @@ ANSWERS = {  # of each exercise a right answer and a wrong one, in the names tha
     "02": [("1.88", "2"), ("roof.gflops / roof.gbps * 20 / 32 / 2", "roof.ridge"), ('"b"', '"a"')],
     "03": [("0.94", "0.094"), ("344_064", "114_688"), ('"c"', '"b"')],
     "04": [("59", "273"), ("1_231", "800"), ('"a"', '"b"')],
+    "05": [("1_600 / 4", "100"), ("1.48", "2.95"), ('"c"', '"a"')],
 }
 
 
@@ -93,7 +96,7 @@ def test_a_notebook_has_the_parts_that_all_have(name: str) -> None:
     for cell in [*tagged(cells, "guess"), *tagged(cells, "answer")]:
         assert all(re.fullmatch(r"\w+ = \.\.\.", line) for line in cell.source.splitlines())
     for cell in cells:  # what is measured is announced: how long it takes
-        if cell.cell_type == "code" and re.search(r"\b(lab\.measure|lab\.ab|lab\.ceilings)\(", cell.source):
+        if cell.cell_type == "code" and re.search(MEASURES, cell.source):
             before = [each.source for each in cells[: cells.index(cell)] if each.cell_type == "markdown"][-1]
             assert re.search(r"seconds|minute", before), before
 
@@ -118,7 +121,7 @@ def beyond_the_interface(source: str) -> list[str]:
             found.append(name)
         if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
             continue
-        of_lesson = getattr(getattr(lesson, name, None), "__module__", None) == lesson.__name__
+        of_lesson = getattr(getattr(lesson, name, None), "__module__", None) in (lesson.__name__, answers.__name__)
         if (node.value.id == "lab" and name not in lab._MODULES) or (node.value.id == "lesson" and not of_lesson):
             found.append(ast.unparse(node))
     return found
@@ -170,6 +173,9 @@ def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
     assert all(printed(cell).startswith("No answer yet") for cell in checks)
     assert [printed(cell) for cell in tagged(cells, "right")] == ["Right.\n"] * len(checks)
     assert all(printed(cell).startswith("Not yet. Hint: ") for cell in tagged(cells, "wrong"))
+    for cell in cells:
+        draws = re.match(r"lab\.plot_|lesson\.draw", cell.source) is not None
+        assert not draws or any("image/png" in output.get("data", {}) for output in cell.outputs), cell.source
     shown = [output.data["text/plain"] for cell in cells for output in cell.outputs if "data" in output]
     assert any(re.fullmatch(r"\d+ runs? in \d+ s", text) for text in shown)  # the progress line, when it is over
 
@@ -202,13 +208,40 @@ def test_an_answer_is_right_wrong_or_none(capsys: pytest.CaptureFixture[str]) ->
     assert said[4:] == ["Right.", "Not yet. Hint: think", "Not yet. Hint: think"]
 
 
+def test_what_an_experiment_showed_is_printed_and_its_rows_are_those_of_the_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    contents = lab.read([ROOT / "results" / "sample-batch-smollm2-135m-amd-epyc.jsonl"])
+    together = [record for record in contents.records if record.run.batch]
+    plain = [record for record in contents.records if record.run.lever is None]
+    rows = lesson.rows(together)
+    assert [row.n_seq for row in rows] == [1, 2, 4, 8, 16] and all(row.expected_s is None for row in rows)
+    lesson.show(together)
+    assert "Nothing is predicted" in capsys.readouterr().out
+    lesson.show(together, lesson.ceilings_of(contents), plain)
+    shown = capsys.readouterr().out
+    assert "predicted" in shown.splitlines()[2] and "16 sequences at once" in shown
+    lesson.experiments(plain, lesson.ceilings_of(contents))
+    shown = capsys.readouterr().out
+    assert [line.rpartition("Try: lab ")[2].split()[0] for line in shown.splitlines()] == [
+        "batch",
+        "prefix",
+        "speculate",
+    ]
+
+
 def test_a_failed_measurement_is_a_sentence() -> None:
     failed = [make_record(make_run(status="failed", error="no memory"))]
-    for shown in (lesson.figures, lesson.both_laws, lesson.compare, lambda records: lesson.explain(records, FAST)):
+    of_ceilings = [
+        partial(function, ceilings=FAST) for function in (lesson.explain, lesson.experiments, lesson.promises)
+    ]
+    for shown in (lesson.figures, lesson.both_laws, lesson.compare, lesson.rows, lesson.draw, *of_ceilings):
         with pytest.raises(LabError, match=r"No run went well\. 20 prompt tokens, repeat 1: no memory"):
             shown(failed)
     with pytest.raises(LabError, match="Q5_0 with 2 threads are not measured"):
         lesson.kernels(FAST, MODEL, 2, ["Q5_0"])
+    with pytest.raises(LabError, match="of no experiment"):
+        lesson.rows([make_record(make_run())])
     assert LabError("It broke.", "Mend it.")._render_traceback_() == ["Error: It broke.\nMend it."]
 
 

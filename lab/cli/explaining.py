@@ -64,7 +64,8 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
 def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None, no_plot: bool, as_json: bool) -> None:
     """Explain the time of runs: what limited each phase, and how far it was from its ceiling.
 
-    Names the changes of settings with the largest predicted gains, and the commands to try them.
+    Names the changes of settings with the largest predicted gains, and what sequences decoded together, a cached
+    prefix and tokens guessed ahead would gain, each with the command to try it.
 
     Needs the ceilings of the machine that measured: lab ceilings.
     """
@@ -72,7 +73,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     from lab.core.record import OK
     from lab.show import console, text_why
     from lab.show.plot_why import save_why
-    from lab.why import advice, probing, roofline
+    from lab.why import advice, experiment_advice, probing, roofline
 
     reading = read(results)
     records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
@@ -94,6 +95,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
         explained = roofline.explain(chosen, known)
         best = roofline.roof(known)
         levers = advice.levers(explained, first, known)
+        tried = experiment_advice.levers(explained, chosen, known)
         stem = f"{source.stem}-{number + 1}" if rows[[*table.SETUP]].drop_duplicates().shape[0] > 1 else source.stem
         plots = [] if no_plot else save_why(explained, best, label, target, stem)
         documents.append(
@@ -101,6 +103,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
                 "setup": label,
                 "roof": dataclasses.asdict(best),
                 "levers": [dataclasses.asdict(lever) for lever in levers],
+                "experiments": [dataclasses.asdict(lever) for lever in tried],
                 "plots": [str(plot) for plot in plots],
                 "ceilings_measured_at": known.measured_at,
                 "rows": [
@@ -110,7 +113,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
             }
         )
         if not as_json:
-            text_why.print_explained(label, explained, known, levers, stdout)
+            text_why.print_explained(label, explained, known, [*levers, *tried], stdout)
             for plot in plots:
                 stdout.print(f"plot     {plot}")
     if as_json:

@@ -1,16 +1,13 @@
 """What the notebooks use besides `lab`: guesses, exercises, and tables as the commands print them.
 
-Notebooks import nothing else, so the functions here have short names and take a reader's plain numbers. A guess or an
-answer that is not yet written is Python's `...`, and gives a sentence, not an error.
+Notebooks import nothing else, so the functions here have short names and take a reader's plain numbers.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from importlib import metadata
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import comparison as comparing
@@ -25,16 +22,15 @@ from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
-from lab.show import console, text_compare, text_results, text_why
-from lab.why import advice, datasheet, prediction, probing, roofline
+from lab.show import answers, console, levers, text_compare, text_results, text_why
+from lab.why import advice, datasheet, experiment_advice, prediction, probing, roofline
 from lab.why.datasheet import Device
 from lab.why.roofline import Explained, Roof
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CLOSE = 1.1
-"""A guess within this factor is good."""
+guess, check = answers.guess, answers.check
 
 
 def begin() -> None:
@@ -45,9 +41,29 @@ def begin() -> None:
     print(f"mini-lab {metadata.version('mini-lab')}, records of schema {SCHEMA}")
 
 
-def show(records: Sequence[Record]) -> None:
-    """Print tables and sentences as `lab show` does."""
+def show(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
+    """Print tables and sentences as `lab show` does; of experiments also what `ceilings` and plain `runs` predict."""
     text_results.print_results(records, console.console())
+    levers.print_sections(_sections(records, ceilings, runs), console.console())
+
+
+def rows(records: Sequence[Record]) -> tuple[Any, ...]:
+    """The rows of an experiment's table, in its order: what `lab show --json` prints. LabError for other runs."""
+    sections = _sections(_timed(records))
+    if not sections:
+        raise LabError("These runs are of no experiment.", "Make one: lab.batch(), lab.prefix() or lab.stall()")
+    return tuple(sections[0].rows)
+
+
+def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
+    """Draw an experiment as its command does."""
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    for section in _sections(_timed(records), ceilings, runs):
+        figure = plt.figure(figsize=(10, 4.6), layout="constrained")
+        with matplotlib.rc_context({"text.parse_math": False}):
+            section.kind.draw(section, figure)
 
 
 def compare(records: Sequence[Record]) -> None:
@@ -73,6 +89,13 @@ def promises(records: Sequence[Record], ceilings: Ceilings) -> None:
     """Print the gains that the ceilings predict for other settings, as `lab explain` does."""
     timed = _timed(records)
     for lever in advice.levers(roofline.explain(timed, ceilings), timed[0], ceilings):
+        print(text_why.advice_of(lever))
+
+
+def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
+    """Print the gains that the ceilings predict for the lab's experiments, as `lab explain` does."""
+    timed = _timed(records)
+    for lever in experiment_advice.levers(roofline.explain(timed, ceilings), timed, ceilings):
         print(text_why.advice_of(lever))
 
 
@@ -240,44 +263,6 @@ def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
     return pd.DataFrame(cells, columns=["term", "meaning", "here"]).set_index("term")
 
 
-def guess(guess: Any, measured: float, unit: str, how: str = "measured") -> None:
-    """Print a reader's guess, the measured value (or, with `how`, the counted one), and how far the guess was off."""
-    if not math.isfinite(measured):
-        print(f"{unit}: this measurement cannot tell")
-        return
-    value = f"{how}: {wording.digits(measured)} {unit}"
-    number = _number(guess)
-    if number is None:
-        no_number = f"{guess!r} is no number (write one, such as 12.5, without a unit)"
-        print(f"{value}; {'you wrote no guess' if guess is ... else no_number}")
-        return
-    both = f"your guess: {wording.digits(number)} {unit}; {value}; "
-    if number <= 0 or measured <= 0:
-        print(both + f"off by {wording.digits(abs(measured - number))}")
-        return
-    factor = max(number / measured, measured / number)
-    if factor <= CLOSE:
-        print(both + "well guessed")
-    else:
-        print(both + f"you guessed {wording.digits(factor)} times too {'much' if number > measured else 'little'}")
-
-
-def check(answer: Any, right: float | str, hint: str, within: float = 0.1) -> None:
-    """Print whether an answer is right: a number off by at most the share `within`, or the letter of a choice."""
-    if answer is ...:
-        print("No answer yet: put it in place of the dots in the cell above, and run both cells.")
-        return
-    if isinstance(right, str):
-        good = str(answer).strip().lower() == right
-    else:
-        number = _number(answer)
-        if number is None:
-            print(f"{answer!r} is no number. Write one, such as 12.5, without its unit.")
-            return
-        good = abs(number - right) <= within * abs(right)
-    print("Right." if good else f"Not yet. Hint: {hint}")
-
-
 def _timed(records: Sequence[Record]) -> list[Record]:
     """The records of timed runs without an error. LabError with the first error where there is none."""
     timed = [record for record in records if record.run.status == OK and not record.run.warmup]
@@ -287,12 +272,10 @@ def _timed(records: Sequence[Record]) -> list[Record]:
     return timed
 
 
+def _sections(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> list[Any]:
+    """What the experiments among the records showed, as `levers.sections` has it."""
+    return levers.sections(records, [ceilings] if ceilings else [], runs)
+
+
 def _unknown_cost(model: Model) -> LabError:
     return LabError(f"What a step of {model.name} costs is not known from its header.", "Take another model.")
-
-
-def _number(value: Any) -> float | None:
-    """A number that a reader wrote; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        return None
-    return float(value)

@@ -20,7 +20,7 @@ from lab.core.record import OK, Ceilings, Record
 from lab.errors import LabError
 from lab.show import levers, plot_runs, plot_why, reproduce, svg, text_compare, text_results, text_setup, text_why
 from lab.show.lever_kinds import Section
-from lab.why import advice, probing, roofline
+from lab.why import probing, roofline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -289,8 +289,8 @@ def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings], numbe
             )
         )
     caveat = text_why.caveat(first)
-    sentences = [text_why.advice_of(lever) for lever in advice.levers(rows, first, ceilings)]
-    return Why(label, "", [*verdicts, *([caveat] if caveat else [])], pictures, sentences)
+    advised = text_why.advised(rows, records, ceilings)
+    return Why(label, "", [*verdicts, *([caveat] if caveat else [])], pictures, advised)
 
 
 def _picture(

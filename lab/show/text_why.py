@@ -14,9 +14,10 @@ from lab.runner import machine
 from lab.runner.plan import join
 from lab.show.console import grid_of
 from lab.show.plot_why import FEW
-from lab.why import probing, roofline
+from lab.why import advice, experiment_advice, probing, roofline
 from lab.why.advice import Lever
 from lab.why.datasheet import Device
+from lab.why.experiment_advice import BatchLever, ExperimentLever, PrefixLever, SpeculationLever
 from lab.why.prediction import Answer, Prediction
 from lab.why.roofline import Explained
 
@@ -54,9 +55,9 @@ def _shape(rate: Rate) -> str:
 
 
 def print_explained(
-    label: str, rows: Sequence[Explained], ceilings: Ceilings, advice: Sequence[Lever], out: Console
+    label: str, rows: Sequence[Explained], ceilings: Ceilings, levers: Sequence[Lever | ExperimentLever], out: Console
 ) -> None:
-    """Prints for each phase: time, FLOPs, bytes, the share of its ceiling, its limit; then advice."""
+    """Prints for each phase: time, FLOPs, bytes, the share of its ceiling, its limit; then levers."""
     best = roofline.roof(ceilings)
     out.print()
     out.print(Text(label, style="bold"))
@@ -84,7 +85,7 @@ def print_explained(
             f"{row.n_prompt:,}", f"{row.n_gen:,}", row.phase, *map(wording.digits, figures), of_ceiling, row.limit
         )
     out.print(grid)
-    for sentence in [*map(where_it_went, rows), *verdicts(rows), *map(advice_of, advice)]:
+    for sentence in [*map(where_it_went, rows), *verdicts(rows), *map(advice_of, levers)]:
         out.print(sentence)
 
 
@@ -146,8 +147,32 @@ BEYOND, TOO_LOW = 1.005, "the ceiling was measured too low; measure again: lab c
 """A phase that reaches more than this of its ceiling shows that the ceiling is wrong: its shares would mislead."""
 
 
-def advice_of(lever: Lever) -> str:
-    """A sentence on a change of settings: the gain that the ceilings predict, and the command to try it."""
+def advised(rows: Sequence[Explained], records: Sequence[Record], ceilings: Ceilings) -> list[str]:
+    """Sentences on all levers of one setup: other settings first, then the experiments."""
+    of_settings = advice.levers(rows, records[0], ceilings)
+    return [advice_of(lever) for lever in (*of_settings, *experiment_advice.levers(rows, records, ceilings))]
+
+
+def advice_of(lever: Lever | ExperimentLever) -> str:
+    """A sentence on a change: the gain that the ceilings predict, and the command to try it."""
+    how = f" Try: {lever.command}" if lever.command else ""
+    return f"Predicted: {_gains_of(lever)}.{how}"
+
+
+def _gains_of(lever: Lever | ExperimentLever) -> str:
+    if isinstance(lever, BatchLever):
+        return (
+            f"{lever.n_seq} sequences decoded together: {lever.total_gain:.2f}x the tokens per second in all, each "
+            f"{lever.user_share:.2f}x, after prompts of {lever.n_prompt:,}"
+        )
+    if isinstance(lever, PrefixLever):
+        saved, of = wording.seconds(lever.saved_s), wording.seconds(lever.ttft_s)
+        return (
+            f"{lever.n_prefix:,} of {lever.n_prefix + lever.n_suffix:,} prompt tokens cached: first token "
+            f"{lever.gain:.2f}x as fast ({saved} of {of} saved)"
+        )
+    if isinstance(lever, SpeculationLever):
+        return _gain_of_guesses(lever)
     gains = [
         f"{phase} {gain:.2f}x as fast"
         for phase, gain in (
@@ -156,8 +181,17 @@ def advice_of(lever: Lever) -> str:
         )
         if gain
     ]
-    how = f" Try: {lever.command}" if lever.command else ""
-    return f"Predicted: {lever.change}: {', '.join(gains)}.{how}"
+    return f"{lever.change}: {', '.join(gains)}"
+
+
+def _gain_of_guesses(lever: SpeculationLever) -> str:
+    """What guessing ahead gains depends on how many of the guesses are right, which the ceilings do not say."""
+    ahead = f"{lever.n_draft} token{'s' * (lever.n_draft > 1)} guessed ahead"
+    best = "" if lever.best_n_draft == lever.n_draft else f"{lever.best_n_draft} ahead are "
+    return (
+        f"{ahead}: faster only if more than {100 * lever.least_acceptance:.0f} % of the guesses are right; with "
+        f"{100 * lever.acceptance:.0f} % right, {best}{lever.gain:.2f}x as fast (if guessing takes no time)"
+    )
 
 
 def print_predictions(answer: Answer, out: Console) -> None:

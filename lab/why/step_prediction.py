@@ -85,9 +85,13 @@ def prediction_for(record: Record, known: Sequence[Ceilings], runs: Sequence[Rec
     ceilings = probing.known(known, record.machine, on_gpu)
     if ceilings is None:
         return None
-    others = [other for other in runs if other.session != record.session]
+    return taught_by([other for other in runs if other.session != record.session], record, ceilings)
+
+
+def taught_by(runs: Sequence[Record], record: Record, ceilings: Ceilings) -> StepPrediction:
+    """For the setup of a record, from these runs; from the ceilings alone where the runs do not teach enough."""
     try:
-        learned = learning.learn(others, ceilings, learning.offload_of(record.model, record.settings))
+        learned = learning.learn(runs, ceilings, learning.offload_of(record.model, record.settings))
     except LabError:
         return StepPrediction(record.model, record.settings, ceilings, learning.fit([]), 0)
     return StepPrediction(record.model, record.settings, ceilings, learned.fit, learned.n_runs)

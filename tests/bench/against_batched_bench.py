@@ -10,7 +10,6 @@ time of its steps without choosing. What counts is the median of the ratios of r
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import sys
 from pathlib import Path
 
@@ -75,28 +74,19 @@ def main() -> None:
     model = Path(sys.argv[1]) if len(sys.argv) > 1 else catalog.embedded_path()
     n_rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 9
     llama_bench.program("llama-batched-bench")
-    pairs: list[tuple[Rates, Rates]] = []
     with Worker() as worker:
         plan = make_plan(worker, [N_PROMPT], N_GEN, 1, str(model), "random")
         asked = dataclasses.replace(plan.settings, n_ctx=N_CTX, n_seq_max=max(SEQUENCES))
         threads = plan.settings.n_threads
         print(f"{model.name}, {threads} threads; tokens/s in all: lab / llama-batched-bench = ratio")
-        for number in range(n_rounds):
-            if number % 2:
-                bench = bench_round(model, threads)
-                ours = lab_round(worker, model, asked, number + 1)
-            else:
-                ours = lab_round(worker, model, asked, number + 1)
-                bench = bench_round(model, threads)
-            pairs.append((ours, bench))
-            words = [f"{n} {phase} {ours[n, phase] / bench[n, phase]:.3f}" for n, phase in ours]
-            print(f"round {number + 1:2}  {'  '.join(words)}", flush=True)
-    for key in pairs[0][0]:
-        ratios = [ours[key] / bench[key] for ours, bench in pairs]
-        rates = [statistics.median(side[key] for side in sides) for sides in zip(*pairs, strict=True)]
-        print(
-            f"{key[0]:2} sequences, {key[1]:7}: {rates[0]:6.1f} / {rates[1]:6.1f}, median of {len(ratios)} ratios "
-            f"{statistics.median(ratios):.3f} (range {min(ratios):.3f} to {max(ratios):.3f})"
+        llama_bench.in_turns(
+            n_rounds,
+            lambda number: lab_round(worker, model, asked, number),
+            lambda: bench_round(model, threads),
+            lambda name, ours, theirs: f"{name[0]} {name[1]} {ours / theirs:.3f}",
+            lambda name, ours, theirs, n, ratios: (
+                f"{name[0]:2} sequences, {name[1]:7}: {ours:6.1f} / {theirs:6.1f}, median of {n} ratios {ratios}"
+            ),
         )
 
 

@@ -25,6 +25,7 @@ from tests.bench import llama_bench
 
 N_PROMPT, N_GEN, N_UBATCH = 512, 128, 512
 N_SAMPLES = 1
+PP, TG = f"pp{N_PROMPT}", f"tg{N_GEN}"
 
 
 def decode_tps(steps: Steps) -> float:
@@ -40,7 +41,7 @@ def timed(worker: Worker, prompt: list[int], n_gen: int) -> Steps:
     return worker.run(scripts.run(prompt, n_gen, N_UBATCH), lambda progress: None).steps
 
 
-def lab_round(worker: Worker, model: Path, settings: Settings, seed: int) -> tuple[float, float]:
+def lab_round(worker: Worker, model: Path, settings: Settings, seed: int) -> dict[str, float]:
     """Prefill and decode rate of the lab, in tokens/s: medians of N_SAMPLES runs each, in a fresh engine."""
     worker.restart()
     n_vocab = worker.load(model, settings.n_gpu_layers).n_vocab
@@ -53,42 +54,32 @@ def lab_round(worker: Worker, model: Path, settings: Settings, seed: int) -> tup
     for sample in range(N_SAMPLES):
         prompt = prompts.random_ids(1, n_vocab, None, seed, sample)
         decodes.append(decode_tps(timed(worker, prompt, N_GEN + 1)))
-    return statistics.median(prefills), statistics.median(decodes)
+    return {PP: statistics.median(prefills), TG: statistics.median(decodes)}
 
 
-def bench_round(model: Path, threads: int) -> tuple[float, float]:
+def bench_round(model: Path, threads: int) -> dict[str, float]:
     """Prefill and decode rate of llama-bench, likewise."""
     samples = str(N_SAMPLES)
     rows = llama_bench.run(model, "-p", str(N_PROMPT), "-n", str(N_GEN), "-r", samples, "-t", str(threads))
     rates = {(row["n_prompt"], row["n_gen"]): statistics.median(row["samples_ts"]) for row in rows}
-    return rates[N_PROMPT, 0], rates[0, N_GEN]
+    return {PP: rates[N_PROMPT, 0], TG: rates[0, N_GEN]}
 
 
 def main() -> None:
     model = Path(sys.argv[1]) if len(sys.argv) > 1 else catalog.embedded_path()
     n_rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 36
     llama_bench.program()
-    pairs: list[tuple[tuple[float, float], tuple[float, float]]] = []
     with Worker() as worker:
         plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(model), "random")
         threads = plan.settings.n_threads
         settings = dataclasses.replace(plan.settings, n_ctx=N_PROMPT + N_GEN)
         print(f"{model.name}, {threads} threads; tokens/s: lab / llama-bench = ratio")
-        for n in range(n_rounds):
-            if n % 2:
-                bench = bench_round(model, threads)
-                ours = lab_round(worker, model, settings, n + 1)
-            else:
-                ours = lab_round(worker, model, settings, n + 1)
-                bench = bench_round(model, threads)
-            pairs.append((ours, bench))
-            shown = [f"{a:8.2f} / {b:8.2f} = {a / b:.3f}" for a, b in zip(ours, bench, strict=True)]
-            print(f"round {n + 1:2}   pp{N_PROMPT} {shown[0]}   tg{N_GEN} {shown[1]}", flush=True)
-    for i, name in enumerate((f"pp{N_PROMPT}", f"tg{N_GEN}")):
-        ratios = [ours[i] / bench[i] for ours, bench in pairs]
-        print(
-            f"{name}: median of {len(ratios)} paired ratios {statistics.median(ratios):.3f} "
-            f"(range {min(ratios):.3f} to {max(ratios):.3f}); at least 0.99 wanted"
+        llama_bench.in_turns(
+            n_rounds,
+            lambda number: lab_round(worker, model, settings, number),
+            lambda: bench_round(model, threads),
+            lambda name, ours, theirs: f" {name} {ours:8.2f} / {theirs:8.2f} = {ours / theirs:.3f}",
+            lambda name, ours, theirs, n, ratios: f"{name}: median of {n} paired ratios {ratios}; at least 0.99 wanted",
         )
 
 

@@ -10,14 +10,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import tarfile
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 PACKAGE = "llama-cpp-python"
+
+Name = TypeVar("Name")
+"""What names a rate: a phase, or a phase and a number of sequences."""
 
 
 def program(name: str = "llama-bench") -> Path:
@@ -44,6 +49,36 @@ def run_batched(model: Path, *options: str) -> list[dict[str, Any]]:
     """llama-batched-bench's JSON rows for `options`, such as `-npp 256 -ntg 32 -npl 1,4`."""
     text = _answer(program("llama-batched-bench"), "-m", str(model), "--output-format", "jsonl", *options)
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def in_turns(
+    n_rounds: int,
+    ours: Callable[[int], Mapping[Name, float]],
+    theirs: Callable[[], Mapping[Name, float]],
+    in_round: Callable[[Name, float, float], str],
+    in_all: Callable[[Name, float, float, int, str], str],
+) -> None:
+    """Runs both sides in each round, in alternating order, and prints the rounds and what their ratios say.
+
+    `ours` takes the number of the round, from 1. `in_round` says in words what one rate was on both sides, `in_all`
+    their medians, over how many rounds, and the median and range of the rounds' ratios.
+    """
+    pairs: list[tuple[Mapping[Name, float], Mapping[Name, float]]] = []
+    for number in range(1, n_rounds + 1):
+        if number % 2:
+            our_rates = ours(number)
+            pairs.append((our_rates, theirs()))
+        else:
+            their_rates = theirs()
+            pairs.append((ours(number), their_rates))
+        our_rates, their_rates = pairs[-1]
+        words = [in_round(name, rate, their_rates[name]) for name, rate in our_rates.items()]
+        print(f"round {number:2}  {'  '.join(words)}", flush=True)
+    for name in pairs[0][0] if pairs else ():
+        ratios = [our_rates[name] / their_rates[name] for our_rates, their_rates in pairs]
+        spread = f"{statistics.median(ratios):.3f} (range {min(ratios):.3f} to {max(ratios):.3f})"
+        our_rate, their_rate = (statistics.median(rates[name] for rates in side) for side in zip(*pairs, strict=True))
+        print(in_all(name, our_rate, their_rate, len(ratios), spread))
 
 
 def _answer(program: Path, *options: str) -> str:

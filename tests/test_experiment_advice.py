@@ -1,0 +1,151 @@
+"""What the experiments are predicted to gain: exact on made-up ceilings, both where they pay and where they do not."""
+
+import dataclasses
+import html
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.cli import main
+from lab.core import cost, results
+from lab.core.record import Ceilings, Record
+from lab.process.wire import ATTENTION, MUL_MAT
+from lab.show import page, text_why
+from lab.why import experiment_advice, roofline
+from lab.why.experiment_advice import BatchLever
+from tests.conftest import MACHINE, make_record, make_run, run_lab
+from tests.test_explain import BIG, FAST, WIDE, rate, timed
+
+
+def products(times: dict[int, float]) -> Ceilings:
+    """Products read at 20 GB/s with one column, and take so many times as long with n; attention costs nothing."""
+    of_products = [rate(MUL_MAT, "Q8_0", n, 20 / longer, 1e9) for n, longer in times.items()]
+    return Ceilings(
+        FAST.measured_at, MACHINE, False, (*of_products, *(rate(ATTENTION, "F16", n, 34e6, 1e12) for n in (1, 512)))
+    )
+
+
+SHARED, PROPORTIONAL = products({1: 1, 512: 1}), products({1: 1, 512: 512})
+BETWEEN = products({1: 1, 2: 1.5, 512: 384})
+
+
+def tried(best: Ceilings, record: Record | None = None, ram_bytes: int = 10**12, **changes: Any) -> dict[str, Any]:
+    """The experiments' levers by name. The record is as of another machine, so it teaches nothing: kernels decide."""
+    given = record or timed(1.1)[0]
+    machine = dataclasses.replace(MACHINE, cpu="Other CPU", ram_bytes=ram_bytes)
+    records = [dataclasses.replace(given, machine=machine, **changes)]
+    rows = roofline.explain([given], best)
+    return {lever.experiment: lever for lever in experiment_advice.levers(rows, records, best)}
+
+
+def test_where_a_step_of_many_takes_as_long_as_of_one_all_experiments_pay() -> None:
+    levers = tried(SHARED)
+    batch, prefix, guessing = levers["batch"], levers["prefix"], levers["speculate"]
+    assert batch.n_seq == 16 and (batch.total_gain, batch.user_share) == pytest.approx((16, 1), rel=1e-6)
+    (row,) = [row for row in roofline.explain(timed(1.1), SHARED) if row.phase == "prefill"]
+    first, rest = (roofline.step_kernels(BIG, WIDE, SHARED, *step) for step in ((15, 0, 0), (5, 15, 1)))
+    moved = cost.move(BIG, 15)
+    assert first and rest and moved
+    saved_s = row.measured_s * first.total_s / (first.total_s + rest.total_s) - moved.n_bytes / 20e9
+    assert (prefix.n_prefix, prefix.n_suffix, prefix.ttft_s) == (15, 5, row.measured_s)
+    assert (prefix.saved_s, prefix.gain) == pytest.approx((saved_s, row.measured_s / (row.measured_s - saved_s)))
+    assert guessing.least_acceptance == pytest.approx(0, abs=1e-6)
+    assert (guessing.best_n_draft, guessing.gain) == (
+        3,
+        pytest.approx((1 - 0.8**4) / (1 - 0.8), rel=1e-6),
+    )  # of 5 tokens
+    sizes = "--prompt-len 20 --gen 5"
+    assert batch.command.startswith(f"lab batch --sequences 1,16 {sizes} ")
+    assert prefix.command.startswith("lab prefix --prefix-len 15 --suffix-len 5 ")
+    assert guessing.command.startswith("lab speculate --draft lookup --draft-len ")
+    assert f"3 {sizes} " in guessing.command
+
+
+def test_where_each_token_takes_as_long_as_the_first_neither_batching_nor_guessing_pays() -> None:
+    assert tried(PROPORTIONAL).keys() == {"prefix"}  # and no sentence on guesses of which all would have to be right
+
+
+def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() -> None:
+    levers = tried(BETWEEN)
+    batch, guessing = levers["batch"], levers["speculate"]
+    assert (batch.n_seq, batch.total_gain) == (2, pytest.approx(2 / 1.5))  # 4 give no more in all
+    assert batch.user_share == pytest.approx(1 / 1.5)
+    assert (guessing.n_draft, guessing.best_n_draft) == (1, 1)
+    assert (guessing.least_acceptance, guessing.gain) == pytest.approx((0.5, 1.8 / 1.5))
+    sentences = {name: text_why.advice_of(lever) for name, lever in levers.items()}
+    assert sentences["batch"].startswith(
+        "Predicted: 2 sequences decoded together: 1.33x the tokens per second in all, each 0.67x, after prompts of 20. "
+        "Try: lab batch --sequences 1,2 --prompt-len 20 --gen 5 "
+    )
+    assert re.match(
+        r"Predicted: 15 of 20 prompt tokens cached: first token \d\.\d\dx as fast \(.* of .* saved\)\. Try: lab prefix",
+        sentences["prefix"],
+    )
+    assert sentences["speculate"].startswith(
+        "Predicted: 1 token guessed ahead: faster only if more than 50 % of the guesses are right; with 80 % right, "
+        "1.20x as fast (if guessing takes no time). Try: lab speculate --draft lookup --draft-len 1 "
+    )
+    two = dataclasses.replace(guessing, n_draft=2, best_n_draft=3)
+    assert "2 tokens guessed ahead: " in text_why.advice_of(two)
+    assert "with 80 % right, 3 ahead are 1.20x as fast" in text_why.advice_of(two)
+
+
+def test_the_acceptance_from_which_guessing_pays_solves_its_equation() -> None:
+    assert experiment_advice.accepted(0.8, 3) == pytest.approx((1 - 0.8**4) / (1 - 0.8))
+    for n, share in ((1, 0.3), (4, 0.75), (8, 0.99)):
+        assert experiment_advice._least_acceptance(n, experiment_advice.accepted(share, n)) == pytest.approx(share)
+    assert experiment_advice._least_acceptance(3, 0.9) == pytest.approx(0)
+
+
+def test_a_lever_is_not_named_where_it_cannot_be_pulled_or_predicted() -> None:
+    assert tried(SHARED, model=dataclasses.replace(BIG, source="synthetic")).keys() == {"batch", "prefix"}
+    assert tried(SHARED, model=dataclasses.replace(BIG, windows=(0, 512) * 8)).keys() == {"batch"}
+    assert tried(SHARED, model=dataclasses.replace(BIG, n_ctx_train=20)).keys() == {"batch", "speculate"}
+    assert tried(SHARED, settings=dataclasses.replace(WIDE, n_batch=9))["batch"].n_seq == 8
+    weights = BIG.n_bytes or 0
+    assert "batch" not in tried(SHARED, ram_bytes=weights)
+    longer = make_record(make_run(20, 64), model=BIG, settings=WIDE)
+    assert tried(SHARED, longer)["speculate"].best_n_draft == 8
+    assert tried(SHARED, longer, settings=dataclasses.replace(WIDE, n_ubatch=6))["speculate"].best_n_draft == 5
+    chosen = tried(SHARED, settings=dataclasses.replace(WIDE, kv_unified=True, prompt="random"))
+    assert "--prompt random" in chosen["prefix"].command and "--kv-unified on" in chosen["batch"].command
+    assert not {"--prompt", "--kv-unified"} & set(chosen["speculate"].command.split())
+    assert 1 < tried(SHARED, ram_bytes=weights + 350 * 10**6)["batch"].n_seq < 16
+    other_threads = dataclasses.replace(WIDE, n_threads_batch=1)  # no kernel was probed with so many
+    assert tried(SHARED, settings=other_threads) == {}
+    reading_only = make_record(make_run(20, 1), model=BIG, settings=WIDE)
+    assert tried(SHARED, reading_only).keys() == {"prefix"}
+    slow = dataclasses.replace(
+        SHARED, rates=tuple(dataclasses.replace(r, n_bytes=r.n_bytes // 10**6) for r in SHARED.rates)
+    )
+    assert "prefix" not in tried(slow)  # moving the cache takes longer than computing it
+    assert experiment_advice.levers([], [], SHARED) == []
+
+
+def test_the_explained_runs_teach_what_layers_cost_that_several_sequences_share() -> None:
+    records = timed(3)  # decode takes three times its kernels: what is shared is more
+    named = experiment_advice.levers(roofline.explain(records, PROPORTIONAL), records, PROPORTIONAL)
+    (batch,) = [lever for lever in named if isinstance(lever, BatchLever)]
+    assert batch.n_seq > 1 and 1 < batch.total_gain < 3.1
+
+
+def test_commands_of_levers_are_commands_of_the_lab(tmp_path: Path) -> None:
+    sample = "results/sample-smollm2-135m-amd-epyc.jsonl"
+    code, out, err = run_lab("explain", sample, "--ceilings", tmp_path, "--no-plot", "--json")
+    assert code == 0, err
+    (document,) = json.loads(out)
+    by_name = {lever["experiment"]: lever for lever in document["experiments"]}
+    assert list(by_name) == ["batch", "prefix", "speculate"]
+    assert by_name["prefix"]["n_prefix"] == 1000 - 64  # 10,000 are more than the model was trained for
+    for name in by_name.keys() & main.lab.commands.keys():
+        lab_, command, *words = shlex.split(by_name[name]["command"])
+        assert (lab_, command) == ("lab", name)
+        main.lab.commands[name].make_context(name, words)
+    out = run_lab("explain", sample, "--ceilings", tmp_path, "--no-plot")[1]
+    shown = html.unescape(page.html(results.read([Path(sample)]).records, results.read([Path(sample)]).ceilings))
+    for lever in by_name.values():
+        assert f"Try: {lever['command']}\n" in out and f"Try: {lever['command']}</li>" in shown
