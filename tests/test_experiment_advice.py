@@ -94,13 +94,6 @@ def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() ->
     assert "with 80 % right, 3 ahead are 1.20x as fast" in text_why.advice_of(two)
 
 
-def test_the_acceptance_from_which_guessing_pays_solves_its_equation() -> None:
-    assert experiment_advice.accepted(0.8, 3) == pytest.approx((1 - 0.8**4) / (1 - 0.8))
-    for n, share in ((1, 0.3), (4, 0.75), (8, 0.99)):
-        assert experiment_advice._least_acceptance(n, experiment_advice.accepted(share, n)) == pytest.approx(share)
-    assert experiment_advice._least_acceptance(3, 0.9) == pytest.approx(0)
-
-
 def test_a_lever_is_not_named_where_it_cannot_be_pulled_or_predicted() -> None:
     assert tried(SHARED, model=dataclasses.replace(BIG, source="synthetic")).keys() == {"batch", "prefix"}
     assert tried(SHARED, model=dataclasses.replace(BIG, windows=(0, 512) * 8)).keys() == {"batch"}

@@ -96,10 +96,10 @@ def test_one_draft_length_tells_of_shorter_ones(name: str) -> None:
 def test_the_textbook_length_and_the_share_at_which_it_pays() -> None:
     assert guesses.textbook_length(0.5, 2) == pytest.approx(1 + 0.5 + 0.25)
     assert guesses.textbook_length(1.0, 3) == 4
-    share = speculation_words.break_even(1.75, 0.0, 2)
+    share = guesses.break_even(1.75, 0.0, 2)
     assert share == pytest.approx(0.5)
-    assert speculation_words.break_even(3.0, 0.0, 2) is None  # even three tokens a step only make up for it
-    assert speculation_words.break_even(1.0, 0.5, 2) == pytest.approx(0.618, abs=1e-3)
+    assert guesses.break_even(3.0, 0.0, 2) is None  # even three tokens a step only make up for it
+    assert guesses.break_even(1.0, 0.5, 2) == pytest.approx(0.618, abs=1e-3)
 
 
 @pytest.fixture

@@ -138,3 +138,15 @@ def textbook_length(acceptance: float, n_draft: int) -> float:
     (1 - a^(n+1)) / (1 - a): Leviathan et al. (2023), equation 1.
     """
     return n_draft + 1.0 if acceptance >= 1 else (1 - acceptance ** (n_draft + 1)) / (1 - acceptance)
+
+
+def break_even(v: float, c: float, n_draft: int) -> float | None:
+    """The share of right guesses (each equally likely) at which L = n c + v; None where even 1 is too few."""
+    cost = n_draft * c + v
+    if cost >= n_draft + 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if textbook_length(middle, n_draft) < cost else (low, middle)
+    return high

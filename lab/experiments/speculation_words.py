@@ -126,7 +126,7 @@ def of_curve(curve: Sequence[CurveRow]) -> list[str]:
     words = []
     for n_prompt in dict.fromkeys(row.n_prompt for row in curve):
         alike = [row for row in curve if row.n_prompt == n_prompt and row.n_positions > 1]
-        needed = {row.n_positions - 1: break_even(row.v, row.c or 0.0, row.n_positions - 1) for row in alike}
+        needed = {row.n_positions - 1: guesses.break_even(row.v, row.c or 0.0, row.n_positions - 1) for row in alike}
         possible = {n: share for n, share in needed.items() if share is not None}
         last = alike[-1] if alike else None
         if last is None:
@@ -148,15 +148,3 @@ def of_curve(curve: Sequence[CurveRow]) -> list[str]:
             f"{max(errors):.0%}."
         )
     return words
-
-
-def break_even(v: float, c: float, n_draft: int) -> float | None:
-    """The share of right guesses (each equally likely) at which L = n c + v; None where even 1 is too few."""
-    cost = n_draft * c + v
-    if cost >= n_draft + 1:
-        return None
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if guesses.textbook_length(middle, n_draft) < cost else (low, middle)
-    return high

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lab.core import memory
+from lab.core import guesses, memory
 from lab.core.record import Ceilings, Record
 from lab.models import catalog
 from lab.runner import machine
@@ -95,11 +95,6 @@ def levers(rows: Sequence[Explained], records: Sequence[Record], ceilings: Ceili
     return [lever for lever in tried if lever]
 
 
-def accepted(acceptance: float, n_draft: int) -> float:
-    """Tokens that a verification yields, on average, if guesses are right with this chance: Leviathan et al. (2022)."""
-    return sum(acceptance**i for i in range(n_draft + 1))
-
-
 def _batch(rows: Sequence[Explained], record: Record, prediction: StepPrediction) -> BatchLever | None:
     """The largest of SEQUENCES that pays: in all LEAST_GAIN times as many tokens per second as any smaller number."""
     row = _shortest_decode(rows)
@@ -148,11 +143,12 @@ def _speculation(rows: Sequence[Explained], record: Record, prediction: StepPred
     lengths = [n for n in DRAFT_LENGTHS if n < record.settings.n_ubatch and n <= row.n_gen - 2]
     steps = {n: prediction.seconds(n + 1, n_past, n + 1) for n in lengths}
     costs = {n: step_s / one_s for n, step_s in steps.items() if step_s is not None and one_s}
-    paying = {n: v for n, v in costs.items() if accepted(1.0, n) >= LEAST_GAIN * v}
+    paying = {n: v for n, v in costs.items() if n + 1 >= LEAST_GAIN * v}
     if not paying:
         return None
-    least = {n: _least_acceptance(n, v) for n, v in paying.items()}
-    gains = {n: accepted(ACCEPTANCE, n) / v for n, v in paying.items()}
+    shares = {n: guesses.break_even(v, 0.0, n) for n, v in paying.items()}
+    least = {n: share for n, share in shares.items() if share is not None}
+    gains = {n: guesses.textbook_length(ACCEPTANCE, n) / v for n, v in paying.items()}
     n_draft, n_best = min(least, key=least.__getitem__), max(gains, key=gains.__getitem__)
     asked = ",".join(str(n) for n in sorted({n_draft, n_best}))
     sizes = {"--draft": "lookup", "--draft-len": asked, "--prompt-len": row.n_prompt, "--gen": row.n_gen}
@@ -160,15 +156,6 @@ def _speculation(rows: Sequence[Explained], record: Record, prediction: StepPred
     return SpeculationLever(
         n_draft, least[n_draft], ACCEPTANCE, n_best, gains[n_best], row.n_prompt, row.n_gen, command
     )
-
-
-def _least_acceptance(n_draft: int, verification: float) -> float:
-    """The chance of a right guess at which a verification yields as many tokens as plain steps in its time would."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if accepted(middle, n_draft) < verification else (low, middle)
-    return high
 
 
 def _shortest_decode(rows: Sequence[Explained]) -> Explained | None:
