@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lab.analysis.table import summary as summary
     from lab.core.results import read as read
     from lab.experiments.batching import batch as batch
+    from lab.experiments.claim_session import claims as claims
     from lab.experiments.prefix_cache import prefix as prefix
     from lab.experiments.stalls import stall as stall
     from lab.runner.session import measure as measure
@@ -46,6 +47,7 @@ _MODULES = {
     "batch": "experiments.batching",
     "prefix": "experiments.prefix_cache",
     "stall": "experiments.stalls",
+    "claims": "experiments.claim_session",
     "read": "core.results",
     "runs": "analysis.table",
     "steps": "analysis.table",

@@ -31,7 +31,7 @@ class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return share
 
 
-_SETTINGS = [
+BASIC_SETTINGS = [
     click.option("--model", "-m", default="smollm2-135m", show_default=True, help="A SPEC: see lab models."),
     click.option("--prompt", default="text", show_default=True, help="text (the lab's own), random, or a text file."),
     click.option("--threads", "-t", type=int, help="Threads for decode.  [default: physical cores]"),
@@ -85,7 +85,7 @@ def unified(default: str) -> Callable[..., Any]:
     )
 
 
-SETTINGS, UNIFIED = [*_SETTINGS, unified("off")], [*_SETTINGS, unified("on")]
+SETTINGS, UNIFIED = [*BASIC_SETTINGS, unified("off")], [*BASIC_SETTINGS, unified("on")]
 """With a cache for each sequence, as llama.cpp has it; with one for all, where sequences share what they have."""
 
 SEED = click.option("--seed", default=1, show_default=True, help="Of the order of runs and of the prompts.")

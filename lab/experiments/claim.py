@@ -17,25 +17,31 @@ UNSURE, UNTESTABLE = "cannot be told", "not testable here"
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured or computed value, with the ends of its interval or range where it has one."""
+    """A measured or computed value, with the ends of its interval or range where it has one.
+
+    `n`: how many runs, blocks or points of a curve it rests on; None for a computed one.
+    """
 
     name: str
     value: float
     unit: str = ""
     low: float | None = None
     high: float | None = None
+    n: int | None = None
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What was measured for all claims: the records of a session, and what is known of the machine.
 
-    `others` are records of other machines, `is_quick` whether only the short measurements were made.
+    `others` are records of other machines and `other_ceilings` what these can do, `is_quick` whether only the short
+    measurements were made.
     """
 
     records: tuple[Record, ...]
     ceilings: Ceilings | None = None
     others: tuple[Record, ...] = ()
+    other_ceilings: tuple[Ceilings, ...] = ()
     is_quick: bool = False
 
     def of(self, part: str) -> tuple[Record, ...]:

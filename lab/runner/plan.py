@@ -58,6 +58,7 @@ class Plan:
     until: Until | None = None
     is_more_if_cheap: bool = False  # cases that cost little get further rounds
     write: Callable[[Case, Text, Settings], list[Operation]] = measured_run
+    part: str | None = None  # of `lab claims`: written into every run
 
     @property
     def order(self) -> list[tuple[int, Case]]:
