@@ -80,14 +80,11 @@ def failures(records: Sequence[Record]) -> list[str]:
 def plan_lines(session: Session) -> list[str]:
     """How long the session will take, and which parts cannot be measured."""
     seconds = sum(session.expected_s.values())
-    n = len(session.claims)
-    made = [
-        f"{n} claim{'s' * (n != 1)}, {len(session.trials)} parts, {session.n_runs} runs: about {duration(seconds)} "
-        "on 2 cores of an EPYC"
-        if session.trials
-        else f"{n} claim{'s' * (n != 1)}, nothing to measure"
-    ]
-    return [*made, *(f"{part} cannot be measured: {problem}" for part, problem in session.problems.items())]
+    n, n_parts = len(session.claims), len(session.trials)
+    what = f"{n} claim{'s' * (n != 1)}"
+    size = f"{n_parts} part{'s' * (n_parts != 1)}, {session.n_runs} runs: about {duration(seconds)}"
+    line = f"{what}, {size} on 2 cores of an EPYC" if n_parts else f"{what}, nothing to measure"
+    return [line, *(f"{part} cannot be measured: {problem}" for part, problem in session.problems.items())]
 
 
 def plan_table(session: Session) -> Table:
