@@ -294,8 +294,10 @@ def test_evidence_is_of_this_machine_and_others(tmp_path: Path, toys: Any) -> No
     theirs = make_record(make_run(), machine=other, session="theirs")
     far = dataclasses.replace(FAST, machine=other)
     near = make_record(make_run(), session="mine, earlier")
-    made = claim_verdicts.evidence_of([of_part("batch")], MACHINE, False, [FAST, far], [theirs, near])
+    faster = dataclasses.replace(FAST, rates=(dataclasses.replace(FAST.rates[0], times_ns=(1,)),))
+    made = claim_verdicts.evidence_of([of_part("batch")], MACHINE, False, [FAST], [theirs, near], [far, faster])
     assert made.others == (theirs,) and made.other_ceilings == (far,)
+    assert made.ceilings is not None and set(made.ceilings.rates) == set(FAST.rates)  # not those of a sample
     assert made.ceilings is not None and made.ceilings.machine == MACHINE
 
 
@@ -431,7 +433,7 @@ def test_a_record_names_no_file_and_nothing_in_a_page(toys: Any) -> None:
 
 
 def test_verdicts_that_were_asked_for_are_those_of_the_page(session_records: list[Record]) -> None:
-    sections = claims_page.sections(session_records, verdicts=Verdicts(JUDGED, tuple(session_records)))
+    sections = claims_page.sections(session_records, judged=[("a", Verdicts(JUDGED, tuple(session_records)))])
     assert [row["number"] for row in sections[0]["rows"]] == ["1", "2", "3", "4"]
 
 

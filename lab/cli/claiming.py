@@ -86,11 +86,11 @@ def _show(verdicts: Verdicts, path: Path, as_json: bool, plots: bool, report: bo
     out = console.console()
     if not as_json:
         text_claims.print_verdicts(verdicts, out)
-    records, files = list(verdicts.records), dict[str, Any]()
+    records, files, judged = list(verdicts.records), dict[str, Any](), [(path.stem, verdicts)]
     if records:
-        files = write_files(records, path, plots, report, AT_LEAST, None if as_json else out, verdicts=verdicts)
+        files = write_files(records, path, plots, report, AT_LEAST, None if as_json else out, judged=judged)
     if as_json:
-        console.print_json({**files, **as_json_rows(records, judged=[(path.stem, verdicts)])})
+        console.print_json({**files, **as_json_rows(records, judged=judged)})
 
 
 def _print_plan(session: Session, as_json: bool) -> None:

@@ -136,8 +136,9 @@ def verdicts_of(
 
     if not any(record.run.part for record in records):
         return []
-    others, known = claim_session.neighbours(plot_folder(results, None), records)
-    return claim_verdicts.of_sessions(records, [*ceilings, *known], others)
+    folder = plot_folder(results, None)
+    others, theirs = claim_session.neighbours(folder, records)
+    return claim_verdicts.of_sessions(records, [*ceilings, *claim_session.known_ceilings(folder)], others, theirs)
 
 
 def as_json_rows(

@@ -127,9 +127,10 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
         raise LabError(f"{path} would be overwritten by its own report.", "Choose another name: --out report.html")
     others = other_sessions(results, reading.records)
     known = ceilings_of(reading, ceilings)
-    if any(record.run.part for record in reading.records):  # their verdicts are to be those of lab show
+    judged = verdicts_of(reading.records, results, known)
+    if judged:
         known += known_ceilings(plot_folder(results, None))
-    click.echo(page.report(path, reading.records, known, at_least, others))
+    click.echo(page.report(path, reading.records, known, at_least, others, judged))
 
 
 @lab.command()

@@ -124,7 +124,7 @@ def write_files(
     at_least: float,
     out: Console | None,
     shown: Sequence[Section] = (),
-    verdicts: Verdicts | None = None,
+    judged: Sequence[tuple[str, Verdicts]] = (),
 ) -> dict[str, Any]:
     """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
     from lab.experiments import claim_session
@@ -145,10 +145,10 @@ def write_files(
     files["report"] = None
     if report and any_good(records):
         known, others = probing.kept(path.parent, note), other_sessions((str(path),), records)
-        if verdicts:
+        if judged:
             known = claim_session.known_ceilings(path.parent)
         target = path.with_suffix(".html")
-        files["report"] = named("report", page.report(target, records, known, at_least, others, verdicts))
+        files["report"] = named("report", page.report(target, records, known, at_least, others, judged))
     if out and any_good([record for record in records if record.run.lever is None and record.run.part is None]):
         out.print(f"next     what limited it: lab ceilings && lab explain {path}; a page to hand on: lab report {path}")
     return files

@@ -40,8 +40,8 @@ RESULTS = Path("results")
 QUICK_MOST_S = 240.0
 """What a quick session may take on 2 cores with the embedded model."""
 
-TYPES = ("Q4_0", "Q8_0", "F16")
-"""Weight types of which a whole session knows the ceilings, besides the model's own."""
+QUICK_TYPES, TYPES = ("Q4_0", "Q8_0"), ("Q4_0", "Q8_0", "F16")
+"""Weight types of which a session knows the ceilings, besides the model's own: the machine's best is among them."""
 
 PROBE_S, PROBES_S = 0.7, 10.0
 """What a probe takes in all its rounds, and reading memory besides."""
@@ -119,8 +119,10 @@ def judge(
     are_chosen: bool = True,
 ) -> Verdicts:
     """The verdicts on claims by the records of one session, and by what is kept in a folder of results."""
-    others, known = neighbours(folder, records)
-    evidence = claim_verdicts.evidence_of(records, here, settings.n_gpu_layers > 0, known, others, is_quick)
+    others, theirs = neighbours(folder, records)
+    evidence = claim_verdicts.evidence_of(
+        records, here, settings.n_gpu_layers > 0, known_ceilings(folder), others, theirs, is_quick
+    )
     return claim_verdicts.verdicts(chosen, evidence, are_chosen)
 
 
@@ -153,7 +155,7 @@ def plan(worker: Worker, chosen: Sequence[Claim], quick: bool, states: Path, fol
     planned = Session(tuple(chosen), quick, base, trials, problems, ())
     if CEILINGS not in needed and len(chosen) < len(CLAIMS):
         return planned
-    todo = _unknown(base, known_ceilings(folder), () if quick else TYPES)
+    todo = _unknown(base, known_ceilings(folder), QUICK_TYPES if quick else TYPES)
     if quick and sum(planned.expected_s.values()) + probes_s(todo) > QUICK_MOST_S:
         return planned
     return dataclasses.replace(planned, probes=tuple(todo))
@@ -179,9 +181,8 @@ def known_ceilings(folder: Path) -> list[Ceilings]:
 
 
 def neighbours(folder: Path, records: Sequence[Record]) -> tuple[list[Record], list[Ceilings]]:
-    """Other sessions in a folder and in the default one for results, and all ceilings that are known there."""
-    others, with_them = calibration.neighbours(_folders(folder), records)
-    return others, [*known_ceilings(folder), *with_them]
+    """Other sessions in a folder and in the default one for results, and the ceilings in their files."""
+    return calibration.neighbours(_folders(folder), records)
 
 
 def _folders(folder: Path) -> set[Path]:

@@ -118,11 +118,14 @@ def summary(judged: Sequence[Judged]) -> str:
 
 
 def of_sessions(
-    records: Sequence[Record], known: Sequence[Ceilings] = (), others: Sequence[Record] = ()
+    records: Sequence[Record],
+    known: Sequence[Ceilings] = (),
+    others: Sequence[Record] = (),
+    theirs: Sequence[Ceilings] = (),
 ) -> list[tuple[str, Verdicts]]:
     """The verdicts of each session that measured for claims, by its name; other records are evidence as `others` are.
 
-    A claim is left out where nothing was measured for it. `known` ceilings may be of any machines.
+    A claim is left out where nothing was measured for it. `theirs` are ceilings that came with `others`.
     """
     sessions = dict.fromkeys(record.session for record in records if record.run.part is not None)
     made = []
@@ -130,7 +133,7 @@ def of_sessions(
         own = [record for record in records if record.session == name]
         rest = [record for record in records if record.session != name]
         first = own[0]
-        evidence = evidence_of(own, first.machine, first.settings.n_gpu_layers > 0, known, [*rest, *others])
+        evidence = evidence_of(own, first.machine, first.settings.n_gpu_layers > 0, known, [*rest, *others], theirs)
         made.append((name, verdicts(CLAIMS, evidence, are_chosen=False)))
     return made
 
@@ -141,9 +144,12 @@ def evidence_of(
     on_gpu: bool,
     known: Sequence[Ceilings] = (),
     others: Sequence[Record] = (),
+    theirs: Sequence[Ceilings] = (),
     is_quick: bool | None = None,
 ) -> Evidence:
-    """The evidence of one session on a machine: of `known` and `others` what is of it, and of other machines.
+    """The evidence of one session on a machine: of `known` ceilings its own, of all others what is of other machines.
+
+    A sample from a machine of the same description says nothing of what this one can do.
 
     Where it is not said whether the session was a quick one, its runs say it.
     """
@@ -151,7 +157,7 @@ def evidence_of(
         tuple(records),
         probing.known(known, here, on_gpu),
         tuple(record for record in others if not probing.same(record.machine, here)),
-        tuple(ceilings for ceilings in known if not probing.same(ceilings.machine, here)),
+        tuple(ceilings for ceilings in (*known, *theirs) if not probing.same(ceilings.machine, here)),
         claim_parts.is_quick(records) if is_quick is None else is_quick,
     )
 

@@ -22,10 +22,10 @@ def sections(
     records: Sequence[Record],
     known: Sequence[Ceilings] = (),
     others: Sequence[Record] = (),
-    verdicts: Verdicts | None = None,
+    judged: Sequence[tuple[str, Verdicts]] = (),
 ) -> list[dict[str, Any]]:
-    """What the page shows of each session of claims among the records, judged anew unless `verdicts` are given."""
-    judged = [("", verdicts)] if verdicts else claim_verdicts.of_sessions(records, known, others)
+    """What the page shows of each session of claims among the records, judged anew unless they are `judged`."""
+    judged = judged or claim_verdicts.of_sessions(records, known, others)
     return [
         _section(f"session-{i}-", name if len(judged) > 1 else "", own, known, others)
         for i, (name, own) in enumerate(judged)

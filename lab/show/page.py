@@ -46,18 +46,18 @@ def report(
     ceilings: Sequence[Ceilings] = (),
     at_least: float = comparison.AT_LEAST,
     others: Sequence[Record] = (),
-    verdicts: Verdicts | None = None,
+    judged: Sequence[tuple[str, Verdicts]] = (),
 ) -> Path:
     """Write records as one HTML page that carries its data, and return its path.
 
         lab.report("results/page.html", records, [lab.ceilings()])
 
     `ceilings` may be of any machines; those that fit explain the records. `others` are further sessions of
-    the same machines: they show how much sessions differ. Claims are judged anew, unless their `verdicts` are given.
+    the same machines: they show how much sessions differ. Claims are judged anew, unless they are given `judged`.
     LabError where the file cannot be written.
     """
     path = Path(path)
-    text = html(records, ceilings, at_least, others, verdicts)
+    text = html(records, ceilings, at_least, others, judged)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")
@@ -71,12 +71,12 @@ def html(
     known: Sequence[Ceilings],
     at_least: float = comparison.AT_LEAST,
     others: Sequence[Record] = (),
-    verdicts: Verdicts | None = None,
+    judged: Sequence[tuple[str, Verdicts]] = (),
 ) -> str:
     """The whole page as HTML. Differences smaller than `at_least` are not claimed."""
     if not records:
         raise LabError("There is nothing to report: no records are given.", "Measure some: lab measure")
-    claims = claims_page.sections(records, known, others, verdicts)
+    claims = claims_page.sections(records, known, others, judged)
     rest = [record for record in records if record.run.part is None]
     if not rest:
         return _claims(records, known, claims)
