@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,10 @@ if TYPE_CHECKING:
 
     from lab.core.record import Ceilings, Record
     from lab.core.results import Contents
+    from lab.experiments.claim_verdicts import Verdicts
+    from lab.show.claim_pictures import Drawing
     from lab.show.lever_kinds import Section
 
-
-MOST_NEARBY = 50_000_000
 
 RESULTS = "results"
 """The default folder of results."""
@@ -42,26 +41,12 @@ def note(sentence: str) -> None:
 
 
 def other_sessions(results: tuple[str, ...], records: Sequence[Record]) -> list[Record]:
-    """Sessions that lie where the results are, and in their calibration folder: they show how much sessions differ.
+    """Sessions that lie where the results are: they show how much sessions differ."""
+    from lab.runner import calibration
 
-    At most MOST_NEARBY bytes are read, the newest files first; those that cannot be read are left out.
-    """
-    from lab.core.results import read as read_files
-    from lab.runner.calibration import FOLDER
-
-    folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
-    paths = [path for folder in folders for path in (*folder.glob("*.jsonl"), *(folder / FOLDER).glob("*.jsonl"))]
-    nearby, n_bytes = [], 0
-    named = {record.session for record in records}
-    for path in sorted(
-        filter(Path.is_file, paths), key=lambda path: path.name, reverse=True
-    ):  # names begin with a time
-        with suppress(OSError, LabError):  # nobody asked for this file: one that cannot be read teaches nothing
-            n_bytes += path.stat().st_size
-            if n_bytes > MOST_NEARBY:
-                break
-            nearby += [record for record in read_files([path]).records if record.session not in named]
-    return nearby
+    return calibration.other_sessions(
+        {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}, records
+    )
 
 
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
@@ -77,18 +62,47 @@ def any_good(records: Sequence[Record]) -> bool:
     return any(record.run.status == OK and not record.run.warmup for record in records)
 
 
-def draw(records: Sequence[Record], folder: Path, stem: str, shown: Sequence[Section] = ()) -> list[Path]:
-    """Draws the plots that there is data for, of experiments those `shown`; their paths: `<stem>-prefill.png` ..."""
+def draw(
+    records: Sequence[Record],
+    folder: Path,
+    stem: str,
+    shown: Sequence[Section] = (),
+    of_claims: Sequence[Drawing] = (),
+) -> list[Path]:
+    """Draws the plots that there is data for, of experiments those `shown`; their paths: `<stem>-prefill.png` ...
+
+    Of runs that were made for claims those in `of_claims`.
+    """
     from lab.show import canvas, levers, plot_runs
 
     if not any_good(records):
         return []
-    drawings = {**plot_runs.drawings(records), **levers.drawings(shown)}
-    return [
-        path
-        for name, drawing in drawings.items()
-        for path in canvas.write(drawing, folder, f"{stem}-{name}", (8 if name in ("prefill", "decode") else 11, 5))
-    ]
+    sizes: dict[str, tuple[float, float]] = {"prefill": (8, 5), "decode": (8, 5)}
+    drawings = {**plot_runs.drawings([r for r in records if r.run.part is None]), **levers.drawings(shown)}
+    wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
+    wanted += [(one.name, one.draw, one.size) for one in of_claims]
+    return [path for name, drawing, size in wanted for path in canvas.write(drawing, folder, f"{stem}-{name}", size)]
+
+
+def claim_drawings(
+    records: Sequence[Record], results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
+) -> list[Drawing]:
+    """The pictures of sessions of claims among the records of these files."""
+    import dataclasses
+
+    from lab.experiments import claim_session
+    from lab.show import claim_pictures
+    from lab.show.claim_pictures import Drawing
+
+    sessions = dict.fromkeys(record.session for record in records if record.run.part)
+    if not sessions:
+        return []
+    known = [*ceilings, *claim_session.known_ceilings(plot_folder(results, None))]
+    others, made = other_sessions(results, records), list[Drawing]()
+    for number, name in enumerate(sessions, 1):
+        own = claim_pictures.drawings([record for record in records if record.session == name], known, others)
+        made += [dataclasses.replace(one, name=f"{number}-{one.name}") if len(sessions) > 1 else one for one in own]
+    return made
 
 
 def experiments(
@@ -98,6 +112,7 @@ def experiments(
     from lab.show import levers
     from lab.why import probing
 
+    records = [record for record in records if record.run.part is None]
     if not any(record.run.lever for record in records):
         return []
     known = [*ceilings, *probing.kept(plot_folder(results, None), note)]
@@ -113,14 +128,30 @@ def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
     return [*reading.ceilings, *probing.kept(Path(folder), note)]
 
 
-def as_json_rows(records: Sequence[Record], shown: Sequence[Section] = ()) -> dict[str, Any]:
-    """The rows of the summary and of experiments, what disturbed the runs, and what failed."""
+def verdicts_of(
+    records: Sequence[Record], results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
+) -> list[tuple[str, Verdicts]]:
+    """The verdicts of each session of claims among the records of these files, by its name."""
+    from lab.experiments import claim_session, claim_verdicts
+
+    if not any(record.run.part for record in records):
+        return []
+    folder = plot_folder(results, None)
+    others, theirs = claim_session.neighbours(folder, records)
+    return claim_verdicts.of_sessions(records, [*ceilings, *claim_session.known_ceilings(folder)], others, theirs)
+
+
+def as_json_rows(
+    records: Sequence[Record], shown: Sequence[Section] = (), judged: Sequence[tuple[str, Verdicts]] = ()
+) -> dict[str, Any]:
+    """The rows of the summary, of experiments and of claims, what disturbed the runs, and what failed."""
     from lab.analysis import table
     from lab.show import levers, text_results
 
-    rows = table.summary(table.runs(records))
+    rows = table.summary(table.runs([record for record in records if record.run.part is None]))
+    of_claims = [{"session": name, **row} for name, verdicts in judged for row in verdicts.rows]
     return {
-        "rows": [*rows.to_dict("records"), *levers.as_rows(shown)],
+        "rows": [*rows.to_dict("records"), *levers.as_rows(shown), *of_claims],
         **levers.more(shown),
         "warnings": text_results.warnings(records),
         "failures": text_results.failures(records),

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from lab.cli.calibrating import calibrate
+from lab.cli.claiming import claims
 from lab.cli.comparing import compare, export, import_
 from lab.cli.experimenting import batch, prefix, speculate, stall
 from lab.cli.explaining import ceilings, explain, predict
@@ -18,11 +19,13 @@ from lab.cli.files import (
     any_good,
     as_json_rows,
     ceilings_of,
+    claim_drawings,
     draw,
     experiments,
     other_sessions,
     plot_folder,
     read,
+    verdicts_of,
 )
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
@@ -65,16 +68,21 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables.")
 def show(results: tuple[str, ...], as_json: bool) -> None:
     """Print the tables of results files (or folders of them) again."""
-    from lab.show import console, levers, text_results
+    from lab.show import console, levers, text_claims, text_results
 
     reading = read(results)
     records = list(reading.records)
     shown = experiments(records, results, reading.ceilings)
+    judged = verdicts_of(records, results, reading.ceilings)
     if as_json:
-        console.print_json(as_json_rows(records, shown))
-    else:
-        text_results.print_results(records, console.console())
-        levers.print_sections(shown, console.console())
+        console.print_json(as_json_rows(records, shown, judged))
+        return
+    out = console.console()
+    if rest := [record for record in records if record.run.part is None]:
+        text_results.print_results(rest, out)
+        levers.print_sections(shown, out)
+    for name, verdicts in judged:
+        text_claims.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
 
 
 @lab.command()
@@ -87,7 +95,9 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
     if not any_good(records):
         raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
-    for path in draw(records, plot_folder(results, out), stem, experiments(records, results, reading.ceilings)):
+    shown = experiments(records, results, reading.ceilings)
+    of_claims = claim_drawings(records, results, reading.ceilings)
+    for path in draw(records, plot_folder(results, out), stem, shown, of_claims):
         click.echo(path)
 
 
@@ -104,6 +114,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     The page needs no network and no script, so it can be mailed or put anywhere. lab show and lab compare read
     the records in it. Where the ceilings of a machine are known (lab ceilings) it says what limited each phase.
     """
+    from lab.experiments.claim_session import known_ceilings
     from lab.show import page
 
     reading = read(results)
@@ -115,7 +126,11 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     if path.resolve() in {Path(each).resolve() for each in results}:
         raise LabError(f"{path} would be overwritten by its own report.", "Choose another name: --out report.html")
     others = other_sessions(results, reading.records)
-    click.echo(page.report(path, reading.records, ceilings_of(reading, ceilings), at_least, others))
+    known = ceilings_of(reading, ceilings)
+    judged = verdicts_of(reading.records, results, known)
+    if judged:
+        known += known_ceilings(plot_folder(results, None))
+    click.echo(page.report(path, reading.records, known, at_least, others, judged))
 
 
 @lab.command()
@@ -151,6 +166,7 @@ for command in (
     prefix,
     stall,
     speculate,
+    claims,
     ab,
     compare,
     calibrate,

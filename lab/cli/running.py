@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.cli.files import any_good, as_json_rows, draw, experiments, note, other_sessions
+from lab.cli.files import any_good, as_json_rows, claim_drawings, draw, experiments, note, other_sessions
 from lab.errors import LabError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from lab.core.record import Record
+    from lab.experiments.claim_verdicts import Verdicts
     from lab.runner.plan import Plan
     from lab.runner.progress import ShowStatus
     from lab.show.lever_kinds import Section
@@ -123,8 +124,10 @@ def write_files(
     at_least: float,
     out: Console | None,
     shown: Sequence[Section] = (),
+    judged: Sequence[tuple[str, Verdicts]] = (),
 ) -> dict[str, Any]:
     """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
+    from lab.experiments import claim_session
     from lab.show import page
     from lab.why import probing
 
@@ -136,11 +139,16 @@ def write_files(
     if out:
         out.print()
     files: dict[str, Any] = {"session": path.stem, "results": named("results", path)}
-    files["plots"] = [named("plot", plot) for plot in (draw(records, path.parent, path.stem, shown) if plots else [])]
+    of_claims = claim_drawings(records, (str(path),)) if plots else []
+    drawn = draw(records, path.parent, path.stem, shown, of_claims) if plots else []
+    files["plots"] = [named("plot", plot) for plot in drawn]
     files["report"] = None
     if report and any_good(records):
         known, others = probing.kept(path.parent, note), other_sessions((str(path),), records)
-        files["report"] = named("report", page.report(path.with_suffix(".html"), records, known, at_least, others))
-    if out and any_good([record for record in records if record.run.lever is None]):
+        if judged:
+            known = claim_session.known_ceilings(path.parent)
+        target = path.with_suffix(".html")
+        files["report"] = named("report", page.report(target, records, known, at_least, others, judged))
+    if out and any_good([record for record in records if record.run.lever is None and record.run.part is None]):
         out.print(f"next     what limited it: lab ceilings && lab explain {path}; a page to hand on: lab report {path}")
     return files

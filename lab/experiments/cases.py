@@ -28,8 +28,13 @@ def need_every_position(model: Model) -> None:
         )
 
 
-def numbers(option: str, asked: str | int | Sequence[int], most: int) -> tuple[int, ...]:
-    """A list such as `1,2,4`, each from 1 to `most` and given once, in ascending order. LabError for anything else."""
+def numbers(
+    option: str, asked: str | int | Sequence[int], most: int, more: str = "; --repeat measures it more often"
+) -> tuple[int, ...]:
+    """A list such as `1,2,4`, each from 1 to `most` and given once, in ascending order. LabError for anything else.
+
+    `more`: what the hint adds for a number that is given twice.
+    """
     given = [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else list(asked)
     values = []
     for part in (str(part).strip() for part in given):
@@ -39,6 +44,6 @@ def numbers(option: str, asked: str | int | Sequence[int], most: int) -> tuple[i
         if not 1 <= value <= most:
             raise LabError(f"{option} {value:,} is not possible.", f"Give whole numbers from 1 to {most:,}.")
         if value in values:
-            raise LabError(f"{option} has {value:,} twice.", "Give each number once; --repeat measures it more often.")
+            raise LabError(f"{option} has {value:,} twice.", f"Give each number once{more}.")
         values.append(value)
     return tuple(sorted(values))

@@ -73,7 +73,8 @@ def speculation_doubles(evidence: Evidence) -> Judgement:
         lever, tpot = record.run.speculation, guesses.tpot_s(record.run)
         if lever is not None and lever.text is not None and tpot is not None:
             key = (lever.draft, lever.n_draft) if lever.n_draft else (None, 0)
-            times.setdefault(key, {}).setdefault((lever.text, record.run.repeat), []).append(tpot)
+            block = record.run.repeat if record.run.engine is None else record.run.engine
+            times.setdefault(key, {}).setdefault((lever.text, block), []).append(tpot)
     plain = times.pop((None, 0), {})
     figures: dict[str, Figure] = {}
     for (draft, n_draft), guessed in times.items():

@@ -79,6 +79,7 @@ class Parted:
 
 
 Key = tuple[str, int, int]  # text, n_prompt, n_gen
+Block = tuple[int, int | None]  # repeat, and which start of the engine: what is compared ran in one process
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
@@ -118,8 +119,8 @@ def _row(
 ) -> Row:
     chains = [chain for run in runs for chain in guesses.checked(run)]
     tried = [chain for chain in chains if chain[0]]
-    by_repeat = {run.repeat: seconds for run in plain if (seconds := guesses.tpot_s(run)) is not None}
-    pairs = [(guesses.tpot_s(run) or 0.0, by_repeat[run.repeat]) for run in runs if run.repeat in by_repeat]
+    of_blocks = {_block(run): seconds for run in plain if (seconds := guesses.tpot_s(run)) is not None}
+    pairs = [(guesses.tpot_s(run) or 0.0, of_blocks[_block(run)]) for run in runs if _block(run) in of_blocks]
     ratio = stats.paired_ratio([pair[0] for pair in pairs], [pair[1] for pair in pairs]) if pairs else None
     expected = expected_speed_up(teachers, times, n_draft)
     return Row(
@@ -135,7 +136,7 @@ def _row(
         draft_s=_seconds(runs, DRAFT, len(tried)),
         verify_s=_seconds(runs, VERIFY, len(tried)),
         tpot_s=statistics.median(guesses.tpot_s(run) or 0.0 for run in runs),
-        plain_tpot_s=statistics.median(by_repeat.values()) if by_repeat else None,
+        plain_tpot_s=statistics.median(of_blocks.values()) if of_blocks else None,
         speed_up=statistics.median(b / a for a, b in pairs) if pairs else None,
         low=ratio.low if ratio else None,
         high=ratio.high if ratio else None,
@@ -145,14 +146,18 @@ def _row(
     )
 
 
-def by_block(records: Sequence[Record], key: Key) -> dict[tuple[str, int], dict[int, float]]:
+def by_block(records: Sequence[Record], key: Key) -> dict[tuple[str, int], dict[Block, float]]:
     """TPOT in seconds, of one kind of text: by draft (empty: plain decoding) and draft length, then by block."""
-    times: dict[tuple[str, int], dict[int, float]] = {}
+    times: dict[tuple[str, int], dict[Block, float]] = {}
     for run in (record.run for record in records):
         lever, seconds = run.speculation, guesses.tpot_s(run)
         if lever is not None and seconds is not None and (lever.text, run.n_prompt, run.n_gen) == key:
-            times.setdefault((lever.draft or "", lever.n_draft), {})[run.repeat] = seconds
+            times.setdefault((lever.draft or "", lever.n_draft), {})[_block(run)] = seconds
     return times
+
+
+def _block(run: Run) -> Block:
+    return run.repeat, run.engine
 
 
 def _seconds(runs: Sequence[Run], kind: str, n: int) -> float | None:

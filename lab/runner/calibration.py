@@ -7,11 +7,13 @@ from them (and from all other sessions of equal setup) how large a difference mu
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from lab.core.record import Record
+from lab.core import results
+from lab.core.record import Ceilings, Record
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner.plan import Plan
@@ -21,6 +23,8 @@ from lab.runner.session import execute, new_results_file
 FOLDER = "calibration"
 LENGTHS, N_GEN, N_REPEAT = "16,256", 32, 3
 FEWEST_SESSIONS = 4
+MOST_NEARBY = 50_000_000
+"""Bytes of other sessions that are read."""
 
 
 def check(n_sessions: int, pause_s: float) -> None:
@@ -51,3 +55,28 @@ def calibrate(
             time.sleep(pause_s)
             worker.restart()
         yield from execute(plan, worker, new_results_file(plan, folder / FOLDER), watch)
+
+
+def other_sessions(folders: Iterable[Path], records: Sequence[Record]) -> list[Record]:
+    """Sessions in these folders, as `neighbours` reads them: they show how much sessions differ."""
+    return neighbours(folders, records)[0]
+
+
+def neighbours(folders: Iterable[Path], records: Sequence[Record]) -> tuple[list[Record], list[Ceilings]]:
+    """Sessions in these folders and in their calibration folders but for those of `records`, and ceilings with them.
+
+    At most MOST_NEARBY bytes are read, the newest files first; those that cannot be read are left out.
+    """
+    paths = [path for folder in folders for path in (*folder.glob("*.jsonl"), *(folder / FOLDER).glob("*.jsonl"))]
+    nearby, ceilings, n_bytes = list[Record](), list[Ceilings](), 0
+    named = {record.session for record in records}
+    newest_first = sorted(filter(Path.is_file, paths), key=lambda path: path.name, reverse=True)  # names: times
+    for path in newest_first:
+        with contextlib.suppress(OSError, LabError):  # nobody asked for this file: it need not be readable
+            n_bytes += path.stat().st_size
+            if n_bytes > MOST_NEARBY:
+                break
+            contents = results.read([path])
+            nearby += [record for record in contents.records if record.session not in named]
+            ceilings += contents.ceilings
+    return nearby, ceilings

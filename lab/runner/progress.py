@@ -29,6 +29,7 @@ class Status:
     elapsed_s: float = 0.0
     left_s: float | None = None
     text: str = ""  # what was generated since the last status, where the text is streamed
+    part: str = ""  # of a session with parts: which of them
 
     @property
     def words(self) -> str:
@@ -36,7 +37,7 @@ class Status:
         what = self.doing if self.case is None else f"{self.doing}, {self.case.name}"
         rate = f", {self.rate_tps:,.{0 if self.rate_tps >= 10 else 1}f} tokens/s" if self.rate_tps else ""
         run = f"run {min(self.n_runs, self.n_runs_done + 1)} of {self.n_runs}: " if self.n_runs else ""
-        return run + what + rate
+        return f"{self.part}: " * bool(self.part) + run + what + rate
 
 
 ShowStatus = Callable[[Status], None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import os
 import tempfile
 import warnings
@@ -148,7 +149,7 @@ def execute(
         todo = plan.order
         engine = WarmEngine(plan, worker, Reporter(watch, todo, plan.n_tokens), stream, n_starts)
         for settings, run in _runs(engine, todo):
-            line = Record(session, plan.machine, engine.model, settings, run)
+            line = Record(session, plan.machine, engine.model, settings, dataclasses.replace(run, part=plan.part))
             save(path, line)
             yield line
     finally:

@@ -100,18 +100,24 @@ def check(plans: dict[str, Plan]) -> None:
 
 
 def execute(
-    plans: dict[str, Plan], n_blocks: int, path: Path, watch: ShowStatus, new_worker: Callable[[], Worker] = Worker
+    plans: dict[str, Plan],
+    n_blocks: int,
+    path: Path,
+    watch: ShowStatus,
+    new_worker: Callable[[], Worker] = Worker,
+    n_turns: int = 2,
 ) -> Iterator[Record]:
     """Make the trial's runs, each appended to `path` the moment it ends, and yield their records.
 
+    With `n_turns` 1 each variant runs once in a block: more blocks in the same time, and a drift within one counts.
     A variant that is refused, or whose engine dies twice, ends the trial with a LabError, after a record of
     it; what was measured stays.
     """
     first = next(iter(plans.values()))
     chance = random.Random(first.seed)
     numbers = list(range(len(first.cases)))  # of the cases, which each variant has of its own
-    per_block = 2 * len(plans) * len(numbers)
-    todo = [(0, case) for plan in plans.values() for case in plan.cases] * (2 * n_blocks)
+    per_block = n_turns * len(plans) * len(numbers)
+    todo = [(0, case) for plan in plans.values() for case in plan.cases] * (n_turns * n_blocks)
     reporter = Reporter(watch, todo, first.n_tokens)
     plans, crashes = dict(plans), collections.Counter[str]()
     for block in range(n_blocks):
@@ -120,10 +126,10 @@ def execute(
         with contextlib.ExitStack() as stack:
             workers = {name: stack.enter_context(new_worker()) for name in order}
             engines = {name: WarmEngine(plans[name], workers[name], reporter) for name in order}
-            for name, run in _block(engines, numbers, block, todo):
+            for name, run in _block(engines, numbers, block, n_turns, todo):
                 engine = engines[name]
                 plans[name] = dataclasses.replace(plans[name], model=engine.model)  # its sum is made once
-                run = dataclasses.replace(run, block=block, variant=name)
+                run = dataclasses.replace(run, block=block, variant=name, part=engine.plan.part)
                 line = Record(path.stem, engine.plan.machine, engine.model, engine.settings, run)
                 save(path, line)
                 yield line
@@ -135,7 +141,7 @@ def execute(
 
 
 def _block(
-    engines: dict[str, WarmEngine], numbers: Sequence[int], block: int, todo: list[tuple[int, Case]]
+    engines: dict[str, WarmEngine], numbers: Sequence[int], block: int, n_turns: int, todo: list[tuple[int, Case]]
 ) -> Iterator[tuple[str, Run]]:
     """One block: warm-ups, then runs in the order of `engines` and back. A failed run is the last of its block."""
     name, number = next(iter(engines)), numbers[0]
@@ -145,10 +151,10 @@ def _block(
             engine.open(engine.plan.cases)
             for _, run in engine.warm_up(engine.plan.cases):
                 yield name, run
-        for turn, names in enumerate((list(engines), list(engines)[::-1])):
+        for turn, names in enumerate((list(engines), list(engines)[::-1])[:n_turns]):
             for name in names:
                 for number in numbers[:: 1 - 2 * turn]:
                     todo.pop()
-                    yield name, engines[name].run(engines[name].plan.cases[number], 2 * block + turn)
+                    yield name, engines[name].run(engines[name].plan.cases[number], n_turns * block + turn)
     except LabError as problem:
-        yield name, failed_run(engines[name].plan.cases[number], 2 * block, problem)
+        yield name, failed_run(engines[name].plan.cases[number], n_turns * block, problem)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 TEXT_COLUMNS = {
-    *("note", "name", "from", "what it is", "figure", "verdict", "kernel", "type", "buffer", "phase", "limit")
+    *("note", "name", "from", "what it is", "figure", "verdict", "kernel", "type", "buffer", "phase", "limit"),
+    *("part", "claims"),
 }
 """Headings of columns that hold text."""
 

@@ -7,7 +7,7 @@ are inserted unescaped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -18,23 +18,16 @@ from lab.analysis.spread import Spread, known_spreads
 from lab.core import results
 from lab.core.record import OK, Ceilings, Record
 from lab.errors import LabError
-from lab.show import levers, plot_runs, plot_why, reproduce, svg, text_compare, text_results, text_setup, text_why
+from lab.experiments.claim_verdicts import Verdicts
+from lab.show import claims_page, levers, plot_runs, plot_why, reproduce, text_compare, text_results, text_why
 from lab.show.lever_kinds import Section
+from lab.show.page_parts import Picture, facts, picture
 from lab.why import probing, roofline
 
 if TYPE_CHECKING:
     import pandas as pd
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A drawing, its caption, and a text for readers who cannot see it."""
-
-    svg: str
-    caption: str
-    shows: str
 
 
 @dataclass(frozen=True)
@@ -54,16 +47,17 @@ def report(
     ceilings: Sequence[Ceilings] = (),
     at_least: float = comparison.AT_LEAST,
     others: Sequence[Record] = (),
+    judged: Sequence[tuple[str, Verdicts]] = (),
 ) -> Path:
     """Write records as one HTML page that carries its data, and return its path.
 
         lab.report("results/page.html", records, [lab.ceilings()])
 
-    `ceilings` may be of any machines; those that fit explain the records. `others` are further sessions of
-    the same machines: they show how much sessions differ. LabError where the file cannot be written.
+    `ceilings` of any machines: those that fit explain the records. `others` are further sessions of these machines: they
+    show how much sessions differ. Claims are judged anew, unless `judged`. LabError where it cannot be written.
     """
     path = Path(path)
-    text = html(records, ceilings, at_least, others)
+    text = html(records, ceilings, at_least, others, judged)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")
@@ -77,31 +71,33 @@ def html(
     known: Sequence[Ceilings],
     at_least: float = comparison.AT_LEAST,
     others: Sequence[Record] = (),
+    judged: Sequence[tuple[str, Verdicts]] = (),
 ) -> str:
     """The whole page as HTML. Differences smaller than `at_least` are not claimed."""
-    import jinja2
-
     if not records:
         raise LabError("There is nothing to report: no records are given.", "Measure some: lab measure")
-    apart = comparison.by_session(records)
-    all_rows = table.runs(apart)
-    rows = all_rows[(all_rows.status == OK) & ~all_rows.warmup]
+    claims = claims_page.sections(records, known, others, judged)
+    rest = [record for record in records if record.run.part is None]
+    if not rest:
+        return _claims(records, known, claims)
+    apart = comparison.by_session(rest)
+    rows = table.runs(apart)
+    rows = rows[(rows.status == OK) & ~rows.warmup]
     timed = [record for record in apart if record.run.status == OK and not record.run.warmup]
     if not timed:
         raise LabError("There is nothing to report: no run went well.", "Look at the errors: lab show RESULTS")
     setups = [(label, part, [apart[i] for i in dict.fromkeys(part.run)]) for label, part in table.setups(rows)]
-    whys, used = list[Why](), list[Ceilings]()
+    shown, whys, used = levers.sections(timed, known, others), list[Why](), list[Ceilings]()
     for label, part, chosen in setups:
         of_setup = probing.known(known, chosen[0].machine, chosen[0].settings.n_gpu_layers > 0)
         used += [of_setup] if of_setup and of_setup not in used else []
         for n_gen in sorted(set(part[part.lever.isna()].n_gen)):
             alike = [record for record in chosen if record.run.n_gen == n_gen and record.run.lever is None]
             whys.append(_why(f"{label}, {n_gen:,} tokens generated", alike, known, len(whys)))
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    shown = levers.sections(timed, known, others)
     days = sorted({record.run.started_at[:10] for record in timed})
-    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
-        version=metadata.version("mini-lab"),
+    return _render(
+        records,
+        used,
         question=text_results.question([label for label, _, _ in setups], levers.questions(shown)),
         times=[
             *(time for label, part, _ in setups for time in text_results.times(label if len(setups) > 1 else "", part)),
@@ -110,16 +106,47 @@ def html(
         experiments=_experiments(shown),
         dates=days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
         setups=[
-            {"label": name, "facts": _facts(own[0]), "parts": _parts(name, part, apart)} for name, part, own in setups
+            {"label": name, "facts": facts(own[0]), "parts": _parts(name, part, apart)} for name, part, own in setups
         ],
-        failures=text_results.failures(records),
+        failures=text_results.failures(rest),
+        claims=claims,
         curves=_curves(timed, setups),
         shares=[share for label, part, _ in setups for share in _shares(label, part)],
         whys=whys,
+        **_comparison(timed, len(setups), at_least, known_spreads([*rest, *others])),
+    )
+
+
+def _claims(records: Sequence[Record], known: Sequence[Ceilings], claims: Sequence[dict[str, Any]]) -> str:
+    """The page of sessions of claims alone."""
+    days = sorted({record.run.started_at[:10] for record in records})
+    firsts = [next(r for r in records if r.session == name) for name in dict.fromkeys(r.session for r in records)]
+    used = [best for first in firsts if (best := probing.known(known, first.machine, first.settings.n_gpu_layers > 0))]
+    nothing: list[Any] = []
+    return _render(
+        records,
+        list(dict.fromkeys(used)),
+        question=claims_page.QUESTION,
+        answers=[section["summary"] for section in claims],
+        times=nothing,
+        dates=days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
+        setups=[{"label": first.session, "facts": facts(first), "parts": nothing} for first in firsts],
+        claims=claims,
+        **dict.fromkeys(("experiments", "failures", "comparisons", "curves", "shares", "whys"), nothing),
+    )
+
+
+def _render(records: Sequence[Record], used: Sequence[Ceilings], **parts: Any) -> str:
+    """The template filled with parts, and the records and the ceilings that they were explained by."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
+        version=metadata.version("mini-lab"),
         commands=reproduce.commands(records),
         n_records=len(records),
         packed=results.pack([*records, *used]),
-        **_comparison(timed, len(setups), at_least, known_spreads([*records, *others])),
+        **parts,
     )
 
 
@@ -134,30 +161,10 @@ def _experiments(shown: Sequence[Section]) -> list[dict[str, Any]]:
             "headings": section.headings,
             "cells": [[cell.split("\n") for cell in line] for line in section.cells],
             "sentences": section.sentences,
-            "picture": _picture(draw, name, section.kind.caption, " ".join(section.sentences), (10, 4.6)),
+            "picture": picture(draw, name, section.kind.caption, " ".join(section.sentences), (10, 4.6)),
         }
         for section, (name, draw) in zip(shown, levers.drawings(shown).items(), strict=True)
     ]
-
-
-def _facts(record: Record) -> dict[str, str]:
-    settings = record.settings
-    flash = settings.flash_attn_resolved or settings.flash_attn
-    facts = text_setup.facts(record.machine, record.model)
-    if record.model.source == "synthetic":
-        facts["weights"] = "random: the time is that of the real model's shape, the text means nothing"
-    parts = {
-        f"{settings.n_threads} threads ({settings.n_threads_batch} for prefill)": settings.n_threads,
-        f"batch {settings.n_batch}": settings.n_batch,
-        f"ubatch {settings.n_ubatch}": settings.n_ubatch,
-        f"layers on a GPU {settings.n_gpu_layers}": settings.n_gpu_layers,
-        f"flash attention {flash}": flash,
-        f"cache {settings.type_k} and {settings.type_v}": settings.type_k,
-        f"prompt {settings.prompt}": settings.prompt,
-        f"seed {settings.seed}": settings.seed,
-    }
-    facts["settings"] = ", ".join(words for words, value in parts.items() if value is not None)
-    return facts
 
 
 def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -236,7 +243,7 @@ def _curves(records: Sequence[Record], setups: Sequence[Setup]) -> list[Picture]
         "sweep": "Both curves in one walk through the context. Points are runs, the dashed line the fitted law.",
     }
     return [
-        _picture(draw, name, captions[name], shows, (5, 7.6 if name == "sweep" else 3.9))
+        picture(draw, name, captions[name], shows, (5, 7.6 if name == "sweep" else 3.9))
         for name, draw in plot_runs.drawings(records, stacked=True).items()
     ]
 
@@ -270,7 +277,7 @@ def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings], numbe
         return Why(label, problem=problem.what)
     best, verdicts = roofline.roof(ceilings), text_why.verdicts(rows)
     pictures = [
-        _picture(
+        picture(
             lambda figure: plot_why.plot_roofline(rows, best, label, figure.subplots()),
             f"roofline-{number}",
             "Roofline: what each phase reached (numbers: prompt tokens), under the best that the machine can do.",
@@ -280,7 +287,7 @@ def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings], numbe
     ]
     if first.run.every is None:  # a sweep generates too little for a request
         pictures.append(
-            _picture(
+            picture(
                 lambda figure: plot_why.plot_where(rows, label, figure.subplots()),
                 f"where-{number}",
                 f"Where the time of a request goes: a prompt and {first.run.n_gen:,} generated tokens.",
@@ -291,9 +298,3 @@ def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings], numbe
     caveat = text_why.caveat(first)
     advised = text_why.advised(rows, records, ceilings)
     return Why(label, "", [*verdicts, *([caveat] if caveat else [])], pictures, advised)
-
-
-def _picture(
-    draw: Callable[[Any], Any], name: str, caption: str, shows: str, size: tuple[float, float] = (5, 3.9)
-) -> Picture:
-    return Picture(svg.inline(draw, name, size), caption, shows)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import Record, Run
+from lab.experiments import claim_parts
 from lab.models import catalog
 from lab.runner.as_options import options
 
@@ -27,6 +28,8 @@ def command(records: Sequence[Record]) -> str | None:
     timed = [record for record in records if not record.run.warmup] or list(records)
     if not timed or any(record.run.totals for record in timed):
         return None
+    if any(record.run.part for record in timed):
+        return _claims(timed)
     run = timed[0].run
     lengths = ",".join(str(n) for n in sorted({record.run.n_prompt for record in timed}))
     repeat = 1 + max(record.run.repeat for record in timed)
@@ -49,6 +52,14 @@ def command(records: Sequence[Record]) -> str | None:
     else:
         words = ["lab", "measure", "--prompt-len", lengths, "--gen", str(run.n_gen), "--repeat", str(repeat)]
     return shlex.join([*words, *(word for option in shared for word in option)])
+
+
+def _claims(timed: Sequence[Record]) -> str:
+    """The command line of a session of claims: with the settings of the parts that change none."""
+    usual = [record for record in timed if record.run.block is None and record.run.lever is None] or timed
+    shared = [option for option in options(usual[0]) if all(option in options(record) for record in usual)]
+    quick = ["--quick"] if claim_parts.is_quick(timed) else []
+    return shlex.join(["lab", "claims", *quick, *(word for option in shared for word in option)])
 
 
 def _experiment(runs: Sequence[Run], lengths: str) -> list[str]:

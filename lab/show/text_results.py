@@ -190,6 +190,8 @@ def finished(record: Record) -> str:
         times = [
             f"{FIGURE_NAMES[name]} {wording.digits(value)} {name.rpartition('_')[2]}" for name, value in figures.items()
         ]
+    if not record.run.n_prompt:  # it stands for a part of a session that could not be measured
+        return f"{record.run.part}: {record.run.status}"
     variant = f"{run.variant}, " if run.variant else ""
     disturbed = f" {DISTURBED}" if disturbances.disturbances(record) else ""
     return f"{variant}{record.run.name}, repeat {run.repeat + 1}: {', '.join(times)}{disturbed}"

@@ -1,0 +1,278 @@
+"""What a session of claims measures: a few experiments under fixed names, each of them shared by several claims.
+
+Parts in which one model is measured under one setting are made in rounds, as by `lab measure`. Parts that compare are
+made in blocks with fresh engines, as by `lab ab`, but with one turn: more blocks fit into the time, and blocks are what
+counts. Their variants: threads `all` and `half`; quantizations, cache and heads by their type or model's name; flash
+`on` and `off`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.core.levers import LOOKUP
+from lab.core.record import Model, Record
+from lab.errors import LabError
+from lab.experiments import batching, prefix_cache, speculation, stalls
+from lab.models import catalog, obtain
+from lab.process.worker import Worker
+from lab.runner import prompts, side_by_side
+from lab.runner.plan import MIN_FOR_INTERVAL, Plan, make_plan
+
+CEILINGS = "ceilings"
+"""What a claim names among its parts where its figures need the machine's ceilings: measured where not known."""
+
+LONGEST = 8000
+"""Positions that the context is walked through, where the model was trained for so many."""
+
+FEW_HEADS, ALL_HEADS = "smollm2-135m", "smollm2-135m-mha"
+"""Shapes of the catalog that differ in their heads for keys and values only."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is measured together: one plan in rounds, or several in blocks, by the names of their variants."""
+
+    plans: Mapping[str, Plan]
+    n_blocks: int = 0
+
+    @property
+    def n_runs(self) -> int:
+        """Timed runs that are planned."""
+        return sum(len(plan.cases) * (self.n_blocks or plan.n_repeat) for plan in self.plans.values())
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What parts are planned from. `settings` are those of `make_plan`; `base` is a plan made of them."""
+
+    worker: Worker
+    settings: Mapping[str, Any]
+    base: Plan
+    folder: Path  # for saved states
+    is_quick: bool
+
+    def plan(self, lengths: str | Sequence[int], gen: int, repeat: int, **changes: Any) -> Plan:
+        """A plan of plain runs, with some settings changed."""
+        return make_plan(self.worker, lengths, gen, repeat, **{**self.settings, **changes})
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the session. `plan` raises a LabError that says why it cannot be measured here.
+
+    `seconds` and `quick_s` (None: no part of a quick session) are what it took on 2 cores of an EPYC with the embedded
+    model. `is_whole` says of a run that no quick session has it.
+    """
+
+    name: str
+    what: str
+    seconds: float
+    quick_s: float | None
+    plan: Callable[[Asked], list[Trial]]
+    is_whole: Callable[[Record], bool] = lambda record: True
+
+
+def _in_rounds(plan: Plan) -> list[Trial]:
+    return [Trial({"": plan})]
+
+
+def _in_blocks(plans: dict[str, Plan], n_blocks: int) -> list[Trial]:
+    side_by_side.check(plans)
+    return [Trial(plans, n_blocks)]
+
+
+def _lengths(asked: Asked) -> list[Trial]:
+    sizes = ("100,500,1000", 64, 3) if asked.is_quick else ("100,500,1000,2000", 200, 5)
+    return _in_rounds(asked.plan(*sizes))
+
+
+def _threads(asked: Asked) -> list[Trial]:
+    """Nothing where there is one thread."""
+    n_threads = asked.base.settings.n_threads
+    if n_threads < 2:
+        return []
+    plans = {
+        name: asked.plan("512", 64, 6, threads=n, threads_batch=n)
+        for name, n in (("all", n_threads), ("half", n_threads // 2))
+    }
+    return _in_blocks(plans, 6)
+
+
+def _context(asked: Asked) -> list[Trial]:
+    every, gen = (512, 16) if asked.is_quick else (1000, 16)
+    longest = min(2048 if asked.is_quick else LONGEST, (asked.base.model.n_ctx_train or LONGEST) - gen)
+    if longest < 2 * every:
+        raise LabError(f"{asked.base.model.name} has a context of {longest + gen:,} tokens, too short to see a slope.")
+    return _in_rounds(asked.plan([longest // every * every], gen, 1 if asked.is_quick else 2, every=every))
+
+
+def _batch(asked: Asked) -> list[Trial]:
+    numbers, repeat = ("1,4,16", 1) if asked.is_quick else (batching.DEFAULT_SEQUENCES, 3)
+    return _in_rounds(batching.plan(asked.worker, numbers, "256", 16, repeat, **asked.settings))
+
+
+def _heads(asked: Asked) -> list[Trial]:
+    """The same whatever the model is: what differs is known of these two only."""
+    plans = {
+        name: asked.plan([3000], 16, 2, every=500, model=f"synthetic:{name}", prompt="random")
+        for name in (FEW_HEADS, ALL_HEADS)
+    }
+    return _in_blocks(plans, 2)
+
+
+def _quantizations(asked: Asked) -> list[Trial]:
+    kinds, n_blocks = (("Q8_0", "Q4_0"), 3) if asked.is_quick else (("F16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M"), 6)
+    spec = catalog.parse(asked.settings["model"])
+    if spec.entry is None:
+        raise LabError(
+            f"{spec.text} is no model of the lab's list: it cannot be made in other quantizations.",
+            "Take one of the list: lab models",
+        )
+    is_synthetic = spec.source == catalog.SYNTHETIC
+    if not is_synthetic and obtain.locate(catalog.parse(spec.entry.name)) is None:
+        raise LabError(
+            f"Other quantizations are made of {spec.entry.name}, which is not on this machine.",
+            f"Get it first: lab models pull {spec.entry.name}",
+        )
+    prefix = "synthetic:" if is_synthetic else ""
+    plans = {kind: asked.plan("64", 64, n_blocks, model=f"{prefix}{spec.entry.name}:{kind}") for kind in kinds}
+    return _in_blocks(plans, n_blocks)
+
+
+def _flash(asked: Asked) -> list[Trial]:
+    plans = {name: asked.plan("256,1000,4000", 2, 3, flash_attn=name) for name in ("on", "off")}
+    return _in_blocks(plans, 3)
+
+
+def _cache(asked: Asked) -> list[Trial]:
+    """Not longer prompts: on a CPU prefill with a cache in q4_0 takes four times as long as with f16."""
+    plans = {kind: asked.plan("3500", 32, 3, cache_type_k=kind, cache_type_v=kind) for kind in ("f16", "q8_0", "q4_0")}
+    return _in_blocks(plans, 3)
+
+
+def _speculation(asked: Asked) -> list[Trial]:
+    """Looked up in the text, and guessed by the same model in a smaller quantization, where that can be made."""
+    if asked.base.file.source == catalog.SYNTHETIC:
+        raise LabError("Random weights have no guesses that could be right.", "Take a model with weights.")
+    texts = asked.settings.get("prompt", prompts.TEXT)
+    if texts == prompts.TEXT:
+        texts = "code,table,story" if asked.is_quick else speculation.DEFAULT_TEXTS
+
+    def plan(draft: str, lengths: str, n_blocks: int) -> Trial:
+        settings = {**asked.settings, "prompt": texts}
+        return Trial({"": speculation.plan(asked.worker, draft, lengths, 256, 64, n_blocks, **settings)})
+
+    if asked.is_quick:
+        return [plan(LOOKUP, "4", 3)]
+    trials, spec = [plan(LOOKUP, "2,4", MIN_FOR_INTERVAL)], catalog.parse(asked.settings["model"])
+    smaller = next(kind for kind in ("Q4_0", "Q2_K") if kind != asked.base.model.quantization)
+    if spec.entry is not None and obtain.locate(catalog.parse(spec.entry.name)) is not None:
+        trials.append(plan(f"{spec.entry.name}:{smaller}", "3", MIN_FOR_INTERVAL))
+    return trials
+
+
+def _prefix(asked: Asked) -> list[Trial]:
+    most = (asked.base.model.n_ctx_train or LONGEST) - prefix_cache.DEFAULT_SUFFIX - 1
+    lengths = [n for n in ((64, 256, 1024) if asked.is_quick else (64, 256, 1024, 4096)) if n <= most]
+    repeat = 1 if asked.is_quick else 3
+    return _in_rounds(prefix_cache.plan(asked.worker, lengths, repeat=repeat, folder=asked.folder, **asked.settings))
+
+
+def _no_cache(asked: Asked) -> list[Trial]:
+    return _in_rounds(asked.plan("16,32,64,128,256,512", 1, 1 if asked.is_quick else 3))
+
+
+def _stall(asked: Asked) -> list[Trial]:
+    repeat = 1 if asked.is_quick else 3
+    return _in_rounds(stalls.plan(asked.worker, 1024, "64,256", "2", repeat, **asked.settings))
+
+
+def _is_later(record: Record) -> bool:
+    return record.run.repeat > 0
+
+
+def _longer_than(n: int) -> Callable[[Record], bool]:
+    return lambda record: record.run.n_prompt > n
+
+
+PARTS = {
+    part.name: part
+    for part in (
+        Part(
+            "lengths",
+            "prompts of several lengths, and what is written after them",
+            115,
+            25,
+            _lengths,
+            _longer_than(1000),
+        ),
+        Part(
+            "no_cache",
+            "prompts with one token after them: what a step costs where nothing is kept",
+            11,
+            4,
+            _no_cache,
+            _is_later,
+        ),
+        Part("context", "one walk through the context", 105, 10, _context, _longer_than(2048)),
+        Part(
+            "batch",
+            "sequences decoded together",
+            80,
+            20,
+            _batch,
+            lambda record: record.run.batch is not None and record.run.batch.n_seq in (2, 8),
+        ),
+        Part("prefix", "a prefix cold, cached and restored", 80, 8, _prefix, _longer_than(1024 + 64)),
+        Part("stall", "a long prompt beside running answers, in chunks and all at once", 55, 20, _stall, _is_later),
+        Part("threads", "all threads against half of them", 48, None, _threads),
+        Part(
+            "quantizations",
+            "the same model in several quantizations",
+            45,
+            20,
+            _quantizations,
+            lambda record: record.model.quantization not in ("Q8_0", "Q4_0"),
+        ),
+        Part("flash", "flash attention on and off", 150, None, _flash),
+        Part("cache", "KV caches of several types", 345, None, _cache),
+        Part("heads", "two shapes that differ in the heads for keys and values", 55, None, _heads),
+        Part(
+            "speculation",
+            "tokens guessed ahead and verified at once",
+            240,
+            40,
+            _speculation,
+            lambda record: record.run.speculation is not None and record.run.speculation.n_draft not in (0, 4),
+        ),
+    )
+}
+"""All parts by name, in the order in which they are measured."""
+
+
+def is_quick(records: Sequence[Record]) -> bool:
+    """Whether these are the runs of a quick session: none is one that only a whole session has."""
+    of_parts = [record for record in records if record.run.part in PARTS and not record.run.warmup]
+    return bool(of_parts) and not any(PARTS[record.run.part].is_whole(record) for record in of_parts if record.run.part)
+
+
+def of_part(trials: Sequence[Trial], name: str) -> list[Trial]:
+    """The same trials, whose plans write the part's name into every run."""
+    return [
+        dataclasses.replace(
+            trial, plans={key: dataclasses.replace(plan, part=name) for key, plan in trial.plans.items()}
+        )
+        for trial in trials
+    ]
+
+
+def expected_s(name: str, is_quick_session: bool, model: Model) -> float:
+    """Seconds that a part will take, about: in proportion to the model's weights."""
+    part, known = PARTS[name], catalog.entries()[catalog.DEFAULT].n_bytes or 1
+    seconds = (part.quick_s if is_quick_session else part.seconds) or 0.0
+    return seconds * max(1.0, (model.n_bytes or known) / known)

@@ -1,0 +1,275 @@
+"""Every claim of the textbooks tried on this machine: one session measures for all of them what they need.
+
+Each part (claim_parts.py) is measured once, however many claims rest on it. All runs go into one results file the
+moment they end, so that what was measured can be judged even where the session did not come to its end. A part that
+cannot be measured here, or fails, leaves a failed run that says why; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.core.record import Ceilings, Machine, Record, Settings
+from lab.errors import LabError
+from lab.experiments import cases, claim_parts, claim_verdicts, saved_states
+from lab.experiments.claim import Claim
+from lab.experiments.claim_list import CLAIMS
+from lab.experiments.claim_parts import CEILINGS, PARTS, Asked, Trial
+from lab.experiments.claim_progress import Progress
+from lab.experiments.claim_verdicts import Verdicts
+from lab.models import catalog
+from lab.process.wire import Probe
+from lab.process.worker import Worker
+from lab.runner import calibration, notebook, session, side_by_side
+from lab.runner.case import Case
+from lab.runner.plan import Plan, make_plan
+from lab.runner.progress import ShowStatus, Status
+from lab.runner.warm_engine import failed_run
+from lab.why import probing
+from lab.why.probe_plan import probes
+
+RESULTS = Path("results")
+"""Where ceilings and other machines' results are looked for besides the session's own folder."""
+
+QUICK_MOST_S = 240.0
+"""What a quick session may take on 2 cores with the embedded model."""
+
+QUICK_TYPES, TYPES = ("Q4_0", "Q8_0"), ("Q4_0", "Q8_0", "F16")
+"""Weight types of which a session knows the ceilings, besides the model's own: the machine's best is among them."""
+
+PROBE_S, PROBES_S = 0.7, 10.0
+"""What a probe takes in all its rounds, and reading memory besides."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What will be measured: the trials of each part; `problems` says of other parts why they cannot be."""
+
+    claims: tuple[Claim, ...]
+    is_quick: bool
+    base: Plan
+    trials: dict[str, list[Trial]]
+    problems: dict[str, LabError]
+    probes: tuple[Probe, ...]  # kernels whose ceilings are not known yet
+
+    @property
+    def n_runs(self) -> int:
+        return sum(trial.n_runs for trials in self.trials.values() for trial in trials)
+
+    @property
+    def expected_s(self) -> dict[str, float]:
+        """Seconds that each part will take, about, by name and in order."""
+        of_probes = {CEILINGS: probes_s(self.probes)} if self.probes else {}
+        return of_probes | {name: claim_parts.expected_s(name, self.is_quick, self.base.model) for name in self.trials}
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the plans of all parts warn of, each once."""
+        plans = [plan for trials in self.trials.values() for trial in trials for plan in trial.plans.values()]
+        return list(dict.fromkeys(warning for plan in [self.base, *plans] for warning in plan.warnings))
+
+
+def claims(
+    only: str | int | Sequence[int] | None = None,
+    quick: bool = False,
+    model: str = catalog.DEFAULT,
+    *,
+    records: Sequence[Record] | None = None,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    **settings: Any,
+) -> Verdicts:
+    """Try what texts about LLM inference claim on this machine, and return a verdict for each of the claims.
+
+        verdicts = lab.claims("4,10")
+        verdicts.rows      # claim, figures, criterion, verdict
+        verdicts.records   # what they were judged by
+
+    All of them take up to 25 minutes, `quick` ones up to 4. With `records` of an earlier session (of `lab.read`) these
+    are judged again, and nothing is measured. `settings` are those of `make_plan`.
+    """
+    chosen, folder = choose(only), Path(out)
+    if records is not None:
+        if not any(record.run.part for record in records):
+            raise LabError("None of these records is of a session of claims.", "Measure one: lab claims")
+        return judge(chosen, records, records[0].machine, records[0].settings, folder, None, only is not None)
+    with Worker() as worker, notebook.watching() as watching, saved_states.folder_in(folder) as states:
+        planned = plan(worker, chosen, quick, states, folder, model=model, **settings)
+        path = session.new_results_file(planned.base, folder, planned.n_runs)
+        show = watch or watching
+        made = list(execute(planned, worker, path, show, lambda sentence: show(Status(sentence))))
+    for warning in (*planned.warnings, *(f"{name}: {text}" for name, text in claim_verdicts.failures(made).items())):
+        warnings.warn(warning, stacklevel=2)
+    return judge(chosen, made, planned.base.machine, planned.base.settings, folder, quick)
+
+
+def judge(
+    chosen: Sequence[Claim],
+    records: Sequence[Record],
+    here: Machine,
+    settings: Settings,
+    folder: Path,
+    is_quick: bool | None,
+    are_chosen: bool = True,
+) -> Verdicts:
+    """The verdicts on claims by the records of one session, and by what is kept in a folder of results."""
+    others, theirs = neighbours(folder, records)
+    evidence = claim_verdicts.evidence_of(
+        records, here, settings.n_gpu_layers > 0, known_ceilings(folder), others, theirs, is_quick
+    )
+    return claim_verdicts.verdicts(chosen, evidence, are_chosen)
+
+
+def choose(only: str | int | Sequence[int] | None) -> tuple[Claim, ...]:
+    """The claims with these numbers; all of them without any. LabError for numbers that no claim has."""
+    if only is None:
+        return CLAIMS
+    known = {claim.number: claim for claim in CLAIMS}
+    return tuple(known[number] for number in cases.numbers("--only", only, len(known), ""))
+
+
+def plan(worker: Worker, chosen: Sequence[Claim], quick: bool, states: Path, folder: Path, **settings: Any) -> Session:
+    """Plan every part that the chosen claims need. LabError for settings or a model that cannot be measured at all.
+
+    `states` is a folder for saved states, `folder` that of the results, where ceilings may be kept.
+    """
+    base = make_plan(worker, [1], 1, 1, **settings)
+    asked = Asked(worker, settings, base, states, quick)
+    needed = {part for claim in chosen for part in claim.parts}
+    trials: dict[str, list[Trial]] = {}
+    problems: dict[str, LabError] = {}
+    for name, part in PARTS.items():
+        if name not in needed or (quick and part.quick_s is None):
+            continue
+        try:
+            if made := claim_parts.of_part(part.plan(asked), name):
+                trials[name] = made
+        except LabError as problem:
+            problems[name] = problem
+    planned = Session(tuple(chosen), quick, base, trials, problems, ())
+    if CEILINGS not in needed and len(chosen) < len(CLAIMS):
+        return planned
+    todo = _unknown(base, known_ceilings(folder), QUICK_TYPES if quick else TYPES)
+    if quick and sum(planned.expected_s.values()) + probes_s(todo) > QUICK_MOST_S:
+        return planned
+    return dataclasses.replace(planned, probes=tuple(todo))
+
+
+def _unknown(base: Plan, known: Sequence[Ceilings], types: Sequence[str]) -> list[Probe]:
+    """The probes for a plan's model that `known` does not answer; none for models whose cost is not known."""
+    try:
+        wanted = probes(base.model, base.settings, types)
+    except LabError:
+        return []
+    return probing.missing(wanted, probing.known(known, base.machine, base.settings.n_gpu_layers > 0))
+
+
+def probes_s(todo: Sequence[Probe]) -> float:
+    """About how many seconds these probes take."""
+    return PROBES_S + PROBE_S * len(todo) if todo else 0.0
+
+
+def known_ceilings(folder: Path) -> list[Ceilings]:
+    """The ceilings that are kept in a folder, and in the default one for results."""
+    return [known for where in _folders(folder) for known in probing.kept(where, lambda text: None)]
+
+
+def neighbours(folder: Path, records: Sequence[Record]) -> tuple[list[Record], list[Ceilings]]:
+    """Other sessions in a folder and in the default one for results, and the ceilings in their files."""
+    return calibration.neighbours(_folders(folder), records)
+
+
+def _folders(folder: Path) -> set[Path]:
+    return {folder.resolve(), RESULTS.resolve()}
+
+
+def execute(
+    planned: Session,
+    worker: Worker,
+    path: Path,
+    watch: ShowStatus,
+    announce: Callable[[str], None],
+    new_worker: Callable[[], Worker] = Worker,
+) -> Iterator[Record]:
+    """Measure the ceilings that are missing, then part by part; each run is in `path` the moment it ends.
+
+    `announce` is called with a line when a part begins. LabError only where the results cannot be written any more.
+    """
+    try:
+        for name, problem in planned.problems.items():
+            yield _failed(planned.base, path, name, problem)
+        progress, n_starts = Progress(planned.expected_s, watch), 1
+        for name in progress.expected_s:
+            announce(progress.begin(name))
+            if name == CEILINGS:
+                _measure_ceilings(planned, worker, path.parent, progress.watch, announce)
+            else:
+                for record in _part(planned, name, worker, path, progress.watch, new_worker, n_starts):
+                    n_starts = max(n_starts, record.run.engine or 0)
+                    yield record
+            progress.end(name)
+    finally:
+        if path.exists() and path.stat().st_size == 0:
+            path.unlink()
+
+
+def _part(
+    planned: Session,
+    name: str,
+    worker: Worker,
+    path: Path,
+    watch: ShowStatus,
+    new_worker: Callable[[], Worker],
+    n_starts: int,
+) -> Iterator[Record]:
+    """The runs of a part. What ends it early is in a failed run. `n_starts`: of the engine so far."""
+    is_failed = False
+    try:
+        for trial in planned.trials[name]:
+            if trial.n_blocks:
+                runs = side_by_side.execute(dict(trial.plans), trial.n_blocks, path, watch, new_worker, n_turns=1)
+            else:
+                worker.restart()
+                (alone,) = trial.plans.values()
+                runs = session.execute(alone, worker, path, watch, n_starts=n_starts + 1)
+            for record in runs:
+                n_starts = max(n_starts, record.run.engine or 0)
+                is_failed = record.run.error is not None
+                yield record
+    except LabError as problem:
+        if not is_failed:
+            yield _failed(planned.base, path, name, problem)
+
+
+def _failed(base: Plan, path: Path, name: str, problem: LabError) -> Record:
+    """The run that stands for a part that could not be measured, written to the file."""
+    run = dataclasses.replace(failed_run(Case(0, 0), 0, problem), part=name)
+    line = Record(path.stem, base.machine, base.model, base.settings, run)
+    session.save(path, line)
+    return line
+
+
+def _measure_ceilings(
+    planned: Session, worker: Worker, folder: Path, watch: ShowStatus, announce: Callable[[str], None]
+) -> None:
+    """Measure what is missing, and keep it in `folder`. A failure is announced: the runs can do without."""
+    on_gpu = planned.base.settings.n_gpu_layers > 0
+
+    def show(sentence: str) -> None:
+        watch(Status("measuring what the machine can do at best"))
+
+    try:
+        words = probing.run_probes(worker, planned.base.machine, planned.probes, on_gpu, show, folder)
+    except LabError as problem:
+        announce(f"The ceilings could not be measured: {problem}")
+        with contextlib.suppress(LabError):
+            worker.restart()
+        return
+    if words:
+        announce(f"While the ceilings were measured, {words}: some may be too low.")
