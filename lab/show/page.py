@@ -53,8 +53,8 @@ def report(
 
         lab.report("results/page.html", records, [lab.ceilings()])
 
-    `ceilings` of any machines: those that fit explain the records. `others` are further sessions of these machines: they
-    show how much sessions differ. Claims are judged anew, unless `judged`. LabError where it cannot be written.
+    `ceilings` of any machines: those that fit explain the records. `others` are further sessions of these machines:
+    they show how much sessions differ. Claims are judged anew, unless `judged`. LabError where it cannot be written.
     """
     path = Path(path)
     text = html(records, ceilings, at_least, others, judged)
