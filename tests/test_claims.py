@@ -44,6 +44,7 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> tuple[Claim, ...]:
         claim(2, "batch"),
         claim(3),
         claim(4, "threads", CEILINGS),
+        claim(5, "flash"),
     )
     for module in (claim_session, claim_verdicts):
         monkeypatch.setattr(module, "CLAIMS", claims)
@@ -111,8 +112,8 @@ def test_ceilings_are_measured_for_those_that_need_them(worker: Any, tmp_path: P
 
 
 def test_a_quick_session_has_no_part_that_is_whole_only(worker: Any, tmp_path: Path, toys: Any) -> None:
-    assert not planned(worker, tmp_path, "4").trials
-    assert list(planned(worker, tmp_path, "4", quick=False).trials) == ["threads"]
+    assert not planned(worker, tmp_path, "5").trials
+    assert list(planned(worker, tmp_path, "5", quick=False).trials) == ["flash"]
     assert sum(part.quick_s or 0 for part in PARTS.values()) <= claim_session.QUICK_MOST_S
     assert sum(part.seconds for part in PARTS.values()) <= 25 * 60 - 60
 
@@ -160,7 +161,7 @@ def test_a_short_context_shortens_the_parts_or_leaves_them_out(worker: Any, tmp_
 
 def test_one_thread_has_no_half(worker: Any, tmp_path: Path, toys: Any) -> None:
     session = planned(worker, tmp_path, "4", quick=False, threads=1)
-    assert not session.trials and not session.problems
+    assert not session.trials and "one thread" in str(session.problems["threads"])
 
 
 def test_a_model_of_no_list_is_not_requantised(worker: Any, tmp_path: Path, embedded: Path) -> None:
@@ -277,7 +278,7 @@ def test_an_interrupted_session_can_be_judged(worker: Any, tmp_path: Path, toys:
     ((name, verdicts),) = claim_verdicts.of_sessions(kept)
     assert name == "a" and [one.claim.number for one in verdicts.judged] == [1, 2, 3]
     assert [one.judgement.verdict for one in verdicts.judged] == [UNTESTABLE, UNTESTABLE, HOLDS]
-    assert verdicts.unmeasured == (4,) and "Nothing was measured for 4: lab claims --only 4" in text_claims.notes(
+    assert verdicts.unmeasured == (4, 5) and "Nothing was measured for 4: lab claims --only 4" in text_claims.notes(
         verdicts
     )
 
@@ -301,18 +302,11 @@ def test_evidence_is_of_this_machine_and_others(tmp_path: Path, toys: Any) -> No
     assert made.ceilings is not None and made.ceilings.machine == MACHINE
 
 
-@pytest.mark.parametrize(
-    ("record", "is_quick"),
-    [
-        (of_part("lengths", n_prompt=1000), True),
-        (of_part("lengths", n_prompt=2000), False),
-        (of_part("no_cache", repeat=1), False),
-        (of_part("threads"), False),
-        (make_record(make_run()), False),
-    ],
-)
-def test_runs_say_whether_a_session_was_quick(record: Record, is_quick: bool) -> None:
-    assert claim_parts.is_quick([record]) == is_quick
+def test_runs_say_whether_a_session_was_quick(worker: Any, tmp_path: Path, toys: Any) -> None:
+    quick, _, _ = run(planned(worker, tmp_path, "1"), worker, tmp_path / "a.jsonl")
+    whole, _, _ = run(planned(worker, tmp_path, "1", quick=False), worker, tmp_path / "b.jsonl")
+    assert claim_parts.is_quick(quick) and claim_parts.is_quick(quick[:1])
+    assert not claim_parts.is_quick(whole) and not claim_parts.is_quick(whole[:1])
 
 
 def test_progress_counts_all_parts() -> None:
@@ -458,8 +452,11 @@ def test_records_are_judged_again_as_python(
     again = lab.claims(records=session_records, out=tmp_path)
     assert [one.claim.number for one in again.judged] == [1, 2, 3] and again.is_quick
     assert [row["number"] for row in lab.claims(1, records=session_records, out=tmp_path).rows] == [1]
-    with pytest.raises(LabError, match="None of these records is of a session of claims"):
+    with pytest.raises(LabError, match="These records are of no session of claims"):
         lab.claims(records=[make_record()])
+    other = [dataclasses.replace(record, session="another") for record in session_records]
+    with pytest.raises(LabError, match="of 2 sessions: a, another"):
+        lab.claims(records=[*session_records, *other])
 
 
 def test_one_turn_a_block_is_half_the_runs(worker: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from lab.analysis import disturbances, spread
 from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import FAILED, Ceilings, Device, Model, Rate, Record, Settings
-from lab.experiments import batching, claim_rules, claims_of_hardware, prefix_cache, stall_script
+from lab.experiments import batching, claim_parts, claim_rules, claims_of_hardware, prefix_cache, stall_script
 from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Evidence, Judgement
 from lab.experiments.claim_list import CLAIMS
 from lab.process.wire import ATTENTION, MUL_MAT
@@ -386,7 +386,7 @@ def test_a_prediction_that_contradicts_nothing_is_no_measurement(monkeypatch: py
 def test_all_28_are_there_in_order() -> None:
     assert [claim.number for claim in CLAIMS] == list(range(1, 29))
     assert all(claim.criterion.endswith(".") and not claim.words.endswith(".") for claim in CLAIMS)
-    parts = {record.run.part for record in ALL} | {claim_rules.CEILINGS}
+    parts = {record.run.part for record in ALL} | {claim_parts.CEILINGS}
     assert {part for claim in CLAIMS for part in claim.parts} == parts
 
 
@@ -445,8 +445,8 @@ def with_settings(records: Sequence[Record], settings: Settings) -> list[Record]
 
 
 def test_why_a_part_is_missing() -> None:
-    some, one_core = lengths(100), dataclasses.replace(SETTINGS, n_threads=1)
-    assert "one core" in judged(15, *with_settings(some, one_core)).words
+    some, one_thread = lengths(100), dataclasses.replace(SETTINGS, n_threads=1)
+    assert "one thread" in judged(15, *with_settings(some, one_thread)).words
     assert "--quick" in judged(16, *some, is_quick=True).words
     made_up = dataclasses.replace(MODEL, source="synthetic")
     assert "random weights" in judged(18, *lengths(100, model=made_up)).words

@@ -15,7 +15,7 @@ from lab.core import script as scripts
 from lab.core.guesses import StepTimes
 from lab.core.levers import LOOKUP, Speculation
 from lab.core.lookup import Lookup
-from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record
+from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Steps
 from lab.errors import LabError
 from lab.experiments import speculation, speculation_rows, speculation_words
 from lab.models import catalog
@@ -65,6 +65,8 @@ def test_the_same_guesses_fewer_at_a_time_take_more_steps() -> None:
     assert guesses.in_steps_of([(4, 2)], 4) == [(4, 2)]
     assert guesses.in_steps_of([(4, 2)], 1) == [(1, 1), (1, 0)]
     assert guesses.in_steps_of([(4, 2)], 2) == [(2, 2)]
+    assert guesses.in_steps_of([(8, 5)], 4) == [(4, 4), (3, 0)]  # of a text that has no more than 8 to offer
+    assert guesses.in_steps_of([(8, 5)], 4, may_fall_short=False) == [(4, 4), (4, 0)]  # a model goes on
     assert guesses.in_steps_of([(0, 0), (2, 0)], 1) == [(0, 0), (1, 0)]
     assert guesses.joined([(4, 4), (4, 1), (0, 0)]) == [(9, 6), (0, 0)]  # the added token was a right guess, too
 
@@ -178,6 +180,7 @@ def test_where_the_text_parts_is_reported_with_how_near_it_was(
     other = [changed(r, token_ids=(0, 1, 99, *r.run.token_ids[3:])) if guessed(r) else r for r in records]
     (parted,) = speculation_rows.partings(other)
     assert (parted.text, parted.n_draft, parted.at, parted.margin) == ("code", 2, 2, 1.0)
+    assert speculation_rows.rows(other)[0].n_parted == 1
     assert "In 1 of 1 runs the text parts from plain decoding, from token 3 on" in " ".join(sentences(other))
 
 
@@ -187,6 +190,32 @@ def guessed(record: Record) -> bool:
 
 def sentences(records: list[Record]) -> list[str]:
     return speculation_words.sentences(speculation_rows.rows(records), records)
+
+
+def test_sessions_are_paired_with_themselves(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
+    """The second session is three times as slow: its own plain runs are, too."""
+    first = measured(fake_worker, model_file, tmp_path, repeat=6, lengths="2", prompt="code")
+    steps = {r.run.steps: scaled(r.run.steps, 3) for r in first}
+    second = [dataclasses.replace(changed(r, steps=steps[r.run.steps]), session="later") for r in first]
+    (alone,), (both,) = speculation_rows.rows(first), speculation_rows.rows([*first, *second])
+    assert both.n_runs == 12 and (both.low, both.high) == pytest.approx((alone.low, alone.high))
+
+
+def scaled(steps: Steps, factor: int) -> Steps:
+    stamps = {name: tuple(factor * ns for ns in getattr(steps, name)) for name in ("start_ns", "ready_ns", "end_ns")}
+    return dataclasses.replace(steps, **stamps)
+
+
+def test_curves_of_several_drafts_stay_apart(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
+    draft = str(model_file.with_name("draft.gguf"))
+    records = [
+        *measured(fake_worker, model_file, tmp_path, repeat=1, lengths="2", prompt="code"),
+        *measured(fake_worker, model_file, tmp_path, repeat=1, lengths="2", prompt="code", draft=draft),
+    ]
+    assert {(row.draft, row.c is None) for row in speculation_rows.curve(records)} == {
+        (LOOKUP, True),
+        ("tiny Q4_0", False),
+    }
 
 
 def test_a_failed_curve_leaves_rows_without_a_prediction(
@@ -201,7 +230,7 @@ def test_without_plain_decoding_there_is_no_speed_up(fake_worker: FakeWorker, mo
     records = [r for r in measured(fake_worker, model_file, tmp_path, repeat=1) if guessed(r)]
     rows = speculation_rows.rows(records)
     assert rows and all(row.speed_up is None and row.plain_tpot_s is None for row in rows)
-    assert "parts from" not in " ".join(speculation_words.sentences(rows, records))
+    assert "could not be seen" in " ".join(speculation_words.sentences(rows, records))
 
 
 def test_a_draft_model_reads_the_prompt_and_is_recorded(
@@ -309,9 +338,10 @@ def test_a_model_that_guesses_for_itself_is_mostly_right(real: list[Record]) -> 
 def test_the_curve_has_every_step_and_leaves_nothing_in_the_cache(real: list[Record]) -> None:
     for run in (record.run for record in real if record.run.speculation and record.run.speculation.text is None):
         sizes = [n for kind, n in zip(run.steps.kind, run.steps.n_tokens, strict=True) if kind in (DECODE, VERIFY)]
-        assert sorted(sizes) == sorted([1, 2, 3, 4] * speculation.N_TIMES)
-        steps = zip(run.steps.kind, run.steps.n_past, strict=True)
-        assert {n_past for kind, n_past in steps if kind in (DECODE, VERIFY)} == {64 + 12}
+        assert sorted(sizes) == sorted([*[1] * speculation.N_IN_A_ROW, 2, 3, 4] * speculation.N_TIMES)
+        steps = list(zip(run.steps.kind, run.steps.n_past, strict=True))
+        assert {n_past for kind, n_past in steps if kind == VERIFY} == {64 + 12}
+        assert {n_past for kind, n_past in steps if kind == DECODE} == {64 + 12 + i for i in range(4)}
 
 
 def test_it_is_shown_drawn_and_written(real: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 @click.command()
 @with_options(
     click.option("--only", metavar="NUMBERS", help="Only these claims, such as 2,9, and what they need."),
-    click.option("--quick", is_flag=True, help="Short prompts and few repeats: at most 4 minutes on two cores."),
+    click.option(
+        "--quick",
+        is_flag=True,
+        help="Short prompts and few repeats: at most 4 minutes on two cores with the embedded model.",
+    ),
     MODEL,
     PROMPT,
     *ENGINE,

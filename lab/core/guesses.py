@@ -67,13 +67,18 @@ def joined(chains: Sequence[Chain]) -> list[Chain]:
     return chained
 
 
-def in_steps_of(chains: Sequence[Chain], n_draft: int) -> list[Chain]:
-    """The same guesses verified n_draft at a time: the steps that this would have taken."""
+def in_steps_of(chains: Sequence[Chain], n_draft: int, may_fall_short: bool = True) -> list[Chain]:
+    """The same guesses verified n_draft at a time: the steps that this would have taken.
+
+    A lookup's guesses `may_fall_short` where the text has no more; a model always guesses n_draft of them.
+    """
     steps = []
     for n, n_right in joined(chains):
         left, right = n, n_right
         while True:
             guessed = max(0, min(n_draft, left))
+            if not may_fall_short and n > n_right:  # what follows a wrong guess was not asked for, and would be wrong
+                guessed = n_draft
             accepted = max(0, min(guessed, right))
             steps.append((guessed, accepted))
             left, right = left - accepted - 1, right - accepted - 1

@@ -66,7 +66,7 @@ class Part:
     """A part of the session. `plan` raises a LabError that says why it cannot be measured here.
 
     `seconds` and `quick_s` (None: no part of a quick session) are what it took on 2 cores of an EPYC with the embedded
-    model. `is_whole` says of a run that no quick session has it.
+    model.
     """
 
     name: str
@@ -74,7 +74,6 @@ class Part:
     seconds: float
     quick_s: float | None
     plan: Callable[[Asked], list[Trial]]
-    is_whole: Callable[[Record], bool] = lambda record: True
 
 
 def _in_rounds(plan: Plan) -> list[Trial]:
@@ -92,15 +91,15 @@ def _lengths(asked: Asked) -> list[Trial]:
 
 
 def _threads(asked: Asked) -> list[Trial]:
-    """Nothing where there is one thread."""
     n_threads = asked.base.settings.n_threads
     if n_threads < 2:
-        return []
+        raise LabError("There is one thread, which cannot be halved.", "On several cores: --threads 2")
+    n_blocks = 3 if asked.is_quick else 6
     plans = {
-        name: asked.plan("512", 64, 6, threads=n, threads_batch=n)
+        name: asked.plan("512", 64, n_blocks, threads=n, threads_batch=n)
         for name, n in (("all", n_threads), ("half", n_threads // 2))
     }
-    return _in_blocks(plans, 6)
+    return _in_blocks(plans, n_blocks)
 
 
 def _context(asked: Asked) -> list[Trial]:
@@ -172,7 +171,12 @@ def _speculation(asked: Asked) -> list[Trial]:
     trials, spec = [plan(LOOKUP, "2,4", MIN_FOR_INTERVAL)], catalog.parse(asked.settings["model"])
     smaller = next(kind for kind in ("Q4_0", "Q2_K") if kind != asked.base.model.quantization)
     if spec.entry is not None and obtain.locate(catalog.parse(spec.entry.name)) is not None:
-        trials.append(plan(f"{spec.entry.name}:{smaller}", "3", MIN_FOR_INTERVAL))
+        try:
+            trials.append(plan(f"{spec.entry.name}:{smaller}", "3", MIN_FOR_INTERVAL))
+        except LabError as problem:  # looking up can be judged without
+            looked_up = trials[0].plans[""]
+            warning = f"Of guessing, only looking up is measured: {problem}"
+            trials = [Trial({"": dataclasses.replace(looked_up, warnings=(*looked_up.warnings, warning))})]
     return trials
 
 
@@ -192,80 +196,40 @@ def _stall(asked: Asked) -> list[Trial]:
     return _in_rounds(stalls.plan(asked.worker, 1024, "64,256", "2", repeat, **asked.settings))
 
 
-def _is_later(record: Record) -> bool:
-    return record.run.repeat > 0
-
-
-def _longer_than(n: int) -> Callable[[Record], bool]:
-    return lambda record: record.run.n_prompt > n
-
-
 PARTS = {
     part.name: part
     for part in (
-        Part(
-            "lengths",
-            "prompts of several lengths, and what is written after them",
-            115,
-            25,
-            _lengths,
-            _longer_than(1000),
-        ),
-        Part(
-            "no_cache",
-            "prompts with one token after them: what a step costs where nothing is kept",
-            11,
-            4,
-            _no_cache,
-            _is_later,
-        ),
-        Part("context", "one walk through the context", 105, 10, _context, _longer_than(2048)),
-        Part(
-            "batch",
-            "sequences decoded together",
-            80,
-            20,
-            _batch,
-            lambda record: record.run.batch is not None and record.run.batch.n_seq in (2, 8),
-        ),
-        Part("prefix", "a prefix cold, cached and restored", 80, 8, _prefix, _longer_than(1024 + 64)),
-        Part("stall", "a long prompt beside running answers, in chunks and all at once", 55, 20, _stall, _is_later),
-        Part("threads", "all threads against half of them", 48, None, _threads),
-        Part(
-            "quantizations",
-            "the same model in several quantizations",
-            45,
-            20,
-            _quantizations,
-            lambda record: record.model.quantization not in ("Q8_0", "Q4_0"),
-        ),
+        Part("lengths", "prompts of several lengths, and what is written after them", 115, 25, _lengths),
+        Part("no_cache", "prompts with one token after them: a step where nothing is kept", 11, 4, _no_cache),
+        Part("context", "one walk through the context", 105, 10, _context),
+        Part("batch", "sequences decoded together", 80, 20, _batch),
+        Part("prefix", "a prefix cold, cached and restored", 80, 8, _prefix),
+        Part("stall", "a long prompt beside running answers, in chunks and all at once", 55, 20, _stall),
+        Part("threads", "all threads against half of them", 48, 24, _threads),
+        Part("quantizations", "the same model in several quantizations", 45, 20, _quantizations),
         Part("flash", "flash attention on and off", 150, None, _flash),
         Part("cache", "KV caches of several types", 345, None, _cache),
         Part("heads", "two shapes that differ in the heads for keys and values", 55, None, _heads),
-        Part(
-            "speculation",
-            "tokens guessed ahead and verified at once",
-            240,
-            40,
-            _speculation,
-            lambda record: record.run.speculation is not None and record.run.speculation.n_draft not in (0, 4),
-        ),
+        Part("speculation", "tokens guessed ahead and verified at once", 240, 40, _speculation),
     )
 }
 """All parts by name, in the order in which they are measured."""
 
 
 def is_quick(records: Sequence[Record]) -> bool:
-    """Whether these are the runs of a quick session: none is one that only a whole session has."""
-    of_parts = [record for record in records if record.run.part in PARTS and not record.run.warmup]
-    return bool(of_parts) and not any(PARTS[record.run.part].is_whole(record) for record in of_parts if record.run.part)
+    """Whether these are the runs of a quick session."""
+    return any(record.run.is_quick for record in records)
 
 
-def of_part(trials: Sequence[Trial], name: str) -> list[Trial]:
-    """The same trials, whose plans write the part's name into every run."""
+def of_part(trials: Sequence[Trial], name: str, is_quick_session: bool) -> list[Trial]:
+    """The same trials, whose plans write the part's name into every run, and whether the session is a quick one."""
     return [
         dataclasses.replace(
-            trial, plans={key: dataclasses.replace(plan, part=name) for key, plan in trial.plans.items()}
+            trial,
+            plans={
+                key: dataclasses.replace(plan, part=name, is_quick=is_quick_session)
+                for key, plan in trial.plans.items()
+            },
         )
         for trial in trials
     ]

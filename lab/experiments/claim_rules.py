@@ -19,8 +19,8 @@ from lab.core.record import OK, Ceilings, Record, Run
 from lab.errors import LabError
 from lab.experiments import cases
 from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Evidence, Figure, Judgement
+from lab.experiments.claim_parts import CEILINGS, PARTS
 from lab.process.wire import ATTENTION
-from lab.runner import machine
 from lab.why import roofline
 from lab.why.roofline import Roof
 
@@ -30,12 +30,8 @@ ASSUMED = math.exp(2 * math.sqrt(2) * spread.VIRTUAL)
 MOST_SHOWN = 4
 """Conditions of one kind that a sentence lists; of more it says how many there are."""
 
-NOT_QUICK = ("threads", "heads", "flash", "cache")
 CUTS_THE_CACHE = ("prefix", "stall", "speculation")
-"""Parts that --quick leaves out; parts that copy or cut the cache."""
-
-CEILINGS = "ceilings"
-"""What a claim names among its parts where it needs to know what the machine can do at best."""
+"""Parts that copy or cut the cache."""
 
 Judge = Callable[[Evidence], Judgement]
 Value = Callable[[Run], float | None]
@@ -201,11 +197,11 @@ def lacking(evidence: Evidence, part: str) -> str:
     failed = [record for record in evidence.records if record.run.part == part and record.run.status != OK]
     if failed:
         return f"All runs of the measurement `{part}` failed: {failed[0].run.error or failed[0].run.status}"
-    if evidence.is_quick and part in NOT_QUICK:
+    if evidence.is_quick and part in PARTS and PARTS[part].quick_s is None:
         return f"--quick leaves the measurement `{part}` out."
     some = evidence.records[0] if evidence.records else None
-    if some and part == "threads" and (some.settings.n_threads < 2 or (machine.cores(some.machine) or 2) < 2):
-        return "There is one core here: its threads cannot be halved."
+    if some and part == "threads" and some.settings.n_threads < 2:
+        return "There is one thread, which cannot be halved. On several cores: --threads 2"
     if some and part == "speculation" and some.model.source == "synthetic":
         return "A model with random weights guesses nothing right, so there is no speed-up to measure."
     if some and part in CUTS_THE_CACHE:

@@ -96,8 +96,11 @@ def claims(
     """
     chosen, folder = choose(only), Path(out)
     if records is not None:
-        if not any(record.run.part for record in records):
-            raise LabError("None of these records is of a session of claims.", "Measure one: lab claims")
+        records = [record for record in records if record.run.part]
+        sessions = sorted({record.session for record in records})
+        if len(sessions) != 1:
+            words = f"of {len(sessions)} sessions: {', '.join(sessions)}" if sessions else "of no session of claims"
+            raise LabError(f"These records are {words}.", "Give those of one: lab.read([path])")
         return judge(chosen, records, records[0].machine, records[0].settings, folder, None, only is not None)
     with Worker() as worker, notebook.watching() as watching, saved_states.folder_in(folder) as states:
         planned = plan(worker, chosen, quick, states, folder, model=model, **settings)
@@ -148,7 +151,7 @@ def plan(worker: Worker, chosen: Sequence[Claim], quick: bool, states: Path, fol
         if name not in needed or (quick and part.quick_s is None):
             continue
         try:
-            if made := claim_parts.of_part(part.plan(asked), name):
+            if made := claim_parts.of_part(part.plan(asked), name, quick):
                 trials[name] = made
         except LabError as problem:
             problems[name] = problem
@@ -203,7 +206,7 @@ def execute(
     """
     try:
         for name, problem in planned.problems.items():
-            yield _failed(planned.base, path, name, problem)
+            yield _failed(planned.base, path, name, problem, planned.is_quick)
         progress, n_starts = Progress(planned.expected_s, watch), 1
         for name in progress.expected_s:
             announce(progress.begin(name))
@@ -232,10 +235,10 @@ def _part(
     is_failed = False
     try:
         for trial in planned.trials[name]:
+            worker.restart()  # what it holds would take the room of the next engines
             if trial.n_blocks:
                 runs = side_by_side.execute(dict(trial.plans), trial.n_blocks, path, watch, new_worker, n_turns=1)
             else:
-                worker.restart()
                 (alone,) = trial.plans.values()
                 runs = session.execute(alone, worker, path, watch, n_starts=n_starts + 1)
             for record in runs:
@@ -244,12 +247,12 @@ def _part(
                 yield record
     except LabError as problem:
         if not is_failed:
-            yield _failed(planned.base, path, name, problem)
+            yield _failed(planned.base, path, name, problem, planned.is_quick)
 
 
-def _failed(base: Plan, path: Path, name: str, problem: LabError) -> Record:
+def _failed(base: Plan, path: Path, name: str, problem: LabError, is_quick: bool) -> Record:
     """The run that stands for a part that could not be measured, written to the file."""
-    run = dataclasses.replace(failed_run(Case(0, 0), 0, problem), part=name)
+    run = dataclasses.replace(failed_run(Case(0, 0), 0, problem), part=name, is_quick=is_quick)
     line = Record(path.stem, base.machine, base.model, base.settings, run)
     session.save(path, line)
     return line

@@ -17,7 +17,8 @@ from lab.core.record import OK, Ceilings, Model, Record, Run, Settings
 from lab.experiments import claim_rules as rules
 from lab.experiments import prefix_cache
 from lab.experiments.claim import UNTESTABLE, Evidence, Figure, Judgement
-from lab.experiments.claim_rules import CEILINGS, Condition, claim
+from lab.experiments.claim_parts import CEILINGS
+from lab.experiments.claim_rules import Condition, claim
 from lab.experiments.claims_of_memory import TEXTBOOK
 from lab.models import catalog, shapes
 from lab.runner import machine
@@ -105,7 +106,7 @@ def _is_plain(run: Run) -> bool:
 def _is_seven_on(record: Record, name: str) -> bool:
     device, model = device_of(record), record.model
     is_seven = model.quantization == "F16" and 6e9 < (model.n_params or 0) < 8e9
-    return is_seven and device is not None and device.name.startswith(name.partition("-")[0])
+    return is_seven and device is not None and device.name == name
 
 
 def device_of(record: Record) -> datasheet.Device | None:
@@ -123,8 +124,9 @@ def device_of(record: Record) -> datasheet.Device | None:
 def bandwidth_predicts_better(evidence: Evidence) -> Judgement:
     """Claim 27."""
     rates: dict[tuple[object, ...], dict[str, list[tuple[Record, float]]]] = {}
-    for record in (*evidence.records, *evidence.others):
-        rate = _rate(record.run)
+    usual = {setting_of(record) for record in evidence.of("lengths")}
+    for record in (*evidence.of("lengths"), *evidence.others):
+        rate = _rate(record.run) if record.run.variant is None and setting_of(record) in usual else None
         if rate is not None and _roof(record, evidence) is not None:
             key = record.model.name, record.model.quantization, record.run.n_prompt
             label = machine.label(record.machine, record.settings.n_gpu_layers)
@@ -148,6 +150,12 @@ def bandwidth_predicts_better(evidence: Evidence) -> Judgement:
     words = f"over {n} machines bandwidth orders the rates better, also with any one of them left out"
     remark = f"{best[0]} {best[1] or ''} after {best[2]:,} tokens on {', '.join(rates[best])}."
     return rules.decided([Condition(words, holds)], figures, remark)
+
+
+def setting_of(record: Record) -> tuple[object, ...]:
+    """What must be equal for rates of two machines to be compared; threads are the machine's own matter."""
+    settings = record.settings
+    return settings.flash_attn, settings.type_k, settings.type_v, record.run.part or "lengths"
 
 
 def _roof(record: Record, evidence: Evidence) -> roofline.Roof | None:

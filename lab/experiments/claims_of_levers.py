@@ -15,7 +15,8 @@ from lab.core.record import Record, Run
 from lab.experiments import batching
 from lab.experiments import claim_rules as rules
 from lab.experiments.claim import UNTESTABLE, Evidence, Figure, Judgement
-from lab.experiments.claim_rules import CEILINGS, Condition, claim
+from lab.experiments.claim_parts import CEILINGS
+from lab.experiments.claim_rules import Condition, claim
 from lab.why import learning
 from lab.why.step_prediction import StepPrediction
 
@@ -43,6 +44,9 @@ def batching_turns_compute_bound(evidence: Evidence) -> Judgement:
         words = f"the knee is near {ridge:.3g} sequences: up to {most} no step takes twice as long as with one"
         return rules.decided([Condition(words, False if most > NEAR * ridge else None)], [at_ridge])
     words = f"a step takes twice as long as with one near {ridge:.3g} sequences, within a factor of {NEAR}"
+    if None in knees:  # some lie beyond what was measured: nobody knows how far
+        words += f"; in {knees.count(None)} of {len(knees)} repeats no step of up to {most} takes so long"
+        return rules.decided([Condition(words, None)], [knee, at_ridge])
     return rules.decided([rules.between(words, knee, ridge / NEAR, ridge * NEAR)], [knee, at_ridge])
 
 

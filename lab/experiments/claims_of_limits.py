@@ -15,7 +15,8 @@ from lab.core.record import Model, Record, Run
 from lab.errors import LabError
 from lab.experiments import claim_rules as rules
 from lab.experiments.claim import UNTESTABLE, Evidence, Figure, Judgement
-from lab.experiments.claim_rules import CEILINGS, Condition, claim
+from lab.experiments.claim_parts import CEILINGS
+from lab.experiments.claim_rules import Condition, claim
 from lab.why import roofline
 
 OF_THREADS = 0.85
@@ -124,6 +125,7 @@ def intensity_by_phase(evidence: Evidence) -> Judgement:
     model = as_f16(records[0].model)
     if model is None:
         return _not_counted(records[0].model)
+    n_ubatch = records[0].settings.n_ubatch
     figures, conditions, lengths = [], [], rules.by_length(records)
     for n, alike in lengths.items():
         for is_prefill in (True, False):
@@ -136,7 +138,6 @@ def intensity_by_phase(evidence: Evidence) -> Judgement:
                 figures.append(known)
             words = f"{phase} at {n:,} tokens is {wanted:,} within a factor of 1.5"
             conditions.append(rules.between(words, known, wanted / 1.5, 1.5 * wanted))
-    n_ubatch = records[0].settings.n_ubatch
     remark = f"Weights are read again for every {n_ubatch:,} tokens of a prompt, which no longer one exceeds by much."
     is_beyond = any(record.run.n_prompt > n_ubatch for record in records)
     return rules.decided(conditions, figures, remark if is_beyond else "")

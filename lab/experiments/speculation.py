@@ -43,6 +43,8 @@ DEFAULT_TEXTS = "code,table,story,dialogue"
 N_TIMES = 5
 """How often the curve has each step in a run."""
 
+N_IN_A_ROW = 4
+
 
 def speculate(
     draft: str | None = None,
@@ -92,9 +94,12 @@ def plan(
         )
     lengths = [prompt_len] if isinstance(prompt_len, int) else prompt_len
     texts = [prompts.RANDOM] if is_random else _texts(prompt or DEFAULT_TEXTS)
+    ignored = [f"{model} has random weights: --prompt {prompt} means nothing to it, and is left out."]
     repeat = MIN_FOR_INTERVAL if repeat is None else repeat
     made = make_plan(worker, lengths, gen, repeat, model, ",".join(texts), **asked)
     numbers = _check_lengths(draft_len, gen, made.settings)
+    if is_random and prompt not in (None, prompts.RANDOM):
+        made = dataclasses.replace(made, warnings=(*made.warnings, *ignored))
     cases.need_every_position(made.model)
     label: str | None = None if is_random else LOOKUP
     if draft not in (None, LOOKUP):
@@ -113,7 +118,7 @@ def plan(
 
 
 def _case(n_prompt: int, n_gen: int, lever: Speculation, text: str) -> Case:
-    return Case(n_prompt, n_gen, lever=lever, sequences=(n_prompt + n_gen + lever.n_draft + 2,), text=text)
+    return Case(n_prompt, n_gen, lever=lever, sequences=(n_prompt + n_gen + lever.n_draft + N_IN_A_ROW,), text=text)
 
 
 def _texts(asked: str) -> list[str]:
@@ -207,9 +212,12 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
 
 
 def _curve(case: Case, n_most: int, is_of_draft: bool, text: Text, settings: Settings) -> list[Operation]:
-    """Steps of 1 to n_most + 1 positions in the middle of the answers, each forgotten; and of 1 and 2 of the draft."""
+    """Steps of 1 to n_most + 1 positions in the middle of the answers, each forgotten; and of 1 and 2 of the draft.
+
+    A step of one comes N_IN_A_ROW times in a row, as in an answer: after a large step it takes longer.
+    """
     n_past = case.n_prompt + case.n_gen // 2
-    ids = text(0, n_past + n_most + 1)
+    ids = text(0, n_past + max(n_most + 1, N_IN_A_ROW))
     operations = script.prefill(0, ids[:n_past], settings.n_ubatch, is_last=False)
     wanted = [(n, False) for n in range(1, n_most + 2)]
     if is_of_draft:
@@ -217,8 +225,9 @@ def _curve(case: Case, n_most: int, is_of_draft: bool, text: Text, settings: Set
         wanted += [(1, True), (2, True)]
     chance = random.Random(f"{settings.seed} {ids[-1]}")
     for n, on_draft in [step for _ in range(N_TIMES) for step in chance.sample(wanted, len(wanted))]:
-        part = Part(0, tuple(ids[n_past : n_past + n]), 1 if on_draft else n)
         kind = DRAFT if on_draft else VERIFY if n > 1 else DECODE
-        operations.append(Operation(kind, (part,), of_draft=on_draft))
+        for i in range(N_IN_A_ROW if n == 1 else 1):
+            part = Part(0, tuple(ids[n_past + i : n_past + i + n]), 1 if on_draft else n)
+            operations.append(Operation(kind, (part,), of_draft=on_draft))
         operations.append(Operation(FORGET, first=n_past, of_draft=on_draft))
     return operations

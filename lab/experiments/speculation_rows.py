@@ -60,6 +60,7 @@ class CurveRow:
     """
 
     n_prompt: int
+    draft: str | None  # that was timed with it: LOOKUP, which costs nothing, a model, or none
     n_positions: int
     step_s: float
     v: float
@@ -73,34 +74,38 @@ class Parted:
     """Where a run first chose another token than plain decoding, and the distance of the two best there (logits)."""
 
     text: str
+    n_prompt: int
+    n_gen: int
+    draft: str
     n_draft: int
     at: int
     margin: float | None
 
 
 Key = tuple[str, int, int]  # text, n_prompt, n_gen
-Block = tuple[int, int | None]  # repeat, and which start of the engine: what is compared ran in one process
+Block = tuple[str, int, int | None]  # session, repeat, start of the engine: what is compared ran in one process
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
     """One row for each text and draft length, of timed runs of one setup that went well."""
-    by_case: dict[tuple[Key, str, int], list[Run]] = {}
-    for run in (record.run for record in records):
-        lever = run.speculation
+    by_case: dict[tuple[Key, str, int], list[Record]] = {}
+    for record in records:
+        run, lever = record.run, record.run.speculation
         if lever is not None and lever.text is not None and guesses.tpot_s(run) is not None:
             key = lever.text, run.n_prompt, run.n_gen
-            by_case.setdefault((key, lever.draft or "", lever.n_draft), []).append(run)
-    parted = [(one.text, one.n_draft) for one in partings(records)]
+            by_case.setdefault((key, lever.draft or "", lever.n_draft), []).append(record)
+    parted = [((one.text, one.n_prompt, one.n_gen), one.draft, one.n_draft) for one in partings(records)]
     made = []
-    for (key, draft, n_draft), runs in sorted(by_case.items(), key=lambda item: item[0]):
+    for (key, draft, n_draft), alike in sorted(by_case.items(), key=lambda item: item[0]):
         if not n_draft:
             continue
         lengths = {n for its_key, its_draft, n in by_case if (its_key, its_draft) == (key, draft)}
-        teachers = by_case[key, draft, max(lengths)]
+        teachers = [record.run for record in by_case[key, draft, max(lengths)]]
         times = guesses.step_times([record.run for record in records if _curve_of(record.run, key, draft)])
         plain = by_case.get((key, "", 0), [])
-        made.append(_row(key, draft, n_draft, runs, plain, teachers, times))
-    return [dataclasses.replace(row, n_parted=parted.count((row.text, row.n_draft))) for row in made]
+        row = _row(key, draft, n_draft, alike, plain, teachers, times)
+        made.append(dataclasses.replace(row, n_parted=parted.count((key, draft, n_draft))))
+    return made
 
 
 def _curve_of(run: Run, key: Key, draft: str) -> bool:
@@ -112,17 +117,17 @@ def _row(
     key: Key,
     draft: str,
     n_draft: int,
-    runs: Sequence[Run],
-    plain: Sequence[Run],
+    alike: Sequence[Record],
+    plain: Sequence[Record],
     teachers: Sequence[Run],
     times: StepTimes | None,
 ) -> Row:
-    chains = [chain for run in runs for chain in guesses.checked(run)]
-    tried = [chain for chain in chains if chain[0]]
-    of_blocks = {_block(run): seconds for run in plain if (seconds := guesses.tpot_s(run)) is not None}
-    pairs = [(guesses.tpot_s(run) or 0.0, of_blocks[_block(run)]) for run in runs if _block(run) in of_blocks]
+    runs = [record.run for record in alike]
+    tried = [chain for run in runs for chain in guesses.checked(run) if chain[0]]
+    of_blocks = {_block(one): seconds for one in plain if (seconds := guesses.tpot_s(one.run)) is not None}
+    pairs = [(guesses.tpot_s(one.run) or 0.0, of_blocks[_block(one)]) for one in alike if _block(one) in of_blocks]
+    gain = statistics.median(b / a for a, b in pairs) if pairs else None
     ratio = stats.paired_ratio([pair[0] for pair in pairs], [pair[1] for pair in pairs]) if pairs else None
-    expected = expected_speed_up(teachers, times, n_draft)
     return Row(
         text=key[0],
         n_prompt=key[1],
@@ -137,11 +142,11 @@ def _row(
         verify_s=_seconds(runs, VERIFY, len(tried)),
         tpot_s=statistics.median(guesses.tpot_s(run) or 0.0 for run in runs),
         plain_tpot_s=statistics.median(of_blocks.values()) if of_blocks else None,
-        speed_up=statistics.median(b / a for a, b in pairs) if pairs else None,
+        speed_up=gain,
         low=ratio.low if ratio else None,
         high=ratio.high if ratio else None,
-        expected=expected,
-        to_blame=to_blame(tried, times, n_draft) if times and expected is not None and expected < 1 else None,
+        expected=expected_speed_up(teachers, times, n_draft, draft == LOOKUP),
+        to_blame=to_blame(tried, times, n_draft) if times and gain is not None and gain < 1 else None,
         n_parted=0,
     )
 
@@ -149,15 +154,15 @@ def _row(
 def by_block(records: Sequence[Record], key: Key) -> dict[tuple[str, int], dict[Block, float]]:
     """TPOT in seconds, of one kind of text: by draft (empty: plain decoding) and draft length, then by block."""
     times: dict[tuple[str, int], dict[Block, float]] = {}
-    for run in (record.run for record in records):
-        lever, seconds = run.speculation, guesses.tpot_s(run)
+    for record in records:
+        run, lever, seconds = record.run, record.run.speculation, guesses.tpot_s(record.run)
         if lever is not None and seconds is not None and (lever.text, run.n_prompt, run.n_gen) == key:
-            times.setdefault((lever.draft or "", lever.n_draft), {})[_block(run)] = seconds
+            times.setdefault((lever.draft or "", lever.n_draft), {})[_block(record)] = seconds
     return times
 
 
-def _block(run: Run) -> Block:
-    return run.repeat, run.engine
+def _block(record: Record) -> Block:
+    return record.session, record.run.repeat, record.run.engine
 
 
 def _seconds(runs: Sequence[Run], kind: str, n: int) -> float | None:
@@ -171,19 +176,20 @@ def _seconds(runs: Sequence[Run], kind: str, n: int) -> float | None:
     return total / 1e9 / n if n else None
 
 
-def expected_speed_up(teachers: Sequence[Run], times: StepTimes | None, n_draft: int) -> float | None:
+def expected_speed_up(teachers: Sequence[Run], times: StepTimes | None, n_draft: int, is_lookup: bool) -> float | None:
     """The speed-up with n_draft guesses at a time, from the curve and from runs with as many or more; the median."""
     if times is None:
         return None
-    values = [guesses.speed_up(guesses.in_steps_of(guesses.checked(run), n_draft), times) for run in teachers]
+    steps = [guesses.in_steps_of(guesses.checked(run), n_draft, is_lookup) for run in teachers]
+    values = [guesses.speed_up(its_steps, times) for its_steps in steps]
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
-def best_length(teachers: Sequence[Run], times: StepTimes | None) -> tuple[int, float] | None:
+def best_length(teachers: Sequence[Run], times: StepTimes | None, is_lookup: bool) -> tuple[int, float] | None:
     """The draft length with the largest expected speed-up, and that; of lengths up to that of the runs."""
     most = max((run.speculation.n_draft for run in teachers if run.speculation), default=0)
-    values = [(n, expected_speed_up(teachers, times, n)) for n in range(1, most + 1)]
+    values = [(n, expected_speed_up(teachers, times, n, is_lookup)) for n in range(1, most + 1)]
     known = [(n, value) for n, value in values if value is not None]
     return max(known, key=lambda pair: pair[1]) if known else None
 
@@ -204,8 +210,8 @@ def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -
     made = []
     curves = [record.run for record in records if record.run.speculation and record.run.speculation.text is None]
     has_texts = any(record.run.speculation and record.run.speculation.text for record in records)
-    for n_prompt, n_gen in sorted({(run.n_prompt, run.n_gen) for run in curves}):
-        times = guesses.step_times([run for run in curves if (run.n_prompt, run.n_gen) == (n_prompt, n_gen)])
+    for n_prompt, n_gen, draft in sorted({_curve_key(run) for run in curves}):
+        times = guesses.step_times([run for run in curves if _curve_key(run) == (n_prompt, n_gen, draft)])
         if times is None:
             continue
         n_past = n_prompt + n_gen // 2
@@ -214,8 +220,14 @@ def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -
             v = seconds / times.target[1]
             gains = [guesses.textbook_length(a, n - 1) / ((n - 1) * (c or 0.0) + v) for a in ACCEPTANCES]
             of_random = () if has_texts or n == 1 else tuple(gains)
-            made.append(CurveRow(n_prompt, n, seconds, v, _expected_v(prediction, n, n_past), c, of_random))
+            made.append(
+                CurveRow(n_prompt, draft or None, n, seconds, v, _expected_v(prediction, n, n_past), c, of_random)
+            )
     return made
+
+
+def _curve_key(run: Run) -> tuple[int, int, str]:
+    return run.n_prompt, run.n_gen, (run.speculation.draft if run.speculation else None) or ""
 
 
 def _expected_v(prediction: StepPrediction | None, n: int, n_past: int) -> float | None:
@@ -227,18 +239,22 @@ def _expected_v(prediction: StepPrediction | None, n: int, n_past: int) -> float
 
 def partings(records: Sequence[Record]) -> list[Parted]:
     """Where runs chose another token than plain decoding of the same prompt, and how near the choice was there."""
-    plain = {_prompt_of(record): record.run for record in records if _n_draft(record.run) == 0}
     made = []
-    for record in records:
-        run, base = record.run, plain.get(_prompt_of(record))
-        if base is None or not _n_draft(run) or run.speculation is None or run.speculation.text is None:
-            continue
+    for record, base in compared(records):
+        run, lever = record.run, record.run.speculation
+        assert lever is not None and lever.text is not None
         pairs = zip(base.token_ids, run.token_ids, strict=False)
         at = next((i for i, pair in enumerate(pairs) if pair[0] != pair[1]), None)
         if at is not None:
             margin = base.margins[at] if base.margins and at < len(base.margins) else None
-            made.append(Parted(run.speculation.text, run.speculation.n_draft, at, margin))
+            made.append(Parted(lever.text, run.n_prompt, run.n_gen, lever.draft or "", lever.n_draft, at, margin))
     return made
+
+
+def compared(records: Sequence[Record]) -> list[tuple[Record, Run]]:
+    """Runs with guesses, each with plain decoding of the same prompt; without those that have none."""
+    plain = {_prompt_of(record): record.run for record in records if _n_draft(record.run) == 0}
+    return [(r, plain[_prompt_of(r)]) for r in records if _n_draft(r.run) and _prompt_of(r) in plain]
 
 
 def _n_draft(run: Run) -> int | None:
@@ -249,8 +265,3 @@ def _prompt_of(record: Record) -> tuple[object, ...]:
     """Runs in which this is equal have the same prompt."""
     run, text = record.run, record.run.speculation.text if record.run.speculation else None
     return record.session, text, run.n_prompt, run.n_gen, run.repeat, run.prompt_offset, record.settings.seed
-
-
-def is_lookup(row: Row) -> bool:
-    """Whether no model guessed."""
-    return row.draft == LOOKUP

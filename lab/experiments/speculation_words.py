@@ -55,10 +55,10 @@ def _of_text(alike: Sequence[Row], records: Sequence[Record]) -> list[str]:
     else:
         words = [
             f"{best.text}: no clear gain. With {best.n_draft} {who} at a time it is {gain:.2f} times as fast as plain "
-            f"decoding{interval}{right}."
+            f"decoding{interval}{right}.{_blame(best, records)}"
         ]
     teachers = [record.run for record in records if _is_of(record, best, max(row.n_draft for row in alike))]
-    expected = speculation_rows.best_length(teachers, _times(records, best))
+    expected = speculation_rows.best_length(teachers, _times(records, best), best.draft == LOOKUP)
     if expected and expected[0] not in [row.n_draft for row in known] and expected[1] > max(1.0, gain):
         words.append(
             f"{best.text}: by the times of the steps {expected[0]} at a time would be best ({expected[1]:.2f})."
@@ -95,17 +95,23 @@ def _blame(row: Row, records: Sequence[Record]) -> str:
         )
     if row.to_blame == GUESSING:
         return f" Guessing is to blame: a guess takes {times.draft[1] / times.target[1]:.2g} of a step of the model."
-    return " Wrong guesses are to blame: with every guess right it would pay."
+    n = row.n_draft
+    all_right = guesses.speed_up([(n, n)], times)
+    if all_right is not None and all_right > 1:
+        return f" Wrong guesses are to blame: with every guess right it would be {all_right:.2f} times as fast."
+    return " Wrong guesses cost most, but even with every guess right it would not pay."
 
 
 def _same_text(rows: Sequence[Row], records: Sequence[Record]) -> list[str]:
     """Whether the tokens were those of plain decoding, and where not, how near the choice was."""
-    n_runs = sum(row.n_runs for row in rows)
+    n_runs = len(speculation_rows.compared(records))
     parted = speculation_rows.partings(records)
-    if not rows:
-        return []
+    if not rows or not n_runs:
+        return ["Whether the text is that of plain decoding could not be seen: there is no plain run."] if rows else []
     if not parted:
-        return [f"In all {n_runs} runs the tokens are those of plain decoding."]
+        return [
+            f"In {'all ' if n_runs > 1 else ''}{n_runs} run{'s' * (n_runs > 1)} the tokens are those of plain decoding."
+        ]
     margins = [one.margin for one in parted if one.margin is not None]
     usual = [margin for record in records for margin in record.run.margins or ()]
     near = ""
@@ -124,8 +130,8 @@ def _same_text(rows: Sequence[Row], records: Sequence[Record]) -> list[str]:
 def of_curve(curve: Sequence[CurveRow]) -> list[str]:
     """What verifying costs, and how many guesses must be right for it to pay."""
     words = []
-    for n_prompt in dict.fromkeys(row.n_prompt for row in curve):
-        alike = [row for row in curve if row.n_prompt == n_prompt and row.n_positions > 1]
+    for key in dict.fromkeys((row.n_prompt, row.draft) for row in curve):
+        alike = [row for row in curve if (row.n_prompt, row.draft) == key and row.n_positions > 1]
         needed = {row.n_positions - 1: guesses.break_even(row.v, row.c or 0.0, row.n_positions - 1) for row in alike}
         possible = {n: share for n, share in needed.items() if share is not None}
         last = alike[-1] if alike else None

@@ -66,7 +66,8 @@ class Plan:
     is_more_if_cheap: bool = False  # cases that cost little get further rounds
     write: Callable[[Case, Text, Settings], list[Operation]] = measured_run
     draft: Draft | None = None
-    part: str | None = None  # of `lab claims`: written into every run
+    part: str | None = None  # of `lab claims`: written into every run, as is_quick
+    is_quick: bool = False
 
     @property
     def order(self) -> list[tuple[int, Case]]:

@@ -149,7 +149,13 @@ def execute(
         todo = plan.order
         engine = WarmEngine(plan, worker, Reporter(watch, todo, plan.n_tokens), stream, n_starts)
         for settings, run in _runs(engine, todo):
-            line = Record(session, plan.machine, engine.model, settings, dataclasses.replace(run, part=plan.part))
+            line = Record(
+                session,
+                plan.machine,
+                engine.model,
+                settings,
+                dataclasses.replace(run, part=plan.part, is_quick=plan.is_quick),
+            )
             save(path, line)
             yield line
     finally:

@@ -109,6 +109,7 @@ SPECULATE: Columns = (
     ("guessed\nby", lambda row: row.draft),
     ("guesses\na step", lambda row: f"{row.n_draft}"),
     ("right", lambda row: "-" if row.right is None else f"{row.right:.0%}"),
+    ("right by\nposition %", lambda row: "/".join(f"{100 * share:.0f}" for share in row.by_position) or "-"),
     ("tokens\na step", lambda row: "-" if row.length is None else f"{row.length:.2f}"),
     ("guess\nms", lambda row: "-" if row.draft_s is None else digits(1e3 * row.draft_s)),
     ("verify\nms", lambda row: "-" if row.verify_s is None else digits(1e3 * row.verify_s)),

@@ -41,9 +41,11 @@ def plot_speculation(rows: Sequence[Row], records: Sequence[Record], subject: st
     first = figure.axes[0]
     first.set_ylim(bottom=0)
     first.set_ylabel("speed-up over plain decoding")
-    for ax in figure.axes[1:]:
+    handles, labels = first.get_legend_handles_labels()
+    for ax in figure.axes:
         if legend := ax.get_legend():
             legend.remove()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.suptitle(f"Guessing ahead: {subject}", fontsize=11)
     return figure
 
@@ -58,7 +60,7 @@ def _speed_ups(ax: Axes, alike: Sequence[Row], records: Sequence[Record], colour
         ax.plot(*zip(*points, strict=True), ls="", marker=marker, color=colour, ms=5, alpha=0.6, mew=0, label="blocks")
     expected = [(row.n_draft, row.expected) for row in ordered if row.expected is not None]
     if expected:
-        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, label="predicted")
+        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, marker="x", ms=5, label="predicted")
 
 
 def _blocks(row: Row, records: Sequence[Record]) -> list[tuple[int, float]]:
@@ -80,8 +82,8 @@ def plot_curve(rows: Sequence[CurveRow], records: Sequence[Record], subject: str
     """
     has_gains = any(row.speed_ups for row in rows)
     axes = figure.subplots(1, 2 if has_gains else 1, squeeze=False)[0]
-    for i, n_prompt in enumerate(dict.fromkeys(row.n_prompt for row in rows)):
-        alike = [row for row in rows if row.n_prompt == n_prompt]
+    for i, key in enumerate(dict.fromkeys((row.n_prompt, row.draft) for row in rows)):
+        alike = [row for row in rows if (row.n_prompt, row.draft) == key]
         _costs(axes[0], alike, records, COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
     numbers = sorted({row.n_positions for row in rows})
     axes[0].plot(numbers, numbers, color="#666666", ls=":", lw=1.2, label="if each position cost a step")
@@ -103,12 +105,14 @@ def plot_curve(rows: Sequence[CurveRow], records: Sequence[Record], subject: str
 
 
 def _costs(ax: Axes, alike: Sequence[CurveRow], records: Sequence[Record], colour: str, marker: str) -> None:
-    """The curve of one prompt length."""
-    name = f"after {alike[0].n_prompt:,} prompt tokens"
+    """The curve of one prompt length, beside one draft."""
+    name = f"after {alike[0].n_prompt:,} prompt tokens" + (f", {alike[0].draft}" if alike[0].c is not None else "")
     ax.plot([row.n_positions for row in alike], [row.v for row in alike], color=colour, lw=2, label=f"{name}: median")
     points = []
     for run in (record.run for record in records):
-        times = guesses.step_times([run]) if run.n_prompt == alike[0].n_prompt else None
+        its = run.speculation.draft if run.speculation else None
+        is_of = (run.n_prompt, its) == (alike[0].n_prompt, alike[0].draft)
+        times = guesses.step_times([run]) if is_of else None
         one = alike[0].step_s / alike[0].v
         points += [(n, seconds / one) for n, seconds in times.target.items()] if times else []
     if points:
@@ -119,8 +123,9 @@ def _costs(ax: Axes, alike: Sequence[CurveRow], records: Sequence[Record], colou
 
 
 def _gains(ax: Axes, rows: Sequence[CurveRow]) -> None:
-    """Speed-ups of the first prompt length, a line for each share of right guesses."""
-    alike = [row for row in rows if row.n_prompt == rows[0].n_prompt and row.speed_ups]
+    """Speed-ups of the first curve, a line for each share of right guesses."""
+    first = rows[0].n_prompt, rows[0].draft
+    alike = [row for row in rows if (row.n_prompt, row.draft) == first and row.speed_ups]
     for i, share in enumerate(speculation_rows.ACCEPTANCES):
         numbers, gains = [row.n_positions - 1 for row in alike], [row.speed_ups[i] for row in alike]
         colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]

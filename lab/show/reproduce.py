@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import Record, Run
 from lab.experiments import claim_parts
+from lab.experiments.claim_list import CLAIMS
 from lab.models import catalog
 from lab.runner.as_options import options
 
@@ -59,7 +60,11 @@ def _claims(timed: Sequence[Record]) -> str:
     usual = [record for record in timed if record.run.block is None and record.run.lever is None] or timed
     shared = [option for option in options(usual[0]) if all(option in options(record) for record in usual)]
     quick = ["--quick"] if claim_parts.is_quick(timed) else []
-    return shlex.join(["lab", "claims", *quick, *(word for option in shared for word in option)])
+    parts = {record.run.part for record in timed}
+    tried = [claim.number for claim in CLAIMS if parts & set(claim.parts)]
+    n_all = sum(bool(set(claim.parts) - {claim_parts.CEILINGS}) for claim in CLAIMS)
+    only = ["--only", ",".join(map(str, tried))] if len(tried) < n_all and not quick else []
+    return shlex.join(["lab", "claims", *only, *quick, *(word for option in shared for word in option)])
 
 
 def _experiment(runs: Sequence[Run], lengths: str) -> list[str]:
