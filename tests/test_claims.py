@@ -278,9 +278,10 @@ def test_an_interrupted_session_can_be_judged(worker: Any, tmp_path: Path, toys:
     ((name, verdicts),) = claim_verdicts.of_sessions(kept)
     assert name == "a" and [one.claim.number for one in verdicts.judged] == [1, 2, 3]
     assert [one.judgement.verdict for one in verdicts.judged] == [UNTESTABLE, UNTESTABLE, HOLDS]
-    assert verdicts.unmeasured == (4, 5) and "Nothing was measured for 4: lab claims --only 4" in text_claims.notes(
-        verdicts
-    )
+    assert verdicts.unmeasured == (
+        4,
+        5,
+    ) and "Nothing was measured for 4, 5: lab claims --only 4,5" in text_claims.notes(verdicts)
 
 
 def test_a_session_without_runs_leaves_no_file(worker: Any, tmp_path: Path, toys: Any) -> None:
