@@ -278,10 +278,16 @@ def test_an_interrupted_session_can_be_judged(worker: Any, tmp_path: Path, toys:
     ((name, verdicts),) = claim_verdicts.of_sessions(kept)
     assert name == "a" and [one.claim.number for one in verdicts.judged] == [1, 2, 3]
     assert [one.judgement.verdict for one in verdicts.judged] == [UNTESTABLE, UNTESTABLE, HOLDS]
-    assert verdicts.unmeasured == (
-        4,
-        5,
-    ) and "Nothing was measured for 4, 5: lab claims --only 4,5" in text_claims.notes(verdicts)
+    assert verdicts.unmeasured == (4, 5)
+    assert "Nothing was measured for 4, 5: lab claims --only 4,5" in text_claims.notes(verdicts)
+
+
+def test_the_ceilings_that_are_known_go_with_the_runs(worker: Any, tmp_path: Path, toys: Any) -> None:
+    session, path = planned(worker, tmp_path, "2"), tmp_path / "a.jsonl"
+    results.append(tmp_path / "ceilings-here.jsonl", dataclasses.replace(FAST, machine=session.base.machine))
+    run(dataclasses.replace(session, probes=()), worker, path)
+    (kept,) = results.read([path]).ceilings
+    assert set(kept.rates) == set(FAST.rates)
 
 
 def test_a_session_without_runs_leaves_no_file(worker: Any, tmp_path: Path, toys: Any) -> None:

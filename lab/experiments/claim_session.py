@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.core import results
 from lab.core.record import Ceilings, Machine, Record, Settings
 from lab.errors import LabError
 from lab.experiments import cases, claim_parts, claim_verdicts, saved_states
@@ -220,6 +221,17 @@ def execute(
     finally:
         if path.exists() and path.stat().st_size == 0:
             path.unlink()
+        elif path.exists():
+            _keep_ceilings(planned, path)
+
+
+def _keep_ceilings(planned: Session, path: Path) -> None:
+    """Write what is known of the machine into the session's file: so it can be judged again anywhere."""
+    on_gpu = planned.base.settings.n_gpu_layers > 0
+    best = probing.known(known_ceilings(path.parent), planned.base.machine, on_gpu)
+    if best is not None:
+        with contextlib.suppress(OSError):  # the runs are what counts
+            results.append(path, best)
 
 
 def _part(
