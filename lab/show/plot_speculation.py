@@ -55,7 +55,15 @@ def _speed_ups(ax: Axes, alike: Sequence[Row], records: Sequence[Record], colour
     ordered = sorted((row for row in alike if row.speed_up is not None), key=lambda row: row.n_draft)
     name = f"guessed: {alike[0].draft}"
     points = [point for row in ordered for point in _blocks(row, records)]
-    ax.plot([row.n_draft for row in ordered], [row.speed_up or 0.0 for row in ordered], color=colour, lw=2, label=name)
+    ax.plot(
+        [row.n_draft for row in ordered],
+        [row.speed_up or 0.0 for row in ordered],
+        color=colour,
+        lw=2,
+        marker="_",
+        ms=14,
+        label=name,
+    )
     if points:
         ax.plot(*zip(*points, strict=True), ls="", marker=marker, color=colour, ms=5, alpha=0.6, mew=0, label="blocks")
     expected = [(row.n_draft, row.expected) for row in ordered if row.expected is not None]
