@@ -184,7 +184,7 @@ class Run:
     accepted: tuple[int, ...] | None = None  # of speculation: how many of the guesses of each `verify` were right
     margins: tuple[float, ...] | None = None  # of speculation: logit of each chosen token - the next best one's
     part: str | None = None  # of `lab claims`: which of its measurements this run belongs to
-    is_quick: bool = False  # of `lab claims --quick`
+    is_quick: bool | None = None  # of `lab claims`: whether it was run with --quick
     state_bytes: tuple[int, ...] | None = None  # of each `save`
     logits_differ: tuple[float, ...] | None = None  # largest differences of kept logits from the first ones kept
 

@@ -67,7 +67,7 @@ class Plan:
     write: Callable[[Case, Text, Settings], list[Operation]] = measured_run
     draft: Draft | None = None
     part: str | None = None  # of `lab claims`: written into every run, as is_quick
-    is_quick: bool = False
+    is_quick: bool | None = None
 
     @property
     def order(self) -> list[tuple[int, Case]]:
