@@ -14,6 +14,7 @@ from lab.core.record import DRAFT, VERIFY, Record, Run
 from lab.why.step_prediction import StepPrediction
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+Key = tuple[str, int, int]  # text, n_prompt, n_gen
 VERIFYING, GUESSING, WRONG = "verifying", "guessing", "wrong guesses"
 
 
@@ -50,6 +51,11 @@ class Row:
     to_blame: str | None
     n_parted: int
 
+    @property
+    def key(self) -> Key:
+        """What is the same for all draft lengths."""
+        return self.text, self.n_prompt, self.n_gen
+
 
 @dataclass(frozen=True)
 class CurveRow:
@@ -82,7 +88,6 @@ class Parted:
     margin: float | None
 
 
-Key = tuple[str, int, int]  # text, n_prompt, n_gen
 Block = tuple[str, int, int | None]  # session, repeat, start of the engine: what is compared ran in one process
 
 
@@ -99,18 +104,32 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     for (key, draft, n_draft), alike in sorted(by_case.items(), key=lambda item: item[0]):
         if not n_draft:
             continue
-        lengths = {n for its_key, its_draft, n in by_case if (its_key, its_draft) == (key, draft)}
-        teachers = [record.run for record in by_case[key, draft, max(lengths)]]
-        times = guesses.step_times([record.run for record in records if _curve_of(record.run, key, draft)])
-        plain = by_case.get((key, "", 0), [])
-        row = _row(key, draft, n_draft, alike, plain, teachers, times)
+        plain, teachers = by_case.get((key, "", 0), []), longest(records, key, draft)
+        row = _row(key, draft, n_draft, alike, plain, teachers, times_of(records, key, draft))
         made.append(dataclasses.replace(row, n_parted=parted.count((key, draft, n_draft))))
     return made
 
 
-def _curve_of(run: Run, key: Key, draft: str) -> bool:
-    lever = run.speculation
-    return lever is not None and (lever.text, run.n_prompt, run.n_gen, lever.draft) == (None, *key[1:], draft)
+def longest(records: Sequence[Record], key: Key, draft: str) -> list[Run]:
+    """Runs of one kind of text with the longest draft: they teach which guesses are right."""
+    runs = [run for run in _with(records, key, draft) if run.speculation and guesses.tpot_s(run) is not None]
+    most = max((run.speculation.n_draft for run in runs if run.speculation), default=0)
+    return [run for run in runs if run.speculation and run.speculation.n_draft == most]
+
+
+def times_of(records: Sequence[Record], key: Key, draft: str) -> StepTimes | None:
+    """The times of bare steps beside runs of this kind; None where none were timed."""
+    return guesses.step_times(_with(records, (None, *key[1:]), draft))
+
+
+def _with(records: Sequence[Record], key: tuple[str | None, int, int], draft: str) -> list[Run]:
+    """Runs with this draft; of bare steps, where the key has no text."""
+    runs = [record.run for record in records if record.run.speculation]
+    return [
+        run
+        for run in runs
+        if run.speculation and (run.speculation.text, run.n_prompt, run.n_gen, run.speculation.draft) == (*key, draft)
+    ]
 
 
 def _row(

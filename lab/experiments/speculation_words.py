@@ -9,15 +9,14 @@ from lab.core import guesses
 from lab.core.levers import LOOKUP
 from lab.core.record import Record
 from lab.experiments import speculation_rows
-from lab.experiments.speculation_rows import GUESSING, VERIFYING, CurveRow, Row
+from lab.experiments.speculation_rows import GUESSING, VERIFYING, CurveRow, Row, times_of
 
 
 def sentences(rows: Sequence[Row], records: Sequence[Record]) -> list[str]:
     """Of one setup: the best draft length for each text, how good predictions were, and whether the text stayed."""
     words = []
-    for key in dict.fromkeys((row.text, row.n_prompt, row.n_gen, row.draft) for row in rows):
-        alike = [row for row in rows if (row.text, row.n_prompt, row.n_gen, row.draft) == key]
-        words += _of_text(alike, records)
+    for key in dict.fromkeys((row.key, row.draft) for row in rows):
+        words += _of_text([row for row in rows if (row.key, row.draft) == key], records)
     most = {row.draft: max(r.n_draft for r in rows if r.draft == row.draft) for row in rows}
     errors = [
         abs(row.expected / row.speed_up - 1)
@@ -57,8 +56,8 @@ def _of_text(alike: Sequence[Row], records: Sequence[Record]) -> list[str]:
             f"{best.text}: no clear gain. With {best.n_draft} {who} at a time it is {gain:.2f} times as fast as plain "
             f"decoding{interval}{right}.{_blame(best, records)}"
         ]
-    teachers = [record.run for record in records if _is_of(record, best, max(row.n_draft for row in alike))]
-    expected = speculation_rows.best_length(teachers, _times(records, best), best.draft == LOOKUP)
+    teachers, times = speculation_rows.longest(records, best.key, best.draft), times_of(records, best.key, best.draft)
+    expected = speculation_rows.best_length(teachers, times, best.draft == LOOKUP)
     if expected and expected[0] not in [row.n_draft for row in known] and expected[1] > max(1.0, gain):
         words.append(
             f"{best.text}: by the times of the steps {expected[0]} at a time would be best ({expected[1]:.2f})."
@@ -66,26 +65,9 @@ def _of_text(alike: Sequence[Row], records: Sequence[Record]) -> list[str]:
     return words
 
 
-def _is_of(record: Record, row: Row, n_draft: int) -> bool:
-    lever, run = record.run.speculation, record.run
-    wanted = row.text, n_draft, row.draft, row.n_prompt, row.n_gen
-    return lever is not None and (lever.text, lever.n_draft, lever.draft, run.n_prompt, run.n_gen) == wanted
-
-
-def _times(records: Sequence[Record], row: Row) -> guesses.StepTimes | None:
-    curves = [
-        record.run
-        for record in records
-        if (lever := record.run.speculation) is not None
-        and (lever.text, lever.draft, record.run.n_prompt, record.run.n_gen)
-        == (None, row.draft, row.n_prompt, row.n_gen)
-    ]
-    return guesses.step_times(curves)
-
-
 def _blame(row: Row, records: Sequence[Record]) -> str:
     """Why it does not pay, with the number that says so."""
-    times = _times(records, row)
+    times = times_of(records, row.key, row.draft)
     if row.to_blame is None or times is None:
         return ""
     if row.to_blame == VERIFYING:

@@ -73,7 +73,7 @@ def _speed_ups(ax: Axes, alike: Sequence[Row], records: Sequence[Record], colour
 
 def _blocks(row: Row, records: Sequence[Record]) -> list[tuple[int, float]]:
     """The speed-up of each block."""
-    times = speculation_rows.by_block(records, (row.text, row.n_prompt, row.n_gen))
+    times = speculation_rows.by_block(records, row.key)
     return [
         (row.n_draft, plain / seconds)
         for (draft, n_draft), of_blocks in times.items()
