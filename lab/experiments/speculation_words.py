@@ -39,14 +39,15 @@ def _of_text(alike: Sequence[Row], records: Sequence[Record]) -> list[str]:
     best = max(known, key=lambda row: row.speed_up or 0.0)
     gain = best.speed_up or 0.0
     who = "looked up" if best.draft == LOOKUP else f"guessed by {best.draft}"
-    interval = "" if best.low is None else f" (95 %: {best.low:.2f} to {best.high:.2f})"
+    low, high = (best.low, best.high) if best.low is not None and best.high is not None else (0.0, float("inf"))
+    interval = f" (95 %: {low:.2f} to {high:.2f})" if best.low is not None else " (too few blocks for an interval)"
     right = "" if best.right is None or best.length is None else f"; {best.right:.0%} were right"
-    if (best.low if best.low is not None else gain) > 1:
+    if low > 1:
         words = [
             f"{best.text}: fastest with {best.n_draft} {who} at a time, {gain:.2f} times as fast as plain decoding"
             f"{interval}{right}."
         ]
-    elif (best.high if best.high is not None else gain) < 1:
+    elif high < 1:
         words = [
             f"{best.text}: does not pay. At best, with {best.n_draft} {who} at a time, it is {gain:.2f} times as fast "
             f"as plain decoding{interval}{right}.{_blame(best, records)}"
