@@ -51,6 +51,17 @@ def accelerators(devices: tuple[Device, ...]) -> tuple[Device, ...]:
     return tuple(device for device in devices if device.type in ("gpu", "igpu"))
 
 
+def own_addresses() -> list[str]:
+    """The IPv4 addresses at which other machines can reach this one."""
+    import socket
+
+    import psutil
+
+    addresses = [address for of_card in psutil.net_if_addrs().values() for address in of_card]
+    numbers = [address.address for address in addresses if address.family == socket.AF_INET]
+    return [number for number in numbers if not number.startswith("127.")]
+
+
 def label(machine: Machine, n_gpu_layers: int = 0) -> str:
     """A short name for titles and tables: the accelerator where layers are on one, else the CPU."""
     offload = accelerators(machine.devices)
