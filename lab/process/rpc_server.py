@@ -58,6 +58,8 @@ class RpcServer:
         }
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._complaints: collections.deque[str] = collections.deque(maxlen=3)
+        self.devices: tuple[Device, ...] = ()
+        self.version = ""  # of the protocol
         self._process = _spawn("serve()", json.dumps(asked))
         self._listeners = [
             threading.Thread(target=listen, args=(stream, self._events), daemon=True)
@@ -72,20 +74,16 @@ class RpcServer:
             raise
 
     def _start(self) -> None:
-        deadline = time.monotonic() + START_S
-        listed = self._next(START_S)
-        if listed is None:
-            raise LabError(f"The RPC server did not start within {START_S} s.", "Try it again.")
-        if "error" in listed:
-            raise LabError(listed["error"], listed["hint"])
-        self.devices = tuple(from_json(Device, json.dumps(device)) for device in listed["devices"])
-        while not is_listening(self.endpoint):
-            self._next(_POLL_S)
+        deadline, is_answered = time.monotonic() + START_S, False
+        while not (self.devices and self.version and is_answered):
+            is_answered = is_answered or (bool(self.devices) and is_listening(self.endpoint))
+            event = self._next(_POLL_S) or {}
+            if "error" in event:
+                raise LabError(event["error"], event["hint"])
+            if "devices" in event:
+                self.devices = tuple(from_json(Device, json.dumps(device)) for device in event["devices"])
             if time.monotonic() > deadline:
-                raise LabError(f"The RPC server does not listen at {self.endpoint}.", "Try another --port.")
-        while "version" not in (event := self._next(START_S) or {"version": "of an unknown version"}):
-            pass
-        self.version = str(event["version"])
+                raise LabError(f"The RPC server at {self.endpoint} did not start within {START_S} s.", "Try it again.")
 
     def watch(self, show: Callable[[str], None]) -> None:
         """Call `show` with a sentence for each client that comes and goes and each complaint of llama.cpp, for ever.
@@ -137,6 +135,7 @@ class RpcServer:
         if event is not _ENDED:
             if "complaint" in event:
                 self._complaints.append(event["complaint"])
+            self.version = event.get("version", self.version)
             return dict(event)
         self._listeners[1].join(5)
         while not self._events.empty():
