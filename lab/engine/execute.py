@@ -71,6 +71,7 @@ class _Preparation:
         import numpy as np
 
         self._lib, self._pointer, self._script = native.llama(), context.pointer, script
+        self._waits_once = context.settings.prefill_wait == "end"
         self._memory = self._lib.llama_get_memory(context.pointer)
         self._contexts = {False: context, **({True: draft} if draft else {})}
         n_chosen = scripts.n_chosen(script)
@@ -98,7 +99,7 @@ class _Preparation:
         prepared: list[tuple[Callable[[], object], Callable[[], object] | Rows | None, Operation, int]] = []
         latest: dict[int, int] = {}  # of each sequence: the index of the token that was chosen last
         n_prefilled = n_chosen = 0
-        for operation in self._script:
+        for operation, following in itertools.zip_longest(self._script, self._script[1:]):
             if operation.kind == SPECULATE:
                 continue
             if operation.kind in MOVES:
@@ -119,7 +120,9 @@ class _Preparation:
                         latest[part.sequence] = n_chosen
                         n_chosen += 1
                         self._last_row = row
-                forward = functools.partial(llama.decode, self._contexts[operation.of_draft], batch)
+                is_waited = rows or not self._waits_once or following is None or following.kind in (*MOVES, SPECULATE)
+                execute = llama.decode if is_waited else llama.submit
+                forward = functools.partial(execute, self._contexts[operation.of_draft], batch)
                 prepared.append((forward, rows, operation, n_prefilled))
         moves = [
             (execute, self._chooser(operation, rows) if isinstance(rows, list) else rows, n_prefilled)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from lab.core.record import Device
 from lab.process.wire import Build
 
 _DEBUG, _WARNING, _ERROR = 1, 3, 4  # of ggml's log levels
-_log: collections.deque[tuple[int, str]] = collections.deque(maxlen=400)
+_log: collections.deque[tuple[int, str]] = collections.deque(maxlen=1000)
 
 
 def llama() -> Any:
@@ -38,8 +39,8 @@ def ggml(name: str) -> Any:
     return ctypes.CDLL(str(Path(library._name).with_name(f"{name}.dll")))
 
 
-def start() -> Build:
-    """Load the libraries, keep their log in memory, and return what they are."""
+def start(rpc: Sequence[str] = ()) -> Build:
+    """Load the libraries, keep their log in memory, and return what they are, with the devices of RPC servers."""
     lib, base = llama(), ggml("ggml-base")
     lib.llama_log_set(_log_callback, ctypes.c_void_p(0))
     lib.llama_backend_init()
@@ -77,7 +78,7 @@ def complaint() -> str:
 
 
 def _keep_log(level: int, text: bytes, _: Any) -> None:
-    if level != _DEBUG:
+    if level != _DEBUG or b"assigned to device" in text:
         _log.append((level, text.decode(errors="replace").strip()[:300]))
 
 

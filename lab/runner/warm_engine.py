@@ -61,11 +61,10 @@ class WarmEngine:
         if self.model.sha256 is None:
             self.reporter.report_status("checking the model file")
             self.model = dataclasses.replace(self.model, sha256=catalog.sha256(self.plan.file.path))
+        self.worker.use(self.plan.backend)
         self.reporter.report_status("loading the model")
         draft = self.plan.draft
-        self._vocabulary = self.worker.load(
-            self.plan.file.path, self.plan.settings.n_gpu_layers, draft.file.path if draft else None
-        )
+        self._vocabulary = self.worker.load(self.plan.file.path, self.plan.settings, draft.file.path if draft else None)
         self.model = dataclasses.replace(self.model, description=self._vocabulary.description)
         for source in {self._source(case) for case in self.plan.cases} | {self.plan.prompt}:
             if source.text is not None:
@@ -87,6 +86,7 @@ class WarmEngine:
         self.reporter.report_status("making room", max(cases, key=lambda case: case.n_prompt))
         self._sentinel = None
         self.settings = self.worker.new_context(with_room(self.plan.settings, cases))
+        self._placement = self.worker.placement()
 
     def warm_up(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
         """On a GPU one short run for every shape of step that these cases have; on the CPU a single one.
@@ -154,6 +154,7 @@ class WarmEngine:
             engine=self.n_starts,
             state_bytes=outcome.state_bytes,
             logits_differ=outcome.logits_differ,
+            placement=self._placement,
             accepted=outcome.accepted,
             margins=outcome.margins,
             draft=self.plan.draft.model if self.plan.draft and is_of_draft(case) else None,
