@@ -14,11 +14,26 @@ from typing import Any
 import pytest
 
 from lab.core import script as scripts
-from lab.core.record import DECODE, DRAFT, FORGET, OK, VERIFY, Device, Machine, Model, Record, Run, Settings, Steps
+from lab.core.record import (
+    DECODE,
+    DRAFT,
+    FORGET,
+    OK,
+    VERIFY,
+    Buffer,
+    Device,
+    Machine,
+    Model,
+    Placement,
+    Record,
+    Run,
+    Settings,
+    Steps,
+)
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
 from lab.models import catalog
-from lab.process.wire import Build, Outcome, Vocabulary
+from lab.process.wire import Backend, Build, Outcome, Vocabulary
 from lab.process.worker import Progress, WorkerDied
 from lab.runner.warm_engine import N_SENTINEL
 
@@ -181,6 +196,7 @@ class FakeWorker:
     """Stands in for worker.Worker: exact steps at once, and deaths or refusals where a test wants them."""
 
     def __init__(self) -> None:
+        self.backend = Backend()
         self.build = Build("0.0", None, "", MACHINE.devices)
         self.model = MODEL
         self.starts = 1
@@ -205,6 +221,9 @@ class FakeWorker:
     def restart(self) -> None:
         self.starts += 1
 
+    def use(self, backend: Backend) -> None:
+        self.backend = backend
+
     def read_model(self, *_: object) -> Model:
         return self.model
 
@@ -225,6 +244,9 @@ class FakeWorker:
         self.on_context(asked.n_ctx)
         self.contexts.append(asked.n_ctx)
         return dataclasses.replace(asked, flash_attn_resolved="on")
+
+    def placement(self) -> Placement:
+        return Placement(("CPU", "CPU", "CPU"), (Buffer("model", "CPU", 10**6),))
 
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
         n_prefilled, n_chosen = scripts.n_prefilled(script), scripts.n_chosen(script)

@@ -37,7 +37,7 @@ def test_a_miniature_loads_runs_and_is_what_its_shape_says(worker: Worker, tmp_p
     for name in ("matrices", "windows", "n_head", "n_head_kv", "head_dim", "n_params", "tensor_bytes", "n_expert_used"):
         assert getattr(read, name) == getattr(expected, name), name
     assert read.n_expert == entry.shape.n_expert and cost.step(read, 8, 100, 1) is not None
-    worker.load(path, 0)
+    worker.load(path, SETTINGS)
     worker.new_context(SMALL)
     outcome = worker.run(scripts.run(range(1, 101), 4, 64), lambda progress: None)
     assert outcome.steps.n_tokens == (64, 36, 1, 1, 1) and len(outcome.token_ids) == 4

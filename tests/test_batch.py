@@ -264,7 +264,7 @@ def test_a_section_leaves_out_columns_in_which_nothing_is_known() -> None:
 def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -> None:
     settings = dataclasses.replace(SETTINGS, n_ubatch=512, n_ctx=4 * 256, n_seq_max=4)
     with Worker() as worker:
-        worker.load(embedded, 0)
+        worker.load(embedded, SETTINGS)
         worker.new_context(settings)
         ids = worker.tokenize("The lamp was lit each evening by the keeper's daughter. " * 20)
 

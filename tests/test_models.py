@@ -130,7 +130,7 @@ def test_llama_cpp_runs_every_architecture_and_the_logits_are_finite(tmp_path: P
     with Worker() as worker:
         for quantization in ("Q4_0", "F16"):
             synthetic.write(SHAPES[name], quantization, path)
-            worker.load(path, 0)
+            worker.load(path, SETTINGS)
             worker.new_context(dataclasses.replace(SETTINGS, n_ctx=128))
             tokens = worker.run(scripts.run(range(40), 8, 512), lambda progress: None).token_ids
             assert len(set(tokens)) > 1  # not always the same: the weights say something

@@ -22,7 +22,7 @@ REAL = dataclasses.replace(SETTINGS, n_ctx=700, n_ubatch=512)
 @pytest.fixture(scope="module")
 def worker(embedded: Path) -> Iterator[Worker]:
     with Worker() as worker:
-        worker.load(embedded, 0)
+        worker.load(embedded, SETTINGS)
         worker.new_context(REAL)
         yield worker
 

@@ -521,7 +521,7 @@ def test_the_newcomer_computes_what_it_would_alone(embedded: Path) -> None:
     """The logits behind its first token, in chunks of 24 among two streams, and in steps of 24 by itself."""
     with Worker() as worker:
         made = stalls.plan(worker, 96, "24", "2", 1, model=str(embedded), threads=1)
-        worker.load(embedded, 0)
+        worker.load(embedded, made.settings)
         ids = worker.tokenize("Chunks of a long prompt ride in the steps of running answers. " * 40)
         worker.new_context(made.settings)
 

@@ -28,7 +28,7 @@ def worker() -> object:
 
 
 def test_a_sweep_computes_what_independent_runs_compute(worker: Worker, embedded: Path) -> None:
-    vocabulary = worker.load(embedded, 0)
+    vocabulary = worker.load(embedded, REAL)
     import dataclasses
 
     worker.new_context(dataclasses.replace(REAL, n_ctx=256, n_ubatch=32))
@@ -158,7 +158,7 @@ def test_a_worker_says_what_it_cannot_forget(worker: Worker, tmp_path: Path) -> 
     import dataclasses
 
     write_mamba(tmp_path / "mamba.gguf")
-    worker.load(tmp_path / "mamba.gguf", 0)
+    worker.load(tmp_path / "mamba.gguf", REAL)
     worker.new_context(dataclasses.replace(REAL, n_ctx=64, n_ubatch=32))
     with pytest.raises(LabError, match="sliding window"):
         worker.run(scripts.sweep([1, 2, 3], 2, 512, 2), look)

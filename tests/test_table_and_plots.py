@@ -110,7 +110,7 @@ def test_gpus_and_mains_or_battery_are_part_of_a_setup() -> None:
         for repeat in range(2)
     ]
     labels = [label for label, rows in table.setups(table.runs(records))]
-    assert labels == ["tiny Q4_0, devices a GPU", "tiny Q4_0, devices 2 x a GPU", "tiny Q4_0, devices a GPU, another"]
+    assert labels == ["a GPU", "2 x a GPU", "a GPU, another"]
     powers = [make_record(machine=dataclasses.replace(MACHINE, power=power)) for power in ("mains", "battery", None)]
     labels = [label for label, rows in table.setups(table.runs(powers))]
     assert labels == ["tiny Q4_0, power mains", "tiny Q4_0, power battery", "tiny Q4_0, power unknown"]

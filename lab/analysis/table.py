@@ -8,13 +8,12 @@ for each of its prompt lengths.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import disturbances
 from lab.core import lever_figures, phases, stats
-from lab.core.record import DECODE, OK, Record, Run
+from lab.core.record import DECODE, OK, Record, Run, Settings
 from lab.runner import machine
 
 if TYPE_CHECKING:
@@ -22,6 +21,12 @@ if TYPE_CHECKING:
 
 FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decode_ms", "e2e_s", "prefill_share")
 """Of a run; `decode_ms` is decode compute per token, without choosing it (what llama-bench counts)."""
+
+PLACING = (
+    *("device", "split_mode", "tensor_split", "main_gpu", "n_cpu_moe", "override_tensor"),
+    *("kv_offload", "op_offload", "mmap", "lib", "prefill_wait"),
+)
+"""Settings of where a model runs."""
 
 SETUP = (
     "model",
@@ -43,6 +48,7 @@ SETUP = (
     "type_k",
     "type_v",
     "kv_unified",
+    *PLACING,
     "prompt",
     "prompt_sha256",
     "sweep_every",
@@ -163,10 +169,10 @@ def model_label(record: Record) -> str:
 
 
 def _setup(record: Record) -> dict[str, Any]:
-    settings = record.settings
+    settings, own = record.settings, ("flash_attn", "devices", *PLACING)
     return {
         "model": model_label(record),
-        "machine": machine.label(record.machine, settings.n_gpu_layers),
+        "machine": machine.label(record.machine, settings),
         "devices": _offload_devices(record),
         "power": record.machine.power,
         "model_sha256": record.model.sha256,
@@ -176,18 +182,30 @@ def _setup(record: Record) -> dict[str, Any]:
         "llama_cpp_commit": record.machine.llama_cpp_commit,
         "system_info": record.machine.system_info,
         "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
-        **{name: getattr(settings, name) for name in SETUP if hasattr(settings, name) and name != "flash_attn"},
+        **{name: getattr(settings, name) for name in SETUP if hasattr(settings, name) and name not in own},
+        **_placing(settings),
         "sweep_every": record.run.every,
         "variant": record.run.variant,
     }
+
+
+def _placing(settings: Settings) -> dict[str, Any]:
+    """The settings of PLACING, lists as one string; None where llama.cpp chooses."""
+    values = {name: getattr(settings, "devices" if name == "device" else name) for name in PLACING}
+    words = {
+        name: ",".join(f"{part:g}" if isinstance(part, float) else part for part in value)
+        for name, value in values.items()
+        if isinstance(value, tuple)
+    }
+    waits = {"prefill_wait": settings.prefill_wait or "step"}
+    return values | words | waits
 
 
 def _offload_devices(record: Record) -> str | None:
     """All devices that layers could be offloaded to, such as "2 x NVIDIA H200". None where no device is known."""
     if not record.machine.devices:
         return None
-    counts = Counter(device.description for device in machine.accelerators(record.machine.devices))
-    return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in sorted(counts.items())) or "none"
+    return machine.in_words(machine.accelerators(record.machine.devices)) or "none"
 
 
 def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:

@@ -75,6 +75,41 @@ ENGINE = [
         metavar="TYPE",
         help="Type of the V cache, likewise.",
     ),
+    click.option("--device", "-dev", help="Devices for layers, by name (lab machine), or none.  [default: all]"),
+    click.option(
+        "--split-mode",
+        "-sm",
+        type=click.Choice(["none", "layer", "tensor"]),
+        help="How several devices share a model: whole layers each, or a part of every tensor.  [default: layer]",
+    ),
+    click.option("--tensor-split", "-ts", help="Shares of the devices, such as 3,1.  [default: by free memory]"),
+    click.option("--main-gpu", "-mg", type=int, help="With --split-mode none: which device.  [default: 0]"),
+    click.option("--n-cpu-moe", "-ncmoe", type=int, help="Keep the experts of so many layers on the CPU."),
+    click.option(
+        "--override-tensor",
+        "-ot",
+        metavar="PATTERN=BUFFER",
+        help="Put tensors whose name matches a regular expression into a buffer: ffn_.*_exps=CPU. Several with commas.",
+    ),
+    click.option(
+        "--kv-offload/--no-kv-offload", " /-nkvo", default=None, help="KV cache on the devices.  [default: on]"
+    ),
+    click.option(
+        "--op-offload/--no-op-offload",
+        " /-nopo",
+        default=None,
+        help="Prefill on a device with weights in RAM too.  [default: on, with layers on a device]",
+    ),
+    click.option("--mmap/--no-mmap", default=None, help="Map the file into memory.  [default: llama.cpp's choice]"),
+    click.option("--rpc", metavar="HOST:PORT", help="Use the devices of RPC servers (lab rpc-server), with commas."),
+    click.option(
+        "--lib", metavar="FOLDER", help="Run the llama.cpp libraries in this folder instead of those installed."
+    ),
+    click.option(
+        "--prefill-wait",
+        type=click.Choice(["step", "end"]),
+        help="Wait for each prefill step, or only for the last.  [default: step; end where devices work as a pipeline]",
+    ),
 ]
 """How llama.cpp runs a model."""
 

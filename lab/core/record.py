@@ -118,6 +118,39 @@ class Settings:
     seed: int | None = None
     n_seq_max: int = 1  # sequences that the context has room for
     kv_unified: bool = False  # one cache for all of them, instead of one each
+    # Where it runs. None: llama.cpp's own choice.
+    devices: tuple[str, ...] | None = None  # that layers may go to, by llama.cpp's names; empty: none
+    split_mode: str | None = None  # none, layer, tensor
+    tensor_split: tuple[float, ...] | None = None  # shares of the devices
+    main_gpu: int | None = None  # with split_mode none: which of the devices
+    n_cpu_moe: int | None = None  # layers whose experts stay on the CPU
+    override_tensor: tuple[str, ...] | None = None  # PATTERN=BUFFER
+    kv_offload: bool | None = None
+    op_offload: bool | None = None
+    mmap: bool | None = None
+    rpc: tuple[str, ...] | None = None  # RPC servers, HOST:PORT
+    lib: str | None = None  # libraries of another build: the end of their folder's path, and a part of their sum
+    prefill_wait: str | None = None  # step: for each prefill step; end: once. None: step
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that llama.cpp took. `part` is model, KV, RS (of recurrent layers), compute or output.
+
+    `name` is llama.cpp's of the buffer: CPU_Mapped, CPU_REPACK, CUDA0, or RPC0[HOST:PORT] (device 0 of that server).
+    """
+
+    part: str
+    name: str
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model and its context lie, from llama.cpp's log."""
+
+    layers: tuple[str, ...]  # the device of each layer, by name; the last one is that of the output
+    buffers: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True)
@@ -187,6 +220,7 @@ class Run:
     is_quick: bool | None = None  # of `lab claims`: whether it was run with --quick
     state_bytes: tuple[int, ...] | None = None  # of each `save`
     logits_differ: tuple[float, ...] | None = None  # largest differences of kept logits from the first ones kept
+    placement: Placement | None = None  # None in older records
 
     def __post_init__(self) -> None:
         if self.every is not None and (self.every < 1 or self.steps.kind[:1] not in ((), (PREFILL,))):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core.lines import from_json, to_json
-from lab.core.record import Model, Rate, Settings
+from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Operation
 from lab.engine import execute, gguf_header, kernels, llama, native
 from lab.errors import LabError
@@ -57,7 +57,7 @@ class _Child:
     """One method per verb."""
 
     def __init__(self, progress: memoryview[int]) -> None:
-        self._build = native.start()
+        self._build = native.start(sys.argv[3:])
         self._progress = progress
         self._loaded: llama.Loaded | None = None
         self._context: llama.Context | None = None
@@ -76,9 +76,10 @@ class _Child:
     def quantize(self, source: str, target: str, quantization: str) -> None:
         llama.quantize(Path(source), Path(target), quantization)
 
-    def load(self, path: str, n_gpu_layers: int, draft: str | None) -> Vocabulary:
-        self._loaded = llama.load(Path(path), n_gpu_layers)
-        self._draft = llama.load(Path(draft), n_gpu_layers) if draft else None
+    def load(self, path: str, asked: dict[str, Any], draft: str | None) -> Vocabulary:
+        settings = from_json(Settings, json.dumps(asked))
+        self._loaded = llama.load(Path(path), settings)
+        self._draft = llama.load(Path(draft), settings) if draft else None
         return Vocabulary(self._loaded.n_vocab, self._loaded.bos, llama.describe(self._loaded))
 
     def vocabularies_differ(self, path: str, other: str) -> str | None:
@@ -101,6 +102,11 @@ class _Child:
         if self._draft:
             self._draft_context = llama.new_context(self._draft, settings)
         return resolved
+
+    def placement(self) -> Placement:
+        if self._context is None:
+            raise LabError("There is no context to look at.", "This is a bug of the lab.")
+        return Placement(self._context.loaded.layers, (*self._context.loaded.buffers, *self._context.buffers))
 
     def reserve(self, path: str, asked: dict[str, Any]) -> list[str]:
         return llama.reserve(Path(path), from_json(Settings, json.dumps(asked)))

@@ -119,7 +119,8 @@ class _Preparation:
                         latest[part.sequence] = n_chosen
                         n_chosen += 1
                         self._last_row = row
-                forward = functools.partial(llama.decode, self._contexts[operation.of_draft], batch)
+                execute = llama.decode if operation.waits else llama.submit
+                forward = functools.partial(execute, self._contexts[operation.of_draft], batch)
                 prepared.append((forward, rows, operation, n_prefilled))
         moves = [
             (execute, self._chooser(operation, rows) if isinstance(rows, list) else rows, n_prefilled)

@@ -102,6 +102,7 @@ def library() -> Any:
         "ggml_backend_buffer_free": (None, [P]),
         "ggml_backend_dev_backend_reg": (P, [P]),
         "ggml_backend_dev_buffer_type": (P, [P]),
+        "ggml_backend_dev_name": (ctypes.c_char_p, [P]),
         "ggml_backend_dev_init": (P, [P, ctypes.c_char_p]),
         "ggml_backend_dev_supports_op": (b, [P, P]),
         "ggml_backend_dev_type": (i, [P]),

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core.record import Settings
-from lab.engine import native
+from lab.core.record import Buffer, Settings
+from lab.engine import native, offload
 from lab.errors import LabError
 
 NO_ROLLBACK = "This forgets or moves what was computed, which this model's memory (recurrent, sliding window) cannot."
@@ -32,6 +32,9 @@ class Loaded:
     vocab: Any
     n_vocab: int
     bos: int | None  # only where the model puts one before a text
+    layers: tuple[str, ...]  # the device of each, the output last
+    buffers: tuple[Buffer, ...]
+    alive: tuple[Any, ...]  # what llama.cpp keeps pointers to
 
 
 @dataclass(frozen=True)
@@ -41,16 +44,14 @@ class Context:
     loaded: Loaded
     pointer: Any
     settings: Settings
+    buffers: tuple[Buffer, ...]
 
 
-def load(path: Path, n_gpu_layers: int) -> Loaded:
-    """Load the weights. LabError with llama.cpp's own words where it refuses."""
+def load(path: Path, asked: Settings) -> Loaded:
+    """Load the weights where `asked` wants them. LabError with llama.cpp's own words where it refuses."""
     lib = native.llama()
     params = lib.llama_model_default_params()
-    params.n_gpu_layers = n_gpu_layers
-    no_devices = (ctypes.c_void_p * 1)(None)
-    if n_gpu_layers == 0:  # else a GPU build keeps the weights where its GPU can read them, and prefills on it
-        params.devices = ctypes.addressof(no_devices)
+    alive = offload.apply(params, asked)
     native.forget_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
@@ -58,8 +59,8 @@ def load(path: Path, n_gpu_layers: int) -> Loaded:
             f"llama.cpp cannot load {path.name}: {native.complaint()}", "Is the file whole? Try another one."
         )
     vocab = lib.llama_model_get_vocab(model)
-    adds_bos = lib.llama_vocab_get_add_bos(vocab)
-    return Loaded(model, vocab, lib.llama_vocab_n_tokens(vocab), lib.llama_vocab_bos(vocab) if adds_bos else None)
+    bos = lib.llama_vocab_bos(vocab) if lib.llama_vocab_get_add_bos(vocab) else None
+    return Loaded(model, vocab, lib.llama_vocab_n_tokens(vocab), bos, *offload.placed(), alive)
 
 
 def describe(loaded: Loaded) -> str | None:
@@ -83,14 +84,15 @@ def new_context(loaded: Loaded, asked: Settings) -> Context:
     resolved = dataclasses.replace(
         asked, n_ctx=lib.llama_n_ctx(pointer), flash_attn_resolved=_flash_attn_resolved(asked)
     )
-    return Context(loaded, pointer, resolved)
+    return Context(loaded, pointer, resolved, offload.placed()[1])
 
 
 def reserve(path: Path, asked: Settings) -> list[str]:
     """llama.cpp's log of what it would reserve for a context of a model file, without reading a weight of it."""
     lib = native.llama()
     params = lib.llama_model_default_params()
-    params.no_alloc, params.load_mode, params.n_gpu_layers = True, 0, asked.n_gpu_layers
+    alive = offload.apply(params, asked)
+    params.no_alloc, params.load_mode = True, 0
     native.forget_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
@@ -101,6 +103,7 @@ def reserve(path: Path, asked: Settings) -> list[str]:
     if pointer:
         lib.llama_free(pointer)
     lib.llama_model_free(model)
+    del alive
     return lines
 
 
@@ -111,7 +114,9 @@ def _context_params(asked: Settings) -> Any:
     params.n_threads, params.n_threads_batch = asked.n_threads, asked.n_threads_batch
     params.flash_attn_type = FLASH_ATTN[asked.flash_attn]
     params.type_k, params.type_v = _type_id(asked.type_k), _type_id(asked.type_v)
-    params.op_offload = asked.n_gpu_layers != 0
+    params.op_offload = asked.n_gpu_layers != 0 if asked.op_offload is None else asked.op_offload
+    if asked.kv_offload is not None:
+        params.offload_kqv = asked.kv_offload
     params.n_seq_max, params.kv_unified = asked.n_seq_max, asked.kv_unified
     params.swa_full = False  # as llama-bench has it
     params.no_perf = True
@@ -120,11 +125,15 @@ def _context_params(asked: Settings) -> Any:
 
 def decode(context: Context, batch: Any) -> None:
     """One step, until its logits are there. LabError with the status of llama_decode where it refuses."""
-    lib = native.llama()
-    status = lib.llama_decode(context.pointer, batch)
+    submit(context, batch)
+    native.llama().llama_synchronize(context.pointer)
+
+
+def submit(context: Context, batch: Any) -> None:
+    """One step, without waiting for it: devices that work as a pipeline begin the next one meanwhile."""
+    status = native.llama().llama_decode(context.pointer, batch)
     if status:
         raise LabError(f"llama_decode returned {status}: {native.complaint()}", "Try shorter prompts.")
-    lib.llama_synchronize(context.pointer)
 
 
 def forget(context: Context, sequence: int, first: int) -> None:

@@ -18,7 +18,7 @@ from lab.errors import LabError
 from lab.process.wire import Build
 
 DEBUG, WARNING, ERROR = 1, 3, 4  # of ggml's log levels
-_log: collections.deque[tuple[int, str]] = collections.deque(maxlen=400)
+_log: collections.deque[tuple[int, str]] = collections.deque(maxlen=1000)
 
 
 def llama() -> Any:
@@ -85,7 +85,7 @@ def complaint() -> str:
 
 
 def _keep_log(level: int, text: bytes, _: Any) -> None:
-    if level != DEBUG:
+    if level != DEBUG or b"assigned to device" in text:
         _log.append((level, text.decode(errors="replace").strip()[:300]))
 
 

@@ -129,7 +129,7 @@ def bandwidth_predicts_better(evidence: Evidence) -> Judgement:
         rate = _rate(record.run) if record.run.variant is None and setting_of(record) in usual else None
         if rate is not None and _roof(record, evidence) is not None:
             key = record.model.name, record.model.quantization, record.run.n_prompt
-            label = machine.label(record.machine, record.settings.n_gpu_layers)
+            label = machine.label(record.machine, record.settings)
             rates.setdefault(key, {}).setdefault(label, []).append((record, rate))
     best = max(rates, key=lambda key: len(rates[key]), default=None)
     n = 0 if best is None else len(rates[best])

@@ -30,6 +30,17 @@ class Build:
 
 
 @dataclass(frozen=True)
+class Backend:
+    """What an engine's process is started with: libraries of another build, and servers whose devices it uses."""
+
+    lib: str | None = None  # a folder; None: those of llama-cpp-python
+    rpc: tuple[str, ...] = ()  # HOST:PORT
+
+
+DEFAULT_BACKEND = Backend()
+
+
+@dataclass(frozen=True)
 class Vocabulary:
     """What the parent must know of a loaded model to make prompts for it."""
 

@@ -25,10 +25,20 @@ from typing import IO, Any
 
 from lab.core import script as scripts
 from lab.core.lines import from_json, to_json
-from lab.core.record import Model, Rate, Settings
+from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.process.wire import FIRST_TOKEN, N_PREFILLED, Build, Outcome, Probe, Vocabulary, map_int64
+from lab.process.wire import (
+    DEFAULT_BACKEND,
+    FIRST_TOKEN,
+    N_PREFILLED,
+    Backend,
+    Build,
+    Outcome,
+    Probe,
+    Vocabulary,
+    map_int64,
+)
 
 POLL_S = 0.1
 """How often a waiting parent looks at the progress and at the rest of the machine."""
@@ -61,6 +71,7 @@ class Worker:
     """The parent's end. Use it in a `with` block: leaving it ends the child."""
 
     def __init__(self) -> None:
+        self.backend = DEFAULT_BACKEND
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
             self._progress_path = Path(self._folder.name) / "progress"
@@ -80,17 +91,32 @@ class Worker:
         self._end_child()
         self._spawn()
 
+    def use(self, backend: Backend) -> None:
+        """Work with these libraries and servers from now on: a fresh child, where it worked with others."""
+        if backend != self.backend:
+            self.backend = backend
+            self.__dict__.pop("build", None)
+            self.restart()
+
     def _spawn(self) -> None:
         detached: dict[str, Any] = {"start_new_session": True}  # Ctrl-C reaches the parent alone
         if os.name == "nt":
             detached = {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
         with self._stderr_path.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _CHILD, str(self._progress_path), str(Path(__file__).parents[2])],
+                [
+                    *(sys.executable, "-P", "-c", _CHILD),
+                    *(str(self._progress_path), str(Path(__file__).parents[2])),
+                    *self.backend.rpc,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+                env={
+                    **os.environ,
+                    "GGML_NO_BACKTRACE": "1",
+                    **({} if self.backend.lib is None else {"LLAMA_CPP_LIB_PATH": self.backend.lib}),
+                },
                 **detached,
             )
         self._pid: int | None = None
@@ -130,10 +156,14 @@ class Worker:
 
         self._ask("quantize", look, source=str(source), target=str(target), quantization=quantization)
 
-    def load(self, path: Path, n_gpu_layers: int, draft: Path | None = None) -> Vocabulary:
-        """Load the weights, and those of a draft model."""
+    def load(self, path: Path, asked: Settings, draft: Path | None = None) -> Vocabulary:
+        """Load the weights where `asked` wants them, and those of a draft model."""
         other = None if draft is None else str(draft)
-        return from_json(Vocabulary, self._ask("load", path=str(path), n_gpu_layers=n_gpu_layers, draft=other))
+        return from_json(Vocabulary, self._ask("load", path=str(path), asked=json.loads(to_json(asked)), draft=other))
+
+    def placement(self) -> Placement:
+        """Where the loaded model and its context lie."""
+        return from_json(Placement, self._ask("placement"))
 
     def vocabularies_differ(self, path: Path, other: Path) -> str | None:
         """In what the tokens of two model files differ; None where they are the same."""

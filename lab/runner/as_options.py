@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 
 from lab.core.levers import Prefix, Stall
-from lab.core.record import Record
+from lab.core.record import Record, Settings
 from lab.models import catalog
-from lab.runner import machine
+from lab.runner import machine, offload
 from lab.runner.plan import make_plan
 
 
-def options(record: Record) -> list[tuple[str, str]]:
+def options(record: Record) -> list[tuple[str, ...]]:
     """The model and the settings of a record as options, without those that are the default everywhere."""
     model, settings = record.model, record.settings
     accelerated = bool(machine.accelerators(record.machine.devices))
@@ -33,11 +34,28 @@ def options(record: Record) -> list[tuple[str, str]]:
     defaults = {name: parameter.default for name, parameter in inspect.signature(make_plan).parameters.items()}
     if model.source == catalog.SYNTHETIC:
         chosen["prompt"] = None  # always random
-    kind = (
-        [("--kv-unified", "off")] if isinstance(record.run.lever, (Prefix, Stall)) and not settings.kv_unified else []
-    )
+    separate = isinstance(record.run.lever, (Prefix, Stall)) and not settings.kv_unified
+    kind: list[tuple[str, ...]] = [("--kv-unified", "off")] if separate else []
+    kind += _placing(settings)
     return kind + [
-        (f"--{name.replace('_', '-')}", str(value))
-        for name, value in chosen.items()
-        if value is not None and value != defaults[name]
+        (_flag(name), str(value)) for name, value in chosen.items() if value is not None and value != defaults[name]
     ]
+
+
+def _placing(settings: Settings) -> list[tuple[str, ...]]:
+    """What was asked about where the model runs, by the names of `offload.Asked`."""
+    chosen: list[tuple[str, ...]] = []
+    for field in dataclasses.fields(offload.Asked):
+        value = getattr(settings, "devices" if field.name == "device" else field.name)
+        if isinstance(value, bool):
+            chosen.append((_flag(field.name if value else f"no-{field.name}"),))
+        elif isinstance(value, tuple):
+            parts = (f"{part:g}" if isinstance(part, float) else str(part) for part in value)
+            chosen.append((_flag(field.name), ",".join(parts)))
+        elif value is not None:
+            chosen.append((_flag(field.name), str(value)))
+    return chosen
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

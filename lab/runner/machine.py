@@ -11,8 +11,10 @@ import math
 import platform
 import re
 import sys
+from collections import Counter
+from collections.abc import Sequence
 
-from lab.core.record import Device, Machine
+from lab.core.record import Device, Machine, Settings
 from lab.runner import limits
 from lab.runner.limits import sysctl, system_text
 
@@ -46,7 +48,7 @@ def cores(machine: Machine) -> float | None:
     return machine.n_cores_usable if machine.cpu_quota is None else machine.cpu_quota
 
 
-def accelerators(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+def accelerators(devices: Sequence[Device]) -> tuple[Device, ...]:
     """The devices that layers can be offloaded to."""
     return tuple(device for device in devices if device.type in ("gpu", "igpu"))
 
@@ -62,11 +64,33 @@ def own_addresses() -> list[str]:
     return [number for number in numbers if not number.startswith("127.")]
 
 
-def label(machine: Machine, n_gpu_layers: int = 0) -> str:
-    """A short name for titles and tables: the accelerator where layers are on one, else the CPU."""
+def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
+    """The devices that layers are on, apart from the CPU."""
+    if settings.n_gpu_layers == 0:
+        return ()
     offload = accelerators(machine.devices)
-    if n_gpu_layers and offload:
-        return offload[0].description
+    if settings.devices is not None:
+        offload = tuple(device for device in offload if device.name in settings.devices)
+    if settings.split_mode == "none":
+        return offload[settings.main_gpu or 0 :][:1]
+    return offload
+
+
+def in_words(devices: Sequence[Device]) -> str:
+    """Devices such as `2 x NVIDIA H200`, without the addresses of servers."""
+    counts = Counter(re.sub(r"^(RPC server) \S+", r"\1", device.description) for device in devices)
+    return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in sorted(counts.items()))
+
+
+def label(machine: Machine, settings: Settings | None = None) -> str:
+    """A short name for titles and tables: the accelerators where layers are on some, else the CPU."""
+    return named(machine, used(machine, settings) if settings else ())
+
+
+def named(machine: Machine, devices: Sequence[Device]) -> str:
+    """These devices in words; without any, the CPU."""
+    if devices:
+        return in_words(devices)
     n_cores = cores(machine)
     return f"{machine.cpu or 'unknown CPU'}{f', {n_cores:g} cores' if n_cores else ''}"
 

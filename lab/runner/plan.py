@@ -10,6 +10,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lab.core import script
 from lab.core.memory import Memory, of_context
@@ -17,8 +18,9 @@ from lab.core.record import Machine, Model, Settings
 from lab.core.script import Operation
 from lab.errors import LabError
 from lab.models import catalog, obtain
+from lab.process.wire import DEFAULT_BACKEND, Backend
 from lab.process.worker import MAX_TOKENS, Worker
-from lab.runner import limits, machine, prompts
+from lab.runner import limits, machine, offload, prompts
 from lab.runner.case import Case, Text, measured_run, with_room
 from lab.runner.lengths import check_lengths, parse_lengths
 
@@ -66,6 +68,7 @@ class Plan:
     is_more_if_cheap: bool = False  # cases that cost little get further rounds
     write: Callable[[Case, Text, Settings], list[Operation]] = measured_run
     draft: Draft | None = None
+    backend: Backend = DEFAULT_BACKEND
     part: str | None = None  # of `lab claims`: written into every run, as is_quick
     is_quick: bool | None = None
 
@@ -121,13 +124,17 @@ def make_plan(
     until: Until | None = None,
     watch: obtain.ShowTransfer = lambda what, done, total: None,
     fetch: bool = True,
+    **where: Any,
 ) -> Plan:
     """Check everything that can be checked before a weight is loaded. LabError where it cannot work.
 
     Without `repeat` three rounds are planned, and lengths that cost little get more. With `every` the plan is a
     sweep up to its only length; with `until` it has rounds until that is reached. A model that is not on this
     machine is pulled or made, and `watch` is called with the bytes done; with `fetch` False that is an error instead.
+    `where` is that of `offload.Asked`: device, split_mode, tensor_split, rpc, lib and so on.
     """
+    asked = offload.Asked(**where)
+    worker.use(offload.backend(asked))
     lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
     check_lengths(lengths)
     ranges = {
@@ -145,8 +152,6 @@ def make_plan(
     for name, (value, most) in ranges.items():
         if not 1 <= value <= most:
             raise LabError(f"--{name} {value:,} is not possible.", f"Give a whole number from 1 to {most:,}.")
-    if n_gpu_layers is not None and not 0 <= n_gpu_layers <= 10_000:
-        raise LabError(f"--n-gpu-layers {n_gpu_layers} is not possible.", "Give 0 for the CPU, or how many layers.")
     if flash_attn == "off" and cache_type_v not in ("f16", "f32", "bf16"):
         raise LabError(
             f"A {cache_type_v} V cache needs flash attention, which is off.",
@@ -165,19 +170,12 @@ def make_plan(
     shape = read_header(worker, file)
     build = worker.build
     here = machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
-    offload = machine.accelerators(here.devices)
-    warnings = []
-    if n_gpu_layers and not offload:
-        warnings.append(
-            f"--n-gpu-layers {n_gpu_layers} has no effect: this build of llama.cpp finds no GPU. "
-            "The README says how to install one that does."
-        )
+    n_offloaded, warnings = offload.n_layers(asked, n_gpu_layers, here.devices, shape)
     if here.n_cores_usable and max(threads or 1, threads_batch or 1) > here.n_cores_usable:
         warnings.append(
             f"This machine has {here.n_cores_usable} cores: more threads than that wait for one another, and "
             "everything becomes many times slower."
         )
-    all_layers = -1 if shape.n_layer is None else shape.n_layer + 1  # llama.cpp: the output layer counts, -1 is all
     n_threads = threads or limits.default_threads()
     cases = tuple(Case(n, gen, every) for n in lengths)
     settings = Settings(
@@ -186,7 +184,7 @@ def make_plan(
         n_ubatch=min(batch, ubatch),
         n_threads=n_threads,
         n_threads_batch=threads_batch or n_threads,
-        n_gpu_layers=0 if not offload else all_layers if n_gpu_layers is None else n_gpu_layers,
+        n_gpu_layers=n_offloaded,
         flash_attn=flash_attn,
         flash_attn_resolved=None,
         type_k=cache_type_k,
@@ -195,6 +193,7 @@ def make_plan(
         prompt_sha256=source.sha256,
         seed=seed,
         kv_unified=is_unified,
+        **offload.settings(asked, n_offloaded, here.devices, shape),
     )
     beyond = [n for n in lengths if shape.n_ctx_train and n + gen > shape.n_ctx_train]
     if beyond:
@@ -206,7 +205,10 @@ def make_plan(
     repeat = DEFAULT_REPEAT if repeat is None else repeat
     if until:
         repeat = min(max(repeat, N_PILOT), until.max_repeats)
-    plan = Plan(file, shape, here, settings, source, cases, repeat, {}, tuple(warnings), until, is_more_if_cheap)
+    plan = Plan(
+        *(file, shape, here, settings, source, cases, repeat, {}, tuple(warnings), until, is_more_if_cheap),
+        backend=worker.backend,
+    )
     if max(case.n_generated for case in cases) > MAX_TOKENS:
         raise LabError(
             f"The sweep would generate {max(case.n_generated for case in cases):,} tokens.",
@@ -264,7 +266,7 @@ def memory_for(plan: Plan) -> int | None:
     n_layers = plan.settings.n_gpu_layers
     if n_layers == 0:
         return limits.memory_available()
-    sizes = [device.memory_bytes for device in machine.accelerators(plan.machine.devices)]
+    sizes = [device.memory_bytes for device in machine.used(plan.machine, plan.settings)]
     if None in sizes:
         return None
     on_devices = sum(size for size in sizes if size is not None)

@@ -110,7 +110,7 @@ def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:
         n_prefilled, n_chosen = plan.n_tokens(case)
         n_bytes += n_variants * (80 * -(-n_prefilled // plan.settings.n_ubatch) + 80 * n_chosen)
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    where = machine.label(plan.machine, plan.settings.n_gpu_layers).partition(",")[0]
+    where = machine.label(plan.machine, plan.settings).partition(",")[0]
     stem = f"{now}-{machine.slug(plan.model.name)}-{machine.slug(where)}"
     path = folder / f"{stem}.jsonl"
     try:

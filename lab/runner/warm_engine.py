@@ -22,7 +22,7 @@ from lab.core.script import Script
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Progress, Worker, WorkerDied
-from lab.runner import noise_watch, prompts
+from lab.runner import noise_watch, offload, prompts
 from lab.runner.case import Case, measured_run, with_room
 from lab.runner.plan import Plan
 from lab.runner.progress import Reporter
@@ -61,11 +61,10 @@ class WarmEngine:
         if self.model.sha256 is None:
             self.reporter.report_status("checking the model file")
             self.model = dataclasses.replace(self.model, sha256=catalog.sha256(self.plan.file.path))
+        self.worker.use(self.plan.backend)
         self.reporter.report_status("loading the model")
         draft = self.plan.draft
-        self._vocabulary = self.worker.load(
-            self.plan.file.path, self.plan.settings.n_gpu_layers, draft.file.path if draft else None
-        )
+        self._vocabulary = self.worker.load(self.plan.file.path, self.plan.settings, draft.file.path if draft else None)
         self.model = dataclasses.replace(self.model, description=self._vocabulary.description)
         for source in {self._source(case) for case in self.plan.cases} | {self.plan.prompt}:
             if source.text is not None:
@@ -87,6 +86,7 @@ class WarmEngine:
         self.reporter.report_status("making room", max(cases, key=lambda case: case.n_prompt))
         self._sentinel = None
         self.settings = self.worker.new_context(with_room(self.plan.settings, cases))
+        self._placement = self.worker.placement()
 
     def warm_up(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
         """On a GPU one short run for every shape of step that these cases have; on the CPU a single one.
@@ -107,12 +107,23 @@ class WarmEngine:
             short += [case for case in cases if case.lever]
         for case in short:
             yield self.settings, self.run(case, 0, warmup=True)
+        if self.settings.prefill_wait == offload.END:
+            yield from self._both_waits(cases)
         self.warm = True
 
-    def run(self, case: Case, repeat: int, warmup: bool = False) -> Run:
-        """One run on the open context."""
+    def _both_waits(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
+        """The longest plain prompt of several steps, prefilled with a wait for each step and with one for all."""
+        lengths = [case.n_prompt for case in cases if case.lever is None and case.n_prompt > self.settings.n_ubatch]
+        for wait in (offload.STEP, offload.END) if lengths else ():
+            settings = dataclasses.replace(self.settings, prefill_wait=wait)
+            yield settings, self.run(Case(max(lengths), 1), 0, warmup=True, waits_once=wait == offload.END)
+
+    def run(self, case: Case, repeat: int, warmup: bool = False, waits_once: bool | None = None) -> Run:
+        """One run on the open context. `waits_once`: for the last prefill step only; None: as the settings say."""
         write = self.plan.write if case.lever else measured_run
         script = write(case, functools.partial(self._text, self._source(case), repeat), self.settings)
+        if self.settings.prefill_wait == offload.END if waits_once is None else waits_once:
+            script = scripts.wait_once(script)
         if not warmup and self._sentinel is None:
             self._sentinel = self._time_sentinel()
         sentinel_before = self._sentinel
@@ -154,6 +165,7 @@ class WarmEngine:
             engine=self.n_starts,
             state_bytes=outcome.state_bytes,
             logits_differ=outcome.logits_differ,
+            placement=self._placement,
             accepted=outcome.accepted,
             margins=outcome.margins,
             draft=self.plan.draft.model if self.plan.draft and is_of_draft(case) else None,

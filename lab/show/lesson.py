@@ -160,7 +160,7 @@ def ceilings_of(results: Contents) -> Ceilings:
 
 def machine_name(record: Record) -> str:
     """The machine that made a record, as the plots name it."""
-    return machine.label(record.machine, record.settings.n_gpu_layers)
+    return machine.label(record.machine, record.settings)
 
 
 def threads() -> int:

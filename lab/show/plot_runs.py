@@ -238,7 +238,7 @@ def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
 
 def _subject(records: Sequence[Record]) -> str:
     models = sorted({table.model_label(record) for record in records})
-    machines = sorted({machine.label(r.machine, r.settings.n_gpu_layers) for r in records})
+    machines = sorted({machine.label(r.machine, r.settings) for r in records})
     return f"{_short(models, 'models')} on {_short(machines, 'machines')}"
 
 

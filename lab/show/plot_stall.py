@@ -106,7 +106,7 @@ def _panels(records: Sequence[Record]) -> dict[int | None, Lines]:
 def _title(records: Sequence[Record]) -> str:
     own = [record for record in records if record.run.stall]
     models = sorted({table.model_label(record) for record in own})
-    machines = sorted({machine.label(record.machine, record.settings.n_gpu_layers) for record in own})
+    machines = sorted({machine.label(record.machine, record.settings) for record in own})
     lengths = sorted({f"{record.run.n_prompt:,}" for record in own})
     subject = " on ".join(
         names[0] if len(names) == 1 else f"{len(names)} {kind}"

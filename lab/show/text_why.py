@@ -10,7 +10,6 @@ from rich.text import Text
 from lab.analysis import wording
 from lab.core.record import Ceilings, Model, Rate, Record
 from lab.process.wire import ATTENTION
-from lab.runner import machine
 from lab.runner.plan import join
 from lab.show.console import grid_of
 from lab.show.plot_why import FEW
@@ -26,7 +25,7 @@ def print_ceilings(ceilings: Ceilings, out: Console) -> None:
     """Prints a table of the kernels' best rates, and where the roofline bends."""
     days = probing.age_days(ceilings)
     age = "today" if days < 1 else f"{days:.0f} days ago"
-    where = machine.label(ceilings.machine, int(ceilings.on_gpu))
+    where = probing.device_label(ceilings.machine, ceilings.on_gpu)
     out.print(f"\nCeilings of {where}, measured {ceilings.measured_at} ({age})")
     grid = grid_of("kernel", "type", "shape", "buffer", "tokens", "threads", "GB/s", "GFLOP/s")
     for rate in sorted(ceilings.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, *_size(rate))):

@@ -87,7 +87,7 @@ def _command(rows: Sequence[Explained], record: Record, option: str, old: str, n
     """The trial of a change at the lengths that its gains are promised for."""
     lengths = ",".join(str(n) for n in sorted({min(row.n_prompt for row in rows), max(row.n_prompt for row in rows)}))
     replaced = (option, "--threads-batch") if option == "--threads" else (option,)
-    shared = [word for name, value in options(record) if name not in replaced for word in (name, value)]
+    shared = [word for option in options(record) if option[0] not in replaced for word in option]
     sizes = ["--prompt-len", lengths, "--gen", str(max(row.n_gen for row in rows))]
     return " ".join(["lab ab", f'"{option} {old}"', f'"{option} {new}"', shlex.join([*sizes, *shared])])
 

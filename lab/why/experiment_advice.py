@@ -186,6 +186,6 @@ def _fits(record: Record, n_seq: int, n_tokens: int) -> bool:
 
 def _command(name: str, sizes: Mapping[str, object], record: Record, but: Sequence[tuple[str, str]] = ()) -> str:
     """The experiment at the lengths of the explained runs, on their model and settings, but for these."""
-    shared = [(option, value) for option, value in options(record) if (option, value) not in but]
-    words = [word for option, value in [*sizes.items(), *shared] for word in (option, str(value))]
+    shared = [option for option in options(record) if option not in but]
+    words = [str(word) for option in [*sizes.items(), *shared] for word in option]
     return f"lab {name} {shlex.join(words)}"

@@ -152,7 +152,7 @@ def read_rate(n_threads: int, n_bytes: int | None = None) -> Rate:
 
 def save(ceilings: Ceilings, folder: Path) -> Path:
     """Append to this machine's file of ceilings in `folder`."""
-    where = machine.label(ceilings.machine, int(ceilings.on_gpu)).partition(",")[0]
+    where = device_label(ceilings.machine, ceilings.on_gpu).partition(",")[0]
     path = folder / f"ceilings-{machine.slug(where)}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -200,11 +200,16 @@ def need(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool, wh
     if others:
         other = others[-1].machine
         raise LabError(
-            f"The ceilings that are known are of another machine or build ({machine.label(other, int(on_gpu))}, "
+            f"The ceilings that are known are of another machine or build ({device_label(other, on_gpu)}, "
             f"llama.cpp {other.llama_cpp_commit}), not of {what}.",
             "Measure them there: lab ceilings. Or use these all the same: --force",
         )
     raise LabError(f"The ceilings of {what} are not measured.", "Measure them there: lab ceilings")
+
+
+def device_label(here: Machine, on_gpu: bool) -> str:
+    """The device that ceilings are of, in words."""
+    return machine.named(here, machine.accelerators(here.devices)[:1] if on_gpu else ())
 
 
 def same(one: Machine, other: Machine) -> bool:

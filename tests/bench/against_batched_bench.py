@@ -33,7 +33,7 @@ Rates = dict[tuple[int, str], float]  # tokens per second, by sequences and phas
 
 def lab_round(worker: Worker, model: Path, asked: Settings, seed: int) -> Rates:
     worker.restart()
-    n_vocab = worker.load(model, asked.n_gpu_layers).n_vocab
+    n_vocab = worker.load(model, asked).n_vocab
     settings = worker.new_context(asked)
     rates: Rates = {}
 

@@ -44,7 +44,7 @@ def timed(worker: Worker, prompt: list[int], n_gen: int) -> Steps:
 def lab_round(worker: Worker, model: Path, settings: Settings, seed: int) -> dict[str, float]:
     """Prefill and decode rate of the lab, in tokens/s: medians of N_SAMPLES runs each, in a fresh engine."""
     worker.restart()
-    n_vocab = worker.load(model, settings.n_gpu_layers).n_vocab
+    n_vocab = worker.load(model, settings).n_vocab
     worker.new_context(settings)
     prefills, decodes = [], []
     timed(worker, prompts.random_ids(N_PROMPT, n_vocab, None, seed, -1), 2)  # llama-bench does so too

@@ -122,7 +122,7 @@ def measure(worker: Worker, path: Path, prompt: str, stage: list[str]) -> None:
     for reason in plan.refused.values():
         raise LabError(reason)
     stage[0] = "load"
-    vocabulary = worker.load(path, 0)
+    vocabulary = worker.load(path, plan.settings)
     stage[0] = "tokenize"
     if plan.prompt.text is None:
         ids = prompts.random_ids(8, vocabulary.n_vocab, vocabulary.bos, 1, 0)

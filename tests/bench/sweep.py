@@ -36,7 +36,7 @@ def agree(n_rounds: int) -> None:
     with Worker() as worker:
         model = catalog.embedded_path()
         plan = make_plan(worker, [max(LENGTHS)], N_GEN, 1, str(model), "random")
-        vocabulary = worker.load(model, plan.settings.n_gpu_layers)
+        vocabulary = worker.load(model, plan.settings)
         worker.new_context(dataclasses.replace(plan.settings, n_ctx=max(LENGTHS) + N_GEN))
         for n_round in range(n_rounds):
             prompt = prompts.random_ids(max(LENGTHS), vocabulary.n_vocab, None, 1, n_round)

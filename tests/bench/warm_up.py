@@ -50,7 +50,7 @@ def main() -> None:
         for name in names[round_number % len(names) :] + names[: round_number % len(names)]:
             started = time.monotonic()
             with Worker() as worker:
-                vocabulary = worker.load(path, 0)
+                vocabulary = worker.load(path, plan.settings)
                 loaded = time.monotonic()
                 worker.new_context(plan.settings)
                 opened = time.monotonic()

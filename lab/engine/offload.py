@@ -1,0 +1,108 @@
+"""Where a model goes: devices, splits and overrides as llama.cpp's parameters; and, from its log, where it went."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lab.core.record import Buffer, Settings
+from lab.engine import native
+from lab.engine.ggml import CPU, P, library
+from lab.errors import LabError
+
+SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
+"""enum llama_split_mode of llama.h; 2, row, is deprecated there and loads on no device that the lab knows."""
+
+EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""Names of a layer's expert tensors, as a regular expression (llama.cpp's LLM_FFN_EXPS_REGEX)."""
+
+_BUFFER = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size\s*=\s*([\d.]+) MiB")
+_LAYER = re.compile(r"layer\s+\d+ assigned to device ([^\s,]+)")
+
+
+class _Override(ctypes.Structure):
+    """struct llama_model_tensor_buft_override of llama.h."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", P))
+
+
+def apply(params: Any, asked: Settings) -> tuple[Any, ...]:
+    """Put what was asked into a llama_model_params. Returns what must stay alive as long as the model.
+
+    LabError for a device or buffer that there is not.
+    """
+    lib = library()
+    params.n_gpu_layers = asked.n_gpu_layers
+    if asked.split_mode is not None:
+        params.split_mode = SPLIT_MODES[asked.split_mode]
+    if asked.main_gpu is not None:
+        params.main_gpu = asked.main_gpu
+    if asked.mmap is not None:
+        params.load_mode = int(asked.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP
+    alive: list[Any] = []
+    if asked.devices is not None or asked.n_gpu_layers == 0:
+        # With 0 layers and no list a GPU build keeps the weights where its GPU can read them, and prefills on it.
+        names = asked.devices if asked.n_gpu_layers and asked.devices else ()
+        pointers = (P * (len(names) + 1))(*(_device(lib, name) for name in names), None)
+        params.devices = ctypes.addressof(pointers)
+        alive.append(pointers)
+    if asked.tensor_split is not None:
+        shares = (ctypes.c_float * native.llama().llama_max_devices())(*asked.tensor_split)
+        params.tensor_split = shares
+        alive.append(shares)
+    overrides = [*_expert_overrides(lib, asked.n_cpu_moe or 0), *_overrides(lib, asked.override_tensor or ())]
+    if overrides:
+        array = (_Override * (len(overrides) + 1))(*overrides, _Override(None, None))
+        params.tensor_buft_overrides = ctypes.addressof(array)
+        alive.append(array)
+    return tuple(alive)
+
+
+def placed() -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
+    """The device of every layer (the output last), and the buffers, that llama.cpp logged since its log was emptied."""
+    return read_log(native.log_lines())
+
+
+def read_log(lines: Iterable[str]) -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
+    """Likewise, from the lines of a log."""
+    layers, buffers = [], []
+    for line in lines:
+        if match := _LAYER.search(line):
+            layers.append(match[1])
+        if match := _BUFFER.search(line):
+            buffers.append(Buffer(match[2], match[1], round(float(match[3]) * 2**20)))
+    return tuple(layers), tuple(buffers)
+
+
+def _devices(lib: Any) -> list[Any]:
+    return [P(lib.ggml_backend_dev_get(index)) for index in range(lib.ggml_backend_dev_count())]
+
+
+def _device(lib: Any, name: str) -> Any:
+    names = {lib.ggml_backend_dev_name(device).decode(): device for device in _devices(lib)}
+    if name not in names:
+        raise LabError(f"There is no device {name}.", f"There is: {', '.join(names)}. See: lab machine")
+    return names[name]
+
+
+def _expert_overrides(lib: Any, n_layers: int) -> list[_Override]:
+    """The experts of the first layers in the CPU's memory."""
+    cpu = next((device for device in _devices(lib) if lib.ggml_backend_dev_type(device) == CPU), None)
+    memory = lib.ggml_backend_dev_buffer_type(cpu)
+    return [_Override(EXPERTS.format(layer).encode(), memory) for layer in range(n_layers)]
+
+
+def _overrides(lib: Any, asked: Sequence[str]) -> list[_Override]:
+    memories = {}
+    for device in _devices(lib):
+        memory = lib.ggml_backend_dev_buffer_type(device)
+        memories[lib.ggml_backend_buft_name(memory).decode()] = memory
+    overrides = []
+    for text in asked:
+        pattern, _, name = text.rpartition("=")
+        if name not in memories:
+            raise LabError(f"--override-tensor {text}: there is no buffer {name}.", f"There is: {', '.join(memories)}.")
+        overrides.append(_Override(pattern.encode(), memories[name]))
+    return overrides

@@ -1,0 +1,143 @@
+"""Where a model runs: devices, splits, servers and builds, from what the user asked to settings of llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lab.core.record import Device, Model
+from lab.errors import LabError
+from lab.process.wire import Backend
+from lab.runner import machine
+
+NONE = "none"
+SPLIT_MODES = ("none", "layer", "tensor")
+STEP, END = "step", "end"
+MOST_DEVICES = 16
+"""llama_max_devices() of llama.cpp."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked about where a model runs, as `make_plan` takes it. Lists may be one string with commas."""
+
+    device: str | Sequence[str] | None = None
+    split_mode: str | None = None
+    tensor_split: str | Sequence[float] | None = None
+    main_gpu: int | None = None
+    n_cpu_moe: int | None = None
+    override_tensor: str | Sequence[str] | None = None
+    kv_offload: bool | None = None
+    op_offload: bool | None = None
+    mmap: bool | None = None
+    rpc: str | Sequence[str] | None = None
+    lib: str | None = None
+    prefill_wait: str | None = None
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether no device was wanted."""
+        return _parts(self.device) == (NONE,)
+
+
+def backend(asked: Asked) -> Backend:
+    """What the engine's process is to be started with."""
+    return Backend(asked.lib or None, _parts(asked.rpc))
+
+
+def n_layers(asked: Asked, wanted: int | None, devices: Sequence[Device], model: Model) -> tuple[int, list[str]]:
+    """How many layers go to devices (llama.cpp counts the output as one more, -1 is all), and what to warn of."""
+    if wanted is not None and not 0 <= wanted <= 10_000:
+        raise LabError(f"--n-gpu-layers {wanted} is not possible.", "Give 0 for the CPU, or how many layers.")
+    if asked.is_on_cpu:
+        return 0, []
+    if not machine.accelerators(devices):
+        warning = (
+            f"--n-gpu-layers {wanted} has no effect: this build of llama.cpp finds no GPU. "
+            "The README says how to install one that does."
+        )
+        return 0, [warning] if wanted else []
+    n_all = -1 if model.n_layer is None else model.n_layer + 1
+    return n_all if wanted is None else wanted, []
+
+
+def settings(asked: Asked, n_gpu_layers: int, devices: Sequence[Device], model: Model) -> dict[str, Any]:
+    """The fields of Settings. LabError for what cannot be: an unknown device, a bad split."""
+    names = _device_names(asked, devices)
+    _check(asked)
+    n_used = len(names) if names is not None else len(machine.accelerators(devices))
+    chosen: dict[str, Any] = {
+        "devices": names or None,
+        "split_mode": asked.split_mode,
+        "tensor_split": _split(asked.tensor_split, n_used),
+        "main_gpu": asked.main_gpu,
+        "n_cpu_moe": asked.n_cpu_moe or None,
+        "override_tensor": _parts(asked.override_tensor) or None,
+        "kv_offload": asked.kv_offload,
+        "op_offload": asked.op_offload,
+        "mmap": asked.mmap,
+        "rpc": _parts(asked.rpc) or None,
+        "lib": asked.lib,
+    }
+    is_whole = model.n_layer is not None and n_gpu_layers > model.n_layer
+    is_split = n_used > 1 and is_whole and asked.split_mode in (None, "layer") and asked.kv_offload is not False
+    is_pipeline = is_split and not chosen["n_cpu_moe"] and not chosen["override_tensor"]
+    return chosen | {"prefill_wait": asked.prefill_wait or (END if is_pipeline else None)}
+
+
+def _check(asked: Asked) -> None:
+    if asked.split_mode not in (None, *SPLIT_MODES):
+        raise LabError(f"--split-mode {asked.split_mode} is not possible.", f"Give {', '.join(SPLIT_MODES)}.")
+    if asked.prefill_wait not in (None, STEP, END):
+        raise LabError(f"--prefill-wait {asked.prefill_wait} is not possible.", f"Give {STEP} or {END}.")
+    for name, value in (("main-gpu", asked.main_gpu), ("n-cpu-moe", asked.n_cpu_moe)):
+        if value is not None and not 0 <= value <= 10_000:
+            raise LabError(f"--{name} {value} is not possible.", "Give a whole number from 0 on.")
+    if asked.main_gpu is not None and asked.split_mode != "none":
+        raise LabError("--main-gpu chooses a device only where the model is not split.", "Add --split-mode none.")
+    for text in _parts(asked.override_tensor):
+        if "=" not in text.strip("="):
+            raise LabError(f"--override-tensor {text} names no buffer.", "Write PATTERN=BUFFER: ffn_.*_exps=CPU")
+
+
+def _device_names(asked: Asked, devices: Sequence[Device]) -> tuple[str, ...] | None:
+    """The devices that were asked for, by name; None where none was named."""
+    names = _parts(asked.device)
+    if not names:
+        return None
+    if asked.is_on_cpu:
+        return ()
+    known = {device.name.lower(): device.name for device in machine.accelerators(devices)}
+    for name in names:
+        if name.lower() not in known:
+            offer = f"Layers can go to: {', '.join(known.values())}." if known else "This build finds no GPU."
+            raise LabError(f"--device {name}: there is no such device.", f"{offer} For the CPU alone: --device none")
+    if len(set(names)) < len(names):
+        raise LabError(f"--device {','.join(names)} names a device twice.", "Name each once.")
+    return tuple(known[name.lower()] for name in names)
+
+
+def _split(asked: str | Sequence[float] | None, n_devices: int) -> tuple[float, ...] | None:
+    """Shares of the devices."""
+    if not asked:
+        return None
+    parts = _parts(asked.replace("/", ",")) if isinstance(asked, str) else tuple(map(str, asked))
+    try:
+        shares = tuple(float(part) for part in parts)
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 <= share < float("inf") for share in shares) or not any(shares):
+        raise LabError(f"--tensor-split {','.join(parts)} is not possible.", "Give a share for each device: 3,1")
+    if len(shares) > min(max(n_devices, 1), MOST_DEVICES):
+        raise LabError(
+            f"--tensor-split {','.join(parts)} has {len(shares)} shares for {n_devices} devices.",
+            "Give one for each, in the order of lab machine.",
+        )
+    return shares
+
+
+def _parts(text: str | Sequence[Any] | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if isinstance(text, str) else tuple(text)
