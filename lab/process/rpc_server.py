@@ -24,7 +24,7 @@ from lab.core.lines import from_json
 from lab.core.record import Device
 from lab.errors import LabError
 from lab.process import rpc
-from lab.process.worker import explain_exit
+from lab.process.spawning import cause_of_death, detached, environment
 
 START_S = 60
 """Within this a server must have answered its first question."""
@@ -140,9 +140,8 @@ class RpcServer:
         self._listeners[1].join(5)
         while not self._events.empty():
             self._complaints.append(self._events.get().get("complaint", ""))
-        words = f" Its last words: {' | '.join(self._complaints)}" if self._complaints else ""
         raise LabError(
-            f"The RPC server at {self.endpoint} ended: {explain_exit(self._process.wait())}.{words}",
+            cause_of_death(f"The RPC server at {self.endpoint}", self._process.wait(), list(self._complaints)),
             "Its clients have lost what was on it. Start it again.",
         )
 
@@ -168,15 +167,13 @@ def cache_folder() -> Path:
     return folder / "rpc"
 
 
-def own_version() -> rpc.Version:
-    """Which version of the RPC protocol the llama.cpp libraries here speak: a server of theirs says so. LabError where
-    they were built without RPC."""
-    return _version_of(os.environ.get("LLAMA_CPP_LIB_PATH"))
-
-
 @cache
-def _version_of(folder: str | None) -> rpc.Version:
-    with _spawn("print_version()", "") as process:
+def own_version(lib: str | None = None) -> rpc.Version:
+    """Which version of the RPC protocol the libraries in a folder speak, as they print it; None: those installed.
+
+    LabError where they were built without RPC.
+    """
+    with _spawn("print_version()", "", lib) as process:
         printed, complaints = process.communicate()
     lines = printed.decode(errors="replace").splitlines()
     for line in lines:
@@ -185,11 +182,31 @@ def _version_of(folder: str | None) -> rpc.Version:
         if line.startswith('{"error"'):
             problem = json.loads(line)
             raise LabError(problem["error"], problem["hint"])
-    last_words = " | ".join(complaints.decode(errors="replace").strip().splitlines()[-3:])
+    words = cause_of_death("It", process.returncode, complaints.decode(errors="replace").strip().splitlines())
     raise LabError(
-        f"llama.cpp does not say which RPC protocol it speaks: {explain_exit(process.returncode)}. {last_words}",
-        "Is this another build of it? See: lab machine",
+        f"llama.cpp does not say which RPC protocol it speaks. {words}", "Is this another build of it? See: lab machine"
     )
+
+
+def ask(endpoints: Sequence[str], lib: str | None, patience_s: float = 0) -> tuple[rpc.Answer, ...]:
+    """What these servers answer, before llama.cpp connects to them: it would end its process where one does not.
+
+    LabError where one of them cannot be used, also after `patience_s` seconds.
+    """
+    return rpc.probe_all(endpoints, own_version(lib), patience_s) if endpoints else ()
+
+
+def lost(endpoints: Sequence[str], lib: str | None) -> str:
+    """A sentence for each server that went away while it was used."""
+    sentences = []
+    for endpoint in endpoints:
+        try:
+            rpc.probe(endpoint, own_version(lib))
+        except rpc.Unavailable as problem:
+            sentences.append(f"The RPC server {endpoint} went away: {problem.reason}. ")
+        except LabError:  # it is there, and a restart says what is wrong with it
+            continue
+    return "".join(sentences)
 
 
 def is_listening(endpoint: str) -> bool:
@@ -203,17 +220,14 @@ def is_listening(endpoint: str) -> bool:
     return True
 
 
-def _spawn(call: str, argument: str) -> subprocess.Popen[bytes]:
-    detached: dict[str, Any] = {"start_new_session": True}  # Ctrl-C reaches the parent alone
-    if os.name == "nt":
-        detached = {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
+def _spawn(call: str, argument: str, lib: str | None = None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _CHILD + call, argument, str(Path(__file__).parents[2])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        **detached,
+        env=environment(lib),
+        **detached(),
     )
 
 
