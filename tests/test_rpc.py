@@ -24,7 +24,6 @@ from lab.process import rpc, rpc_server
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Progress, Worker, WorkerDied
-from lab.runner import noise_watch
 from lab.runner.rpc_memory import endpoint_of, shared_memory
 from tests.conftest import SETTINGS, run_lab, start_lab
 
@@ -512,8 +511,3 @@ def test_ctrl_c_ends_a_measurement_whose_server_hangs(tmp_path: Path) -> None:
             process.communicate(timeout=30)
             assert process.returncode == 130
             assert not any(child.is_running() for child in children)
-
-
-def test_what_a_server_here_computes_is_no_noise(server: RpcServer) -> None:
-    assert noise_watch.servers_here([server.endpoint, "10.0.0.7:50052"]) == [server.pid]
-    assert noise_watch.servers_here(["10.0.0.7:50052"]) == []

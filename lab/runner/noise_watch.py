@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 class NoiseWatch:
     """Reads what else the machine does while a run lasts: call `sample` ten times a second, then `finish`.
 
-    `pid` is the engine's process, whose CPU time is not noise, nor is that of this process and of `others`.
+    `pid` is the engine's process, whose CPU time (with that of this process) is not noise.
     """
 
-    def __init__(self, pid: int, others: Sequence[int] = ()) -> None:
+    def __init__(self, pid: int) -> None:
         import psutil
 
         self._own = [psutil.Process()]
-        for number in (*others, pid):
-            with contextlib.suppress(psutil.Error):
-                self._own.append(psutil.Process(number))
+        with contextlib.suppress(psutil.Error):
+            self._own.append(psutil.Process(pid))
         self._gpus = GpuWatch([process.pid for process in self._own])
         self._before = read_noise(self._own, self._gpus)
         self._started = time.monotonic()
@@ -62,10 +61,7 @@ class NoiseWatch:
 
 
 def read_noise(own: Sequence[Process], gpus: GpuWatch) -> NoiseReading:
-    """What the machine is doing now. `own` are this process and others of the lab, the engine's last.
-
-    Counters count from the machine's start.
-    """
+    """What the machine is doing now. `own` are this process and the engine's. Counters count from its start."""
     import psutil
 
     busy, steal = _cpu_times()
@@ -89,22 +85,6 @@ def read_noise(own: Sequence[Process], gpus: GpuWatch) -> NoiseReading:
         gpus=gpus.read(),
         quota_wait_s=throttled_s(),
     )
-
-
-def servers_here(endpoints: Sequence[str]) -> list[int]:
-    """The processes of these RPC servers, HOST:PORT, that run on this machine at a loopback address, where the system
-    says whose they are: what they compute is no noise either."""
-    import psutil
-
-    ports = {int(port) for host, _, port in (endpoint.rpartition(":") for endpoint in endpoints) if host[:4] == "127."}
-    if not ports:
-        return []
-    try:
-        connections = psutil.net_connections("tcp4")
-    except (psutil.Error, OSError):  # macOS says it to the administrator alone
-        return []
-    listening = (one for one in connections if one.status == psutil.CONN_LISTEN and one.laddr)
-    return sorted({one.pid for one in listening if one.pid and one.laddr[1] in ports})
 
 
 def _cpu_times() -> tuple[float, float | None]:

@@ -87,7 +87,6 @@ class WarmEngine:
         self._sentinel = None
         self.settings = self.worker.new_context(with_room(self.plan.settings, cases))
         self._placement = self.worker.placement()
-        self._servers = noise_watch.servers_here(self.plan.backend.rpc)
 
     def warm_up(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
         """On a GPU one short run for every shape of step that these cases have; on the CPU a single one.
@@ -131,7 +130,7 @@ class WarmEngine:
         started_at = utc_now()
         show = self.reporter.progress_watcher(case, repeat, warmup, self._pieces)
         shown = time.monotonic()
-        noise = noise_watch.NoiseWatch(self.worker.pid, self._servers)
+        noise = noise_watch.NoiseWatch(self.worker.pid)
 
         def look(progress: Progress) -> None:
             nonlocal shown
