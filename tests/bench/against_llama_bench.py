@@ -87,7 +87,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(RpcServer("127.0.0.1", 0)) for _ in range(n_servers)]
         worker = stack.enter_context(Worker())
-        where = (
+        where: dict[str, Any] = (
             {"rpc": [server.endpoint for server in servers], "ubatch": N_UBATCH_RPC, "threads": 1} if servers else {}
         )
         plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(model), "random", **where)
