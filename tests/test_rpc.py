@@ -17,6 +17,7 @@ from lab.core.record import Device
 from lab.errors import LabError
 from lab.process import rpc, rpc_server
 from lab.process.rpc_server import RpcServer
+from lab.runner import machine, noise_watch
 from lab.runner.rpc_memory import endpoint_of, shared_memory
 from tests.conftest import run_lab, start_lab
 
@@ -363,3 +364,10 @@ def test_unknown_ram_is_shared_with_no_server() -> None:
 def test_the_address_of_a_device_is_in_its_description() -> None:
     assert endpoint_of(behind("A", "10.0.0.7:50052 (device 1 of 2)", 1)) == "10.0.0.7:50052"
     assert endpoint_of(CPU) is None
+
+
+def test_servers_of_this_machine_are_no_noise(server: RpcServer) -> None:
+    assert machine.servers_here([server.endpoint]) == [server.pid]
+    assert machine.servers_here(["10.255.255.1:50052"]) == [] == machine.servers_here([])
+    watch = noise_watch.NoiseWatch(os.getppid(), [server.pid])
+    assert [process.pid for process in watch._own] == [os.getpid(), server.pid, os.getppid()]  # the engine is last

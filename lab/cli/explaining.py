@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lab.cli.files import RESULTS, ceilings_of, plot_folder, read
-from lab.cli.options import SETTINGS, with_options
+from lab.cli.options import DEVICE, SETTINGS, with_options
 from lab.errors import LabError
 
 
@@ -125,7 +125,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     click.option("--prompt-len", "-p", default="10,1000,10000", show_default=True, help="Prompt lengths."),
     click.option("--gen", "-n", default=200, show_default=True, help="Tokens to generate."),
     click.option("--device", "-d", help="A device of models/devices.toml, or all.  [default: this machine]"),
-    *SETTINGS,
+    *(option for option in SETTINGS if option is not DEVICE),
     click.option(
         "--results", default="results", show_default=True, help="Folder with ceilings, and runs to learn from."
     ),
