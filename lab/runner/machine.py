@@ -77,8 +77,8 @@ def servers_here(endpoints: Sequence[str]) -> list[int]:
     except psutil.Error:  # macOS wants more rights for it
         return []
     ports = {port for host, port in wanted if host in own or host.startswith("127.")}
-    listening = (c for c in connections if c.status == psutil.CONN_LISTEN and c.pid and c.laddr)
-    return sorted({c.pid for c in listening if c.pid and str(c.laddr[1]) in ports})
+    listening = [(c.pid, tuple(c.laddr)) for c in connections if c.status == psutil.CONN_LISTEN and c.pid]
+    return sorted({pid for pid, address in listening if pid and str(address[-1]) in ports})
 
 
 def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
