@@ -62,6 +62,8 @@ def test_bandwidth_by_arithmetic_is_that_of_the_bus_and_the_rate_in_its_source()
         ({"gbps": None, "bus_bits": 64}, "either gbps, or bus_bits and mtps"),
         ({"source": None}, "source"),
         ({"watts": 300}, "watts"),
+        ({"gbps": 0}, "gbps must be over 0"),
+        ({"tflops": "many"}, "not supported"),
     ],
 )
 def test_an_entry_that_is_not_whole_is_named(changes: dict[str, object], words: str) -> None:
@@ -69,6 +71,16 @@ def test_an_entry_that_is_not_whole_is_named(changes: dict[str, object], words: 
     with pytest.raises(LabError, match=rf"\[small\.mine\] of models/devices\.toml cannot be used: .*{words}"):
         datasheet.from_entry("small", "mine", facts)
     assert datasheet.from_entry("small", "mine", WHOLE).gbps == 100
+    with pytest.raises(LabError, match=r"its heading must be \[KIND\.NAME\], not \[mine\]"):
+        datasheet.from_entry("mine", "about", "a laptop")
+
+
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "devices.toml"
+    broken.write_text("[small.mine\n")
+    monkeypatch.setattr(datasheet, "data_file", lambda name: broken)
+    with pytest.raises(LabError, match=r"models/devices\.toml is not TOML: .*line 1"):
+        datasheet.devices.__wrapped__()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +106,8 @@ def test_an_unknown_name_is_answered_with_close_ones(name: str, offered: str) ->
 
 def test_a_basis_says_whether_its_figures_were_found_again() -> None:
     assert "whitepaper; checked: Wikipedia)" in datasheet.basis(datasheet.find_device("RTX 4090"))
-    assert "not found again when this list was checked)" in datasheet.basis(datasheet.find_device("m4-max-32core"))
+    own = datasheet.from_entry("small", "mine", WHOLE)
+    assert "(b; not found again when this list was checked)" in datasheet.basis(own)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +159,7 @@ def test_a_basis_says_whether_its_figures_were_found_again() -> None:
         ("Apple M1 Max", 48, "m1-max"),
         ("Apple M1", 10.7, "m1"),
         ("Apple M4 Max", 96, None),  # GPUs of 32 and of 40 cores are described alike
+        ("Apple M6", 16, None),  # what 24 GB leave for a GPU
         ("Tesla M4", 4, None),
         ("llvmpipe (LLVM 15.0.6, 256 bits)", 2, None),
     ],

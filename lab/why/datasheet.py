@@ -62,19 +62,27 @@ class Device:
 def devices() -> dict[str, Device]:
     """The devices of models/devices.toml by name. LabError for an entry that is not whole."""
     with data_file("devices.toml").open("rb") as file:
-        entries = tomllib.load(file)
+        try:
+            entries = tomllib.load(file)
+        except tomllib.TOMLDecodeError as error:
+            raise LabError(f"models/devices.toml is not TOML: {error}.", "Correct that line.") from error
     return {name: from_entry(kind, name, facts) for kind in entries for name, facts in entries[kind].items()}
 
 
-def from_entry(kind: str, name: str, facts: dict[str, Any]) -> Device:
-    """The device of an entry. LabError for fields that are missing, unknown, or contradict each other."""
-    rest = dict(facts)
-    bus_bits, mtps = rest.pop("bus_bits", None), rest.pop("mtps", None)
+def from_entry(kind: str, name: str, facts: Any) -> Device:
+    """The device of an entry. LabError for fields that are missing, unknown, no figures, or contradict each other."""
     try:
+        if not isinstance(facts, dict):
+            raise TypeError(f"its heading must be [KIND.NAME], not [{kind}]")
+        rest = dict(facts)
+        bus_bits, mtps = rest.pop("bus_bits", None), rest.pop("mtps", None)
         if (bus_bits is None) != (mtps is None) or (bus_bits is None) != ("gbps" in rest):
             raise TypeError("it takes either gbps, or bus_bits and mtps")
         if bus_bits is not None:
             rest["gbps"] = bus_bits * mtps / 8e3
+        for field in ("gbps", "tflops", "memory_gb"):
+            if field in rest and not rest[field] > 0:
+                raise TypeError(f"{field} must be over 0")
         return Device(kind=kind, name=name, **rest)
     except TypeError as error:
         hint = "The head of that file says which fields an entry takes."
@@ -139,7 +147,8 @@ def _words(device: Device) -> Sequence[str]:
 
 
 def _has_memory(device: Device, sizes: Sequence[float]) -> bool:
-    nominal = device.memory_gb
+    """Whether a device has one of these sizes in GB. Apple's driver reports a part of the memory: never for Apple."""
+    nominal = None if device.kind == "apple" else device.memory_gb
     return nominal is not None and any(abs(size - nominal) <= SAME_MEMORY * nominal for size in sizes)
 
 
