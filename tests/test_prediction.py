@@ -346,6 +346,7 @@ def test_all_devices_are_shown_fastest_first_with_what_does_not_fit() -> None:
     assert code == 0 and out.count("llama-3.3-70b Q4_0") == 2
     assert out.index("h200") < out.index("rtx-4090") < out.index("raspberry-pi-5")
     assert "over its 24 GB" in out and "datasheet's bandwidth" in out
+    assert f"Devices of one kind only: --device {', '.join(datasheet.kinds())}." in out
     code, out, _ = run_lab("predict", "-d", "all", "-m", "llama-3.2-1b", "-p", "100", "-n", 10, "--json")
     rows = json.loads(out)["rows"]
     assert len(rows) == len(datasheet.devices()) and rows[0]["device"] == "b200" and rows[0]["fits"]
@@ -353,7 +354,7 @@ def test_all_devices_are_shown_fastest_first_with_what_does_not_fit() -> None:
 
 def test_all_devices_of_a_kind() -> None:
     code, out, _ = run_lab("predict", "-d", "Apple", "-m", "llama-3.2-1b", "-p", "100", "-n", 10)
-    assert code == 0 and "m5-max" in out and "rtx-4090" not in out
+    assert code == 0 and "m5-max" in out and "rtx-4090" not in out and "one kind only" not in out
     code, out, _ = run_lab("predict", "-d", "apple", "-m", "llama-3.2-1b", "-p", "100,200", "-n", 10, "--json")
     rows = json.loads(out)["rows"]
     assert {row["kind"] for row in rows} == {"apple"}

@@ -179,4 +179,5 @@ def _on_several(names: Sequence[str], prompt_len: str, gen: int, model: str, as_
     for n, rows_of_length in by_length.items():
         text_why.print_devices(shape, n, gen, rows_of_length, out)
     out.print(datasheet.BASIS)
-    out.print(f"Devices of one kind only: --device {', '.join(datasheet.kinds())}.")
+    if len({datasheet.find_device(name).kind for name in names}) > 1:
+        out.print(f"Devices of one kind only: --device {', '.join(datasheet.kinds())}.")

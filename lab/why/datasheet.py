@@ -108,7 +108,7 @@ def find_device(name: str) -> Device:
     if members := names_of(wanted):
         raise LabError(f"{name!r} stands for {len(members)} devices.", f"Name one: {', '.join(members[:3])}, ...")
     choices = [*known, *kinds()]
-    close = [choice for choice in choices if wanted and wanted in choice]
+    close = sorted((choice for choice in choices if wanted and wanted in choice), key=len)
     close = close or difflib.get_close_matches(wanted, choices, n=3, cutoff=0.5)
     raise LabError(
         f"There is no device named {name!r}.",
