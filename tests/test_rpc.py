@@ -24,6 +24,7 @@ from lab.process import rpc, rpc_server
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Progress, Worker, WorkerDied
+from lab.runner import machine, noise_watch
 from lab.runner.rpc_memory import endpoint_of, shared_memory
 from tests.conftest import SETTINGS, run_lab, start_lab
 
@@ -511,3 +512,10 @@ def test_ctrl_c_ends_a_measurement_whose_server_hangs(tmp_path: Path) -> None:
             process.communicate(timeout=30)
             assert process.returncode == 130
             assert not any(child.is_running() for child in children)
+
+
+def test_servers_of_this_machine_are_no_noise(server: RpcServer) -> None:
+    assert machine.servers_here([server.endpoint]) == [server.pid]
+    assert machine.servers_here(["10.255.255.1:50052"]) == [] == machine.servers_here([])
+    watch = noise_watch.NoiseWatch(os.getppid(), [server.pid])
+    assert [process.pid for process in watch._own] == [os.getpid(), server.pid, os.getppid()]  # the engine is last
