@@ -29,7 +29,7 @@ from lab.cli.files import (
 )
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
-from lab.cli.options import Share
+from lab.cli.options import RPC, Share
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
 from lab.cli.serving import rpc_server
 from lab.errors import LabError
@@ -135,26 +135,33 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
 
 
 @lab.command()
+@RPC
 @click.option("--json", "as_json", is_flag=True, help="All that is known, as one JSON document.")
-def machine(as_json: bool) -> None:
+def machine(rpc: str | None, as_json: bool) -> None:
     """Say what is known of this machine, the llama.cpp build and its devices."""
     import dataclasses
 
     from lab.process.worker import Worker
     from lab.runner import machine as this_machine
+    from lab.runner import offload
     from lab.show import console, text_setup
 
     with Worker() as worker:
-        build = worker.build
+        worker.use(offload.backend(offload.Asked(rpc=rpc)))
+        build, servers = worker.build, worker.servers
     here = this_machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
     if as_json:
-        console.print_json(dataclasses.asdict(here))
+        of_servers = {"rpc_servers": [dataclasses.asdict(server) for server in servers]} if servers else {}
+        console.print_json(dataclasses.asdict(here) | of_servers)
         return
     for line in text_setup.describe(here):
         click.echo(line)
     for device in here.devices:
         memory = f", {device.memory_bytes / 1e9:.1f} GB" if device.memory_bytes else ""
         click.echo(f"device   {device.name}: {device.description} ({device.type}{memory})")
+    for server in servers:
+        memories = ", ".join(f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free" for free, total in server.memories)
+        click.echo(f"server   {server.endpoint}: {1e3 * server.round_trip_s:.3g} ms for a small request; {memories}")
     click.echo(f"cores    {here.n_cores_physical} physical, {here.n_cores_usable} usable")
     click.echo(f"python   {here.python}")
     click.echo(f"flags    {here.system_info}")

@@ -39,6 +39,7 @@ PROMPT = click.option(
     help="text (all of the lab's own), some of these (code,table,story), random, or a text file.",
 )
 DEVICE = click.option("--device", "-dev", help="Devices for layers, by name (lab machine), or none.  [default: all]")
+RPC = click.option("--rpc", metavar="HOST:PORT", help="Use the devices of RPC servers (lab rpc-server), with commas.")
 ENGINE = [
     click.option("--threads", "-t", type=int, help="Threads for decode.  [default: physical cores]"),
     click.option("--threads-batch", type=int, help="Threads for prefill.  [default: as --threads]"),
@@ -102,7 +103,7 @@ ENGINE = [
         help="Prefill on a device with weights in RAM too.  [default: on, with layers on a device]",
     ),
     click.option("--mmap/--no-mmap", default=None, help="Map the file into memory.  [default: llama.cpp's choice]"),
-    click.option("--rpc", metavar="HOST:PORT", help="Use the devices of RPC servers (lab rpc-server), with commas."),
+    RPC,
     click.option(
         "--lib", metavar="FOLDER", help="Run the llama.cpp libraries in this folder instead of those installed."
     ),
