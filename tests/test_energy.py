@@ -5,28 +5,39 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import random
+import statistics
 import sys
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from lab.analysis import comparison, table, verdicts
+from lab.analysis.spread import known_spreads
 from lab.core import energy, phases
 from lab.core.lines import from_json, parse_line, to_json
 from lab.core.noise import BATTERY, DRAM, GPU, PACKAGE, Energy, EnergyCounter, Noise, NoiseReading, NoiseSamples
 from lab.core.record import FAILED, Device, Record, Steps
+from lab.process.wire import Outcome
+from lab.process.worker import Worker
 from lab.runner import energy as counters_of_energy
-from lab.runner import noise_watch
+from lab.runner import noise_watch, session, side_by_side
 from lab.runner.energy import Counter, EnergyWatch, counters
 from lab.runner.gpu_watch import GpuWatch
-from tests.conftest import MACHINE, make_record, make_run
+from lab.runner.plan import make_plan
+from lab.runner.session import new_results_file
+from lab.show import console, page, text_compare, text_energy, text_results
+from tests.conftest import MACHINE, FakeWorker, make_record, make_run
 from tests.test_noise import stand_in
 
 IDLE, PREFILL, DECODE = 20.0, 60.0, 35.0  # watts
 PREFILL_S, DECODE_S, N_GEN = 2.0, 3.0, 31
+OTHER = dataclasses.replace(MACHINE, cpu="Other CPU")
 WITH_GPU = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, Device("CUDA0", "A GPU", "gpu")))
 
 
@@ -257,12 +268,10 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> GpuWatch:
 
 def test_a_machine_without_counters_says_so(tmp_path: Path, no_gpu: GpuWatch) -> None:
     nothing = counters(no_gpu, tmp_path)
-    assert nothing.readable == ()
-    assert [problem.partition(" (")[0] for problem in nothing.problems] == [
-        "no RAPL counters",
-        "no NVIDIA GPU",
-        "no battery that Linux shows",
-    ]
+    assert (nothing.readable, nothing.problems) == ((), ())
+    line = text_energy.which(nothing)
+    assert line.startswith("not known: there is no RAPL (Linux has it")
+    assert line.endswith(", no NVIDIA GPU that nvidia-ml-py finds, no battery that Linux shows")
 
 
 def test_only_packages_and_their_memory_are_read(tmp_path: Path, no_gpu: GpuWatch) -> None:
@@ -282,7 +291,8 @@ def test_only_packages_and_their_memory_are_read(tmp_path: Path, no_gpu: GpuWatc
         ("package 0", PACKAGE, 262_143_328_850),
         ("package 1", PACKAGE, 262_143_328_850),
     ]
-    assert len(made.problems) == 2  # no GPU, no battery
+    assert made.problems == () and len(made.missing) == 2  # no GPU, no battery
+    assert text_energy.which(made).startswith("package 0 (RAPL), dram 0 (RAPL)")
     rapl(tmp_path, "intel-rapl:0", "package-0-die-1")
     assert "package 0 die 1" in {counter.name for counter in counters(no_gpu, tmp_path).readable}
 
@@ -293,7 +303,9 @@ def test_a_locked_counter_is_named_with_what_to_do(tmp_path: Path, no_gpu: GpuWa
     rapl(tmp_path, "intel-rapl:0:0", "dram")
     made = counters(no_gpu, tmp_path)
     assert [counter.name for counter in made.readable] == ["dram 0"]
-    assert "root alone" in made.problems[0] and "sudo chmod a+r" in made.problems[0]
+    (problem,) = made.problems
+    assert "root alone" in problem and "sudo chmod a+r" in problem
+    assert text_energy.which(made) == f"dram 0 (RAPL); {problem}"
 
 
 def test_nvml_counts_where_the_gpu_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -307,7 +319,7 @@ def test_nvml_counts_where_the_gpu_does(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert (second.name, second.read(), second.wraps_at) == ("gpu 1", 123_457, None)
     nvml.nvmlDeviceGetTotalEnergyConsumption = refuse
     made = counters(GpuWatch([]), tmp_path)
-    assert not made.readable and made.problems[1].startswith("gpu 0, gpu 1: no counter of energy")
+    assert not made.readable and made.problems[0].startswith("gpu 0, gpu 1: no counter")
     monkeypatch.setitem(sys.modules, "pynvml", stand_in())  # a library that does not know the question
     assert not counters(GpuWatch([]), tmp_path).readable
 
@@ -446,3 +458,156 @@ def test_a_start_of_another_clock_is_not_used(monkeypatch: pytest.MonkeyPatch, f
     watch_of(monkeypatch, Counter("package 0", PACKAGE, itertools.count().__next__, 1.0))
     noise = noise_watch.NoiseWatch(1).finish(first_start_ns)
     assert noise.energy is not None and noise.energy.first_start_ms is None
+
+
+# --- shown and compared
+
+
+def spent(watts: float, kind: str = PACKAGE, repeat: int = 0, **changes: Any) -> Record:
+    """A plain run during which a counter of that kind counted so many watts; 1 W was idle."""
+    at_ms = tuple(range(100, 5300, 100))
+    made = EnergyCounter(f"{kind} 0", kind, (round(100 * watts),) * len(at_ms), 1.0)
+    return dataclasses.replace(with_energy(at_ms, (made,), 50.0, repeat=repeat), **changes)
+
+
+def session_of(watts: float, name: str, kind: str = PACKAGE, **changes: Any) -> list[Record]:
+    return [spent(watts * (1 + i / 100), kind, i, session=name, **changes) for i in range(6)]
+
+
+def test_runs_have_their_energy_and_others_none() -> None:
+    rows = table.runs([spent(10), make_record()])
+    assert rows.energy_source[0] == "package" and rows.energy_source.isna().tolist() == [False, True]
+    first, second = rows.iloc[0], rows.iloc[1]
+    assert [first.prefill_j, first.decode_j_per_token] == pytest.approx([20, 1])
+    assert [first.prefill_w, first.decode_w, first.idle_w] == pytest.approx([10, 10, 1])
+    assert [first.prefill_above_idle_j, first.decode_above_idle_j_per_token] == pytest.approx([18, 0.9])
+    assert second[list(energy.FIGURES)].isna().all()
+
+
+def test_a_summary_has_energy_only_where_there_is_some_of_one_source() -> None:
+    assert "energy_source" not in table.summary(table.runs([make_record()]))
+    (row,) = table.summary(table.runs(session_of(10, "a"))).to_dict("records")
+    assert (row["energy_source"], row["repeats"]) == ("package", 6)
+    assert row["prefill_j"] == pytest.approx(20.5) and row["prefill_j_low"] == pytest.approx(20)
+    mixed = [*session_of(10, "a"), *session_of(90, "a", DRAM)]
+    (row,) = table.summary(table.runs(mixed)).to_dict("records")
+    assert row["energy_source"] is None and row["prefill_j"] != row["prefill_j"]  # NaN
+    assert row["prefill_s"] == pytest.approx(PREFILL_S)
+
+
+def printed(records: list[Record], capsys: pytest.CaptureFixture[str]) -> str:
+    text_results.print_results(records, console.console())
+    return capsys.readouterr().out
+
+
+def test_a_table_of_energy_is_shown_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(session_of(10, "a"), capsys)
+    assert "Energy of package (of all that ran on it, idle power included); median" in out
+    *_, last = (line.split() for line in out.splitlines() if line.strip())
+    assert last == ["20", "20.5", "18.5", "1.02", "0.925", "10.2", "10.2", "1.00"]
+    assert "Energy" not in printed([make_record()], capsys)
+    only_idle = planted(0.0, period=1.0)  # the phases are too short for this counter
+    assert "Energy" not in printed([only_idle], capsys)
+
+
+def test_a_page_shows_energy_where_it_is_known() -> None:
+    both = page.html([*session_of(10, "a"), *session_of(20, "b", machine=OTHER)], [])
+    assert "Energy of package (of all that ran on it" in both and "J per\nprompt" in both
+    assert "more energy: 2x as much" in both and ">ratio</th>" in both and "time\nratio" not in both
+    assert "Energy of" not in page.html([make_record()], [])
+
+
+def compared(*records: list[Record]) -> comparison.Comparison:
+    (one,) = comparison.compare([record for part in records for record in part])
+    return one
+
+
+def test_energy_of_one_kind_of_source_is_compared_as_times_are() -> None:
+    one = compared(session_of(10, "a"), session_of(20, "b", machine=OTHER))
+    by_figure = {row.figure: row for row in one.rows}
+    assert set(by_figure) == {"prefill_s", "tpot_ms", *energy.COMPARED}
+    for figure in energy.COMPARED:
+        row = by_figure[figure]
+        assert (row.verdict, row.words.partition(";")[0]) == (verdicts.MORE, "more energy: 2x as much")
+        assert row.estimate == pytest.approx(2) and row.ratio is not None
+    assert by_figure["prefill_j"].n_gen is None and by_figure["decode_j_per_token"].n_gen == N_GEN
+    assert by_figure["tpot_ms"].verdict == verdicts.ALIKE
+    assert (one.energy_of, one.energy_differs, one.only_base, one.only_other) == ("package", None, (), ())
+    less = compared(session_of(20, "a"), session_of(10, "b", machine=OTHER))
+    for row in less.rows[-1:]:
+        assert row.verdict == verdicts.LESS and row.words.startswith(
+            "less energy: 0.5x as much; all 6 runs of one side"
+        )
+
+
+def test_energy_of_different_sources_is_not_compared_and_that_is_said() -> None:
+    one = compared(session_of(10, "a"), session_of(20, "b", DRAM, machine=OTHER))
+    assert {row.figure for row in one.rows} == {"prefill_s", "tpot_ms"}
+    assert (one.energy_of, one.energy_differs) == (None, ("package", "dram"))
+    assert (one.only_base, one.only_other) == ((), ())
+    (sentence,) = text_compare.left_out(one)
+    assert "of package in the base, of dram in the other" in sentence
+    mixed = compared(
+        session_of(10, "a"), [*session_of(20, "b", machine=OTHER), *session_of(2, "c", DRAM, machine=OTHER)]
+    )
+    assert mixed.energy_differs == ("package", "dram or package")
+
+
+def test_energy_that_one_side_lacks_is_named() -> None:
+    bare = [make_record(dataclasses.replace(r.run, noise=None), session="b", machine=OTHER) for r in session_of(1, "a")]
+    one = compared(session_of(10, "a"), bare)
+    assert one.only_base == ("J per prompt at 20", f"J per token at 20 with {N_GEN} generated")
+    assert one.energy_differs is None and one.energy_of is None
+
+
+def test_a_comparison_says_who_is_faster_and_apart_from_that_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    records = [*session_of(10, "a"), *session_of(20, "b", machine=OTHER)]
+    groups = comparison.groups(records)
+    comparisons = comparison.compare_groups(groups)
+    sentences = text_compare.answers(comparisons)
+    assert sentences[0].startswith("No difference between")  # of times
+    assert sentences[1] == "Other CPU, 4 cores takes 2 times the energy of Test CPU, 4 cores."
+    text_compare.print_comparisons(groups, comparisons, 0.01, console.console())
+    out = capsys.readouterr().out
+    assert "J per prompt" in out and "J per token" in out and "J per token, token" not in out
+    assert "Energy is that of package (of all that ran on it, idle power included)" in out
+    json.dumps(text_compare.comparisons_as_json(groups, comparisons)["comparisons"])
+
+
+def test_sessions_of_energy_show_their_spread() -> None:
+    sessions = [session_of(10 * (1 + i / 10), f"s{i}") for i in range(4)]
+    known = known_spreads([record for of_one in sessions for record in of_one])
+    by_figure = {figure: spread for (_, figure), spread in known.items()}
+    centres = [math.log(10 * (1 + i / 10)) for i in range(4)]
+    assert by_figure["prefill_j"].sd == pytest.approx(statistics.stdev(centres))
+    assert by_figure["prefill_s"].sd == pytest.approx(0)
+
+
+class Placed(FakeWorker):
+    """An engine that says when its run began."""
+
+    def run(self, *arguments: Any) -> Outcome:
+        began = time.perf_counter_ns()
+        return dataclasses.replace(super().run(*arguments), started_ns=began)
+
+
+def test_every_run_of_a_session_has_its_energy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = FakeTime()
+    monkeypatch.setattr(counters_of_energy, "time", clock)
+    watch_of(monkeypatch, Counter("package 0", PACKAGE, lambda: round(20e6 * clock.now), 1e-3))
+    monkeypatch.setattr("lab.models.catalog.sha256", lambda path: "0" * 64)
+    worker = cast(Worker, Placed())
+    plan = make_plan(worker, "8,16", 4, 2)
+    path = new_results_file(plan, tmp_path)
+    counters_of_energy.idle_watts.cache_clear()
+    records = list(session.execute(plan, worker, path, lambda status: None))
+    variants = dict.fromkeys(("A: x", "B: y"), plan)
+    records += side_by_side.execute(variants, 1, tmp_path / "trial.jsonl", lambda status: None, Placed)  # type: ignore[arg-type]
+    counters_of_energy.idle_watts.cache_clear()
+    assert len(records) > 8
+    for record in records:
+        assert record.run.noise is not None and record.run.noise.energy is not None
+        (counter,) = record.run.noise.energy.counters
+        assert counter.idle_w == pytest.approx(20, abs=0.02)
+        assert record.run.noise.energy.first_start_ms is not None
+    assert clock.now == pytest.approx(7.0 + 2 * 1.01)  # a second before each of the two sessions

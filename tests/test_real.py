@@ -178,8 +178,8 @@ def test_dry_run_measures_nothing(tmp_path: Path) -> None:
 
 def test_machine_and_models(embedded: Path) -> None:
     status, out, _ = run_lab("machine")
-    assert status == 0 and "llama-cpp-python" in out
+    assert status == 0 and "llama-cpp-python" in out and "\nenergy   " in out
     known = json.loads(run_lab("machine", "--json")[1])
-    assert known["devices"] and known["llama_cpp_python"]
+    assert known["devices"] and known["llama_cpp_python"] and set(known["energy"]) == {"counters", "problems"}
     assert "smollm2-135m" in run_lab("models")[1]
     assert json.loads(run_lab("models", "--json")[1])[0]["n_bytes"] == embedded.stat().st_size

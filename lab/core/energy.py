@@ -34,6 +34,9 @@ FIGURES = (
 )
 """Of a run. Prefill is that of the whole prompt; a decoded token is one after the first, which comes out of prefill."""
 
+COMPARED = ("prefill_j", "decode_j_per_token")
+"""Those by which setups are compared."""
+
 FEWEST_UPDATES = 4
 """So often a counter must have moved during a phase."""
 

@@ -10,11 +10,11 @@
   the whole laptop, coarsely and rarely: phases of less than some ten seconds get no figure. `psutil`, with which other
   systems would have to be read, knows percents only, which are no joules.
 
-A counter that cannot be read has no figure, and `counters` says why. Where one of several of a kind cannot (one of two
-packages, say), none of that kind has: their sum would be too small. `root` is the folder that stands for `/`. Sources:
-docs.kernel.org, power/powercap; its ABI/testing, sysfs-class-powercap and sysfs-class-power; Intel's Software
-Developer's Manual, volume 3B, "RAPL Interfaces"; NVIDIA's NVML API reference, nvmlDeviceGetTotalEnergyConsumption; its
-period: PETSc's manual, PetscLogGpuEnergyMeter; CVE-2020-8694.
+A counter that cannot be read has no figure, and `counters` says what to do. Where one of several of a kind cannot (one
+of two packages, say), none of that kind has a figure: their sum would be too small. `root` is the folder that stands
+for `/`. Sources: docs.kernel.org, power/powercap; its ABI/testing, sysfs-class-powercap and sysfs-class-power; Intel's
+Software Developer's Manual, volume 3B, "RAPL Interfaces"; NVIDIA's NVML API reference,
+nvmlDeviceGetTotalEnergyConsumption; its period: PETSc's manual, PetscLogGpuEnergyMeter; CVE-2020-8694.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,21 +57,24 @@ class Counter:
 
 @dataclass(frozen=True)
 class Counters:
-    """The counters that can be read, and a sentence for each that cannot, with what to do."""
+    """The counters that can be read, a sentence for each kind that is there but cannot, and what there is none of."""
 
-    readable: tuple[Counter, ...]
-    problems: tuple[str, ...]
+    readable: tuple[Counter, ...] = ()
+    problems: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 def counters(gpus: GpuWatch, root: Path = ROOT) -> Counters:
     """The counters of this machine."""
-    of_all = [*_rapl(root), *_nvml(gpus), *_batteries(root)]
+    kinds = (_rapl(root), _nvml(gpus), _batteries(root))
     return Counters(
-        tuple(one for one in of_all if isinstance(one, Counter)), tuple(one for one in of_all if isinstance(one, str))
+        tuple(counter for kind in kinds for counter in kind.readable),
+        tuple(problem for kind in kinds for problem in kind.problems),
+        tuple(name for kind in kinds for name in kind.missing),
     )
 
 
-def _rapl(root: Path) -> Iterator[Counter | str]:
+def _rapl(root: Path) -> Counters:
     zones = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
     of_zones, locked = list[Counter](), set[str]()
     for zone in zones:
@@ -86,38 +89,40 @@ def _rapl(root: Path) -> Iterator[Counter | str]:
         of_zones.append(Counter(name, covers, read, 1e-3, system_number(zone / "max_energy_range_uj"), "RAPL"))
         if read() is None:
             locked.add(covers)
-    yield from (counter for counter in of_zones if counter.covers not in locked)
-    if locked:
-        yield LOCKED
-    elif not of_zones:
-        yield "no RAPL counters (Linux on Intel and AMD CPUs has them; virtual machines mostly have none)"
+    if not of_zones:
+        return Counters(missing=("RAPL (Linux has it for Intel's and AMD's CPUs, mostly not in virtual machines)",))
+    readable = tuple(counter for counter in of_zones if counter.covers not in locked)
+    return Counters(readable, (LOCKED,) if locked else ())
 
 
-def _nvml(gpus: GpuWatch) -> Iterator[Counter | str]:
+def _nvml(gpus: GpuWatch) -> Counters:
+    if not gpus.n_gpus:
+        return Counters(missing=("NVIDIA GPU that nvidia-ml-py finds",))
     reads = [functools.partial(gpus.energy_mj, index) for index in range(gpus.n_gpus)]
     silent = [f"gpu {index}" for index, read in enumerate(reads) if read() is None]
     if silent:
-        yield f"{', '.join(silent)}: no counter of energy (NVIDIA GPUs from Volta on have one)"
-    elif not reads:
-        yield "no NVIDIA GPU (or nvidia-ml-py is not installed)"
-    else:
-        yield from (Counter(f"gpu {index}", GPU, read, 1.0, source="NVML") for index, read in enumerate(reads))
+        return Counters(problems=(f"{', '.join(silent)}: no counter (NVIDIA GPUs from Volta on have one)",))
+    return Counters(tuple(Counter(f"gpu {i}", GPU, read, 1.0, source="NVML") for i, read in enumerate(reads)))
 
 
-def _batteries(root: Path) -> Iterator[Counter | str]:
+def _batteries(root: Path) -> Counters:
     folders = [
         folder
         for folder in sorted((root / "sys/class/power_supply").glob("*"))
         if system_text(folder / "type").strip() == "Battery" and system_text(folder / "scope").strip() != "Device"
     ]
-    for folder in folders:
-        battery = _Battery(folder)
-        if battery() is None:
-            yield f"battery {folder.name}: counts only while it discharges (unplug the power)"
-        else:
-            yield Counter(f"battery {folder.name}", BATTERY, battery, 1.0, source="coarse")
     if not folders:
-        yield "no battery that Linux shows"
+        return Counters(missing=("battery that Linux shows",))
+    batteries = {folder.name: _Battery(folder) for folder in folders}
+    giving = {name: battery for name, battery in batteries.items() if battery() is not None}
+    return Counters(
+        tuple(Counter(f"battery {name}", BATTERY, battery, 1.0, source="coarse") for name, battery in giving.items()),
+        tuple(
+            f"battery {name}: counts only while it discharges (unplug the power)"
+            for name in batteries
+            if name not in giving
+        ),
+    )
 
 
 class _Battery:
