@@ -254,11 +254,20 @@ def test_an_address_of_another_machine_is_refused() -> None:
     assert "does not have this address" in problem.value.hint
 
 
-def test_a_server_that_dies_is_reported(server: RpcServer) -> None:
+def test_a_server_that_dies_is_reported_with_its_last_words() -> None:
+    sentences: list[str] = []
     with RpcServer("127.0.0.1", 0) as dying:
-        psutil.Process(dying.pid).kill()
-        with pytest.raises(LabError, match=f"at {dying.endpoint} ended: SIGKILL"):
-            dying.watch(lambda sentence: None)
+        host, _, port = dying.endpoint.rpartition(":")
+
+        def show(sentence: str) -> None:
+            sentences.append(sentence)
+            psutil.Process(dying.pid).send_signal(signal.SIGABRT)
+
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1")
+            with pytest.raises(LabError, match=f"at {dying.endpoint} ended: SIGABRT .* Its last words: Expected HELLO"):
+                dying.watch(show)
+    assert sentences == ["llama.cpp: Expected HELLO command, update client"]
 
 
 def test_clients_are_named_when_they_stay() -> None:
@@ -365,6 +374,11 @@ def test_two_cards_behind_two_servers_are_matched_one_by_one() -> None:
     assert shared_memory(cards, 16 * GB) == [(frozenset("AC"), 24 * GB), (frozenset("BD"), 24 * GB)]
 
 
+def test_this_machine_is_known_by_its_own_addresses() -> None:
+    devices = [CPU, behind("A", "10.0.0.7:1", 16)]
+    assert shared_memory(devices, 16 * GB, ["10.0.0.7"]) == [(frozenset({"CPU", "A"}), 16 * GB)]
+
+
 def test_unknown_ram_is_shared_with_no_server() -> None:
     assert shared_memory([CPU, behind("A", "127.0.0.1:1", 16)], None) == [
         (frozenset({"CPU"}), None),
@@ -441,7 +455,7 @@ def test_a_second_context_in_one_process_computes_what_the_first_did(worker: Wor
 def test_a_server_that_dies_in_the_middle_is_named_and_a_restart_says_that_it_is_gone(
     embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lab.process.worker.PATIENCE_S", 0)
+    monkeypatch.setattr("lab.process.rpc_server.PATIENCE_S", 0)
     with RpcServer("127.0.0.1", 0, n_threads=1) as dying, Worker() as worker:
         worker.use(Backend(rpc=(dying.endpoint,)))
         worker.load(embedded, OVER_RPC)
@@ -492,7 +506,7 @@ def test_a_worker_without_its_server_works_without_any() -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
 def test_a_server_that_hangs_does_not_hang_the_lab(embedded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.process.worker.SILENCE_S", 0.5)
+    monkeypatch.setattr("lab.process.rpc_server.SILENCE_S", 0.5)
     with RpcServer("127.0.0.1", 0, n_threads=1) as hanging, Worker() as worker:
         worker.use(Backend(rpc=(hanging.endpoint,)))
         worker.load(embedded, OVER_RPC)
@@ -571,7 +585,7 @@ def test_a_server_that_dies_costs_a_run_and_not_the_session(tmp_path: Path) -> N
 def test_a_server_that_stays_away_ends_the_session_and_keeps_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lab.process.worker.PATIENCE_S", 0)
+    monkeypatch.setattr("lab.process.rpc_server.PATIENCE_S", 0)
     dying = Dying(returns=False)
     with pytest.raises(rpc.Unavailable, match=dying.endpoint):
         lab.measure([16], 100, 3, rpc=dying.endpoint, out=tmp_path, watch=dying.watch)

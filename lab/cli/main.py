@@ -138,21 +138,28 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
 @RPC
 @click.option("--json", "as_json", is_flag=True, help="All that is known, as one JSON document.")
 def machine(rpc: str | None, as_json: bool) -> None:
-    """Say what is known of this machine, the llama.cpp build and its devices."""
+    """Say what is known of this machine, the llama.cpp build and its devices.
+
+    Where counters of energy can be read (RAPL of the CPU, NVML of NVIDIA GPUs, a battery that discharges), every
+    measurement shows joules and watts: of all that runs on what is counted, idle power included.
+    """
     import dataclasses
 
     from lab.process.worker import Worker
+    from lab.runner import energy, offload
     from lab.runner import machine as this_machine
-    from lab.runner import offload
-    from lab.show import console, text_setup
+    from lab.runner.gpu_watch import GpuWatch
+    from lab.show import console, text_energy, text_setup
 
     with Worker() as worker:
         worker.use(offload.backend(offload.Asked(rpc=rpc)))
         build, servers = worker.build, worker.servers
     here = this_machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
+    counters = energy.counters(GpuWatch([]))
     if as_json:
         of_servers = {"rpc_servers": [dataclasses.asdict(server) for server in servers]} if servers else {}
-        console.print_json(dataclasses.asdict(here) | of_servers)
+        known = {"counters": [counter.name for counter in counters.readable], "problems": counters.problems}
+        console.print_json({**dataclasses.asdict(here), "energy": known, **of_servers})
         return
     for line in text_setup.describe(here):
         click.echo(line)
@@ -163,6 +170,7 @@ def machine(rpc: str | None, as_json: bool) -> None:
         memories = ", ".join(f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free" for free, total in server.memories)
         click.echo(f"server   {server.endpoint}: {1e3 * server.round_trip_s:.3g} ms for a small request; {memories}")
     click.echo(f"cores    {here.n_cores_physical} physical, {here.n_cores_usable} usable")
+    click.echo(f"energy   {text_energy.which(counters)}")
     click.echo(f"python   {here.python}")
     click.echo(f"flags    {here.system_info}")
 
