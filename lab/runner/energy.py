@@ -90,7 +90,9 @@ def _rapl(root: Path) -> Counters:
         if read() is None:
             locked.add(covers)
     if not of_zones:
-        return Counters(missing=("RAPL (Linux has it for Intel's and AMD's CPUs, mostly not in virtual machines)",))
+        return Counters(
+            missing=("RAPL (Linux has it for Intel's and AMD's CPUs; few virtual machines and containers do)",)
+        )
     readable = tuple(counter for counter in of_zones if counter.covers not in locked)
     return Counters(readable, (LOCKED,) if locked else ())
 
