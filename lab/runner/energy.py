@@ -52,7 +52,7 @@ class Counter:
     read: Callable[[], int | None]  # units used since some moment; None where it cannot be read
     mj_per_unit: float
     wraps_at: int | None = None  # units after which it begins again; None: it does not
-    source: str = ""  # RAPL, NVML
+    source: str = ""  # RAPL, NVML; of a battery: that it is coarse
 
 
 @dataclass(frozen=True)
