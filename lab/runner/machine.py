@@ -53,6 +53,17 @@ def accelerators(devices: Sequence[Device]) -> tuple[Device, ...]:
     return tuple(device for device in devices if device.type in ("gpu", "igpu"))
 
 
+def own_addresses() -> list[str]:
+    """The IPv4 addresses at which other machines can reach this one."""
+    import socket
+
+    import psutil
+
+    addresses = [address for of_card in psutil.net_if_addrs().values() for address in of_card]
+    numbers = [address.address for address in addresses if address.family == socket.AF_INET]
+    return [number for number in numbers if not number.startswith("127.")]
+
+
 def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
     """The devices that layers are on, apart from the CPU."""
     if settings.n_gpu_layers == 0:
