@@ -217,7 +217,7 @@ def _on_device(
     carried = N_COPIES * n_embd * (1 if is_first else 2) if is_pipe else 0
     if device in of_layers[:-1]:
         feed_forward = 3 * width.hidden + (3 if is_pipe and width.is_flash else 2) * n_embd
-        attention = width.scores + 2 * n_embd + 2 * width.queries
+        attention: float = width.scores + 2 * n_embd + 2 * width.queries
         if settings.kv_offload is False:  # keys and values of a layer come, and the next layer's keys already
             n_bytes = max(memory.kv_bytes_by_layer(model, settings) or (0,))
             attention += n_bytes * (1 if is_first else 1.5) / 4 / memory.n_rows(settings)

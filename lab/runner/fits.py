@@ -12,6 +12,7 @@ from lab.core.placement import CPU, Place
 from lab.core.record import Device, Model, Settings
 from lab.runner import limits, machine, offload
 from lab.runner.case import Case, with_room
+from lab.runner.rpc_memory import shared_memory
 
 if TYPE_CHECKING:
     from lab.runner.plan import Plan
@@ -56,17 +57,12 @@ def rooms(plan: Plan) -> tuple[Room, ...]:
     free, on_this_machine = _free(plan), limits.memory_available()
     devices = (*machine.used(plan.machine, plan.settings), Device(CPU, "", "cpu", plan.machine.ram_bytes))
     known = []
-    for names, _ in memory_groups(devices, plan.machine.ram_bytes):
+    for names, _ in shared_memory(devices, plan.machine.ram_bytes):
         own = tuple(device.name for device in devices if device.name in names)
         sizes = [on_this_machine if name == CPU else free.get(name) for name in own]
         sure = [size for size in sizes if size is not None]
         known.append(Room(own, min(sure, default=None)))
     return tuple(known)
-
-
-def memory_groups(devices: Sequence[Device], ram_bytes: int | None) -> list[tuple[frozenset[str], int | None]]:
-    """Groups of devices, by name, that share one memory, and its bytes."""
-    return [(frozenset([device.name]), device.memory_bytes) for device in devices]
 
 
 def _free(plan: Plan) -> dict[str, int]:

@@ -61,6 +61,17 @@ def by_default(devices: Sequence[Device]) -> tuple[Device, ...]:
     return (*remote, *(own or (device for device in offload if device.type == "igpu")))
 
 
+def own_addresses() -> list[str]:
+    """The IPv4 addresses at which other machines can reach this one."""
+    import socket
+
+    import psutil
+
+    addresses = [address for of_card in psutil.net_if_addrs().values() for address in of_card]
+    numbers = [address.address for address in addresses if address.family == socket.AF_INET]
+    return [number for number in numbers if not number.startswith("127.")]
+
+
 def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
     """The devices that layers go to, apart from the CPU, in llama.cpp's order (llama_prepare_model_devices)."""
     if settings.n_gpu_layers == 0:

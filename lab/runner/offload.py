@@ -10,6 +10,7 @@ from typing import Any
 from lab.core import placement
 from lab.core.record import Device, Model
 from lab.errors import LabError
+from lab.process import rpc
 from lab.process.wire import Backend
 from lab.runner import machine
 
@@ -45,7 +46,7 @@ class Asked:
 
 def backend(asked: Asked) -> Backend:
     """What the engine's process is to be started with."""
-    return Backend(asked.lib or None, _parts(asked.rpc))
+    return Backend(asked.lib or None, rpc.parse(",".join(_parts(asked.rpc))) if asked.rpc else ())
 
 
 def n_layers(asked: Asked, wanted: int | str | None, devices: Sequence[Device], model: Model) -> tuple[int, list[str]]:
@@ -89,7 +90,7 @@ def settings(asked: Asked, n_gpu_layers: int, devices: Sequence[Device], model: 
         "kv_offload": asked.kv_offload,
         "op_offload": asked.op_offload,
         "mmap": asked.mmap,
-        "rpc": _parts(asked.rpc) or None,
+        "rpc": backend(asked).rpc or None,
         "lib": asked.lib,
     }
     kinds = asked.split_mode, asked.kv_offload, bool(chosen["n_cpu_moe"] or chosen["override_tensor"])
