@@ -149,7 +149,7 @@ def _connect(endpoint: str) -> None:
     registry.ggml_backend_register(ctypes.c_void_p(server))
     new = _handles()[before:]
     for i, device in enumerate(new, 1):
-        of_several = f", its device {i} of {len(new)}" if len(new) > 1 else ""
+        of_several = f" (device {i} of {len(new)})" if len(new) > 1 else ""
         _remote[device.value] = f"RPC server {endpoint}{of_several}"
     base.ggml_backend_dev_init(new[0], None)
     sockets.watch_peers()

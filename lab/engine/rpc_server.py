@@ -19,7 +19,7 @@ from lab.engine import native, sockets
 from lab.errors import LabError
 
 STARTING, ACCEPTED, CLOSED = "Starting RPC server v", "Accepted client connection", "Client connection closed"
-"""What ggml_backend_rpc_start_server prints; the first reaches a pipe with the second."""
+"""What ggml_backend_rpc_start_server prints; the first may stay in a buffer until the second."""
 
 NO_ENDPOINT = "none"
 """What that function cannot read as an address: it prints its version and returns."""
@@ -28,9 +28,9 @@ NO_ENDPOINT = "none"
 def serve() -> None:
     """Serve until stdin ends. The argument of the process is a JSON object: endpoint, devices, n_threads, cache.
 
-    JSON objects go to stdout, a line each: first the devices that are lent (or what is wrong), then, with the first
-    connection, the version of the protocol; each client that connects, with its address where it is known, and each
-    that leaves.
+    JSON objects go to stdout, a line each: first the devices that are lent (or what is wrong), then, at the latest with
+    the first connection, the version of the protocol; each client that connects, with its address where it is known,
+    and each that leaves.
     """
     asked = json.loads(sys.argv[1])
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -26,6 +26,9 @@ MAX_SERVERS = 16
 TIMEOUT_S = 5.0
 """How long a connection, and each answer, may take."""
 
+AGAIN_S = 0.5
+"""How soon a server that was not available is asked again."""
+
 N_ROUND_TRIPS = 20
 """Small requests that are timed."""
 
@@ -49,8 +52,12 @@ class Answer:
     round_trip_s: float
 
 
-class Busy(LabError):
-    """A server that takes connections and does not answer on them."""
+class Unavailable(LabError):
+    """A server that cannot be reached, or is busy: it may be there later."""
+
+    def __init__(self, endpoint: str, reason: str, hint: str) -> None:
+        super().__init__(f"The RPC server at {endpoint} cannot be used: {reason}.", hint)
+        self.reason = reason
 
 
 class _Closed(Exception):
@@ -118,9 +125,17 @@ def probe(endpoint: str, own_version: Version, timeout_s: float = TIMEOUT_S) -> 
             ) from None
 
 
-def probe_all(endpoints: Sequence[str], own_version: Version, timeout_s: float = TIMEOUT_S) -> tuple[Answer, ...]:
-    """`probe` each, in this order."""
-    return tuple(probe(endpoint, own_version, timeout_s) for endpoint in endpoints)
+def probe_all(endpoints: Sequence[str], own_version: Version, patience_s: float = 0) -> tuple[Answer, ...]:
+    """`probe` each, in this order. Those that are not available are asked again for `patience_s` seconds."""
+    deadline, answers = time.monotonic() + patience_s, list[Answer]()
+    while len(answers) < len(endpoints):
+        try:
+            answers.append(probe(endpoints[len(answers)], own_version))
+        except Unavailable:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(AGAIN_S)
+    return tuple(answers)
 
 
 def dotted(version: Version) -> str:
@@ -136,8 +151,9 @@ def _greet(stack: contextlib.ExitStack, endpoint: str, data: bytes, timeout_s: f
     except TimeoutError:
         # Without this a server that is free later would write to a closed connection, of which a signal can end it.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack(_LINGER, 1, 0))
-        raise Busy(
-            f"The RPC server at {endpoint} takes connections but did not answer within {timeout_s:g} s: it is busy.",
+        raise Unavailable(
+            endpoint,
+            f"it is busy (it took the connection and did not answer within {timeout_s:g} s)",
             "It serves one client at a time: wait for the other one to end, or start a second server on another port. "
             "(Where no other client is: does another program have this port, or does the server hang?)",
         ) from None
@@ -168,20 +184,23 @@ def _connect(endpoint: str, timeout_s: float) -> socket.socket:
     try:
         connection = socket.create_connection((host, int(port)), timeout_s)
     except ConnectionRefusedError:
-        raise LabError(
-            f"There is no RPC server at {endpoint}: the connection was refused.",
+        raise Unavailable(
+            endpoint,
+            "nothing listens there (the connection was refused)",
             "Start one there (lab rpc-server; its --host must be an address that this machine can reach), or mend "
             "the address.",
         ) from None
     except TimeoutError:
-        raise LabError(
-            f"The RPC server at {endpoint} cannot be reached: no answer within {timeout_s:g} s.",
+        raise Unavailable(
+            endpoint,
+            f"its machine did not answer within {timeout_s:g} s",
             "Is that machine on, the address right, and the port open in its firewall? A server for which other "
             "clients wait already does not answer either.",
         ) from None
     except OSError as problem:
-        raise LabError(
-            f"The RPC server at {endpoint} cannot be reached: {problem.strerror or problem}.",
+        raise Unavailable(
+            endpoint,
+            f"it cannot be reached ({problem.strerror or problem})",
             "Is the address right, and is this machine in that network?",
         ) from None
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -24,7 +24,7 @@ from lab.core.lines import from_json
 from lab.core.record import Device
 from lab.errors import LabError
 from lab.process import rpc
-from lab.process.worker import explain_exit
+from lab.process.spawning import cause_of_death, detached, environment
 
 START_S = 60
 """Within this a server must have answered its first question."""
@@ -58,6 +58,8 @@ class RpcServer:
         }
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._complaints: collections.deque[str] = collections.deque(maxlen=3)
+        self.devices: tuple[Device, ...] = ()
+        self.version = ""  # of the protocol
         self._process = _spawn("serve()", json.dumps(asked))
         self._listeners = [
             threading.Thread(target=listen, args=(stream, self._events), daemon=True)
@@ -72,20 +74,16 @@ class RpcServer:
             raise
 
     def _start(self) -> None:
-        deadline = time.monotonic() + START_S
-        listed = self._next(START_S)
-        if listed is None:
-            raise LabError(f"The RPC server did not start within {START_S} s.", "Try it again.")
-        if "error" in listed:
-            raise LabError(listed["error"], listed["hint"])
-        self.devices = tuple(from_json(Device, json.dumps(device)) for device in listed["devices"])
-        while not is_listening(self.endpoint):
-            self._next(_POLL_S)
+        deadline, is_answered = time.monotonic() + START_S, False
+        while not (self.devices and self.version and is_answered):
+            is_answered = is_answered or (bool(self.devices) and is_listening(self.endpoint))
+            event = self._next(_POLL_S) or {}
+            if "error" in event:
+                raise LabError(event["error"], event["hint"])
+            if "devices" in event:
+                self.devices = tuple(from_json(Device, json.dumps(device)) for device in event["devices"])
             if time.monotonic() > deadline:
-                raise LabError(f"The RPC server does not listen at {self.endpoint}.", "Try another --port.")
-        while "version" not in (event := self._next(START_S) or {"version": "of an unknown version"}):
-            pass
-        self.version = str(event["version"])
+                raise LabError(f"The RPC server at {self.endpoint} did not start within {START_S} s.", "Try it again.")
 
     def watch(self, show: Callable[[str], None]) -> None:
         """Call `show` with a sentence for each client that comes and goes and each complaint of llama.cpp, for ever.
@@ -137,13 +135,13 @@ class RpcServer:
         if event is not _ENDED:
             if "complaint" in event:
                 self._complaints.append(event["complaint"])
+            self.version = event.get("version", self.version)
             return dict(event)
         self._listeners[1].join(5)
         while not self._events.empty():
             self._complaints.append(self._events.get().get("complaint", ""))
-        words = f" Its last words: {' | '.join(self._complaints)}" if self._complaints else ""
         raise LabError(
-            f"The RPC server at {self.endpoint} ended: {explain_exit(self._process.wait())}.{words}",
+            cause_of_death(f"The RPC server at {self.endpoint}", self._process.wait(), list(self._complaints)),
             "Its clients have lost what was on it. Start it again.",
         )
 
@@ -169,15 +167,13 @@ def cache_folder() -> Path:
     return folder / "rpc"
 
 
-def own_version() -> rpc.Version:
-    """Which version of the RPC protocol the llama.cpp libraries here speak: a server of theirs says so. LabError where
-    they were built without RPC."""
-    return _version_of(os.environ.get("LLAMA_CPP_LIB_PATH"))
-
-
 @cache
-def _version_of(folder: str | None) -> rpc.Version:
-    with _spawn("print_version()", "") as process:
+def own_version(lib: str | None = None) -> rpc.Version:
+    """Which version of the RPC protocol the libraries in a folder speak, as they print it; None: those installed.
+
+    LabError where they were built without RPC.
+    """
+    with _spawn("print_version()", "", lib) as process:
         printed, complaints = process.communicate()
     lines = printed.decode(errors="replace").splitlines()
     for line in lines:
@@ -186,11 +182,31 @@ def _version_of(folder: str | None) -> rpc.Version:
         if line.startswith('{"error"'):
             problem = json.loads(line)
             raise LabError(problem["error"], problem["hint"])
-    last_words = " | ".join(complaints.decode(errors="replace").strip().splitlines()[-3:])
+    words = cause_of_death("It", process.returncode, complaints.decode(errors="replace").strip().splitlines())
     raise LabError(
-        f"llama.cpp does not say which RPC protocol it speaks: {explain_exit(process.returncode)}. {last_words}",
-        "Is this another build of it? See: lab machine",
+        f"llama.cpp does not say which RPC protocol it speaks. {words}", "Is this another build of it? See: lab machine"
     )
+
+
+def ask(endpoints: Sequence[str], lib: str | None, patience_s: float = 0) -> tuple[rpc.Answer, ...]:
+    """What these servers answer, before llama.cpp connects to them: it would end its process where one does not.
+
+    LabError where one of them cannot be used, also after `patience_s` seconds.
+    """
+    return rpc.probe_all(endpoints, own_version(lib), patience_s) if endpoints else ()
+
+
+def lost(endpoints: Sequence[str], lib: str | None) -> str:
+    """A sentence for each server that went away while it was used."""
+    sentences = []
+    for endpoint in endpoints:
+        try:
+            rpc.probe(endpoint, own_version(lib))
+        except rpc.Unavailable as problem:
+            sentences.append(f"The RPC server {endpoint} went away: {problem.reason}. ")
+        except LabError:  # it is there, and a restart says what is wrong with it
+            continue
+    return "".join(sentences)
 
 
 def is_listening(endpoint: str) -> bool:
@@ -204,17 +220,14 @@ def is_listening(endpoint: str) -> bool:
     return True
 
 
-def _spawn(call: str, argument: str) -> subprocess.Popen[bytes]:
-    detached: dict[str, Any] = {"start_new_session": True}  # Ctrl-C reaches the parent alone
-    if os.name == "nt":
-        detached = {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
+def _spawn(call: str, argument: str, lib: str | None = None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _CHILD + call, argument, str(Path(__file__).parents[2])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        **detached,
+        env=environment(lib),
+        **detached(),
     )
 
 

@@ -22,7 +22,7 @@ from lab.core.script import Script
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Progress, Worker, WorkerDied
-from lab.runner import noise_watch, prompts
+from lab.runner import noise_watch, offload, prompts
 from lab.runner.case import Case, measured_run, with_room
 from lab.runner.plan import Plan
 from lab.runner.progress import Reporter
@@ -107,12 +107,23 @@ class WarmEngine:
             short += [case for case in cases if case.lever]
         for case in short:
             yield self.settings, self.run(case, 0, warmup=True)
+        if self.settings.prefill_wait == offload.END:
+            yield from self._both_waits(cases)
         self.warm = True
 
-    def run(self, case: Case, repeat: int, warmup: bool = False) -> Run:
-        """One run on the open context."""
+    def _both_waits(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
+        """The longest plain prompt of several steps, prefilled with a wait for each step and with one for all."""
+        lengths = [case.n_prompt for case in cases if case.lever is None and case.n_prompt > self.settings.n_ubatch]
+        for wait in (offload.STEP, offload.END) if lengths else ():
+            settings = dataclasses.replace(self.settings, prefill_wait=wait)
+            yield settings, self.run(Case(max(lengths), 1), 0, warmup=True, waits_once=wait == offload.END)
+
+    def run(self, case: Case, repeat: int, warmup: bool = False, waits_once: bool | None = None) -> Run:
+        """One run on the open context. `waits_once`: for the last prefill step only; None: as the settings say."""
         write = self.plan.write if case.lever else measured_run
         script = write(case, functools.partial(self._text, self._source(case), repeat), self.settings)
+        if self.settings.prefill_wait == offload.END if waits_once is None else waits_once:
+            script = scripts.wait_once(script)
         if not warmup and self._sentinel is None:
             self._sentinel = self._time_sentinel()
         sentinel_before = self._sentinel

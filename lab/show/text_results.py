@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lab.analysis import disturbances, sweep_laws, table, wording
+from lab.analysis import disturbances, pipelines, sweep_laws, table, wording
 from lab.analysis.sides import FIGURE_NAMES
 from lab.core import lever_figures, phases
 from lab.core.record import OK, Record
@@ -87,6 +87,8 @@ def print_results(records: Sequence[Record], out: Console) -> None:
                 out.print(Text(MEANINGS, style="dim"))
             for sentence in findings(part):
                 out.print(sentence)
+    for sentence in pipelines.sentences(records):
+        out.print(sentence)
     if not any(record.run.status == OK and not record.run.warmup for record in records):
         out.print("\nNo run went well.")
     for sentence in warnings(records):
