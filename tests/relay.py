@@ -248,6 +248,7 @@ class _Relays:
             readers = [flow.source for flow in self._flows.values() if self._takes(flow)]
             blocked = [flow.sink for flow in self._flows.values() if flow.is_blocked]
             ready, _, _ = select.select([sys.stdin, *self._listeners, *readers], blocked, [], wait_s)
+            one: Any
             for one in ready:
                 if one is sys.stdin:
                     line = sys.stdin.readline()
