@@ -1,6 +1,7 @@
 """RPC servers: our own as a command, and what the lab asks of any before llama.cpp connects. All on loopback."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import signal
@@ -9,16 +10,23 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from lab.core import script as scripts
 from lab.core.record import Device
+from lab.engine import sockets
 from lab.errors import LabError
 from lab.process import rpc, rpc_server
 from lab.process.rpc_server import RpcServer
+from lab.process.wire import Backend
+from lab.process.worker import Progress, Worker, WorkerDied
+from lab.runner import machine, noise_watch
 from lab.runner.rpc_memory import endpoint_of, shared_memory
-from tests.conftest import run_lab, start_lab
+from tests.conftest import SETTINGS, run_lab, start_lab
 
 GB = 10**9
 OURS = (7, 0, 0)
@@ -363,3 +371,151 @@ def test_unknown_ram_is_shared_with_no_server() -> None:
 def test_the_address_of_a_device_is_in_its_description() -> None:
     assert endpoint_of(behind("A", "10.0.0.7:50052 (device 1 of 2)", 1)) == "10.0.0.7:50052"
     assert endpoint_of(CPU) is None
+
+
+# Measuring over them
+
+OVER_RPC = dataclasses.replace(SETTINGS, n_gpu_layers=31, n_threads=1, n_threads_batch=1, n_ctx=256)
+
+
+@pytest.fixture
+def worker(server: RpcServer) -> Iterator[Worker]:
+    with Worker() as started:
+        started.use(Backend(rpc=(server.endpoint,)))
+        yield started
+
+
+def test_a_servers_device_is_listed_with_its_address(server: RpcServer, worker: Worker) -> None:
+    (device,) = [device for device in worker.build.devices if device.type != "cpu"]
+    assert (device.name, device.description) == ("RPC0", f"RPC server {server.endpoint}")
+    assert device.memory_bytes == server.devices[0].memory_bytes
+    assert [answer.endpoint for answer in worker.servers] == [server.endpoint]
+
+
+def test_several_devices_of_a_server_are_told_apart() -> None:
+    with RpcServer("127.0.0.1", 0, ["CPU", "CPU"]) as twice, Worker() as worker:
+        worker.use(Backend(rpc=(twice.endpoint,)))
+        names = [device.description for device in worker.build.devices if device.type != "cpu"]
+        assert names == [f"RPC server {twice.endpoint} (device {i} of 2)" for i in (1, 2)]
+        assert len(worker.servers[0].memories) == 2
+
+
+def test_the_connection_is_held_and_watched(server: RpcServer, worker: Worker) -> None:
+    assert worker.build
+    assert server.endpoint in {"{}:{}".format(*one.raddr) for one in connected(worker.pid)}
+    with pytest.raises(rpc.Unavailable, match="busy"):
+        rpc.probe(server.endpoint, rpc_server.own_version(), timeout_s=0.3)
+
+
+def connected(pid: int) -> list[Any]:
+    return [one for one in psutil.Process(pid).net_connections("tcp4") if one.status == psutil.CONN_ESTABLISHED]
+
+
+def test_a_vanished_peer_is_noticed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        client = socket.create_connection(listening.getsockname())
+        with client, listening.accept()[0] as accepted:
+            peers = sockets.watch_peers()
+            assert {"{}:{}".format(*one.getpeername()) for one in (client, accepted)} <= set(peers)
+            for one in (client, accepted):
+                assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == sockets.N_UNANSWERED
+
+
+def test_a_second_context_in_one_process_computes_what_the_first_did(worker: Worker, embedded: Path) -> None:
+    """Freed buffers make a server forget its graphs."""
+    worker.load(embedded, OVER_RPC)
+    ids = worker.tokenize("A clock that stops is right twice a day. " * 4)[:20]
+    chosen = []
+    for n_ctx in (256, 512, 256):
+        worker.new_context(dataclasses.replace(OVER_RPC, n_ctx=n_ctx))
+        chosen += [worker.run(scripts.run(ids, 5, 8), lambda progress: None).token_ids for _ in range(2)]
+    assert len(set(chosen)) == 1
+    assert len(chosen[0]) == 5
+
+
+def test_a_server_that_dies_in_the_middle_is_named_and_a_restart_says_that_it_is_gone(
+    embedded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lab.process.worker.PATIENCE_S", 0)
+    with RpcServer("127.0.0.1", 0, n_threads=1) as dying, Worker() as worker:
+        worker.use(Backend(rpc=(dying.endpoint,)))
+        worker.load(embedded, OVER_RPC)
+        worker.new_context(OVER_RPC)
+
+        def kill(progress: Progress) -> None:
+            if progress.token_ids:
+                psutil.Process(dying.pid).kill()
+
+        engine = psutil.Process(worker.pid)
+        with pytest.raises(WorkerDied) as death:
+            worker.run(scripts.run(list(range(100, 120)), 230, 8), kill)
+        assert f"The RPC server {dying.endpoint} went away: nothing listens there" in death.value.what
+        assert "Remote RPC server crashed" in death.value.what  # llama.cpp's last words
+        with pytest.raises(rpc.Unavailable, match=dying.endpoint):
+            worker.restart()
+        assert not engine.is_running()
+        worker.use(Backend())
+        assert worker.build.devices  # the lab goes on without it
+
+
+ANSWER = rpc.Answer("h:1", OURS, ((1, 2),), 0.001)
+
+
+def test_a_restart_waits_for_a_server_that_comes_back(server: RpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = iter([rpc.Unavailable("h:1", "gone", ""), rpc.Unavailable("h:1", "gone", ""), ANSWER])
+
+    def probe(*_: object) -> object:
+        outcome = next(outcomes)
+        if isinstance(outcome, rpc.Unavailable):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(rpc, "probe", probe)
+    monkeypatch.setattr(rpc, "AGAIN_S", 0)
+    assert rpc.probe_all(["h:1"], OURS, patience_s=60) == (ANSWER,)
+
+
+def test_a_worker_without_its_server_works_without_any() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
+    with Worker() as worker:
+        with pytest.raises(rpc.Unavailable):
+            worker.use(Backend(rpc=(endpoint,)))
+        assert worker.backend == Backend()
+        assert {device.type for device in worker.build.devices} >= {"cpu"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+def test_a_server_that_hangs_does_not_hang_the_lab(embedded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.process.worker.SILENCE_S", 0.5)
+    with RpcServer("127.0.0.1", 0, n_threads=1) as hanging, Worker() as worker:
+        worker.use(Backend(rpc=(hanging.endpoint,)))
+        worker.load(embedded, OVER_RPC)
+        worker.new_context(OVER_RPC)
+        psutil.Process(hanging.pid).suspend()
+        with pytest.raises(WorkerDied, match="an RPC server hangs"):
+            worker.run(scripts.run(list(range(100, 120)), 5, 8), lambda progress: None)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+def test_ctrl_c_ends_a_measurement_whose_server_hangs(tmp_path: Path) -> None:
+    with RpcServer("127.0.0.1", 0, n_threads=1) as hanging:
+        arguments = ["--rpc", hanging.endpoint, "-p", 64, "-n", 400, "--repeat", 50, "-o", tmp_path, "--no-plot"]
+        with start_lab("measure", *arguments) as process:
+            assert process.stderr
+            assert any("warming up" in line for line in process.stderr)
+            psutil.Process(hanging.pid).suspend()
+            children = psutil.Process(process.pid).children(recursive=True)
+            assert children
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+            assert process.returncode == 130
+            assert not any(child.is_running() for child in children)
+
+
+def test_servers_of_this_machine_are_no_noise(server: RpcServer) -> None:
+    assert machine.servers_here([server.endpoint]) == [server.pid]
+    assert machine.servers_here(["10.255.255.1:50052"]) == [] == machine.servers_here([])
+    watch = noise_watch.NoiseWatch(os.getppid(), [server.pid])
+    assert [process.pid for process in watch._own] == [os.getpid(), server.pid, os.getppid()]  # the engine is last

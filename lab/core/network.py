@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lab.core import memory, shape
+from lab.core.link import Link
 from lab.core.placement import CPU
 from lab.core.record import DECODE, PREFILL, Model, Settings
 
@@ -80,19 +81,6 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Link:
-    """A network: seconds until a small question is answered, and bytes a second (None: any number)."""
-
-    round_trip_s: float
-    bytes_per_s: float | None = None
-
-    def seconds(self, traffic: Traffic) -> float:
-        """What the traffic adds to a step. Of prefill with several steps at most: devices then work side by side."""
-        transfer_s = traffic.n_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
-        return traffic.n_round_trips * self.round_trip_s + transfer_s
-
-
-@dataclass(frozen=True)
 class StepShape:
     """What of a step decides its traffic."""
 
@@ -107,6 +95,12 @@ class _Segment:
 
     device: str
     layers: range
+
+
+def seconds(traffic: Traffic, link: Link) -> float:
+    """What the traffic adds. Of a prefill of several steps at most that: servers compute while others send."""
+    transfer_s = traffic.n_bytes / link.bytes_per_s if link.bytes_per_s else 0.0
+    return traffic.n_round_trips * link.round_trip_s + transfer_s
 
 
 def is_remote(device: str) -> bool:
