@@ -105,12 +105,12 @@ class Relay:
 
 
 def calibrate(delay_s: float, bytes_per_s: float | None, n_bytes: int = 64_000_000) -> Calibration:
-    """The median round trip of 64 bytes, and the rate of n_bytes, through a relay with these settings."""
+    """The median round trip of 64 bytes, and the median rate of n_bytes in 64 answers, through such a relay."""
     with _answering() as target, Relay([target]) as relay, _connection(relay.endpoints[0]) as link:
         relay.set(delay_s, bytes_per_s)
-        times = [_time(link, 64) for _ in range(100)]
-        round_trip_s = statistics.median(times[10:])
-        return Calibration(round_trip_s, n_bytes / (_time(link, n_bytes) - round_trip_s))
+        round_trip_s = statistics.median([_time(link, 64) for _ in range(100)][10:])
+        transfer_s = statistics.median(_time(link, n_bytes // 64) for _ in range(64)) - round_trip_s
+        return Calibration(round_trip_s, n_bytes / 64 / transfer_s)
 
 
 def _time(link: socket.socket, n_bytes: int) -> float:

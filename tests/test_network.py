@@ -12,7 +12,7 @@ import pytest
 from lab.core import network
 from lab.core import script as scripts
 from lab.core.network import Traffic
-from lab.core.record import Settings
+from lab.core.record import DECODE, PREFILL, Settings
 from lab.models import synthetic
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
@@ -58,7 +58,7 @@ def run_and_count(
         worker.run(script, lambda progress: None)
     model = worker.read_model(path, "m", "file")
     by_kind = network.of_request(model, resolved, worker.placement().layers, n_prompt, n_gen)
-    return counted(relay.take()), by_kind and by_kind["prefill"] + by_kind["decode"]
+    return counted(relay.take()), None if by_kind is None else by_kind[PREFILL] + by_kind[DECODE]
 
 
 def close(counts: Traffic, expected: Traffic | None) -> bool:
