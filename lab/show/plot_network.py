@@ -36,10 +36,15 @@ class Curve:
         return 1 / (self.local_s + network.seconds(self.token, Link(round_trip_s, self.bytes_per_s)) / self.n)
 
 
-def plot_network(rows: Sequence[Row], curves: Sequence[Curve], subject: str, figure: Figure) -> Figure:
-    """Lines are predicted, points are runs, bars the intervals of their medians, where there are enough for one."""
+def plot_network(
+    rows: Sequence[Row], curves: Sequence[Curve], subject: str, figure: Figure, last_s: float = 0.0
+) -> Figure:
+    """Lines are predicted, points are runs, bars the intervals of their medians, where there are enough for one.
+
+    It reaches to a round trip of `last_s`, and to the longest of a row.
+    """
     ax = figure.subplots()
-    last_s = max([row.link.round_trip_s for row in rows], default=0.0) * 1.05 or 2e-3
+    last_s = 1.05 * max([last_s, *(row.link.round_trip_s for row in rows)]) or 1e-3
     _lines(ax, curves, last_s)
     _points(ax, rows)
     ax.set_xlim(-0.02 * 1e3 * last_s, 1e3 * last_s)
@@ -53,9 +58,11 @@ def plot_network(rows: Sequence[Row], curves: Sequence[Curve], subject: str, fig
     return figure
 
 
-def drawing(rows: Sequence[Row], curves: Sequence[Curve], subject: str) -> Callable[[Figure], Figure]:
+def drawing(
+    rows: Sequence[Row], curves: Sequence[Curve], subject: str, last_s: float = 0.0
+) -> Callable[[Figure], Figure]:
     """What `canvas.write` takes."""
-    return lambda figure: plot_network(rows, curves, subject, figure)
+    return lambda figure: plot_network(rows, curves, subject, figure, last_s)
 
 
 def curves_of(rows: Sequence[Row]) -> list[Curve]:
