@@ -65,7 +65,8 @@ def network(
     answer = network_prediction.ask(links, servers, model, prompt_len, gen, device, results)
     plots = [] if no_plot else _draw(answer, Path(out))
     if as_json:
-        document = {**dataclasses.asdict(answer), "model": answer.model.name, "n_servers": servers}
+        n_layers = {device: answer.layers[:-1].count(device) for device in dict.fromkeys(answer.layers)}
+        document = {**dataclasses.asdict(answer), "model": answer.model.name, "layers": n_layers}
         console.print_json({**document, "plots": [str(plot) for plot in plots]})
         return
     stdout = console.console()
@@ -85,7 +86,7 @@ def _draw(answer: NetworkAnswer, folder: Path) -> list[Path]:
     curves = [plot_network.Curve(answer.local_s, answer.decode, answer.n_gen - 1, width) for width in widths]
     n_servers = len(set(answer.layers))
     name = f"{answer.model.name} {answer.model.quantization or ''}".strip()
-    subject = f"{name} over {n_servers} servers, {1e3 * answer.local_s:,.3g} ms a token without"
+    subject = f"{name} over {n_servers} {'server' if n_servers == 1 else 'servers'}, computing on {answer.where}"
     last_s = max(cost.link.round_trip_s for cost in answer.costs)
     drawing = plot_network.drawing([], curves, subject, last_s)
     return canvas.write(drawing, folder, f"network-{slug(name)}-{n_servers}-servers")

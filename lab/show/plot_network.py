@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lab.analysis import networks
 from lab.analysis.networks import Row
 from lab.core import network
 from lab.core.link import Link, bandwidth
 from lab.core.network import Traffic
+from lab.core.record import Record
 from lab.core.stats import median_interval
-from lab.show.canvas import COLOURS, LINES, MARKERS, plain_ticks, tidy
+from lab.runner import machine
+from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, plain_ticks, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,6 +50,8 @@ def plot_network(
     last_s = 1.05 * max([last_s, *(row.link.round_trip_s for row in rows)]) or 1e-3
     _lines(ax, curves, last_s)
     _points(ax, rows)
+    if curves:
+        ax.axhline(1 / curves[0].local_s, color=GUIDE, ls=":", lw=1.2, label="without a network")
     ax.set_xlim(-0.02 * 1e3 * last_s, 1e3 * last_s)
     ax.set_ylim(bottom=0)
     plain_ticks(ax.xaxis)
@@ -63,6 +68,18 @@ def drawing(
 ) -> Callable[[Figure], Figure]:
     """What `canvas.write` takes."""
     return lambda figure: plot_network(rows, curves, subject, figure, last_s)
+
+
+def drawings(records: Sequence[Record]) -> dict[str, Callable[[Figure], Figure]]:
+    """The picture of runs over several networks, by its name; none of runs of several models or placements."""
+    linked = [record for record in records if record.run.link is not None and record.run.placement is not None]
+    layers = {record.run.placement.layers for record in linked if record.run.placement}
+    rows = networks.rows(linked) if len(layers) == 1 and len({record.model.name for record in linked}) == 1 else []
+    if len({row.link for row in rows}) < 2 or len({(row.n_prompt, row.n_gen) for row in rows}) > 1:
+        return {}
+    model, n_servers = linked[0].model, len(set(*layers))
+    subject = f"{model.name} {model.quantization or ''} over {n_servers} servers, {machine.label(linked[0].machine)}"
+    return {"network": drawing(rows, curves_of(rows), subject)}
 
 
 def curves_of(rows: Sequence[Row]) -> list[Curve]:

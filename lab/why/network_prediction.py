@@ -47,6 +47,7 @@ class NetworkAnswer:
     n_gen: int
     prompt: Traffic
     decode: Traffic  # of n_gen - 1 tokens
+    where: str | None  # what each server computes on
     local: Prediction | None  # without a network
     basis: str
     costs: tuple[Cost, ...]
@@ -96,9 +97,11 @@ def ask(
             f"What {shape.name} sends is not known: {shape.uncounted or 'its header does not tell its layers'}.",
             "Take another model.",
         )
-    local, basis = _local(n_prompt, n_gen, model, device, results)
+    where, local, basis = _local(n_prompt, n_gen, model, device, results)
     costs = tuple(_cost(link, traffic[PREFILL], traffic[DECODE], n_gen - 1, local) for link in links)
-    return NetworkAnswer(shape, layers, n_prompt, n_gen, traffic[PREFILL], traffic[DECODE], local, basis, costs)
+    return NetworkAnswer(
+        *(shape, layers, n_prompt, n_gen, traffic[PREFILL], traffic[DECODE]), where, local, basis, costs
+    )
 
 
 def evenly(n_layer: int, n_servers: int) -> tuple[str, ...]:
@@ -108,13 +111,13 @@ def evenly(n_layer: int, n_servers: int) -> tuple[str, ...]:
 
 def _local(
     n_prompt: int, n_gen: int, model: str, device: str | None, results: str | Path
-) -> tuple[Prediction | None, str]:
-    """The time without a network, and what it rests on or why there is none."""
+) -> tuple[str | None, Prediction | None, str]:
+    """On what, the time without a network, and what it rests on; or why there is none."""
     try:
         answer = prediction.ask([n_prompt], n_gen, model, device, results)
     except LabError as problem:
-        return None, f"The network's part only. {problem.what} {problem.hint}"
-    return answer.rows[0], f"Computing on {answer.where}, as lab predict has it. {answer.basis}"
+        return None, None, f"The network's part only. {problem.what} {problem.hint}"
+    return answer.where, answer.rows[0], f"Computing on {answer.where}, as lab predict has it. {answer.basis}"
 
 
 def _cost(link: Link, prompt: Traffic, decode: Traffic, n_tokens: int, local: Prediction | None) -> Cost:

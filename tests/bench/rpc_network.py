@@ -25,7 +25,6 @@ from lab.core.link import Link, bandwidth
 from lab.core.record import Record
 from lab.process.rpc_server import RpcServer
 from lab.process.worker import Worker
-from lab.runner import machine
 from lab.runner.plan import Plan, make_plan
 from lab.runner.progress import Reporter
 from lab.runner.session import new_results_file, save
@@ -56,10 +55,9 @@ def main(model: str, rounds: str, delays: str, bandwidths: str, prompt_len: str,
         records = list(measured(plan, worker, relay, arms, int(rounds), path))
     rows = networks.rows(records)
     print(table(rows))
-    subject = f"{plan.model.name} {plan.model.quantization} over {N_SERVERS} servers, {machine.label(plan.machine)}"
-    drawing = plot_network.drawing(rows, plot_network.curves_of(rows), subject)
-    for written in (path, *canvas.write(drawing, FOLDER, f"{path.stem}-network")):
-        print(written)
+    for name, drawing in plot_network.drawings(records).items():
+        for written in (path, *canvas.write(drawing, FOLDER, f"{path.stem}-{name}")):
+            print(written)
 
 
 def calibrated(arms: Sequence[Arm]) -> dict[Arm, Link]:
