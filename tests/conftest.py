@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lab.core import script as scripts
+from lab.core.placement import Tensor
 from lab.core.record import (
     DECODE,
     DRAFT,
@@ -200,6 +201,8 @@ class FakeWorker:
         self.backend = Backend()
         self.build = Build("0.0", None, "", MACHINE.devices)
         self.model = MODEL
+        self.tensors_of_file: tuple[Tensor, ...] = ()
+        self.free: dict[str, int] = {}  # bytes of each device
         self.starts = 1
         self.loads = 0
         self.contexts: list[int] = []
@@ -227,6 +230,12 @@ class FakeWorker:
 
     def read_model(self, *_: object) -> Model:
         return self.model
+
+    def tensors(self, *_: object) -> tuple[Tensor, ...]:
+        return self.tensors_of_file
+
+    def free_memory(self) -> dict[str, int]:
+        return self.free
 
     def load(self, *_: object) -> Vocabulary:
         self.loads += 1

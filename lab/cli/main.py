@@ -29,6 +29,7 @@ from lab.cli.files import (
 )
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
+from lab.cli.networking import network
 from lab.cli.options import RPC, Share
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
 from lab.cli.serving import rpc_server
@@ -193,5 +194,6 @@ for command in (
     import_,
     models,
     rpc_server,
+    network,
 ):
     lab.add_command(command)
