@@ -173,7 +173,7 @@ def real_and_planned(
 
 
 def check(engine: Worker, path: Path, compute_within: float | None = None, **changes: Any) -> None:
-    """Layers are exactly those worked out, weights and caches within 1 %, compute buffers so where they are asked for."""
+    """Layers are exactly those worked out, weights and caches within 1 %, compute buffers where that is asked for."""
     settings = offloaded(n_ctx=2048, n_ubatch=512, mmap=False, flash_attn_resolved=None, **changes)
     real, by_part, planned = real_and_planned(engine, path, settings)
     of_layers = {layer: place.device for place in planned for layer in place.layers}

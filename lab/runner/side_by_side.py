@@ -21,6 +21,7 @@ from lab.core.record import FAILED, OK, Record, Run
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import limits, notebook
+from lab.runner.as_options import option
 from lab.runner.case import Case
 from lab.runner.plan import Plan, make_plan
 from lab.runner.progress import Reporter, ShowStatus
@@ -47,14 +48,15 @@ def ab(
     """
     named = [
         (
-            " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in settings.items()),
+            shlex.join(word for name, value in settings.items() for word in option(name, value)),
             settings,
         )
         for settings in variants
     ]
-    with Worker() as worker, notebook.watching() as watch:
+    with Worker() as worker:
         plans = plan(worker, named, blocks, prompt_len=prompt_len, gen=gen, **shared)
-        path = new_results_file(next(iter(plans.values())), Path(out), len(plans))
+    path = new_results_file(next(iter(plans.values())), Path(out), len(plans))
+    with notebook.watching() as watch:
         return list(execute(plans, blocks, path, watch))
 
 
@@ -85,6 +87,7 @@ def check(plans: dict[str, Plan]) -> None:
     """LabError where the variants cannot be measured side by side. The keys are the variants' names."""
     if len(plans) < 2:
         raise LabError("A trial needs two variants or more.", 'For example: lab ab "--threads 1" "--threads 2"')
+    _check_servers(plans)
     need = 0
     for name, plan in plans.items():
         if plan.refused:
@@ -97,6 +100,20 @@ def check(plans: dict[str, Plan]) -> None:
             f"All variants together need about {need / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are available.",
             "Take a smaller model or shorter prompts, or measure the variants one after the other (lab measure).",
         )
+
+
+def _check_servers(plans: dict[str, Plan]) -> None:
+    """LabError where two variants want one RPC server: it serves one client at a time, and the other would hang."""
+    users: dict[str, str] = {}
+    for name, plan in plans.items():
+        for endpoint in plan.backend.rpc:
+            if endpoint in users:
+                raise LabError(
+                    f"{users[endpoint]} and {name} both use the RPC server {endpoint}, which serves one at a time; the "
+                    "engines of all variants run side by side.",
+                    "Start a server for each variant (lab rpc-server --port 0), and name another one in each.",
+                )
+            users[endpoint] = name
 
 
 def execute(
