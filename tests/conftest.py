@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lab.core import script as scripts
+from lab.core.placement import Tensor
 from lab.core.record import (
     DECODE,
     DRAFT,
@@ -35,6 +36,7 @@ from lab.engine import loop
 from lab.models import catalog
 from lab.process.wire import Backend, Build, Outcome, Vocabulary
 from lab.process.worker import Progress, WorkerDied
+from lab.runner import energy
 from lab.runner.warm_engine import N_SENTINEL
 
 # A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would hand it on.
@@ -199,6 +201,8 @@ class FakeWorker:
         self.backend = Backend()
         self.build = Build("0.0", None, "", MACHINE.devices)
         self.model = MODEL
+        self.tensors_of_file: tuple[Tensor, ...] = ()
+        self.free: dict[str, int] = {}  # bytes of each device
         self.starts = 1
         self.loads = 0
         self.contexts: list[int] = []
@@ -226,6 +230,12 @@ class FakeWorker:
 
     def read_model(self, *_: object) -> Model:
         return self.model
+
+    def tensors(self, *_: object) -> tuple[Tensor, ...]:
+        return self.tensors_of_file
+
+    def free_memory(self) -> dict[str, int]:
+        return self.free
 
     def load(self, *_: object) -> Vocabulary:
         self.loads += 1
@@ -269,6 +279,12 @@ class FakeWorker:
 
 def died() -> WorkerDied:
     return WorkerDied("The engine's process ended: SIGSEGV.", "")
+
+
+@pytest.fixture(autouse=True)
+def no_counters_of_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests are the same on machines that have some: those that are about energy make their own."""
+    monkeypatch.setattr(energy, "counters", lambda gpus: energy.Counters())
 
 
 @pytest.fixture

@@ -74,13 +74,13 @@ def draw(
     Of runs that were made for claims those in `of_claims`.
     """
     from lab.experiments.claim_parts import PARTS
-    from lab.show import canvas, levers, plot_runs
+    from lab.show import canvas, levers, plot_network, plot_runs
 
     if not any_good(records):
         return []
-    sizes: dict[str, tuple[float, float]] = {"prefill": (8, 5), "decode": (8, 5)}
+    sizes: dict[str, tuple[float, float]] = {"prefill": (8, 5), "decode": (8, 5), "network": (8, 5)}
     plain = [record for record in records if record.run.part not in PARTS]
-    drawings = {**plot_runs.drawings(plain), **levers.drawings(shown)}
+    drawings = {**plot_runs.drawings(plain), **plot_network.drawings(plain), **levers.drawings(shown)}
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
     wanted += [(one.name, one.draw, one.size) for one in of_claims]
     return [path for name, drawing, size in wanted for path in canvas.write(drawing, folder, f"{stem}-{name}", size)]

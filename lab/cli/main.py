@@ -29,6 +29,7 @@ from lab.cli.files import (
 )
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
+from lab.cli.networking import network
 from lab.cli.options import RPC, Share
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
 from lab.cli.serving import rpc_server
@@ -66,13 +67,21 @@ def main() -> None:
 
 @lab.command()
 @click.argument("results", nargs=-1, required=True)
+@click.option("--placement", is_flag=True, help="Where layers, caches and buffers lay, by device, instead of times.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables.")
-def show(results: tuple[str, ...], as_json: bool) -> None:
+def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     """Print the tables of results files (or folders of them) again."""
-    from lab.show import console, levers, text_claims, text_results
+    from lab.show import console, levers, text_claims, text_places, text_results
 
     reading = read(results)
     records = list(reading.records)
+    if placement:
+        placed = text_places.recorded(records)
+        if as_json:
+            console.print_json({"setups": placed})
+        else:
+            text_places.print_recorded(placed, console.console())
+        return
     shown = experiments(records, results, reading.ceilings)
     judged = verdicts_of(records, results, reading.ceilings)
     if as_json:
@@ -193,5 +202,6 @@ for command in (
     import_,
     models,
     rpc_server,
+    network,
 ):
     lab.add_command(command)

@@ -31,6 +31,21 @@ class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return share
 
 
+class Layers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """How many layers: a whole number, or `auto`."""
+
+    name = "n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        text = str(value).strip().lower()
+        if text == "auto":
+            return text
+        try:
+            return int(text)
+        except ValueError:
+            self.fail(f"{value!r} is not a number of layers. Write a whole number, or auto.", param, ctx)
+
+
 MODEL = click.option("--model", "-m", default="smollm2-135m", show_default=True, help="A SPEC: see lab models.")
 PROMPT = click.option(
     "--prompt",
@@ -48,8 +63,8 @@ ENGINE = [
     click.option(
         "--n-gpu-layers",
         "-ngl",
-        type=int,
-        help="Layers on the GPU, 0 for none.  [default: all, where there is one]",
+        type=Layers(),
+        help="Layers on devices, the output as one: 0 for none, auto for as many as fit.  [default: all]",
     ),
     click.option(
         "--flash-attn",

@@ -7,6 +7,7 @@ with a sliding window keep only the window and one ubatch (llama-kv-cache-iswa.c
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from lab.core import shape
@@ -88,12 +89,19 @@ def of_context(model: Model, settings: Settings) -> Memory:
 
 def kv_cache_bytes(model: Model, settings: Settings) -> int | None:
     """Bytes of the KV cache of a context."""
-    layers, per_head = shape.heads(model), bytes_per_head(model, settings.type_k, settings.type_v)
-    if layers is None or per_head is None:
+    by_layer = kv_bytes_by_layer(model, settings)
+    return None if by_layer is None else round(sum(by_layer))
+
+
+def kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | None:
+    """Bytes of the KV cache of a context, layer by layer; None where the header does not tell."""
+    per_head, n_layer = bytes_per_head(model, settings.type_k, settings.type_v), model.n_layer or 0
+    if shape.heads(model) is None or per_head is None:
         return None
     n_caches = 1 if settings.kv_unified else settings.n_seq_max
-    cells = {heads.window: n_cells(heads.window, settings) for heads in layers}
-    return round(n_caches * per_head * sum(part.n_layer * part.n_head_kv * cells[part.window] for part in layers))
+    heads, windows = model.heads_kv or (model.n_head_kv or 0,) * n_layer, model.windows or (0,) * n_layer
+    cells = {window: n_cells(window, settings) for window in set(windows)}
+    return tuple(n_caches * per_head * n * cells[window] for n, window in zip(heads, windows, strict=True))
 
 
 def n_cells(window: int, settings: Settings) -> int:
@@ -109,34 +117,81 @@ def n_rows(settings: Settings) -> int:
     return min(settings.n_ubatch, settings.n_batch, padded(settings.n_ctx))
 
 
+@dataclass(frozen=True)
+class Widths:
+    """What a step needs for each of its rows, in F32 elements. Halves are F16."""
+
+    n_vocab: int
+    n_embd: int
+    mask: float  # of the cache; layers with and without a window have one each
+    scores: int  # of all heads; none with flash attention
+    queries: int
+    keys: int
+    hidden: int  # of a feed-forward, or of the experts that a token goes through
+    experts: int  # results of these experts; none without
+    is_flash: bool
+
+
+def widths(model: Model, settings: Settings, only: Collection[int] | None = None) -> Widths | None:
+    """The widths of a context's steps, scores those of the layers `only`; None where the header does not tell."""
+    layers = shape.heads(model)
+    if layers is None or not (model.n_vocab and model.n_embd and model.head_dim):
+        return None
+    hidden, n_used = model.n_ff, (model.n_expert_used or 0) if model.n_expert else 0
+    if model.n_expert:
+        hidden = n_used * (model.n_ff_expert or model.n_ff or 0)
+    if not hidden:
+        return None
+    is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
+    n_positions = sum(n_cells(window, settings) for window in {heads.window for heads in layers})
+    n_layer = model.n_layer or 0
+    n_heads, windows = model.heads or (model.n_head or 0,) * n_layer, model.windows or (0,) * n_layer
+    scores = [n_heads[i] * n_cells(windows[i], settings) for i in range(n_layer) if only is None or i in only]
+    return Widths(
+        n_vocab=model.n_vocab,
+        n_embd=model.n_embd,
+        mask=n_positions * (0.5 if is_flash else 1),
+        scores=0 if is_flash else max(scores, default=0),
+        queries=model.head_dim * max(heads.n_head for heads in layers),
+        keys=model.head_dim * max(heads.n_head_kv for heads in layers),
+        hidden=hidden,
+        experts=n_used * model.n_embd,
+        is_flash=is_flash,
+    )
+
+
 def compute_bytes(model: Model, settings: Settings) -> int | None:
     """Bytes of the compute buffer: what the largest step needs at once in its hungriest place, in F32.
 
     llama.cpp lays one buffer over all layers. Hungriest is the output matrix (logits of every row), a feed-forward
-    (gate, up, their product), or attention (queries, and without flash attention the scores of all heads); the mask
-    of the cache lives until the last layer. How many rows of each width are alive there was read off the buffers
-    that llama.cpp reserves for the catalog's models (tests/bench/memory_estimates.py says how well it holds).
+    (gate, up, their product; of experts also their results), or attention (queries, and without flash attention the
+    scores of all heads); the mask of the cache lives until the last layer. How many rows of each width are alive there
+    was read off the buffers that llama.cpp reserves for the catalog's models (tests/bench/memory_estimates.py says how
+    well it holds).
     """
-    layers = shape.heads(model)
-    if layers is None or not (model.n_vocab and model.n_embd and model.head_dim):
+    width = widths(model, settings)
+    if width is None:
         return None
-    n_ff = model.n_ff
-    if model.n_expert:
-        n_ff = (model.n_expert_used or 0) * (model.n_ff_expert or model.n_ff or 0)
-    if not n_ff:
-        return None
-    n_embd, flash = model.n_embd, (settings.flash_attn_resolved or settings.flash_attn) != "off"
-    mask = sum(n_cells(window, settings) for window in {heads.window for heads in layers}) * (0.5 if flash else 1)
-    q = model.head_dim * max(heads.n_head for heads in layers)
-    kv = model.head_dim * max(heads.n_head_kv for heads in layers)
-    scores = 0 if flash else max(heads.n_head * n_cells(heads.window, settings) for heads in layers)
-    head, feed_forward = float(model.n_vocab + 2 * n_embd), mask + 3 * n_ff + 4 * n_embd
-    if model.arch in FUSED:
-        feed_forward -= n_embd
-        if flash and mask < q + 2 * kv:  # a small mask leaves a hole that nothing else fits into
-            head += mask + 2 * n_embd
-    most: float = max(head, feed_forward, mask + scores + 3 * n_embd + 2 * q + 2 * kv)
-    return round(4 * n_rows(settings) * most)
+    head = width.n_vocab + 2 * width.n_embd + in_hole(model, width)
+    return round(4 * n_rows(settings) * max(head, largest_in_layers(model, width)))
+
+
+def largest_in_layers(model: Model, width: Widths) -> float:
+    """Elements for each row in the hungriest place of a layer, where the layers follow on the embedding."""
+    feed_forward = 3 * width.hidden + (3 if model.arch in FUSED else 4) * width.n_embd
+    attention = width.scores + 3 * width.n_embd + 2 * width.queries + 2 * width.keys
+    return width.mask + max(feed_forward, of_experts(width), attention)
+
+
+def of_experts(width: Widths) -> int:
+    """Elements for each row where the results of experts are added up: twice hidden rows and results."""
+    return 2 * (width.hidden + width.experts) + width.n_embd if width.experts else 0
+
+
+def in_hole(model: Model, width: Widths) -> float:
+    """Elements for each row that the output needs besides: a small mask leaves a hole that nothing else fits into."""
+    is_small = width.is_flash and width.mask < width.queries + 2 * width.keys
+    return width.mask + 2 * width.n_embd if model.arch in FUSED and is_small else 0
 
 
 def of_length(model: Model, n_ctx: int) -> Memory:

@@ -13,6 +13,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from lab.core.levers import Batch, Lever, Prefix, Speculation, Stall, name_of
+from lab.core.link import Link
 from lab.core.matrix import Matrix
 from lab.core.noise import Noise
 
@@ -221,6 +222,7 @@ class Run:
     state_bytes: tuple[int, ...] | None = None  # of each `save`
     logits_differ: tuple[float, ...] | None = None  # largest differences of kept logits from the first ones kept
     placement: Placement | None = None  # None in older records
+    link: Link | None = None  # the network that a relay made before the RPC servers, on top of the one that is there
 
     def __post_init__(self) -> None:
         if self.every is not None and (self.every < 1 or self.steps.kind[:1] not in ((), (PREFILL,))):

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.core.lines import from_json, to_json
+from lab.core.placement import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Operation
-from lab.engine import execute, gguf_header, kernels, llama, native
+from lab.engine import execute, gguf_header, kernels, llama, native, offload
 from lab.errors import LabError
 from lab.process.wire import Build, Outcome, Probe, Vocabulary, map_int64
 
@@ -69,6 +70,12 @@ class _Child:
 
     def read_model(self, path: str, name: str, source: str) -> Model:
         return gguf_header.read_model(Path(path), name, source)
+
+    def tensors(self, path: str) -> tuple[Tensor, ...]:
+        return gguf_header.read_tensors(Path(path))
+
+    def free_memory(self) -> dict[str, int]:
+        return offload.free_memory()
 
     def quantizations(self) -> list[str]:
         return list(llama.quantizations())

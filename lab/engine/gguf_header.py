@@ -6,15 +6,18 @@ shape, offset); the weights follow. ggml's own parser reads it here.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lab.core import shape
 from lab.core.layers import read_layers
+from lab.core.placement import Tensor
 from lab.core.record import Model
 from lab.engine import native
 from lab.errors import LabError, printable
@@ -48,6 +51,22 @@ _INTEGERS = {  # gguf type: suffix of the reading function, and what it returns
 def read_model(path: Path, name: str, source: str) -> Model:
     """The model in a GGUF file, without its sha256, repo and revision. LabError where
     the file is none, is cut off, or holds no weights."""
+    with _opened(path) as (lib, gguf):
+        return _model(lib, gguf, path, name, source)
+
+
+def read_tensors(path: Path) -> tuple[Tensor, ...]:
+    """The tensors in a GGUF file. LabError as in `read_model`."""
+    with _opened(path) as (lib, gguf):
+        return tuple(
+            Tensor(lib.gguf_get_tensor_name(gguf, i).decode(errors="replace"), lib.gguf_get_tensor_size(gguf, i))
+            for i in range(lib.gguf_get_n_tensors(gguf))
+        )
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
+    """ggml's library, and its handle of a file's header."""
     lib = _gguf_library()
     _check_magic(path)
     native.forget_log()
@@ -56,7 +75,7 @@ def read_model(path: Path, name: str, source: str) -> Model:
         raise LabError(f"{path.name} is a broken GGUF file: {native.complaint()}", "Get the file again.")
     gguf = ctypes.c_void_p(gguf)
     try:
-        return _model(lib, gguf, path, name, source)
+        yield lib, gguf
     finally:
         lib.gguf_free(gguf)
 

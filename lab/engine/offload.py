@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from lab.core.placement import EXPERTS
 from lab.core.record import Buffer, Settings
 from lab.engine import native
 from lab.engine.ggml import CPU, P, library
@@ -14,9 +15,6 @@ from lab.errors import LabError
 
 SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
 """enum llama_split_mode of llama.h; 2, row, is deprecated there and loads on no device that the lab knows."""
-
-EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""Names of a layer's expert tensors, as a regular expression (llama.cpp's LLM_FFN_EXPS_REGEX)."""
 
 _BUFFER = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size\s*=\s*([\d.]+) MiB")
 _LAYER = re.compile(r"layer\s+\d+ assigned to device ([^\s,]+)")
@@ -76,6 +74,18 @@ def read_log(lines: Iterable[str]) -> tuple[tuple[str, ...], tuple[Buffer, ...]]
     return tuple(layers), tuple(buffers)
 
 
+def free_memory() -> dict[str, int]:
+    """Bytes that are free on each device that says so, by name."""
+    lib = library()
+    free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
+    known = {}
+    for device in _devices(lib):
+        lib.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        if total.value:
+            known[lib.ggml_backend_dev_name(device).decode()] = free.value
+    return known
+
+
 def _devices(lib: Any) -> list[Any]:
     return [P(lib.ggml_backend_dev_get(index)) for index in range(lib.ggml_backend_dev_count())]
 
@@ -98,6 +108,7 @@ def _overrides(lib: Any, asked: Sequence[str]) -> list[_Override]:
     memories = {}
     for device in _devices(lib):
         memory = lib.ggml_backend_dev_buffer_type(device)
+        memories[lib.ggml_backend_dev_name(device).decode()] = memory
         memories[lib.ggml_backend_buft_name(memory).decode()] = memory
     overrides = []
     for text in asked:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import suppress
 
+from lab.core import placement
 from lab.core.layers import read_layers as layers_of
 from lab.core.record import Model
 from lab.core.shape import BLOCKS, group
@@ -23,6 +24,9 @@ MIXES = {"Q4_K_M": "Q4_K", "Q5_K_M": "Q5_K", "Q6_K": "Q6_K", "IQ4_XS": "IQ4_XS"}
 """Quantizations that mix types, and the type of most of their weights."""
 
 COMMON_QUANTIZATIONS = ("Q4_0", "Q4_K_M", "Q8_0", "F16")
+USUAL = "Q4_K_M"
+"""Taken where neither the user nor the catalog names a quantization."""
+
 NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
 """What llama.cpp's quantizer takes where rows are no multiple of 256 weights."""
 
@@ -44,7 +48,7 @@ def find(worker: Worker, text: str) -> Model:
         return worker.read_model(file.path, file.name, file.source)
     if spec.entry is None:
         raise LabError(f"{spec.text} is not on this machine.", f"Get it first: lab models pull {spec.text}")
-    return model_of(spec.entry, spec.quantization or spec.entry.quantization or "Q4_K_M")
+    return model_of(spec.entry, spec.quantization or spec.entry.quantization or USUAL)
 
 
 def by_quantization(entry: Entry) -> dict[str, Model]:
@@ -98,6 +102,11 @@ def model_of(entry: Entry, quantization: str) -> Model:
         windows=layers.windows,
         n_ff_expert=shape.n_ff_expert,
     )
+
+
+def tensors(entry: Entry, quantization: str) -> tuple[placement.Tensor, ...]:
+    """The tensors that such a model's file has."""
+    return tuple(placement.Tensor(tensor.name, tensor.n_bytes) for tensor in _tensors(entry.shape, quantization))
 
 
 def _tensors(shape: Shape, quantization: str) -> list[Tensor]:

@@ -24,6 +24,7 @@ from typing import IO, Any
 
 from lab.core import script as scripts
 from lab.core.lines import from_json, to_json
+from lab.core.placement import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError
@@ -146,6 +147,14 @@ class Worker:
     def read_model(self, path: Path, name: str, source: str) -> Model:
         """The model's shape, from its header."""
         return from_json(Model, self._ask("read_model", path=str(path), name=name, source=source))
+
+    def tensors(self, path: Path) -> tuple[Tensor, ...]:
+        """The tensors of a model file, from its header."""
+        return tuple(Tensor(**tensor) for tensor in json.loads(self._ask("tensors", path=str(path))))
+
+    def free_memory(self) -> dict[str, int]:
+        """Bytes that are free now on each device that says so, by name."""
+        return dict(json.loads(self._ask("free_memory")))
 
     def quantizations(self) -> list[str]:
         """The quantizations that llama.cpp can make."""

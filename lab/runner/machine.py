@@ -53,6 +53,14 @@ def accelerators(devices: Sequence[Device]) -> tuple[Device, ...]:
     return tuple(device for device in devices if device.type in ("gpu", "igpu"))
 
 
+def by_default(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices that layers go to where none is named: RPC servers, then GPUs, or else integrated ones."""
+    offload = accelerators(devices)
+    remote = tuple(device for device in offload if device.name.startswith("RPC"))
+    own = tuple(device for device in offload if device not in remote and device.type == "gpu")
+    return (*remote, *(own or (device for device in offload if device.type == "igpu")))
+
+
 def own_addresses() -> list[str]:
     """The IPv4 addresses at which other machines can reach this one."""
     import socket
@@ -82,12 +90,14 @@ def servers_here(endpoints: Sequence[str]) -> list[int]:
 
 
 def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
-    """The devices that layers are on, apart from the CPU."""
+    """The devices that layers go to, apart from the CPU, in llama.cpp's order (llama_prepare_model_devices)."""
     if settings.n_gpu_layers == 0:
         return ()
-    offload = accelerators(machine.devices)
+    known = {device.name: device for device in accelerators(machine.devices)}
     if settings.devices is not None:
-        offload = tuple(device for device in offload if device.name in settings.devices)
+        offload = tuple(known[name] for name in settings.devices if name in known)
+    else:
+        offload = by_default(machine.devices)
     if settings.split_mode == "none":
         return offload[settings.main_gpu or 0 :][:1]
     return offload

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lab.core import placement
 from lab.core.record import Device, Model
 from lab.errors import LabError
 from lab.process import rpc
 from lab.process.wire import Backend
 from lab.runner import machine
 
-NONE = "none"
+NONE, AUTO = "none", "auto"
 SPLIT_MODES = ("none", "layer", "tensor")
 STEP, END = "step", "end"
 MOST_DEVICES = 16
@@ -47,10 +49,14 @@ def backend(asked: Asked) -> Backend:
     return Backend(asked.lib or None, rpc.parse(",".join(_parts(asked.rpc))) if asked.rpc else ())
 
 
-def n_layers(asked: Asked, wanted: int | None, devices: Sequence[Device], model: Model) -> tuple[int, list[str]]:
-    """How many layers go to devices (llama.cpp counts the output as one more, -1 is all), and what to warn of."""
-    if wanted is not None and not 0 <= wanted <= 10_000:
-        raise LabError(f"--n-gpu-layers {wanted} is not possible.", "Give 0 for the CPU, or how many layers.")
+def n_layers(asked: Asked, wanted: int | str | None, devices: Sequence[Device], model: Model) -> tuple[int, list[str]]:
+    """How many layers go to devices (llama.cpp counts the output as one more, -1 is all), and what to warn of.
+
+    AUTO counts as all, until it is known what fits.
+    """
+    if not (wanted in (None, AUTO) or (isinstance(wanted, int) and 0 <= wanted <= 10_000)):
+        raise LabError(f"--n-gpu-layers {wanted} is not possible.", "Give 0 for the CPU, how many layers, or auto.")
+    wanted = wanted if isinstance(wanted, int) else None
     if asked.is_on_cpu:
         return 0, []
     if not machine.accelerators(devices):
@@ -67,7 +73,13 @@ def settings(asked: Asked, n_gpu_layers: int, devices: Sequence[Device], model: 
     """The fields of Settings. LabError for what cannot be: an unknown device, a bad split."""
     names = _device_names(asked, devices)
     _check(asked)
-    n_used = len(names) if names is not None else len(machine.accelerators(devices))
+    usable = machine.by_default(devices)
+    n_used = len(names) if names is not None else len(usable)
+    if asked.main_gpu is not None and n_used and asked.main_gpu >= n_used:
+        raise LabError(
+            f"--main-gpu {asked.main_gpu}: there is no such device.", f"The first is 0, the last {n_used - 1}."
+        )
+    _check_overrides(asked, machine.accelerators(devices))
     chosen: dict[str, Any] = {
         "devices": names or None,
         "split_mode": asked.split_mode,
@@ -81,10 +93,16 @@ def settings(asked: Asked, n_gpu_layers: int, devices: Sequence[Device], model: 
         "rpc": backend(asked).rpc or None,
         "lib": asked.lib,
     }
-    is_whole = model.n_layer is not None and n_gpu_layers > model.n_layer
-    is_split = n_used > 1 and is_whole and asked.split_mode in (None, "layer") and asked.kv_offload is not False
-    is_pipeline = is_split and not chosen["n_cpu_moe"] and not chosen["override_tensor"]
+    kinds = asked.split_mode, asked.kv_offload, bool(chosen["n_cpu_moe"] or chosen["override_tensor"])
+    is_pipeline = placement.is_pipeline(model.n_layer, n_gpu_layers, n_used, *kinds)
     return chosen | {"prefill_wait": asked.prefill_wait or (END if is_pipeline else None)}
+
+
+def warnings(asked: Asked, model: Model) -> list[str]:
+    """What has no effect on this model."""
+    if asked.n_cpu_moe and not model.n_expert:
+        return [f"--n-cpu-moe {asked.n_cpu_moe} has no effect: {model.name} has no experts."]
+    return []
 
 
 def _check(asked: Asked) -> None:
@@ -97,9 +115,24 @@ def _check(asked: Asked) -> None:
             raise LabError(f"--{name} {value} is not possible.", "Give a whole number from 0 on.")
     if asked.main_gpu is not None and asked.split_mode != "none":
         raise LabError("--main-gpu chooses a device only where the model is not split.", "Add --split-mode none.")
+
+
+def _check_overrides(asked: Asked, offload: Sequence[Device]) -> None:
+    """LabError for an override that is none. A device's name stands for its buffer."""
+    names = [placement.CPU, *(device.name for device in offload)]
     for text in _parts(asked.override_tensor):
-        if "=" not in text.strip("="):
+        pattern, _, buffer = text.rpartition("=")
+        if not pattern:
             raise LabError(f"--override-tensor {text} names no buffer.", "Write PATTERN=BUFFER: ffn_.*_exps=CPU")
+        if placement.device_of_override(buffer, names) is None:
+            raise LabError(f"--override-tensor {text}: there is no buffer {buffer}.", f"There is: {', '.join(names)}.")
+        try:
+            re.compile(pattern)
+        except re.error as problem:
+            raise LabError(
+                f"--override-tensor {text}: {pattern} is no regular expression ({problem}).",
+                "A dot fits any character, .* any text: ffn_.*_exps=CPU",
+            ) from None
 
 
 def _device_names(asked: Asked, devices: Sequence[Device]) -> tuple[str, ...] | None:
@@ -114,7 +147,7 @@ def _device_names(asked: Asked, devices: Sequence[Device]) -> tuple[str, ...] | 
         if name.lower() not in known:
             offer = f"Layers can go to: {', '.join(known.values())}." if known else "This build finds no GPU."
             raise LabError(f"--device {name}: there is no such device.", f"{offer} For the CPU alone: --device none")
-    if len(set(names)) < len(names):
+    if len({name.lower() for name in names}) < len(names):
         raise LabError(f"--device {','.join(names)} names a device twice.", "Name each once.")
     return tuple(known[name.lower()] for name in names)
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lab.core import script
 from lab.core.memory import Memory, of_context
+from lab.core.placement import Tensor
 from lab.core.record import Machine, Model, Settings
 from lab.core.script import Operation
 from lab.errors import LabError
-from lab.models import catalog, obtain
+from lab.models import catalog, obtain, shapes
 from lab.process.wire import DEFAULT_BACKEND, Backend
 from lab.process.worker import MAX_TOKENS, Worker
-from lab.runner import limits, machine, offload, prompts
+from lab.runner import fits, limits, machine, offload, prompts
 from lab.runner.case import Case, Text, measured_run, with_room
 from lab.runner.lengths import check_lengths, parse_lengths
 
@@ -69,6 +71,9 @@ class Plan:
     write: Callable[[Case, Text, Settings], list[Operation]] = measured_run
     draft: Draft | None = None
     backend: Backend = DEFAULT_BACKEND
+    tensors: tuple[Tensor, ...] = ()  # of the model's file, where layers go to devices
+    free: Mapping[str, int] = field(default_factory=dict)  # bytes of each device
+    auto: offload.Asked | None = None  # where as many layers as fit go to devices
     part: str | None = None  # of `lab claims`: written into every run, as is_quick
     is_quick: bool | None = None
 
@@ -115,7 +120,7 @@ def make_plan(
     threads_batch: int | None = None,
     batch: int = 2048,
     ubatch: int = 512,
-    n_gpu_layers: int | None = None,
+    n_gpu_layers: int | str | None = None,
     flash_attn: str = "auto",
     cache_type_k: str = "f16",
     cache_type_v: str = "f16",
@@ -130,8 +135,9 @@ def make_plan(
 
     Without `repeat` three rounds are planned, and lengths that cost little get more. With `every` the plan is a
     sweep up to its only length; with `until` it has rounds until that is reached. A model that is not on this
-    machine is pulled or made, and `watch` is called with the bytes done; with `fetch` False that is an error instead.
-    `where` is that of `offload.Asked`: device, split_mode, tensor_split, rpc, lib and so on.
+    machine is pulled or made, and `watch` is called with the bytes done; with `fetch` False it is planned from its
+    shape, where the catalog has that, and cannot be run. `where` is that of `offload.Asked`: device, split_mode,
+    tensor_split, rpc, lib and so on; `n_gpu_layers` is a number, or auto for as many as fit.
     """
     asked = offload.Asked(**where)
     worker.use(offload.backend(asked))
@@ -159,7 +165,7 @@ def make_plan(
         )
     is_unified = _is_on("kv-unified", kv_unified)
     source = prompts.source(prompt)
-    file = obtain.obtain(catalog.parse(model), worker, watch, fetch)
+    file, shape, tensors, warnings = _model(worker, model, watch, fetch)
     if file.source == catalog.SYNTHETIC:
         if prompt not in (prompts.TEXT, prompts.RANDOM):
             raise LabError(
@@ -167,10 +173,10 @@ def make_plan(
                 "Use --prompt random.",
             )
         source = prompts.source(prompts.RANDOM)
-    shape = read_header(worker, file)
     build = worker.build
     here = machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
-    n_offloaded, warnings = offload.n_layers(asked, n_gpu_layers, here.devices, shape)
+    n_offloaded, unused = offload.n_layers(asked, n_gpu_layers, here.devices, shape)
+    warnings += [*unused, *offload.warnings(asked, shape)]
     if here.n_cores_usable and max(threads or 1, threads_batch or 1) > here.n_cores_usable:
         warnings.append(
             f"This machine has {here.n_cores_usable} cores: more threads than that wait for one another, and "
@@ -208,13 +214,37 @@ def make_plan(
     plan = Plan(
         *(file, shape, here, settings, source, cases, repeat, {}, tuple(warnings), until, is_more_if_cheap),
         backend=worker.backend,
+        tensors=tensors or (worker.tensors(file.path) if n_offloaded else ()),
+        free=worker.free_memory() if n_offloaded else {},
+        auto=asked if n_gpu_layers == offload.AUTO else None,
     )
     if max(case.n_generated for case in cases) > MAX_TOKENS:
         raise LabError(
             f"The sweep would generate {max(case.n_generated for case in cases):,} tokens.",
             f"At most {MAX_TOKENS:,}: use a larger --every.",
         )
-    return dataclasses.replace(plan, refused=too_large(plan))
+    return checked(plan)
+
+
+def checked(plan: Plan) -> Plan:
+    """The plan with the layers on devices that fit, where that was asked for, and the cases that cannot fit."""
+    plan = fits.with_most_layers(plan)
+    return dataclasses.replace(plan, refused=fits.too_large(plan))
+
+
+def _model(
+    worker: Worker, text: str, watch: obtain.ShowTransfer, fetch: bool
+) -> tuple[catalog.ModelFile, Model, tuple[Tensor, ...], list[str]]:
+    """A model's file and header; without `fetch`, of one that is not here, the shape, its tensors, and a note of it."""
+    spec = catalog.parse(text) if fetch else shapes.parse(text)
+    if fetch or spec.entry is None or obtain.locate(spec):
+        file = obtain.obtain(spec, worker, watch, fetch)
+        return file, read_header(worker, file), (), []
+    entry = spec.entry
+    quantization = spec.quantization or entry.quantization or shapes.USUAL
+    file = catalog.ModelFile(entry.name, spec.source, Path())
+    note = f"{spec.text} is not on this machine: planned from its shape ({entry.shape_source}) in {quantization}."
+    return file, shapes.model_of(entry, quantization), shapes.tensors(entry, quantization), [note]
 
 
 def read_header(worker: Worker, file: catalog.ModelFile) -> Model:
@@ -238,40 +268,11 @@ def _is_on(option: str, asked: str | bool) -> bool:
 def with_cases(plan: Plan, cases: Sequence[Case], write: Callable[[Case, Text, Settings], list[Operation]]) -> Plan:
     """The same plan for other cases, of a script of their own. LabError for a case that chooses too many tokens."""
     changed = dataclasses.replace(plan, cases=tuple(cases), write=write, settings=with_room(plan.settings, cases))
-    changed = dataclasses.replace(changed, refused=too_large(changed))
+    changed = checked(changed)
     for case in changed.cases:
         if case not in changed.refused and (n_chosen := changed.n_tokens(case)[1]) > MAX_TOKENS:
             raise LabError(f"{case.name} would choose {n_chosen:,} tokens.", f"At most {MAX_TOKENS:,} can be.")
     return changed
-
-
-def too_large(plan: Plan) -> dict[Case, str]:
-    """Cases whose context cannot fit: asking the system for it all the same could take the machine down."""
-    available = memory_for(plan)
-    refused = {}
-    for case in plan.cases:
-        need, room = plan.memory(case), with_room(plan.settings, [case])
-        if room.n_ctx >= 2**31 or (available is not None and need.total_bytes > available):
-            several = f" for {room.n_seq_max:,} sequences" if room.n_seq_max > 1 else ""
-            refused[case] = (
-                f"A context of {room.n_ctx:,} tokens{several} needs about {need.total_bytes / 1e9:,.1f} GB of memory "
-                f"({(need.kv_cache_bytes or 0) / 1e9:,.1f} GB of it KV cache)"
-                + (f"; {available / 1e9:,.1f} GB are available." if available is not None else ".")
-            )
-    return refused
-
-
-def memory_for(plan: Plan) -> int | None:
-    """Bytes that weights, cache and buffers can have: the devices' where every layer is on one, else RAM too."""
-    n_layers = plan.settings.n_gpu_layers
-    if n_layers == 0:
-        return limits.memory_available()
-    sizes = [device.memory_bytes for device in machine.used(plan.machine, plan.settings)]
-    if None in sizes:
-        return None
-    on_devices = sum(size for size in sizes if size is not None)
-    all_layers = plan.model.n_layer is not None and n_layers > plan.model.n_layer
-    return on_devices if all_layers else on_devices + limits.memory_available()
 
 
 def join(numbers: Sequence[int]) -> str:

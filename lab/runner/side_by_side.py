@@ -22,6 +22,7 @@ from lab.errors import LabError
 from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
 from lab.runner import limits, notebook
+from lab.runner.as_options import option
 from lab.runner.case import Case
 from lab.runner.energy import idle_watts
 from lab.runner.plan import Plan, make_plan
@@ -49,15 +50,15 @@ def ab(
     """
     named = [
         (
-            " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in settings.items()),
+            shlex.join(word for name, value in settings.items() for word in option(name, value)),
             settings,
         )
         for settings in variants
     ]
     with Worker() as worker:
         plans = plan(worker, named, blocks, prompt_len=prompt_len, gen=gen, **shared)
+    path = new_results_file(next(iter(plans.values())), Path(out), len(plans))
     with notebook.watching() as watch:
-        path = new_results_file(next(iter(plans.values())), Path(out), len(plans))
         return list(execute(plans, blocks, path, watch))
 
 

@@ -20,8 +20,9 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Model, Settings
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.worker import Worker
+from lab.runner.fits import memory_for
 from lab.runner.lengths import check_lengths, parse_lengths
-from lab.runner.plan import Plan, make_plan, memory_for
+from lab.runner.plan import Plan, make_plan
 from lab.why import datasheet, learning, probing, roofline, uncertainty
 from lab.why.datasheet import Device
 from lab.why.learning import Fit, Learned, Step

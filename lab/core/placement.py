@@ -1,0 +1,235 @@
+"""Where llama.cpp puts which layers of a model, and what each device needs for them, worked out before it is asked.
+
+The rules are those of llama_model::load_tensors (src/llama-model.cpp) and llama_context (src/llama-context.cpp). With n
+layers on devices, the output counts as one, and the last n go there; devices share them by their shares. A layer's
+weights and its KV cache lie on its device. The embedding table stays on the CPU; a model without an output matrix of
+its own has a copy of the table where the output is.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lab.core import memory
+from lab.core.memory import Memory, Widths
+from lab.core.record import Device, Model, Settings
+
+CPU = "CPU"
+EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""Names of a layer's expert tensors, as a regular expression (llama.cpp's LLM_FFN_EXPS_REGEX)."""
+
+N_COPIES = 4
+"""Of a device's inputs where devices work as a pipeline (GGML_SCHED_MAX_COPIES)."""
+
+_INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd|masked_embd)")
+_LAYER = re.compile(r"(?:\w+\.)?blk\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a model file."""
+
+    name: str
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device, the layers on it by number (that of the output is the number of layers), and what they need."""
+
+    device: str
+    layers: tuple[int, ...]
+    memory: Memory
+
+
+def layers(n_layer: int, n_gpu_layers: int, shares: Sequence[float]) -> tuple[int | None, ...]:
+    """The device of each layer, the output last, as an index into `shares`; None for the CPU."""
+    n_all = n_layer + 1
+    n_there = n_all if n_gpu_layers < 0 else min(n_gpu_layers, n_all)
+    if not shares or not n_there:
+        return (None,) * n_all
+    sums = list(itertools.accumulate(map(_single, shares), lambda a, b: _single(a + b)))
+    ends = [_single(part / sums[-1]) for part in sums]
+    on_devices = (bisect.bisect_right(ends, _single(i / n_there)) for i in range(n_there))
+    return (*(None for _ in range(n_all - n_there)), *(min(index, len(ends) - 1) for index in on_devices))
+
+
+def _single(value: float) -> float:
+    """`value` as a C float, in which llama.cpp reckons."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def is_pipeline(
+    n_layer: int | None,
+    n_gpu_layers: int,
+    n_devices: int,
+    split_mode: str | None,
+    kv_offload: bool | None,
+    has_overrides: bool,
+) -> bool:
+    """Whether devices begin the next ubatch before the others have ended theirs."""
+    is_whole = n_gpu_layers < 0 or (n_layer is not None and n_gpu_layers > n_layer)
+    is_split = n_devices > 1 and is_whole and split_mode in (None, "layer")
+    return is_split and kv_offload is not False and not has_overrides
+
+
+def of(
+    model: Model, settings: Settings, tensors: Sequence[Tensor], names: Sequence[str], shares: Sequence[float]
+) -> tuple[Place, ...] | None:
+    """Each device of `names` (in llama.cpp's order) and the CPU, with what lies there.
+
+    `tensors` are those of the model's file. None where a tensor is split over devices (split mode tensor), and where
+    an override names another buffer than one of these devices.
+    """
+    known = overrides(settings, names)
+    if settings.split_mode == "tensor" or known is None or model.n_layer is None:
+        return None
+    everywhere = (*names, CPU)
+    of_layers = [
+        CPU if index is None else names[index] for index in layers(model.n_layer, settings.n_gpu_layers, shares)
+    ]
+    weights = dict.fromkeys(everywhere, 0)
+    for tensor, layer in _laid(tensors, model.n_layer, of_layers):
+        device = CPU if layer is None else of_layers[layer]
+        target = next((target for pattern, target in known if pattern.search(tensor.name)), device)
+        weights[target] += tensor.n_bytes
+    caches: dict[str, float] | None = None
+    if (by_layer := memory.kv_bytes_by_layer(model, settings)) is not None:
+        caches = dict.fromkeys(everywhere, 0.0)
+        for device, n_bytes in zip(of_layers, by_layer, strict=False):
+            caches[CPU if settings.kv_offload is False else device] += n_bytes
+    places = []
+    for device in everywhere:
+        own = tuple(layer for layer, where in enumerate(of_layers) if where == device)
+        compute = _compute_bytes(model, settings, device, of_layers, bool(known), len(names))
+        cache = None if caches is None else round(caches[device])
+        places.append(Place(device, own, Memory(weights[device], cache, compute)))
+    return tuple(places)
+
+
+def alike(model: Model) -> tuple[Tensor, ...]:
+    """About what the tensors of a model are, where its file is not at hand: as if all layers were alike."""
+    table, output, n_layer = model.embedding_bytes or 0, model.output_bytes or 0, model.n_layer or 1
+    rest = max(0, sum(model.tensor_bytes.values()) - table - output)
+    named = [Tensor("token_embd.weight", table), *([Tensor("output.weight", output)] if output else [])]
+    return (*named, *(Tensor(f"blk.{i}.", rest // n_layer) for i in range(n_layer)))
+
+
+def overrides(settings: Settings, names: Sequence[str]) -> list[tuple[re.Pattern[str], str]] | None:
+    """Patterns of tensor names and the device that they go to, the first that fits counts; None for other buffers.
+
+    Raises re.error for a pattern that is none.
+    """
+    known = [(re.compile(EXPERTS.format(layer)), CPU) for layer in range(settings.n_cpu_moe or 0)]
+    for text in settings.override_tensor or ():
+        pattern, _, buffer = text.rpartition("=")
+        device = device_of_override(buffer, (CPU, *names))
+        if device is None:
+            return None
+        known.append((re.compile(pattern), device))
+    return known
+
+
+def device_of_override(buffer: str, names: Sequence[str]) -> str | None:
+    """Which of these devices an override means: by its name, or the name of its buffer."""
+    return next((name for name in names if buffer == name or buffer.startswith(f"{name}[")), None)
+
+
+def device_of(buffer: str, devices: Sequence[Device]) -> str:
+    """The name of the device in whose memory a buffer of llama.cpp's log lies.
+
+    RPC0[HOST:PORT] is device 0 of that server; CPU_REPACK, CPU_Mapped and the CUDA_Host of a GPU's driver are the
+    CPU's.
+    """
+    if match := re.fullmatch(r"RPC(\d+)\[(.+)\]", buffer):
+        endpoint = re.compile(rf"(?:^|\s){re.escape(match[2])}(?:[\s,]|$)")
+        behind = [device.name for device in devices if endpoint.search(device.description)]
+        return behind[int(match[1])] if int(match[1]) < len(behind) else buffer
+    if buffer.startswith(CPU) or buffer.endswith("_Host"):
+        return CPU
+    return next((device.name for device in devices if buffer in (device.name, f"{device.name}_Mapped")), buffer)
+
+
+def _laid(tensors: Sequence[Tensor], n_layer: int, of_layers: Sequence[str]) -> list[tuple[Tensor, int | None]]:
+    """Each tensor and its layer (None: the input), an embedding table that is the output matrix too both times."""
+    laid = list[tuple[Tensor, int | None]]()
+    is_tied = all(tensor.name != "output.weight" for tensor in tensors)
+    for tensor in tensors:
+        match = _LAYER.match(tensor.name)
+        if match:
+            laid.append((tensor, min(int(match[1]), n_layer - 1)))
+        elif tensor.name.startswith("rope_"):
+            laid.append((tensor, 0))
+        else:
+            laid.append((tensor, None if _INPUT.match(tensor.name) else n_layer))
+        if is_tied and tensor.name == "token_embd.weight" and of_layers[-1] != CPU:
+            laid.append((tensor, n_layer))
+    return laid
+
+
+def _compute_bytes(
+    model: Model, settings: Settings, device: str, of_layers: Sequence[str], has_overrides: bool, n_devices: int
+) -> int | None:
+    """Bytes of the compute buffer of one device, in the manner of `memory.compute_bytes`.
+
+    Inputs of the step lie on every device; what comes from the device before it in N_COPIES where devices work as a
+    pipeline, and stays. Read off the buffers that llama.cpp reserves (tests/bench/placement.py says how well it holds).
+    """
+    width = memory.widths(model, settings, [layer for layer, where in enumerate(of_layers) if where == device])
+    if width is None:
+        return None
+    kinds = settings.split_mode, settings.kv_offload, has_overrides
+    is_pipe = is_pipeline(model.n_layer, settings.n_gpu_layers, n_devices, *kinds)
+    inputs: float = (N_COPIES if is_pipe else 1) * (width.mask + (0 if width.is_flash else 2 * width.keys))
+    if device == CPU:
+        need = inputs + (5 if is_pipe else 2) * width.n_embd
+        if settings.kv_offload is False:
+            in_one = 3 * width.keys if model.arch in memory.FUSED else 0
+            need = max(need, inputs + width.n_embd + width.queries + in_one)
+        if has_overrides or CPU in of_layers[:-1]:
+            need = max(need, memory.largest_in_layers(model, width))
+        if of_layers[-1] == CPU:
+            need = max(need, width.n_vocab + 2 * width.n_embd + memory.in_hole(model, width))
+    elif device in of_layers:
+        need = _on_device(model, settings, width, device, of_layers, inputs, is_pipe)
+    else:
+        need = 0.0
+    return round(4 * memory.n_rows(settings) * need)
+
+
+def _on_device(
+    model: Model,
+    settings: Settings,
+    width: Widths,
+    device: str,
+    of_layers: Sequence[str],
+    inputs: float,
+    is_pipe: bool,
+) -> float:
+    """Elements for each row that a device with layers needs at once."""
+    is_first = next(where for where in of_layers if where != CPU) == device
+    n_embd, need = width.n_embd, 0.0
+    carried = N_COPIES * n_embd * (1 if is_first else 2) if is_pipe else 0
+    if device in of_layers[:-1]:
+        feed_forward = 3 * width.hidden + (3 if is_pipe and width.is_flash else 2) * n_embd
+        attention: float = width.scores + 2 * n_embd + 2 * width.queries
+        if settings.kv_offload is False:  # keys and values of a layer come, and the next layer's keys already
+            n_bytes = max(memory.kv_bytes_by_layer(model, settings) or (0,))
+            attention += n_bytes * (1 if is_first else 1.5) / 4 / memory.n_rows(settings)
+        need = inputs + carried + max(feed_forward, memory.of_experts(width), attention)
+    if device == of_layers[-1]:
+        head = width.n_vocab + n_embd + (inputs + carried if is_pipe else n_embd + memory.in_hole(model, width))
+        need = max(need, head)
+    return need
+
+
+def shares(free: Mapping[str, int], names: Sequence[str], asked: Sequence[float] | None) -> tuple[float, ...]:
+    """The shares of devices: those asked for, where they are not all 0, else the free memory of each."""
+    if asked and any(asked):
+        return (*asked, *(0.0 for _ in range(len(names) - len(asked))))
+    return tuple(float(free.get(name, 0)) for name in names)

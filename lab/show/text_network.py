@@ -1,0 +1,58 @@
+"""What networks would cost, as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import Console
+from rich.text import Text
+
+from lab.analysis.wording import digits
+from lab.core.link import bandwidth, milliseconds
+from lab.core.network import Traffic
+from lab.show.console import grid_of
+from lab.why.network_prediction import NetworkAnswer
+
+LEFT_OUT = (
+    "Bytes are those of llama.cpp's messages: an Ethernet carries 94 % of its name. TCP's slow start after a pause is "
+    "not in it, so where a token takes over 0.2 s the logits can take some round trips more."
+)
+
+
+def print_network(answer: NetworkAnswer, out: Console) -> None:
+    """Prints the traffic, the cost of each network, and what it rests on."""
+    model, n_tokens = answer.model, answer.n_gen - 1
+    counts = Counter(answer.layers[:-1]).values()
+    layers = str(max(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    servers = f"{len(counts)} server{'s' * (len(counts) > 1)}"
+    out.print(Text(f"{model.name} {model.quantization or ''} over {servers}, {layers} layers each", style="bold"))
+    decode = answer.decode
+    token = Traffic(*(round(n / n_tokens) for n in (decode.bytes_out, decode.bytes_back, decode.n_round_trips)))
+    for name, traffic in (("a token", token), (f"a prompt of {answer.n_prompt:,} tokens", answer.prompt)):
+        out.print(f"{name:27}{_in_words(traffic)}")
+    grid = grid_of("round trip", "bandwidth", "a token\n+ ms", "of it\nwaiting", "a prompt\n+ s", "decode\ntokens/s")
+    for cost in answer.costs:
+        rates = None if cost.decode_tps is None else [digits(rate) for rate in cost.decode_tps]
+        grid.add_row(
+            milliseconds(cost.link.round_trip_s),
+            bandwidth(cost.link.bytes_per_s),
+            digits(1e3 * cost.token_s),
+            f"{cost.waiting_s / cost.token_s:.0%}",
+            digits(cost.prompt_s),
+            "-" if rates is None else rates[0] if rates[0] == rates[1] else f"{rates[0]} to {rates[1]}",
+        )
+    out.print(grid)
+    if answer.local is not None:
+        slowest, fastest = (digits(1 / seconds) for seconds in reversed(answer.local.tpot_s))
+        out.print(f"Without a network: {slowest} to {fastest} tokens/s.")
+    out.print(answer.basis)
+    out.print(LEFT_OUT)
+
+
+def _in_words(traffic: Traffic) -> str:
+    trips = f"{traffic.n_round_trips:,} round trip{'s' * (traffic.n_round_trips != 1)}"
+    return f"{trips}, {_size(traffic.bytes_out)} out, {_size(traffic.bytes_back)} back"
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:,.3g} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:,.3g} kB"

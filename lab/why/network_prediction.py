@@ -1,0 +1,130 @@
+"""What a network would cost a model over several RPC servers, before there is one.
+
+The network's part is arithmetic (lab/core/network.py). The computing is that of one server with all layers, since the
+servers compute one after the other: predicted as `lab predict` does, where it can be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.core import memory, network, placement
+from lab.core.link import Link
+from lab.core.network import Traffic
+from lab.core.record import DECODE, PREFILL, Model
+from lab.errors import LabError
+from lab.models import catalog, shapes
+from lab.process.rpc import MAX_SERVERS
+from lab.process.worker import Worker
+from lab.runner.lengths import check_lengths
+from lab.runner.plan import make_plan
+from lab.why import datasheet, prediction
+from lab.why.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a network adds to a token and to a prompt (at most), and the tokens a second that are left (a range)."""
+
+    link: Link
+    token_s: float
+    waiting_s: float  # of a token: for answers, whatever the bandwidth
+    prompt_s: float
+    decode_tps: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class NetworkAnswer:
+    """A model over servers that have the same number of layers each: its traffic, and what networks would cost."""
+
+    model: Model
+    layers: tuple[str, ...]
+    n_prompt: int
+    n_gen: int
+    prompt: Traffic
+    decode: Traffic  # of n_gen - 1 tokens
+    where: str | None  # what each server computes on
+    local: Prediction | None  # without a network
+    basis: str
+    costs: tuple[Cost, ...]
+
+    @property
+    def local_s(self) -> float | None:
+        """A token's time without a network: what to expect, or the middle of the range."""
+        if self.local is None:
+            return None
+        return self.local.tpot_expected_s or math.sqrt(math.prod(self.local.tpot_s))
+
+
+def ask(
+    links: Sequence[Link],
+    n_servers: int = 2,
+    model: str = catalog.DEFAULT,
+    n_prompt: int = 512,
+    n_gen: int = 200,
+    device: str | None = None,
+    results: str | Path = "results",
+) -> NetworkAnswer:
+    """What each network costs. `device` is what each server computes on (models/devices.toml); None: this machine.
+
+    LabError for an unknown model or device, for lengths and servers that cannot be, and for a model whose traffic is
+    not known. Where this machine's own time cannot be predicted, `basis` says why.
+    """
+    if not 1 <= n_servers <= MAX_SERVERS:
+        raise LabError(f"--servers {n_servers} is not possible.", f"llama.cpp takes 1 to {MAX_SERVERS}.")
+    check_lengths([n_prompt])
+    if n_prompt + n_gen > prediction.MOST_TOKENS:
+        raise LabError(f"{n_prompt + n_gen:,} tokens are no context.", f"Give at most {prediction.MOST_TOKENS:,}.")
+    if n_gen < 2:
+        raise LabError(f"--gen {n_gen} leaves nothing to decode.", "Give 2 or more.")
+    if device:
+        datasheet.find_device(device)
+    with Worker() as worker:
+        shape, settings = shapes.find(worker, model), make_plan(worker, [1], 1, 1).settings
+    if shape.n_layer is not None and n_servers > shape.n_layer:
+        raise LabError(
+            f"{shape.name} has {shape.n_layer} layers: too few for {n_servers} servers.", "Give fewer --servers."
+        )
+    layers = evenly(shape.n_layer or 0, n_servers)
+    settings = dataclasses.replace(settings, n_ctx=memory.padded(n_prompt + n_gen))
+    traffic = network.of_request(shape, settings, layers, n_prompt, n_gen)
+    if traffic is None:
+        raise LabError(
+            f"What {shape.name} sends is not known: {shape.uncounted or 'its header does not tell its layers'}.",
+            "Take another model.",
+        )
+    where, local, basis = _local(n_prompt, n_gen, model, device, results)
+    costs = tuple(_cost(link, traffic[PREFILL], traffic[DECODE], n_gen - 1, local) for link in links)
+    return NetworkAnswer(
+        *(shape, layers, n_prompt, n_gen, traffic[PREFILL], traffic[DECODE]), where, local, basis, costs
+    )
+
+
+def evenly(n_layer: int, n_servers: int) -> tuple[str, ...]:
+    """The devices of the layers, the output last, where all servers have the same share."""
+    return tuple(f"RPC{device}" for device in placement.layers(n_layer, -1, (1.0,) * n_servers))
+
+
+def _local(
+    n_prompt: int, n_gen: int, model: str, device: str | None, results: str | Path
+) -> tuple[str | None, Prediction | None, str]:
+    """On what, the time without a network, and what it rests on; or why there is none."""
+    try:
+        answer = prediction.ask([n_prompt], n_gen, model, device, results)
+    except LabError as problem:
+        return None, None, f"The network's part only. {problem.what} {problem.hint}"
+    return answer.where, answer.rows[0], f"Computing on {answer.where}, as lab predict has it. {answer.basis}"
+
+
+def _cost(link: Link, prompt: Traffic, decode: Traffic, n_tokens: int, local: Prediction | None) -> Cost:
+    token_s = network.seconds(decode, link) / n_tokens
+    waiting_s = decode.n_round_trips * link.round_trip_s / n_tokens
+    rates = None
+    if local is not None:
+        fastest, slowest = local.tpot_s
+        rates = (1 / (slowest + token_s), 1 / (fastest + token_s))
+    return Cost(link, token_s, waiting_s, network.seconds(prompt, link), rates)
