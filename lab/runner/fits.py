@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lab.core import placement
 from lab.core.placement import CPU, Place
 from lab.core.record import Device, Model, Settings
 from lab.runner import limits, machine, offload
 from lab.runner.case import Case, with_room
+from lab.runner.planned import Plan
 from lab.runner.rpc_memory import shared_memory
-
-if TYPE_CHECKING:
-    from lab.runner.plan import Plan
 
 MOST_TOKENS = 2**31
 """llama.cpp counts positions in 32 bits."""
