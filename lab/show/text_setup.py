@@ -13,7 +13,7 @@ from lab.analysis import wording
 from lab.core.lines import to_json
 from lab.core.record import Machine, Model
 from lab.models.obtain import Listed
-from lab.runner import machine
+from lab.runner import fits, machine
 from lab.runner.plan import Plan
 from lab.runner.warm_engine import named
 from lab.show import text_places
@@ -97,7 +97,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         cases = [
             {
                 **{name: value for name, value in named(case).items() if value is not None},
-                "memory": dataclasses.asdict(plan.memory(case)),
+                "memory": dataclasses.asdict(fits.memory(plan, case)),
                 "refused": plan.refused.get(case),
             }
             for case in plan.cases
@@ -121,7 +121,7 @@ def plan_table(plan: Plan) -> Table:
     """Runs and estimated memory of a plan, one row per case."""
     grid = grid_of("case", "runs", "KV cache MB", "memory MB", "note")
     for case in plan.cases:
-        memory = plan.memory(case)
+        memory = fits.memory(plan, case)
         grid.add_row(
             case.name,
             "0" if case in plan.refused else f"{plan.n_repeat}",
