@@ -182,6 +182,7 @@ def test_a_device_that_is_too_small_is_named_with_what_fits(worker: FakeWorker, 
 def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Path) -> None:
     made = plan(worker, model_file, tensor_split="1,1", n_gpu_layers="auto")
     assert made.settings.n_gpu_layers == 6 and not made.refused
+    assert text_setup.notes(made) == ["--n-gpu-layers auto: 6 of 9 layers go to devices (the output counts as one)."]
     assert made.settings.prefill_wait is None  # no pipeline: layers are on the CPU too
     worker.free = {"CUDA0": 60 * MB, "RPC0": 40 * MB}
     made = plan(worker, model_file, n_gpu_layers="auto")

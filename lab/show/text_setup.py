@@ -132,7 +132,13 @@ def plan_table(plan: Plan) -> Table:
     return grid
 
 
-def refused_cases(plan: Plan) -> str:
-    """A warning for cases that will not be tried."""
-    names = "; ".join(case.name for case in plan.refused)
-    return f"{names} will not be tried: {' '.join(plan.refused.values())}"
+def notes(plan: Plan) -> list[str]:
+    """What `--n-gpu-layers auto` came to, and which cases will not be tried."""
+    sentences = []
+    if plan.auto and plan.model.n_layer is not None and machine.accelerators(plan.machine.devices):
+        n, n_all = plan.settings.n_gpu_layers, plan.model.n_layer + 1
+        sentences.append(f"--n-gpu-layers auto: {n} of {n_all} layers go to devices (the output counts as one).")
+    if plan.refused:
+        names = "; ".join(case.name for case in plan.refused)
+        sentences.append(f"{names} will not be tried: {' '.join(plan.refused.values())}")
+    return sentences
