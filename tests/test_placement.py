@@ -56,6 +56,9 @@ def test_shares_are_those_asked_for_or_free_memory() -> None:
     assert placement.shares(free, ["A", "B"], None) == (3, 1)
     assert placement.shares(free, ["A", "B"], (0.0, 0.0)) == (3, 1)  # llama.cpp takes zeros for no wish
     assert placement.shares(free, ["A", "B", "C"], (1.0,)) == (1, 0, 0)
+    assert placement.shares({**free, CPU: 2}, ["A", "C"], None) == (3, 2)
+    assert placement.shares({}, ["A", "B"], None) == (1, 1)
+    assert placement.shares({"A": 0, "B": 0}, ["A", "B"], None) == (1, 1)
 
 
 TENSORS = (
