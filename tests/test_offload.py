@@ -16,7 +16,7 @@ from lab.core.placement import CPU, Tensor
 from lab.core.record import Buffer, Device, Placement, Settings
 from lab.errors import LabError
 from lab.process.rpc_server import RpcServer
-from lab.process.wire import Backend
+from lab.process.wire import DEFAULT_BACKEND, Backend
 from lab.process.worker import Worker
 from lab.runner import fits
 from lab.runner.as_options import option, options
@@ -369,7 +369,8 @@ def test_llama_cpp_puts_caches_and_tensors_where_options_say(engine: Worker, ser
     assert "CPU_Mapped" in at("--mmap", "model")
 
 
-def test_a_dry_run_shows_servers(servers: tuple[str, str]) -> None:
+def test_a_dry_run_shows_servers(engine: Worker, servers: tuple[str, str]) -> None:
+    engine.use(DEFAULT_BACKEND)  # a server serves one client at a time
     status, out, err = run_lab("measure", "--dry-run", "--rpc", ",".join(servers), "-p", "10", "-ngl", "auto")
     assert status == 0, err
     assert "0-15" in out and "16-29, output" in out and "with RPC1, CPU" in out
