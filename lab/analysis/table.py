@@ -146,12 +146,16 @@ def _differing(table: pd.DataFrame, n_setups: int) -> list[str]:
 
 
 def _named(row: pd.Series, names: Sequence[str]) -> list[str]:
-    """The named fields of a setup in words. Without a sweep or a variant these two are left out."""
+    """The named fields of a setup in words. Without a sweep or a variant these two are left out.
+
+    What is None of PLACING was left to llama.cpp; elsewhere it is not known.
+    """
     words = []
     for name in names:
         value = row[name]
         if value != value or value is None:
-            words += [] if name in ("sweep_every", "variant") else [f"{name} unknown"]
+            unset = "default" if name in PLACING else "unknown"
+            words += [] if name in ("sweep_every", "variant") else [f"{name} {unset}"]
             continue
         text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
         if name in ("model", "machine", "variant"):

@@ -134,18 +134,23 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
 
 
 @lab.command()
+@click.option("--lib", metavar="FOLDER", help="Of the llama.cpp libraries in this folder instead of those installed.")
 @click.option("--json", "as_json", is_flag=True, help="All that is known, as one JSON document.")
-def machine(as_json: bool) -> None:
+def machine(lib: str | None, as_json: bool) -> None:
     """Say what is known of this machine, the llama.cpp build and its devices."""
     import dataclasses
 
     from lab.process.worker import Worker
+    from lab.runner import builds, offload
     from lab.runner import machine as this_machine
     from lab.show import console, text_setup
 
     with Worker() as worker:
+        worker.use(offload.backend(offload.Asked(lib=lib)))
         build = worker.build
-    here = this_machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
+    here = this_machine.describe(
+        build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices, builds.name_of(lib)
+    )
     if as_json:
         console.print_json(dataclasses.asdict(here))
         return
@@ -153,7 +158,7 @@ def machine(as_json: bool) -> None:
         click.echo(line)
     for device in here.devices:
         memory = f", {device.memory_bytes / 1e9:.1f} GB" if device.memory_bytes else ""
-        click.echo(f"device   {device.name}: {device.description} ({device.type}{memory})")
+        click.echo(f"device   {device.name}: {this_machine.describe_device(device)} ({device.type}{memory})")
     click.echo(f"cores    {here.n_cores_physical} physical, {here.n_cores_usable} usable")
     click.echo(f"python   {here.python}")
     click.echo(f"flags    {here.system_info}")

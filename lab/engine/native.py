@@ -9,10 +9,12 @@ import collections
 import ctypes
 import os
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from lab.core.record import Device
+from lab.errors import LabError
 from lab.process.wire import Build
 
 _DEBUG, _WARNING, _ERROR = 1, 3, 4  # of ggml's log levels
@@ -41,10 +43,16 @@ def ggml(name: str) -> Any:
 
 def start(rpc: Sequence[str] = ()) -> Build:
     """Load the libraries, keep their log in memory, and return what they are, with the devices of RPC servers."""
-    lib, base = llama(), ggml("ggml-base")
+    try:
+        lib, base = llama(), ggml("ggml-base")
+        base.ggml_commit.restype = ctypes.c_char_p
+    except (AttributeError, OSError, RuntimeError) as problem:  # a function, a file, or one that this needs is missing
+        raise LabError(
+            f"The libraries of llama.cpp cannot be used: {problem}.",
+            f"They must be of the version that llama-cpp-python {version('llama-cpp-python')} was made for.",
+        ) from None
     lib.llama_log_set(_log_callback, ctypes.c_void_p(0))
     lib.llama_backend_init()
-    base.ggml_commit.restype = ctypes.c_char_p
     commit = base.ggml_commit().decode()
     import llama_cpp
 

@@ -34,6 +34,7 @@ from lab.process.wire import (
     N_PREFILLED,
     Backend,
     Build,
+    Libraries,
     Outcome,
     Probe,
     Vocabulary,
@@ -43,13 +44,16 @@ from lab.process.wire import (
 POLL_S = 0.1
 """How often a waiting parent looks at the progress and at the rest of the machine."""
 
+LIB_VARIABLE = "LLAMA_CPP_LIB_PATH"
+"""The environment variable in which llama-cpp-python looks for the folder of its libraries."""
+
 END_S = 5
 """How long the parent waits for a killed child to be gone."""
 
 MAX_TOKENS = 1 << 20
 """Most tokens of one run that fit into the progress file."""
 
-_DIED = object()
+_DIED, _HERE = object(), str(Path(__file__).parents[2])
 
 # -P: a file named random.py in the folder where the lab is started shall not become part of it.
 _CHILD = "import sys; sys.path.append(sys.argv[2]); from lab.engine.child import serve; serve()"
@@ -102,21 +106,15 @@ class Worker:
         detached: dict[str, Any] = {"start_new_session": True}  # Ctrl-C reaches the parent alone
         if os.name == "nt":
             detached = {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
+        environment = {name: value for name, value in os.environ.items() if name != LIB_VARIABLE}
+        environment |= {"GGML_NO_BACKTRACE": "1", **({LIB_VARIABLE: self.backend.lib} if self.backend.lib else {})}
         with self._stderr_path.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-c", _CHILD),
-                    *(str(self._progress_path), str(Path(__file__).parents[2])),
-                    *self.backend.rpc,
-                ],
+                [sys.executable, "-P", "-c", _CHILD, str(self._progress_path), _HERE, *self.backend.rpc],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={
-                    **os.environ,
-                    "GGML_NO_BACKTRACE": "1",
-                    **({} if self.backend.lib is None else {"LLAMA_CPP_LIB_PATH": self.backend.lib}),
-                },
+                env=environment,
                 **detached,
             )
         self._pid: int | None = None
@@ -138,6 +136,10 @@ class Worker:
     def build(self) -> Build:
         """The llama.cpp build that the child runs on."""
         return from_json(Build, self._ask("build"))
+
+    def libraries(self) -> Libraries:
+        """What shows whether the bindings fit the libraries that the child has loaded."""
+        return from_json(Libraries, self._ask("libraries"))
 
     def read_model(self, path: Path, name: str, source: str) -> Model:
         """The model's shape, from its header."""

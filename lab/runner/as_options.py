@@ -52,6 +52,8 @@ def _placing(settings: Settings) -> list[tuple[str, ...]]:
         elif isinstance(value, tuple):
             parts = (f"{part:g}" if isinstance(part, float) else str(part) for part in value)
             chosen.append((_flag(field.name), ",".join(parts)))
+        elif field.name == "lib" and value is not None:  # how its path began is not in a record
+            chosen.append((_flag(field.name), str(value).rpartition(" ")[0]))
         elif value is not None:
             chosen.append((_flag(field.name), str(value)))
     return chosen

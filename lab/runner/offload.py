@@ -9,7 +9,7 @@ from typing import Any
 from lab.core.record import Device, Model
 from lab.errors import LabError
 from lab.process.wire import Backend
-from lab.runner import machine
+from lab.runner import builds, machine
 
 NONE = "none"
 SPLIT_MODES = ("none", "layer", "tensor")
@@ -42,8 +42,8 @@ class Asked:
 
 
 def backend(asked: Asked) -> Backend:
-    """What the engine's process is to be started with."""
-    return Backend(asked.lib or None, _parts(asked.rpc))
+    """What the engine's process is to be started with. LabError for libraries that do not fit."""
+    return Backend(builds.folder_of(asked.lib), _parts(asked.rpc))
 
 
 def n_layers(asked: Asked, wanted: int | None, devices: Sequence[Device], model: Model) -> tuple[int, list[str]]:
@@ -78,7 +78,7 @@ def settings(asked: Asked, n_gpu_layers: int, devices: Sequence[Device], model: 
         "op_offload": asked.op_offload,
         "mmap": asked.mmap,
         "rpc": _parts(asked.rpc) or None,
-        "lib": asked.lib,
+        "lib": builds.name_of(asked.lib),
     }
     is_whole = model.n_layer is not None and n_gpu_layers > model.n_layer
     is_split = n_used > 1 and is_whole and asked.split_mode in (None, "layer") and asked.kv_offload is not False

@@ -20,7 +20,7 @@ from lab.errors import LabError
 from lab.models import catalog, obtain
 from lab.process.wire import DEFAULT_BACKEND, Backend
 from lab.process.worker import MAX_TOKENS, Worker
-from lab.runner import limits, machine, offload, prompts
+from lab.runner import builds, limits, machine, offload, prompts
 from lab.runner.case import Case, Text, measured_run, with_room
 from lab.runner.lengths import check_lengths, parse_lengths
 
@@ -169,7 +169,9 @@ def make_plan(
         source = prompts.source(prompts.RANDOM)
     shape = read_header(worker, file)
     build = worker.build
-    here = machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
+    here = machine.describe(
+        build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices, builds.name_of(asked.lib)
+    )
     n_offloaded, warnings = offload.n_layers(asked, n_gpu_layers, here.devices, shape)
     if here.n_cores_usable and max(threads or 1, threads_batch or 1) > here.n_cores_usable:
         warnings.append(
