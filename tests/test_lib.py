@@ -15,7 +15,7 @@ import pytest
 from lab.analysis import table
 from lab.core.record import OK, Ceilings, Device, Rate
 from lab.core.results import read
-from lab.engine import layout, native
+from lab.engine import layout, llama, native
 from lab.errors import LabError
 from lab.process.wire import Backend, Libraries
 from lab.process.worker import LIB_VARIABLE, Worker, WorkerDied
@@ -238,3 +238,10 @@ def test_a_device_in_software_is_marked() -> None:
     assert json.dumps(machine.slug(machine.label(record.machine, record.settings))) == (
         '"llvmpipe-software-llvm-15.0.6-256-bits"'
     )
+
+
+def test_a_device_without_room_is_no_broken_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "complaint", lambda: "unable to allocate Vulkan0 buffer")
+    assert "--n-gpu-layers" in (llama.refusal(Path("a.gguf")).hint)
+    monkeypatch.setattr(native, "complaint", lambda: "invalid magic characters")
+    assert "Is the file whole?" in llama.refusal(Path("a.gguf")).hint
