@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.analysis import table
+from lab.analysis import comparison, table
 from lab.core.record import OK, Ceilings, Device, Rate
 from lab.core.results import read
 from lab.engine import layout, llama, native
@@ -21,6 +21,7 @@ from lab.process.wire import Backend, Libraries
 from lab.process.worker import LIB_VARIABLE, Worker, WorkerDied
 from lab.runner import builds, machine, side_by_side
 from lab.runner.as_options import options
+from lab.show import text_compare
 from lab.why import probing
 from tests.conftest import MACHINE, SETTINGS, FakeWorker, make_record, run_lab
 
@@ -206,6 +207,8 @@ def test_two_builds_are_two_setups() -> None:
     other = make_record(settings=dataclasses.replace(SETTINGS, lib="build/bin 1a2b3c4d"))
     labels = [label for label, _ in table.setups(table.runs([make_record(), other]))]
     assert labels == ["tiny Q4_0, lib default", "tiny Q4_0, lib build/bin 1a2b3c4d"]
+    groups = comparison.groups([make_record(), other])
+    assert text_compare.differences(groups) == {"lib": ["default", "build/bin 1a2b3c4d"]}
 
 
 def test_a_record_gives_the_option_back() -> None:

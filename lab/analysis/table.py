@@ -146,16 +146,12 @@ def _differing(table: pd.DataFrame, n_setups: int) -> list[str]:
 
 
 def _named(row: pd.Series, names: Sequence[str]) -> list[str]:
-    """The named fields of a setup in words. Without a sweep or a variant these two are left out.
-
-    What is None of PLACING was left to llama.cpp; elsewhere it is not known.
-    """
+    """The named fields of a setup in words. Without a sweep or a variant these two are left out."""
     words = []
     for name in names:
         value = row[name]
         if value != value or value is None:
-            unset = "default" if name in PLACING else "unknown"
-            words += [] if name in ("sweep_every", "variant") else [f"{name} {unset}"]
+            words += [] if unset(name) == "none" else [f"{name} {unset(name)}"]
             continue
         text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
         if name in ("model", "machine", "variant"):
@@ -163,6 +159,11 @@ def _named(row: pd.Series, names: Sequence[str]) -> list[str]:
         else:
             words.append(f"{name} {text if len(text) <= 40 else f'{text[:12]}...'}")
     return words
+
+
+def unset(name: str) -> str:
+    """What it means that a field of a setup has no value: there is none, llama.cpp chose it, or it is not known."""
+    return "none" if name in ("sweep_every", "variant") else "default" if name in PLACING else "unknown"
 
 
 def model_label(record: Record) -> str:
