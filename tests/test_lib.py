@@ -61,6 +61,7 @@ def test_an_equal_build_fits_and_is_measured(build: Path, tmp_path: Path) -> Non
     name = builds.name_of(str(build))
     assert name and name.startswith("build/bin ") and len(name) == len("build/bin ") + 8
     assert f"libraries of {name};" in out
+    assert "lab ceilings --lib FOLDER && lab explain" in out
     (path,) = tmp_path.glob("*.jsonl")
     for record in read([path]).records:
         assert (record.run.status, record.settings.lib, record.machine.lib) == (OK, name, name)
