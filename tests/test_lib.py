@@ -17,8 +17,9 @@ from lab.core.record import OK, Ceilings, Device, Rate
 from lab.core.results import read
 from lab.engine import layout, llama, native
 from lab.errors import LabError
+from lab.process.spawning import LIB_VARIABLE
 from lab.process.wire import Backend, Libraries
-from lab.process.worker import LIB_VARIABLE, Worker, WorkerDied
+from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, machine, side_by_side
 from lab.runner.as_options import options
 from lab.show import text_compare

@@ -14,6 +14,7 @@ that are chosen: its steps are known only when they have been made.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,7 @@ class Operation:
     file `path`, or memory where that is None. speculate: `times` tokens of sequence 0, of which up to `n_draft` are
     guessed at a time. `of_draft`: on the draft model, or (speculate) guessed by it, not looked up in the text. With
     `keeps` the logits of a step are compared after the run, with `margins` it is noted how sure each choice was.
+    Without `waits` a step is submitted only: it is ready when a later one is.
     """
 
     kind: str
@@ -62,6 +64,7 @@ class Operation:
     n_draft: int = 0
     of_draft: bool = False
     margins: bool = False
+    waits: bool = True
 
 
 Script = Sequence[Operation]
@@ -109,6 +112,19 @@ def decode(sequences: Sequence[int], n: int, margins: bool = False) -> list[Oper
     """n steps of one token of each sequence; nothing for n = 0."""
     parts = tuple(Part(sequence, None, 1) for sequence in sequences)
     return [Operation(DECODE, parts, times=n, margins=margins)] if n else []
+
+
+def wait_once(script: Script) -> list[Operation]:
+    """The same script, where steps without logits are not waited for if another step follows at once.
+
+    Devices that hold different layers then work at different steps at the same time, as llama-bench lets them.
+    """
+    changed = []
+    for i, operation in enumerate(script):
+        has_logits = any(part.n_outputs for part in operation.parts)
+        is_followed = i + 1 < len(script) and script[i + 1].kind not in (*MOVES, SPECULATE)
+        changed.append(dataclasses.replace(operation, waits=has_logits or not operation.parts or not is_followed))
+    return changed
 
 
 def read_by_draft(tokens: Sequence[int], n_ubatch: int) -> list[Operation]:

@@ -61,6 +61,7 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
         preparation.logits_differ(),
         tuple(preparation.speculation.accepted) or None,
         tuple(preparation.margins) or None,
+        stamps[0] if stamps else None,
     )
 
 
@@ -71,7 +72,6 @@ class _Preparation:
         import numpy as np
 
         self._lib, self._pointer, self._script = native.llama(), context.pointer, script
-        self._waits_once = context.settings.prefill_wait == "end"
         self._memory = self._lib.llama_get_memory(context.pointer)
         self._contexts = {False: context, **({True: draft} if draft else {})}
         n_chosen = scripts.n_chosen(script)
@@ -99,7 +99,7 @@ class _Preparation:
         prepared: list[tuple[Callable[[], object], Callable[[], object] | Rows | None, Operation, int]] = []
         latest: dict[int, int] = {}  # of each sequence: the index of the token that was chosen last
         n_prefilled = n_chosen = 0
-        for operation, following in itertools.zip_longest(self._script, self._script[1:]):
+        for operation in self._script:
             if operation.kind == SPECULATE:
                 continue
             if operation.kind in MOVES:
@@ -120,8 +120,7 @@ class _Preparation:
                         latest[part.sequence] = n_chosen
                         n_chosen += 1
                         self._last_row = row
-                is_waited = rows or not self._waits_once or following is None or following.kind in (*MOVES, SPECULATE)
-                execute = llama.decode if is_waited else llama.submit
+                execute = llama.decode if operation.waits else llama.submit
                 forward = functools.partial(execute, self._contexts[operation.of_draft], batch)
                 prepared.append((forward, rows, operation, n_prefilled))
         moves = [

@@ -14,8 +14,9 @@ import re
 from pathlib import Path
 
 from lab.errors import LabError
+from lab.process.spawning import LIB_VARIABLE
 from lab.process.wire import Backend, Libraries
-from lab.process.worker import LIB_VARIABLE, Worker, WorkerDied
+from lab.process.worker import Worker, WorkerDied
 
 _LIBRARY = re.compile(r"(?:lib)?(llama|ggml(?:-[\w-]+)?)\.(?:so|dylib|dll|\d)[\w.]*")
 _LIBLLAMA = ("libllama.so", "libllama.dylib", "llama.dll", "libllama.dll")

@@ -1,7 +1,7 @@
 """An engine with a plan's model loaded and a warm context, and every run on it watched for noise.
 
 Around every timed run stand two readings of the system and two sentinels (a short decode that is always the
-same); while it lasts the parent samples what other processes take, ten times a second.
+same); while it lasts the parent samples what other processes take, and counters of energy, ten times a second.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import statistics
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +22,7 @@ from lab.core.script import Script
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Progress, Worker, WorkerDied
-from lab.runner import noise_watch, prompts
+from lab.runner import machine, noise_watch, offload, prompts
 from lab.runner.case import Case, measured_run, with_room
 from lab.runner.plan import Plan
 from lab.runner.progress import Reporter
@@ -43,12 +43,21 @@ STATUS_S = 0.5
 class WarmEngine:
     """The engine with the plan's model and a warm context."""
 
-    def __init__(self, plan: Plan, worker: Worker, reporter: Reporter, stream: bool = False, n_starts: int = 1) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        worker: Worker,
+        reporter: Reporter,
+        stream: bool = False,
+        n_starts: int = 1,
+        idle_w: Mapping[str, float] | None = None,
+    ) -> None:
         self.plan, self.worker, self.reporter, self.stream = plan, worker, reporter, stream
         self.settings, self.model = plan.settings, plan.model
         self.warm = False
         self.round = -1  # the repeat for which the engine was started
         self.n_starts = n_starts
+        self._idle_w = idle_w
         self._loaded = False
         self._sentinel: int | None = None  # the last one's time, on this context
         self._ids: dict[str, list[int]] = {}  # of every text, by its name
@@ -65,6 +74,7 @@ class WarmEngine:
         self.reporter.report_status("loading the model")
         draft = self.plan.draft
         self._vocabulary = self.worker.load(self.plan.file.path, self.plan.settings, draft.file.path if draft else None)
+        self._servers = machine.servers_here(self.settings.rpc or ())
         self.model = dataclasses.replace(self.model, description=self._vocabulary.description)
         for source in {self._source(case) for case in self.plan.cases} | {self.plan.prompt}:
             if source.text is not None:
@@ -107,19 +117,30 @@ class WarmEngine:
             short += [case for case in cases if case.lever]
         for case in short:
             yield self.settings, self.run(case, 0, warmup=True)
+        if self.settings.prefill_wait == offload.END:
+            yield from self._both_waits(cases)
         self.warm = True
 
-    def run(self, case: Case, repeat: int, warmup: bool = False) -> Run:
-        """One run on the open context."""
+    def _both_waits(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
+        """The longest plain prompt of several steps, prefilled with a wait for each step and with one for all."""
+        lengths = [case.n_prompt for case in cases if case.lever is None and case.n_prompt > self.settings.n_ubatch]
+        for wait in (offload.STEP, offload.END) if lengths else ():
+            settings = dataclasses.replace(self.settings, prefill_wait=wait)
+            yield settings, self.run(Case(max(lengths), 1), 0, warmup=True, waits_once=wait == offload.END)
+
+    def run(self, case: Case, repeat: int, warmup: bool = False, waits_once: bool | None = None) -> Run:
+        """One run on the open context. `waits_once`: for the last prefill step only; None: as the settings say."""
         write = self.plan.write if case.lever else measured_run
         script = write(case, functools.partial(self._text, self._source(case), repeat), self.settings)
+        if self.settings.prefill_wait == offload.END if waits_once is None else waits_once:
+            script = scripts.wait_once(script)
         if not warmup and self._sentinel is None:
             self._sentinel = self._time_sentinel()
         sentinel_before = self._sentinel
         started_at = utc_now()
         show = self.reporter.progress_watcher(case, repeat, warmup, self._pieces)
         shown = time.monotonic()
-        noise = noise_watch.NoiseWatch(self.worker.pid)
+        noise = noise_watch.NoiseWatch(self.worker.pid, self._servers, self._idle_w)
 
         def look(progress: Progress) -> None:
             nonlocal shown
@@ -130,7 +151,7 @@ class WarmEngine:
 
         outcome = self.worker.run(script, look)
         show(Progress(scripts.n_prefilled(script), outcome.token_ids))
-        readings = noise.finish()
+        readings = noise.finish(outcome.started_ns)
         if not warmup:
             try:
                 self._sentinel = self._time_sentinel()

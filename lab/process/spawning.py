@@ -1,0 +1,63 @@
+"""What the child processes of the lab have in common: how they start, and what their end means."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+DIED = object()
+
+LIB_VARIABLE = "LLAMA_CPP_LIB_PATH"
+"""The environment variable in which llama-cpp-python looks for the folder of its libraries."""
+
+
+def detached() -> dict[str, Any]:
+    """Arguments of Popen with which Ctrl-C reaches the parent alone."""
+    if os.name == "nt":
+        return {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
+    return {"start_new_session": True}
+
+
+def environment(lib: str | None = None) -> dict[str, str]:
+    """The environment of a child that loads the llama.cpp libraries in folder `lib`; None: those installed."""
+    own = {name: value for name, value in os.environ.items() if name != LIB_VARIABLE}
+    return own | {"GGML_NO_BACKTRACE": "1", **({} if lib is None else {LIB_VARIABLE: lib})}
+
+
+def listen(process: subprocess.Popen[bytes], pids: queue.SimpleQueue[int], replies: queue.SimpleQueue[Any]) -> None:
+    """Pass on what an engine's process writes: its process id, then replies line by line, and at its end DIED."""
+    stdout: IO[bytes] = process.stdout  # type: ignore[assignment]
+    with suppress(ValueError, OSError):  # the parent has closed it
+        pids.put(int(stdout.readline()))
+        for line in stdout:
+            replies.put(line)
+    pids.put(process.pid)
+    replies.put(DIED)
+
+
+def cause_of_death(name: str, status: int, lines: Sequence[str]) -> str:
+    """Why the process called `name` ended, with the last of the lines that it wrote to stderr."""
+    last_words = f" Its last words: {' | '.join(lines[-3:])}" if lines else ""
+    return f"{name} ended: {explain_exit(status)}.{last_words}"
+
+
+def explain_exit(status: int) -> str:
+    """An exit status of a child in words."""
+    if status >= 0:
+        return f"exit status {status:#x}" if status > 255 else f"exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = "an unknown signal"
+    causes = {
+        "SIGKILL": "killed from outside; when memory is short, the system does this",
+        "SIGSEGV": "a crash in native code",
+        "SIGABRT": "native code gave up (a failed assertion)",
+        "SIGILL": "a build for another CPU",
+    }
+    return f"{name} ({causes[name]})" if name in causes else name
