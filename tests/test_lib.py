@@ -22,7 +22,7 @@ from lab.process.wire import Backend, Libraries
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, machine, side_by_side
 from lab.runner.as_options import options
-from lab.show import text_compare
+from lab.show import plot_runs, text_compare
 from lab.why import probing
 from tests.conftest import MACHINE, SETTINGS, FakeWorker, make_record, run_lab
 
@@ -243,6 +243,17 @@ def test_a_device_in_software_is_marked() -> None:
     assert json.dumps(machine.slug(machine.label(record.machine, record.settings))) == (
         '"llvmpipe-software-llvm-15.0.6-256-bits"'
     )
+
+
+def test_the_title_of_cpu_against_device_is_of_two_devices() -> None:
+    here = dataclasses.replace(MACHINE, devices=(Device("Vulkan0", "a GPU", "gpu"),))
+    records = [
+        make_record(machine=here, settings=dataclasses.replace(SETTINGS, n_gpu_layers=n), session=str(n))
+        for n in (0, 99)
+    ]
+    assert "tiny Q4_0 on 2 devices" in plot_runs.plot_prefill(records).get_title()
+    records[0] = dataclasses.replace(records[0], machine=dataclasses.replace(here, ram_bytes=8 * 10**9))
+    assert "tiny Q4_0 on 2 machines" in plot_runs.plot_prefill(records).get_title()
 
 
 def test_a_device_without_room_is_no_broken_file(monkeypatch: pytest.MonkeyPatch) -> None:
