@@ -52,10 +52,10 @@ def start(rpc: Sequence[str] = ()) -> Build:
         lib, base = llama(), ggml("ggml-base")
         base.ggml_commit.restype = ctypes.c_char_p
     except (AttributeError, OSError, RuntimeError) as problem:  # a function, a file, or one that this needs is missing
-        raise LabError(
-            f"The libraries of llama.cpp cannot be used: {problem}.",
-            f"They must be of the version that llama-cpp-python {version('llama-cpp-python')} was made for.",
-        ) from None
+        hint = "Install what it needs, or add the folder of that to LD_LIBRARY_PATH."
+        if isinstance(problem, AttributeError):
+            hint = f"llama-cpp-python {version('llama-cpp-python')} is made for the version in its source distribution."
+        raise LabError(f"The libraries of llama.cpp cannot be used: {problem}.", hint) from None
     lib.llama_log_set(_log_callback, ctypes.c_void_p(0))
     lib.llama_backend_init()
     commit = base.ggml_commit().decode()

@@ -67,7 +67,7 @@ def _check(path: Path, _: str) -> None:
         except WorkerDied as problem:
             raise LabError(f"--lib {path}: {problem.what}", f"These libraries do not run here. {_BUILD}") from None
         except LabError as problem:
-            raise LabError(f"--lib {path}: {problem.what}", f"{problem.hint} {_BUILD}") from None
+            raise LabError(f"--lib {path}: {problem.what}", problem.hint) from None
     compare(own, theirs, path)
 
 
