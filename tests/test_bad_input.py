@@ -14,7 +14,7 @@ import pytest
 
 from lab.core import results
 from lab.core.record import CRASHED, FAILED, OK
-from tests.conftest import run_lab, start_lab
+from tests.conftest import run_lab, run_process, start_lab
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
 
@@ -71,7 +71,7 @@ def test_impossible_lengths(lengths: str) -> None:
 
 
 def test_usage_errors() -> None:
-    assert run_lab("measure", "--repeat", "many")[0] == 2
+    assert run_process("measure", "--repeat", "many")[0] == 2
     assert run_lab("measure", "--no-such-option")[0] == 2
     assert run_lab("mesure")[0] == 2
 

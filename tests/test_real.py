@@ -14,7 +14,7 @@ from lab.core.record import OK
 from lab.errors import LabError
 from lab.process.worker import Progress, Worker
 from lab.runner import prompts
-from tests.conftest import SETTINGS, run_lab
+from tests.conftest import SETTINGS, run_lab, run_process
 
 REAL = dataclasses.replace(SETTINGS, n_ctx=700, n_ubatch=512)
 
@@ -122,15 +122,15 @@ def test_measuring_from_python(tmp_path: Path) -> None:
 
 
 def test_the_command_measures_tells_and_draws(tmp_path: Path) -> None:
-    status, out, err = run_lab("measure", "-p", "8,40", "-n", "4", "-r", "2", "-o", tmp_path)
+    status, out, err = run_process("measure", "-p", "8,40", "-n", "4", "-r", "2", "-o", tmp_path)
     assert status == 0
     assert "smollm2-135m Q4_1" in out and "Prefill of 40 tokens took" in out
     assert "repeat 2" in err
     assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == 2
-    shown = run_lab("show", tmp_path)
+    shown = run_process("show", tmp_path)
     assert shown[0] == 0 and "Prefill of 40 tokens took" in shown[1]
     (tmp_path / "plots").mkdir()
-    drawn = run_lab("plot", tmp_path, "-o", tmp_path / "plots")
+    drawn = run_process("plot", tmp_path, "-o", tmp_path / "plots")
     assert drawn[0] == 0 and len(drawn[1].splitlines()) == 4
 
 
@@ -168,7 +168,7 @@ def test_dry_run_measures_nothing(tmp_path: Path) -> None:
 
 
 def test_machine_and_models(embedded: Path) -> None:
-    status, out, _ = run_lab("machine")
+    status, out, _ = run_process("machine")
     assert status == 0 and "llama-cpp-python" in out
     known = json.loads(run_lab("machine", "--json")[1])
     assert known["devices"] and known["llama_cpp_python"]

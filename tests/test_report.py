@@ -19,7 +19,7 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.runner.plan import make_plan
 from lab.show import page, plot_runs, reproduce
-from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab
+from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, run_process
 from tests.test_explain import FAST, timed
 from tests.test_noise import watched
 
@@ -248,7 +248,7 @@ def test_a_report_needs_a_run_and_a_good_name(tmp_path: Path) -> None:
     ):
         code, _, err = run_lab("report", *arguments)
         assert code == 1 and why in err
-    code, out, _ = run_lab("report", tmp_path / "a.jsonl")
+    code, out, _ = run_process("report", tmp_path / "a.jsonl")
     assert code == 0 and out.strip() == str(tmp_path / "a.html")
     code, _, err = run_lab("report", tmp_path / "a.html")
     assert code == 1 and "overwritten" in err

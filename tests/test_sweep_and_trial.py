@@ -14,7 +14,7 @@ from lab.core.record import Run
 from lab.errors import LabError
 from lab.process.worker import Progress, Worker
 from lab.runner import prompts
-from tests.conftest import make_run, run_lab
+from tests.conftest import make_run, run_lab, run_process
 from tests.test_real import REAL
 
 
@@ -119,7 +119,7 @@ def test_ab_and_compare_commands(tmp_path: Path) -> None:
     assert code == 0, err
     assert "flash_attn: on | off" in out and "too few blocks to be sure (2; " in out
     (path,) = tmp_path.glob("*.jsonl")
-    code, out, err = run_lab("compare", path, "--json", "--base", "off", "--no-plot")
+    code, out, err = run_process("compare", path, "--json", "--base", "off", "--no-plot")
     document = json.loads(out)
     assert code == 0 and document["differences"]["flash_attn"] == ["off", "on"]
     assert document["comparisons"][0]["rows"][0]["paired"] is True
