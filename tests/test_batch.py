@@ -284,7 +284,9 @@ def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -
 
 
 def test_batch_command(tmp_path: Path) -> None:
-    code, out, err = run_lab("batch", "-s", "1,3", "-p", "24", "-n", "4", "-r", "1", "--shared-prompt", "-o", tmp_path)
+    code, out, err = run_lab(
+        "batch", "-s", "1,3", "-p", "24", "-n", "4", "-r", "1", "-t", "1", "--shared-prompt", "-o", tmp_path
+    )
     assert code == 0, err
     assert "sequences decoded together" in out and "24 prompt tokens, 3 sequences, shared prompt" in err
     assert len(list(tmp_path.glob("*-batch.png"))) == 1

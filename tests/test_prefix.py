@@ -375,7 +375,7 @@ def test_a_real_model_with_windows_is_refused_before_it_is_loaded(real: Worker, 
 
 
 def test_prefix_command(tmp_path: Path) -> None:
-    code, out, err = run_lab("prefix", "-p", "16,40", "-s", "8", "-r", "1", "-o", tmp_path)
+    code, out, err = run_lab("prefix", "-p", "16,40", "-s", "8", "-r", "1", "-t", "1", "-o", tmp_path)
     assert code == 0, err
     assert "time to first token with a prefix cold" in out and "bit by bit" in out
     assert len(list(tmp_path.glob("*-prefix.png"))) == 1 and not list(tmp_path.glob(".lab-states*"))

@@ -135,7 +135,9 @@ def test_the_command_measures_tells_and_draws(tmp_path: Path) -> None:
 
 
 def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
-    status, out, _ = run_lab("measure", "-p", "8", "-n", "3", "-r", "1", "-o", tmp_path, "--json", "--stream")
+    status, out, _ = run_lab(
+        "measure", "-p", "8", "-n", "3", "-r", "1", "-t", "1", "-o", tmp_path, "--json", "--stream"
+    )
     document = json.loads(out)
     assert status == 0
     assert Path(document["results"]).exists() and len(document["plots"]) == 4
@@ -145,7 +147,7 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_one_token_has_no_tpot(tmp_path: Path) -> None:
-    status, out, _ = run_lab("measure", "-p", "8", "-n", "1", "-r", "1", "-o", tmp_path, "--json")
+    status, out, _ = run_lab("measure", "-p", "8", "-n", "1", "-r", "1", "-t", "1", "-o", tmp_path, "--json")
     assert status == 0
     assert json.loads(out)["rows"][0]["tpot_ms"] is None
     assert run_lab("show", tmp_path)[0] == 0
@@ -153,7 +155,7 @@ def test_one_token_has_no_tpot(tmp_path: Path) -> None:
 
 def test_streamed_text_comes_to_stdout(tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("The capital of France is")
-    arguments = ["-p", "5", "-n", "8", "-r", "1", "-o", tmp_path, "--no-plot", "--stream", "--prompt"]
+    arguments = ["-p", "5", "-n", "8", "-r", "1", "-t", "1", "-o", tmp_path, "--no-plot", "--stream", "--prompt"]
     status, out, _ = run_lab("measure", *arguments, tmp_path / "prompt.txt")
     assert status == 0
     assert "--- 5 prompt tokens, repeat 1" in out
