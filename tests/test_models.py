@@ -136,7 +136,7 @@ def test_llama_cpp_runs_every_architecture_and_the_logits_are_finite(worker: Wor
     for quantization in ("Q4_0", "F16"):
         synthetic.write(SHAPES[name], quantization, path)
         worker.load(path, SETTINGS)
-        worker.new_context(dataclasses.replace(SETTINGS, n_ctx=128))
+        worker.new_context(dataclasses.replace(SETTINGS, n_ctx=128, n_threads=1, n_threads_batch=1))
         tokens = worker.run(scripts.run(range(40), 8, 512), lambda progress: None).token_ids
         assert len(set(tokens)) > 1  # not always the same: the weights say something
         assert worker.read_model(path, "m", "synthetic").n_vocab == 1000
@@ -165,8 +165,12 @@ def test_a_partial_file_never_has_the_name(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.*"))
 
 
-def test_synthetic_models_are_made_once_measured_and_marked(tmp_path: Path, own_cache: Path) -> None:
-    spec = "synthetic:smollm2-135m:Q4_K_M"
+def test_synthetic_models_are_made_once_measured_and_marked(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = dataclasses.replace(catalog.entries()["smollm2-135m"], shape=TINY)  # the real size takes 20 s
+    monkeypatch.setitem(catalog.entries(), entry.name, entry)
+    spec = f"synthetic:{entry.name}:Q4_K_M"
     arguments = ("measure", "-m", spec, "-p", "8", "-n", "3", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path / "out")
     status, out, err = run_lab(*arguments)
     assert status == 0, err

@@ -354,7 +354,7 @@ def real(embedded: Path) -> Iterator[Worker]:
 def test_a_real_prefix_is_restored_bit_by_bit(real: Worker, tmp_path: Path, kv_unified: str) -> None:
     with saved_states.folder_in(tmp_path) as folder:
         plan = prefix_cache.plan(
-            real, "100", 20, 1, folder=folder, kv_unified=kv_unified, ubatch=64, model=catalog.DEFAULT
+            real, "100", 20, 1, folder=folder, kv_unified=kv_unified, ubatch=64, model=catalog.DEFAULT, threads=1
         )
         made = list(execute(plan, real, new_results_file(plan, tmp_path), lambda status: None))
     run = made[-1].run

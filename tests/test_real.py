@@ -16,7 +16,7 @@ from lab.process.worker import Progress, Worker
 from lab.runner import prompts
 from tests.conftest import SETTINGS, run_lab, run_process
 
-REAL = dataclasses.replace(SETTINGS, n_ctx=700, n_ubatch=512)
+REAL = dataclasses.replace(SETTINGS, n_ctx=700, n_ubatch=512, n_threads=1, n_threads_batch=1)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_the_labs_own_texts_fill_a_long_prompt(worker: Worker) -> None:
 
 
 def test_measuring_from_python(tmp_path: Path) -> None:
-    records = lab.measure("8,40", gen=4, repeat=1, out=tmp_path)
+    records = lab.measure("8,40", gen=4, repeat=1, out=tmp_path, threads=1)
     assert [(r.run.warmup, r.run.status) for r in records] == [(True, OK), (False, OK), (False, OK)]
     assert len(lab.runs(records)) == 3
     assert len(lab.steps(records)) == sum(len(r.run.steps.kind) for r in records)
