@@ -36,11 +36,12 @@ from lab.core.record import (
 )
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
-from lab.models import catalog
+from lab.models import catalog, synthetic
 from lab.process.wire import Backend, Build, Outcome, Vocabulary
 from lab.process.worker import Progress, WorkerDied
 from lab.runner import noise_watch
 from lab.runner.warm_engine import N_SENTINEL
+from tests import miniature
 
 # A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would hand it on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -309,6 +310,14 @@ def fake_worker() -> FakeWorker:
 @pytest.fixture(scope="session")
 def embedded() -> Path:
     return catalog.embedded_path()
+
+
+@pytest.fixture(scope="session")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model file of three narrow layers with random weights: the real engine runs it in no time."""
+    path = tmp_path_factory.mktemp("models") / "mini.gguf"
+    synthetic.write(miniature.entry("llama").shape, "Q4_0", path)
+    return path
 
 
 def start_lab(*arguments: object, **options: Any) -> subprocess.Popen[str]:

@@ -481,11 +481,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert status == 1 and err.startswith("Error: --only 0 is not possible.")
 
 
-def test_one_claim_for_real(tmp_path: Path) -> None:
+def test_one_claim_for_real(mini: Path, tmp_path: Path) -> None:
     number = next(one.number for one in CLAIMS if one.parts == ("no_cache",))
-    status, out, err = run_lab(
-        "claims", "--only", number, "--quick", "--threads", 1, "--json", "--report", "-o", tmp_path
-    )
+    model = ("-m", mini, "--prompt", "random", "--threads", 1)
+    status, out, err = run_lab("claims", "--only", number, "--quick", *model, "--json", "--report", "-o", tmp_path)
     assert status == 0, err
     document = json.loads(out)
     (row,) = document["rows"]

@@ -116,9 +116,11 @@ def test_until_command(tmp_path: Path) -> None:
     assert run_lab("measure", "--until", "many")[0] == 2
 
 
-def test_ab_and_compare_commands(tmp_path: Path) -> None:
+def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
     common = ["-p", "32", "-n", "4", "-t", "1", "-o", tmp_path]
-    code, out, err = run_lab("ab", "--flash-attn on", "--flash-attn off", "--blocks", "2", *common)
+    code, out, err = run_lab(
+        "ab", "--flash-attn on", "--flash-attn off", "-m", mini, "--prompt", "random", "--blocks", "2", *common
+    )
     assert code == 0, err
     assert "flash_attn: on | off" in out and "too few blocks to be sure (2; " in out
     (path,) = tmp_path.glob("*.jsonl")
