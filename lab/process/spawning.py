@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
+END_S = 5
+"""How long the parent waits for a killed child to be gone."""
+
 DIED = object()
 
 LIB_VARIABLE = "LLAMA_CPP_LIB_PATH"
@@ -30,7 +33,7 @@ def environment(lib: str | None = None) -> dict[str, str]:
 
 
 def listen(process: subprocess.Popen[bytes], pids: queue.SimpleQueue[int], replies: queue.SimpleQueue[Any]) -> None:
-    """Pass on what an engine's process writes: its process id, then replies line by line, and at its end DIED."""
+    """Put what a child writes into queues: its own process id, then its replies, a line each, and at its end DIED."""
     stdout: IO[bytes] = process.stdout  # type: ignore[assignment]
     with suppress(ValueError, OSError):  # the parent has closed it
         pids.put(int(stdout.readline()))

@@ -28,7 +28,7 @@ from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.process import rpc, rpc_server
-from lab.process.spawning import DIED, cause_of_death, detached, environment, kill, listen
+from lab.process.spawning import DIED, END_S, cause_of_death, detached, environment, kill, listen
 from lab.process.wire import (
     DEFAULT_BACKEND,
     FIRST_TOKEN,
@@ -47,9 +47,6 @@ __all__ = ["Progress"]  # others look for it here
 
 POLL_S = 0.1
 """How often a waiting parent looks at the progress and at the rest of the machine."""
-
-END_S = 5
-"""How long the parent waits for a killed child to be gone."""
 
 MAX_TOKENS = 1 << 20
 """Most tokens of one run that fit into the progress file."""
