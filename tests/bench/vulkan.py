@@ -131,16 +131,21 @@ def lab(*words: str, **environment: str) -> tuple[int, str]:
 
 def killed(lib: Path, out: Path) -> tuple[int, str]:
     """What a measurement does whose engine is killed in its first step."""
-    command = [sys.executable, "-m", "lab", "measure", *SIZES, "--lib", str(lib), "--out", str(out)]
+    sizes = ("--prompt-len", "8", "--gen", "2", "--repeat", "1", "--no-plot")
+    command = [sys.executable, "-m", "lab", "measure", *sizes, "--lib", str(lib), "--out", str(out)]
     process = subprocess.Popen(
         command, env={**os.environ, **DEVICE}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    deadline = time.monotonic() + LIMIT_S
-    while not (engine := _busy(process.pid)) and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.2)
-    if engine:
-        engine.kill()
-    return process.wait(LIMIT_S), process.communicate()[0]
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while not (engine := _busy(process.pid)) and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.2)
+        if engine:
+            engine.kill()
+        text = process.communicate(timeout=LIMIT_S)[0]
+    finally:
+        process.kill()
+    return process.returncode, text
 
 
 def _busy(pid: int) -> psutil.Process | None:
