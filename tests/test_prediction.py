@@ -17,6 +17,7 @@ from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.why import datasheet, learning, prediction, probing, uncertainty
 from lab.why.learning import Case, Costs, Point
+from lab.why.where import Where
 from tests.conftest import FakeWorker, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 from tests.test_explain import BIG, FAST, WIDE
@@ -166,7 +167,7 @@ def test_ceilings_that_are_too_low_are_said_to_be_and_lower_the_range() -> None:
 def epyc(*lengths: int) -> tuple[list[Record], Ceilings]:
     contents = results.read(sorted(SAMPLES.glob("sample-*.jsonl")))
     here = results.read([SAMPLES / "sample-smollm2-135m-amd-epyc.jsonl"]).ceilings[0].machine
-    best = probing.known(contents.ceilings, here, False)
+    best = probing.known(contents.ceilings, Where(here))
     assert best
     own = [record for record in contents.records if record.model.quantization == "Q4_1" and record.run.every is None]
     return [record for record in own if record.run.n_prompt in lengths], best

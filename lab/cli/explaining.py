@@ -30,6 +30,9 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     (prefill), on ggml's own kernels; likewise attention, fewer threads, and plain reading. About a minute on
     two cores, longer while other programs take them. Results are kept in --out and reused while machine
     and build are the same.
+
+    Measured is every device that the settings put layers on (--device, --rpc, --n-gpu-layers), the CPU too where
+    some stay there, each in its own memory; and copies to and from each.
     """
     from lab.models import shapes
     from lab.process.worker import Worker
@@ -73,7 +76,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     from lab.core.record import OK
     from lab.show import console, text_why
     from lab.show.plot_why import save_why
-    from lab.why import advice, experiment_advice, probing, roofline
+    from lab.why import advice, experiment_advice, probing, roofline, where
 
     reading = read(results)
     records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
@@ -88,12 +91,11 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     for number, (label, setup) in enumerate(table.setups(rows)):
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
         first = chosen[0]
-        on_gpu = first.settings.n_gpu_layers > 0
         if note := text_why.caveat(first):
             click.echo(f"Note: {label}: {note}", err=True)
-        known = probing.need(given, first.machine, on_gpu, force, label)
+        known = probing.need(given, where.of_record(first), force, label)
         explained = roofline.explain(chosen, known)
-        best = roofline.roof(known)
+        best = roofline.roof(known, where.layers_of(first))
         levers = advice.levers(explained, first, known)
         tried = experiment_advice.levers(explained, chosen, known)
         stem = f"{source.stem}-{number + 1}" if rows[[*table.SETUP]].drop_duplicates().shape[0] > 1 else source.stem

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from lab.analysis.wording import digits
 from lab.core import cost, phases, prefix_times
-from lab.core.record import OK, Ceilings, Model, Record, Run, Settings
+from lab.core.record import OK, Model, Record, Run, Settings
 from lab.experiments import claim_rules as rules
 from lab.experiments import prefix_cache
 from lab.experiments.claim import UNTESTABLE, Evidence, Figure, Judgement
@@ -22,7 +22,7 @@ from lab.experiments.claim_rules import Condition, claim
 from lab.experiments.claims_of_memory import TEXTBOOK
 from lab.models import catalog, shapes
 from lab.runner import machine
-from lab.why import datasheet, prediction, probing, roofline
+from lab.why import datasheet, prediction, probing, roofline, where
 
 A100, H100 = "a100-80gb", "h100"
 NOT_THE_SAME = {"ti", "super", "laptop", "mobile", "pcie", "nvl", "max", "pro", "ultra", "q"}
@@ -163,8 +163,7 @@ def _roof(record: Record, evidence: Evidence) -> roofline.Roof | None:
     device = device_of(record)
     if device is not None and device.tflops:
         return roofline.Roof(1e3 * device.tflops, device.gbps)
-    own: Sequence[Ceilings] = [evidence.ceilings] if evidence.ceilings else []
-    best = probing.known([*own, *evidence.other_ceilings], record.machine, record.settings.n_gpu_layers > 0)
+    best = probing.known([*probing.lines(evidence.ceilings), *evidence.other_ceilings], where.of_record(record))
     return rules.roof(best)
 
 

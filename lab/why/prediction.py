@@ -22,7 +22,7 @@ from lab.models import catalog, shapes
 from lab.process.worker import Worker
 from lab.runner.lengths import check_lengths, parse_lengths
 from lab.runner.plan import Plan, make_plan, memory_for
-from lab.why import datasheet, learning, probing, roofline, uncertainty
+from lab.why import datasheet, learning, probing, roofline, uncertainty, where
 from lab.why.datasheet import Device
 from lab.why.learning import Fit, Learned, Step
 from lab.why.uncertainty import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Uncertainty
@@ -109,7 +109,8 @@ def ask(
         rows = [elsewhere(plan.model, plan.settings, chosen, n, gen) for n in lengths]
         return Answer(plan.model, chosen.about, rows, needed, chosen.memory_bytes, datasheet.basis(chosen))
     folder = Path(results)
-    best = probing.need(probing.kept(folder), plan.machine, plan.settings.n_gpu_layers > 0, False, "this machine")
+    place = where.of(plan.machine, plan.model, plan.settings)
+    best = probing.need(probing.kept(folder), place, False, "this machine")
     offload = learning.offload_of(plan.model, plan.settings)
     learned = learning.learn(results_files.read([folder]).records, best, offload)
     errors = uncertainty.of(learned.points)
@@ -162,10 +163,12 @@ def here(
     for first in range(0, n_prompt, settings.n_ubatch):
         n_tokens = min(settings.n_ubatch, n_prompt - first)
         prefill.append((n_tokens, first, int(first + n_tokens == n_prompt)))
-    middle, best = n_prompt + max(0, n_gen - 2) // 2, roofline.roof(ceilings)
+    middle = n_prompt + max(0, n_gen - 2) // 2
+    best = roofline.roof(ceilings, where.layers(ceilings.machine, model, settings))
     limits, expected, ranges, words = {}, {}, {}, list[str]()
     for phase, length, steps in ((PREFILL, n_prompt, prefill), (DECODE, middle, [(1, middle, 1)])):
-        costs = learning.costs_of(model, steps, learning.step_costs(model, settings, ceilings))
+        is_pipeline = phase == PREFILL and learning.overlaps(settings, ceilings)
+        costs = learning.costs_of(model, steps, learning.step_costs(model, settings, ceilings), is_pipeline)
         if costs is None:
             raise _no_cost(model)
         case = learning.case_of(phase, float(length), model, settings)
