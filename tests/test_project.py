@@ -182,3 +182,9 @@ def test_no_registry_host_and_no_lock_file_is_committed() -> None:
     if listed.returncode:
         pytest.skip("not a git checkout")
     assert not {"uv.lock", "poetry.lock"} & set(listed.stdout.split())
+
+
+def test_no_command_has_two_options_of_one_name() -> None:
+    for name, command in main.lab.commands.items():
+        flags = [flag for option in command.params for flag in (*option.opts, *option.secondary_opts) if flag.strip()]
+        assert len(flags) == len(set(flags)), name

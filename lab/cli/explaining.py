@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from lab.cli.files import RESULTS, ceilings_of, plot_folder, read
-from lab.cli.options import SETTINGS, with_options
+from lab.cli.options import DEVICE, SETTINGS, with_options
 from lab.errors import LabError
 
 
@@ -126,8 +127,13 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
 @with_options(
     click.option("--prompt-len", "-p", default="10,1000,10000", show_default=True, help="Prompt lengths."),
     click.option("--gen", "-n", default=200, show_default=True, help="Tokens to generate."),
-    click.option("--device", "-d", help="A device of models/devices.toml, or all.  [default: this machine]"),
-    *SETTINGS,
+    click.option(
+        "--device",
+        "-d",
+        help="A device of models/devices.toml; all, or all of a kind: laptop, small, apple, geforce, radeon, arc or "
+        "datacenter.  [default: this machine]",
+    ),
+    *(option for option in SETTINGS if option is not DEVICE),
     click.option(
         "--results", default="results", show_default=True, help="Folder with ceilings, and runs to learn from."
     ),
@@ -141,11 +147,11 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     prompts than were measured here, to other models, quantizations or settings.
     """
     from lab.show import console, text_why
-    from lab.why import prediction
+    from lab.why import datasheet, prediction
 
     model = asked.pop("model")
-    if (device or "").lower() == "all":
-        _everywhere(prompt_len, gen, model, as_json, **asked)
+    if names := datasheet.names_of(device or ""):
+        _on_several(names, prompt_len, gen, model, as_json, **asked)
         return
     answer = prediction.ask(prompt_len, gen, model, device, results, **asked)
     if as_json:
@@ -157,15 +163,15 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     text_why.print_predictions(answer, console.console())
 
 
-def _everywhere(prompt_len: str, gen: int, model: str, as_json: bool, **asked: Any) -> None:
-    """What `--device all` shows: a table of all devices for each prompt length."""
+def _on_several(names: Sequence[str], prompt_len: str, gen: int, model: str, as_json: bool, **asked: Any) -> None:
+    """What `--device all` or a kind shows: a table of its devices for each prompt length."""
     from lab.show import console, text_why
     from lab.why import datasheet, prediction
 
-    shape, by_length = prediction.ask_all(prompt_len, gen, model, **asked)
+    shape, by_length = prediction.ask_all(prompt_len, gen, model, names, **asked)
     if as_json:
         rows = [
-            {"device": device.name, "fits": fits, **dataclasses.asdict(row)}
+            {"device": device.name, "kind": device.kind, "fits": fits, **dataclasses.asdict(row)}
             for rows_of_length in by_length.values()
             for device, row, fits in rows_of_length
         ]
@@ -175,3 +181,5 @@ def _everywhere(prompt_len: str, gen: int, model: str, as_json: bool, **asked: A
     for n, rows_of_length in by_length.items():
         text_why.print_devices(shape, n, gen, rows_of_length, out)
     out.print(datasheet.BASIS)
+    if len({datasheet.find_device(name).kind for name in names}) > 1:
+        out.print(f"Devices of one kind only: --device {', '.join(datasheet.kinds())}.")

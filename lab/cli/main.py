@@ -31,6 +31,7 @@ from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.options import Share
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
+from lab.cli.serving import rpc_server
 from lab.errors import LabError
 
 
@@ -176,5 +177,6 @@ for command in (
     export,
     import_,
     models,
+    rpc_server,
 ):
     lab.add_command(command)

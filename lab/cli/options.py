@@ -38,6 +38,7 @@ PROMPT = click.option(
     show_default=True,
     help="text (all of the lab's own), some of these (code,table,story), random, or a text file.",
 )
+DEVICE = click.option("--device", "-dev", help="Devices for layers, by name (lab machine), or none.  [default: all]")
 ENGINE = [
     click.option("--threads", "-t", type=int, help="Threads for decode.  [default: physical cores]"),
     click.option("--threads-batch", type=int, help="Threads for prefill.  [default: as --threads]"),
@@ -75,7 +76,7 @@ ENGINE = [
         metavar="TYPE",
         help="Type of the V cache, likewise.",
     ),
-    click.option("--device", "-dev", help="Devices for layers, by name (lab machine), or none.  [default: all]"),
+    DEVICE,
     click.option(
         "--split-mode",
         "-sm",

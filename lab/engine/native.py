@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lab.core.record import Device
+from lab.engine import sockets
+from lab.errors import LabError
 from lab.process.wire import Build
 
-_DEBUG, _WARNING, _ERROR = 1, 3, 4  # of ggml's log levels
+DEBUG, WARNING, ERROR = 1, 3, 4  # of ggml's log levels
 _log: collections.deque[tuple[int, str]] = collections.deque(maxlen=1000)
 
 
@@ -40,19 +42,24 @@ def ggml(name: str) -> Any:
 
 
 def start(rpc: Sequence[str] = ()) -> Build:
-    """Load the libraries, keep their log in memory, and return what they are, with the devices of RPC servers."""
+    """Load the libraries, keep their log in memory, connect to these RPC servers, and return what they are.
+
+    The servers must have been probed (process/rpc.py): llama.cpp ends this process where one does not answer.
+    """
     lib, base = llama(), ggml("ggml-base")
     lib.llama_log_set(_log_callback, ctypes.c_void_p(0))
     lib.llama_backend_init()
     base.ggml_commit.restype = ctypes.c_char_p
     commit = base.ggml_commit().decode()
+    for endpoint in rpc:
+        _connect(endpoint)
     import llama_cpp
 
     return Build(
         llama_cpp_python=llama_cpp.__version__,
         llama_cpp_commit=None if commit in ("", "unknown") else commit,
         system_info=lib.llama_print_system_info().decode().strip(),
-        devices=_devices(),
+        devices=devices(),
     )
 
 
@@ -73,36 +80,90 @@ def log_lines() -> list[str]:
 
 def complaint() -> str:
     """llama.cpp's last warnings and errors since then, in its own words."""
-    warnings = [text for level, text in _log if level in (_WARNING, _ERROR) and text]
+    warnings = [text for level, text in _log if level in (WARNING, ERROR) and text]
     return "; ".join(dict.fromkeys(warnings[-3:])) or "it gave no reason"
 
 
 def _keep_log(level: int, text: bytes, _: Any) -> None:
-    if level != _DEBUG or b"assigned to device" in text:
+    if level != DEBUG or b"assigned to device" in text:
         _log.append((level, text.decode(errors="replace").strip()[:300]))
 
 
 _log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_keep_log)
 
 
-def _devices() -> tuple[Device, ...]:
-    base, registry = ggml("ggml-base"), ggml("ggml")
-    registry.ggml_backend_dev_count.restype = ctypes.c_size_t
-    registry.ggml_backend_dev_get.restype = ctypes.c_void_p
-    base.ggml_backend_dev_name.restype = ctypes.c_char_p
-    base.ggml_backend_dev_description.restype = ctypes.c_char_p
-    devices = []
-    for index in range(registry.ggml_backend_dev_count()):
-        device = ctypes.c_void_p(registry.ggml_backend_dev_get(ctypes.c_size_t(index)))
+def devices() -> tuple[Device, ...]:
+    """The devices of ggml's list, in its order; one of an RPC server has its address in the description."""
+    known = []
+    for device in _handles():
         free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
-        base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-        kind = base.ggml_backend_dev_type(device)
-        devices.append(
+        ggml("ggml-base").ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        kind = ggml("ggml-base").ggml_backend_dev_type(device)
+        known.append(
             Device(
-                name=base.ggml_backend_dev_name(device).decode(),
-                description=base.ggml_backend_dev_description(device).decode().strip(),
+                name=_text("ggml_backend_dev_name", device),
+                description=_remote.get(device.value) or _text("ggml_backend_dev_description", device),
                 type=dict(enumerate(("cpu", "gpu", "igpu", "accel"))).get(kind, f"type {kind}"),
                 memory_bytes=total.value or None,
             )
         )
-    return tuple(devices)
+    return tuple(known)
+
+
+def handle(name: str) -> Any:
+    """ggml's handle of the device with this name, which is one of `devices`."""
+    return next(device for device in _handles() if _text("ggml_backend_dev_name", device) == name)
+
+
+def rpc_function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of ggml-rpc.h. LabError where the libraries were built without it."""
+    base, registry = ggml("ggml-base"), ggml("ggml")
+    registry.ggml_backend_reg_by_name.restype = ctypes.c_void_p
+    base.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
+    backend = ctypes.c_void_p(registry.ggml_backend_reg_by_name(b"RPC"))
+    address = base.ggml_backend_reg_get_proc_address(backend, name.encode()) if backend else None
+    if not address:
+        raise LabError(
+            "This build of llama.cpp has no RPC.",
+            'Install it with CMAKE_ARGS="-DGGML_RPC=ON", as the README says; its two commands do.',
+        )
+    return ctypes.CFUNCTYPE(result, *arguments)(address)
+
+
+_remote: dict[int | None, str] = {}
+"""Descriptions of devices behind RPC servers, by ggml's handle."""
+
+
+def _connect(endpoint: str) -> None:
+    """Enter an RPC server's devices into ggml's list, as add_rpc_devices of common/arg.cpp does.
+
+    Where nothing holds the connection llama.cpp closes it after each request, and another client could take the server.
+    One backend, never used and never freed, holds it.
+    """
+    base, registry = ggml("ggml-base"), ggml("ggml")
+    base.ggml_backend_dev_init.restype = ctypes.c_void_p
+    before = len(_handles())
+    server = rpc_function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(endpoint.encode())
+    if not server:
+        raise LabError(f"The RPC server at {endpoint} offers no device.", "Start it again: lab rpc-server")
+    registry.ggml_backend_register(ctypes.c_void_p(server))
+    new = _handles()[before:]
+    for i, device in enumerate(new, 1):
+        of_several = f" (device {i} of {len(new)})" if len(new) > 1 else ""
+        _remote[device.value] = f"RPC server {endpoint}{of_several}"
+    base.ggml_backend_dev_init(new[0], None)
+    sockets.watch_peers()
+
+
+def _handles() -> list[ctypes.c_void_p]:
+    registry = ggml("ggml")
+    registry.ggml_backend_dev_count.restype = ctypes.c_size_t
+    registry.ggml_backend_dev_get.restype = ctypes.c_void_p
+    count = registry.ggml_backend_dev_count()
+    return [ctypes.c_void_p(registry.ggml_backend_dev_get(ctypes.c_size_t(index))) for index in range(count)]
+
+
+def _text(function: str, device: ctypes.c_void_p) -> str:
+    read = getattr(ggml("ggml-base"), function)
+    read.restype = ctypes.c_char_p
+    return str(read(device).decode().strip())

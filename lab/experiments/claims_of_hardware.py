@@ -7,7 +7,6 @@ does not stand in for a measurement that the claim is about.
 from __future__ import annotations
 
 import dataclasses
-import re
 import statistics
 from collections.abc import Sequence
 
@@ -25,9 +24,6 @@ from lab.runner import machine
 from lab.why import datasheet, prediction, probing, roofline, where
 
 A100, H100 = "a100-80gb", "h100"
-NOT_THE_SAME = {"ti", "super", "laptop", "mobile", "pcie", "nvl", "max", "pro", "ultra", "q"}
-"""Words that make another device of one: what is left of a description must not hold them."""
-
 FEWEST_MACHINES = 4
 GBIT = 10
 """The line between two machines that a cache is moved over, in Gbit/s."""
@@ -114,11 +110,7 @@ def device_of(record: Record) -> datasheet.Device | None:
     offload = machine.accelerators(record.machine.devices)
     if not record.settings.n_gpu_layers or not offload:
         return None
-    words = set(re.findall(r"[a-z0-9]+", offload[0].description.lower()))
-    names = {name: set(name.split("-")) for name in datasheet.devices()}
-    fitting = [name for name, parts in names.items() if parts <= words and not (words - parts) & NOT_THE_SAME]
-    best = max(fitting, key=lambda name: len(names[name]), default=None)
-    return None if best is None else datasheet.devices()[best]
+    return datasheet.recognise(offload[0].description, offload[0].memory_bytes)
 
 
 def bandwidth_predicts_better(evidence: Evidence) -> Judgement:

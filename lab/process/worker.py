@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from lab.core.lines import from_json, to_json
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError
+from lab.process import rpc, rpc_server
+from lab.process.spawning import cause_of_death, detached, environment
 from lab.process.wire import (
     DEFAULT_BACKEND,
     FIRST_TOKEN,
@@ -45,6 +48,12 @@ POLL_S = 0.1
 
 END_S = 5
 """How long the parent waits for a killed child to be gone."""
+
+PATIENCE_S = 20
+"""How long a restart waits for RPC servers: one may be started again, or still compute for the child that died."""
+
+SILENCE_S = 1800
+"""How long a run over RPC may bring no token: a step of a large model on slow machines takes minutes."""
 
 MAX_TOKENS = 1 << 20
 """Most tokens of one run that fit into the progress file."""
@@ -72,6 +81,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.backend = DEFAULT_BACKEND
+        self.servers: tuple[rpc.Answer, ...] = ()  # what the RPC servers answered before this child began
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
             self._progress_path = Path(self._folder.name) / "progress"
@@ -87,37 +97,39 @@ class Worker:
         self._spawn()
 
     def restart(self) -> None:
-        """A fresh child, without a model."""
+        """A fresh child, without a model. LabError where an RPC server of it does not answer for PATIENCE_S."""
         self._end_child()
-        self._spawn()
+        self._spawn(PATIENCE_S)
 
     def use(self, backend: Backend) -> None:
-        """Work with these libraries and servers from now on: a fresh child, where it worked with others."""
-        if backend != self.backend:
-            self.backend = backend
-            self.__dict__.pop("build", None)
-            self.restart()
+        """Work with these libraries and servers from now on: a fresh child, where it worked with others.
 
-    def _spawn(self) -> None:
-        detached: dict[str, Any] = {"start_new_session": True}  # Ctrl-C reaches the parent alone
-        if os.name == "nt":
-            detached = {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
+        LabError where an RPC server does not answer, or not as llama.cpp needs it; then no server is used.
+        """
+        if backend == self.backend:
+            return
+        self._end_child()
+        self.__dict__.pop("build", None)
+        self.backend = backend
+        try:
+            self._spawn()
+        except LabError:
+            self.backend = DEFAULT_BACKEND
+            self._spawn()
+            raise
+
+    def _spawn(self, patience_s: float = 0) -> None:
+        self.servers = rpc_server.ask(self.backend.rpc, self.backend.lib, patience_s)
+        self._verdict = ""
+        command = (sys.executable, "-P", "-c", _CHILD)
         with self._stderr_path.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-c", _CHILD),
-                    *(str(self._progress_path), str(Path(__file__).parents[2])),
-                    *self.backend.rpc,
-                ],
+                [*command, str(self._progress_path), str(Path(__file__).parents[2]), *self.backend.rpc],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={
-                    **os.environ,
-                    "GGML_NO_BACKTRACE": "1",
-                    **({} if self.backend.lib is None else {"LLAMA_CPP_LIB_PATH": self.backend.lib}),
-                },
-                **detached,
+                env=environment(self.backend.lib),
+                **detached(),
             )
         self._pid: int | None = None
         self._pids: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -191,10 +203,19 @@ class Worker:
         n_tokens = scripts.n_chosen(script)
         self._progress[: FIRST_TOKEN + n_tokens] = _unset(FIRST_TOKEN + n_tokens)
 
+        latest, since = Progress(0, ()), time.monotonic()
+
         def look() -> None:
+            nonlocal latest, since
             chosen = self._progress[FIRST_TOKEN : FIRST_TOKEN + n_tokens].tolist()
             n = chosen.index(-1) if -1 in chosen else n_tokens
-            watch(Progress(max(0, self._progress[N_PREFILLED]), tuple(chosen[:n])))
+            progress = Progress(max(0, self._progress[N_PREFILLED]), tuple(chosen[:n]))
+            if progress != latest:
+                latest, since = progress, time.monotonic()
+            elif self.backend.rpc and time.monotonic() - since > SILENCE_S:  # llama.cpp waits for servers for ever
+                self._verdict = f"No token for {SILENCE_S / 60:g} minutes: an RPC server hangs, or its machine does. "
+                self._kill()
+            watch(progress)
 
         outcome = from_json(Outcome, self._ask("run", look, script=json.loads(to_json(list(script)))))
         look()
@@ -212,13 +233,16 @@ class Worker:
         mapping.close()  # else Windows keeps the file
         self._folder.cleanup()
 
-    def _end_child(self) -> None:
+    def _kill(self) -> None:
         alive = self._process.poll() is None
         self._process.kill()
         with suppress(OSError, queue.Empty):
             pid = self._pid or self._pids.get(timeout=END_S)
             if alive and pid != self._process.pid:  # that was a launcher
                 os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+
+    def _end_child(self) -> None:
+        self._kill()
         self._process.wait()
         self._listener.join(END_S)  # until nothing holds the other end of the pipe any more
         for pipe in (self._process.stdin, self._process.stdout):
@@ -267,27 +291,9 @@ class Worker:
         replies.put(_DIED)
 
     def _cause_of_death(self) -> str:
-        status = self._process.wait()
         lines = self._stderr_path.read_text(errors="replace").strip().splitlines()
-        last_words = f" Its last words: {' | '.join(lines[-3:])}" if lines else ""
-        return f"The engine's process ended: {explain_exit(status)}.{last_words}"
-
-
-def explain_exit(status: int) -> str:
-    """An exit status of the child in words."""
-    if status >= 0:
-        return f"exit status {status:#x}" if status > 255 else f"exit status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = "an unknown signal"
-    causes = {
-        "SIGKILL": "killed from outside; when memory is short, the system does this",
-        "SIGSEGV": "a crash in native code",
-        "SIGABRT": "native code gave up (a failed assertion)",
-        "SIGILL": "a build for another CPU",
-    }
-    return f"{name} ({causes[name]})" if name in causes else name
+        verdict = self._verdict or rpc_server.lost(self.backend.rpc, self.backend.lib)
+        return verdict + cause_of_death("The engine's process", self._process.wait(), lines)
 
 
 def _unset(n: int) -> memoryview[int]:

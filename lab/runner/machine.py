@@ -53,6 +53,34 @@ def accelerators(devices: Sequence[Device]) -> tuple[Device, ...]:
     return tuple(device for device in devices if device.type in ("gpu", "igpu"))
 
 
+def own_addresses() -> list[str]:
+    """The IPv4 addresses at which other machines can reach this one."""
+    import socket
+
+    import psutil
+
+    addresses = [address for of_card in psutil.net_if_addrs().values() for address in of_card]
+    numbers = [address.address for address in addresses if address.family == socket.AF_INET]
+    return [number for number in numbers if not number.startswith("127.")]
+
+
+def servers_here(endpoints: Sequence[str]) -> list[int]:
+    """The processes of this machine that listen at these HOST:PORT, as far as the system tells."""
+    import psutil
+
+    wanted = {tuple(endpoint.rsplit(":", 1)) for endpoint in endpoints}
+    if not wanted:
+        return []
+    own = {*own_addresses(), "127.0.0.1"}
+    try:
+        connections = psutil.net_connections("tcp4")
+    except psutil.Error:  # macOS wants more rights for it
+        return []
+    ports = {port for host, port in wanted if host in own or host.startswith("127.")}
+    listening = [(c.pid, tuple(c.laddr)) for c in connections if c.status == psutil.CONN_LISTEN and c.pid]
+    return sorted({pid for pid, address in listening if pid and str(address[-1]) in ports})
+
+
 def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
     """The devices that layers are on, apart from the CPU."""
     if settings.n_gpu_layers == 0:

@@ -26,15 +26,17 @@ if TYPE_CHECKING:
 class NoiseWatch:
     """Reads what else the machine does while a run lasts: call `sample` ten times a second, then `finish`.
 
-    `pid` is the engine's process, whose CPU time (with that of this process) is not noise.
+    `pid` is the engine's process, whose CPU time (with that of this process, and of `servers` that work for it) is not
+    noise.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, servers: Sequence[int] = ()) -> None:
         import psutil
 
         self._own = [psutil.Process()]
-        with contextlib.suppress(psutil.Error):
-            self._own.append(psutil.Process(pid))
+        for own in (*servers, pid):
+            with contextlib.suppress(psutil.Error):
+                self._own.append(psutil.Process(own))
         self._gpus = GpuWatch([process.pid for process in self._own])
         self._before = read_noise(self._own, self._gpus)
         self._started = time.monotonic()

@@ -8,6 +8,7 @@ from typing import Any
 
 from lab.core.record import Device, Model
 from lab.errors import LabError
+from lab.process import rpc
 from lab.process.wire import Backend
 from lab.runner import machine
 
@@ -43,7 +44,7 @@ class Asked:
 
 def backend(asked: Asked) -> Backend:
     """What the engine's process is to be started with."""
-    return Backend(asked.lib or None, _parts(asked.rpc))
+    return Backend(asked.lib or None, rpc.parse(",".join(_parts(asked.rpc))) if asked.rpc else ())
 
 
 def n_layers(asked: Asked, wanted: int | None, devices: Sequence[Device], model: Model) -> tuple[int, list[str]]:
@@ -77,7 +78,7 @@ def settings(asked: Asked, n_gpu_layers: int, devices: Sequence[Device], model: 
         "kv_offload": asked.kv_offload,
         "op_offload": asked.op_offload,
         "mmap": asked.mmap,
-        "rpc": _parts(asked.rpc) or None,
+        "rpc": backend(asked).rpc or None,
         "lib": asked.lib,
     }
     is_whole = model.n_layer is not None and n_gpu_layers > model.n_layer

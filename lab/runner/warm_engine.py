@@ -22,7 +22,7 @@ from lab.core.script import Script
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Progress, Worker, WorkerDied
-from lab.runner import noise_watch, offload, prompts
+from lab.runner import machine, noise_watch, offload, prompts
 from lab.runner.case import Case, measured_run, with_room
 from lab.runner.plan import Plan
 from lab.runner.progress import Reporter
@@ -65,6 +65,7 @@ class WarmEngine:
         self.reporter.report_status("loading the model")
         draft = self.plan.draft
         self._vocabulary = self.worker.load(self.plan.file.path, self.plan.settings, draft.file.path if draft else None)
+        self._servers = machine.servers_here(self.settings.rpc or ())
         self.model = dataclasses.replace(self.model, description=self._vocabulary.description)
         for source in {self._source(case) for case in self.plan.cases} | {self.plan.prompt}:
             if source.text is not None:
@@ -130,7 +131,7 @@ class WarmEngine:
         started_at = utc_now()
         show = self.reporter.progress_watcher(case, repeat, warmup, self._pieces)
         shown = time.monotonic()
-        noise = noise_watch.NoiseWatch(self.worker.pid)
+        noise = noise_watch.NoiseWatch(self.worker.pid, self._servers)
 
         def look(progress: Progress) -> None:
             nonlocal shown

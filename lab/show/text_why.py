@@ -280,7 +280,7 @@ def print_devices(
             _span(row.prefill_s),
             _span((1 / row.tpot_s[1], 1 / row.tpot_s[0])),
             _span(row.e2e_s),
-            "" if fits else "memory not known" if fits is None else f"does not fit into {device.memory_gb:g} GB",
+            "" if fits else "memory not known" if fits is None else f"over its {device.memory_gb:g} GB",
         )
     out.print(grid)
 

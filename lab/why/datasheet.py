@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from lab.errors import LabError
 from lab.models.catalog import data_file
@@ -24,16 +27,31 @@ BASIS = (
 )
 
 
+ALL = "all"
+"""What stands for all devices where a kind may stand."""
+
+NOT_THE_SAME = re.compile("ti|super|d|laptop|mobile|max|q|pro|ultra|ada|server|pcie|nvl|mig|xt|xtx|gre")
+"""Words that make another device of one: what is left of a description must not hold them. (q: Max-Q.)"""
+
+VARIANT = re.compile(r"\d+gb|\d+core|gddr\w+")
+"""Words of a name that tell variants apart which drivers describe alike."""
+
+SAME_MEMORY = 0.08
+"""Drivers keep some memory for themselves: what they report may differ from the nominal size by this part."""
+
+
 @dataclass(frozen=True)
 class Device:
-    """A device of models/devices.toml. `tflops`: dense FP16 peak; both are the datasheet's."""
+    """A device of models/devices.toml, which explains the fields. `tflops`: dense FP16 peak, as published."""
 
+    kind: str
     name: str
     about: str
     gbps: float
     source: str
     tflops: float | None = None
     memory_gb: float | None = None
+    checked: str | None = None
 
     @property
     def memory_bytes(self) -> float | None:
@@ -42,23 +60,100 @@ class Device:
 
 @cache
 def devices() -> dict[str, Device]:
-    """The devices of models/devices.toml by name."""
+    """The devices of models/devices.toml by name. LabError for an entry that is not whole."""
     with data_file("devices.toml").open("rb") as file:
-        return {name: Device(name=name, **facts) for name, facts in tomllib.load(file).items()}
+        try:
+            entries = tomllib.load(file)
+        except tomllib.TOMLDecodeError as error:
+            raise LabError(f"models/devices.toml is not TOML: {error}.", "Correct that line.") from error
+    return {name: from_entry(kind, name, facts) for kind in entries for name, facts in entries[kind].items()}
+
+
+def from_entry(kind: str, name: str, facts: Any) -> Device:
+    """The device of an entry. LabError for fields that are missing, unknown, no figures, or contradict each other."""
+    try:
+        if not isinstance(facts, dict):
+            raise TypeError(f"its heading must be [KIND.NAME], not [{kind}]")
+        rest = dict(facts)
+        bus_bits, mtps = rest.pop("bus_bits", None), rest.pop("mtps", None)
+        if (bus_bits is None) != (mtps is None) or (bus_bits is None) != ("gbps" in rest):
+            raise TypeError("it takes either gbps, or bus_bits and mtps")
+        if bus_bits is not None:
+            rest["gbps"] = bus_bits * mtps / 8e3
+        for field in ("gbps", "tflops", "memory_gb"):
+            if field in rest and not rest[field] > 0:
+                raise TypeError(f"{field} must be over 0")
+        return Device(kind=kind, name=name, **rest)
+    except TypeError as error:
+        hint = "The head of that file says which fields an entry takes."
+        raise LabError(f"[{kind}.{name}] of models/devices.toml cannot be used: {error}.", hint) from error
+
+
+def kinds() -> tuple[str, ...]:
+    """The kinds of devices, in the order of models/devices.toml."""
+    return tuple(dict.fromkeys(device.kind for device in devices().values()))
+
+
+def names_of(group: str) -> tuple[str, ...]:
+    """The names of all devices for "all", those of a kind for its name; empty for any other word."""
+    wanted = _as_name(group)
+    return tuple(name for name, device in devices().items() if wanted in (ALL, device.kind))
 
 
 def find_device(name: str) -> Device:
-    """A device by its name. LabError with close names for an unknown one."""
-    known = devices()
-    device = known.get(name.lower().replace(" ", "-"))
-    if device is None:
-        close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-        offer = f"Did you mean {' or '.join(close)}?" if close else f"Known: all, {', '.join(known)}."
-        raise LabError(f"There is no device named {name!r}.", offer)
-    return device
+    """A device by its name. LabError with close names for an unknown one, and for the name of a kind."""
+    wanted, known = _as_name(name), devices()
+    if wanted in known:
+        return known[wanted]
+    if members := names_of(wanted):
+        raise LabError(f"{name!r} stands for {len(members)} devices.", f"Name one: {', '.join(members[:3])}, ...")
+    choices = [*known, *kinds()]
+    close = sorted((choice for choice in choices if wanted and wanted in choice), key=len)
+    close = close or difflib.get_close_matches(wanted, choices, n=3, cutoff=0.5)
+    raise LabError(
+        f"There is no device named {name!r}.",
+        f"Did you mean {' or '.join(close[:3])}?"
+        if close
+        else f"lab predict --device {ALL} shows all names, and --device KIND those of a kind: {', '.join(kinds())}.",
+    )
+
+
+def _as_name(words: str) -> str:
+    return words.strip().lower().replace(" ", "-")
+
+
+def recognise(description: str, memory_bytes: int | None = None) -> Device | None:
+    """The device that a driver describes so, with so much memory; None where none fits for sure."""
+    words = set(re.findall(r"[a-z0-9]+", description.lower()))
+    fitting: dict[frozenset[str], list[Device]] = {}
+    for device in devices().values():
+        parts = frozenset(part for part in _words(device) if not VARIANT.fullmatch(part))
+        if parts <= words and not any(NOT_THE_SAME.fullmatch(word) for word in words - parts):
+            fitting.setdefault(parts, []).append(device)
+    alike = fitting[max(fitting, key=len)] if fitting else []
+    variants = {part for device in alike for part in _words(device) if VARIANT.fullmatch(part)}
+    if variants:
+        if not all(variant.endswith("gb") for variant in variants):
+            return None
+        sizes = [float(word[:-2]) for word in words if re.fullmatch(r"\d+gb", word)]
+        sizes = sizes or ([] if memory_bytes is None else [memory_bytes / 2**30])
+        alike = [device for device in alike if _has_memory(device, sizes)]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _words(device: Device) -> Sequence[str]:
+    """The words that a driver's description holds: of Apple's chips also the maker, since others share their names."""
+    return [*device.name.split("-"), *(["apple"] if device.kind == "apple" else [])]
+
+
+def _has_memory(device: Device, sizes: Sequence[float]) -> bool:
+    """Whether a device has one of these sizes in GB. Apple's driver reports a part of the memory: never for Apple."""
+    nominal = None if device.kind == "apple" else device.memory_gb
+    return nominal is not None and any(abs(size - nominal) <= SAME_MEMORY * nominal for size in sizes)
 
 
 def basis(device: Device) -> str:
     """What a prediction for a device rests on, in words."""
     peak = f" and {device.tflops:g} TFLOP/s" if device.tflops else "; no FP16 peak"
-    return f"From the datasheet: {device.gbps:g} GB/s{peak} ({device.source}). {BASIS}"
+    checked = f"checked: {device.checked}" if device.checked else "not found again when this list was checked"
+    return f"From the datasheet: {device.gbps:g} GB/s{peak} ({device.source}; {checked}). {BASIS}"

@@ -119,12 +119,12 @@ def ask(
 
 
 def ask_all(
-    prompt_len: str | Sequence[int], gen: int, model: str, **settings: Any
+    prompt_len: str | Sequence[int], gen: int, model: str, names: Sequence[str] = (), **settings: Any
 ) -> tuple[Model, dict[int, list[tuple[Device, Prediction, bool | None]]]]:
-    """The model, and for each prompt length what `on_devices` predicts for all devices."""
+    """The model, and for each prompt length what `on_devices` predicts for these devices, or for all."""
     lengths = _checked(prompt_len, gen)
     plan = _plan(model, settings)
-    return plan.model, {n: on_devices(plan.model, plan.settings, n, gen) for n in lengths}
+    return plan.model, {n: on_devices(plan.model, plan.settings, n, gen, names) for n in lengths}
 
 
 def memory_bytes(model: Model, settings: Settings, n_ctx: int) -> int:

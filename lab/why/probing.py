@@ -130,7 +130,7 @@ def _run_probes(
             if round_number >= ROUNDS:
                 watch(f"{words}: another round (at most {MOST_EXTRA_ROUNDS} more are made)")
                 n_all += len(wanted)
-            noisy = noise_watch.NoiseWatch(worker.pid)
+            noisy = noise_watch.NoiseWatch(worker.pid, machine.servers_here(worker.backend.rpc))
             for probe in wanted:
                 n_done += 1
                 noisy.sample()

@@ -1,0 +1,282 @@
+"""An RPC server of this machine: ggml's own, in a child process that ends with its parent."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import ipaddress
+import json
+import os
+import queue
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from lab.core.lines import from_json
+from lab.core.record import Device
+from lab.errors import LabError
+from lab.process import rpc
+from lab.process.spawning import cause_of_death, detached, environment
+
+START_S = 60
+"""Within this a server must have answered its first question."""
+
+BRIEF_S = 0.3
+"""Connections that end sooner are questions (of a probe, or of a client that looks at devices), not work."""
+
+_POLL_S = 0.1
+_ENDED = object()
+_CHILD = "import sys; sys.path.append(sys.argv[2]); from lab.engine import rpc_server; rpc_server."
+
+
+class RpcServer:
+    """A server that answers. Use it in a `with` block: leaving it ends the server."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        devices: Sequence[str] = (),
+        n_threads: int = 1,
+        cache_folder: Path | None = None,
+        is_open: bool = False,
+    ) -> None:
+        self.endpoint = f"{host}:{_free_port(host, port, is_open)}"
+        asked = {
+            "endpoint": self.endpoint,
+            "devices": list(devices),
+            "n_threads": n_threads,
+            "cache": None if cache_folder is None else str(cache_folder),
+        }
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._complaints: collections.deque[str] = collections.deque(maxlen=3)
+        self.devices: tuple[Device, ...] = ()
+        self.version = ""  # of the protocol
+        self._process = _spawn("serve()", json.dumps(asked))
+        self._listeners = [
+            threading.Thread(target=listen, args=(stream, self._events), daemon=True)
+            for listen, stream in ((_listen, self._process.stdout), (_listen_to_complaints, self._process.stderr))
+        ]
+        for listener in self._listeners:
+            listener.start()
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        deadline, is_answered = time.monotonic() + START_S, False
+        while not (self.devices and self.version and is_answered):
+            is_answered = is_answered or (bool(self.devices) and is_listening(self.endpoint))
+            event = self._next(_POLL_S) or {}
+            if "error" in event:
+                raise LabError(event["error"], event["hint"])
+            if "devices" in event:
+                self.devices = tuple(from_json(Device, json.dumps(device)) for device in event["devices"])
+            if time.monotonic() > deadline:
+                raise LabError(f"The RPC server at {self.endpoint} did not start within {START_S} s.", "Try it again.")
+
+    def watch(self, show: Callable[[str], None]) -> None:
+        """Call `show` with a sentence for each client that comes and goes and each complaint of llama.cpp, for ever.
+
+        LabError when the server ends by itself.
+        """
+        client, since, is_shown = None, 0.0, False
+        while True:
+            event = self._next(_POLL_S) or {}
+            if "complaint" in event:
+                show(f"llama.cpp: {event['complaint']}")
+            if "client" in event:
+                client, since, is_shown = event["client"] or "a client", time.monotonic(), False
+            if "closed" in event:
+                if is_shown:
+                    show(f"{client} left after {time.monotonic() - since:.1f} s")
+                client = None
+            elif client and not is_shown and time.monotonic() - since > BRIEF_S:
+                is_shown = True
+                show(f"{client} connected")
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the server, whatever it is doing."""
+        self._process.kill()
+        self._process.wait()
+        for listener in self._listeners:
+            listener.join(5)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+
+    def __enter__(self) -> RpcServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _next(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next event; None where there is none in time. LabError where the server has ended."""
+        try:
+            event = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if event is not _ENDED:
+            if "complaint" in event:
+                self._complaints.append(event["complaint"])
+            self.version = event.get("version", self.version)
+            return dict(event)
+        self._listeners[1].join(5)
+        while not self._events.empty():
+            self._complaints.append(self._events.get().get("complaint", ""))
+        raise LabError(
+            cause_of_death(f"The RPC server at {self.endpoint}", self._process.wait(), list(self._complaints)),
+            "Its clients have lost what was on it. Start it again.",
+        )
+
+
+def cache_folder() -> Path:
+    """Where llama.cpp's rpc-server keeps what it was sent (fs_get_cache_directory of rpc-server.cpp). The folder
+    is made where it is missing; LabError where it cannot be."""
+    if given := os.environ.get("LLAMA_CACHE"):
+        folder = Path(given)
+    elif os.name == "nt":
+        folder = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local")) / "llama.cpp"
+    elif sys.platform == "darwin":
+        folder = Path.home() / "Library/Caches/llama.cpp"
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llama.cpp"
+    try:
+        (folder / "rpc").mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise LabError(
+            f"The cache folder {folder / 'rpc'} cannot be made: {problem.strerror}.",
+            "Leave --cache out, or set LLAMA_CACHE to another folder.",
+        ) from None
+    return folder / "rpc"
+
+
+@cache
+def own_version(lib: str | None = None) -> rpc.Version:
+    """Which version of the RPC protocol the libraries in a folder speak, as they print it; None: those installed.
+
+    LabError where they were built without RPC.
+    """
+    with _spawn("print_version()", "", lib) as process:
+        printed, complaints = process.communicate()
+    lines = printed.decode(errors="replace").splitlines()
+    for line in lines:
+        if match := re.match(r"Starting RPC server v(\d+)\.(\d+)\.(\d+)$", line):
+            return int(match[1]), int(match[2]), int(match[3])
+        if line.startswith('{"error"'):
+            problem = json.loads(line)
+            raise LabError(problem["error"], problem["hint"])
+    words = cause_of_death("It", process.returncode, complaints.decode(errors="replace").strip().splitlines())
+    raise LabError(
+        f"llama.cpp does not say which RPC protocol it speaks. {words}", "Is this another build of it? See: lab machine"
+    )
+
+
+def ask(endpoints: Sequence[str], lib: str | None, patience_s: float = 0) -> tuple[rpc.Answer, ...]:
+    """What these servers answer, before llama.cpp connects to them: it would end its process where one does not.
+
+    LabError where one of them cannot be used, also after `patience_s` seconds.
+    """
+    return rpc.probe_all(endpoints, own_version(lib), patience_s) if endpoints else ()
+
+
+def lost(endpoints: Sequence[str], lib: str | None) -> str:
+    """A sentence for each server that went away while it was used."""
+    sentences = []
+    for endpoint in endpoints:
+        try:
+            rpc.probe(endpoint, own_version(lib))
+        except rpc.Unavailable as problem:
+            sentences.append(f"The RPC server {endpoint} went away: {problem.reason}. ")
+        except LabError:  # it is there, and a restart says what is wrong with it
+            continue
+    return "".join(sentences)
+
+
+def is_listening(endpoint: str) -> bool:
+    """Whether a connection to it can be made."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        # Closed at once: the server sees a client that leaves without a word.
+        socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, int(port)), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _spawn(call: str, argument: str, lib: str | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _CHILD + call, argument, str(Path(__file__).parents[2])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(lib),
+        **detached(),
+    )
+
+
+def _listen(stream: IO[bytes], events: queue.SimpleQueue[Any]) -> None:
+    with suppress(ValueError, OSError):  # the parent has closed it
+        for line in stream:
+            events.put(json.loads(line))
+    events.put(_ENDED)
+
+
+def _listen_to_complaints(stream: IO[bytes], events: queue.SimpleQueue[Any]) -> None:
+    with suppress(ValueError, OSError):
+        for line in stream:
+            if text := line.decode(errors="replace").strip():
+                events.put({"complaint": text})
+
+
+def _free_port(host: str, port: int, is_open: bool) -> int:
+    """`port`, or for 0 one that the system chooses. LabError where a server may not or cannot listen there."""
+    try:
+        address = ipaddress.IPv4Address(host)
+    except ValueError:
+        raise LabError(
+            f"--host {host} is not a numeric IPv4 address, which llama.cpp's RPC needs.",
+            "Use 127.0.0.1 for this machine alone, or the address that this machine has in your network.",
+        ) from None
+    if not address.is_loopback and not is_open:
+        raise LabError(
+            f"--host {host} can be reached from other machines, and whoever reaches this server can run what they "
+            "like with this machine's memory.",
+            "Where all machines of that network are yours, add --open-network.",
+        )
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        if os.name != "nt":  # as llama.cpp does it; on Windows this would take a port that is in use
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as problem:
+            raise LabError(
+                f"No server can listen at {host}:{port}: {problem.strerror}.", _hint(problem.errno)
+            ) from None
+        return int(trial.getsockname()[1])
+
+
+def _hint(number: int | None) -> str:
+    if number == errno.EADDRINUSE:
+        return (
+            "Another program has this port, perhaps another lab rpc-server: choose another --port, or 0 for a free one."
+        )
+    if number == errno.EADDRNOTAVAIL:
+        return "This machine does not have this address. 0.0.0.0 stands for all that it has."
+    return "Choose a --port above 1023, or 0 for a free one."

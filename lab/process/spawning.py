@@ -1,0 +1,43 @@
+"""What the child processes of the lab have in common: how they start, and what their end means."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+
+def detached() -> dict[str, Any]:
+    """Arguments of Popen with which Ctrl-C reaches the parent alone."""
+    if os.name == "nt":
+        return {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
+    return {"start_new_session": True}
+
+
+def environment(lib: str | None = None) -> dict[str, str]:
+    """The environment of a child that loads the llama.cpp libraries in folder `lib`; None: those installed."""
+    return {**os.environ, "GGML_NO_BACKTRACE": "1", **({} if lib is None else {"LLAMA_CPP_LIB_PATH": lib})}
+
+
+def cause_of_death(name: str, status: int, lines: Sequence[str]) -> str:
+    """Why the process called `name` ended, with the last of the lines that it wrote to stderr."""
+    last_words = f" Its last words: {' | '.join(lines[-3:])}" if lines else ""
+    return f"{name} ended: {explain_exit(status)}.{last_words}"
+
+
+def explain_exit(status: int) -> str:
+    """An exit status of a child in words."""
+    if status >= 0:
+        return f"exit status {status:#x}" if status > 255 else f"exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = "an unknown signal"
+    causes = {
+        "SIGKILL": "killed from outside; when memory is short, the system does this",
+        "SIGSEGV": "a crash in native code",
+        "SIGABRT": "native code gave up (a failed assertion)",
+        "SIGILL": "a build for another CPU",
+    }
+    return f"{name} ({causes[name]})" if name in causes else name

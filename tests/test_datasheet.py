@@ -1,0 +1,169 @@
+"""The devices of models/devices.toml: every entry is whole, and a driver's words name the right one or none."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.errors import LabError
+from lab.why import datasheet
+
+ENTRIES: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
+    (Path(__file__).parent.parent / "models" / "devices.toml").read_text()
+)
+WHOLE = {"about": "a", "gbps": 100, "source": "b"}
+
+
+def test_no_name_is_there_twice_or_that_of_a_kind() -> None:
+    names = [name for entries in ENTRIES.values() for name in entries]
+    assert len(names) == len(set(names)) == len(datasheet.devices())
+    assert not set(names) & {*ENTRIES, datasheet.ALL}
+    assert datasheet.kinds() == tuple(ENTRIES) and datasheet.names_of("all") == tuple(names)
+    assert all(datasheet.names_of(kind) == tuple(ENTRIES[kind]) for kind in ENTRIES)
+    abouts = [device.about for device in datasheet.devices().values()]
+    assert len(abouts) == len(set(abouts))
+
+
+@pytest.mark.parametrize("device", datasheet.devices().values(), ids=lambda device: str(device.name))
+def test_an_entry_is_whole_and_sane(device: datasheet.Device) -> None:
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", device.name)
+    assert device.about == device.about.strip() != "" and device.source == device.source.strip() != ""
+    assert device.checked is None or device.checked == device.checked.strip() != ""
+    assert 10 <= device.gbps <= 30_000
+    assert device.tflops is None or 20 <= 1e3 * device.tflops / device.gbps <= 1_000  # the ridge, in FLOPs per byte
+    assert device.memory_gb is None or 2 <= device.memory_gb <= 1_024
+    memory = re.search(r"-(\d+)gb", device.name)
+    assert memory is None or device.memory_gb == float(memory[1])
+    in_words = re.search(r"(\d+) GB\b", device.about)
+    assert in_words is None or device.memory_gb == float(in_words[1])
+
+
+def test_bandwidth_by_arithmetic_is_that_of_the_bus_and_the_rate_in_its_source() -> None:
+    by_arithmetic = [
+        (name, facts) for entries in ENTRIES.values() for name, facts in entries.items() if "mtps" in facts
+    ]
+    assert len(by_arithmetic) > 10
+    for name, facts in by_arithmetic:
+        bus_bits, mtps, source = facts["bus_bits"], facts["mtps"], facts["source"]
+        assert datasheet.find_device(name).gbps == pytest.approx(bus_bits // 8 * mtps / 1000)
+        assert "gbps" not in facts and bus_bits in (64, 128, 256)
+        assert f"-{mtps}" in source or f"{mtps // 1000} Gbit/s" in source, source
+        assert f"{bus_bits} bits" in source or f"{bus_bits // 64} " in source, source
+    assert datasheet.find_device("laptop-ddr5").gbps == 89.6 and datasheet.find_device("ryzen-ai-max-395").gbps == 256
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gbps": None}, "either gbps, or bus_bits and mtps"),
+        ({"bus_bits": 64, "mtps": 3200}, "either gbps, or bus_bits and mtps"),
+        ({"gbps": None, "bus_bits": 64}, "either gbps, or bus_bits and mtps"),
+        ({"source": None}, "source"),
+        ({"watts": 300}, "watts"),
+        ({"gbps": 0}, "gbps must be over 0"),
+        ({"tflops": "many"}, "not supported"),
+    ],
+)
+def test_an_entry_that_is_not_whole_is_named(changes: dict[str, object], words: str) -> None:
+    facts = {key: value for key, value in {**WHOLE, **changes}.items() if value is not None}
+    with pytest.raises(LabError, match=rf"\[small\.mine\] of models/devices\.toml cannot be used: .*{words}"):
+        datasheet.from_entry("small", "mine", facts)
+    assert datasheet.from_entry("small", "mine", WHOLE).gbps == 100
+    with pytest.raises(LabError, match=r"its heading must be \[KIND\.NAME\], not \[mine\]"):
+        datasheet.from_entry("mine", "about", "a laptop")
+
+
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "devices.toml"
+    broken.write_text("[small.mine\n")
+    monkeypatch.setattr(datasheet, "data_file", lambda name: broken)
+    with pytest.raises(LabError, match=r"models/devices\.toml is not TOML: .*line 1"):
+        datasheet.devices.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("name", "offered"),
+    [
+        ("rtx4090", "rtx-4090"),
+        ("4090", "rtx-4090 or rtx-4090-d or rtx-4090-laptop"),
+        ("a100", "a100-40gb or a100-80gb or a100-80gb-pcie"),
+        ("m4-mx", "m4-max"),
+        ("9070 xtx", "rx-9070-xt"),
+        ("geforces", "geforce"),
+        ("xyzxyz", "--device all shows all names"),
+        ("", "--device all shows all names"),
+        ("geforce", "Name one: rtx-3050-6gb"),
+        ("all", "Name one: "),
+    ],
+)
+def test_an_unknown_name_is_answered_with_close_ones(name: str, offered: str) -> None:
+    with pytest.raises(LabError) as raised:
+        datasheet.find_device(name)
+    assert offered in str(raised.value.hint)
+
+
+def test_a_basis_says_whether_its_figures_were_found_again() -> None:
+    assert "whitepaper; checked: Wikipedia)" in datasheet.basis(datasheet.find_device("RTX 4090"))
+    own = datasheet.from_entry("small", "mine", WHOLE)
+    assert "(b; not found again when this list was checked)" in datasheet.basis(own)
+
+
+@pytest.mark.parametrize(
+    ("description", "gb", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 79.2, "a100-80gb"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 39.4, None),
+        ("NVIDIA A100 80GB PCIe", 79.2, "a100-80gb-pcie"),
+        ("NVIDIA A100-PCIE-40GB", 39.4, None),
+        ("NVIDIA H100 80GB HBM3", 79.1, "h100"),
+        ("NVIDIA H100 PCIe", 79.1, "h100-pcie"),
+        ("NVIDIA H100 NVL", 93.1, "h100-nvl"),
+        ("NVIDIA GH200 480GB", 94.5, None),
+        ("NVIDIA H200", 139.8, "h200"),
+        ("NVIDIA L4", 22.0, "l4"),
+        ("NVIDIA L40S", 44.4, "l40s"),
+        ("NVIDIA L40", 44.4, None),
+        ("NVIDIA GB10", 119.6, "gb10"),
+        ("NVIDIA GeForce RTX 3080 Ti", 12, "rtx-3080-ti"),
+        ("NVIDIA GeForce RTX 3080", 9.7, "rtx-3080"),
+        ("NVIDIA GeForce RTX 3080", 11.7, "rtx-3080-12gb"),
+        ("NVIDIA GeForce RTX 3080", None, None),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", 15.7, "rtx-3080-laptop"),
+        ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", 15.7, "rtx-3080-ti-laptop"),
+        ("NVIDIA GeForce RTX 3080 with Max-Q Design", 8, None),
+        ("NVIDIA GeForce RTX 3060 Ti", 8, None),  # GDDR6 and GDDR6X are described alike
+        ("NVIDIA GeForce RTX 4070", 12, None),
+        ("NVIDIA GeForce RTX 4090", None, "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.7, "rtx-4090-laptop"),
+        ("NVIDIA GeForce RTX 4090 D", 24, "rtx-4090-d"),
+        ("NVIDIA GeForce RTX 5090 D", 32, None),
+        ("NVIDIA GeForce RTX 4080 SUPER", 16, "rtx-4080-super"),
+        ("NVIDIA GeForce RTX 4060 Ti", 15.6, "rtx-4060-ti"),
+        ("NVIDIA GeForce RTX 4060 Ti", 7.6, "rtx-4060-ti-8gb"),
+        ("NVIDIA RTX 6000 Ada Generation", 47.5, "rtx-6000-ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95, "rtx-pro-6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95, None),
+        ("AMD Radeon RX 7900 XTX (RADV NAVI31)", 24, "rx-7900-xtx"),
+        ("AMD Radeon RX 7900 XT", 20, "rx-7900-xt"),
+        ("AMD Radeon RX 6800 XT", 16, "rx-6800-xt"),
+        ("AMD Radeon RX 6800S", 8, None),
+        ("AMD Radeon RX 7700", 16, None),
+        ("AMD Radeon RX 9070 GRE", 12, "rx-9070-gre"),
+        ("AMD Instinct MI300X", 192, "mi300x"),
+        ("Intel(R) Arc(TM) A770 Graphics (DG2)", 16, "arc-a770"),
+        ("Intel(R) Arc(TM) Pro B60 Graphics", 24, "arc-pro-b60"),
+        ("Intel(R) Arc(TM) A770M Graphics", 16, None),
+        ("Apple M1 Max", 48, "m1-max"),
+        ("Apple M1", 10.7, "m1"),
+        ("Apple M4 Max", 96, None),  # GPUs of 32 and of 40 cores are described alike
+        ("Apple M6", 16, None),  # what 24 GB leave for a GPU
+        ("Tesla M4", 4, None),
+        ("llvmpipe (LLVM 15.0.6, 256 bits)", 2, None),
+    ],
+)
+def test_a_device_is_recognised_only_where_it_is_the_same(description: str, gb: float | None, name: str | None) -> None:
+    device = datasheet.recognise(description, None if gb is None else int(gb * 2**30))
+    assert (device and device.name) == name

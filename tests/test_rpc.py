@@ -1,0 +1,373 @@
+"""RPC servers: our own as a command, and what the lab asks of any before llama.cpp connects. All on loopback."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from lab.core.record import Device
+from lab.errors import LabError
+from lab.process import rpc, rpc_server
+from lab.process.rpc_server import RpcServer
+from lab.runner import machine, noise_watch
+from lab.runner.rpc_memory import endpoint_of, shared_memory
+from tests.conftest import run_lab, start_lab
+
+GB = 10**9
+OURS = (7, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RpcServer]:
+    with RpcServer("127.0.0.1", 0, n_threads=1) as started:
+        process = psutil.Process(started.pid)
+        yield started
+    assert not process.is_running()
+
+
+@contextlib.contextmanager
+def stand_in(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server that does this with each connection, one after the other; yields its endpoint."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    with connection, contextlib.suppress(OSError):
+                        answer(connection)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def greeting(*version: int, caps: bytes = bytes(25)) -> Callable[[socket.socket], None]:
+    """Answers a greeting with this version, as protocol 4 and later does, and hangs up."""
+
+    def answer(connection: socket.socket) -> None:
+        command, size = struct.unpack("<BQ", connection.recv(9, socket.MSG_WAITALL))
+        connection.recv(size, socket.MSG_WAITALL)
+        assert command == rpc.HELLO
+        data = bytes(version) + caps
+        connection.sendall(struct.pack("<Q", len(data)) + data)
+
+    return answer
+
+
+# What is named with --rpc
+
+
+def test_servers_are_named_by_host_and_port() -> None:
+    assert rpc.parse("127.0.0.1:50052, 10.0.0.7:1") == ("127.0.0.1:50052", "10.0.0.7:1")
+    assert rpc.parse("localhost:50052") == ("127.0.0.1:50052",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "127.0.0.1", "127.0.0.1:", ":50052", "127.0.0.1:0", "127.0.0.1:65536", "a:b", "h:1,", "h:²", "[::1]:50052"],
+)
+def test_what_cannot_be_a_server_is_refused(text: str) -> None:
+    with pytest.raises(LabError, match="--rpc"):
+        rpc.parse(text)
+
+
+def test_a_server_is_named_once() -> None:
+    with pytest.raises(LabError, match=r"127\.0\.0\.1:9 is named twice"):
+        rpc.parse("127.0.0.1:9,localhost:9")
+
+
+def test_at_most_sixteen_servers() -> None:
+    many = [f"10.0.0.{i}:1" for i in range(17)]
+    assert len(rpc.parse(",".join(many[:16]))) == 16
+    with pytest.raises(LabError, match="17 servers"):
+        rpc.parse(",".join(many))
+
+
+# What they answer
+
+
+def test_a_server_says_what_it_has(server: RpcServer) -> None:
+    answer = rpc.probe(server.endpoint, rpc_server.own_version())
+    (free, total), *others = answer.memories
+    assert not others
+    assert (answer.endpoint, total) == (server.endpoint, server.devices[0].memory_bytes)
+    assert 0 < free <= total
+    assert 0 < answer.round_trip_s < rpc.TIMEOUT_S
+
+
+def test_our_own_version_is_what_our_own_server_says(server: RpcServer) -> None:
+    assert rpc.dotted(rpc_server.own_version()) == server.version
+    assert rpc.probe(server.endpoint, rpc_server.own_version()).version == rpc_server.own_version()
+
+
+def test_probes_may_follow_one_another_at_once(server: RpcServer) -> None:
+    version = rpc_server.own_version()
+    assert len({rpc.probe(server.endpoint, version).memories for _ in range(5)}) == 1
+
+
+def test_a_port_without_a_server_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
+    with pytest.raises(LabError, match=f"at {endpoint} cannot be used: nothing listens there") as problem:
+        rpc.probe(endpoint, OURS)
+    assert "lab rpc-server" in problem.value.hint
+
+
+def test_a_machine_that_does_not_answer_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: object) -> socket.socket:
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    with pytest.raises(LabError, match="its machine did not answer within 2 s") as problem:
+        rpc.probe("10.0.0.7:50052", OURS, timeout_s=2)
+    assert "firewall" in problem.value.hint
+
+
+def test_no_route_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> socket.socket:
+        raise OSError(113, "No route to host")
+
+    monkeypatch.setattr(socket, "create_connection", lost)
+    with pytest.raises(LabError, match="cannot be reached \\(No route to host\\)"):
+        rpc.probe("10.0.0.7:50052", OURS)
+
+
+@pytest.mark.parametrize("version", [(8, 0, 0), (7, 1, 0), (7, 0, 1), (6, 0, 0)])
+def test_another_version_is_named_with_ours(version: tuple[int, int, int]) -> None:
+    with stand_in(greeting(*version)) as endpoint, pytest.raises(LabError) as problem:
+        rpc.probe(endpoint, OURS)
+    assert f"speaks protocol {rpc.dotted(version)}, llama.cpp here 7.0.0" in problem.value.what
+
+
+def test_a_server_from_before_protocol_4_is_asked_again_in_its_own_way() -> None:
+    def answer(connection: socket.socket) -> None:
+        command, size = struct.unpack("<BQ", connection.recv(9, socket.MSG_WAITALL))
+        if (command, size) == (rpc.HELLO, 0):  # else it hangs up, as those do
+            connection.sendall(struct.pack("<Q", 3) + bytes([3, 6, 1]))
+
+    with stand_in(answer) as endpoint, pytest.raises(LabError, match=r"speaks protocol 3\.6\.1"):
+        rpc.probe(endpoint, OURS)
+
+
+@pytest.mark.parametrize("text", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"no"])
+def test_another_program_is_no_rpc_server(text: bytes) -> None:
+    with stand_in(lambda connection: connection.sendall(text)) as endpoint, pytest.raises(LabError) as problem:
+        rpc.probe(endpoint, OURS)
+    assert "is no RPC server" in problem.value.what
+
+
+def test_a_server_that_ends_in_the_middle_is_an_error() -> None:
+    with stand_in(greeting(*OURS)) as endpoint, pytest.raises(LabError, match="stopped answering in the middle"):
+        rpc.probe(endpoint, OURS)
+
+
+def test_a_busy_server_is_called_busy_and_serves_on_afterwards(server: RpcServer) -> None:
+    host, _, port = server.endpoint.rpartition(":")
+    with socket.create_connection((host, int(port))) as first:
+        first.sendall(struct.pack("<BQ", rpc.HELLO, 24) + bytes(24))
+        first.recv(36, socket.MSG_WAITALL)  # from here on it is this client's
+        with pytest.raises(rpc.Unavailable, match="busy"):
+            rpc.probe(server.endpoint, rpc_server.own_version(), timeout_s=0.3)
+    assert rpc.probe(server.endpoint, rpc_server.own_version()).memories
+
+
+def test_a_probe_that_gave_up_does_not_end_a_server_that_signals_can_end() -> None:
+    """llama.cpp's own rpc-server does not ignore SIGPIPE, as Python does."""
+    code = rpc_server._CHILD.replace("; rpc_server.", "; import signal; signal.signal(13, signal.SIG_DFL); rpc_server.")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rpc_server, "_CHILD", code)
+        started = RpcServer("127.0.0.1", 0, n_threads=1)
+    with started:
+        test_a_busy_server_is_called_busy_and_serves_on_afterwards(started)
+
+
+# Our own, as a command
+
+
+def test_unknown_devices_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(LabError, match="no device GPU7") as problem:
+        RpcServer("127.0.0.1", 0, ["CPU", "GPU7"])
+    assert "CPU" in problem.value.hint
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.20", "8.8.8.8"])
+def test_an_address_that_others_reach_needs_to_be_asked_for(host: str) -> None:
+    status, out, err = run_lab("rpc-server", "--host", host, "--port", 0)
+    assert (status, out) == (1, "")
+    assert "--open-network" in err
+
+
+def test_an_open_server_warns_in_llama_cpps_words(capsys: pytest.CaptureFixture[str], server: RpcServer) -> None:
+    from lab.cli import serving
+
+    class Open:
+        endpoint, version, devices = "0.0.0.0:50052", "7.0.0", server.devices
+
+    serving._introduce(Open(), 2, None)  # type: ignore[arg-type]
+    captured = capsys.readouterr()
+    assert "fragile and insecure" in captured.err
+    assert "open network" in captured.err
+    assert re.findall(r"use it   lab measure --rpc (\S+):50052", captured.out) == _own_addresses()
+
+
+def _own_addresses() -> list[str]:
+    cards = psutil.net_if_addrs().values()
+    numbers = [one.address for card in cards for one in card if one.family == socket.AF_INET]
+    return [number for number in numbers if not number.startswith("127.")]
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1", "127.1", "nonsense"])
+def test_a_host_must_be_a_numeric_ipv4_address(host: str) -> None:
+    with pytest.raises(LabError, match="not a numeric IPv4 address"):
+        RpcServer(host, 0)
+
+
+def test_a_port_in_use_is_refused(server: RpcServer) -> None:
+    with pytest.raises(LabError, match="No server can listen") as problem:
+        RpcServer("127.0.0.1", int(server.endpoint.rpartition(":")[2]))
+    assert "--port" in problem.value.hint
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(LabError, match=r"No server can listen at 192\.0\.2\.200") as problem:
+        RpcServer("192.0.2.200", 0, is_open=True)  # a documentation address (RFC 5737)
+    assert "does not have this address" in problem.value.hint
+
+
+def test_a_server_that_dies_is_reported(server: RpcServer) -> None:
+    with RpcServer("127.0.0.1", 0) as dying:
+        psutil.Process(dying.pid).kill()
+        with pytest.raises(LabError, match=f"at {dying.endpoint} ended: SIGKILL"):
+            dying.watch(lambda sentence: None)
+
+
+def test_clients_are_named_when_they_stay() -> None:
+    sentences: list[str] = []
+    with RpcServer("127.0.0.1", 0) as one:
+        rpc.probe(one.endpoint, rpc_server.own_version())
+        host, _, port = one.endpoint.rpartition(":")
+        client = socket.create_connection((host, int(port)))
+        address = "{}:{}".format(*client.getsockname())
+
+        def show(sentence: str) -> None:
+            sentences.append(sentence)
+            client.close()
+            if "left" in sentence:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            one.watch(show)
+    assert sentences[0] == f"{address} connected"
+    assert sentences[1].startswith(f"{address} left after")
+
+
+def test_the_cache_is_where_llama_cpp_has_it(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path))
+    folder = rpc_server.cache_folder()
+    assert (folder.parent, folder.name, folder.is_dir()) == (tmp_path, "rpc", True)
+    with RpcServer("127.0.0.1", 0, cache_folder=folder) as caching:
+        assert rpc.probe(caching.endpoint, rpc_server.own_version())
+
+
+def _introduced(process: subprocess.Popen[str]) -> str:
+    """The endpoint that `lab rpc-server` names."""
+    assert process.stdout
+    for line in process.stdout:
+        if match := re.match(r"use it   lab measure --rpc (\S+)", line):
+            return match[1]
+    raise AssertionError(process.communicate()[1])
+
+
+def _child_of(process: subprocess.Popen[str]) -> psutil.Process:
+    (child,) = psutil.Process(process.pid).children(recursive=True)
+    return child
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_a_server_cleanly(number: int) -> None:
+    with start_lab("rpc-server", "--port", 0, "--threads", 1) as process:
+        endpoint, child = _introduced(process), _child_of(process)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert "Stopped." in err
+        assert not child.is_running()
+        assert not rpc_server.is_listening(endpoint)
+
+
+def test_a_server_ends_with_its_parent() -> None:
+    with start_lab("rpc-server", "--port", 0, "--threads", 1) as process:
+        _introduced(process)
+        child = _child_of(process)
+        process.kill()
+        process.wait()
+        child.wait(20)
+
+
+# Which memory is counted once
+
+
+def test_no_server_no_change() -> None:
+    devices = [Device("CPU", "Test CPU", "cpu", 16 * GB), Device("CUDA0", "A card", "gpu", 8 * GB)]
+    assert shared_memory(devices, 16 * GB) == [(frozenset({"CPU"}), 16 * GB), (frozenset({"CUDA0"}), 8 * GB)]
+
+
+def behind(name: str, endpoint: str, gigabytes: float | None) -> Device:
+    return Device(name, f"RPC server {endpoint}", "gpu", None if gigabytes is None else round(gigabytes * GB))
+
+
+CPU = Device("CPU", "Test CPU", "cpu", 16 * GB)
+
+
+@pytest.mark.parametrize(
+    ("devices", "groups"),
+    [
+        ([behind("A", "127.0.0.1:1", 16), behind("B", "127.0.0.2:2", 15.9)], [({"CPU", "A", "B"}, 16)]),
+        ([behind("A", "127.0.0.1:1", 24)], [({"CPU"}, 16), ({"A"}, 24)]),
+        ([behind("A", "127.0.0.1:1", 24), behind("B", "127.0.0.1:2", 24)], [({"CPU"}, 16), ({"A", "B"}, 24)]),
+        ([behind("A", "10.0.0.7:1", 16)], [({"CPU"}, 16), ({"A"}, 16)]),
+        ([behind("A", "10.0.0.7:1", 64), behind("B", "10.0.0.7:2", 64.5)], [({"CPU"}, 16), ({"A", "B"}, 64)]),
+        ([behind("A", "10.0.0.7:1", 64), behind("B", "10.0.0.7:2", 66)], [({"CPU"}, 16), ({"A"}, 64), ({"B"}, 66)]),
+        ([behind("A", "10.0.0.7:1", 64), behind("B", "10.0.0.8:1", 64)], [({"CPU"}, 16), ({"A"}, 64), ({"B"}, 64)]),
+        ([behind("A", "10.0.0.7:1", 24), behind("B", "10.0.0.7:1", 24)], [({"CPU"}, 16), ({"A"}, 24), ({"B"}, 24)]),
+        ([behind("A", "127.0.0.1:1", None)], [({"CPU"}, 16), ({"A"}, None)]),
+    ],
+)
+def test_memory_behind_servers_counts_once(devices: list[Device], groups: list[tuple[set[str], int]]) -> None:
+    expected = [(frozenset(names), None if size is None else size * GB) for names, size in groups]
+    assert shared_memory([CPU, *devices], 16 * GB) == expected
+
+
+def test_two_cards_behind_two_servers_are_matched_one_by_one() -> None:
+    cards = [behind(name, endpoint, 24) for name, endpoint in zip("ABCD", ["h:1", "h:1", "h:2", "h:2"], strict=True)]
+    cards = [Device(one.name, one.description.replace("h:", "10.0.0.7:"), one.type, one.memory_bytes) for one in cards]
+    assert shared_memory(cards, 16 * GB) == [(frozenset("AC"), 24 * GB), (frozenset("BD"), 24 * GB)]
+
+
+def test_unknown_ram_is_shared_with_no_server() -> None:
+    assert shared_memory([CPU, behind("A", "127.0.0.1:1", 16)], None) == [
+        (frozenset({"CPU"}), None),
+        (frozenset({"A"}), 16 * GB),
+    ]
+
+
+def test_the_address_of_a_device_is_in_its_description() -> None:
+    assert endpoint_of(behind("A", "10.0.0.7:50052 (device 1 of 2)", 1)) == "10.0.0.7:50052"
+    assert endpoint_of(CPU) is None
+
+
+def test_servers_of_this_machine_are_no_noise(server: RpcServer) -> None:
+    assert machine.servers_here([server.endpoint]) == [server.pid]
+    assert machine.servers_here(["10.255.255.1:50052"]) == [] == machine.servers_here([])
+    watch = noise_watch.NoiseWatch(os.getppid(), [server.pid])
+    assert [process.pid for process in watch._own] == [os.getpid(), server.pid, os.getppid()]  # the engine is last
