@@ -176,7 +176,7 @@ def phases_want_different_hardware(evidence: Evidence) -> Judgement:
     records = evidence.of("prefix")
     lengths = sorted({r.run.prefix.n_prefix for r in records if r.run.prefix})
     longest = lengths[-1] if lengths else 0
-    shares = [_moving(r.run) for r in records if r.run.prefix and r.run.prefix.n_prefix == longest]
+    shares = [_moving(r) for r in records if r.run.prefix and r.run.prefix.n_prefix == longest]
     known = rules.figure(f"moving {longest:,} tokens over {GBIT} Gbit/s, of prefilling them", shares, "%", 100)
     words = f"saving, moving over {GBIT} Gbit/s and restoring takes at least 10 % of the prefill that it saves"
     conditions = [_on_both_sides(records[0], evidence), rules.at_least(words, known, 10)]
@@ -189,9 +189,10 @@ def phases_want_different_hardware(evidence: Evidence) -> Judgement:
     return rules.decided(conditions, [known, *pays])
 
 
-def _moving(run: Run) -> float | None:
+def _moving(record: Record) -> float | None:
     """Saving, sending and loading a prefix, as a share of the time that prefilling it took."""
-    taken = prefix_times.times(run)
+    run = record.run
+    taken = prefix_times.times(run, phases.times_prefill_steps(record.settings))
     if not taken or taken["prefix_s"] <= 0 or not run.state_bytes:
         return None
     return (taken["save_ram_s"] + 8 * run.state_bytes[0] / (GBIT * 1e9) + taken["load_ram_s"]) / taken["prefix_s"]

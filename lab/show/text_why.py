@@ -13,7 +13,7 @@ from lab.process.wire import ATTENTION, DOWNLOAD, UPLOAD
 from lab.runner.plan import join
 from lab.show.console import grid_of
 from lab.show.plot_why import FEW
-from lab.why import advice, experiment_advice, kernel_rates, plain_read, probing, roofline, where
+from lab.why import advice, experiment_advice, plain_read, probing, roofline, where
 from lab.why.advice import Lever
 from lab.why.datasheet import Device
 from lab.why.experiment_advice import BatchLever, ExperimentLever, PrefixLever, SpeculationLever
@@ -47,14 +47,15 @@ def print_ceilings(ceilings: Ceilings, out: Console) -> None:
 
 def of_copies(ceilings: Ceilings) -> list[str]:
     """Sentences on copies to and from a device, and on what is not known of one behind a server."""
-    name, sentences = where.measured_on(ceilings), list[str]()
-    times = [kernel_rates.copy_s(ceilings, op, n_bytes) for op in (UPLOAD, DOWNLOAD) for n_bytes in (1, 1e9)]
-    if None not in times:
-        up_s, up_gb_s, down_s, down_gb_s = (seconds or 0.0 for seconds in times)
-        sentences.append(
-            f"To {where.label(name)}: {wording.digits(1 / (up_gb_s - up_s))} GB/s, and {wording.seconds(up_s)} for any "
-            f"copy; from it: {wording.digits(1 / (down_gb_s - down_s))} GB/s, and {wording.seconds(down_s)}."
-        )
+    name, sentences, words = where.measured_on(ceilings), list[str](), list[str]()
+    for op, direction in ((UPLOAD, "To"), (DOWNLOAD, "from")):
+        copies = sorted((rate for rate in ceilings.rates if rate.op == op), key=lambda rate: rate.n_bytes)
+        if copies:
+            of_few = f"{copies[0].n_bytes:,} bytes in {wording.seconds(min(copies[0].times_ns) / 1e9)}"
+            subject = where.label(name) if direction == "To" else "it"
+            words.append(f"{direction} {subject}: {wording.digits(probing.gbps(copies[-1]))} GB/s, {of_few}")
+    if words:
+        sentences.append(f"{'; '.join(words)}.")
     device = where.device(ceilings.machine, name)
     if device is not None and where.is_remote(device):
         most = max(rate.n_bytes for rate in ceilings.rates) / 1e6

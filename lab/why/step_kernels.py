@@ -135,7 +135,8 @@ def parts(
     elif layers is None:
         layers = where.layers(ceilings.machine, model, settings)
     step = _Step(model, settings, by_device, layers, n_all)
-    seconds: dict[str | None, list[float]] = {name: [0.0, 0.0, 0.0] for name in by_device}
+    in_order = [name for name in dict.fromkeys((*layers, *by_device)) if name in by_device]
+    seconds: dict[str | None, list[float]] = {name: [0.0, 0.0, 0.0] for name in in_order}
     uploaded = 0.0
     used = {*used_types(model), *(product.matrix.type for product in work if product.is_head)}
     for product in work:
