@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import table, verdicts
-from lab.analysis.sides import FIGURE_NAMES, Key, Side, Values, is_second_choice, sides_of, without
+from lab.analysis.sides import FIGURE_NAMES, Key, Side, Values, is_of_one_source, is_second_choice, sides_of, without
 from lab.analysis.spread import Spread, known_spreads
-from lab.core import stats
+from lab.core import energy, stats
 from lab.core.record import OK, Record
 from lab.core.stats import Ratio
 from lab.errors import LabError
@@ -46,7 +46,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure at one length. `estimate` is the other's time over the base's.
+    """One figure at one length. `estimate` is the other's time, or energy, over the base's.
 
     `ratio` is the same with its interval; None where runs are too few for one. `n_base` and `n_other` count what is
     compared: runs, or blocks where `paired`.
@@ -72,7 +72,9 @@ class Comparison:
     """One group against the base.
 
     `only_base` and `only_other` name the figures that one of them lacks; `spreads` say what was taken for the
-    difference between sessions of one machine, which a claim must exceed.
+    difference between sessions of one machine, which a claim must exceed. `energy_of` is what compared joules are of
+    (as `energy_source` of lab.runs); `energy_differs` are both sources where joules of some length are not compared,
+    because they are of different ones.
     """
 
     base: str
@@ -81,6 +83,8 @@ class Comparison:
     only_base: tuple[str, ...]
     only_other: tuple[str, ...]
     spreads: tuple[str, ...] = ()
+    energy_of: str | None = None
+    energy_differs: tuple[str, str] | None = None
 
 
 def groups(records: Sequence[Record], base: str | None = None) -> list[Group]:
@@ -154,21 +158,34 @@ def compare_groups(
 ) -> list[Comparison]:
     """Each group against the first. All intervals together hold with `confidence`; `known` are `known_spreads`."""
     sides = [sides_of(group.rows, dict(known or {})) for group in setups]
-    shared = [[key for key in sides[0] if key in other] for other in sides[1:]]
+    shared = [
+        [key for key in sides[0] if key in other and is_of_one_source(sides[0][key], other[key])] for other in sides[1:]
+    ]
     shared = [[key for key in keys if not is_second_choice(key, keys)] for keys in shared]
     n_rows = sum(map(len, shared))
     of_one_row = 1 - (1 - confidence) / max(1, n_rows)
     comparisons = []
     for other, other_sides, keys in zip(setups[1:], sides[1:], shared, strict=True):
         rows = tuple(_row(key, sides[0][key], other_sides[key], of_one_row, at_least) for key in keys)
-        only_base, only_other = without(sides[0], keys), without(other_sides, keys)
+        both = [(key, side, other_sides[key]) for key, side in sides[0].items() if key in other_sides]
+        differ = [key for key, base_side, other_side in both if not is_of_one_source(base_side, other_side)]
+        only_base, only_other = (without(side, [*keys, *differ]) for side in (sides[0], other_sides))
         unpaired = [key for key, row in zip(keys, rows, strict=True) if not row.paired]
         spreads = _spread_words([sides[0], other_sides], unpaired)
-        comparisons.append(Comparison(setups[0].label, other.label, rows, only_base, only_other, spreads))
+        energy_of = next((source for key in keys for source in sides[0][key].sources), None)
+        differs = next(((_sources(sides[0][key]), _sources(other_sides[key])) for key in differ), None)
+        comparisons.append(
+            Comparison(setups[0].label, other.label, rows, only_base, only_other, spreads, energy_of, differs)
+        )
     return comparisons
 
 
+def _sources(side: Side) -> str:
+    return " or ".join(side.sources)
+
+
 def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) -> Row:
+    quantity = verdicts.ENERGY if key[0] in energy.COMPARED else verdicts.TIME
     blocks = [unit for unit in base.values if unit in other.values and unit[1] is not None]
     ratio: Ratio | None = None
     if blocks:
@@ -193,13 +210,15 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
             ratio = stats.ratio(centres[0], centres[1], confidence)
             estimate = ratio.estimate
     verdict, words = (
-        verdicts.verdict(ratio, at_least) if ratio else (verdicts.TOO_FEW, f"{few}: {verdicts.about(estimate)}")
+        verdicts.verdict(ratio, at_least, quantity)
+        if ratio
+        else (verdicts.TOO_FEW, f"{few}: {verdicts.about(estimate, quantity)}")
     )
     if not blocks and (base.is_doubtful or other.is_doubtful):
         ratio, verdict = None, verdicts.DISTURBED
-        words = f"not sure, since half of the runs were disturbed or more: {verdicts.about(estimate)}"
+        words = f"not sure, since half of the runs were disturbed or more: {verdicts.about(estimate, quantity)}"
     if not blocks and verdict != verdicts.ALIKE and min(map(len, pairs)) > 1:
-        words += verdicts.apart(*pairs)
+        words += verdicts.apart(pairs[0], pairs[1], quantity)
     return Row(
         n_prompt=key[1],
         n_gen=key[2],

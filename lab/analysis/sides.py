@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis.spread import Spread, spread_of
+from lab.core import energy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,6 +16,8 @@ FIGURE_NAMES = {
     "prefill_s": "prefill",
     "tpot_ms": "TPOT",
     "decode_ms": "decode compute",
+    "prefill_j": "J per prompt",
+    "decode_j_per_token": "J per token",
     "cold_s": "TTFT, nothing cached",
     "cached_s": "TTFT, prefix cached",
     "ram_s": "TTFT, prefix from RAM",
@@ -23,6 +26,9 @@ FIGURE_NAMES = {
     "newcomer_s": "TTFT of the newcomer",
 }
 """The figures that are compared; those of experiments come last."""
+
+OF_PROMPTS = ("prefill_s", "prefill_j")
+"""Those that do not depend on how much is generated."""
 
 Key = tuple[str, int, int | None, str | None]  # figure, n_prompt, n_gen, lever
 Values = dict[tuple[str, Any], list[float]]  # by (session, block); block is None outside of `lab ab`
@@ -35,18 +41,22 @@ class Side:
     values: Values
     spread: Spread
     is_doubtful: bool  # half of its runs or more were disturbed
+    sources: tuple[str, ...] = ()  # of energy: what it is of; several where its runs differ
 
 
 def sides_of(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread]) -> dict[Key, Side]:
     """Every figure that a group has: at which length, and the values of its runs."""
     values_of: dict[Key, Values] = {}
+    sources: dict[Key, set[str]] = {}
     for row in rows.to_dict("records"):
         unit = row["session"], row["block"] if row["block"] == row["block"] else None
         lever = row["lever"] if isinstance(row["lever"], str) else None
         for figure in FIGURE_NAMES.keys() & row.keys():
             if row[figure] > 0:  # neither NaN nor a time that a damaged file made up
-                key = figure, row["n_prompt"], None if figure == "prefill_s" else row["n_gen"], lever
+                key = figure, row["n_prompt"], None if figure in OF_PROMPTS else row["n_gen"], lever
                 values_of.setdefault(key, {}).setdefault(unit, []).append(row[figure])
+                if figure in energy.COMPARED:
+                    sources.setdefault(key, set()).add(row["energy_source"])
     first = {lever: i for i, lever in enumerate(dict.fromkeys(rows.lever))}
     names = list(FIGURE_NAMES)
     in_order = sorted(
@@ -61,7 +71,14 @@ def sides_of(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread]) -> dict[K
     )
     spreads = {figure: spread_of(rows, figure, known) for figure in FIGURE_NAMES}
     is_doubtful = 2 * rows.disturbed.sum() >= len(rows)
-    return {key: Side(values, spreads[key[0]], is_doubtful) for key, values in in_order}
+    return {
+        key: Side(values, spreads[key[0]], is_doubtful, tuple(sorted(sources.get(key, ())))) for key, values in in_order
+    }
+
+
+def is_of_one_source(base: Side, other: Side) -> bool:
+    """Whether both are no energy, or energy from one kind of source, the same."""
+    return base.sources == other.sources and len(base.sources) < 2
 
 
 def is_second_choice(key: Key, keys: Sequence[Key]) -> bool:

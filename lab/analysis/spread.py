@@ -3,7 +3,8 @@
 Sessions differ by more than their runs do: another hour, another load of a virtual machine's host, another place
 of the data in memory. So a difference between two sessions counts only beyond that spread. It is the standard deviation
 of the logarithm of a session's median, estimated from sessions of equal setup on the same machine (of whatever setup);
-where too few are known, a default for the kind of machine stands in. `lab calibrate` makes such sessions.
+where too few are known, a default for the kind of machine stands in (of times, taken for energy too). `lab calibrate`
+makes such sessions.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import table
+from lab.core import energy
 from lab.core.record import OK, Record
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FIGURES = ("prefill_s", "tpot_ms", "decode_ms")
+FIGURES = ("prefill_s", "tpot_ms", "decode_ms", *energy.COMPARED)
 
 VIRTUAL, BATTERY, PHYSICAL = 0.08, 0.06, 0.04
 """Defaults, as standard deviations of logarithms. VIRTUAL: 16 sessions of the main job on a busy 2-core virtual machine
@@ -71,7 +73,8 @@ def known_spreads(records: Sequence[Record]) -> dict[tuple[Any, str], Spread]:
     df: dict[tuple[Any, str], dict[Any, int]] = {}
     for setup, part in rows.groupby([*table.SETUP], dropna=False, sort=False):
         for figure in FIGURES:
-            for _, same_length in part[part[figure] > 0].groupby(["n_prompt", "n_gen"]):
+            alike = ["n_prompt", "n_gen", *(["energy_source"] if figure in energy.COMPARED else [])]
+            for _, same_length in part[part[figure] > 0].groupby(alike):
                 centres = [math.log(values.median()) for _, values in same_length.groupby("session")[figure]]
                 if len(centres) < 2:
                     continue

@@ -7,12 +7,13 @@ for each of its prompt lengths.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import disturbances
-from lab.core import lever_figures, phases, stats
+from lab.core import energy, lever_figures, phases, stats
 from lab.core.record import DECODE, OK, PREFILL, Record, Run, Settings
 from lab.runner import machine
 
@@ -66,7 +67,8 @@ def runs(records: Sequence[Record]) -> pd.DataFrame:
         lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
 
     A sweep has one row per length; `run` is the number of the record. An experiment has its words in `lever`, and
-    figures of its own (core/lever_figures.py).
+    figures of its own (core/lever_figures.py). Joules and watts are of what `energy_source` names, whole and idle
+    included (core/energy.py).
     """
     import pandas as pd
 
@@ -94,7 +96,8 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         lab.summary(lab.runs(records))
 
     Columns: `repeats`, how many of them were `disturbed`, and of each figure the median, the ends of its
-    95 % interval (`_low`, `_high`; NaN for fewer than 6 runs), and the range (`_min`, `_max`).
+    95 % interval (`_low`, `_high`; NaN for fewer than 6 runs), and the range (`_min`, `_max`). Figures of energy are
+    among them where a run has some; a row whose runs have them from different sources has none.
     """
     import pandas as pd
 
@@ -103,10 +106,15 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     keys = [*SETUP, "n_prompt", "n_gen"]
     groups = table[(table.status == OK) & ~table.warmup & table.lever.isna()].groupby(keys, dropna=False, sort=False)
     rows = []
+    with_energy = table.energy_source.notna().any()
     for key, group in groups:
         row = dict(zip(keys, key, strict=True)) | {"repeats": len(group), "disturbed": int(group.disturbed.sum())}
-        for name in FIGURES:
-            values = group[name].dropna().tolist()
+        sources = group.energy_source.dropna().unique()
+        if with_energy:
+            row["energy_source"] = sources[0] if len(sources) == 1 else None
+        for name in (*FIGURES, *(energy.FIGURES if with_energy else ())):
+            is_mixed = name in energy.FIGURES and len(sources) > 1
+            values = [] if is_mixed else group[name].dropna().tolist()
             interval = stats.median_interval(values)
             nan = float("nan")
             row |= {
@@ -239,8 +247,10 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
         "e2e_s": _or_nan(e2e, 1e-9),
         "prefill_share": prefill / e2e if prefill and e2e else float("nan"),
         "lever": None if run.lever is None else run.lever.words,
+        "energy_source": energy.source(record),
+        **dict.fromkeys(energy.FIGURES, float("nan")),
     }
-    return row | lever_figures.figures(run)
+    return row | energy.figures(dataclasses.replace(record, run=run)) | lever_figures.figures(run)
 
 
 def _or_nan(value: float | None, factor: float) -> float:

@@ -30,7 +30,8 @@ def compare(
 
     Runs are grouped by machine, build, model and settings; groups are never pooled. For each prompt length:
     the other's time over the base's, its interval, and a verdict. A difference between sessions is claimed only
-    where it exceeds what sessions of this machine differ by: see lab calibrate.
+    where it exceeds what sessions of this machine differ by: see lab calibrate. Energy is compared where both sides
+    counted that of the same parts (see lab machine).
     """
     from lab.analysis import comparison as comparing
     from lab.analysis.spread import known_spreads

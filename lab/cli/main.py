@@ -137,18 +137,26 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
 @lab.command()
 @click.option("--json", "as_json", is_flag=True, help="All that is known, as one JSON document.")
 def machine(as_json: bool) -> None:
-    """Say what is known of this machine, the llama.cpp build and its devices."""
+    """Say what is known of this machine, the llama.cpp build and its devices.
+
+    Where counters of energy can be read (RAPL of the CPU, NVML of NVIDIA GPUs, a battery that discharges), every
+    measurement shows joules and watts: of all that runs on what is counted, idle power included.
+    """
     import dataclasses
 
     from lab.process.worker import Worker
+    from lab.runner import energy
     from lab.runner import machine as this_machine
-    from lab.show import console, text_setup
+    from lab.runner.gpu_watch import GpuWatch
+    from lab.show import console, text_energy, text_setup
 
     with Worker() as worker:
         build = worker.build
     here = this_machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
+    counters = energy.counters(GpuWatch([]))
     if as_json:
-        console.print_json(dataclasses.asdict(here))
+        known = {"counters": [counter.name for counter in counters.readable], "problems": counters.problems}
+        console.print_json({**dataclasses.asdict(here), "energy": known})
         return
     for line in text_setup.describe(here):
         click.echo(line)
@@ -156,6 +164,7 @@ def machine(as_json: bool) -> None:
         memory = f", {device.memory_bytes / 1e9:.1f} GB" if device.memory_bytes else ""
         click.echo(f"device   {device.name}: {device.description} ({device.type}{memory})")
     click.echo(f"cores    {here.n_cores_physical} physical, {here.n_cores_usable} usable")
+    click.echo(f"energy   {text_energy.which(counters)}")
     click.echo(f"python   {here.python}")
     click.echo(f"flags    {here.system_info}")
 

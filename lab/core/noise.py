@@ -58,6 +58,28 @@ class NoiseSamples:
             raise ValueError("the columns of noise samples are empty, or differ in length")
 
 
+PACKAGE, DRAM, GPU, BATTERY = "package", "dram", "gpu", "battery"
+"""What a counter of energy covers: a CPU with all that is on its chip, its memory, a graphics card, a whole laptop."""
+
+
+@dataclass(frozen=True)
+class EnergyCounter:
+    """What a counter of energy counted during a run. Which counters there are: runner/energy.py."""
+
+    name: str  # such as package 0, dram 0, gpu 0, battery BAT0
+    covers: str  # PACKAGE, DRAM, GPU or BATTERY
+    used_mj: tuple[int, ...]  # millijoules in each row of the samples: since the row before
+    idle_w: float | None = None  # its mean in the second before the session's first model was loaded
+
+
+@dataclass(frozen=True)
+class Energy:
+    """The counters of energy that could be read during a run, and where in their samples its first step began."""
+
+    counters: tuple[EnergyCounter, ...]
+    first_start_ms: float | None = None  # since the first reading; None where the engine's clock is not the lab's
+
+
 @dataclass(frozen=True)
 class Noise:
     """Readings around a run. A sentinel is the same short decode before and after: the median of its steps."""
@@ -67,3 +89,9 @@ class Noise:
     samples: NoiseSamples | None = None
     sentinel_before_ns: int | None = None
     sentinel_after_ns: int | None = None
+    energy: Energy | None = None  # None where no counter could be read, and in records of older versions
+
+    def __post_init__(self) -> None:
+        n_rows = 0 if self.samples is None else len(self.samples.at_ms)
+        if self.energy is not None and any(len(counter.used_mj) != n_rows for counter in self.energy.counters):
+            raise ValueError("the columns of energy do not have the length of the noise samples")

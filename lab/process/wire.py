@@ -56,7 +56,8 @@ class Vocabulary:
 class Outcome:
     """What a script that was run gives back: steps, the chosen tokens, the index of the first end-of-generation one.
 
-    What follows `end_at` is that of a Run.
+    What follows `end_at` is that of a Run, but for `started_ns`: when the first step began, by `time.perf_counter_ns`,
+    a clock that all processes of a machine share (Python's documentation: it is system-wide).
     """
 
     steps: Steps
@@ -66,6 +67,7 @@ class Outcome:
     logits_differ: tuple[float, ...] | None = None
     accepted: tuple[int, ...] | None = None
     margins: tuple[float, ...] | None = None
+    started_ns: int | None = None
 
 
 @dataclass(frozen=True)

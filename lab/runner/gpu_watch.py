@@ -40,6 +40,16 @@ class GpuWatch:
         self._ask_for_others()
         return tuple(self._gpu(handle, most) for handle, most in zip(self._handles, self._most, strict=True))
 
+    @property
+    def n_gpus(self) -> int:
+        """How many GPUs NVML knows."""
+        return len(self._handles)
+
+    def energy_mj(self, index: int) -> int | None:
+        """Millijoules that a GPU has used since its driver was loaded; None where it counts none (before Volta)."""
+        used = self._ask("nvmlDeviceGetTotalEnergyConsumption", self._handles[index])
+        return None if used is None else int(used)
+
     def _ask(self, function: str, *arguments: Any) -> Any:
         """What NVML answers; None where this driver or GPU does not have it."""
         try:

@@ -59,11 +59,11 @@ def memory_left(root: Path = ROOT) -> int | None:
     """
     left = []
     for folder in _groups("memory", root):
-        limits = [_number(folder / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
+        limits = [system_number(folder / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
         limit = min((n for n in limits if n is not None and n < UNLIMITED), default=None)
         if limit is None:
             continue
-        used = [_number(folder / name) for name in ("memory.current", "memory.usage_in_bytes")]
+        used = [system_number(folder / name) for name in ("memory.current", "memory.usage_in_bytes")]
         n_used = next((n for n in used if n is not None), None)
         if n_used is not None:
             counts = _counts(folder / "memory.stat")
@@ -136,11 +136,6 @@ def _counts(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _number(path: Path) -> int | None:
-    text = system_text(path).strip()
-    return int(text) if text.isdigit() else None
-
-
 def _n_fast_cores() -> int | None:
     """Physical performance cores of a CPU that has two kinds of cores; None for others."""
     if sys.platform == "darwin":
@@ -158,6 +153,12 @@ def system_text(path: str | Path) -> str:
         return Path(path).read_text(errors="replace")
     except OSError:
         return ""
+
+
+def system_number(path: Path) -> int | None:
+    """The whole number, not below 0, in a system file; None where there is none to read."""
+    text = system_text(path).strip()
+    return int(text) if text.isdecimal() else None
 
 
 def sysctl(name: str) -> str | None:

@@ -11,11 +11,12 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.core.noise import Noise, NoiseReading, NoiseSamples
+from lab.runner.energy import EnergyWatch
 from lab.runner.gpu_watch import GpuWatch
 from lab.runner.limits import memory_available, own_cores, system_text, throttled_s
 
@@ -27,10 +28,10 @@ class NoiseWatch:
     """Reads what else the machine does while a run lasts: call `sample` ten times a second, then `finish`.
 
     `pid` is the engine's process, whose CPU time (with that of this process, and of `servers` that work for it) is not
-    noise.
+    noise. `idle_w` are the watts of each counter of energy while nothing was done (energy.py).
     """
 
-    def __init__(self, pid: int, servers: Sequence[int] = ()) -> None:
+    def __init__(self, pid: int, servers: Sequence[int] = (), idle_w: Mapping[str, float] | None = None) -> None:
         import psutil
 
         self._own = [psutil.Process()]
@@ -39,20 +40,32 @@ class NoiseWatch:
                 self._own.append(psutil.Process(own))
         self._gpus = GpuWatch([process.pid for process in self._own])
         self._before = read_noise(self._own, self._gpus)
-        self._started = time.monotonic()
+        self._energy = EnergyWatch(self._gpus, idle_w or {})
+        self._started_ns = time.perf_counter_ns()
+        self._energy.sample()
         self._rows = [(0, *self._counters())]
 
     def sample(self) -> None:
         """Take one more row of samples."""
-        self._rows.append((round(1e3 * (time.monotonic() - self._started)), *self._counters()))
+        at_ms = round((time.perf_counter_ns() - self._started_ns) / 1e6)
+        self._energy.sample()
+        self._rows.append((at_ms, *self._counters()))
         self._gpus.sample()
 
-    def finish(self) -> Noise:
-        """All readings and samples since the beginning."""
+    def finish(self, first_start_ns: int | None = None) -> Noise:
+        """All readings and samples since the beginning.
+
+        `first_start_ns` is when the run's first step began, by the engine's `time.perf_counter_ns`. Outside of the time
+        that was watched it is of another clock, and not used.
+        """
         self.sample()
         at, *columns = zip(*self._rows, strict=True)
         samples = NoiseSamples(at[1:], *map(_differences, columns))
-        return Noise(self._before, read_noise(self._own, self._gpus), samples)
+        since = None
+        if first_start_ns is not None and self._started_ns <= first_start_ns <= time.perf_counter_ns():
+            since = round((first_start_ns - self._started_ns) / 1e6, 3)
+        energy = self._energy.finish(since)
+        return Noise(self._before, read_noise(self._own, self._gpus), samples, energy=energy)
 
     def _counters(self) -> tuple[int | None, int | None, int | None, int | None]:
         """CPU time of others, steal and pressure in ms, and how often the engine was put off a core."""

@@ -25,6 +25,7 @@ from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, notebook
 from lab.runner.case import Case
+from lab.runner.energy import idle_watts
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, Plan, make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.rounds import Rounds
@@ -147,7 +148,8 @@ def execute(
         raise LabError("A model with random weights has no text to stream.", "Leave --stream out.")
     try:
         todo = plan.order
-        engine = WarmEngine(plan, worker, Reporter(watch, todo, plan.n_tokens), stream, n_starts)
+        reporter = Reporter(watch, todo, plan.n_tokens)
+        engine = WarmEngine(plan, worker, reporter, stream, n_starts, idle_watts(session))
         for settings, run in _runs(engine, todo):
             line = Record(
                 session,

@@ -22,6 +22,7 @@ from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import limits, notebook
 from lab.runner.case import Case
+from lab.runner.energy import idle_watts
 from lab.runner.plan import Plan, make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import MAX_CRASHES, new_results_file, save
@@ -119,13 +120,13 @@ def execute(
     per_block = n_turns * len(plans) * len(numbers)
     todo = [(0, case) for plan in plans.values() for case in plan.cases] * (n_turns * n_blocks)
     reporter = Reporter(watch, todo, first.n_tokens)
-    plans, crashes = dict(plans), collections.Counter[str]()
+    plans, crashes, idle_w = dict(plans), collections.Counter[str](), idle_watts(path.stem)
     for block in range(n_blocks):
         order = chance.sample(list(plans), len(plans))
         chance.shuffle(numbers)
         with contextlib.ExitStack() as stack:
             workers = {name: stack.enter_context(new_worker()) for name in order}
-            engines = {name: WarmEngine(plans[name], workers[name], reporter) for name in order}
+            engines = {name: WarmEngine(plans[name], workers[name], reporter, idle_w=idle_w) for name in order}
             for name, run in _block(engines, numbers, block, n_turns, todo):
                 engine = engines[name]
                 plans[name] = dataclasses.replace(plans[name], model=engine.model)  # its sum is made once

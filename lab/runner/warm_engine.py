@@ -1,7 +1,7 @@
 """An engine with a plan's model loaded and a warm context, and every run on it watched for noise.
 
 Around every timed run stand two readings of the system and two sentinels (a short decode that is always the
-same); while it lasts the parent samples what other processes take, ten times a second.
+same); while it lasts the parent samples what other processes take, and counters of energy, ten times a second.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import statistics
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,12 +43,21 @@ STATUS_S = 0.5
 class WarmEngine:
     """The engine with the plan's model and a warm context."""
 
-    def __init__(self, plan: Plan, worker: Worker, reporter: Reporter, stream: bool = False, n_starts: int = 1) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        worker: Worker,
+        reporter: Reporter,
+        stream: bool = False,
+        n_starts: int = 1,
+        idle_w: Mapping[str, float] | None = None,
+    ) -> None:
         self.plan, self.worker, self.reporter, self.stream = plan, worker, reporter, stream
         self.settings, self.model = plan.settings, plan.model
         self.warm = False
         self.round = -1  # the repeat for which the engine was started
         self.n_starts = n_starts
+        self._idle_w = idle_w
         self._loaded = False
         self._sentinel: int | None = None  # the last one's time, on this context
         self._ids: dict[str, list[int]] = {}  # of every text, by its name
@@ -131,7 +140,7 @@ class WarmEngine:
         started_at = utc_now()
         show = self.reporter.progress_watcher(case, repeat, warmup, self._pieces)
         shown = time.monotonic()
-        noise = noise_watch.NoiseWatch(self.worker.pid, self._servers)
+        noise = noise_watch.NoiseWatch(self.worker.pid, self._servers, self._idle_w)
 
         def look(progress: Progress) -> None:
             nonlocal shown
@@ -142,7 +151,7 @@ class WarmEngine:
 
         outcome = self.worker.run(script, look)
         show(Progress(scripts.n_prefilled(script), outcome.token_ids))
-        readings = noise.finish()
+        readings = noise.finish(outcome.started_ns)
         if not warmup:
             try:
                 self._sentinel = self._time_sentinel()

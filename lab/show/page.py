@@ -21,7 +21,7 @@ from lab.errors import LabError
 from lab.experiments.claim_verdicts import Verdicts
 from lab.show import claims_page, levers, plot_runs, plot_why, reproduce, text_compare, text_results, text_why
 from lab.show.lever_kinds import Section
-from lab.show.page_parts import Picture, facts, picture
+from lab.show.page_parts import Picture, energy, facts, picture, shares
 from lab.why import probing, roofline, where
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def html(
         failures=text_results.failures(rest),
         claims=claims,
         curves=_curves(timed, setups),
-        shares=[share for label, part, _ in setups for share in _shares(label, part)],
+        shares=[share for label, part, _ in setups for share in shares(label, part)],
         whys=whys,
         **_comparison(timed, len(setups), at_least, known_spreads([*rest, *others])),
     )
@@ -201,6 +201,7 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
                 "rows": shown,
                 "notes": [*([walks] if walks else []), *disturbances.drift(list(mine.values()))],
                 "findings": text_results.findings(part),
+                "energy": energy(part),
             }
         )
     return tables
@@ -218,7 +219,7 @@ def _comparison(
         "answers": text_compare.answers(comparisons),
         "base": groups[0].label,
         "differences": text_compare.differences(groups),
-        "compared": text_compare.COMPARED,
+        "compared": text_compare.headings(comparisons),
         "comparisons": [
             {
                 "other": compared.other,
@@ -247,25 +248,6 @@ def _curves(records: Sequence[Record], setups: Sequence[Setup]) -> list[Picture]
         picture(draw, name, captions[name], shows, (5, 7.6 if name == "sweep" else 3.9))
         for name, draw in plot_runs.drawings(records, stacked=True).items()
     ]
-
-
-def _shares(label: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Prefill's share of the whole time, for each number of generated tokens; not for sweeps, which generate few."""
-    tables = []
-    for n_gen, part in table.summary(rows).groupby("n_gen"):
-        known = part[part.prefill_share.notna() & part.sweep_every.isna()]
-        shown = [
-            {
-                "n_prompt": f"{row.n_prompt:,}",
-                "prefill": wording.seconds(row.prefill_s),
-                "rest": wording.seconds(row.e2e_s - row.prefill_s),
-                "percent": round(100 * row.prefill_share),
-            }
-            for row in known.itertuples()
-        ]
-        if shown:
-            tables.append({"caption": f"{label}: a prompt and {n_gen:,} generated tokens", "rows": shown})
-    return tables
 
 
 def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings], number: int) -> Why:

@@ -1,13 +1,17 @@
-"""What the parts of a page share: pictures with captions, and the facts of a setup."""
+"""Parts of a page: pictures with captions, the facts of a setup, energy, and where the time of a request goes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lab.analysis import table, wording
 from lab.core.record import Record
-from lab.show import svg, text_setup
+from lab.show import svg, text_energy, text_setup
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,28 @@ def facts(record: Record) -> dict[str, str]:
     }
     named["settings"] = ", ".join(words for words, value in parts.items() if value is not None)
     return named
+
+
+def energy(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """The table of a summary's energy; none where it is not known."""
+    shown = text_energy.table_of(rows)
+    return [dict(zip(("caption", "headings", "rows"), shown, strict=True))] if shown else []
+
+
+def shares(label: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Prefill's share of the whole time, for each number of generated tokens; not for sweeps, which generate few."""
+    tables = []
+    for n_gen, part in table.summary(rows).groupby("n_gen"):
+        known = part[part.prefill_share.notna() & part.sweep_every.isna()]
+        shown = [
+            {
+                "n_prompt": f"{row.n_prompt:,}",
+                "prefill": wording.seconds(row.prefill_s),
+                "rest": wording.seconds(row.e2e_s - row.prefill_s),
+                "percent": round(100 * row.prefill_share),
+            }
+            for row in known.itertuples()
+        ]
+        if shown:
+            tables.append({"caption": f"{label}: a prompt and {n_gen:,} generated tokens", "rows": shown})
+    return tables

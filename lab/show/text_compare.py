@@ -12,10 +12,12 @@ from rich.text import Text
 from lab.analysis import comparison, verdicts, wording
 from lab.analysis.comparison import Comparison, Group
 from lab.analysis.sides import FIGURE_NAMES
+from lab.core import energy
+from lab.show import text_energy
 from lab.show.console import grid_of
 
 COMPARED = ("prompt\ntokens", "figure", "base", "other", "n", "time\nratio", "interval", "verdict")
-"""Headings of a comparison's table."""
+"""Headings of a comparison's table; where there is energy, `headings`."""
 
 
 def print_comparisons(
@@ -30,7 +32,7 @@ def print_comparisons(
     for compared in comparisons:
         out.print()
         out.print(Text(compared.other, style="bold") + Text(" against the base"))
-        grid = grid_of(*COMPARED)
+        grid = grid_of(*headings([compared]))
         for row in compared.rows:
             grid.add_row(*comparison_cells(row))
         out.print(grid)
@@ -51,13 +53,15 @@ def answers(comparisons: Sequence[Comparison]) -> list[str]:
     for compared in comparisons:
         ends = {row.n_prompt for row in (*compared.rows[:1], *compared.rows[-1:])}
         sentences.append(_overall(compared))
+        sentences += [sentence for sentence in [_energy(compared)] if sentence]
         sentences += [f"{_capital(_what(row))}: {row.words}." for row in compared.rows if row.n_prompt in ends]
     return sentences
 
 
 def _overall(compared: Comparison) -> str:
-    """One sentence on all rows: their common verdict, or the range of their ratios."""
-    claims, ratios = {row.verdict for row in compared.rows}, sorted(row.estimate for row in compared.rows)
+    """One sentence on all times: their common verdict, or the range of their ratios."""
+    rows = [row for row in compared.rows if row.figure not in energy.COMPARED]
+    claims, ratios = {row.verdict for row in rows}, sorted(row.estimate for row in rows)
     if not ratios:
         return f"{compared.other} and {compared.base} have no length in common."
     by = "" if claims in ({verdicts.SLOWER}, {verdicts.FASTER}) else "By the medians, "
@@ -71,10 +75,25 @@ def _overall(compared: Comparison) -> str:
     return f"It depends: {compared.other} takes {_range(ratios)} times the time of {compared.base}."
 
 
+def _energy(compared: Comparison) -> str:
+    """The same on all energies; "" where there are none."""
+    rows = [row for row in compared.rows if row.figure in energy.COMPARED]
+    if not rows:
+        return ""
+    claims, ratios = {row.verdict for row in rows}, sorted(row.estimate for row in rows)
+    if claims == {verdicts.ALIKE}:
+        return f"No difference in energy between {compared.other} and {compared.base} can be claimed."
+    by = "" if claims in ({verdicts.LESS}, {verdicts.MORE}) else "By the medians, "
+    return f"{by}{compared.other} takes {_range(ratios)} times the energy of {compared.base}."
+
+
 def _fastest(comparisons: Sequence[Comparison]) -> list[str]:
     """For each group that is fastest somewhere a sentence: in which figures, by the medians."""
     labels = [comparisons[0].base, *(compared.other for compared in comparisons)]
-    rows = [{_what(row): row.estimate for row in compared.rows} for compared in comparisons]
+    rows = [
+        {_what(row): row.estimate for row in compared.rows if row.figure not in energy.COMPARED}
+        for compared in comparisons
+    ]
     wins: dict[str, list[str]] = {}
     for what in rows[0]:
         if all(what in others for others in rows):
@@ -120,14 +139,25 @@ def left_out(compared: Comparison) -> list[str]:
     for side, names in (("base", compared.only_base), ("other", compared.only_other)):
         if names:
             sentences.append(f"Only in the {side}: {', '.join(names)}.")
+    if compared.energy_differs:
+        base, other = compared.energy_differs
+        sentences.append(
+            f"Energy is compared only where both count the same: it is of {base} in the base, of {other} in the other."
+        )
     return sentences
 
 
+def headings(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+    """The headings of comparisons' tables."""
+    has_energy = any(compared.energy_of for compared in comparisons)
+    return tuple("ratio" if has_energy and name == "time\nratio" else name for name in COMPARED)
+
+
 def comparison_cells(row: comparison.Row) -> list[str]:
-    """The cells of a row, under the headings `COMPARED`."""
+    """The cells of a row, under the `headings`."""
     return [
         f"{row.n_prompt:,}" + (f"\n{row.lever}" if row.lever else ""),
-        f"{FIGURE_NAMES[row.figure]}, {row.figure.rpartition('_')[2]}",
+        FIGURE_NAMES[row.figure] + ("" if row.figure in energy.COMPARED else f", {row.figure.rpartition('_')[2]}"),
         wording.digits(row.base),
         wording.digits(row.other),
         str(row.n_base) if row.n_base == row.n_other else f"{row.n_base}, {row.n_other}",
@@ -149,6 +179,8 @@ def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_
         f"differences below {at_least:.1%} are not claimed. A ratio is a median of ratios, so it need not be that of "
         "the two columns."
     ]
+    if sources := dict.fromkeys(compared.energy_of for compared in comparisons if compared.energy_of):
+        sentences.append(f"Energy is that of {text_energy.scope(sources)}; its ratio is read as that of times.")
     if spreads := dict.fromkeys(words for compared in comparisons for words in compared.spreads):
         sentences.append(
             "Sessions of one machine differ from each other; a difference is claimed only beyond that. Taken for one "

@@ -15,6 +15,7 @@ from lab.core import lever_figures, phases
 from lab.core.record import OK, Record
 from lab.runner.plan import MIN_FOR_INTERVAL, Plan, join
 from lab.runner.rounds import wide_rows
+from lab.show import text_energy
 from lab.show.console import grid_of
 
 if TYPE_CHECKING:
@@ -87,6 +88,9 @@ def print_results(records: Sequence[Record], out: Console) -> None:
                 out.print(Text(MEANINGS, style="dim"))
             for sentence in findings(part):
                 out.print(sentence)
+            if shown := text_energy.table_of(part):
+                out.print(f"\n{shown[0]}")
+                out.print(text_energy.energy_table(*shown[1:]))
     for sentence in pipelines.sentences(records):
         out.print(sentence)
     if not any(record.run.status == OK and not record.run.warmup for record in records):
