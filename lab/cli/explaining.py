@@ -145,13 +145,15 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     The model need not be here: a name of the list is enough. For each length: the theoretical limit, a range to
     expect, and below the table what the range rests on. On this machine it is wider where it extrapolates: to longer
     prompts than were measured here, to other models, quantizations or settings.
+
+    Where runs or ceilings of another device lie in --results, they count instead of its datasheet's shares.
     """
     from lab.show import console, text_why
     from lab.why import datasheet, prediction
 
     model = asked.pop("model")
     if names := datasheet.names_of(device or ""):
-        _on_several(names, prompt_len, gen, model, as_json, **asked)
+        _on_several(names, prompt_len, gen, model, as_json, results, **asked)
         return
     answer = prediction.ask(prompt_len, gen, model, device, results, **asked)
     if as_json:
@@ -163,12 +165,14 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     text_why.print_predictions(answer, console.console())
 
 
-def _on_several(names: Sequence[str], prompt_len: str, gen: int, model: str, as_json: bool, **asked: Any) -> None:
+def _on_several(
+    names: Sequence[str], prompt_len: str, gen: int, model: str, as_json: bool, results: str, **asked: Any
+) -> None:
     """What `--device all` or a kind shows: a table of its devices for each prompt length."""
     from lab.show import console, text_why
     from lab.why import datasheet, prediction
 
-    shape, by_length = prediction.ask_all(prompt_len, gen, model, names, **asked)
+    shape, by_length = prediction.ask_all(prompt_len, gen, model, names, results, **asked)
     if as_json:
         rows = [
             {"device": device.name, "kind": device.kind, "fits": fits, **dataclasses.asdict(row)}

@@ -281,9 +281,14 @@ def print_devices(
             _span(row.prefill_s),
             _span((1 / row.tpot_s[1], 1 / row.tpot_s[0])),
             _span(row.e2e_s),
-            "" if fits else "memory not known" if fits is None else f"over its {device.memory_gb:g} GB",
+            _note(device, row, fits),
         )
     out.print(grid)
+
+
+def _note(device: Device, row: Prediction, fits: bool | None) -> str:
+    fitting = "" if fits else "memory not known" if fits is None else f"over its {device.memory_gb:g} GB"
+    return "; ".join(filter(None, [fitting, row.rests_on and f"from {row.rests_on}"]))
 
 
 def _span(ends: tuple[float, float]) -> str:
