@@ -17,7 +17,7 @@ from lab.core.record import Ceilings, Rate, Record
 from lab.core.shape import FEED_FORWARD, Matrix
 from lab.errors import LabError
 from lab.models import catalog, shapes
-from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, Probe
+from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner.plan import make_plan
 from lab.show import text_why
@@ -226,7 +226,7 @@ def test_types_that_cannot_be_probed_are_refused_before_anything_is_measured(
 
 def test_what_was_probed_before_a_failure_is_kept(tmp_path: Path) -> None:
     class Failing:
-        pid = os.getpid()
+        pid, backend = os.getpid(), Backend()
 
         def probe(self, probe: Probe) -> Rate:
             if probe.n_tokens > 1:
@@ -280,7 +280,7 @@ def test_a_pass_is_as_large_as_the_machines_own_caches_ask(tmp_path: Path, monke
 class Counting:
     """Stands in for the engine: every probe is a little faster than the last."""
 
-    pid = os.getpid()
+    pid, backend = os.getpid(), Backend()
 
     def __init__(self) -> None:
         self.asked: list[Probe] = []

@@ -141,7 +141,7 @@ def ask_all(
 
 def _kept(folder: Path) -> tuple[list[Record], list[Ceilings]]:
     """The records and the ceilings in a folder; none where it is not there."""
-    if not folder.is_dir():
+    if not (folder.is_dir() and any(folder.glob("*.jsonl"))):
         return [], []
     contents = results_files.read([folder])
     return list(contents.records), list(dict.fromkeys([*contents.ceilings, *probing.kept(folder)]))
