@@ -23,7 +23,8 @@ from lab.runner import calibration, side_by_side
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
 from lab.show import claim_pictures, claims_page, console, page, reproduce, text_claims
-from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, died, make_record, make_run, run_lab, run_process
+from lab.why.where import Where
+from tests.conftest import MACHINE, MODEL, FakeWorker, died, make_record, make_run, run_lab, run_process
 from tests.test_explain import FAST
 from tests.test_report import Page
 
@@ -213,7 +214,7 @@ def test_a_part_that_fails_leaves_the_reason_and_the_others_go_on(worker: Any, t
     session = planned(worker, tmp_path, "1,2")
     session.trials["lengths"] = session.trials.pop("lengths")  # after batch
     records, _, _ = run(session, worker, tmp_path / "a.jsonl")
-    judged = claim_session.judge(session.claims, records, MACHINE, SETTINGS, tmp_path, True)
+    judged = claim_session.judge(session.claims, records, Where(MACHINE), tmp_path, True)
     assert [(one.claim.number, one.judgement.verdict) for one in judged.judged] == [(1, UNTESTABLE), (2, UNTESTABLE)]
     assert claim_verdicts.failures(records) == {"batch": "No room.\nBuy some."}
     assert any(record.run.part == "lengths" and record.run.status == OK for record in records)
@@ -303,7 +304,7 @@ def test_evidence_is_of_this_machine_and_others(tmp_path: Path, toys: Any) -> No
     far = dataclasses.replace(FAST, machine=other)
     near = make_record(make_run(), session="mine, earlier")
     faster = dataclasses.replace(FAST, rates=(dataclasses.replace(FAST.rates[0], times_ns=(1,)),))
-    made = claim_verdicts.evidence_of([of_part("batch")], MACHINE, False, [FAST], [theirs, near], [far, faster])
+    made = claim_verdicts.evidence_of([of_part("batch")], Where(MACHINE), [FAST], [theirs, near], [far, faster])
     assert made.others == (theirs,) and made.other_ceilings == (far,)
     assert made.ceilings is not None and set(made.ceilings.rates) == set(FAST.rates)  # not those of a sample
     assert made.ceilings is not None and made.ceilings.machine == MACHINE

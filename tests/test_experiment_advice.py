@@ -15,7 +15,7 @@ from lab.core import cost, results
 from lab.core.record import Ceilings, Record
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.show import page, text_why
-from lab.why import experiment_advice, roofline
+from lab.why import experiment_advice, roofline, step_kernels
 from lab.why.experiment_advice import BatchLever
 from tests.conftest import MACHINE, make_record, make_run, run_lab
 from tests.test_explain import BIG, FAST, WIDE, rate, timed
@@ -47,7 +47,7 @@ def test_where_a_step_of_many_takes_as_long_as_of_one_all_experiments_pay() -> N
     batch, prefix, guessing = levers["batch"], levers["prefix"], levers["speculate"]
     assert batch.n_seq == 16 and (batch.total_gain, batch.user_share) == pytest.approx((16, 1), rel=1e-6)
     (row,) = [row for row in roofline.explain(timed(1.1), SHARED) if row.phase == "prefill"]
-    first, rest = (roofline.step_kernels(BIG, WIDE, SHARED, *step) for step in ((15, 0, 0), (5, 15, 1)))
+    first, rest = (step_kernels.total(BIG, WIDE, SHARED, *step) for step in ((15, 0, 0), (5, 15, 1)))
     moved = cost.move(BIG, 15)
     assert first and rest and moved
     saved_s = row.measured_s * first.total_s / (first.total_s + rest.total_s) - moved.n_bytes / 20e9

@@ -17,11 +17,12 @@ from lab.core.record import Ceilings, Rate, Record
 from lab.core.shape import FEED_FORWARD, Matrix
 from lab.errors import LabError
 from lab.models import catalog, shapes
-from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, Probe
+from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner.plan import make_plan
 from lab.show import text_why
-from lab.why import advice, kernel_rates, probe_plan, probing, roofline
+from lab.why import advice, kernel_rates, plain_read, probe_plan, probing, roofline, step_kernels
+from lab.why.where import Where
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 
@@ -45,7 +46,7 @@ FAST = Ceilings(
         *(rate(MUL_MAT, "Q8_0", n, 20, 400) for n in (1, 8, 512)),
         rate(ATTENTION, "F16", 1, 20, 400),
         rate(ATTENTION, "F16", 512, 20, 100),
-        rate(probing.READ, "I64", 1, 40, 1e9),
+        rate(plain_read.READ, "I64", 1, 40, 1e9),
     ),
 )
 
@@ -58,7 +59,7 @@ def test_the_roof_is_the_best_of_all_kernels() -> None:
 
 def test_the_best_of_all_measurements_counts() -> None:
     bad = dataclasses.replace(FAST, measured_at="2026-02-01T00:00:00Z", rates=(rate(MUL_MAT, "Q8_0", 1, 0.02, 400),))
-    best = probing.known([FAST, bad], MACHINE, False)
+    best = probing.known([FAST, bad], Where(MACHINE))
     assert best and best.measured_at == bad.measured_at and set(best.rates) == set(FAST.rates)
 
 
@@ -75,7 +76,7 @@ def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None
 
 
 def test_kernels_of_a_decode_step_read_each_weight_once() -> None:
-    kernels = roofline.step_kernels(BIG, WIDE, FAST, 1, 0, 1)
+    kernels = step_kernels.total(BIG, WIDE, FAST, 1, 0, 1)
     step = cost.step(BIG, 1, 0, 1)
     assert kernels is not None and step is not None
     assert kernels.layers_s + kernels.head_s == pytest.approx(step.weight_bytes / 20e9, rel=0.001)
@@ -83,7 +84,7 @@ def test_kernels_of_a_decode_step_read_each_weight_once() -> None:
 
 
 def test_kernels_of_a_prefill_step_multiply_at_the_probedof_many_columns() -> None:
-    kernels = roofline.step_kernels(BIG, WIDE, FAST, 512, 0, 0)
+    kernels = step_kernels.total(BIG, WIDE, FAST, 512, 0, 0)
     step = cost.step(BIG, 512, 0, 0)
     assert kernels is not None and step is not None
     assert kernels.layers_s == pytest.approx(step.layer_flops / 400e9, rel=0.01)
@@ -106,8 +107,8 @@ def test_between_measured_columns_lies_a_straight_line_on_logarithms() -> None:
 
 def timed(decode_factor: float) -> list[Record]:
     """Runs on BIG whose decode steps take decode_factor times their kernels' least time."""
-    kernels = roofline.step_kernels(BIG, WIDE, FAST, 1, 22, 1)
-    prefill = roofline.step_kernels(BIG, WIDE, FAST, 8, 8, 1)
+    kernels = step_kernels.total(BIG, WIDE, FAST, 1, 22, 1)
+    prefill = step_kernels.total(BIG, WIDE, FAST, 8, 8, 1)
     assert kernels and prefill
     run = make_run(20, 5, decode_ms=1e3 * decode_factor * kernels.total_s, prefill_ms=1e3 * prefill.total_s / 6)
     return [make_record(run, model=BIG, settings=WIDE)]
@@ -121,7 +122,7 @@ def test_the_limit_is_what_is_nearest(factor: float, limit: str) -> None:
 
 
 def test_memory_traffic_and_arithmetic_are_limits_too() -> None:
-    better = dataclasses.replace(FAST, rates=tuple(probed for probed in FAST.rates if probed.op != probing.READ))
+    better = dataclasses.replace(FAST, rates=tuple(probed for probed in FAST.rates if probed.op != plain_read.READ))
     rows = roofline.explain(timed(1.0), better)
     assert [row.limit for row in rows if row.phase == "decode"] == [roofline.TRAFFIC]
     long = make_record(make_run(4096, 2, steps=exact_steps(4096, 2, 512, prefill_ms=8)), model=BIG, settings=WIDE)
@@ -140,7 +141,7 @@ def worker() -> Iterator[Worker]:
 
 def small(op: str, kind: str, n_tokens: int, rows: int = 512, columns: int = 512) -> Probe:
     n_head_kv = 2 if op == ATTENTION else None
-    return Probe(op, kind, rows, columns, n_head_kv, n_tokens, 4 * 2**20, 2, False, 0.02)
+    return Probe(op, kind, rows, columns, n_head_kv, n_tokens, 4 * 2**20, 2, None, 0.02)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "F16"])
@@ -165,7 +166,7 @@ def test_types_that_ggml_does_not_have_are_refused(worker: Worker) -> None:
 
 
 def test_plain_reading() -> None:
-    read = probing.read_rate(2, 2**22)
+    read = plain_read.read_rate(2, 2**22)
     assert read.n_bytes == 2**22 and probing.gbps(read) > 0.1
 
 
@@ -186,15 +187,15 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     assert run_lab("measure", *arguments)[0] == 0
     plan = make_plan(worker, [1], 1, 1, ubatch=64)
     wanted = [dataclasses.replace(p, n_bytes=2**21, seconds=0.01) for p in probing.probes(plan.model, plan.settings)]
-    assert probing.missing(wanted, probing.known(probing.kept(tmp_path), plan.machine, False)) == wanted
-    rates = (*map(worker.probe, wanted), probing.read_rate(2, 2**22))
+    assert probing.missing(wanted, probing.known(probing.kept(tmp_path), Where(plan.machine))) == wanted
+    rates = (*map(worker.probe, wanted), plain_read.read_rate(2, 2**22))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     path = probing.save(Ceilings(now, plan.machine, False, rates), tmp_path)
     assert results.read([path]).ceilings[0].rates == rates and not results.read([path]).skipped
-    known = probing.known(probing.kept(tmp_path), plan.machine, False)
+    known = probing.known(probing.kept(tmp_path), Where(plan.machine))
     assert known and probing.missing(wanted, known) == []
     another = dataclasses.replace(plan.machine, llama_cpp_commit="other")
-    assert probing.known(probing.kept(tmp_path), another, False) is None
+    assert probing.known(probing.kept(tmp_path), Where(another)) is None
     sample = Path("results") / "sample-synthetic-phi-3-mini-q4_0-amd-epyc.jsonl"
     elsewhere = dataclasses.replace(known, machine=another)
     probing.save(elsewhere, tmp_path / "other")
@@ -225,7 +226,7 @@ def test_types_that_cannot_be_probed_are_refused_before_anything_is_measured(
 
 def test_what_was_probed_before_a_failure_is_kept(tmp_path: Path) -> None:
     class Failing:
-        pid = os.getpid()
+        pid, backend = os.getpid(), Backend()
 
         def probe(self, probe: Probe) -> Rate:
             if probe.n_tokens > 1:
@@ -235,8 +236,8 @@ def test_what_was_probed_before_a_failure_is_kept(tmp_path: Path) -> None:
     wanted = probing.probes(dataclasses.replace(MODEL, n_ff=128), SETTINGS)
     failing: Any = Failing()
     with pytest.raises(LabError, match="no"):
-        probing.run_probes(failing, MACHINE, wanted, False, lambda what: None, tmp_path)
-    kept = probing.known(probing.kept(tmp_path), MACHINE, False)
+        probing.run_probes(failing, Where(MACHINE), wanted, lambda what: None, tmp_path)
+    kept = probing.known(probing.kept(tmp_path), Where(MACHINE))
     assert kept and kept.rates == (FAST.rates[0],)
 
 
@@ -279,7 +280,7 @@ def test_a_pass_is_as_large_as_the_machines_own_caches_ask(tmp_path: Path, monke
 class Counting:
     """Stands in for the engine: every probe is a little faster than the last."""
 
-    pid = os.getpid()
+    pid, backend = os.getpid(), Backend()
 
     def __init__(self) -> None:
         self.asked: list[Probe] = []
@@ -296,13 +297,13 @@ def test_rounds_go_on_while_the_machine_is_disturbed(
 ) -> None:
     words = iter(["another process used 1 of a core"] * n_disturbed + [""] * 9)
     monkeypatch.setattr(disturbances, "during", lambda noise, n_free: next(words))
-    monkeypatch.setattr(probing, "read_rate", lambda n_threads: rate(probing.READ, "I64", 1, 40, 1e9))
+    monkeypatch.setattr(plain_read, "read_rate", lambda n_threads: rate(plain_read.READ, "I64", 1, 40, 1e9))
     engine: Any = Counting()
     wanted = [small(MUL_MAT, "Q4_0", n) for n in (1, 8, 64)]
-    last = probing.run_probes(engine, MACHINE, wanted, False, lambda what: None, tmp_path)
+    last = probing.run_probes(engine, Where(MACHINE), wanted, lambda what: None, tmp_path)
     assert engine.asked == wanted * n_rounds  # interleaved
     assert bool(last) == (n_disturbed > n_rounds)
-    known = probing.known(probing.kept(tmp_path), MACHINE, False)
+    known = probing.known(probing.kept(tmp_path), Where(MACHINE))
     assert known and [len(probed.times_ns) for probed in known.rates if probed.op == MUL_MAT] == [n_rounds] * 3
 
 
@@ -322,7 +323,7 @@ def test_broken_lines_of_ceilings_are_not_passed_over_in_silence(tmp_path: Path)
 
 def test_files_of_older_versions_have_attention_at_one_length_that_is_not_told() -> None:
     assert all(probed.n_positions is None for probed in FAST.rates)
-    kernels = roofline.step_kernels(BIG, WIDE, FAST, 512, 4000, 0)
+    kernels = step_kernels.total(BIG, WIDE, FAST, 512, 4000, 0)
     step = cost.step(BIG, 512, 4000, 0)
     assert kernels and step and kernels.attention_s == pytest.approx(step.attention_flops / 100e9)
 
@@ -335,7 +336,7 @@ def test_attention_is_taken_at_the_length_that_fits() -> None:
     ]
     both = dataclasses.replace(FAST, rates=(*(probed for probed in FAST.rates if probed.op == MUL_MAT), *at))
     for n_past, gflops in ((10, 100), (511, 100), (4095, 50), (32767, 25), (99_999, 25)):
-        kernels, step = roofline.step_kernels(BIG, WIDE, both, 1, n_past, 1), cost.step(BIG, 1, n_past, 1)
+        kernels, step = step_kernels.total(BIG, WIDE, both, 1, n_past, 1), cost.step(BIG, 1, n_past, 1)
         assert kernels and step and kernels.attention_s == pytest.approx(step.attention_flops / gflops / 1e9, rel=0.01)
 
 
@@ -405,7 +406,7 @@ def test_mixes_of_a_narrow_model_can_be_probed_and_explained(
     wanted = [dataclasses.replace(p, n_bytes=2**20, seconds=0.001) for p in probing.probes(model, settings, ["Q6_K"])]
     best = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, tuple(map(worker.probe, wanted)))
     for shape in ((1, 100, 1), (8, 0, 0)):
-        kernels = roofline.step_kernels(model, settings, best, *shape)
+        kernels = step_kernels.total(model, settings, best, *shape)
         assert kernels and kernels.total_s > 0
 
 

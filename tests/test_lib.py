@@ -24,6 +24,7 @@ from lab.runner import builds, machine, side_by_side
 from lab.runner.as_options import options
 from lab.show import plot_runs, text_compare
 from lab.why import probing
+from lab.why.where import Where
 from tests.conftest import MACHINE, SETTINGS, FakeWorker, make_record, run_lab
 
 LIBLLAMA = {"darwin": "libllama.dylib", "win32": "llama.dll"}.get(sys.platform, "libllama.so")
@@ -223,9 +224,9 @@ def test_ceilings_of_two_builds_are_kept_apart() -> None:
     other = dataclasses.replace(MACHINE, lib="build/bin 1a2b3c4d")
     given = [Ceilings("2026-01-01T00:00:00Z", here, False, (rate,)) for here in (MACHINE, other)]
     for here in (MACHINE, other):
-        known = probing.known(given, here, False)
+        known = probing.known(given, Where(here))
         assert known is not None and known.machine == here
-    assert probing.known(given[:1], other, False) is None
+    assert probing.known(given[:1], Where(other)) is None
 
 
 def test_a_device_in_software_is_marked() -> None:

@@ -11,13 +11,23 @@ from typing import Any
 import pytest
 
 import lab
-from lab.core import results
+from lab.core import phases, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record, Steps
 from lab.errors import LabError
 from lab.models import catalog, shapes
-from lab.why import datasheet, learning, prediction, probing, uncertainty
+from lab.why import (
+    datasheet,
+    learning,
+    measured_device,
+    prediction,
+    prediction_words,
+    probing,
+    step_kernels,
+    uncertainty,
+)
 from lab.why.learning import Case, Costs, Point
-from tests.conftest import FakeWorker, exact_steps, make_record, make_run, run_lab
+from lab.why.where import Where
+from tests.conftest import MACHINE, FakeWorker, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 from tests.test_explain import BIG, FAST, WIDE
 
@@ -90,7 +100,7 @@ def test_disturbed_runs_count_only_where_there_are_no_others(monkeypatch: pytest
     assert all(point.is_disturbed for point in alone.points)
     wide, narrow = uncertainty.of(alone.points), uncertainty.of(learning.learn([quiet], FAST).points)
     assert wide.factor(alone.points[0].case) > 1.3 * narrow.factor(alone.points[0].case)
-    assert "2 of the points are of disturbed runs" in prediction.basis_here(alone, wide)
+    assert "2 of the points are of disturbed runs" in prediction_words.basis_here(alone, wide)
 
 
 def test_records_with_absurd_steps_teach_nothing() -> None:
@@ -153,7 +163,7 @@ def test_from_one_length_only_the_range_is_that_of_the_bench() -> None:
 def test_ceilings_that_are_too_low_are_said_to_be_and_lower_the_range() -> None:
     for factor, low in ((0.6, True), (1.0, False)):
         learned = learning.learn([timed(512, 1, factor)], FAST)
-        assert ("ceilings are too low" in prediction.basis_here(learned, uncertainty.of(learned.points))) == low
+        assert ("ceilings are too low" in prediction_words.basis_here(learned, uncertainty.of(learned.points))) == low
         (decode,) = [point for point in learned.points if point.case.phase == DECODE]
         row = ask([timed(512, 1, factor)], 512)
         assert row.tpot_s[0] < decode.seconds < row.tpot_s[1]
@@ -166,7 +176,7 @@ def test_ceilings_that_are_too_low_are_said_to_be_and_lower_the_range() -> None:
 def epyc(*lengths: int) -> tuple[list[Record], Ceilings]:
     contents = results.read(sorted(SAMPLES.glob("sample-*.jsonl")))
     here = results.read([SAMPLES / "sample-smollm2-135m-amd-epyc.jsonl"]).ceilings[0].machine
-    best = probing.known(contents.ceilings, here, False)
+    best = probing.known(contents.ceilings, Where(here))
     assert best
     own = [record for record in contents.records if record.model.quantization == "Q4_1" and record.run.every is None]
     return [record for record in own if record.run.n_prompt in lengths], best
@@ -378,3 +388,89 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     assert "not measured" in run_lab("predict", "--results", tmp_path)[2]
     assert "leaves nothing to decode" in run_lab("predict", "-n", "1", "-d", "m4")[2]
     assert "are no context" in run_lab("predict", "-p", "999999999999", "-d", "m4")[2]
+
+
+# Devices that were measured somewhere
+
+RTX = Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 24 * 10**9)
+THERE = dataclasses.replace(MACHINE, cpu="Another CPU", devices=(*MACHINE.devices, RTX))
+ON_RTX = dataclasses.replace(WIDE, n_gpu_layers=99)
+
+
+def on_rtx(*records: Record) -> list[Record]:
+    return [dataclasses.replace(record, machine=THERE, settings=ON_RTX) for record in records]
+
+
+def its_ceilings() -> Ceilings:
+    return dataclasses.replace(FAST, machine=THERE, on_gpu=True, device="CUDA0")
+
+
+def find(records: list[Record], known: list[Ceilings], model: Any = BIG) -> measured_device.Own | None:
+    return measured_device.find(datasheet.find_device("rtx-4090"), records, known, model, WIDE)
+
+
+def test_ceilings_and_runs_of_a_device_count_instead_of_its_datasheet() -> None:
+    records = on_rtx(*(timed(n, 1.2, 1.3) for n in (512, 1024, 2048)))
+    own, device = find(records, [its_ceilings()]), datasheet.find_device("rtx-4090")
+    assert own is not None and own.rests_on == "its ceilings and runs" and own.n_runs == 3
+    row = prediction.on_device(BIG, WIDE, device, own, 1024, 6)
+    measured = next(record for record in records if record.run.n_prompt == 1024).run
+    assert row.tpot_s[0] < 1e-9 * (phases.decode_compute_mean_ns(measured) or 0) < row.tpot_s[1]
+    assert row.rests_on == own.rests_on and row.tpot_expected_s is not None
+    by_datasheet = prediction.on_device(BIG, WIDE, device, None, 1024, 6)
+    assert by_datasheet.tpot_s[1] < row.tpot_s[0] and by_datasheet.rests_on is None
+    assert "on such a device" in prediction_words.basis_of(device, own)
+
+
+def test_runs_alone_say_which_part_of_the_datasheet_was_reached() -> None:
+    records, device = on_rtx(timed(512, 1.2, 1.3)), datasheet.find_device("rtx-4090")
+    own = find(records, [])
+    assert own is not None and own.shares is not None and own.rests_on == "its runs"
+    measured_s = 1e-9 * (phases.decode_compute_mean_ns(records[0].run) or 0)
+    reached = prediction.elsewhere(BIG, WIDE, device, 512, 6).tpot_limit_s / measured_s
+    low, high = own.shares["decode"]
+    assert low < reached < high and reached / low == pytest.approx(high / reached)
+    row = prediction.on_device(BIG, WIDE, device, own, 512, 6)
+    assert row.tpot_s[0] < measured_s < row.tpot_s[1]
+    other = find(records, [], dataclasses.replace(BIG, name="another"))
+    assert other is not None and other.shares is not None and other.shares["decode"][0] < low
+    assert "1 runs on such a device" in prediction_words.basis_of(device, own)
+
+
+def test_ceilings_alone_give_the_kernels_least_time() -> None:
+    own, device = find([], [its_ceilings()]), datasheet.find_device("rtx-4090")
+    assert own is not None and own.rests_on == "its ceilings"
+    row = prediction.on_device(BIG, WIDE, device, own, 512, 6)
+    kernels = step_kernels.total(BIG, WIDE, FAST, 1, 514, 1)
+    assert kernels is not None and row.tpot_expected_s is None
+    assert row.tpot_s == pytest.approx((kernels.total_s, kernels.total_s / measured_device.KERNEL_SHARE))
+    assert "2026-01-01" in prediction_words.basis_of(device, own)
+    unknown = dataclasses.replace(its_ceilings(), rates=tuple(r for r in FAST.rates if r.type != "Q8_0"))
+    assert find([], [unknown]) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"machine": dataclasses.replace(THERE, devices=(*MACHINE.devices, dataclasses.replace(RTX, description="?")))},
+        {"settings": dataclasses.replace(ON_RTX, n_gpu_layers=5)},  # the CPU had its part
+        {"settings": WIDE},
+        {"machine": dataclasses.replace(THERE, devices=(RTX, dataclasses.replace(RTX, name="CUDA1")))},
+    ],
+)
+def test_runs_that_are_not_of_the_device_alone_say_nothing(changes: dict[str, Any]) -> None:
+    (record,) = on_rtx(timed(512, 1.2, 1.3))
+    assert find([record], []) is not None
+    assert find([dataclasses.replace(record, **changes)], []) is None
+
+
+def test_the_command_takes_what_was_measured_on_a_device(tmp_path: Path) -> None:
+    for record in on_rtx(timed(512, 1.2, 1.3)):
+        results.append(tmp_path / "runs.jsonl", record)
+    arguments = ("predict", "-p", "512", "-n", 6, "-m", "llama-3.2-1b:Q8_0", "--results", tmp_path)
+    code, out, _ = run_lab(*arguments, "-d", "rtx-4090")
+    assert code == 0 and "From 1 runs on such a device in the results" in " ".join(out.split())
+    code, out, _ = run_lab(*arguments, "-d", "geforce")
+    assert code == 0 and [line.split()[0] for line in out.splitlines() if "from its runs" in line] == ["rtx-4090"]
+    code, out, _ = run_lab(*arguments[:-1], tmp_path / "none", "-d", "rtx-4090", "--json")
+    assert code == 0 and json.loads(out)["rows"][0]["rests_on"] is None

@@ -22,7 +22,7 @@ DOORS = {  # the wings or files that may import a third-party library
     "scipy": {"core/stats"},
     "msgspec": {"core/lines"},
     "llama_cpp": {"engine/native"},
-    "numpy": {"core/stats", "engine", "why/probing", "analysis/table", "models/synthetic"},
+    "numpy": {"core/stats", "engine", "why/plain_read", "analysis/table", "models/synthetic"},
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub", "models/hub_cache", "models/hub_errors"},
     "platformdirs": {"models/obtain"},

@@ -22,7 +22,7 @@ from lab.experiments.stall_search import Tried
 from lab.process.worker import Worker
 from lab.runner import session
 from lab.show import canvas, plot_stall
-from lab.why import learning, roofline
+from lab.why import learning, step_kernels
 from lab.why.step_prediction import StepPrediction
 from tests.conftest import MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 from tests.test_explain import BIG, FAST, WIDE
@@ -312,7 +312,7 @@ def test_on_a_cpu_the_streams_tokens_cost_a_whole_tile_of_attention() -> None:
     settings = dataclasses.replace(WIDE, kv_unified=True)
     prediction = StepPrediction(BIG, settings, FAST, learning.fit([]), 0)
     lever = Stall(4, 64, 128, 32)
-    tile = roofline.step_kernels(BIG, settings, FAST, 64, 4 * 160, 0)
+    tile = step_kernels.total(BIG, settings, FAST, 64, 4 * 160, 0)
     assert tile
     priced = stall_prediction.longest_gap(prediction, 128, lever)  # the last full chunk: 64 to 128
     later = prediction.seconds(64, 64, 5, [(1, 161)] * 4)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.analysis import disturbances
 from lab.core import energy, lever_figures, phases, stats
-from lab.core.record import DECODE, OK, Record, Run, Settings
+from lab.core.record import DECODE, OK, PREFILL, Record, Run, Settings
 from lab.runner import machine
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def runs(records: Sequence[Record]) -> pd.DataFrame:
 
 def steps(records: Sequence[Record]) -> pd.DataFrame:
     """One row a step. `run` is the row of its run in `runs`; `itl_ms` is NaN for prefill steps.
+
+    So is `compute_ms` where single ones were not timed: of these `ready_s` is when a step was submitted, but the last.
 
     lab.steps(records).groupby("kind").compute_ms.median()
     """
@@ -269,6 +271,7 @@ def _step_rows(record: Record, index: int) -> pd.DataFrame:
     decodes = np.array(columns.kind) == DECODE
     number = np.arange(len(start))
     last_prefill = np.maximum.accumulate(np.where(decodes, 0, number))
+    is_untimed = (np.array(columns.kind) == PREFILL) & (not phases.times_prefill_steps(record.settings))
     first_token = np.append(decodes[1:], True)  # a prefill step that a token came out of
     return pd.DataFrame(
         {
@@ -289,7 +292,7 @@ def _step_rows(record: Record, index: int) -> pd.DataFrame:
             "start_s": start * 1e-9,
             "ready_s": ready * 1e-9,
             "end_s": end * 1e-9,
-            "compute_ms": (ready - start) * 1e-6,
+            "compute_ms": np.where(is_untimed, np.nan, (ready - start) * 1e-6),
             "itl_ms": np.where(decodes, np.diff(end, prepend=0) * 1e-6, np.nan),
         }
     )

@@ -76,7 +76,7 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
 
         records, problem = collect(runs, path, err, None, in_blocks=True)
     base = session.base
-    verdicts = claim_session.judge(chosen, records, base.machine, base.settings, folder, quick)
+    verdicts = claim_session.judge(chosen, records, claim_session.place_of(base), folder, quick)
     _show(verdicts, path, as_json, not no_plot, report)
     if problem:
         raise problem

@@ -31,6 +31,9 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     (prefill), on ggml's own kernels; likewise attention, fewer threads, and plain reading. About a minute on
     two cores, longer while other programs take them. Results are kept in --out and reused while machine
     and build are the same.
+
+    Measured is every device that the settings put layers on (--device, --rpc, --n-gpu-layers), the CPU too where
+    some stay there, each in its own memory; and copies to and from each.
     """
     from lab.models import shapes
     from lab.process.worker import Worker
@@ -74,7 +77,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     from lab.core.record import OK
     from lab.show import console, text_why
     from lab.show.plot_why import save_why
-    from lab.why import advice, experiment_advice, probing, roofline
+    from lab.why import advice, experiment_advice, probing, roofline, where
 
     reading = read(results)
     records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
@@ -89,12 +92,11 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     for number, (label, setup) in enumerate(table.setups(rows)):
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
         first = chosen[0]
-        on_gpu = first.settings.n_gpu_layers > 0
         if note := text_why.caveat(first):
             click.echo(f"Note: {label}: {note}", err=True)
-        known = probing.need(given, first.machine, on_gpu, force, label)
+        known = probing.need(given, where.of_record(first), force, label)
         explained = roofline.explain(chosen, known)
-        best = roofline.roof(known)
+        best = roofline.roof(known, where.layers_of(first))
         levers = advice.levers(explained, first, known)
         tried = experiment_advice.levers(explained, chosen, known)
         stem = f"{source.stem}-{number + 1}" if rows[[*table.SETUP]].drop_duplicates().shape[0] > 1 else source.stem
@@ -143,13 +145,15 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     The model need not be here: a name of the list is enough. For each length: the theoretical limit, a range to
     expect, and below the table what the range rests on. On this machine it is wider where it extrapolates: to longer
     prompts than were measured here, to other models, quantizations or settings.
+
+    Where runs or ceilings of another device lie in --results, they count instead of its datasheet's shares.
     """
     from lab.show import console, text_why
     from lab.why import datasheet, prediction
 
     model = asked.pop("model")
     if names := datasheet.names_of(device or ""):
-        _on_several(names, prompt_len, gen, model, as_json, **asked)
+        _on_several(names, prompt_len, gen, model, as_json, results, **asked)
         return
     answer = prediction.ask(prompt_len, gen, model, device, results, **asked)
     if as_json:
@@ -161,12 +165,14 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     text_why.print_predictions(answer, console.console())
 
 
-def _on_several(names: Sequence[str], prompt_len: str, gen: int, model: str, as_json: bool, **asked: Any) -> None:
+def _on_several(
+    names: Sequence[str], prompt_len: str, gen: int, model: str, as_json: bool, results: str, **asked: Any
+) -> None:
     """What `--device all` or a kind shows: a table of its devices for each prompt length."""
     from lab.show import console, text_why
     from lab.why import datasheet, prediction
 
-    shape, by_length = prediction.ask_all(prompt_len, gen, model, names, **asked)
+    shape, by_length = prediction.ask_all(prompt_len, gen, model, names, results, **asked)
     if as_json:
         rows = [
             {"device": device.name, "kind": device.kind, "fits": fits, **dataclasses.asdict(row)}

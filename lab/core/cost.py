@@ -65,6 +65,7 @@ class Product:
     n_tokens: int
     n_used: int | None
     is_head: bool
+    is_last: bool = False  # of the last layer alone
 
     @property
     def n_read(self) -> float:
@@ -106,8 +107,10 @@ def products(model: Model, n_tokens: int, n_outputs: int) -> list[Product] | Non
             continue
         n_used = model.n_expert_used if matrix.part == EXPERTS else None
         in_last = 0.0 if matrix.part == ATTENTION else last
-        shares = ((1 - in_last, n_tokens), (in_last, n_outputs))
-        work += [Product(matrix, matrix.n * share, n, n_used, False) for share, n in shares if share and n]
+        shares = ((1 - in_last, n_tokens, False), (in_last, n_outputs, True))
+        work += [
+            Product(matrix, matrix.n * share, n, n_used, False, is_last) for share, n, is_last in shares if share and n
+        ]
     return work
 
 

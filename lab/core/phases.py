@@ -16,7 +16,7 @@ import itertools
 import operator
 import statistics
 
-from lab.core.record import DECODE, FORGET, OK, PREFILL, Run, Steps
+from lab.core.record import DECODE, FORGET, OK, PREFILL, Run, Settings, Steps
 
 
 def by_length(run: Run) -> tuple[Run, ...]:
@@ -52,6 +52,17 @@ def by_length(run: Run) -> tuple[Run, ...]:
 def n_prefill_steps(run: Run) -> int:
     """How many of the first steps are prefill."""
     return run.steps.kind.count(PREFILL)
+
+
+def times_prefill_steps(settings: Settings) -> bool:
+    """Whether `ready_ns` of each prefill step is when it was done: else only that of the last one, and their sum, say.
+
+    Not where they were waited for once. Nor behind an RPC server: llama.cpp waits there for logits only, and without
+    them until the step is sent (ggml_backend_rpc_synchronize).
+    """
+    on_servers = settings.devices is None or any(name.startswith("RPC") for name in settings.devices)
+    is_remote = bool(settings.rpc) and settings.n_gpu_layers != 0 and on_servers
+    return settings.prefill_wait != "end" and not is_remote
 
 
 def prefill_ns(run: Run) -> int | None:

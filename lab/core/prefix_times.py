@@ -19,10 +19,11 @@ def figures(run: Run) -> dict[str, float]:
     return {name: value for name, value in times(run).items() if name in WAYS}
 
 
-def times(run: Run) -> dict[str, float]:
+def times(run: Run, are_steps_timed: bool = True) -> dict[str, float]:
     """Seconds of a run: of each way, of the prefix in the cold one, saved by the copy, and of each move.
 
-    Empty where its steps are not those of that script.
+    Where single prefill steps are not timed (phases.times_prefill_steps), the prefix is what the copy saved. Empty
+    where its steps are not those of that script.
     """
     steps, ways = run.steps, _ways(run)
     if run.prefix is None or run.prefix.n_prefix < 1 or not ways:
@@ -32,10 +33,11 @@ def times(run: Run) -> dict[str, float]:
     spans = [(steps.end_ns[way[-1]] - steps.start_ns[way[0]]) / 1e9 for way in ways]
     saves = [i for i, kind in enumerate(steps.kind) if kind == SAVE]
     moves = dict(zip(("copy_s", "load_ram_s", "load_disk_s"), (way[0] for way in ways[1:]), strict=True))
+    steps_s = max((steps.ready_ns[i] for i in ways[0] if steps.n_past[i] < run.prefix.n_prefix), default=0) / 1e9
     moves |= dict(zip(("save_ram_s", "save_disk_s"), saves, strict=True))
     return {
         **dict(zip(WAYS, spans, strict=True)),
-        "prefix_s": max((steps.ready_ns[i] for i in ways[0] if steps.n_past[i] < run.prefix.n_prefix), default=0) / 1e9,
+        "prefix_s": steps_s if are_steps_timed else spans[0] - spans[1],
         "saved_s": spans[0] - spans[1],
         **{name: (steps.ready_ns[i] - steps.start_ns[i]) / 1e9 for name, i in moves.items()},
     }

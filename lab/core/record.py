@@ -256,7 +256,7 @@ class Record:
 class Rate:
     """One kernel at one size, timed: what a pass read and computed, and how long each pass took."""
 
-    op: str  # mul_mat, attention, read
+    op: str  # mul_mat, mul_mat_id, attention, read; upload, download: copies to and from a device
     type: str  # of the weights, or of the cache
     buffer: str  # the kind of memory: CPU, CPU_REPACK, CUDA0
     rows: int
@@ -274,10 +274,15 @@ class Rate:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a machine can do at best: a line of a kind of its own in results files."""
+    """What a device of a machine can do at best: a line of a kind of its own in results files.
+
+    `others` are those of further devices that the same settings use. Files have a line for each instead.
+    """
 
     measured_at: str
     machine: Machine
-    on_gpu: bool
+    on_gpu: bool  # not the CPU
     rates: tuple[Rate, ...]
     schema: int = SCHEMA
+    device: str | None = None  # by llama.cpp's name; None: the CPU, or (in older files) the first GPU
+    others: tuple[Ceilings, ...] = ()

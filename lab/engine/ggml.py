@@ -11,8 +11,8 @@ from lab.engine import native
 from lab.errors import LabError
 
 P, I64, SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
-CPU, GPU, INTEGRATED = 0, 1, 2
-"""Types of devices (ggml-backend.h). BLAS, as on macOS, is another: an accelerator that comes before the CPU."""
+CPU = 0
+"""The CPU among the types of devices (ggml-backend.h). BLAS, as on macOS, is another one that comes before it."""
 
 SLOW_TO_PACK = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 
@@ -45,14 +45,14 @@ def check_columns(name: str, columns: int) -> None:
         raise LabError(f"{name} packs {BLOCKS[name][0]} weights together; a row of {columns} cannot be packed.", "")
 
 
-def device_of(lib: Any, on_gpu: bool) -> Any:
-    """The first GPU, or the CPU. LabError where there is none."""
-    wanted = (GPU, INTEGRATED) if on_gpu else (CPU,)
+def device_of(lib: Any, name: str | None) -> Any:
+    """The device of this name, or the CPU. LabError where there is none."""
     for index in range(lib.ggml_backend_dev_count()):
         device = P(lib.ggml_backend_dev_get(index))
-        if lib.ggml_backend_dev_type(device) in wanted:
+        is_cpu = lib.ggml_backend_dev_type(device) == CPU
+        if is_cpu if name is None else lib.ggml_backend_dev_name(device).decode() == name:
             return device
-    raise LabError("This build of llama.cpp has no such device.", "See: lab machine")
+    raise LabError(f"This build of llama.cpp has no device {name or 'CPU'}.", "See: lab machine")
 
 
 def random_rows(lib: Any, name: str, rows: int, columns: int) -> bytes:
@@ -94,9 +94,12 @@ def library() -> Any:
         "ggml_flash_attn_ext": (P, [P, P, P, P, P, f, f, f]),
         "ggml_new_graph_custom": (P, [P, SIZE, b]),
         "ggml_build_forward_expand": (None, [P, P]),
+        "ggml_graph_node": (P, [P, i]),
         "ggml_quantize_chunk": (SIZE, [i, ctypes.POINTER(f), P, I64, I64, I64, P]),
         "ggml_backend_alloc_ctx_tensors_from_buft": (P, [P, P]),
         "ggml_backend_tensor_set": (None, [P, ctypes.c_char_p, SIZE, SIZE]),
+        "ggml_backend_tensor_get": (None, [P, P, SIZE, SIZE]),
+        "ggml_backend_tensor_copy": (None, [P, P]),
         "ggml_backend_buft_alloc_buffer": (P, [P, SIZE]),
         "ggml_backend_buft_name": (ctypes.c_char_p, [P]),
         "ggml_backend_buffer_free": (None, [P]),
@@ -110,6 +113,10 @@ def library() -> Any:
         "ggml_backend_graph_compute": (i, [P, P]),
         "ggml_backend_synchronize": (None, [P]),
         "ggml_backend_reg_get_proc_address": (P, [P, ctypes.c_char_p]),
+        "ggml_backend_reg_name": (ctypes.c_char_p, [P]),
+        "ggml_backend_sched_new": (P, [ctypes.POINTER(P), ctypes.POINTER(P), i, SIZE, b, b]),
+        "ggml_backend_sched_split_graph": (None, [P, P]),
+        "ggml_backend_sched_free": (None, [P]),
     }
     for name, (result, arguments) in signatures.items():
         getattr(lib, name).restype, getattr(lib, name).argtypes = result, arguments

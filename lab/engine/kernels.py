@@ -12,9 +12,10 @@ import time
 from typing import Any
 
 from lab.core.record import Rate
+from lab.engine import remote, transfers
 from lab.engine.ggml import InitParams, P, check_columns, device_of, fill, library, random_rows, type_number
 from lab.errors import LabError
-from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, Probe
+from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, UPLOAD, Probe
 
 MAX_NODES = 4096
 N_POSITIONS = 512
@@ -25,10 +26,16 @@ CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ
 
 
 def run(probe: Probe) -> Rate:
-    """Time passes for about `probe.seconds`, after one that does not count. LabError where ggml cannot do it."""
+    """Time passes for about `probe.seconds`, after one that does not count. LabError where ggml cannot do it.
+
+    On a device behind an RPC server a pass ends when a value of its result has come back; the shortest time that such
+    a reading takes by itself is taken off.
+    """
     _check(probe)
+    if probe.op in (UPLOAD, DOWNLOAD):
+        return transfers.run(probe)
     lib = library()
-    device = device_of(lib, probe.on_gpu)
+    device = device_of(lib, probe.device)
     backend = P(lib.ggml_backend_dev_init(device, None))
     n_bytes = 4 * MAX_NODES * lib.ggml_tensor_overhead() + 2**20
     context, graphs = (P(lib.ggml_init(InitParams(n_bytes, None, True))) for _ in range(2))
@@ -37,7 +44,7 @@ def run(probe: Probe) -> Rate:
     try:
         graph, buffer, n_bytes, flops = build(lib, probe, device, context, graphs, buffers)
         _set_threads(lib, device, backend, probe.n_threads)
-        times = _time(lib, probe, backend, graph)
+        times = _time(lib, probe, device, backend, graph)
     finally:
         for allocated in buffers:
             lib.ggml_backend_buffer_free(allocated)
@@ -66,7 +73,7 @@ def _check(probe: Probe) -> None:
     """LabError for what ggml would answer by ending the process."""
     type_number(probe.type)
     check_columns(probe.type, probe.columns)
-    if probe.op not in (MUL_MAT, MUL_MAT_ID, ATTENTION):
+    if probe.op not in (MUL_MAT, MUL_MAT_ID, ATTENTION, UPLOAD, DOWNLOAD):
         raise LabError(f"There is no probe of {probe.op}.", "This is a bug of the lab.")
     if probe.rows < 1 or probe.n_tokens < 1:
         raise LabError(f"{probe.rows} rows and {probe.n_tokens} tokens cannot be probed.", "This is a bug of the lab.")
@@ -79,15 +86,21 @@ def _check(probe: Probe) -> None:
         raise LabError(f"{probe.n_expert_used} of {probe.n_expert} experts cannot be probed.", "Take another model.")
 
 
-def _time(lib: Any, probe: Probe, backend: Any, graph: Any) -> tuple[int, ...]:
-    """Nanoseconds of each pass, without the first (unless it is the only one)."""
+def _time(lib: Any, probe: Probe, device: Any, backend: Any, graph: Any) -> tuple[int, ...]:
+    """Nanoseconds of each pass, without the first."""
+    is_remote, result = remote.is_remote(lib, device), P(lib.ggml_graph_node(graph, -1))
+    if is_remote:
+        remote.number(lib, backend, graph, MAX_NODES)
+    reading_ns = remote.reading_ns(lib, result) if is_remote else 0
     times: list[int] = []
     deadline = 0.0
     while len(times) < 2 or time.monotonic() < deadline:
         start = time.perf_counter_ns()
         status = lib.ggml_backend_graph_compute(backend, graph)
         lib.ggml_backend_synchronize(backend)
-        times.append(time.perf_counter_ns() - start)
+        if is_remote:
+            remote.wait(lib, result)
+        times.append(max(1, time.perf_counter_ns() - start - reading_ns))
         if status:
             raise LabError(f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "")
         if len(times) == 1:
@@ -162,8 +175,7 @@ def _place(
         raise LabError(f"This device cannot multiply {probe.type} weights.", "Take another quantization.")
     _allocate(lib, context, kind_of_buffer, buffers)
     _allocate(lib, graphs, P(lib.ggml_backend_dev_buffer_type(device)), buffers)
-    for weight in weights:
-        fill(lib, weight, data)
+    _fill_all(lib, device, weights, data)
     return graph, lib.ggml_backend_buft_name(kind_of_buffer).decode()
 
 
@@ -189,15 +201,14 @@ def _attentions(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any, 
         keys, values = (P(lib.ggml_permute(graphs, cache, 0, 2, 1, 3)) for cache in pair)
         scale, zero = ctypes.c_float(head_dim**-0.5), ctypes.c_float(0)
         attended = P(lib.ggml_flash_attn_ext(graphs, query, keys, values, mask, scale, zero, zero))
-        if not lib.ggml_backend_dev_supports_op(device, attended):
+        if not remote.supports(lib, device, attended):
             raise LabError(f"This device has no attention kernel for a {probe.type} cache.", "")
         lib.ggml_build_forward_expand(graph, attended)
     kind_of_buffer = P(lib.ggml_backend_dev_buffer_type(device))
     _allocate(lib, context, kind_of_buffer, buffers)
     _allocate(lib, graphs, kind_of_buffer, buffers)
     data = random_rows(lib, probe.type, n_kv_heads * n_positions, head_dim)
-    for cache in caches:
-        fill(lib, cache, data)
+    _fill_all(lib, device, caches, data)
     fill(lib, query, random_rows(lib, "F32", n_head * probe.n_tokens, head_dim))
     fill(lib, mask, bytes(2 * n_positions * probe.n_tokens))  # zero: is seen
     flops = 4 * n_layers * n_head * head_dim * n_positions * probe.n_tokens
@@ -225,7 +236,16 @@ def _weights_buffer(lib: Any, device: Any, weight: Any, product: Any) -> Any:
         if supported:
             return candidate
         index += 1
-    return P(lib.ggml_backend_dev_buffer_type(device)) if lib.ggml_backend_dev_supports_op(device, product) else None
+    return P(lib.ggml_backend_dev_buffer_type(device)) if remote.supports(lib, device, product) else None
+
+
+def _fill_all(lib: Any, device: Any, tensors: list[Any], data: bytes) -> None:
+    """The same data in all of them; over a network it is sent once, and copied there."""
+    for tensor in tensors:
+        if tensor is not tensors[0] and remote.is_remote(lib, device):
+            lib.ggml_backend_tensor_copy(tensors[0], tensor)
+        else:
+            fill(lib, tensor, data)
 
 
 def _allocate(lib: Any, context: Any, kind: Any, buffers: list[Any]) -> None:

@@ -20,7 +20,6 @@ from lab.errors import LabError
 from lab.experiments import cases
 from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Evidence, Figure, Judgement
 from lab.experiments.claim_parts import CEILINGS, PARTS
-from lab.process.wire import ATTENTION
 from lab.why import roofline
 from lab.why.roofline import Roof
 
@@ -214,7 +213,7 @@ def lacking(evidence: Evidence, part: str) -> str:
 
 def roof(best: Ceilings | None) -> Roof | None:
     """The machine's best; None without ceilings, and where these have no reading of weights or memory."""
-    reads = best is not None and any(rate.n_tokens == 1 and rate.op != ATTENTION for rate in best.rates)
+    reads = best is not None and any(rate.n_tokens == 1 and rate.op in roofline.READERS for rate in best.rates)
     return roofline.roof(best) if best is not None and reads else None
 
 
@@ -223,7 +222,7 @@ def _without_ceilings(evidence: Evidence) -> str:
     best = evidence.ceilings
     if best is None or roof(best) is None:
         return "The ceilings of this machine are not known. Measure them: lab ceilings"
-    if any((record.settings.n_gpu_layers > 0) != best.on_gpu for record in evidence.records):
+    if any((record.settings.n_gpu_layers != 0) != best.on_gpu for record in evidence.records):
         return "The ceilings that are known are those of another device (CPU or GPU) than the runs used."
     return ""
 

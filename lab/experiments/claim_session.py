@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import results
-from lab.core.record import Ceilings, Machine, Record, Settings
+from lab.core.record import Ceilings, Record
 from lab.errors import LabError
 from lab.experiments import cases, claim_parts, claim_verdicts, saved_states
 from lab.experiments.claim import Claim
@@ -32,8 +32,8 @@ from lab.runner.case import Case
 from lab.runner.plan import Plan, make_plan
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.warm_engine import failed_run
-from lab.why import probing
-from lab.why.probe_plan import probes
+from lab.why import probing, where
+from lab.why.where import Where
 
 RESULTS = Path("results")
 """Where ceilings and other machines' results are looked for besides the session's own folder."""
@@ -102,7 +102,7 @@ def claims(
         if len(sessions) != 1:
             words = f"of {len(sessions)} sessions: {', '.join(sessions)}" if sessions else "of no session of claims"
             raise LabError(f"These records are {words}.", "Give those of one: lab.read([path])")
-        return judge(chosen, records, records[0].machine, records[0].settings, folder, None, only is not None)
+        return judge(chosen, records, where.of_record(records[0]), folder, None, only is not None)
     with Worker() as worker, notebook.watching() as watching, saved_states.folder_in(folder) as states:
         planned = plan(worker, chosen, quick, states, folder, model=model, **settings)
         path = session.new_results_file(planned.base, folder, planned.n_runs)
@@ -110,23 +110,20 @@ def claims(
         made = list(execute(planned, worker, path, show, lambda sentence: show(Status(sentence))))
     for warning in (*planned.warnings, *(f"{name}: {text}" for name, text in claim_verdicts.failures(made).items())):
         warnings.warn(warning, stacklevel=2)
-    return judge(chosen, made, planned.base.machine, planned.base.settings, folder, quick)
+    return judge(chosen, made, place_of(planned.base), folder, quick)
 
 
 def judge(
     chosen: Sequence[Claim],
     records: Sequence[Record],
-    here: Machine,
-    settings: Settings,
+    here: Where,
     folder: Path,
     is_quick: bool | None,
     are_chosen: bool = True,
 ) -> Verdicts:
     """The verdicts on claims by the records of one session, and by what is kept in a folder of results."""
     others, theirs = neighbours(folder, records)
-    evidence = claim_verdicts.evidence_of(
-        records, here, settings.n_gpu_layers > 0, known_ceilings(folder), others, theirs, is_quick
-    )
+    evidence = claim_verdicts.evidence_of(records, here, known_ceilings(folder), others, theirs, is_quick)
     return claim_verdicts.verdicts(chosen, evidence, are_chosen)
 
 
@@ -168,10 +165,14 @@ def plan(worker: Worker, chosen: Sequence[Claim], quick: bool, states: Path, fol
 def _unknown(base: Plan, known: Sequence[Ceilings], types: Sequence[str]) -> list[Probe]:
     """The probes for a plan's model that `known` does not answer; none for models whose cost is not known."""
     try:
-        wanted = probes(base.model, base.settings, types)
+        return probing.unknown(base.model, base.settings, types, place_of(base), known)
     except LabError:
         return []
-    return probing.missing(wanted, probing.known(known, base.machine, base.settings.n_gpu_layers > 0))
+
+
+def place_of(plan: Plan) -> Where:
+    """The machine and the devices that a plan runs on."""
+    return where.of(plan.machine, plan.model, plan.settings)
 
 
 def probes_s(todo: Sequence[Probe]) -> float:
@@ -227,11 +228,10 @@ def execute(
 
 def _keep_ceilings(planned: Session, path: Path) -> None:
     """Write what is known of the machine into the session's file: so it can be judged again anywhere."""
-    on_gpu = planned.base.settings.n_gpu_layers > 0
-    best = probing.known(known_ceilings(path.parent), planned.base.machine, on_gpu)
-    if best is not None:
-        with contextlib.suppress(OSError):  # the runs are what counts
-            results.append(path, best)
+    best = probing.known(known_ceilings(path.parent), place_of(planned.base))
+    with contextlib.suppress(OSError):  # the runs are what counts
+        for one in probing.lines(best):
+            results.append(path, one)
 
 
 def _part(
@@ -275,14 +275,13 @@ def _measure_ceilings(
     planned: Session, worker: Worker, folder: Path, watch: ShowStatus, announce: Callable[[str], None]
 ) -> None:
     """Measure what is missing, and keep it in `folder`. A failure is announced: the runs can do without."""
-    on_gpu = planned.base.settings.n_gpu_layers > 0
 
     def show(sentence: str) -> None:
         watch(Status("measuring what the machine can do at best"))
 
     try:
         worker.use(planned.base.backend)
-        words = probing.run_probes(worker, planned.base.machine, planned.probes, on_gpu, show, folder)
+        words = probing.run_probes(worker, place_of(planned.base), planned.probes, show, folder)
     except LabError as problem:
         announce(f"The ceilings could not be measured: {problem}")
         with contextlib.suppress(LabError):

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.analysis.wording import digits
-from lab.core.record import OK, Ceilings, Machine, Record
+from lab.core.record import OK, Ceilings, Record
 from lab.experiments import claim_parts
 from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Evidence, Figure, Judgement
 from lab.experiments.claim_list import CLAIMS
 from lab.experiments.claim_parts import CEILINGS
-from lab.why import probing
+from lab.why import probing, where
+from lab.why.where import Where
 
 MOST_SHOWN = 3
 """Figures of a claim that its line shows."""
@@ -132,16 +133,14 @@ def of_sessions(
     for name in sessions:
         own = [record for record in records if record.session == name]
         rest = [record for record in records if record.session != name]
-        first = own[0]
-        evidence = evidence_of(own, first.machine, first.settings.n_gpu_layers > 0, known, [*rest, *others], theirs)
+        evidence = evidence_of(own, where.of_record(own[0]), known, [*rest, *others], theirs)
         made.append((name, verdicts(CLAIMS, evidence, are_chosen=False)))
     return made
 
 
 def evidence_of(
     records: Sequence[Record],
-    here: Machine,
-    on_gpu: bool,
+    here: Where,
     known: Sequence[Ceilings] = (),
     others: Sequence[Record] = (),
     theirs: Sequence[Ceilings] = (),
@@ -155,9 +154,9 @@ def evidence_of(
     """
     return Evidence(
         tuple(records),
-        probing.known(known, here, on_gpu),
-        tuple(record for record in others if not probing.same(record.machine, here)),
-        tuple(ceilings for ceilings in (*known, *theirs) if not probing.same(ceilings.machine, here)),
+        probing.known(known, here),
+        tuple(record for record in others if not where.same(record.machine, here.machine)),
+        tuple(ceilings for ceilings in (*known, *theirs) if not where.same(ceilings.machine, here.machine)),
         claim_parts.is_quick(records) if is_quick is None else is_quick,
     )
 

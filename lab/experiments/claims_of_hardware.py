@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from lab.analysis.wording import digits
 from lab.core import cost, phases, prefix_times
-from lab.core.record import OK, Ceilings, Model, Record, Run, Settings
+from lab.core.record import OK, Model, Record, Run, Settings
 from lab.experiments import claim_rules as rules
 from lab.experiments import prefix_cache
 from lab.experiments.claim import UNTESTABLE, Evidence, Figure, Judgement
@@ -21,7 +21,7 @@ from lab.experiments.claim_rules import Condition, claim
 from lab.experiments.claims_of_memory import TEXTBOOK
 from lab.models import catalog, shapes
 from lab.runner import machine
-from lab.why import datasheet, prediction, probing, roofline
+from lab.why import datasheet, prediction, probing, roofline, where
 
 A100, H100 = "a100-80gb", "h100"
 FEWEST_MACHINES = 4
@@ -155,8 +155,7 @@ def _roof(record: Record, evidence: Evidence) -> roofline.Roof | None:
     device = device_of(record)
     if device is not None and device.tflops:
         return roofline.Roof(1e3 * device.tflops, device.gbps)
-    own: Sequence[Ceilings] = [evidence.ceilings] if evidence.ceilings else []
-    best = probing.known([*own, *evidence.other_ceilings], record.machine, record.settings.n_gpu_layers > 0)
+    best = probing.known([*probing.lines(evidence.ceilings), *evidence.other_ceilings], where.of_record(record))
     return rules.roof(best)
 
 
@@ -177,7 +176,7 @@ def phases_want_different_hardware(evidence: Evidence) -> Judgement:
     records = evidence.of("prefix")
     lengths = sorted({r.run.prefix.n_prefix for r in records if r.run.prefix})
     longest = lengths[-1] if lengths else 0
-    shares = [_moving(r.run) for r in records if r.run.prefix and r.run.prefix.n_prefix == longest]
+    shares = [_moving(r) for r in records if r.run.prefix and r.run.prefix.n_prefix == longest]
     known = rules.figure(f"moving {longest:,} tokens over {GBIT} Gbit/s, of prefilling them", shares, "%", 100)
     words = f"saving, moving over {GBIT} Gbit/s and restoring takes at least 10 % of the prefill that it saves"
     conditions = [_on_both_sides(records[0], evidence), rules.at_least(words, known, 10)]
@@ -190,9 +189,10 @@ def phases_want_different_hardware(evidence: Evidence) -> Judgement:
     return rules.decided(conditions, [known, *pays])
 
 
-def _moving(run: Run) -> float | None:
+def _moving(record: Record) -> float | None:
     """Saving, sending and loading a prefix, as a share of the time that prefilling it took."""
-    taken = prefix_times.times(run)
+    run = record.run
+    taken = prefix_times.times(run, phases.times_prefill_steps(record.settings))
     if not taken or taken["prefix_s"] <= 0 or not run.state_bytes:
         return None
     return (taken["save_ram_s"] + 8 * run.state_bytes[0] / (GBIT * 1e9) + taken["load_ram_s"]) / taken["prefix_s"]

@@ -17,7 +17,7 @@ from lab.experiments import claim_rules as rules
 from lab.experiments.claim import UNTESTABLE, Evidence, Figure, Judgement
 from lab.experiments.claim_parts import CEILINGS
 from lab.experiments.claim_rules import Condition, claim
-from lab.why import roofline
+from lab.why import roofline, step_kernels
 
 OF_THREADS = 0.85
 """Where arithmetic is the limit, fewer threads cost at least this share of the factor by which they are fewer."""
@@ -203,7 +203,7 @@ def _kernel_remark(record: Record, evidence: Evidence, gbps: float) -> str:
     settings, n_past = record.settings, record.run.n_prompt
     assert evidence.ceilings is not None
     try:
-        kernels = roofline.step_kernels(record.model, settings, evidence.ceilings, 1, n_past, 1)
+        kernels = step_kernels.total(record.model, settings, evidence.ceilings, 1, n_past, 1)
     except LabError:
         return ""
     step = cost.step(record.model, 1, n_past, 1, settings.type_k, settings.type_v)

@@ -45,7 +45,7 @@ def _growth_of_steps(records: Sequence[Record]) -> Figure | None:
     Of several steps at one position their median counts.
     """
     sizes: dict[int, dict[float, list[float]]] = {}
-    for record in records:
+    for record in filter(lambda record: phases.times_prefill_steps(record.settings), records):
         steps = record.run.steps
         for kind, n, past, start, ready in zip(
             steps.kind, steps.n_tokens, steps.n_past, steps.start_ns, steps.ready_ns, strict=True

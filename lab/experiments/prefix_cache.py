@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.analysis.wording import seconds
-from lab.core import lever_figures, prefix_times, script
+from lab.core import lever_figures, phases, prefix_times, script
 from lab.core.levers import Prefix
 from lab.core.record import COPY, FORGET, LOAD, SAVE, Record, Settings
 from lab.core.script import Operation
@@ -174,7 +174,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     made = []
     for (n_suffix, n_prefix), alike in sorted(by_prefix.items()):
         runs = [record.run for record in alike]
-        of_runs = [prefix_times.times(run) for run in runs]
+        of_runs = [prefix_times.times(one.run, phases.times_prefill_steps(one.settings)) for one in alike]
         medians = {name: statistics.median(one[name] for one in of_runs) for name in of_runs[0]}
         n_bytes = max((run.state_bytes[0] for run in runs if run.state_bytes), default=None)
         rates: dict[str, Any] = {f"{name}_gbps": _gbps(n_bytes, medians[f"{name}_s"]) for name in MOVES}

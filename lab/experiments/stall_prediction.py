@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from lab.core import cost
 from lab.core.levers import Stall
 from lab.core.record import Settings
-from lab.why import roofline
+from lab.why import step_kernels
 from lab.why.step_prediction import StepPrediction
 
 TILE = 64
@@ -104,5 +104,5 @@ def _tile_s(prediction: StepPrediction, piece: Piece) -> float:
     if not is_tiled or not piece.others or (settings.flash_attn_resolved or settings.flash_attn) == "off":
         return 0.0
     n_cells = sum(n_past for _, n_past in piece.others)
-    tile = roofline.step_kernels(prediction.model, settings, prediction.ceilings, TILE, n_cells, 0)
+    tile = step_kernels.total(prediction.model, settings, prediction.ceilings, TILE, n_cells, 0)
     return tile.attention_s if tile else 0.0

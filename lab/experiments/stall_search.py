@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.analysis.wording import seconds
-from lab.core import gaps
+from lab.core import gaps, phases
 from lab.core.gaps import Gaps
 from lab.core.levers import Stall
 from lab.core.record import OK, PREFILL, Record, Run
@@ -142,7 +142,7 @@ def first_chunk(
         expected = expected_chunk(prediction, run.n_prompt, _lever(run), AIM * limit_s, most)
         if expected is not None:
             return max(1, expected)
-    per_token = statistics.median(_last_full_step_s(record.run) for record in at_once)
+    per_token = statistics.median(_last_full_step_s(record) for record in at_once)
     return max(1, min(most, int((AIM * limit_s - usual_s) / per_token)))
 
 
@@ -263,10 +263,12 @@ def _belongs(record: Record, n_prompt: int, n_streams: int) -> bool:
     return lever is not None and (record.run.n_prompt, lever.n_streams) == (n_prompt, n_streams)
 
 
-def _last_full_step_s(run: Run) -> float:
-    """Seconds a token of the last full step of the newcomer's prompt."""
-    steps = run.steps
+def _last_full_step_s(record: Record) -> float:
+    """Seconds a token of the last full step of the newcomer's prompt; of all, where single ones are not timed."""
+    steps = record.run.steps
     rows = list(zip(steps.kind, steps.n_tokens, steps.start_ns, steps.ready_ns, strict=True))
     prefill = [(n_tokens, ready - start) for kind, n_tokens, start, ready in rows if kind == PREFILL]
+    if not phases.times_prefill_steps(record.settings):
+        return sum(ns for _, ns in prefill) / sum(n_tokens for n_tokens, _ in prefill) / 1e9
     widest = max(n_tokens for n_tokens, _ in prefill)
     return next(ns / n_tokens for n_tokens, ns in reversed(prefill) if n_tokens == widest) / 1e9

@@ -18,6 +18,9 @@ N_PREFILLED, FIRST_TOKEN = 0, 1
 MUL_MAT, MUL_MAT_ID, ATTENTION = "mul_mat", "mul_mat_id", "attention"
 """The kernels that can be probed."""
 
+UPLOAD, DOWNLOAD = "upload", "download"
+"""What else can be: copies of bytes to a device, and from it."""
+
 
 @dataclass(frozen=True)
 class Build:
@@ -85,7 +88,9 @@ class Probe:
 
     mul_mat: weights of `rows` x `columns`. mul_mat_id: such weights of each of `n_expert`, of which every token goes
     through `n_expert_used`. attention: `rows` heads of `columns`, `n_head_kv` for keys, over `n_positions` a layer.
-    `n_bytes` is how much distinct memory (weights, or keys and values) one pass goes through, at least.
+    `n_bytes` is how much distinct memory (weights, or keys and values) one pass goes through, at least. upload,
+    download: `columns` numbers of 4 bytes between this machine's memory and the device's. `device` is llama.cpp's name
+    of a device; None is the CPU.
     """
 
     op: str
@@ -96,7 +101,7 @@ class Probe:
     n_tokens: int
     n_bytes: int
     n_threads: int
-    on_gpu: bool
+    device: str | None
     seconds: float
     n_positions: int | None = None
     n_expert: int | None = None

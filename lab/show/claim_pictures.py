@@ -12,7 +12,7 @@ from lab.core.record import OK, Ceilings, Record
 from lab.errors import LabError
 from lab.experiments.claim_parts import PARTS
 from lab.show import levers, plot_runs, plot_why
-from lab.why import probing, roofline
+from lab.why import probing, roofline, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,14 +85,14 @@ def _experiments(
 def _roofline(part: str, records: Sequence[Record], known: Sequence[Ceilings]) -> list[Drawing]:
     """What each phase reached, under the machine's best, where that is known."""
     first = records[0]
-    ceilings = probing.known(known, first.machine, first.settings.n_gpu_layers > 0)
+    ceilings = probing.known(known, where.of_record(first))
     if ceilings is None:
         return []
     try:
         rows = roofline.explain(records, ceilings)
     except LabError:
         return []
-    best = roofline.roof(ceilings)
+    best = roofline.roof(ceilings, where.layers_of(first))
 
     def draw(title: str, figure: Figure) -> None:
         plot_why.plot_roofline(rows, best, title, figure.subplots())

@@ -23,7 +23,7 @@ from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
 from lab.show import answers, console, levers, text_compare, text_results, text_why
-from lab.why import advice, datasheet, experiment_advice, prediction, probing, roofline
+from lab.why import advice, datasheet, experiment_advice, prediction, probing, roofline, step_kernels, where
 from lab.why.datasheet import Device
 from lab.why.roofline import Explained, Roof
 
@@ -128,7 +128,7 @@ def kernels(ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[st
 
 def step_ms(ceilings: Ceilings, model: Model, settings: Settings, n_tokens: int, n_past: int) -> float:
     """Least milliseconds of one step in its kernels, by a machine's ceilings. LabError for a kernel without one."""
-    least = roofline.step_kernels(model, settings, ceilings, n_tokens, n_past, 1)
+    least = step_kernels.total(model, settings, ceilings, n_tokens, n_past, 1)
     if least is None:
         raise _unknown_cost(model)
     return 1e3 * least.total_s
@@ -155,7 +155,7 @@ def roof(ceilings: Ceilings) -> Roof:
 def ceilings_of(results: Contents) -> Ceilings:
     """The ceilings that lie in a results file, of the machine that made its first record. LabError without any."""
     first = results.records[0]
-    return probing.need(results.ceilings, first.machine, first.settings.n_gpu_layers > 0, False, "this file")
+    return probing.need(results.ceilings, where.of_record(first), False, "this file")
 
 
 def machine_name(record: Record) -> str:

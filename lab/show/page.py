@@ -22,7 +22,7 @@ from lab.experiments.claim_verdicts import Verdicts
 from lab.show import claims_page, levers, plot_runs, plot_why, reproduce, text_compare, text_results, text_why
 from lab.show.lever_kinds import Section
 from lab.show.page_parts import Picture, energy, facts, picture, shares
-from lab.why import probing, roofline
+from lab.why import probing, roofline, where
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,8 +89,8 @@ def html(
     setups = [(label, part, [apart[i] for i in dict.fromkeys(part.run)]) for label, part in table.setups(rows)]
     shown, whys, used = levers.sections(timed, known, others), list[Why](), list[Ceilings]()
     for label, part, chosen in setups:
-        of_setup = probing.known(known, chosen[0].machine, chosen[0].settings.n_gpu_layers > 0)
-        used += [of_setup] if of_setup and of_setup not in used else []
+        of_setup = probing.known(known, where.of_record(chosen[0]))
+        used += [of_setup] if of_setup else []
         for n_gen in sorted(set(part[part.lever.isna()].n_gen)):
             alike = [record for record in chosen if record.run.n_gen == n_gen and record.run.lever is None]
             whys.append(_why(f"{label}, {n_gen:,} tokens generated", alike, known, len(whys)))
@@ -121,11 +121,11 @@ def _claims(records: Sequence[Record], known: Sequence[Ceilings], claims: Sequen
     """The page of sessions of claims alone."""
     days = sorted({record.run.started_at[:10] for record in records})
     firsts = [next(r for r in records if r.session == name) for name in dict.fromkeys(r.session for r in records)]
-    used = [best for first in firsts if (best := probing.known(known, first.machine, first.settings.n_gpu_layers > 0))]
+    used = [best for first in firsts if (best := probing.known(known, where.of_record(first)))]
     nothing: list[Any] = []
     return _render(
         records,
-        list(dict.fromkeys(used)),
+        used,
         question=claims_page.QUESTION,
         answers=[section["summary"] for section in claims],
         times=nothing,
@@ -140,12 +140,13 @@ def _render(records: Sequence[Record], used: Sequence[Ceilings], **parts: Any) -
     """The template filled with parts, and the records and the ceilings that they were explained by."""
     import jinja2
 
+    lines = dict.fromkeys(line for best in used for line in probing.lines(best))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(TEMPLATE.read_text("utf-8")).render(
         version=metadata.version("mini-lab"),
         commands=reproduce.commands(records),
         n_records=len(records),
-        packed=results.pack([*records, *used]),
+        packed=results.pack([*records, *lines]),
         **parts,
     )
 
@@ -253,11 +254,11 @@ def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings], numbe
     """What limited runs of one setup and one n_gen, where the ceilings of their machine are known."""
     first = records[0]
     try:
-        ceilings = probing.need(known, first.machine, first.settings.n_gpu_layers > 0, False, label)
+        ceilings = probing.need(known, where.of_record(first), False, label)
         rows = roofline.explain(records, ceilings)
     except LabError as problem:
         return Why(label, problem=problem.what)
-    best, verdicts = roofline.roof(ceilings), text_why.verdicts(rows)
+    best, verdicts = roofline.roof(ceilings, where.layers_of(first)), text_why.verdicts(rows)
     pictures = [
         picture(
             lambda figure: plot_why.plot_roofline(rows, best, label, figure.subplots()),
@@ -277,6 +278,5 @@ def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings], numbe
                 (5, 4.8),
             )
         )
-    caveat = text_why.caveat(first)
-    advised = text_why.advised(rows, records, ceilings)
-    return Why(label, "", [*verdicts, *([caveat] if caveat else [])], pictures, advised)
+    caveats = filter(None, [text_why.caveat(first)])
+    return Why(label, "", [*verdicts, *caveats], pictures, text_why.advised(rows, records, ceilings))

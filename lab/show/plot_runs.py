@@ -193,10 +193,11 @@ def drawings(records: Sequence[Record], stacked: bool = False) -> dict[str, Call
 
 
 def _prefill_steps(step_rows: pd.DataFrame, runs: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
-    """The prefill steps of each of `runs`; imported runs have none."""
+    """The prefill steps of each of `runs` that were timed one by one; imported runs have none."""
     if step_rows.empty:
         return []
-    return list(step_rows[(step_rows.kind == PREFILL) & step_rows.run.isin(runs.run)].groupby("run"))
+    is_timed = (step_rows.kind == PREFILL) & step_rows.compute_ms.notna()
+    return list(step_rows[is_timed & step_rows.run.isin(runs.run)].groupby("run"))
 
 
 def _band(ax: Axes, runs: pd.DataFrame, x: pd.Series, figure: str, style: dict[str, Any], label: str) -> None:

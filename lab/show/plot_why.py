@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+HATCHES = ("", "//", "..", "xx", "--")
+BETWEEN, ALL_ELSE = "between devices", "all else"
+
 FEW = 5
 """Lengths that can all be named in a picture."""
 
@@ -39,7 +42,7 @@ def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes 
             continue
         style = {"color": COLOURS[number], "marker": MARKERS[number]}
         ax.plot([r.intensity for r in chosen], [r.gflops for r in chosen], ls="", ms=7, **style, label=phase)  # type: ignore[arg-type]
-        ceilings = [row.flops / row.kernels.total_s / 1e9 for row in chosen]
+        ceilings = [row.flops / row.least_s / 1e9 for row in chosen]
         ax.plot(
             [row.intensity for row in chosen],
             ceilings,
@@ -65,7 +68,7 @@ def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes 
 
 
 def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) -> Axes:
-    """Stacked bars over prompt lengths: the parts of a whole request's time, in percent.
+    """Stacked bars over prompt lengths: the parts of a whole request's time, in percent; of several devices by device.
 
     lab.plot_where(lab.explain(records, best), "my machine")
     """
@@ -73,35 +76,25 @@ def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) 
     requests = sorted({(row.n_prompt, row.n_gen) for row in rows})
     gens = {n_gen for _, n_gen in requests}
     labels = [f"{n:,}" if len(gens) == 1 else f"{n:,} + {n_gen:,}" for n, n_gen in requests]
-    names = (
-        "prefill: weights",
-        "prefill: attention",
-        "prefill: all else",
-        "decode: weights",
-        "decode: KV cache",
-        "decode: all else",
-    )
+    names = [f"{phase}: {name}" for phase in ("prefill", "decode") for name in _names(rows, phase)]
     parts: dict[str, list[float]] = {name: [0.0] * len(requests) for name in names}
     for row in rows:
         at, times = requests.index((row.n_prompt, row.n_gen)), row.n_steps if row.phase == "decode" else 1
-        weights, attention = row.kernels.layers_s + row.kernels.head_s, row.kernels.attention_s
-        rest = max(0.0, row.measured_s - weights - attention)
-        offset = 0 if row.phase == "prefill" else 3
-        for name, seconds in zip(names[offset : offset + 3], (weights, attention, rest), strict=True):
-            parts[name][at] += times * seconds
+        for name, seconds in _parts(row).items():
+            parts[f"{row.phase}: {name}"][at] += times * seconds
     totals = [sum(values) for values in zip(*parts.values(), strict=True)]
     base = [0.0] * len(requests)
-    hatches = ("", "//", "..")
-    for number, (name, values) in enumerate(parts.items()):
+    for name, values in parts.items():
         shares = [100 * value / total for value, total in zip(values, totals, strict=True)]
-        colour = COLOURS[0] if number < 3 else COLOURS[1]
+        alike = [other for other in names if other.partition(":")[0] == name.partition(":")[0]]
+        number = alike.index(name)
         ax.bar(
             labels,
             shares,
             bottom=base,
-            color=colour,
-            alpha=1 - 0.3 * (number % 3),
-            hatch=hatches[number % 3],
+            color=COLOURS[0] if name.startswith("prefill") else COLOURS[1],
+            alpha=1 - 0.3 * number * 2 / max(2, len(alike) - 1),
+            hatch=HATCHES[number % len(HATCHES)],
             edgecolor=PAPER,
             label=name,
         )
@@ -113,6 +106,29 @@ def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) 
     n_gen = f"{max(gens):,} generated tokens" if len(gens) == 1 else "generated tokens"
     ax.set_title(f"Where the time goes: prompt and {n_gen}\n{subject}", fontsize=11)
     return tidy(ax, legend_below=True)
+
+
+def _parts(row: Explained) -> dict[str, float]:
+    """Seconds of a phase's parts, which add up to what was measured where kernels are not faster than their ceilings.
+
+    Devices that work at the same time share what the slowest of them needs, each by its own time.
+    """
+    rest = max(0.0, row.measured_s - row.least_s)
+    if not row.shares:
+        weights = row.kernels.layers_s + row.kernels.head_s
+        cache = "attention" if row.phase == "prefill" else "KV cache"
+        return {"weights": weights, cache: row.kernels.attention_s, ALL_ELSE: rest}
+    scale = row.least_s / row.kernels.total_s if row.overlaps else 1.0
+    parts = {share.device: scale * share.kernels.total_s for share in row.shares}
+    between = {} if row.between_s is None else {BETWEEN: scale * row.between_s}
+    return parts | between | {ALL_ELSE: rest}
+
+
+def _names(rows: Sequence[Explained], phase: str) -> list[str]:
+    """The names of a phase's parts, in the order of the bars."""
+    names = dict.fromkeys(name for row in rows if row.phase == phase for name in _parts(row))
+    last = [name for name in (BETWEEN, ALL_ELSE) if name in names]
+    return [*(name for name in names if name not in last), *last]
 
 
 def save_why(rows: Sequence[Explained], roof: Roof, subject: str, folder: Path, stem: str) -> list[Path]:

@@ -9,28 +9,29 @@ from rich.text import Text
 
 from lab.analysis import wording
 from lab.core.record import Ceilings, Model, Rate, Record
-from lab.process.wire import ATTENTION
+from lab.process.wire import ATTENTION, DOWNLOAD, UPLOAD
 from lab.runner.plan import join
 from lab.show.console import grid_of
 from lab.show.plot_why import FEW
-from lab.why import advice, experiment_advice, probing, roofline
+from lab.why import advice, experiment_advice, plain_read, probing, roofline, where
 from lab.why.advice import Lever
 from lab.why.datasheet import Device
 from lab.why.experiment_advice import BatchLever, ExperimentLever, PrefixLever, SpeculationLever
 from lab.why.prediction import Answer, Prediction
 from lab.why.roofline import Explained
+from lab.why.step_kernels import Kernels
 
 
 def print_ceilings(ceilings: Ceilings, out: Console) -> None:
     """Prints a table of the kernels' best rates, and where the roofline bends."""
     days = probing.age_days(ceilings)
     age = "today" if days < 1 else f"{days:.0f} days ago"
-    where = probing.device_label(ceilings.machine, ceilings.on_gpu)
-    out.print(f"\nCeilings of {where}, measured {ceilings.measured_at} ({age})")
+    label = where.device_label(ceilings.machine, where.measured_on(ceilings))
+    out.print(f"\nCeilings of {label}, measured {ceilings.measured_at} ({age})")
     grid = grid_of("kernel", "type", "shape", "buffer", "tokens", "threads", "GB/s", "GFLOP/s")
     for rate in sorted(ceilings.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, *_size(rate))):
         flops = wording.digits(probing.gflops(rate)) if rate.flops else "-"
-        counts = (str(rate.n_tokens), str(rate.n_threads))
+        counts = (str(rate.n_tokens), "-" if ceilings.on_gpu else str(rate.n_threads))
         grid.add_row(rate.op, rate.type, _shape(rate), rate.buffer, *counts, wording.digits(probing.gbps(rate)), flops)
     out.print(grid)
     best = roofline.roof(ceilings)
@@ -38,6 +39,31 @@ def print_ceilings(ceilings: Ceilings, out: Console) -> None:
         f"Best: {wording.digits(best.gbps)} GB/s and {wording.digits(best.gflops)} GFLOP/s: work of more than "
         f"{wording.digits(best.ridge)} FLOPs per byte is limited by arithmetic, other work by memory traffic."
     )
+    for sentence in of_copies(ceilings):
+        out.print(sentence)
+    for other in ceilings.others:
+        print_ceilings(other, out)
+
+
+def of_copies(ceilings: Ceilings) -> list[str]:
+    """Sentences on copies to and from a device, and on what is not known of one behind a server."""
+    name, sentences, words = where.measured_on(ceilings), list[str](), list[str]()
+    for op, direction in ((UPLOAD, "To"), (DOWNLOAD, "from")):
+        copies = sorted((rate for rate in ceilings.rates if rate.op == op), key=lambda rate: rate.n_bytes)
+        if copies:
+            of_few = f"{copies[0].n_bytes:,} bytes in {wording.seconds(min(copies[0].times_ns) / 1e9)}"
+            subject = where.label(name) if direction == "To" else "it"
+            words.append(f"{direction} {subject}: {wording.digits(probing.gbps(copies[-1]))} GB/s, {of_few}")
+    if words:
+        sentences.append(f"{'; '.join(words)}.")
+    device = where.device(ceilings.machine, name)
+    if device is not None and where.is_remote(device):
+        most = max(rate.n_bytes for rate in ceilings.rates) / 1e6
+        sentences.append(
+            f"What is behind a server is not known, nor its caches: passes went through up to {most:,.0f} MB. Where a "
+            "cache there holds as much, memory is slower than this says."
+        )
+    return sentences
 
 
 def _size(rate: Rate) -> tuple[int, ...]:
@@ -50,7 +76,9 @@ def _shape(rate: Rate) -> str:
         positions = f" over {rate.n_positions:,}" if rate.n_positions else ""
         return f"{rate.rows} heads of {rate.columns}{positions}"
     experts = f", {rate.n_expert_used} of {rate.n_expert}" if rate.n_expert else ""
-    return "-" if rate.op == probing.READ else f"{rate.rows} x {rate.columns}{experts}"
+    if rate.op in (UPLOAD, DOWNLOAD):
+        return f"{rate.n_bytes:,} bytes"
+    return "-" if rate.op == plain_read.READ else f"{rate.rows} x {rate.columns}{experts}"
 
 
 def print_explained(
@@ -89,16 +117,17 @@ def print_explained(
 
 
 def where_it_went(row: Explained) -> str:
-    """A sentence with the parts of a phase's time, in percent."""
-    parts = row.kernels
-    rest = max(0.0, row.measured_s - parts.total_s)
-    shares = (
-        ("layers", parts.layers_s),
-        ("output matrix", parts.head_s),
-        ("attention", parts.attention_s),
-        ("rest", rest),
-    )
+    """A sentence with the parts of a phase's time, in percent; of several devices the parts of each."""
+    shares = _kinds(row.kernels)
+    if row.shares:
+        shares = [
+            (f"{share.device} {name}", part) for share in row.shares for name, part in _kinds(share.kernels) if part
+        ]
+        shares += [] if row.between_s is None else [("between devices", row.between_s)]
+    shares.append(("rest", max(0.0, row.measured_s - row.least_s)))
     percents = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in shares)
+    if row.overlaps:
+        percents += " (the devices work at the same time)"
     if row.of_ceiling > BEYOND:
         percents = f"less time than its kernels' least; {TOO_LOW}"
     outside = f"choosing tokens {wording.seconds(row.choosing_s)}, harness {wording.seconds(row.harness_s)}"
@@ -106,9 +135,17 @@ def where_it_went(row: Explained) -> str:
     return f"{row.phase} at {row.n_prompt:,}: {percents}; outside of it {outside}{unit}."
 
 
+def _kinds(kernels: Kernels) -> list[tuple[str, float]]:
+    return [("layers", kernels.layers_s), ("output matrix", kernels.head_s), ("attention", kernels.attention_s)]
+
+
 def caveat(record: Record) -> str | None:
-    """A sentence where the ceiling of attention does not fit a record's settings; else None."""
+    """A sentence where ceilings do not fit a record's settings; else None."""
     settings = record.settings
+    if settings.split_mode == "tensor":
+        return "All devices work at each layer at once; these shares are counted as if each had whole layers."
+    if settings.override_tensor:
+        return "Tensors that --override-tensor moved are counted where their layer lies."
     if settings.flash_attn_resolved == "off" or settings.type_k != settings.type_v:
         return "The ceiling of attention is that of flash attention on a cache of one type."
     return None
@@ -244,9 +281,14 @@ def print_devices(
             _span(row.prefill_s),
             _span((1 / row.tpot_s[1], 1 / row.tpot_s[0])),
             _span(row.e2e_s),
-            "" if fits else "memory not known" if fits is None else f"over its {device.memory_gb:g} GB",
+            _note(device, row, fits),
         )
     out.print(grid)
+
+
+def _note(device: Device, row: Prediction, fits: bool | None) -> str:
+    fitting = "" if fits else "memory not known" if fits is None else f"over its {device.memory_gb:g} GB"
+    return "; ".join(filter(None, [fitting, row.rests_on and f"from {row.rests_on}"]))
 
 
 def _span(ends: tuple[float, float]) -> str:

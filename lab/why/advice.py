@@ -18,7 +18,7 @@ from lab.errors import LabError
 from lab.models import catalog, synthetic
 from lab.process.wire import MUL_MAT, MUL_MAT_ID
 from lab.runner.as_options import options
-from lab.why import roofline
+from lab.why import step_kernels
 from lab.why.probe_plan import used_types
 from lab.why.roofline import Explained
 
@@ -60,7 +60,8 @@ def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> lis
             command = _command(rows, record, "--model", catalog.spec_of(model), catalog.spec_of(model, kind))
         other = _with_type(model, known, main, kind)
         tried.append(_lever(f"{kind} instead of {main}", rows, record, ceilings, other, settings, command))
-    for n in sorted({rate.n_threads for rate in ceilings.rates} - {settings.n_threads}):
+    fewer_threads = set() if ceilings.on_gpu else {rate.n_threads for rate in ceilings.rates}
+    for n in sorted(fewer_threads - {settings.n_threads}):
         fewer = dataclasses.replace(settings, n_threads=n, n_threads_batch=n)
         change = f"{n} thread{'s' * (n > 1)} instead of {settings.n_threads}"
         command = _command(rows, record, "--threads", str(settings.n_threads), str(n))
@@ -77,7 +78,7 @@ def _other_types(model: Model, settings: Settings, known: Sequence[Matrix], ceil
         rate.type
         for rate in ceilings.rates
         if rate.op in ops
-        and rate.n_threads == settings.n_threads
+        and (ceilings.on_gpu or rate.n_threads == settings.n_threads)
         and (model.matrices is None or (rate.rows, rate.columns) in shapes)
     }
     return sorted((kinds - {main}) & BLOCKS.keys())
@@ -110,11 +111,11 @@ def _lever(
             if row is None:
                 continue
             step = _typical_step(row, settings)
-            old = roofline.step_kernels(record.model, record.settings, ceilings, *step)
-            new = roofline.step_kernels(model, settings, ceilings, *step)
+            old = step_kernels.total(record.model, record.settings, ceilings, *step)
+            new = step_kernels.total(model, settings, ceilings, *step)
             if old is None or new is None:
                 return None
-            rest = max(0.0, row.measured_s - row.kernels.total_s)
+            rest = max(0.0, row.measured_s - row.least_s)
             gains[phase] = row.measured_s / (rest + (row.measured_s - rest) * new.total_s / old.total_s)
     except LabError:
         return None

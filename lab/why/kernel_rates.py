@@ -13,19 +13,20 @@ from lab.core.shape import EXPERTS, Heads, Matrix
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID
+from lab.why import where
 from lab.why.probe_plan import used_types
 
 
 def of_matrix(ceilings: Ceilings, model: Model, matrix: Matrix, n_tokens: int, n_threads: int) -> float:
     """Best time of a product, per byte of weights that it reads; between measured columns interpolated."""
     op = MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT
-    rates = [rate for rate in ceilings.rates if (rate.op, rate.type, rate.n_threads) == (op, matrix.type, n_threads)]
+    rates = rates_for(ceilings, op, matrix.type, n_threads)
     if not rates:
-        known = {rate.type for rate in ceilings.rates if rate.n_threads == n_threads}
+        known = {rate.type for rate in ceilings.rates if ceilings.on_gpu or rate.n_threads == n_threads}
         lacking = [kind for kind in used_types(model) if kind not in known] or [matrix.type]
         raise LabError(
-            f"The ceilings of {' and '.join(lacking)} with {n_threads} threads are not measured on this machine.",
-            f"Run: lab ceilings -m {catalog.spec_of(model)} --types {','.join(lacking)} --threads {n_threads}",
+            f"The ceilings of {' and '.join(lacking)} {_on(ceilings, n_threads)} are not measured on this machine.",
+            f"Run: lab ceilings -m {catalog.spec_of(model)} --types {','.join(lacking)}{_option(ceilings, n_threads)}",
         )
     by_shape = _by_shape(rates, (matrix.rows, matrix.columns))
     most = max(len(points) for points in by_shape)
@@ -39,11 +40,11 @@ def of_attention(
     ceilings: Ceilings, model: Model, heads: Heads, kind: str, n_tokens: int, n_threads: int, n_positions: int
 ) -> float:
     """Best time of attention with n_tokens queries over n_positions, per FLOP; between lengths interpolated."""
-    rates = [rate for rate in ceilings.rates if (rate.op, rate.type, rate.n_threads) == (ATTENTION, kind, n_threads)]
+    rates = rates_for(ceilings, ATTENTION, kind, n_threads)
     if not rates:
         raise LabError(
-            f"The ceiling of attention on a {kind} cache with {n_threads} threads is not measured.",
-            f"Run: lab ceilings -m {catalog.spec_of(model)} -ctk {kind.lower()} --threads {n_threads}",
+            f"The ceiling of attention on a {kind} cache {_on(ceilings, n_threads)} is not measured.",
+            f"Run: lab ceilings -m {catalog.spec_of(model)} -ctk {kind.lower()}{_option(ceilings, n_threads)}",
         )
     rates = [rate for rate in rates if rate.n_positions] or rates  # older files have one length, which they do not say
     nearest = _by_shape(rates, (heads.n_head, model.head_dim, heads.n_head_kv))[0]
@@ -51,6 +52,31 @@ def of_attention(
     for n, alike in nearest.items():
         points[n] = _between({rate.n_positions or 0: rate_of([rate])[1] for rate in alike}, n_positions)
     return _between(points, n_tokens)
+
+
+def rates_for(ceilings: Ceilings, op: str, kind: str, n_threads: int) -> list[Rate]:
+    """The rates of a kernel and type, of the CPU with so many threads; a device has its own."""
+    rates = [rate for rate in ceilings.rates if (rate.op, rate.type) == (op, kind)]
+    return [rate for rate in rates if ceilings.on_gpu or rate.n_threads == n_threads]
+
+
+def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float | None:
+    """Best seconds of an upload or download of so many bytes: a constant and so much a byte, from the smallest and the
+    largest that were measured. None without these."""
+    points = sorted((rate.n_bytes, min(rate.times_ns) / 1e9) for rate in ceilings.rates if rate.op == op)
+    if not points:
+        return None
+    (few, few_s), (many, many_s) = points[0], points[-1]
+    per_byte = max(0.0, many_s - few_s) / (many - few) if many > few else many_s / many
+    return max(0.0, few_s - per_byte * few) + per_byte * n_bytes
+
+
+def _on(ceilings: Ceilings, n_threads: int) -> str:
+    return f"on {where.label(where.measured_on(ceilings))}" if ceilings.on_gpu else f"with {n_threads} threads"
+
+
+def _option(ceilings: Ceilings, n_threads: int) -> str:
+    return "" if ceilings.on_gpu else f" --threads {n_threads}"
 
 
 def rate_of(rates: Sequence[Rate]) -> tuple[float, float]:

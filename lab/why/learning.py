@@ -18,8 +18,9 @@ from lab.analysis import disturbances
 from lab.core import phases, stats
 from lab.core.record import DECODE, OK, PREFILL, Ceilings, Model, Record, Run, Settings
 from lab.errors import LabError
-from lab.why import probing, roofline
-from lab.why.roofline import Kernels
+from lab.why import step_kernels, where
+from lab.why.step_kernels import Layers, Parts
+from lab.why.where import Where
 
 PRIOR_FACTOR = 1.05
 """What the factor on kernels is taken to be in each phase: counts as one more point."""
@@ -114,7 +115,7 @@ class Learned:
 
 
 def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") -> Learned:
-    """What runs of this machine teach that had as much on a GPU. LabError where there are too few."""
+    """What runs of this machine teach that had as much on the same devices. LabError where there are too few."""
     by_point: dict[tuple[Case, int], list[Row]] = {}
     models, n_runs = set(), 0
     for record in records:
@@ -158,25 +159,40 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case
     shape = model.arch, model.n_layer, model.n_embd, model.n_ff, model.n_head, model.n_head_kv, model.n_vocab
     threads = settings.n_threads if phase == DECODE else settings.n_threads_batch
     layers = settings.n_gpu_layers if offload_of(model, settings) == "part" else None
-    chosen = layers, threads, settings.n_ubatch, settings.type_k, settings.type_v, settings.flash_attn != "off"
+    split = settings.split_mode, settings.tensor_split, settings.main_gpu, settings.n_cpu_moe, settings.override_tensor
+    moved = settings.kv_offload, settings.op_offload, settings.prefill_wait if phase == PREFILL else None
+    cache_types = settings.type_k, settings.type_v
+    chosen = layers, threads, settings.n_ubatch, *cache_types, settings.flash_attn != "off", *split, *moved
     return Case(phase, length, shape, model.quantization, chosen)
 
 
-def costs_of(model: Model, steps: Sequence[Step], kernels_of: Callable[[Step], Kernels | None]) -> Costs | None:
-    """Of some steps. None where what a step's kernels cost is not known."""
-    kernels_s = 0.0
-    for step in steps:
-        kernels = kernels_of(step)
-        if kernels is None:
-            return None
-        kernels_s += kernels.total_s
+def costs_of(
+    model: Model, steps: Sequence[Step], parts_of: Callable[[Step], Parts | None], overlaps: bool = False
+) -> Costs | None:
+    """Of some steps. None where what a step's kernels cost is not known. `overlaps`: the devices work as a pipeline."""
+    parts = [split for split in map(parts_of, steps) if split is not None]
+    if len(parts) < len(steps):
+        return None
+    kernels_s = step_kernels.least_s(parts, overlaps)
     layers, width = model.n_layer or 0, (model.n_embd or 0) + (model.n_ff or 0)
     return Costs(kernels_s, layers * len(steps), layers * sum(n for n, _, _ in steps) * width)
 
 
-def step_costs(model: Model, settings: Settings, ceilings: Ceilings) -> Callable[[Step], Kernels | None]:
+def step_costs(
+    model: Model, settings: Settings, ceilings: Ceilings, layers: Layers | None = None
+) -> Callable[[Step], Parts | None]:
     """What a step's kernels cost, remembered: the runs that a sweep stands for share most of their steps."""
-    return cache(lambda step: roofline.step_kernels(model, settings, ceilings, *step))
+
+    @cache
+    def parts_of(step: Step) -> Parts | None:
+        return step_kernels.parts(model, settings, ceilings, *step, layers=layers)
+
+    return parts_of
+
+
+def overlaps(settings: Settings, ceilings: Ceilings) -> bool:
+    """Whether several devices work at steps of a prompt at the same time."""
+    return bool(ceilings.others) and not phases.times_prefill_steps(settings)
 
 
 def offload_of(model: Model, settings: Settings) -> str:
@@ -190,17 +206,23 @@ def _rows_of(record: Record, ceilings: Ceilings, offload: str) -> list[Row]:
     """The phases of a record's run, if it can be learned from."""
     run = record.run
     measured = run.status == OK and not run.warmup and run.totals is None and run.lever is None
-    here = probing.same(record.machine, ceilings.machine) and offload_of(record.model, record.settings) == offload
-    if not (measured and here):
+    here = where.same(record.machine, ceilings.machine) and offload_of(record.model, record.settings) == offload
+    if not (measured and here and _is_on(record, ceilings)):
         return []
-    kernels_of = step_costs(record.model, record.settings, ceilings)
+    parts_of = step_costs(record.model, record.settings, ceilings, where.layers_of(record))
     try:
-        return [row for part in phases.by_length(run) for row in _rows(record, part, kernels_of)]
+        return [row for part in phases.by_length(run) for row in _rows(record, part, parts_of, ceilings)]
     except LabError:  # a type or thread count without a ceiling
         return []
 
 
-def _rows(record: Record, run: Run, kernels_of: Callable[[Step], Kernels | None]) -> Iterator[Row]:
+def _is_on(record: Record, ceilings: Ceilings) -> bool:
+    """Whether a run was made on the devices that ceilings are of."""
+    names = tuple(where.measured_on(one) for one in (ceilings, *ceilings.others))
+    return where.same_devices(where.of_record(record), Where(ceilings.machine, names))
+
+
+def _rows(record: Record, run: Run, parts_of: Callable[[Step], Parts | None], ceilings: Ceilings) -> Iterator[Row]:
     """A run's prefill and its mean decode step."""
     model, settings, steps = record.model, record.settings, run.steps
     if min((*steps.n_tokens, run.n_prompt), default=0) < 1 or min(steps.n_past, default=-1) < 0:
@@ -214,7 +236,7 @@ def _rows(record: Record, run: Run, kernels_of: Callable[[Step], Kernels | None]
         middle = round(statistics.fmean(steps.n_past[n_prefill:]))
         parts.append((DECODE, middle, [(1, middle, 1)], sum(times[n_prefill:]) / n_decode))
     for phase, length, shapes, seconds in parts:
-        costs = costs_of(model, shapes, kernels_of)
+        costs = costs_of(model, shapes, parts_of, phase == PREFILL and overlaps(settings, ceilings))
         if costs is not None and min(costs.kernels_s, seconds, length) > 0:
             case = case_of(phase, length, model, settings)
             yield Row(record.session, is_disturbed, run.n_prompt, case, costs, seconds)

@@ -16,23 +16,21 @@ from typing import Any
 
 from lab.core import cost, memory
 from lab.core import results as results_files
-from lab.core.record import DECODE, PREFILL, Ceilings, Model, Settings
+from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.worker import Worker
 from lab.runner.fits import memory_for
 from lab.runner.lengths import check_lengths, parse_lengths
 from lab.runner.plan import Plan, make_plan
-from lab.why import datasheet, learning, probing, roofline, uncertainty
+from lab.why import datasheet, learning, measured_device, prediction_words, probing, roofline, uncertainty, where
 from lab.why.datasheet import Device
-from lab.why.learning import Fit, Learned, Step
-from lab.why.uncertainty import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Uncertainty
+from lab.why.learning import Fit, Step
+from lab.why.measured_device import Own, Shares
+from lab.why.uncertainty import Uncertainty
 
 MOST_TOKENS = 10_000_000
 """More than any context that is asked about."""
-
-TOO_FAST = 1.1
-"""Runs that were so many times as fast as their kernels' ceilings show that the ceilings are too low."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,7 @@ class Prediction:
     prefill_expected_s: float | None = None
     tpot_expected_s: float | None = None
     beyond: tuple[str, ...] = ()
+    rests_on: str | None = None  # of a device of the datasheets: what was measured on it; None: nothing
 
     @property
     def e2e_s(self) -> tuple[float, float]:
@@ -106,25 +105,47 @@ def ask(
     chosen = datasheet.find_device(device) if device else None
     plan = _plan(model, settings)
     needed = {n: memory_bytes(plan.model, plan.settings, n + gen) for n in lengths}
-    if chosen:
-        rows = [elsewhere(plan.model, plan.settings, chosen, n, gen) for n in lengths]
-        return Answer(plan.model, chosen.about, rows, needed, chosen.memory_bytes, datasheet.basis(chosen))
     folder = Path(results)
-    best = probing.need(probing.kept(folder), plan.machine, plan.settings.n_gpu_layers > 0, False, "this machine")
-    offload = learning.offload_of(plan.model, plan.settings)
-    learned = learning.learn(results_files.read([folder]).records, best, offload)
+    if chosen:
+        own = measured_device.find(chosen, *_kept(folder), plan.model, plan.settings)
+        rows = [on_device(plan.model, plan.settings, chosen, own, n, gen) for n in lengths]
+        return Answer(
+            plan.model, chosen.about, rows, needed, chosen.memory_bytes, prediction_words.basis_of(chosen, own)
+        )
+    place = where.of(plan.machine, plan.model, plan.settings)
+    records, known = _kept(folder)
+    best = probing.need(known, place, False, "this machine")
+    learned = learning.learn(records, best, learning.offload_of(plan.model, plan.settings))
     errors = uncertainty.of(learned.points)
     rows = [here(plan.model, plan.settings, best, learned.fit, errors, n, gen) for n in lengths]
-    return Answer(plan.model, "this machine", rows, needed, memory_for(plan), basis_here(learned, errors))
+    return Answer(
+        plan.model, "this machine", rows, needed, memory_for(plan), prediction_words.basis_here(learned, errors)
+    )
 
 
 def ask_all(
-    prompt_len: str | Sequence[int], gen: int, model: str, names: Sequence[str] = (), **settings: Any
+    prompt_len: str | Sequence[int],
+    gen: int,
+    model: str,
+    names: Sequence[str] = (),
+    results: str | Path = "results",
+    **settings: Any,
 ) -> tuple[Model, dict[int, list[tuple[Device, Prediction, bool | None]]]]:
-    """The model, and for each prompt length what `on_devices` predicts for these devices, or for all."""
+    """The model, and for each prompt length what `on_devices` predicts for these devices, or for all.
+
+    Of devices that were measured in the folder `results`, from that.
+    """
     lengths = _checked(prompt_len, gen)
-    plan = _plan(model, settings)
-    return plan.model, {n: on_devices(plan.model, plan.settings, n, gen, names) for n in lengths}
+    plan, kept = _plan(model, settings), _kept(Path(results))
+    return plan.model, {n: on_devices(plan.model, plan.settings, n, gen, names, *kept) for n in lengths}
+
+
+def _kept(folder: Path) -> tuple[list[Record], list[Ceilings]]:
+    """The records and the ceilings in a folder; none where it is not there."""
+    if not (folder.is_dir() and any(folder.glob("*.jsonl"))):
+        return [], []
+    contents = results_files.read([folder])
+    return list(contents.records), list(dict.fromkeys([*contents.ceilings, *probing.kept(folder)]))
 
 
 def memory_bytes(model: Model, settings: Settings, n_ctx: int) -> int:
@@ -132,50 +153,41 @@ def memory_bytes(model: Model, settings: Settings, n_ctx: int) -> int:
     return memory.of_context(model, dataclasses.replace(settings, n_ctx=n_ctx)).total_bytes
 
 
-def basis_here(learned: Learned, errors: Uncertainty) -> str:
-    """What a prediction for this machine rests on, in words."""
-    fit = learned.fit
-    sentence = (
-        f"Expected: {fit.prefill_factor:.2f} x the kernels' best time in prefill and {fit.decode_factor:.2f} x in "
-        f"decode, plus {1e6 * fit.per_layer_step_s:.3g} us per layer and step, plus "
-        f"{1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value; fitted to {learned.n_runs} runs of "
-        f"{', '.join(learned.models)} on this machine ({len(learned.points)} points: medians by length and phase), and "
-        "corrected by what runs of the same setup differ from that on average. "
-        f"Ranges: {uncertainty.DEVIATIONS:g} standard deviations of {len(errors.held_out)} predictions of points that "
-        "were held out, and of those of the lab's own bench (tests/bench/held_out.py) where few could be."
-    )
-    if n_disturbed := sum(point.is_disturbed for point in learned.points):
-        sentence += f" {n_disturbed} of the points are of disturbed runs, which widens all ranges."
-    fastest = min(errors.fastest(PREFILL), errors.fastest(DECODE))
-    if fastest < 1 / TOO_FAST:
-        sentence += (
-            f" Some of these runs took only {fastest:.2f} x their kernels' best time: ceilings are too low, so the "
-            "expectation is too slow, and the ranges reach down by as much. Run: lab ceilings --again"
-        )
-    return sentence
-
-
 def here(
-    model: Model, settings: Settings, ceilings: Ceilings, fit: Fit, errors: Uncertainty, n_prompt: int, n_gen: int
+    model: Model,
+    settings: Settings,
+    ceilings: Ceilings,
+    fit: Fit | None,
+    errors: Uncertainty,
+    n_prompt: int,
+    n_gen: int,
 ) -> Prediction:
-    """A run on this machine. Neither the expectation nor the range goes below the limit."""
+    """A run on this machine. Neither the expectation nor the range goes below the limit.
+
+    Without a fit there is no expectation: the range goes from the kernels' least time to what that may leave out.
+    """
     prefill: list[Step] = []
     for first in range(0, n_prompt, settings.n_ubatch):
         n_tokens = min(settings.n_ubatch, n_prompt - first)
         prefill.append((n_tokens, first, int(first + n_tokens == n_prompt)))
-    middle, best = n_prompt + max(0, n_gen - 2) // 2, roofline.roof(ceilings)
+    middle = n_prompt + max(0, n_gen - 2) // 2
+    best = roofline.roof(ceilings, where.layers(ceilings.machine, model, settings))
     limits, expected, ranges, words = {}, {}, {}, list[str]()
     for phase, length, steps in ((PREFILL, n_prompt, prefill), (DECODE, middle, [(1, middle, 1)])):
-        costs = learning.costs_of(model, steps, learning.step_costs(model, settings, ceilings))
+        is_pipeline = phase == PREFILL and learning.overlaps(settings, ceilings)
+        costs = learning.costs_of(model, steps, learning.step_costs(model, settings, ceilings), is_pipeline)
         if costs is None:
             raise _no_cost(model)
         case = learning.case_of(phase, float(length), model, settings)
         limit = sum(_limit(model, settings, best, step) for step in steps)
         limits[phase] = limit
+        if fit is None:
+            ranges[phase] = max(limit, costs.kernels_s), max(limit, costs.kernels_s) / measured_device.KERNEL_SHARE
+            continue
         expected[phase] = max(limit, fit.seconds(case, costs))
         wide = errors.factor(case)
         ranges[phase] = max(limit, expected[phase] / wide * errors.fastest(phase)), expected[phase] * wide
-        words += _beyond(case, errors, wide)
+        words += prediction_words.beyond(case, errors, wide)
     return Prediction(
         n_prompt,
         n_gen,
@@ -183,14 +195,36 @@ def here(
         ranges[PREFILL],
         limits[DECODE],
         ranges[DECODE],
-        expected[PREFILL],
-        expected[DECODE],
+        expected.get(PREFILL),
+        expected.get(DECODE),
         tuple(words),
     )
 
 
+def on_device(
+    model: Model, settings: Settings, device: Device, own: Own | None, n_prompt: int, n_gen: int
+) -> Prediction:
+    """A run on a device of the datasheets: from what was measured on it, else by its datasheet."""
+    if own is None:
+        return elsewhere(model, settings, device, n_prompt, n_gen)
+    if own.shares:
+        row = elsewhere(model, settings, device, n_prompt, n_gen, own.shares)
+    else:
+        assert own.ceilings is not None
+        fitted = own.learned.fit if own.learned else None
+        errors = uncertainty.of(own.learned.points) if own.learned else Uncertainty((), {}, ())
+        row = here(model, own.settings, own.ceilings, fitted, errors, n_prompt, n_gen)
+    return dataclasses.replace(row, rests_on=own.rests_on)
+
+
 def on_devices(
-    model: Model, settings: Settings, n_prompt: int, n_gen: int, names: Sequence[str] = ()
+    model: Model,
+    settings: Settings,
+    n_prompt: int,
+    n_gen: int,
+    names: Sequence[str] = (),
+    records: Sequence[Record] = (),
+    known: Sequence[Ceilings] = (),
 ) -> list[tuple[Device, Prediction, bool | None]]:
     """A run on these devices (without `names` on every known one), fastest decode first, and whether it fits there.
 
@@ -200,7 +234,9 @@ def on_devices(
     rows = [
         (
             device,
-            elsewhere(model, settings, device, n_prompt, n_gen),
+            on_device(
+                model, settings, device, measured_device.find(device, records, known, model, settings), n_prompt, n_gen
+            ),
             None if device.memory_bytes is None else need <= device.memory_bytes,
         )
         for device in (map(datasheet.find_device, names) if names else datasheet.devices().values())
@@ -208,21 +244,25 @@ def on_devices(
     return sorted(rows, key=lambda row: row[1].tpot_limit_s)
 
 
-def elsewhere(model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int) -> Prediction:
-    """A run on a device of which only the datasheet is known."""
-    step = cost.step(model, n_prompt, 0, 1, settings.type_k, settings.type_v)
-    token = cost.step(model, 1, n_prompt + max(0, n_gen - 2) // 2, 1, settings.type_k, settings.type_v)
-    if step is None or token is None:
+def elsewhere(
+    model: Model,
+    settings: Settings,
+    device: Device,
+    n_prompt: int,
+    n_gen: int,
+    shares: Shares = measured_device.DATASHEET_SHARES,
+) -> Prediction:
+    """A run on a device by its datasheet, of whose figures these shares are reached."""
+    least = measured_device.limits(model, settings, device, n_prompt, n_gen)
+    if least is None:
         raise _no_cost(model)
-    prefill_limit = None
+    prefill_s, token_s = least
     prefill = (float("nan"), float("nan"))
-    if device.tflops is not None:
-        weights_s = token.weight_bytes * -(-n_prompt // settings.n_ubatch) / device.gbps / 1e9
-        prefill_limit = max(step.flops / device.tflops / 1e12, weights_s)
-        prefill = (prefill_limit / datasheet.PREFILL_SHARE[1], prefill_limit / datasheet.PREFILL_SHARE[0])
-    limit = token.n_bytes / device.gbps / 1e9
-    tpot = limit / datasheet.DECODE_SHARE[1], limit / datasheet.DECODE_SHARE[0]
-    return Prediction(n_prompt, n_gen, prefill_limit, prefill, limit, tpot)
+    if prefill_s is not None:
+        low, high = shares[PREFILL]
+        prefill = (prefill_s / high, prefill_s / low)
+    low, high = shares[DECODE]
+    return Prediction(n_prompt, n_gen, prefill_s, prefill, token_s, (token_s / high, token_s / low))
 
 
 def _checked(prompt_len: str | Sequence[int], gen: int) -> tuple[int, ...]:
@@ -251,24 +291,6 @@ def _limit(model: Model, settings: Settings, best: roofline.Roof, step: Step) ->
     if what is None:
         raise _no_cost(model)
     return max(what.n_bytes / best.gbps, what.flops / best.gflops) / 1e9
-
-
-def _beyond(case: learning.Case, errors: Uncertainty, wide: float) -> list[str]:
-    """In which ways a prediction extrapolates, and how wide its range is therefore; none: an empty list."""
-    known = errors.known[case.phase]
-    ways, longest = known.beyond(case), known.longest
-    what = "prompt" if case.phase == PREFILL else "context"
-    words = {
-        LONGER: f"to {case.length / longest:.3g} times the longest {what} learned from ({longest:,.0f} tokens)",
-        SHORTER: f"below the shortest {what} learned from ({known.shortest:,.0f} tokens)",
-        MODEL: "to another model",
-        QUANTIZATION: f"to another quantization ({case.quantization})",
-        SETTINGS: "to other settings (threads, --ubatch, cache types or flash attention)",
-    }
-    if not ways:
-        return []
-    beyond = ", ".join(words[way] for way in ways)
-    return [f"{case.phase} extrapolates {beyond}: range widened to {1 / wide:.2g} to {wide:.2g} times the expectation"]
 
 
 def _no_cost(model: Model) -> LabError:

@@ -19,7 +19,7 @@ from lab.core import cost, shape
 from lab.core.record import Model, Settings
 from lab.core.shape import BLOCKS, EMBEDDING, EXPERTS, OUTPUT, Matrix
 from lab.errors import LabError
-from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, Probe
+from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, UPLOAD, Probe
 
 COLUMNS = (1, 2, 4, 8, 32, 128)
 """Batch sizes between decode and prefill; a full ubatch is added."""
@@ -39,20 +39,25 @@ MOST_ROWS, MOST_OUTPUTS = 16_384, 8
 DECODE_LENGTHS, PREFILL_LENGTHS = (512, 4096, 32768), (512, 4096)
 """Positions a layer that attention is probed over: of one token, of a full ubatch."""
 
+COPIES = (16 * 2**10, 64 * 2**20)
+"""Bytes of the copies to and from a device: one that shows what any copy takes, one that shows what a byte takes."""
+
 MANY, MIDDLE, FEW = 4, 1, 0.25
 """How many times the last-level cache a pass goes through: where memory traffic matters, less, not at all."""
 
 DEFAULT_CACHE = 64 * 2**20
-"""Bytes taken for the last-level cache where the system does not tell."""
+"""Bytes taken for the last-level cache where the system does not tell, and for that of any other device than the CPU:
+the L2 caches of today's GPUs hold 4 to 96 MB."""
 
 LEAST_PASS, MOST_PASS, MOST_LAYER = 64 * 2**20, 2 * 2**30, 2**30
 """A pass never goes through less or more than this; contexts of which one layer is larger are not probed."""
 
 
-def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[Probe]:
-    """What to measure for a model: its weight types (and `types`) by columns, attention, and fewer threads.
+def probes(model: Model, settings: Settings, types: Sequence[str] = (), device: str | None = None) -> list[Probe]:
+    """What to measure for a model on a device: its weight types (and `types`) by columns, and attention.
 
-    LabError where the header does not tell the shape, and for types that cannot be.
+    On the CPU with fewer threads too; on another device, where threads are nothing, copies to and from it. LabError
+    where the header does not tell the shape, and for types that cannot be.
     """
     known, layers = shape.matrices(model), shape.heads(model)
     if known is None or layers is None:
@@ -61,13 +66,15 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[
     by_type = _shapes(model)
     in_layers = {kind for kind, group in by_type.items() if any(m.part not in (OUTPUT, EMBEDDING) for m in group)}
     extra = {kind: _shapes_for(model, known, kind) for kind in types if kind not in in_layers}
-    on_gpu, n_ubatch = settings.n_gpu_layers > 0, settings.n_ubatch
+    n_ubatch = settings.n_ubatch
+    if device is not None:
+        settings = dataclasses.replace(settings, n_threads=1, n_threads_batch=1)
     columns = sorted({*COLUMNS, n_ubatch})
 
     def product(matrix: Matrix, n_tokens: int, n_threads: int) -> Probe:
-        n_bytes = pass_bytes(MANY if n_tokens <= 8 else MIDDLE if n_tokens <= 32 else FEW, on_gpu)
+        n_bytes = pass_bytes(MANY if n_tokens <= 8 else MIDDLE if n_tokens <= 32 else FEW, device)
         rows = min(matrix.rows, MOST_ROWS)
-        size = rows, matrix.columns, None, n_tokens, n_bytes, n_threads, on_gpu, SECONDS, None
+        size = rows, matrix.columns, None, n_tokens, n_bytes, n_threads, device, SECONDS, None
         if matrix.part == EXPERTS:
             return Probe(MUL_MAT_ID, matrix.type, *size, matrix.n_expert, model.n_expert_used)
         return Probe(MUL_MAT, matrix.type, *size)
@@ -80,12 +87,15 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = ()) -> list[
     for first, *others in [*by_type.values(), *([matrix] for group in extra.values() for matrix in group)]:
         wanted += [product(first, n, _threads(settings, n)) for n in at(first, columns)]
         wanted += [product(other, n, _threads(settings, n)) for other in others for n in at(other, (1, n_ubatch))]
-    wanted += _attention(model, settings, layers, settings.n_threads, settings.n_threads_batch)
-    fewer = [] if on_gpu else [n for n in (1, 2, 4, 8, 16, 32, 64) if n < settings.n_threads]
-    for n in fewer:
+    wanted += _attention(model, settings, layers, settings.n_threads, settings.n_threads_batch, device)
+    if device is not None:
+        wanted += [
+            Probe(op, "F32", 1, n // 4, None, 1, n, 1, device, SECONDS) for op in (UPLOAD, DOWNLOAD) for n in COPIES
+        ]
+    for n in (n for n in (1, 2, 4, 8, 16, 32, 64) if n < settings.n_threads):
         for matrix in (matrix for matrices in by_type.values() for matrix in matrices):
             wanted += [product(matrix, n_tokens, n) for n_tokens in at(matrix, (1, n_ubatch))]
-        wanted += _attention(model, settings, layers, n, n)
+        wanted += _attention(model, settings, layers, n, n, device)
     return list(dict.fromkeys(wanted))
 
 
@@ -140,11 +150,16 @@ def _shapes_for(model: Model, known: Sequence[Matrix], kind: str) -> list[Matrix
 
 
 def _attention(
-    model: Model, settings: Settings, layers: Sequence[shape.Heads], n_threads: int, n_threads_batch: int
+    model: Model,
+    settings: Settings,
+    layers: Sequence[shape.Heads],
+    n_threads: int,
+    n_threads_batch: int,
+    device: str | None,
 ) -> list[Probe]:
     """Attention of one token and of a full ubatch, over several lengths, with the heads of most layers."""
     heads = max(layers, key=lambda part: part.n_layer)
-    head_dim, kind, on_gpu = model.head_dim or 0, settings.type_k.upper(), settings.n_gpu_layers > 0
+    head_dim, kind = model.head_dim or 0, settings.type_k.upper()
     n_weights, n_bytes = BLOCKS.get(kind, (1, 4))
     position_bytes = 2 * heads.n_head_kv * head_dim * n_bytes // n_weights
     wanted = []
@@ -152,11 +167,11 @@ def _attention(
         (1, n_threads, DECODE_LENGTHS),
         (settings.n_ubatch, n_threads_batch, PREFILL_LENGTHS),
     ):
-        n_bytes = pass_bytes(MANY, on_gpu) if n_tokens == 1 else 1
+        n_bytes = pass_bytes(MANY, device) if n_tokens == 1 else 1
         for n_positions in lengths:
             if n_positions > lengths[0] and n_positions * position_bytes > MOST_LAYER:
                 continue
-            size = heads.n_head, head_dim, heads.n_head_kv, n_tokens, n_bytes, threads, on_gpu, SECONDS, n_positions
+            size = heads.n_head, head_dim, heads.n_head_kv, n_tokens, n_bytes, threads, device, SECONDS, n_positions
             wanted.append(Probe(ATTENTION, kind, *size))
     return wanted
 
@@ -165,9 +180,9 @@ def _threads(settings: Settings, n_tokens: int) -> int:
     return settings.n_threads if n_tokens == 1 else settings.n_threads_batch
 
 
-def pass_bytes(times: float, on_gpu: bool) -> int:
-    """Bytes that a pass goes through: so many times the machine's last-level cache, within limits."""
-    size = 64 * 2**20 if on_gpu else last_level_cache()  # the L2 caches of today's GPUs hold 4 to 96 MB
+def pass_bytes(times: float, device: str | None = None) -> int:
+    """Bytes that a pass goes through: so many times the device's last-level cache, within limits."""
+    size = last_level_cache() if device is None else DEFAULT_CACHE
     return max(round(LEAST_PASS * times / MANY), min(MOST_PASS, round(times * size)))
 
 

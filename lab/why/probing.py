@@ -9,9 +9,7 @@ doing. The best pass of several rounds counts: a ceiling is what the machine can
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -20,25 +18,25 @@ from typing import Any
 
 from lab.analysis import disturbances
 from lab.core import results
-from lab.core.record import Ceilings, Machine, Model, Rate
+from lab.core.record import Ceilings, Model, Rate, Settings
 from lab.errors import LabError
 from lab.models import catalog, shapes
-from lab.process.wire import ATTENTION, MUL_MAT_ID, Probe
-from lab.process.worker import Worker
+from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT_ID, UPLOAD, Probe
+from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, noise_watch, notebook
 from lab.runner.plan import Plan, make_plan
 from lab.runner.warm_engine import utc_now
-from lab.why.probe_plan import MANY, pass_bytes, probes
+from lab.why import plain_read
+from lab.why import where as places
+from lab.why.probe_plan import probes
+from lab.why.where import Where
 
 __all__ = ["probes"]  # others look for it here
-
-READ = "read"
 
 ROUNDS, MOST_EXTRA_ROUNDS = 2, 3
 """Every probe is run in so many rounds; while the machine is disturbed, so many more."""
 
-BIG = 256 * 2**20
-"""Bytes of which memory is read plainly, at least."""
+HINT = "Measure them there: lab ceilings"
 
 
 def ceilings(
@@ -48,7 +46,8 @@ def ceilings(
 
         best = lab.ceilings("smollm2-135m", types=["Q8_0"], threads=2)
 
-    `types` are measured besides the model's own; `asked` are settings of `make_plan`, such as threads.
+    `types` are measured besides the model's own; `asked` are settings of `make_plan`, such as threads or device. They
+    are those of the device with most layers; `others` are those of the further devices that the settings use.
     """
     show, warned = notebook.line(), list[str]()
     with Worker() as worker:
@@ -72,23 +71,49 @@ def obtain(
 ) -> Ceilings:
     """Measure what `folder` does not know of the plan's machine and settings, keep it there, and return all of it.
 
-    With `again` everything is measured once more. `watch` is told what comes next, `warn` what disturbed it.
+    Every device that the settings use is measured. With `again` everything is measured once more. `watch` is told what
+    comes next, `warn` what disturbed it.
     """
-    on_gpu = plan.settings.n_gpu_layers > 0
-    wanted = probes(model, plan.settings, types)
-    todo = missing(wanted, None if again else known(kept(folder, warn), plan.machine, on_gpu))
-    if todo and (words := run_probes(worker, plan.machine, todo, on_gpu, watch, folder)):
+    where = places.of(plan.machine, model, plan.settings)
+    todo = unknown(model, plan.settings, types, where, [] if again else kept(folder, warn))
+    if todo and (words := run_probes(worker, where, todo, watch, folder)):
         warn(
             f"While the ceilings were measured, {words}, in each of {ROUNDS + MOST_EXTRA_ROUNDS} rounds. "
             "Some may be too low: measure once more (--again)."
         )
-    best = known(kept(folder, lambda sentence: None), plan.machine, on_gpu)
+    best = known(kept(folder, lambda sentence: None), where)
     assert best is not None
     return best
 
 
+def unknown(
+    model: Model, settings: Settings, types: Sequence[str], where: Where, given: Sequence[Ceilings]
+) -> list[Probe]:
+    """The probes of a model, on every device of `where`, that `given` ceilings do not answer."""
+    todo: list[Probe] = []
+    kinds: set[tuple[object, ...]] = set()
+    for name in where.devices:
+        kind = places.identity(where.machine, name)
+        if kind not in kinds:  # two devices of a kind are measured once
+            of_device = known(given, dataclasses.replace(where, devices=(name,)))
+            todo += missing(probes(model, settings, types, name), of_device)
+        kinds.add(kind)
+    return todo
+
+
 def run_probes(
-    worker: Worker, here: Machine, wanted: Sequence[Probe], on_gpu: bool, watch: Callable[[str], None], folder: Path
+    worker: Worker, where: Where, wanted: Sequence[Probe], watch: Callable[[str], None], folder: Path
+) -> str:
+    """Run the probes of each device in turn. Returns what disturbed the last rounds; "" for nothing."""
+    words = list[str]()
+    for name in dict.fromkeys(probe.device for probe in wanted):
+        own = [probe for probe in wanted if probe.device == name]
+        words.append(_run_probes(worker, dataclasses.replace(where, devices=(name,)), own, watch, folder))
+    return " and ".join(dict.fromkeys(filter(None, words)))
+
+
+def _run_probes(
+    worker: Worker, where: Where, wanted: Sequence[Probe], watch: Callable[[str], None], folder: Path
 ) -> str:
     """Run the probes round by round, read memory plainly, and keep it all in `folder`, whatever happens to the last.
 
@@ -97,8 +122,9 @@ def run_probes(
     """
     rates: dict[tuple[object, ...], Rate] = {}
     n_all, n_done, words = ROUNDS * len(wanted), 0, ""
-    n_threads = 1 if on_gpu else max(probe.n_threads for probe in wanted)
-    n_free = max(0.0, (machine.cores(here) or n_threads) - n_threads)
+    (name,) = where.devices
+    n_threads = max(probe.n_threads for probe in wanted)
+    n_free = max(0.0, (machine.cores(where.machine) or n_threads) - n_threads)
     try:
         for round_number in range(ROUNDS + MOST_EXTRA_ROUNDS):
             if round_number >= ROUNDS:
@@ -109,23 +135,40 @@ def run_probes(
                 n_done += 1
                 noisy.sample()
                 watch(f"{n_done} of {n_all}: {_describe(probe)}")
-                _keep(rates, worker.probe(probe))
-            if not on_gpu:
+                _keep(rates, _timed(worker, probe))
+            if name is None:
                 watch("reading memory")
-                _keep(rates, read_rate(n_threads))
+                _keep(rates, plain_read.read_rate(n_threads))
             words = disturbances.during(noisy.finish(), n_free)
             if round_number + 1 >= ROUNDS and not words:
                 break
     finally:
         if rates:
-            save(Ceilings(utc_now(), here, on_gpu, tuple(rates.values())), folder)
+            save(
+                Ceilings(utc_now(), where.machine, name is not None, tuple(rates.values()), device=name),
+                folder,
+            )
     return words
 
 
+def _timed(worker: Worker, probe: Probe) -> Rate:
+    """One probe. Where it ends the engine the error names it: no RPC server can be asked what it can compute."""
+    try:
+        return worker.probe(probe)
+    except WorkerDied as problem:
+        raise WorkerDied(
+            f"{problem.what} It was measuring {_describe(probe)}.",
+            "Is the device still there? It may lack this kernel: leave the type out (--types), or take another model.",
+        ) from None
+
+
 def _describe(probe: Probe) -> str:
+    if probe.op in (UPLOAD, DOWNLOAD):
+        return f"{probe.op} of {probe.n_bytes:,} bytes, {probe.device}"
     what = f"attention over {probe.n_positions:,} positions, " if probe.op == ATTENTION else ""
     what = "experts, " if probe.op == MUL_MAT_ID else what
-    return f"{what}{probe.type}, {probe.n_tokens} columns, {probe.n_threads} threads"
+    on = f"{probe.n_threads} threads" if probe.device is None else probe.device
+    return f"{what}{probe.type}, {probe.n_tokens} columns, {on}"
 
 
 def _keep(rates: dict[tuple[object, ...], Rate], rate: Rate) -> None:
@@ -134,26 +177,10 @@ def _keep(rates: dict[tuple[object, ...], Rate], rate: Rate) -> None:
     rates[key(rate)] = rate if old is None else dataclasses.replace(old, times_ns=old.times_ns + rate.times_ns)
 
 
-def read_rate(n_threads: int, n_bytes: int | None = None) -> Rate:
-    """How fast memory can be read without any kernel: the maximum of random numbers, a slice per thread."""
-    import numpy as np
-
-    n_bytes = n_bytes or max(BIG, pass_bytes(MANY, False))
-    data = np.random.default_rng(1).integers(0, 2**62, n_bytes // 8)
-    slices = np.array_split(data, n_threads)
-    times = []
-    with concurrent.futures.ThreadPoolExecutor(n_threads) as pool:
-        for _ in range(8):
-            start = time.perf_counter_ns()
-            list(pool.map(np.max, slices))
-            times.append(time.perf_counter_ns() - start)
-    return Rate(READ, "I64", "numpy", 1, n_bytes // 8, 1, n_threads, n_bytes, 0, tuple(times[1:]))
-
-
 def save(ceilings: Ceilings, folder: Path) -> Path:
     """Append to this machine's file of ceilings in `folder`."""
-    where = device_label(ceilings.machine, ceilings.on_gpu).partition(",")[0]
-    path = folder / f"ceilings-{machine.slug(where)}.jsonl"
+    label = places.device_label(ceilings.machine, places.measured_on(ceilings)).partition(",")[0]
+    path = folder / f"ceilings-{machine.slug(label)}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         results.append(path, ceilings)
@@ -173,50 +200,68 @@ def kept(folder: Path, warn: Callable[[str], None] = warnings.warn) -> list[Ceil
     return list(contents.ceilings)
 
 
-def known(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool = False) -> Ceilings | None:
-    """What was measured of this machine and build, of `given` the best of each probe; None where nothing was.
+def known(given: Sequence[Ceilings], where: Where, force: bool = False) -> Ceilings | None:
+    """What was measured there with this build, of `given` the best of each probe; None where nothing was.
 
-    With `force` the ceilings of any machine will do: those that were measured last.
+    Of several devices: that of the first, with `others`; None where one was not measured. With `force` the ceilings of
+    any machine will do: those that were measured last.
     """
-    given = sorted((old for old in given if old.on_gpu == on_gpu), key=lambda old: old.measured_at)
-    fitting = [old for old in given if same(old.machine, here)]
-    if force and given and not fitting:
-        fitting = [old for old in given if same(old.machine, given[-1].machine)]
+    first, *others = [_known(given, where, name, force) for name in where.devices]
+    if first is None or None in others:
+        return None
+    return dataclasses.replace(first, others=tuple(one for one in others if one is not None))
+
+
+def _known(given: Sequence[Ceilings], where: Where, name: str | None, force: bool) -> Ceilings | None:
+    """Likewise, of one device."""
+    alike = sorted((old for old in given if old.on_gpu == (name is not None)), key=lambda old: old.measured_at)
+    fitting = [old for old in alike if _is_of(old, where, name)]
+    here = where.machine
+    if force and alike and not fitting:
+        last = alike[-1]
+        here = last.machine
+        fitting = [old for old in alike if _is_of(old, Where(here), places.measured_on(last))]
     if not fitting:
         return None
     best: dict[tuple[object, ...], Rate] = {}
     for rate in (rate for old in fitting for rate in old.rates):
         if key(rate) not in best or gbps(rate) > gbps(best[key(rate)]):  # a bad moment does not lower a ceiling
             best[key(rate)] = rate
-    return Ceilings(fitting[-1].measured_at, fitting[-1].machine, on_gpu, tuple(best.values()))
+    return Ceilings(fitting[-1].measured_at, here, name is not None, tuple(best.values()), device=name)
 
 
-def need(given: Sequence[Ceilings], here: Machine, on_gpu: bool, force: bool, what: str) -> Ceilings:
+def _is_of(ceilings: Ceilings, where: Where, name: str | None) -> bool:
+    own = places.identity(ceilings.machine, places.measured_on(ceilings))
+    is_same = places.same(ceilings.machine, where.machine)
+    return is_same and own == places.identity(where.machine, name)
+
+
+def need(given: Sequence[Ceilings], where: Where, force: bool, what: str) -> Ceilings:
     """`known`, or a LabError that says what there is instead."""
-    best = known(given, here, on_gpu, force)
+    best = known(given, where, force)
     if best is not None:
         return best
-    others = [old for old in given if old.on_gpu == on_gpu]
+    lacking = next(name for name in where.devices if _known(given, where, name, force) is None)
+    others = [old for old in given if old.on_gpu == (lacking is not None)]
+    if len(where.devices) > 1:
+        what = f"{places.label(lacking)} ({places.device_label(where.machine, lacking)}), for {what}"
+    hint = "Measure them there, with the settings of the runs: lab ceilings" if lacking else HINT
     if others:
-        other = others[-1].machine
+        other = others[-1]
+        label = places.device_label(other.machine, places.measured_on(other))
         raise LabError(
-            f"The ceilings that are known are of another machine or build ({device_label(other, on_gpu)}, "
-            f"llama.cpp {other.llama_cpp_commit}), not of {what}.",
-            "Measure them there: lab ceilings. Or use these all the same: --force",
+            f"The ceilings that are known are of another machine or build ({label}, "
+            f"llama.cpp {other.machine.llama_cpp_commit}), not of {what}.",
+            f"{hint}. Or use these all the same: --force",
         )
-    raise LabError(f"The ceilings of {what} are not measured.", "Measure them there: lab ceilings")
+    raise LabError(f"The ceilings of {what} are not measured.", hint)
 
 
-def device_label(here: Machine, on_gpu: bool) -> str:
-    """The device that ceilings are of, in words."""
-    return machine.named(here, machine.accelerators(here.devices)[:1] if on_gpu else ())
-
-
-def same(one: Machine, other: Machine) -> bool:
-    """Whether two descriptions are of the same machine with the same build: ceilings then hold for both."""
-    fields = ("cpu", "n_cores_usable", "ram_bytes", "llama_cpp_python", "llama_cpp_commit", "system_info", "lib")
-    gpus = [[device.description for device in machine.accelerators(described.devices)] for described in (one, other)]
-    return gpus[0] == gpus[1] and all(getattr(one, name) == getattr(other, name) for name in fields)
+def lines(ceilings: Ceilings | None) -> list[Ceilings]:
+    """What a file has of ceilings: a line for each device."""
+    if ceilings is None:
+        return []
+    return [dataclasses.replace(one, others=()) for one in (ceilings, *ceilings.others)]
 
 
 def missing(wanted: Sequence[Probe], ceilings: Ceilings | None) -> list[Probe]:

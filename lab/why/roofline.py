@@ -4,7 +4,8 @@ A phase's least time is the sum of its kernels at their ceilings: every weight t
 and attention over the positions it looked back at. Measured time beyond that is overhead (norms, softmax,
 threads that wait for each other, small matrices that do not fill a core). Below it lie the two classical roofs:
 arithmetic (FLOPs over the machine's best FLOP/s) and memory traffic (bytes over its best bytes/s). Which of the
-three is nearest is the limit. Williams, Waterman & Patterson, "Roofline" (2009).
+three is nearest is the limit. Williams, Waterman & Patterson, "Roofline" (2009). Where layers lie on several devices,
+each has its own kernels, and what moves between them takes time too (step_kernels.py).
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.core import cost, phases
-from lab.core.record import OK, PREFILL, Ceilings, Model, Record, Run, Settings
+from lab.core.record import OK, PREFILL, Ceilings, Record, Run
 from lab.errors import LabError
-from lab.process.wire import ATTENTION
-from lab.why import kernel_rates, probing
-from lab.why.probe_plan import used_types
+from lab.process.wire import MUL_MAT, MUL_MAT_ID
+from lab.why import plain_read, probing, step_kernels, where
+from lab.why.step_kernels import Kernels, Layers, Parts
 
 ARITHMETIC, TRAFFIC, KERNEL, OVERHEAD = "arithmetic", "memory traffic", "the kernel", "overhead"
+READERS = (MUL_MAT, MUL_MAT_ID, plain_read.READ)
+"""Probes whose bytes are read from the device's own memory, all of them."""
+
 OVERHEAD_SHARE = 0.5
 """A phase of which more than this is not in its kernels is limited by overhead."""
 
@@ -44,16 +48,11 @@ class Roof:
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """Least seconds of a step or a phase in its kernels."""
+class Share:
+    """What a phase needs on one device at least; of decode a token."""
 
-    layers_s: float
-    head_s: float
-    attention_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.layers_s + self.head_s + self.attention_s
+    device: str  # by llama.cpp's name
+    kernels: Kernels
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,10 @@ class Explained:
     limit: str
     choosing_s: float  # not in measured_s: picking a token
     harness_s: float  # nor this: from one step to the next
+    least_s: float  # in its kernels, and between devices
+    shares: tuple[Share, ...] = ()  # of each device, where there are several
+    between_s: float | None = None  # what moves between these, at least; None: one device, or not measured
+    overlaps: bool = False  # the devices work at the same time
 
     @property
     def intensity(self) -> float:
@@ -89,50 +92,26 @@ class Explained:
     @property
     def of_ceiling(self) -> float:
         """The part of its kernels' best that the phase reached."""
-        return self.kernels.total_s / self.measured_s
+        return self.least_s / self.measured_s
 
 
-def roof(ceilings: Ceilings) -> Roof:
-    """The best that any probe reached."""
+def roof(ceilings: Ceilings, layers: Layers = ()) -> Roof:
+    """The best that any probe reached. With `layers` on several devices: as if each did its share of the work so."""
+    best = {where.measured_on(one): _roof(one) for one in (ceilings, *ceilings.others)}
+    if len(best) == 1 or not layers or not set(layers) <= set(best):
+        return _roof(ceilings)
+    counts = Counter(layers)
+    gflops, gbps = (
+        len(layers) / sum(n / getattr(best[name], which) for name, n in counts.items()) for which in ("gflops", "gbps")
+    )
+    return Roof(gflops, gbps)
+
+
+def _roof(ceilings: Ceilings) -> Roof:
     return Roof(
         gflops=max(probing.gflops(rate) for rate in ceilings.rates),
-        gbps=max(probing.gbps(rate) for rate in ceilings.rates if rate.n_tokens == 1 and rate.op != ATTENTION),
+        gbps=max(probing.gbps(rate) for rate in ceilings.rates if rate.n_tokens == 1 and rate.op in READERS),
     )
-
-
-def step_kernels(
-    model: Model,
-    settings: Settings,
-    ceilings: Ceilings,
-    n_tokens: int,
-    n_past: int,
-    n_outputs: int,
-    others: Sequence[cost.Span] = (),
-) -> Kernels | None:
-    """Least time of a step in its kernels; `others` are further sequences in it, whose attention is each its own.
-
-    None where the model's cost is not known; LabError for a missing probe.
-    """
-    spans = Counter([(n_tokens, n_past), *others])
-    n_all = sum(n * times for (n, _), times in spans.items())
-    work = cost.products(model, n_all, n_outputs)
-    if work is None or cost.attended(model, n_tokens, n_past) is None:
-        return None
-    n_threads = settings.n_threads if n_all == 1 else settings.n_threads_batch
-    used = {*used_types(model), *(product.matrix.type for product in work if product.is_head)}
-    seconds = [0.0, 0.0]
-    for product in work:
-        if product.matrix.type in used:
-            per_byte = kernel_rates.of_matrix(ceilings, model, product.matrix, product.n_tokens, n_threads)
-            seconds[product.is_head] += product.n_bytes * per_byte
-    width = 2 * ((model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0))
-    kind, attention_s = settings.type_k.upper(), 0.0
-    for (n, past), times in spans.items():
-        for part in cost.attended(model, n, past) or ():
-            flops = times * width * part.heads.n_layer * part.heads.n_head * part.n_pairs
-            per_flop = kernel_rates.of_attention(ceilings, model, part.heads, kind, n, n_threads, part.n_positions)
-            attention_s += flops * per_flop
-    return Kernels(seconds[False], seconds[True], attention_s)
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
@@ -142,7 +121,6 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
 
     LabError where there is nothing to explain, or a ceiling is missing.
     """
-    best = roof(ceilings)
     by_length: dict[tuple[int, int, str], list[tuple[Run, Record]]] = {}
     for record in records:
         for run in phases.by_length(record.run):
@@ -167,60 +145,78 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
         if not rows:
             reason = f" ({record.model.uncounted})" if record.model.uncounted else ""
             raise LabError(f"What a step of {record.model.name} costs is not known from its header{reason}.", "")
-        measured_s = statistics.median(row[0] for row in rows)
-        _, step, kernels, n_steps, *_ = rows[0]
-        arithmetic_s, traffic_s = step.flops / best.gflops / 1e9, step.n_bytes / best.gbps / 1e9
-        limit = _limit(measured_s, kernels.total_s, arithmetic_s, traffic_s)
-        explained.append(
-            Explained(
-                n_prompt,
-                n_gen,
-                phase,
-                n_steps,
-                measured_s,
-                step.flops,
-                step.n_bytes,
-                kernels,
-                arithmetic_s,
-                traffic_s,
-                limit,
-                statistics.median(row[4] for row in rows),
-                statistics.median(row[5] for row in rows),
-            )
-        )
+        explained.append(_explained((n_prompt, n_gen, phase), rows, roof(ceilings, where.layers_of(record))))
     return explained
 
 
-PhaseCost = tuple[float, cost.StepCost, Kernels, int, float, float]
+@dataclass(frozen=True)
+class _Phase:
+    """A phase of one run: measured, and what it cost; of decode the mean of a token."""
+
+    measured_s: float
+    cost: cost.StepCost
+    parts: Parts
+    least_s: float
+    overlaps: bool
+    n_steps: int
+    choosing_s: float
+    harness_s: float
 
 
-def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> PhaseCost | None:
-    """Measured seconds, cost and least kernel time of a run's phase; of decode the mean of a token; its steps."""
+def _explained(key: tuple[int, int, str], rows: Sequence[_Phase], best: Roof) -> Explained:
+    """Medians of the runs of one length."""
+    first, measured_s = rows[0], statistics.median(row.measured_s for row in rows)
+    arithmetic_s, traffic_s = first.cost.flops / best.gflops / 1e9, first.cost.n_bytes / best.gbps / 1e9
+    is_split = len(first.parts.by_device) > 1
+    shares = [Share(where.label(name), kernels) for name, kernels in first.parts.by_device.items()]
+    return Explained(
+        *key,
+        first.n_steps,
+        measured_s,
+        first.cost.flops,
+        first.cost.n_bytes,
+        first.parts.total,
+        arithmetic_s,
+        traffic_s,
+        _limit(measured_s, first.least_s, arithmetic_s, traffic_s),
+        statistics.median(row.choosing_s for row in rows),
+        statistics.median(row.harness_s for row in rows),
+        first.least_s,
+        tuple(shares) if is_split else (),
+        first.parts.between_s if is_split else None,
+        first.overlaps,
+    )
+
+
+def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> _Phase | None:
+    """A run's phase; None where what its steps cost is not known."""
     model, settings, steps = record.model, record.settings, run.steps
-    last = phases.n_prefill_steps(run) - 1
+    last, layers = phases.n_prefill_steps(run) - 1, where.layers_of(record)
     chosen = [i for i, kind in enumerate(steps.kind) if (kind == PREFILL) == (phase == "prefill")]
-    costs = []
+    costs, parts = [], []
     for i in chosen:
-        n_outputs = 1 if i >= last else 0
-        shape = steps.n_tokens[i], steps.n_past[i], n_outputs
+        shape = steps.n_tokens[i], steps.n_past[i], 1 if i >= last else 0
         step = cost.step(model, *shape, settings.type_k, settings.type_v)
-        kernels = step_kernels(model, settings, ceilings, *shape)
-        if step is None or kernels is None:
+        split = step_kernels.parts(model, settings, ceilings, *shape, layers=layers)
+        if step is None or split is None:
             return None
-        costs.append((step, kernels))
+        costs.append(step)
+        parts.append(split)
     if not costs:
         return None
-    seconds = sum(steps.ready_ns[i] - steps.start_ns[i] for i in chosen) / 1e9
-    parts = len(chosen) if phase == "decode" else 1
-    step = cost.StepCost(
-        *(sum(column) / parts for column in zip(*(dataclasses.astuple(s) for s, _ in costs), strict=True))
+    n = len(chosen) if phase == "decode" else 1
+    overlaps = phase == "prefill" and len(parts[0].by_device) > 1 and not phases.times_prefill_steps(settings)
+    columns = zip(*(dataclasses.astuple(step) for step in costs), strict=True)
+    return _Phase(
+        sum(steps.ready_ns[i] - steps.start_ns[i] for i in chosen) / 1e9 / n,
+        cost.StepCost(*(sum(column) / n for column in columns)),
+        step_kernels.mean(parts, n),
+        step_kernels.least_s(parts, overlaps) / n,
+        overlaps,
+        len(chosen),
+        sum(steps.end_ns[i] - steps.ready_ns[i] for i in chosen) / 1e9 / n,
+        sum(steps.start_ns[i] - steps.end_ns[i - 1] for i in chosen if i) / 1e9 / n,
     )
-    kernels = Kernels(
-        *(sum(column) / parts for column in zip(*(dataclasses.astuple(k) for _, k in costs), strict=True))
-    )
-    choosing = sum(steps.end_ns[i] - steps.ready_ns[i] for i in chosen) / 1e9
-    between = sum(steps.start_ns[i] - steps.end_ns[i - 1] for i in chosen if i) / 1e9
-    return seconds / parts, step, kernels, len(chosen), choosing / parts, between / parts
 
 
 def _limit(measured_s: float, kernels_s: float, arithmetic_s: float, traffic_s: float) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from lab.core import cost
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
-from lab.why import learning, probing, roofline
+from lab.why import learning, probing, roofline, step_kernels, where
 from lab.why.learning import Fit
 
 
@@ -31,9 +31,7 @@ class StepPrediction:
     def seconds(self, n_tokens: int, n_past: int, n_outputs: int, others: Sequence[cost.Span] = ()) -> float | None:
         """One step, as `cost.step` describes it; None where its cost is not known, or a kernel was not probed."""
         try:
-            kernels = roofline.step_kernels(
-                self.model, self.settings, self.ceilings, n_tokens, n_past, n_outputs, others
-            )
+            kernels = step_kernels.total(self.model, self.settings, self.ceilings, n_tokens, n_past, n_outputs, others)
         except LabError:
             return None
         if kernels is None:
@@ -81,8 +79,7 @@ def prediction_for(record: Record, known: Sequence[Ceilings], runs: Sequence[Rec
 
     Only plain runs teach (no experiment), and not those of the record's own session.
     """
-    on_gpu = record.settings.n_gpu_layers > 0
-    ceilings = probing.known(known, record.machine, on_gpu)
+    ceilings = probing.known(known, where.of_record(record))
     if ceilings is None:
         return None
     return taught_by([other for other in runs if other.session != record.session], record, ceilings)

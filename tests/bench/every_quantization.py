@@ -24,7 +24,7 @@ from lab.process.wire import Probe
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from lab.runner.warm_engine import utc_now
-from lab.why import learning, probing
+from lab.why import learning, plain_read, probing
 from lab.why.step_prediction import StepPrediction
 from tests import miniature
 from tests.conftest import run_process
@@ -40,7 +40,7 @@ def probe(worker: Worker, path: Path, folder: Path) -> int:
         dataclasses.replace(probe, n_bytes=2**20, seconds=0.005, n_positions=probe.n_positions and 512)
         for probe in probing.probes(plan.model, plan.settings)
     ]
-    rates = (*map(worker.probe, dict.fromkeys(wanted)), probing.read_rate(1, 2**22))
+    rates = (*map(worker.probe, dict.fromkeys(wanted)), plain_read.read_rate(1, 2**22))
     probing.save(Ceilings(utc_now(), plan.machine, False, rates), folder)
     return len(rates)
 

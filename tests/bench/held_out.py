@@ -25,7 +25,7 @@ from pathlib import Path
 
 from lab.core import results
 from lab.core.record import DECODE, PREFILL, Ceilings, Record
-from lab.why import learning, prediction, probing, uncertainty
+from lab.why import learning, prediction, probing, uncertainty, where
 from lab.why.learning import Case, Point
 
 SETUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -104,9 +104,9 @@ def evaluate(folder: Path) -> list[Outcome]:
     contents = results.read(sorted(folder.rglob("*.jsonl")))
     outcomes: list[Outcome] = []
     for here in {ceilings.machine.system_info: ceilings.machine for ceilings in contents.ceilings}.values():
-        best = probing.known(contents.ceilings, here, on_gpu=False)
+        best = probing.known(contents.ceilings, where.Where(here))
         assert best is not None
-        records = [record for record in contents.records if probing.same(record.machine, here)]
+        records = [record for record in contents.records if where.same(record.machine, here)]
         if records:
             outcomes += evaluate_machine(records, best)
     return outcomes

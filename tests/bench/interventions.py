@@ -21,6 +21,7 @@ from lab.core.record import OK
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from lab.why import probing
+from lab.why.where import Where
 from tests.conftest import run_process
 
 CASES: list[tuple[str, list[str], dict[str, Any]]] = [
@@ -38,7 +39,7 @@ def levers(arguments: list[str], types: list[str], folder: Path) -> list[dict[st
     with Worker() as worker:
         plan = make_plan(worker, [1], 1, 1, arguments[1] if arguments[0] == "-m" else "smollm2-135m")
         probing.run_probes(
-            worker, plan.machine, probing.probes(record.model, plan.settings, types), False, lambda what: None, folder
+            worker, Where(plan.machine), probing.probes(record.model, plan.settings, types), lambda what: None, folder
         )
     (document,) = json.loads(run("explain", folder, "--ceilings", folder, "--no-plot", "--json"))
     return list(document["levers"])

@@ -20,6 +20,7 @@ from lab.models.catalog import Shape
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from lab.why import probing, roofline
+from lab.why.where import Where
 from tests import miniature
 from tests.conftest import run_process
 
@@ -60,7 +61,7 @@ def main() -> None:
             with Worker() as worker:
                 plan = make_plan(worker, LENGTHS, N_GEN, 1, str(path), "random")
                 wanted = probing.probes(plan.model, plan.settings)
-                words = probing.run_probes(worker, plan.machine, wanted, False, lambda what: None, folder)
+                words = probing.run_probes(worker, Where(plan.machine), wanted, lambda what: None, folder)
             if words:
                 print(f"{arch}: while the ceilings were measured, {words}")
             lengths = ",".join(map(str, LENGTHS))
@@ -69,7 +70,7 @@ def main() -> None:
                 *("--no-plot", "-o", folder),
             )
             assert code == 0, err
-            best = probing.known(probing.kept(folder), plan.machine, False)
+            best = probing.known(probing.kept(folder), Where(plan.machine))
             assert best is not None
             for row in roofline.explain(results.read([folder]).records, best):
                 n_all, n_inside = n_all + 1, n_inside + (WANTED[0] <= row.of_ceiling <= WANTED[1])

@@ -1,0 +1,140 @@
+"""On which devices a model's layers lie: from the placement of a run, else by llama.cpp's rule from the settings.
+
+llama.cpp counts the output as one more layer. The last `n_gpu_layers` of them go to devices, in the order of these,
+each as many as its share says: what was asked, else its free memory (llama-model.cpp, load_tensors). Free memory is not
+in a record; the whole memory stands for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lab.core.record import Ceilings, Device, Machine, Model, Placement, Record, Settings
+from lab.runner import machine
+
+CPU = "CPU"
+"""What llama.cpp calls the device whose name is None here."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """What ceilings are measured of and looked for: a machine with its build, and devices of it by name."""
+
+    machine: Machine
+    devices: tuple[str | None, ...] = (None,)
+
+
+def of(here: Machine, model: Model, settings: Settings, placement: Placement | None = None) -> Where:
+    """Where some settings run a model: all devices whose kernels its steps need, that of most layers first."""
+    counts = Counter(layers(here, model, settings, placement))
+    ordered = [name for name, _ in counts.most_common()]
+    if (settings.kv_offload is False or settings.n_cpu_moe) and None not in ordered:
+        ordered.append(None)
+    return Where(here, tuple(ordered))
+
+
+def of_record(record: Record) -> Where:
+    """Where a run was made."""
+    return of(record.machine, record.model, record.settings, record.run.placement)
+
+
+def layers(
+    here: Machine, model: Model, settings: Settings, placement: Placement | None = None
+) -> tuple[str | None, ...]:
+    """The device of each layer, the output last; None is the CPU."""
+    n_layer = model.n_layer or 0
+    if placement is not None and len(placement.layers) == n_layer + 1:
+        return tuple(None if name == CPU else name for name in placement.layers)
+    devices = _in_order(machine.used(here, settings), settings)
+    if not devices:
+        return (None,) * (n_layer + 1)
+    n_offloaded = n_layer + 1 if settings.n_gpu_layers < 0 else min(n_layer + 1, settings.n_gpu_layers)
+    sums = [*itertools.accumulate(_shares(devices, settings))]
+    places = [sum(s <= i / n_offloaded * sums[-1] for s in sums) for i in range(n_offloaded)]
+    return ((None,) * (n_layer + 1 - n_offloaded)) + tuple(devices[place].name for place in places)
+
+
+def layers_of(record: Record) -> tuple[str | None, ...]:
+    """Likewise, of a run."""
+    return layers(record.machine, record.model, record.settings, record.run.placement)
+
+
+def label(name: str | None) -> str:
+    """A device's name as llama.cpp has it."""
+    return CPU if name is None else name
+
+
+def device(here: Machine, name: str | None) -> Device | None:
+    """The description of a device; None for the CPU, and for one that the machine does not have."""
+    return next((one for one in machine.accelerators(here.devices) if one.name == name), None)
+
+
+def device_label(here: Machine, name: str | None) -> str:
+    """The device that ceilings are of, in words."""
+    known = device(here, name)
+    return machine.named(here, () if known is None else (known,))
+
+
+def measured_on(ceilings: Ceilings) -> str | None:
+    """The device that ceilings are of. Files of older versions say only that it was a GPU: then it is the first."""
+    if ceilings.device is not None or not ceilings.on_gpu:
+        return ceilings.device
+    return next((one.name for one in machine.accelerators(ceilings.machine.devices)), "GPU")
+
+
+def is_remote(one: Device) -> bool:
+    """Whether an RPC server has the device."""
+    return one.description.startswith("RPC server ")
+
+
+def identity(here: Machine, name: str | None) -> tuple[object, ...]:
+    """What two names of devices share that are of one kind: ceilings of one then hold for the other.
+
+    Of an RPC server that is its host, without the port, and how much memory its device has: what else the device is,
+    the protocol does not say.
+    """
+    known = device(here, name)
+    if known is None:
+        return (name,)
+    if is_remote(known):
+        return re.sub(r"^(RPC server [^\s,]+):\d+", r"\1", known.description), known.memory_bytes
+    return (known.description,)
+
+
+def same(one: Machine, other: Machine) -> bool:
+    """Whether two descriptions are of the same machine with the same build: ceilings then hold for both.
+
+    Servers that it was connected to are not of the machine.
+    """
+    fields = ("cpu", "n_cores_usable", "ram_bytes", "llama_cpp_python", "llama_cpp_commit", "system_info", "lib")
+    gpus = [
+        [device.description for device in machine.accelerators(described.devices) if not is_remote(device)]
+        for described in (one, other)
+    ]
+    return gpus[0] == gpus[1] and all(getattr(one, name) == getattr(other, name) for name in fields)
+
+
+def same_devices(one: Where, other: Where) -> bool:
+    """Whether both use the same kinds of devices."""
+    kinds = [{identity(where.machine, name) for name in where.devices} for where in (one, other)]
+    return kinds[0] == kinds[1]
+
+
+def _in_order(devices: Sequence[Device], settings: Settings) -> list[Device]:
+    """As they were named, else those of servers first: so llama.cpp fills them."""
+    if settings.devices:
+        return sorted(devices, key=lambda one: (settings.devices or ()).index(one.name))
+    return sorted(devices, key=lambda one: not is_remote(one))
+
+
+def _shares(devices: Sequence[Device], settings: Settings) -> list[float]:
+    """Of each device: what was asked, else its memory, else all alike."""
+    asked = settings.tensor_split or ()
+    if any(asked):
+        return [*asked, *[0.0] * len(devices)][: len(devices)]
+    sizes = [one.memory_bytes for one in devices]
+    return [1.0] * len(devices) if None in sizes or not all(sizes) else [float(size or 0) for size in sizes]

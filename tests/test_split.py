@@ -1,0 +1,406 @@
+"""Layers on several devices: whose ceilings count for what. Exact on made-up devices, and once on a real server."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.analysis import table
+from lab.core import cost, phases, prefix_times, results, shape
+from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
+from lab.core.shape import EMBEDDING
+from lab.errors import LabError
+from lab.experiments import claims_of_phases, stall_search
+from lab.process.rpc_server import RpcServer
+from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Probe
+from lab.process.worker import Worker, WorkerDied
+from lab.show import plot_runs, plot_why, text_why
+from lab.why import learning, prediction, probe_plan, probing, roofline, step_kernels, uncertainty, where
+from lab.why.where import Where
+from tests.conftest import MACHINE, MS, exact_steps, make_record, make_run
+from tests.test_explain import BIG, WIDE, rate
+
+GPU = Device("CUDA0", "Test GPU", "gpu", 8 * 10**9)
+SERVER = Device("RPC0", "RPC server 10.0.0.7:50052", "gpu", 4 * 10**9)
+BOTH = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, GPU, SERVER))
+N_LAYER = BIG.n_layer or 0
+LAYER_BYTES = sum(m.n_bytes for m in shape.matrices(BIG) or () if m.part != EMBEDDING) / N_LAYER
+HEAD_BYTES = sum(m.n_bytes for m in shape.matrices(BIG) or () if m.part == EMBEDDING)
+READS = {"CPU": 10.0, "CUDA0": 100.0, "RPC0": 20.0}
+MULTIPLIES = {"CPU": 100.0, "CUDA0": 1000.0, "RPC0": 200.0}
+ATTENDS = {"CPU": 5.0, "CUDA0": 50.0, "RPC0": 10.0}
+LATENCY_S, LINK_GBPS = 1e-4, 2.0
+
+
+def copies(op: str) -> list[Rate]:
+    """Copies that take LATENCY_S, and 1 / LINK_GBPS ns a byte."""
+    sizes = probe_plan.COPIES
+    return [Rate(op, "F32", "CUDA0", 1, n // 4, 1, 1, n, 0, (round(1e9 * LATENCY_S + n / LINK_GBPS),)) for n in sizes]
+
+
+def of_device(name: str) -> Ceilings:
+    """A device that reads, multiplies and attends at its rates, at any number of tokens."""
+    is_cpu = name == "CPU"
+    rates = [
+        *(rate(MUL_MAT, "Q8_0", n, READS[name], MULTIPLIES[name]) for n in (1, 512)),
+        *(rate(ATTENTION, "F16", n, 1e6, ATTENDS[name]) for n in (1, 512)),
+        *([] if is_cpu else [*copies(UPLOAD), *copies(DOWNLOAD)]),
+    ]
+    return Ceilings("2026-01-01T00:00:00Z", BOTH, not is_cpu, tuple(rates), device=None if is_cpu else name)
+
+
+KNOWN = [of_device(name) for name in READS]
+
+
+def placed(*counts: tuple[str, int]) -> Placement:
+    layers = tuple(name for name, n in counts for _ in range(n))
+    return Placement(layers, (Buffer("model", "CPU_Mapped", 1),))
+
+
+def hop_s(n_values: float, n_copies: int = 1) -> float:
+    return n_copies * (LATENCY_S + 4 * n_values / LINK_GBPS / 1e9)
+
+
+def attention_s(name: str, n_layers: float, n_tokens: int, n_past: int) -> float:
+    pairs = n_tokens * n_past + n_tokens * (n_tokens + 1) / 2
+    return n_layers * 4 * (BIG.head_dim or 0) * (BIG.n_head or 0) * pairs / ATTENDS[name] / 1e9
+
+
+def decode_truth(layers: dict[str, int], output: str, n_past: int) -> dict[str, float]:
+    """Seconds of a decode step on each device."""
+    truth = {name: n * LAYER_BYTES / READS[name] / 1e9 + attention_s(name, n, 1, n_past) for name, n in layers.items()}
+    truth[output] += HEAD_BYTES / READS[output] / 1e9
+    return truth
+
+
+def record_of(placement: Placement | None, settings: Any, decode_s: float, n_prompt: int = 512) -> Record:
+    steps = exact_steps(n_prompt, 3, 512, prefill_ms=50, decode_ms=1e3 * decode_s)
+    run = make_run(n_prompt, 3, steps=steps, placement=placement)
+    return make_record(run, machine=BOTH, model=BIG, settings=settings)
+
+
+def explained(record: Record, phase: str) -> roofline.Explained:
+    ceilings = probing.need(KNOWN, where.of_record(record), False, "this")
+    (row,) = [row for row in roofline.explain([record], ceilings) if row.phase == phase]
+    return row
+
+
+def test_each_device_of_a_decode_step_gets_its_own_part_back() -> None:
+    between_s = hop_s(BIG.n_embd or 0) + hop_s(BIG.n_vocab or 0)
+    truth = {name: 0.5 * (one + other) for (name, one), other in zip(
+        decode_truth({"CPU": 4, "CUDA0": 12}, "CUDA0", 512).items(),
+        decode_truth({"CPU": 4, "CUDA0": 12}, "CUDA0", 513).values(), strict=True)}  # fmt: skip
+    rest_s = 0.003
+    settings = dataclasses.replace(WIDE, n_gpu_layers=13)
+    record = record_of(placed(("CPU", 4), ("CUDA0", 13)), settings, sum(truth.values()) + between_s + rest_s)
+    row = explained(record, "decode")
+    assert {share.device: share.kernels.total_s for share in row.shares} == pytest.approx(truth, rel=1e-3)
+    assert row.between_s == pytest.approx(between_s)
+    assert row.measured_s - row.least_s == pytest.approx(rest_s, rel=1e-3) and not row.overlaps
+    sentence = text_why.where_it_went(row)
+    for name in ("CPU layers", "CUDA0 layers", "CUDA0 output matrix", "CUDA0 attention", "between devices", "rest"):
+        assert f"{name} " in sentence
+    assert "CPU output matrix" not in sentence
+
+
+def test_each_device_of_a_prefill_gets_its_own_part_back() -> None:
+    """The last feed-forward and the output work for one token only, on the device that has them."""
+    settings = dataclasses.replace(WIDE, n_gpu_layers=13, op_offload=False)
+    row = explained(record_of(placed(("CPU", 4), ("CUDA0", 13)), settings, 0.01), "prefill")
+    step = cost.step(BIG, 512, 0, 1)
+    assert step is not None
+    by_name = {share.device: share.kernels for share in row.shares}
+    matrices = [m for m in shape.matrices(BIG) or () if m.part != EMBEDDING]
+    of_layer = sum(2 * m.rows * m.columns * m.n for m in matrices) / N_LAYER * 512
+    assert by_name["CPU"].layers_s == pytest.approx(4 * of_layer / MULTIPLIES["CPU"] / 1e9, rel=1e-3)
+    assert by_name["CPU"].attention_s == pytest.approx(attention_s("CPU", 4, 512, 0), rel=1e-3)
+    assert by_name["CPU"].head_s == 0 and by_name["CUDA0"].head_s > 0
+    on_gpu = step.layer_flops - 4 * of_layer
+    assert by_name["CUDA0"].layers_s == pytest.approx(on_gpu / MULTIPLIES["CUDA0"] / 1e9, rel=0.01)
+    assert row.between_s == pytest.approx(hop_s(512 * (BIG.n_embd or 0)) + hop_s(BIG.n_vocab or 0))
+
+
+def test_a_gpu_takes_weights_of_the_cpu_for_many_tokens() -> None:
+    settings = dataclasses.replace(WIDE, n_gpu_layers=13)
+    placement = placed(("CPU", 4), ("CUDA0", 13))
+    kept = explained(record_of(placement, dataclasses.replace(settings, op_offload=False), 0.01), "prefill")
+    moved = explained(record_of(placement, settings, 0.01), "prefill")
+    assert {share.device: share.kernels.layers_s for share in moved.shares}["CPU"] == 0
+    assert {share.device: share.kernels.attention_s for share in moved.shares}["CPU"] > 0  # its cache stays
+    weights_s = 4 * LAYER_BYTES / LINK_GBPS / 1e9 + LATENCY_S
+    assert moved.between_s == pytest.approx((kept.between_s or 0) + weights_s, rel=1e-3)
+    on_server = explained(record_of(placed(("CPU", 4), ("RPC0", 13)), settings, 0.01), "prefill")
+    assert {share.device: share.kernels.layers_s for share in on_server.shares}["CPU"] > 0
+
+
+def test_a_pipeline_takes_what_its_slowest_device_needs() -> None:
+    """Each step goes on while the next is begun; shares are of busy devices, and the bars add up all the same."""
+    settings = dataclasses.replace(WIDE, n_gpu_layers=17, prefill_wait="end", rpc=("10.0.0.7:50052",))
+    placement = placed(("RPC0", 8), ("CUDA0", 9))
+    record = record_of(placement, settings, 0.05, 4 * 512)
+    row = explained(record, "prefill")
+    ceilings = probing.need(KNOWN, where.of_record(record), False, "this")
+    shapes = [(512, 512 * i, int(i == 3)) for i in range(4)]
+    parts = [step_kernels.parts(BIG, settings, ceilings, *one, layers=where.layers_of(record)) for one in shapes]
+    assert None not in parts
+    first, *others = [part for part in parts if part]
+    assert row.overlaps
+    slowest = [part.by_device["RPC0"].total_s for part in others]
+    assert row.least_s == pytest.approx(first.total.total_s + sum(slowest)) and row.least_s < row.kernels.total_s
+    assert "at the same time" in text_why.where_it_went(row)
+    assert not explained(record, "decode").overlaps
+    waited = dataclasses.replace(record, settings=dataclasses.replace(settings, prefill_wait=None, rpc=None))
+    assert explained(waited, "prefill").least_s == pytest.approx(row.kernels.total_s)
+    seconds = plot_why._parts(row)
+    assert sum(seconds.values()) == pytest.approx(max(row.measured_s, row.least_s))
+    assert [*seconds] == ["RPC0", "CUDA0", plot_why.BETWEEN, plot_why.ALL_ELSE]
+
+
+def test_bars_are_by_device_where_there_are_several() -> None:
+    record = record_of(placed(("CPU", 4), ("CUDA0", 13)), dataclasses.replace(WIDE, n_gpu_layers=13), 0.5)
+    ceilings = probing.need(KNOWN, where.of_record(record), False, "this")
+    ax = plot_why.plot_where(roofline.explain([record], ceilings), "a split")
+    labels = [bars.get_label() for bars in ax.containers]
+    decode = ["decode: CPU", "decode: CUDA0", "decode: between devices", "decode: all else"]
+    assert [label for label in labels if str(label).startswith("decode")] == decode
+    tops = [bar.get_y() + bar.get_height() for bars in ax.containers for bar in bars]
+    assert max(tops) == pytest.approx(100)
+    alone = plot_why.plot_where(
+        roofline.explain([record_of(placed(("CUDA0", 17)), dataclasses.replace(WIDE, n_gpu_layers=17), 0.5)], KNOWN[1]),
+        "one device",
+    )
+    assert [bars.get_label() for bars in alone.containers][:3] == [
+        *("prefill: weights", "prefill: attention", "prefill: all else")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"n_gpu_layers": 0}, {None: 17}),
+        ({"n_gpu_layers": 5, "devices": ("CUDA0",)}, {None: 12, "CUDA0": 5}),
+        ({"n_gpu_layers": 99, "devices": ("CUDA0",)}, {"CUDA0": 17}),
+        ({"n_gpu_layers": -1, "devices": ("CUDA0", "RPC0"), "tensor_split": (3.0, 1.0)}, {"CUDA0": 13, "RPC0": 4}),
+        ({"n_gpu_layers": 17}, {"RPC0": 6, "CUDA0": 11}),  # servers first, by memory: 4 of 12 GB
+        ({"n_gpu_layers": 17, "split_mode": "none", "main_gpu": 0}, {"CUDA0": 17}),
+    ],
+)
+def test_without_a_placement_layers_lie_by_llama_cpps_rule(
+    changes: dict[str, Any], expected: dict[str | None, int]
+) -> None:
+    settings = dataclasses.replace(WIDE, **changes)
+    layers = where.layers(BOTH, BIG, settings)
+    assert len(layers) == N_LAYER + 1
+    assert {name: layers.count(name) for name in dict.fromkeys(layers)} == expected
+    assert list(dict.fromkeys(layers)) == [*expected]
+
+
+def test_caches_and_experts_on_the_cpu_need_its_ceilings() -> None:
+    offloaded = dataclasses.replace(WIDE, n_gpu_layers=17, devices=("CUDA0",))
+    assert where.of(BOTH, BIG, offloaded).devices == ("CUDA0",)
+    settings = dataclasses.replace(offloaded, kv_offload=False)
+    place = where.of(BOTH, BIG, settings)
+    assert place.devices == ("CUDA0", None)
+    parts = step_kernels.parts(BIG, settings, probing.need(KNOWN, place, False, "this"), 1, 511, 1)
+    assert parts is not None
+    assert parts.by_device[None].attention_s == pytest.approx(attention_s("CPU", 16, 1, 511))
+    assert parts.by_device["CUDA0"].attention_s == 0 and parts.by_device[None].layers_s == 0
+
+
+# Which ceilings are those of a device
+
+
+def test_a_servers_ceilings_hold_at_another_port_of_its_host() -> None:
+    def at(description: str, memory_bytes: int = 4 * 10**9) -> Where:
+        moved = dataclasses.replace(SERVER, name="RPC3", description=description, memory_bytes=memory_bytes)
+        return Where(dataclasses.replace(BOTH, devices=(*MACHINE.devices, GPU, moved)), ("RPC3",))
+
+    best = probing.known(KNOWN, at("RPC server 10.0.0.7:1"))
+    assert best is not None and best.device == "RPC3" and set(best.rates) == set(KNOWN[2].rates)
+    assert probing.known(KNOWN, at("RPC server 10.0.0.8:50052")) is None
+    assert probing.known(KNOWN, at("RPC server 10.0.0.7:50052", 5 * 10**9)) is None
+    without = dataclasses.replace(BOTH, devices=(*MACHINE.devices, GPU))
+    assert probing.known(KNOWN, Where(without)) is not None  # a server is no part of this machine
+
+
+def test_files_of_older_versions_are_of_the_first_gpu() -> None:
+    older = dataclasses.replace(KNOWN[1], device=None)
+    assert where.measured_on(older) == "CUDA0"
+    assert probing.known([older], Where(BOTH, ("CUDA0",))) is not None
+    assert probing.known([older], Where(BOTH)) is None and probing.known([older], Where(BOTH, ("RPC0",))) is None
+    assert where.measured_on(dataclasses.replace(KNOWN[0], device=None)) is None
+
+
+def test_two_devices_of_a_kind_are_measured_once() -> None:
+    second = dataclasses.replace(GPU, name="CUDA1")
+    here = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, GPU, second))
+    place = Where(here, ("CUDA0", "CUDA1"))
+    settings = dataclasses.replace(WIDE, n_gpu_layers=17)
+    todo = probing.unknown(BIG, settings, (), place, [])
+    assert {probe.device for probe in todo} == {"CUDA0"} and {probe.n_threads for probe in todo} == {1}
+    assert {probe.op for probe in todo} == {MUL_MAT, ATTENTION, UPLOAD, DOWNLOAD}
+    measured = dataclasses.replace(KNOWN[1], machine=here)
+    best = probing.known([measured], place)
+    assert best is not None and [one.device for one in (best, *best.others)] == ["CUDA0", "CUDA1"]
+
+
+def test_of_several_devices_a_missing_one_is_named() -> None:
+    record = record_of(placed(("CPU", 4), ("CUDA0", 13)), dataclasses.replace(WIDE, n_gpu_layers=13), 0.5)
+    assert probing.known(KNOWN[1:], where.of_record(record)) is None
+    with pytest.raises(LabError, match=r"The ceilings of CPU \(Test CPU, 4 cores\), for this are not measured"):
+        probing.need(KNOWN[1:], where.of_record(record), False, "this")
+    with pytest.raises(LabError, match="The ceilings of RPC0 are not measured"):
+        pair = probing.need(KNOWN, where.of_record(record), False, "this")
+        layers = ("RPC0",) * (N_LAYER + 1)
+        step_kernels.parts(BIG, record.settings, pair, 1, 0, 1, layers=layers)
+
+
+def test_files_have_a_line_for_each_device(tmp_path: Path) -> None:
+    best = probing.known(KNOWN, Where(BOTH, ("CUDA0", None)))
+    assert best is not None
+    for line in probing.lines(best):
+        probing.save(line, tmp_path)
+    kept = probing.kept(tmp_path)
+    assert [one.device for one in sorted(kept, key=lambda one: one.on_gpu)] == [None, "CUDA0"]
+    assert len(list(tmp_path.glob("ceilings-*.jsonl"))) == 2
+    assert probing.known(kept, Where(BOTH, ("CUDA0", None))) == best
+
+
+def test_the_roof_of_several_devices_is_that_of_their_shares() -> None:
+    best = probing.known(KNOWN, Where(BOTH, ("CUDA0", None)))
+    assert best is not None
+    halves = ("CUDA0", None)
+    assert roofline.roof(best, halves).gbps == pytest.approx(2 / (1 / 100 + 1 / 10), rel=1e-6)
+    assert roofline.roof(best, ("CUDA0",)).gbps == roofline.roof(best).gbps == pytest.approx(100)
+
+
+# What single prefill steps do not tell
+
+
+END = dataclasses.replace(WIDE, prefill_wait="end")
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_timed"),
+    [
+        ({}, True),
+        ({"prefill_wait": "step"}, True),
+        ({"prefill_wait": "end"}, False),
+        ({"rpc": ("10.0.0.7:50052",), "n_gpu_layers": 17}, False),
+        ({"rpc": ("10.0.0.7:50052",), "n_gpu_layers": 0}, True),
+        ({"rpc": ("10.0.0.7:50052",), "n_gpu_layers": 17, "devices": ("CUDA0",)}, True),
+    ],
+)
+def test_which_prefill_steps_are_timed(changes: dict[str, Any], is_timed: bool) -> None:
+    assert phases.times_prefill_steps(dataclasses.replace(WIDE, **changes)) == is_timed
+
+
+def test_steps_that_were_not_waited_for_are_not_shown_as_timed() -> None:
+    timed = make_record(make_run(20, 5))
+    once = dataclasses.replace(timed, settings=dataclasses.replace(timed.settings, prefill_wait="end"))
+    rows = table.steps([once])
+    assert rows[rows.kind == "prefill"].compute_ms.isna().all() and rows[rows.kind == "decode"].compute_ms.notna().all()
+    thin = "inside each run, step by step"
+    for record, is_drawn in ((timed, True), (once, False)):
+        assert (thin in [line.get_label() for line in plot_runs.plot_prefill([record]).lines]) == is_drawn
+    assert claims_of_phases._growth_of_steps([once]) is None
+    assert claims_of_phases._growth_of_steps([make_record(make_run(40, 5, per_position_ms=0.01))]) is not None
+
+
+def test_a_newcomers_steps_count_by_their_sum_where_single_ones_are_not_timed() -> None:
+    steps = exact_steps(16, 1, 8)
+    late = dataclasses.replace(steps, start_ns=(0, MS), ready_ns=(MS, 16 * MS), end_ns=(MS, 17 * MS))
+    record = make_record(make_run(16, 1, steps=late))
+    assert stall_search._last_full_step_s(record) == pytest.approx(15e-3 / 8)
+    once = dataclasses.replace(record, settings=END)
+    assert stall_search._last_full_step_s(once) == pytest.approx(1e-3)
+
+
+def test_sums_teach_where_single_steps_do_not() -> None:
+    """Predictions from runs whose prefill was waited for once are those of the same times step by step."""
+    even = record_of(None, WIDE, 0.2, 2048)
+    steps = even.run.steps
+    total = steps.ready_ns[3]
+    late = dataclasses.replace(
+        steps,
+        start_ns=(0, 10, 20, 30, *steps.start_ns[4:]),
+        ready_ns=(10, 20, 30, total, *steps.ready_ns[4:]),
+        end_ns=(10, 20, 30, *steps.end_ns[3:]),
+    )
+    once = dataclasses.replace(even, run=dataclasses.replace(even.run, steps=late), settings=END)
+    points = [
+        next(p for p in learning.learn([record], KNOWN[0]).points if p.case.phase == "prefill")
+        for record in (even, once)
+    ]
+    assert points[0].seconds == pytest.approx(points[1].seconds) and points[0].costs == points[1].costs
+    rows = [roofline.explain([record], KNOWN[0])[0] for record in (even, once)]
+    assert rows[0].measured_s == pytest.approx(rows[1].measured_s) and rows[0].least_s == rows[1].least_s
+
+
+def test_a_prefix_is_what_its_copy_saved_where_single_steps_are_not_timed() -> None:
+    (record, *_) = [
+        record
+        for record in results.read([Path("results/sample-prefix-stall-smollm2-135m-amd-epyc.jsonl")]).records
+        if record.run.prefix and prefix_times.times(record.run)
+    ]
+    timed, once = prefix_times.times(record.run), prefix_times.times(record.run, are_steps_timed=False)
+    assert once["prefix_s"] == timed["saved_s"] != timed["prefix_s"]
+    assert {name: s for name, s in once.items() if name != "prefix_s"} == {
+        name: s for name, s in timed.items() if name != "prefix_s"
+    }
+
+
+# Runs on several devices teach about these
+
+
+def test_runs_teach_only_about_the_devices_they_were_on() -> None:
+    settings = dataclasses.replace(WIDE, n_gpu_layers=13, devices=("CUDA0",))
+    split = record_of(None, settings, 0.1)
+    on_server = record_of(placed(("CPU", 4), ("RPC0", 13)), dataclasses.replace(settings, devices=("RPC0",)), 0.7)
+    ceilings = probing.need(KNOWN, where.of_record(split), False, "this")
+    learned = learning.learn([split, on_server], ceilings, "part")
+    assert learned.n_runs == 1
+    (row,) = [row for row in roofline.explain([split], ceilings) if row.phase == "decode"]
+    predicted = prediction.here(BIG, settings, ceilings, learned.fit, uncertainty.of(learned.points), 512, 3)
+    assert predicted.tpot_expected_s == pytest.approx(row.measured_s, rel=0.05)
+    assert predicted.tpot_limit_s == pytest.approx(row.traffic_s, rel=0.2)
+
+
+# A real server on this machine
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RpcServer]:
+    with RpcServer("127.0.0.1", 0, n_threads=1) as started:
+        yield started
+
+
+def probe(op: str, device: str | None, n_tokens: int = 1, rows: int = 512, n_head_kv: int | None = None) -> Probe:
+    kind, columns = ("F16", 64) if op == ATTENTION else ("Q8_0", 512)
+    return Probe(op, kind, rows, columns, n_head_kv, n_tokens, 8 * 2**20, 1, device, 0.05)
+
+
+def test_kernels_are_probed_on_a_server_and_waited_for(server: RpcServer) -> None:
+    """ggml waits for a server only until all is sent, which would look hundreds of times as fast as this machine."""
+    with Worker() as worker:
+        worker.use(Backend(None, (server.endpoint,)))
+        for one in (probe(MUL_MAT, "RPC0"), probe(MUL_MAT, "RPC0", 32), probe(ATTENTION, "RPC0", 1, 4, 2)):
+            there, here = worker.probe(one), worker.probe(dataclasses.replace(one, device=None))
+            assert there.buffer.startswith("RPC0[") and there.n_bytes == here.n_bytes and there.flops == here.flops
+            assert probing.gbps(there) < 20 * probing.gbps(here)
+        for op in (UPLOAD, DOWNLOAD):
+            few, many = (worker.probe(Probe(op, "F32", 1, n // 4, None, 1, n, 1, "RPC0", 0.02)) for n in (2**14, 2**24))
+            assert min(many.times_ns) > min(few.times_ns) and few.n_bytes == 2**14
+        with pytest.raises(LabError, match="has no device RPC7"):
+            worker.probe(probe(MUL_MAT, "RPC7"))
+
+
+def test_a_server_that_ends_under_a_probe_is_a_sentence(tmp_path: Path) -> None:
+    with Worker() as worker:
+        with RpcServer("127.0.0.1", 0, n_threads=1) as short_lived:
+            worker.use(Backend(None, (short_lived.endpoint,)))
+            here = dataclasses.replace(MACHINE, devices=worker.build.devices)
+        with pytest.raises(WorkerDied, match="It was measuring Q8_0, 1 columns, RPC0"):
+            probing.run_probes(worker, Where(here, ("RPC0",)), [probe(MUL_MAT, "RPC0")], lambda what: None, tmp_path)
