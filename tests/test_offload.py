@@ -382,12 +382,15 @@ def test_llama_cpp_puts_caches_and_tensors_where_options_say(engine: Worker, ser
     assert "CPU_Mapped" in at("--mmap", "model")
 
 
-def test_a_dry_run_shows_servers(servers: tuple[str, str]) -> None:
-    status, out, err = run_lab("measure", "--dry-run", "--rpc", ",".join(servers), "-p", "10", "-ngl", "auto")
-    assert status == 0, err
-    assert "0-15" in out and "16-29, output" in out and "with RPC1, CPU" in out
-    status, out, _ = run_lab("measure", "--dry-run", "--rpc", servers[0], "-p", "10", "-m", "llama-3.3-70b", "--json")
-    planned = json.loads(out)
+def test_a_dry_run_shows_servers() -> None:
+    with RpcServer("127.0.0.1", 0) as one, RpcServer("127.0.0.1", 0) as other:
+        both = f"{one.endpoint},{other.endpoint}"
+        status, out, err = run_lab("measure", "--dry-run", "--rpc", both, "-p", "10", "-ngl", "auto")
+        assert status == 0, err
+        assert "0-15" in out and "16-29, output" in out and "with RPC1, CPU" in out
+        assert "auto: 31 of 31" in err
+        asked = ("measure", "--dry-run", "--rpc", one.endpoint, "-p", "10", "-m", "llama-3.3-70b", "--json")
+        planned = json.loads(run_lab(*asked)[1])
     assert [row["device"] for row in planned["places"]] == ["RPC0", CPU]
     assert planned["places"][0]["layers"] == list(range(81)) and planned["places"][0]["needs_bytes"] > 35e9
 
