@@ -20,7 +20,7 @@ from lab.process.wire import Backend
 from lab.process.worker import Worker
 from lab.runner import fits, side_by_side
 from lab.runner.as_options import option, options
-from lab.runner.plan import Plan, make_plan
+from lab.runner.plan import Draft, Plan, make_plan
 from lab.show import reproduce, text_places, text_setup
 from tests.conftest import MACHINE, MODEL, FakeWorker, make_record, make_run, run_lab
 
@@ -135,6 +135,7 @@ def _params(decorate: Any) -> list[Any]:
         ({"override_tensor": "=CPU"}, "names no buffer"),
         ({"override_tensor": "ffn=CUDA9"}, "there is no buffer CUDA9"),
         ({"override_tensor": "ffn[=CPU"}, "no regular expression"),
+        ({"override_tensor": "(?<=a)ffn=CPU"}, "C[+][+]"),
         ({"prefill_wait": "never"}, "--prefill-wait never"),
         ({"n_gpu_layers": "many"}, "--n-gpu-layers many"),
         ({"n_gpu_layers": -1}, "--n-gpu-layers -1"),
@@ -204,6 +205,17 @@ def test_servers_of_one_host_have_its_memory_once(worker: FakeWorker, model_file
     assert fits.Room(("RPC0", "RPC1"), 8 * MB) in fits.rooms(made)
     (problem,) = made.refused.values()
     assert "share one memory" in problem and "for 9 layers" in problem and "--n-gpu-layers 7" in problem
+
+
+def test_a_draft_model_lies_on_the_devices_too(worker: FakeWorker, model_file: Path) -> None:
+    made = plan(worker, model_file)
+    small = dataclasses.replace(worker.model, tensor_bytes={"Q4_0": 900_000}, embedding_bytes=0, n_layer=8)
+    both = dataclasses.replace(made, draft=Draft(made.file, small))
+    (alone, *_), (together, *_) = (fits.places(one, one.cases[0]) or () for one in (made, both))
+    assert together.layers == alone.layers == (0, 1, 2, 3)
+    assert together.memory.weights_bytes - alone.memory.weights_bytes == 4 * 112_500
+    assert together.memory.kv_cache_bytes == 2 * (alone.memory.kv_cache_bytes or 0)
+    assert fits.memory(both, both.cases[0]).weights_bytes == 10 * MB + 900_000
 
 
 def test_what_cannot_be_worked_out_is_not_estimated(worker: FakeWorker, model_file: Path) -> None:
