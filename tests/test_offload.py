@@ -20,7 +20,7 @@ from lab.process.wire import DEFAULT_BACKEND, Backend
 from lab.process.worker import Worker
 from lab.runner import fits
 from lab.runner.as_options import option, options
-from lab.runner.plan import Plan, make_plan
+from lab.runner.plan import Draft, Plan, make_plan
 from lab.show import reproduce, text_places, text_setup
 from tests.conftest import MACHINE, MODEL, FakeWorker, make_record, make_run, run_lab
 
@@ -135,6 +135,7 @@ def _params(decorate: Any) -> list[Any]:
         ({"override_tensor": "=CPU"}, "names no buffer"),
         ({"override_tensor": "ffn=CUDA9"}, "there is no buffer CUDA9"),
         ({"override_tensor": "ffn[=CPU"}, "no regular expression"),
+        ({"override_tensor": "(?<=a)ffn=CPU"}, "C[+][+]"),
         ({"prefill_wait": "never"}, "--prefill-wait never"),
         ({"n_gpu_layers": "many"}, "--n-gpu-layers many"),
         ({"n_gpu_layers": -1}, "--n-gpu-layers -1"),
@@ -204,6 +205,17 @@ def test_servers_of_one_host_have_its_memory_once(worker: FakeWorker, model_file
     assert fits.Room(("RPC0", "RPC1"), 8 * MB) in fits.rooms(made)
     (problem,) = made.refused.values()
     assert "share one memory" in problem and "for 9 layers" in problem and "--n-gpu-layers 7" in problem
+
+
+def test_a_draft_model_lies_on_the_devices_too(worker: FakeWorker, model_file: Path) -> None:
+    made = plan(worker, model_file)
+    small = dataclasses.replace(worker.model, tensor_bytes={"Q4_0": 900_000}, embedding_bytes=0, n_layer=8)
+    both = dataclasses.replace(made, draft=Draft(made.file, small))
+    (alone, *_), (together, *_) = (fits.places(one, one.cases[0]) or () for one in (made, both))
+    assert together.layers == alone.layers == (0, 1, 2, 3)
+    assert together.memory.weights_bytes - alone.memory.weights_bytes == 4 * 112_500
+    assert together.memory.kv_cache_bytes == 2 * (alone.memory.kv_cache_bytes or 0)
+    assert fits.memory(both, both.cases[0]).weights_bytes == 10 * MB + 900_000
 
 
 def test_what_cannot_be_worked_out_is_not_estimated(worker: FakeWorker, model_file: Path) -> None:
@@ -369,13 +381,15 @@ def test_llama_cpp_puts_caches_and_tensors_where_options_say(engine: Worker, ser
     assert "CPU_Mapped" in at("--mmap", "model")
 
 
-def test_a_dry_run_shows_servers(engine: Worker, servers: tuple[str, str]) -> None:
-    engine.use(DEFAULT_BACKEND)  # a server serves one client at a time
-    status, out, err = run_lab("measure", "--dry-run", "--rpc", ",".join(servers), "-p", "10", "-ngl", "auto")
-    assert status == 0, err
-    assert "0-15" in out and "16-29, output" in out and "with RPC1, CPU" in out
-    status, out, _ = run_lab("measure", "--dry-run", "--rpc", servers[0], "-p", "10", "-m", "llama-3.3-70b", "--json")
-    planned = json.loads(out)
+def test_a_dry_run_shows_servers() -> None:
+    with RpcServer("127.0.0.1", 0) as one, RpcServer("127.0.0.1", 0) as other:
+        both = f"{one.endpoint},{other.endpoint}"
+        status, out, err = run_lab("measure", "--dry-run", "--rpc", both, "-p", "10", "-ngl", "auto")
+        assert status == 0, err
+        assert "0-15" in out and "16-29, output" in out and "with RPC1, CPU" in out
+        assert "auto: 31 of 31" in err
+        asked = ("measure", "--dry-run", "--rpc", one.endpoint, "-p", "10", "-m", "llama-3.3-70b", "--json")
+        planned = json.loads(run_lab(*asked)[1])
     assert [row["device"] for row in planned["places"]] == ["RPC0", CPU]
     assert planned["places"][0]["layers"] == list(range(81)) and planned["places"][0]["needs_bytes"] > 35e9
 

@@ -256,7 +256,7 @@ def test_the_table_of_tensors_is_that_of_the_file(engine: Worker, folder: Path) 
 
 
 @pytest.mark.parametrize(("name", "most"), [("llama-3.2-3b", 0.1), ("gpt-oss-20b", 0.25)])
-def test_buffers_of_wide_models_are_about_what_llama_cpp_reserves(engine: Worker, name: str, most: float) -> None:
+def test_compute_buffers_of_wide_models_are_about_those_reserved(engine: Worker, name: str, most: float) -> None:
     entry = catalog.find(name)
     n = entry.shape.n_layer
     with bench.header(entry) as path:
@@ -266,7 +266,7 @@ def test_buffers_of_wide_models_are_about_what_llama_cpp_reserves(engine: Worker
             {"n_gpu_layers": n // 2, "flash_attn": "off"},
         ):
             settings = offloaded(n_ctx=4096, n_ubatch=512, flash_attn_resolved=None, **changes)
-            rows = [row for row in bench.compared(engine, entry, path, settings) if row[3]]
+            rows = bench.compared(engine, entry, path, settings)
             assert {device for device, *_ in rows} == {"RPC0", "RPC1", CPU}
-            for _, part, worked_out, real in rows:
-                assert worked_out == pytest.approx(real, rel=0.01 if part == "KV" else most)
+            for _, worked_out, real in rows:
+                assert worked_out == pytest.approx(real, rel=most)

@@ -129,6 +129,8 @@ def _check_overrides(asked: Asked, offload: Sequence[Device]) -> None:
             raise LabError(f"--override-tensor {text}: there is no buffer {buffer}.", f"There is: {', '.join(names)}.")
         try:
             re.compile(pattern)
+            if foreign := re.search(r"\(\?[^:=!]", pattern):
+                raise re.error(f"C++, which llama.cpp reads it with, has no {foreign[0]}")
         except re.error as problem:
             raise LabError(
                 f"--override-tensor {text}: {pattern} is no regular expression ({problem}).",

@@ -2,9 +2,9 @@
 
     python3 -m uv run python -m tests.bench.placement [NAME ...]
 
-Of each model only a header is written (the weights are a hole in the file), and llama.cpp says in its log what KV
-cache and compute buffer it would reserve on each device, without reading a weight. The servers are on loopback. That
-layers and weights lie where they should is shown by tests/test_placement.py, which loads models.
+Of each model only a header is written (the weights are a hole in the file), and llama.cpp says in its log which compute
+buffer it would reserve on each device, without reading a weight. The servers are on loopback. That layers, weights and
+caches lie where they should is shown by tests/test_placement.py, which loads models.
 """
 
 from __future__ import annotations
@@ -55,22 +55,19 @@ def header(entry: catalog.Entry) -> Iterator[Path]:
         yield path
 
 
-def compared(worker: Worker, entry: catalog.Entry, path: Path, settings: Settings) -> list[tuple[str, str, int, int]]:
-    """(device, part, bytes worked out, bytes that llama.cpp reserves) of KV caches and compute buffers."""
+def compared(worker: Worker, entry: catalog.Entry, path: Path, settings: Settings) -> list[tuple[str, int, int]]:
+    """(device, bytes worked out, bytes that llama.cpp reserves) of compute buffers."""
     devices = [device for device in worker.build.devices if device.type == "gpu"]
     names = [device.name for device in devices]
     model = shapes.model_of(entry, miniature.quantization(entry.shape.arch))
     tensors = shapes.tensors(entry, miniature.quantization(entry.shape.arch))
     shares = placement.shares(worker.free_memory(), names, settings.tensor_split)
-    real: dict[tuple[str, str], int] = {}
+    real = dict.fromkeys([*names, placement.CPU], 0)
     for buffer in read_log(worker.reserve(path, settings))[1]:
-        key = placement.device_of(buffer.name, devices), buffer.part
-        real[key] = real.get(key, 0) + buffer.n_bytes
-    rows = []
-    for place in placement.of(model, settings, tensors, names, shares) or ():
-        parts = {"KV": place.memory.kv_cache_bytes, "compute": place.memory.compute_bytes}
-        rows += [(place.device, part, n or 0, real.get((place.device, part), 0)) for part, n in parts.items()]
-    return rows
+        if buffer.part == "compute":
+            real[placement.device_of(buffer.name, devices)] += buffer.n_bytes
+    places = placement.of(model, settings, tensors, names, shares) or ()
+    return [(place.device, place.memory.compute_bytes or 0, real[place.device]) for place in places]
 
 
 def cases(entry: catalog.Entry) -> Iterator[dict[str, Any]]:
@@ -87,28 +84,22 @@ def cases(entry: catalog.Entry) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    errors: dict[str, list[float]] = {"KV": [], "compute": []}
-    print("servers | model | settings | device | part | worked out MiB | reserved MiB | error")
+    errors: list[float] = []
+    print("servers | model | settings | device | compute buffer worked out MiB | reserved MiB | error")
     for n_servers in N_SERVERS:
         with engine(n_servers) as worker:
             for entry in map(catalog.find, sys.argv[1:] or NAMES):
                 with header(entry) as path:
                     for changes in cases(entry):
                         settings = dataclasses.replace(SETTINGS, n_ubatch=512, flash_attn_resolved=None, **changes)
-                        for device, part, worked_out, real in compared(worker, entry, path, settings):
-                            if not real:
-                                continue
-                            error = worked_out / real - 1
-                            errors[part].append(error)
-                            words = " ".join(f"{name}={value}" for name, value in changes.items())
-                            sizes = f"{worked_out / 2**20:.2f} | {real / 2**20:.2f} | {error:+.1%}"
-                            print(f"{n_servers} | {entry.name} | {words} | {device} | {part} | {sizes}", flush=True)
-    for part, known in errors.items():
-        inside = sum(abs(error) <= WITHIN for error in known)
-        print(
-            f"\n{part}: {inside} of {len(known)} within {WITHIN:.0%}, median {statistics.median(known):+.1%}, "
-            f"from {min(known):+.1%} to {max(known):+.1%}"
-        )
+                        words = " ".join(f"{name}={value}" for name, value in changes.items())
+                        for device, worked_out, real in compared(worker, entry, path, settings):
+                            errors.append(worked_out / real - 1)
+                            sizes = f"{worked_out / 2**20:.2f} | {real / 2**20:.2f} | {errors[-1]:+.1%}"
+                            print(f"{n_servers} | {entry.name} | {words} | {device} | {sizes}", flush=True)
+    inside = sum(abs(error) <= WITHIN for error in errors)
+    print(f"\n{inside} of {len(errors)} within {WITHIN:.0%}, median {statistics.median(errors):+.1%}")
+    print(f"from {min(errors):+.1%} to {max(errors):+.1%}")
 
 
 if __name__ == "__main__":
