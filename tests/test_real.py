@@ -136,10 +136,10 @@ def test_the_command_measures_tells_and_draws(tmp_path: Path) -> None:
     assert "smollm2-135m Q4_1" in out and "Prefill of 40 tokens took" in out
     assert "repeat 2" in err
     assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == 2
-    shown = run_process("show", tmp_path)
+    shown = run_lab("show", tmp_path)
     assert shown[0] == 0 and "Prefill of 40 tokens took" in shown[1]
     (tmp_path / "plots").mkdir()
-    drawn = run_process("plot", tmp_path, "-o", tmp_path / "plots")
+    drawn = run_lab("plot", tmp_path, "-o", tmp_path / "plots")
     assert drawn[0] == 0 and len(drawn[1].splitlines()) == 4
 
 
