@@ -16,7 +16,7 @@ from lab.core.placement import CPU, Tensor
 from lab.core.record import Buffer, Device, Placement, Settings
 from lab.errors import LabError
 from lab.process.rpc_server import RpcServer
-from lab.process.wire import DEFAULT_BACKEND, Backend
+from lab.process.wire import Backend
 from lab.process.worker import Worker
 from lab.runner import fits
 from lab.runner.as_options import option, options
