@@ -142,13 +142,16 @@ def test_a_line_keeps_the_network() -> None:
     assert from_json(Record, to_json(record)).run.link == Link(0.0004, 1.25e8)
 
 
-def test_the_picture_has_a_line_for_each_bandwidth_and_every_run(tmp_path: Path) -> None:
+def test_the_picture_has_a_line_for_each_bandwidth_and_every_run() -> None:
     links = [networks.LOCAL, Link(0.001, 1.25e8), Link(0.005, 1.25e8)]
-    rows = networks.rows([record_over(over, 10 + 5 * i, repeat=n) for i, over in enumerate(links) for n in range(3)])
+    records = [record_over(over, 10 + 5 * i, repeat=n) for i, over in enumerate(links) for n in range(3)]
+    rows = networks.rows(records)
     curves = plot_network.curves_of(rows)
     assert [curve.bytes_per_s for curve in curves] == [None, 1.25e8]
     assert curves[0].rate(0) == pytest.approx(100)
-    figure = canvas.drawn(plot_network.drawing(rows, curves, "tiny"), (8, 5))
+    drawings = plot_network.drawings(records)
+    assert plot_network.drawings(records[:3]) == {}  # one network is no picture
+    figure = canvas.drawn(drawings["network"], (8, 5))
     (axes,) = figure.axes
     assert sum(len(list(line.get_xdata())) == 3 for line in axes.lines) == 3  # type: ignore[arg-type]
     labels = axes.get_legend_handles_labels()[1]
