@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -11,22 +12,25 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
 
+import lab
 from lab.core import script as scripts
 from lab.core.record import Device
+from lab.core.results import read as read_results
 from lab.engine import sockets
 from lab.errors import LabError
 from lab.process import rpc, rpc_server
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Progress, Worker, WorkerDied
-from lab.runner import machine, noise_watch
+from lab.runner import machine, noise_watch, side_by_side
+from lab.runner.progress import Status
 from lab.runner.rpc_memory import endpoint_of, shared_memory
-from tests.conftest import SETTINGS, run_lab, start_lab
+from tests.conftest import SETTINGS, FakeWorker, run_lab, start_lab
 
 GB = 10**9
 OURS = (7, 0, 0)
@@ -250,11 +254,20 @@ def test_an_address_of_another_machine_is_refused() -> None:
     assert "does not have this address" in problem.value.hint
 
 
-def test_a_server_that_dies_is_reported(server: RpcServer) -> None:
+def test_a_server_that_dies_is_reported_with_its_last_words() -> None:
+    sentences: list[str] = []
     with RpcServer("127.0.0.1", 0) as dying:
-        psutil.Process(dying.pid).kill()
-        with pytest.raises(LabError, match=f"at {dying.endpoint} ended: SIGKILL"):
-            dying.watch(lambda sentence: None)
+        host, _, port = dying.endpoint.rpartition(":")
+
+        def show(sentence: str) -> None:
+            sentences.append(sentence)
+            psutil.Process(dying.pid).send_signal(signal.SIGABRT)
+
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1")
+            with pytest.raises(LabError, match=f"at {dying.endpoint} ended: SIGABRT .* Its last words: Expected HELLO"):
+                dying.watch(show)
+    assert sentences == ["llama.cpp: Expected HELLO command, update client"]
 
 
 def test_clients_are_named_when_they_stay() -> None:
@@ -361,6 +374,11 @@ def test_two_cards_behind_two_servers_are_matched_one_by_one() -> None:
     assert shared_memory(cards, 16 * GB) == [(frozenset("AC"), 24 * GB), (frozenset("BD"), 24 * GB)]
 
 
+def test_this_machine_is_known_by_its_own_addresses() -> None:
+    devices = [CPU, behind("A", "10.0.0.7:1", 16)]
+    assert shared_memory(devices, 16 * GB, ["10.0.0.7"]) == [(frozenset({"CPU", "A"}), 16 * GB)]
+
+
 def test_unknown_ram_is_shared_with_no_server() -> None:
     assert shared_memory([CPU, behind("A", "127.0.0.1:1", 16)], None) == [
         (frozenset({"CPU"}), None),
@@ -437,7 +455,7 @@ def test_a_second_context_in_one_process_computes_what_the_first_did(worker: Wor
 def test_a_server_that_dies_in_the_middle_is_named_and_a_restart_says_that_it_is_gone(
     embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lab.process.worker.PATIENCE_S", 0)
+    monkeypatch.setattr("lab.process.rpc_server.PATIENCE_S", 0)
     with RpcServer("127.0.0.1", 0, n_threads=1) as dying, Worker() as worker:
         worker.use(Backend(rpc=(dying.endpoint,)))
         worker.load(embedded, OVER_RPC)
@@ -488,7 +506,7 @@ def test_a_worker_without_its_server_works_without_any() -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
 def test_a_server_that_hangs_does_not_hang_the_lab(embedded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.process.worker.SILENCE_S", 0.5)
+    monkeypatch.setattr("lab.process.rpc_server.SILENCE_S", 0.5)
     with RpcServer("127.0.0.1", 0, n_threads=1) as hanging, Worker() as worker:
         worker.use(Backend(rpc=(hanging.endpoint,)))
         worker.load(embedded, OVER_RPC)
@@ -519,3 +537,92 @@ def test_servers_of_this_machine_are_no_noise(server: RpcServer) -> None:
     assert machine.servers_here(["10.255.255.1:50052"]) == [] == machine.servers_here([])
     watch = noise_watch.NoiseWatch(os.getppid(), [server.pid])
     assert [process.pid for process in watch._own] == [os.getpid(), server.pid, os.getppid()]  # the engine is last
+
+
+def test_lab_machine_shows_servers(server: RpcServer) -> None:
+    status, out, err = run_lab("machine", "--rpc", server.endpoint)
+    assert (status, err) == (0, "")
+    assert f"device   RPC0: RPC server {server.endpoint} (gpu, " in out
+    assert re.search(rf"server   {server.endpoint}: \S+ ms for a small request; \S+ of \S+ GB free", out)
+    status, out, err = run_lab("machine", "--rpc", server.endpoint, "--json")
+    assert json.loads(out)["rpc_servers"][0]["endpoint"] == server.endpoint
+
+
+def test_a_server_that_cannot_be_used_is_an_error_of_every_command() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
+    for command in ("machine", "measure"):
+        status, _, err = run_lab(command, "--rpc", endpoint)
+        assert status == 1
+        assert f"Error: The RPC server at {endpoint} cannot be used: nothing listens there" in err
+
+
+class Dying:
+    """A server that ends in the middle of the second run; with `returns` another one takes its place."""
+
+    def __init__(self, returns: bool) -> None:
+        self.server, self.returns = RpcServer("127.0.0.1", 0, n_threads=1), returns
+        self.endpoint, self.is_over = self.server.endpoint, False
+
+    def watch(self, status: Status) -> None:
+        if (status.repeat, status.doing) == (1, "decode") and not self.is_over:
+            self.is_over = True
+            self.server.close()
+            if self.returns:
+                self.server = RpcServer("127.0.0.1", int(self.endpoint.rpartition(":")[2]), n_threads=1)
+
+
+def test_a_server_that_dies_costs_a_run_and_not_the_session(tmp_path: Path) -> None:
+    dying = Dying(returns=True)
+    with pytest.warns(UserWarning, match="1 runs failed"):
+        records = lab.measure([16], 100, 3, rpc=dying.endpoint, out=tmp_path, watch=dying.watch)
+    dying.server.close()
+    measured = [record.run for record in records if not record.run.warmup]
+    assert [run.status for run in measured] == ["ok", "crashed", "ok"]
+    assert "Remote RPC server crashed" in str(measured[1].error)
+
+
+def test_a_server_that_stays_away_ends_the_session_and_keeps_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lab.process.rpc_server.PATIENCE_S", 0)
+    dying = Dying(returns=False)
+    with pytest.raises(rpc.Unavailable, match=dying.endpoint):
+        lab.measure([16], 100, 3, rpc=dying.endpoint, out=tmp_path, watch=dying.watch)
+    measured = [record.run for record in read_results([next(tmp_path.glob("*.jsonl"))]).records]
+    assert [run.status for run in measured if not run.warmup] == ["ok", "crashed"]
+    assert f"The RPC server {dying.endpoint} went away: nothing listens there" in str(measured[-1].error)
+
+
+class OneClient(FakeWorker):
+    """A worker that notes which of its kind use a server at the same time."""
+
+    using: ClassVar[list[Any]] = []
+    most = 0
+
+    def __exit__(self, *_: object) -> None:
+        self.use(Backend())
+
+    def use(self, backend: Backend) -> None:
+        super().use(backend)
+        OneClient.using = [worker for worker in self.using if worker is not self] + ([self] if backend.rpc else [])
+        OneClient.most = max(OneClient.most, len(OneClient.using))
+
+
+@pytest.mark.parametrize(
+    ("servers", "most"), [(("127.0.0.1:1", "127.0.0.1:1"), 1), (("127.0.0.1:1", "127.0.0.1:2"), 2)]
+)
+def test_variants_take_turns_at_a_server(
+    servers: tuple[str, str], most: int, tmp_path: Path, fake_worker: FakeWorker
+) -> None:
+    variants = [("", {"ubatch": 8}), ("", {"ubatch": 16})]
+    plans = side_by_side.plan(fake_worker, variants, 2, prompt_len="20", gen=5)  # type: ignore[arg-type]
+    plans = {
+        name: dataclasses.replace(plan, backend=Backend(rpc=(server,)))
+        for (name, plan), server in zip(plans.items(), servers, strict=True)
+    }
+    OneClient.most, path = 0, tmp_path / "trial.jsonl"
+    made = list(side_by_side.execute(plans, 2, path, lambda status: None, OneClient))  # type: ignore[arg-type]
+    measured = [(record.run.variant, record.run.block) for record in made if not record.run.warmup]
+    assert OneClient.most == most
+    assert {key: measured.count(key) for key in measured} == {(name, block): 2 for name in plans for block in (0, 1)}

@@ -30,7 +30,7 @@ from lab.cli.files import (
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.networking import network
-from lab.cli.options import Share
+from lab.cli.options import RPC, Share
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
 from lab.cli.serving import rpc_server
 from lab.errors import LabError
@@ -67,13 +67,21 @@ def main() -> None:
 
 @lab.command()
 @click.argument("results", nargs=-1, required=True)
+@click.option("--placement", is_flag=True, help="Where layers, caches and buffers lay, by device, instead of times.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables.")
-def show(results: tuple[str, ...], as_json: bool) -> None:
+def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     """Print the tables of results files (or folders of them) again."""
-    from lab.show import console, levers, text_claims, text_results
+    from lab.show import console, levers, text_claims, text_places, text_results
 
     reading = read(results)
     records = list(reading.records)
+    if placement:
+        placed = text_places.recorded(records)
+        if as_json:
+            console.print_json({"setups": placed})
+        else:
+            text_places.print_recorded(placed, console.console())
+        return
     shown = experiments(records, results, reading.ceilings)
     judged = verdicts_of(records, results, reading.ceilings)
     if as_json:
@@ -136,8 +144,9 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
 
 
 @lab.command()
+@RPC
 @click.option("--json", "as_json", is_flag=True, help="All that is known, as one JSON document.")
-def machine(as_json: bool) -> None:
+def machine(rpc: str | None, as_json: bool) -> None:
     """Say what is known of this machine, the llama.cpp build and its devices.
 
     Where counters of energy can be read (RAPL of the CPU, NVML of NVIDIA GPUs, a battery that discharges), every
@@ -146,24 +155,29 @@ def machine(as_json: bool) -> None:
     import dataclasses
 
     from lab.process.worker import Worker
-    from lab.runner import energy
+    from lab.runner import energy, offload
     from lab.runner import machine as this_machine
     from lab.runner.gpu_watch import GpuWatch
     from lab.show import console, text_energy, text_setup
 
     with Worker() as worker:
-        build = worker.build
+        worker.use(offload.backend(offload.Asked(rpc=rpc)))
+        build, servers = worker.build, worker.servers
     here = this_machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
     counters = energy.counters(GpuWatch([]))
     if as_json:
+        of_servers = {"rpc_servers": [dataclasses.asdict(server) for server in servers]} if servers else {}
         known = {"counters": [counter.name for counter in counters.readable], "problems": counters.problems}
-        console.print_json({**dataclasses.asdict(here), "energy": known})
+        console.print_json({**dataclasses.asdict(here), "energy": known, **of_servers})
         return
     for line in text_setup.describe(here):
         click.echo(line)
     for device in here.devices:
         memory = f", {device.memory_bytes / 1e9:.1f} GB" if device.memory_bytes else ""
         click.echo(f"device   {device.name}: {device.description} ({device.type}{memory})")
+    for server in servers:
+        memories = ", ".join(f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free" for free, total in server.memories)
+        click.echo(f"server   {server.endpoint}: {1e3 * server.round_trip_s:.3g} ms for a small request; {memories}")
     click.echo(f"cores    {here.n_cores_physical} physical, {here.n_cores_usable} usable")
     click.echo(f"energy   {text_energy.which(counters)}")
     click.echo(f"python   {here.python}")

@@ -31,6 +31,21 @@ class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return share
 
 
+class Layers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """How many layers: a whole number, or `auto`."""
+
+    name = "n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        text = str(value).strip().lower()
+        if text == "auto":
+            return text
+        try:
+            return int(text)
+        except ValueError:
+            self.fail(f"{value!r} is not a number of layers. Write a whole number, or auto.", param, ctx)
+
+
 MODEL = click.option("--model", "-m", default="smollm2-135m", show_default=True, help="A SPEC: see lab models.")
 PROMPT = click.option(
     "--prompt",
@@ -39,6 +54,7 @@ PROMPT = click.option(
     help="text (all of the lab's own), some of these (code,table,story), random, or a text file.",
 )
 DEVICE = click.option("--device", "-dev", help="Devices for layers, by name (lab machine), or none.  [default: all]")
+RPC = click.option("--rpc", metavar="HOST:PORT", help="Use the devices of RPC servers (lab rpc-server), with commas.")
 ENGINE = [
     click.option("--threads", "-t", type=int, help="Threads for decode.  [default: physical cores]"),
     click.option("--threads-batch", type=int, help="Threads for prefill.  [default: as --threads]"),
@@ -47,8 +63,8 @@ ENGINE = [
     click.option(
         "--n-gpu-layers",
         "-ngl",
-        type=int,
-        help="Layers on the GPU, 0 for none.  [default: all, where there is one]",
+        type=Layers(),
+        help="Layers on devices, the output as one: 0 for none, auto for as many as fit.  [default: all]",
     ),
     click.option(
         "--flash-attn",
@@ -102,7 +118,7 @@ ENGINE = [
         help="Prefill on a device with weights in RAM too.  [default: on, with layers on a device]",
     ),
     click.option("--mmap/--no-mmap", default=None, help="Map the file into memory.  [default: llama.cpp's choice]"),
-    click.option("--rpc", metavar="HOST:PORT", help="Use the devices of RPC servers (lab rpc-server), with commas."),
+    RPC,
     click.option(
         "--lib", metavar="FOLDER", help="Run the llama.cpp libraries in this folder instead of those installed."
     ),

@@ -25,7 +25,7 @@ from lab.experiments.claim_parts import CEILINGS, PARTS, Asked, Trial
 from lab.experiments.claim_progress import Progress
 from lab.experiments.claim_verdicts import Verdicts
 from lab.models import catalog
-from lab.process.wire import Probe
+from lab.process.wire import DEFAULT_BACKEND, Probe
 from lab.process.worker import Worker
 from lab.runner import calibration, notebook, session, side_by_side
 from lab.runner.case import Case
@@ -247,7 +247,8 @@ def _part(
     is_failed = False
     try:
         for trial in planned.trials[name]:
-            worker.restart()  # what it holds would take the room of the next engines
+            worker.use(DEFAULT_BACKEND)  # what it holds would take the room, and the servers, of the next engines
+            worker.restart()
             if trial.n_blocks:
                 runs = side_by_side.execute(dict(trial.plans), trial.n_blocks, path, watch, new_worker, n_turns=1)
             else:
@@ -280,6 +281,7 @@ def _measure_ceilings(
         watch(Status("measuring what the machine can do at best"))
 
     try:
+        worker.use(planned.base.backend)
         words = probing.run_probes(worker, planned.base.machine, planned.probes, on_gpu, show, folder)
     except LabError as problem:
         announce(f"The ceilings could not be measured: {problem}")

@@ -29,6 +29,14 @@ from lab.process.spawning import cause_of_death, detached, environment
 START_S = 60
 """Within this a server must have answered its first question."""
 
+PATIENCE_S = 20
+"""How long a restart waits for RPC servers: one may be started again, or still compute for the child that died."""
+
+SILENCE_S = 1800
+"""How long a run over RPC may bring no token: a step of a large model on slow machines takes minutes."""
+
+HANGS = f"No token for {SILENCE_S / 60:g} minutes: an RPC server hangs, or its machine does. "
+
 BRIEF_S = 0.3
 """Connections that end sooner are questions (of a probe, or of a client that looks at devices), not work."""
 

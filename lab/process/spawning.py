@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 
@@ -18,6 +20,15 @@ def detached() -> dict[str, Any]:
 def environment(lib: str | None = None) -> dict[str, str]:
     """The environment of a child that loads the llama.cpp libraries in folder `lib`; None: those installed."""
     return {**os.environ, "GGML_NO_BACKTRACE": "1", **({} if lib is None else {"LLAMA_CPP_LIB_PATH": lib})}
+
+
+def kill(process: subprocess.Popen[bytes], own_pid: Callable[[], int]) -> None:
+    """End a child. Where Python starts through a launcher (Windows), `own_pid` returns the child's own process id."""
+    alive = process.poll() is None
+    process.kill()
+    with suppress(OSError):
+        if alive and (pid := own_pid()) != process.pid:
+            os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 def cause_of_death(name: str, status: int, lines: Sequence[str]) -> str:

@@ -9,9 +9,7 @@ how far the run is. When the parent is gone, the child's stdin ends, and the chi
 from __future__ import annotations
 
 import json
-import os
 import queue
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,7 +29,7 @@ from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.process import rpc, rpc_server
-from lab.process.spawning import cause_of_death, detached, environment
+from lab.process.spawning import cause_of_death, detached, environment, kill
 from lab.process.wire import (
     DEFAULT_BACKEND,
     FIRST_TOKEN,
@@ -49,12 +47,6 @@ POLL_S = 0.1
 
 END_S = 5
 """How long the parent waits for a killed child to be gone."""
-
-PATIENCE_S = 20
-"""How long a restart waits for RPC servers: one may be started again, or still compute for the child that died."""
-
-SILENCE_S = 1800
-"""How long a run over RPC may bring no token: a step of a large model on slow machines takes minutes."""
 
 MAX_TOKENS = 1 << 20
 """Most tokens of one run that fit into the progress file."""
@@ -100,7 +92,7 @@ class Worker:
     def restart(self) -> None:
         """A fresh child, without a model. LabError where an RPC server of it does not answer for PATIENCE_S."""
         self._end_child()
-        self._spawn(PATIENCE_S)
+        self._spawn(rpc_server.PATIENCE_S)
 
     def use(self, backend: Backend) -> None:
         """Work with these libraries and servers from now on: a fresh child, where it worked with others.
@@ -221,8 +213,10 @@ class Worker:
             progress = Progress(max(0, self._progress[N_PREFILLED]), tuple(chosen[:n]))
             if progress != latest:
                 latest, since = progress, time.monotonic()
-            elif self.backend.rpc and time.monotonic() - since > SILENCE_S:  # llama.cpp waits for servers for ever
-                self._verdict = f"No token for {SILENCE_S / 60:g} minutes: an RPC server hangs, or its machine does. "
+            elif (
+                self.backend.rpc and time.monotonic() - since > rpc_server.SILENCE_S
+            ):  # llama.cpp waits for servers for ever
+                self._verdict = rpc_server.HANGS
                 self._kill()
             watch(progress)
 
@@ -243,12 +237,8 @@ class Worker:
         self._folder.cleanup()
 
     def _kill(self) -> None:
-        alive = self._process.poll() is None
-        self._process.kill()
-        with suppress(OSError, queue.Empty):
-            pid = self._pid or self._pids.get(timeout=END_S)
-            if alive and pid != self._process.pid:  # that was a launcher
-                os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+        with suppress(queue.Empty):
+            kill(self._process, lambda: self._pid or self._pids.get(timeout=END_S))
 
     def _end_child(self) -> None:
         self._kill()

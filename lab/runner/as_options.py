@@ -47,14 +47,18 @@ def _placing(settings: Settings) -> list[tuple[str, ...]]:
     chosen: list[tuple[str, ...]] = []
     for field in dataclasses.fields(offload.Asked):
         value = getattr(settings, "devices" if field.name == "device" else field.name)
-        if isinstance(value, bool):
-            chosen.append((_flag(field.name if value else f"no-{field.name}"),))
-        elif isinstance(value, tuple):
-            parts = (f"{part:g}" if isinstance(part, float) else str(part) for part in value)
-            chosen.append((_flag(field.name), ",".join(parts)))
-        elif value is not None:
-            chosen.append((_flag(field.name), str(value)))
+        if value is not None:
+            chosen.append(option(field.name, value))
     return chosen
+
+
+def option(name: str, value: object) -> tuple[str, ...]:
+    """An option with its value as it is typed; of what is on or off --NAME or --no-NAME."""
+    if isinstance(value, bool) and name != "kv_unified":
+        return (_flag(name if value else f"no-{name}"),)
+    if isinstance(value, (tuple, list)):
+        return _flag(name), ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in value)
+    return _flag(name), str(value)
 
 
 def _flag(name: str) -> str:

@@ -52,7 +52,7 @@ class Counter:
     read: Callable[[], int | None]  # units used since some moment; None where it cannot be read
     mj_per_unit: float
     wraps_at: int | None = None  # units after which it begins again; None: it does not
-    source: str = ""  # RAPL, NVML
+    source: str = ""  # RAPL, NVML; of a battery: that it is coarse
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ def _rapl(root: Path) -> Counters:
         if read() is None:
             locked.add(covers)
     if not of_zones:
-        return Counters(missing=("RAPL (Linux has it for Intel's and AMD's CPUs, mostly not in virtual machines)",))
+        return Counters(
+            missing=("RAPL (Linux has it for Intel's and AMD's CPUs; few virtual machines and containers do)",)
+        )
     readable = tuple(counter for counter in of_zones if counter.covers not in locked)
     return Counters(readable, (LOCKED,) if locked else ())
 

@@ -147,7 +147,7 @@ def _device_names(asked: Asked, devices: Sequence[Device]) -> tuple[str, ...] | 
         if name.lower() not in known:
             offer = f"Layers can go to: {', '.join(known.values())}." if known else "This build finds no GPU."
             raise LabError(f"--device {name}: there is no such device.", f"{offer} For the CPU alone: --device none")
-    if len(set(names)) < len(names):
+    if len({name.lower() for name in names}) < len(names):
         raise LabError(f"--device {','.join(names)} names a device twice.", "Name each once.")
     return tuple(known[name.lower()] for name in names)
 

@@ -19,8 +19,10 @@ from typing import Any
 
 from lab.core.record import FAILED, OK, Record, Run
 from lab.errors import LabError
+from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
 from lab.runner import limits, notebook
+from lab.runner.as_options import option
 from lab.runner.case import Case
 from lab.runner.energy import idle_watts
 from lab.runner.plan import Plan, make_plan
@@ -48,14 +50,15 @@ def ab(
     """
     named = [
         (
-            " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in settings.items()),
+            shlex.join(word for name, value in settings.items() for word in option(name, value)),
             settings,
         )
         for settings in variants
     ]
-    with Worker() as worker, notebook.watching() as watch:
+    with Worker() as worker:
         plans = plan(worker, named, blocks, prompt_len=prompt_len, gen=gen, **shared)
-        path = new_results_file(next(iter(plans.values())), Path(out), len(plans))
+    path = new_results_file(next(iter(plans.values())), Path(out), len(plans))
+    with notebook.watching() as watch:
         return list(execute(plans, blocks, path, watch))
 
 
@@ -112,7 +115,7 @@ def execute(
 
     With `n_turns` 1 each variant runs once in a block: more blocks in the same time, and a drift within one counts.
     A variant that is refused, or whose engine dies twice, ends the trial with a LabError, after a record of
-    it; what was measured stays.
+    it; what was measured stays. Where variants use the same RPC servers, a block has one after the other.
     """
     first = next(iter(plans.values()))
     chance = random.Random(first.seed)
@@ -121,13 +124,14 @@ def execute(
     todo = [(0, case) for plan in plans.values() for case in plan.cases] * (n_turns * n_blocks)
     reporter = Reporter(watch, todo, first.n_tokens)
     plans, crashes, idle_w = dict(plans), collections.Counter[str](), idle_watts(path.stem)
+    walk = _one_by_one if _share_servers(plans) else _block
     for block in range(n_blocks):
         order = chance.sample(list(plans), len(plans))
         chance.shuffle(numbers)
         with contextlib.ExitStack() as stack:
             workers = {name: stack.enter_context(new_worker()) for name in order}
             engines = {name: WarmEngine(plans[name], workers[name], reporter, idle_w=idle_w) for name in order}
-            for name, run in _block(engines, numbers, block, n_turns, todo):
+            for name, run in walk(engines, numbers, block, n_turns, todo):
                 engine = engines[name]
                 plans[name] = dataclasses.replace(plans[name], model=engine.model)  # its sum is made once
                 part, is_quick = engine.plan.part, engine.plan.is_quick
@@ -149,9 +153,7 @@ def _block(
     name, number = next(iter(engines)), numbers[0]
     try:
         for name, engine in engines.items():
-            engine.load()
-            engine.open(engine.plan.cases)
-            for _, run in engine.warm_up(engine.plan.cases):
+            for run in _warm(engine):
                 yield name, run
         for turn, names in enumerate((list(engines), list(engines)[::-1])[:n_turns]):
             for name in names:
@@ -160,3 +162,34 @@ def _block(
                     yield name, engines[name].run(engines[name].plan.cases[number], n_turns * block + turn)
     except LabError as problem:
         yield name, failed_run(engines[name].plan.cases[number], n_turns * block, problem)
+
+
+def _one_by_one(
+    engines: dict[str, WarmEngine], numbers: Sequence[int], block: int, n_turns: int, todo: list[tuple[int, Case]]
+) -> Iterator[tuple[str, Run]]:
+    """One block of variants that cannot be ready at the same time: all runs of one, then of the next."""
+    name, number = next(iter(engines)), numbers[0]
+    try:
+        for name, engine in engines.items():
+            for run in _warm(engine):
+                yield name, run
+            for turn in range(n_turns):
+                for number in numbers[:: 1 - 2 * turn]:
+                    todo.pop()
+                    yield name, engine.run(engine.plan.cases[number], n_turns * block + turn)
+            engine.worker.use(DEFAULT_BACKEND)  # a server serves one client at a time
+    except LabError as problem:
+        yield name, failed_run(engines[name].plan.cases[number], n_turns * block, problem)
+
+
+def _warm(engine: WarmEngine) -> Iterator[Run]:
+    engine.load()
+    engine.open(engine.plan.cases)
+    for _, run in engine.warm_up(engine.plan.cases):
+        yield run
+
+
+def _share_servers(plans: Mapping[str, Plan]) -> bool:
+    """Whether several variants use one RPC server."""
+    servers = [server for plan in plans.values() for server in plan.backend.rpc]
+    return len(set(servers)) < len(servers)

@@ -1,0 +1,135 @@
+"""What of a model lies where, as tables: as planned, and as llama.cpp said it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lab.analysis import table, wording
+from lab.core.placement import CPU, device_of
+from lab.core.record import Placement, Record
+from lab.runner import fits, machine
+from lab.runner.plan import Plan
+from lab.show.console import grid_of
+
+NOT_ESTIMATED = "not estimated"
+PARTS = {"model": "weights", "KV": "KV cache", "RS": "recurrent state", "compute": "compute", "output": "output"}
+"""Parts of a record's buffers, and their headings."""
+
+
+def rows(plan: Plan) -> list[dict[str, Any]] | None:
+    """What goes where for the case of a plan that needs most, device by device; None where all stays on the CPU.
+
+    Bytes; None is what cannot be worked out. Devices that share a memory have the same `has_bytes`, named in `shares`.
+    """
+    used = machine.used(plan.machine, plan.settings)
+    if not used:
+        return None
+    case = max(plan.cases, key=lambda case: plan.memory(case).total_bytes)
+    places, rooms = fits.places(plan, case), fits.rooms(plan)
+    descriptions = {device.name: device.description for device in plan.machine.devices}
+    planned = []
+    for name in (*(device.name for device in used), CPU):
+        room = next(room for room in rooms if name in room.devices)
+        place = next((place for place in places or () if place.device == name), None)
+        memory = place.memory if place else None
+        planned.append(
+            {
+                "device": name,
+                "description": descriptions.get(name),
+                "layers": None if place is None else list(place.layers),
+                "output_layer": plan.model.n_layer,
+                "weights_bytes": memory.weights_bytes if memory else None,
+                "kv_cache_bytes": memory.kv_cache_bytes if memory else None,
+                "compute_bytes": memory.compute_bytes if memory else None,
+                "needs_bytes": memory.total_bytes if memory else None,
+                "has_bytes": room.n_bytes,
+                "shares": [other for other in room.devices if other != name],
+            }
+        )
+    return planned
+
+
+def plan_table(planned: Sequence[dict[str, Any]]) -> Table:
+    """What goes where, one row per device."""
+    grid = grid_of("device", "layers", "weights MB", "KV cache MB", "compute MB", "needs MB", "has MB")
+    for row in planned:
+        layers = NOT_ESTIMATED if row["layers"] is None else ranges(row["layers"], row["output_layer"])
+        sizes = [row[f"{name}_bytes"] for name in ("weights", "kv_cache", "compute", "needs", "has")]
+        has = _megabytes(sizes[-1]) + (f" with {', '.join(row['shares'])}" if row["shares"] else "")
+        grid.add_row(row["device"], layers, *map(_megabytes, sizes[:-1]), has)
+    return grid
+
+
+def recorded(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """For each setup where llama.cpp put it, of the run that took most: devices with layers, and bytes by part.
+
+    `devices` is None where the records do not say, as those of older versions and imported ones.
+    """
+    placed = []
+    for label, part in table.setups(table.runs(records)) if records else ():
+        own = [records[number] for number in dict.fromkeys(part.run)]
+        known = [(record.run.placement, record) for record in own if record.run.placement is not None]
+        largest = max(known, key=lambda pair: sum(buffer.n_bytes for buffer in pair[0].buffers), default=None)
+        placed.append({"setup": label, "devices": None if largest is None else _by_device(*largest)})
+    return placed
+
+
+def _by_device(placement: Placement, record: Record) -> list[dict[str, Any]]:
+    """Of each device its layers, the output last, and the bytes of llama.cpp's buffers, by part and by name."""
+    buffers = [(device_of(buffer.name, record.machine.devices), buffer) for buffer in placement.buffers]
+    names = dict.fromkeys([*placement.layers, *(device for device, _ in buffers)])
+    found = []
+    for name in sorted(names, key=lambda name: name == CPU):
+        own = [buffer for device, buffer in buffers if device == name]
+        by_part, by_name = Counter[str](), Counter[str]()
+        for buffer in own:
+            by_part[buffer.part] += buffer.n_bytes
+            if buffer.part == "model":
+                by_name[buffer.name] += buffer.n_bytes
+        found.append(
+            {
+                "device": name,
+                "layers": [layer for layer, device in enumerate(placement.layers) if device == name],
+                "output_layer": len(placement.layers) - 1,
+                "bytes": dict(by_part),
+                "model_buffers": dict(by_name),
+            }
+        )
+    return found
+
+
+def print_recorded(placed: Sequence[dict[str, Any]], out: Console) -> None:
+    """Prints where each setup lay, a table for each."""
+    for setup in placed:
+        out.print(f"\n{setup['setup']}: where it lay, in llama.cpp's own words", highlight=False)
+        if setup["devices"] is None:
+            out.print("not recorded (a record of an older version, or of another tool)")
+            continue
+        parts = [part for part in PARTS if part != "RS" or any(row["bytes"].get(part) for row in setup["devices"])]
+        grid = grid_of("device", "layers", *(f"{PARTS[part]} MB" for part in parts), "in")
+        for row in setup["devices"]:
+            sizes = (wording.digits(row["bytes"].get(part, 0) / 1e6) for part in parts)
+            names = row["model_buffers"]
+            several = [name if len(names) == 1 else f"{name} {_megabytes(n)}" for name, n in names.items()]
+            grid.add_row(row["device"], ranges(row["layers"], row["output_layer"]), *sizes, ", ".join(several))
+        out.print(grid)
+
+
+def ranges(layers: Iterable[int], n_layer: int | None) -> str:
+    """`0-15, output`: layers by number, that after the last one as the output."""
+    numbers = sorted(layers)
+    plain = [number for number in numbers if number != n_layer]
+    starts = [b for a, b in pairwise([-2, *plain]) if b != a + 1]
+    ends = [a for a, b in pairwise([*plain, plain[-1] + 2]) if b != a + 1] if plain else []
+    words = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    return ", ".join([*words, *(["output"] if len(plain) < len(numbers) else [])]) or "none"
+
+
+def _megabytes(n_bytes: int | None) -> str:
+    return "unknown" if n_bytes is None else wording.digits(n_bytes / 1e6)

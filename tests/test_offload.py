@@ -1,0 +1,371 @@
+"""Where a model is to run: options, plans and refusals without a device, and with real servers what llama.cpp made of
+them."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from lab.cli.options import ENGINE, parse_variant
+from lab.core.placement import CPU, Tensor
+from lab.core.record import Buffer, Device, Placement, Settings
+from lab.errors import LabError
+from lab.process.rpc_server import RpcServer
+from lab.process.wire import Backend
+from lab.process.worker import Worker
+from lab.runner import fits
+from lab.runner.as_options import option, options
+from lab.runner.plan import Plan, make_plan
+from lab.show import reproduce, text_places, text_setup
+from tests.conftest import MACHINE, MODEL, FakeWorker, make_record, make_run, run_lab
+
+MB = 10**6
+DEVICES = (
+    Device("CUDA0", "A GPU", "gpu", 8 * MB),
+    Device("RPC0", "RPC server 10.0.0.1:50052", "gpu", 4 * MB),
+    Device(CPU, "Test CPU", "cpu", None),
+)
+LAYERS = 8
+TENSORS = (
+    Tensor("token_embd.weight", MB),
+    Tensor("output.weight", MB),
+    *(Tensor(f"blk.{i}.ffn_up.weight", MB) for i in range(LAYERS)),
+)
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"GGUF")
+    return path
+
+
+@pytest.fixture
+def worker(fake_worker: FakeWorker) -> FakeWorker:
+    """An engine with two devices, and a model of eight layers of a megabyte."""
+    fake_worker.build = dataclasses.replace(fake_worker.build, devices=DEVICES)
+    fake_worker.model = dataclasses.replace(MODEL, n_layer=LAYERS, n_bytes=10 * MB, n_ff=16)
+    fake_worker.tensors_of_file = TENSORS
+    fake_worker.free = {"CUDA0": 6 * MB, "RPC0": 4 * MB}
+    return fake_worker
+
+
+def plan(worker: FakeWorker, path: Path, **asked: Any) -> Plan:
+    return make_plan(cast(Worker, worker), **{"model": str(path), "prompt_len": "10", "gen": 5, "ubatch": 8, **asked})
+
+
+ASKED: list[tuple[str, str, object]] = [
+    ("--device cuda0,RPC0", "devices", ("CUDA0", "RPC0")),
+    ("-dev RPC0", "devices", ("RPC0",)),
+    ("--split-mode layer", "split_mode", "layer"),
+    ("-sm none", "split_mode", "none"),
+    ("--tensor-split 3,1", "tensor_split", (3.0, 1.0)),
+    ("-ts 3/1", "tensor_split", (3.0, 1.0)),
+    ("-sm none --main-gpu 1", "main_gpu", 1),
+    ("-sm none -mg 0", "main_gpu", 0),
+    ("--n-cpu-moe 2", "n_cpu_moe", 2),
+    ("-ncmoe 3", "n_cpu_moe", 3),
+    ("--override-tensor ffn_.*=CPU,attn=RPC0", "override_tensor", ("ffn_.*=CPU", "attn=RPC0")),
+    ("-ot ffn=CUDA0", "override_tensor", ("ffn=CUDA0",)),
+    ("--no-kv-offload", "kv_offload", False),
+    ("-nkvo", "kv_offload", False),
+    ("--kv-offload", "kv_offload", True),
+    ("--no-op-offload", "op_offload", False),
+    ("-nopo", "op_offload", False),
+    ("--no-mmap", "mmap", False),
+    ("--mmap", "mmap", True),
+    ("--rpc 10.0.0.1:50052", "rpc", ("10.0.0.1:50052",)),
+    ("--prefill-wait end", "prefill_wait", "end"),
+    ("--n-gpu-layers 3", "n_gpu_layers", 3),
+    ("-ngl 0", "n_gpu_layers", 0),
+    ("-ngl 0 -dev RPC0", "n_gpu_layers", 0),
+    ("--device none", "n_gpu_layers", 0),
+]
+
+
+@pytest.mark.parametrize(("words", "field", "value"), ASKED)
+def test_options_reach_the_settings_and_their_command_again(
+    worker: FakeWorker, model_file: Path, words: str, field: str, value: object
+) -> None:
+    made = plan(worker, model_file, **parse_variant(words))
+    assert getattr(made.settings, field) == value
+    model = dataclasses.replace(worker.model, source="embedded", name="smollm2-135m")
+    record = make_record(settings=made.settings, model=model, machine=made.machine)
+    again = parse_variant(" ".join(word for pair in options(record) for word in pair))
+    again.pop("model", None)
+    remade = plan(worker, model_file, **again).settings
+    assert dataclasses.replace(remade, prompt_sha256=None) == dataclasses.replace(made.settings, prompt_sha256=None)
+
+
+def test_every_option_of_placing_is_tried_here() -> None:
+    known = {name for words, _, _ in ASKED for name in parse_variant(words)}
+    placing = {param.name for decorate in ENGINE for param in _params(decorate)}
+    others = {"threads", "threads_batch", "batch", "ubatch", "flash_attn", "cache_type_k", "cache_type_v", "lib"}
+    assert known == placing - others
+
+
+def _params(decorate: Any) -> list[Any]:
+    def command() -> None: ...
+
+    decorate(command)
+    return list(command.__click_params__)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"device": "CUDA7"}, "no such device"),
+        ({"device": "RPC0,rpc0"}, "twice"),
+        ({"tensor_split": "3,x"}, "--tensor-split"),
+        ({"tensor_split": "0,0"}, "--tensor-split"),
+        ({"tensor_split": "1,-1"}, "--tensor-split"),
+        ({"tensor_split": "1,1,1"}, "3 shares for 2 devices"),
+        ({"tensor_split": [1, float("nan")]}, "--tensor-split"),
+        ({"main_gpu": 1}, "--split-mode none"),
+        ({"split_mode": "none", "main_gpu": 2}, "--main-gpu 2: there is no such device"),
+        ({"split_mode": "none", "main_gpu": -1}, "--main-gpu -1"),
+        ({"split_mode": "row"}, "--split-mode row"),
+        ({"n_cpu_moe": -1}, "--n-cpu-moe -1"),
+        ({"override_tensor": "ffn"}, "names no buffer"),
+        ({"override_tensor": "=CPU"}, "names no buffer"),
+        ({"override_tensor": "ffn=CUDA9"}, "there is no buffer CUDA9"),
+        ({"override_tensor": "ffn[=CPU"}, "no regular expression"),
+        ({"prefill_wait": "never"}, "--prefill-wait never"),
+        ({"n_gpu_layers": "many"}, "--n-gpu-layers many"),
+        ({"n_gpu_layers": -1}, "--n-gpu-layers -1"),
+        ({"n_gpu_layers": 1.5}, "--n-gpu-layers 1.5"),
+        ({"rpc": "nowhere"}, "--rpc"),
+    ],
+)
+def test_bad_values(worker: FakeWorker, model_file: Path, asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(LabError, match=says):
+        plan(worker, model_file, **asked)
+
+
+@pytest.mark.parametrize("words", ["-ngl some", "-ngl 1.5", "-sm row", "-mg x", "-ncmoe x"])
+def test_bad_words(words: str) -> None:
+    with pytest.raises(LabError, match="not understood"):
+        parse_variant(words)
+
+
+def test_experts_of_a_model_without_any_are_a_note(worker: FakeWorker, model_file: Path) -> None:
+    assert "has no experts" in plan(worker, model_file, n_cpu_moe=4).warnings[0]
+    worker.model = dataclasses.replace(worker.model, n_expert=8)
+    assert not plan(worker, model_file, n_cpu_moe=4).warnings
+
+
+# What fits
+
+
+def test_a_plan_shows_what_goes_where(worker: FakeWorker, model_file: Path) -> None:
+    made = plan(worker, model_file)
+    rows = text_places.rows(made) or []
+    assert [row["device"] for row in rows] == ["RPC0", "CUDA0", CPU]  # llama.cpp's order
+    assert [row["layers"] for row in rows] == [[0, 1, 2, 3], [4, 5, 6, 7, 8], []]  # 4 of 10 MB free, so 4 of 9 layers
+    assert [row["weights_bytes"] for row in rows] == [4 * MB, 5 * MB, MB]
+    assert [row["has_bytes"] for row in rows][:2] == [4 * MB, 6 * MB]
+    assert text_places.rows(plan(worker, model_file, n_gpu_layers=0)) is None
+
+
+def test_a_device_that_is_too_small_is_named_with_what_fits(worker: FakeWorker, model_file: Path) -> None:
+    made = plan(worker, model_file, tensor_split="1,1")
+    (problem,) = made.refused.values()
+    assert "RPC0 (RPC server 10.0.0.1:50052) needs 0.0 GB for 5 layers and has 0.0 GB: at most 3 fit" in problem
+    assert problem.endswith("--n-gpu-layers 6")
+    assert not plan(worker, model_file, tensor_split="1,1", n_gpu_layers=6).refused
+
+
+def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Path) -> None:
+    made = plan(worker, model_file, tensor_split="1,1", n_gpu_layers="auto")
+    assert made.settings.n_gpu_layers == 6 and not made.refused
+    assert made.settings.prefill_wait is None  # no pipeline: layers are on the CPU too
+    worker.free = {"CUDA0": 60 * MB, "RPC0": 40 * MB}
+    made = plan(worker, model_file, n_gpu_layers="auto")
+    assert (made.settings.n_gpu_layers, made.settings.prefill_wait) == (9, "end")
+    worker.free = {"CUDA0": 1, "RPC0": 1}
+    assert plan(worker, model_file, n_gpu_layers="auto").settings.n_gpu_layers == 0
+    worker.build = dataclasses.replace(worker.build, devices=DEVICES[-1:])
+    made = plan(worker, model_file, n_gpu_layers="auto")
+    assert made.settings.n_gpu_layers == 0 and not made.warnings
+
+
+def test_servers_of_one_host_have_its_memory_once(worker: FakeWorker, model_file: Path) -> None:
+    ram = MACHINE.ram_bytes or 0
+    pair = tuple(Device(f"RPC{i}", f"RPC server 10.0.0.1:{50052 + i}", "gpu", ram) for i in range(2))
+    worker.build = dataclasses.replace(worker.build, devices=(*pair, DEVICES[-1]))
+    worker.free = {"RPC0": 8 * MB, "RPC1": 8 * MB}
+    made = plan(worker, model_file)
+    assert fits.Room(("RPC0", "RPC1"), 8 * MB) in fits.rooms(made)
+    (problem,) = made.refused.values()
+    assert "share one memory" in problem and "for 9 layers" in problem and "--n-gpu-layers 7" in problem
+
+
+def test_what_cannot_be_worked_out_is_not_estimated(worker: FakeWorker, model_file: Path) -> None:
+    made = plan(worker, model_file, split_mode="tensor", flash_attn="on")
+    rows = text_places.rows(made) or []
+    assert {row["layers"] for row in rows} == {None} and {row["needs_bytes"] for row in rows} == {None}
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(text_places.plan_table(rows))
+    assert capture.get().count("not estimated") == 3
+
+
+def test_a_model_that_is_not_here_is_planned_from_its_shape(worker: FakeWorker, tmp_path: Path) -> None:
+    gb = 10**9
+    pool = tuple(Device(f"RPC{i}", f"RPC server 10.0.0.{i}:50052", "gpu", 16 * gb) for i in range(4))
+    worker.build = dataclasses.replace(worker.build, devices=(*pool, DEVICES[-1]))
+    worker.free = {device.name: 16 * gb for device in pool}
+    made = make_plan(cast(Worker, worker), "1000", model="llama-3.3-70b:Q4_K_M", fetch=False)
+    assert "planned from its shape" in made.warnings[0] and not made.refused
+    rows = text_places.rows(made) or []
+    assert [len(row["layers"]) for row in rows] == [21, 20, 20, 20, 0]
+    assert sum(row["weights_bytes"] for row in rows) == made.model.n_bytes
+    assert all(10 * gb < row["needs_bytes"] < 12 * gb for row in rows[:4])
+    worker.free = {device.name: 8 * gb for device in pool}
+    small = make_plan(cast(Worker, worker), "1000", model="llama-3.3-70b:Q4_K_M", fetch=False)
+    assert "RPC0 (RPC server 10.0.0.0:50052) needs" in next(iter(small.refused.values()))
+
+
+# Variants
+
+
+def test_values_of_python_are_written_as_options() -> None:
+    assert option("kv_offload", False) == ("--no-kv-offload",)
+    assert option("mmap", True) == ("--mmap",)
+    assert option("kv_unified", True) == ("--kv-unified", "True")
+    assert option("tensor_split", [3, 1.5]) == ("--tensor-split", "3,1.5")
+    assert option("override_tensor", ("a=CPU", "b=CPU")) == ("--override-tensor", "a=CPU,b=CPU")
+
+
+def test_a_trial_is_written_as_a_command(worker: FakeWorker, model_file: Path) -> None:
+    wanted = ("-ts 3,1", "-nkvo")
+    model = dataclasses.replace(worker.model, source="embedded", name="smollm2-135m")
+    records = [
+        make_record(
+            make_run(block=0, variant=f"{chr(65 + i)}: {words}"),
+            settings=plan(worker, model_file, **parse_variant(words)).settings,
+            model=model,
+        )
+        for i, words in enumerate(wanted)
+    ]
+    command = reproduce.command(records) or ""
+    assert "--tensor-split 3,1" in command and "--no-kv-offload" in command
+
+
+# What was recorded
+
+
+def test_a_record_shows_where_it_lay(capsys: pytest.CaptureFixture[str]) -> None:
+    here = dataclasses.replace(MACHINE, devices=DEVICES)
+    buffers = (
+        *(Buffer("model", "CPU_Mapped", 3 * MB), Buffer("model", "CPU_REPACK", 2 * MB)),
+        *(Buffer("model", "RPC0[10.0.0.1:50052]", 7 * MB), Buffer("KV", "RPC0[10.0.0.1:50052]", MB)),
+        *(Buffer("compute", "CPU", MB), Buffer("output", "CPU", 20_000)),
+    )
+    small = Placement((CPU, CPU, "RPC0"), buffers[:1])
+    large = Placement((CPU, CPU, "RPC0"), buffers)
+    records = [make_record(make_run(placement=known), machine=here) for known in (small, large)]
+    (setup,) = text_places.recorded(records)
+    assert [(row["device"], row["layers"]) for row in setup["devices"]] == [("RPC0", [2]), (CPU, [0, 1])]
+    assert setup["devices"][0]["bytes"] == {"model": 7 * MB, "KV": MB}
+    assert setup["devices"][1]["model_buffers"] == {"CPU_Mapped": 3 * MB, "CPU_REPACK": 2 * MB}
+    console = Console(width=200)
+    text_places.print_recorded([setup], console)
+    text_places.print_recorded(text_places.recorded([make_record()]), console)
+    printed = capsys.readouterr().out
+    assert "CPU_Mapped 3.00, CPU_REPACK 2.00" in printed and "RPC0[10.0.0.1:50052]" in printed
+    assert "not recorded" in printed and "recurrent" not in printed
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([], "none"),
+        ([3], "output"),
+        ([0, 1, 2, 3], "0-2, output"),
+        ([0, 2], "0, 2"),
+        ([1], "1"),
+        ([1, 2, 3], "1-2, output"),
+    ],
+)
+def test_layers_are_ranges(layers: list[int], words: str) -> None:
+    assert text_places.ranges(layers, 3) == words
+
+
+# With servers
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[str, str]]:
+    with RpcServer("127.0.0.1", 0) as one, RpcServer("127.0.0.1", 0) as other:
+        yield one.endpoint, other.endpoint
+
+
+@pytest.fixture(scope="module")
+def engine(servers: tuple[str, str]) -> Iterator[Worker]:
+    with Worker() as worker:
+        worker.use(Backend(None, servers))
+        yield worker
+
+
+def opened(engine: Worker, servers: tuple[str, str], words: str) -> tuple[Settings, Placement]:
+    asked = parse_variant(words)
+    made = make_plan(engine, "10", 5, 1, rpc=",".join(servers), threads=1, **asked)
+    engine.load(made.file.path, made.settings)
+    engine.new_context(made.settings)
+    return made.settings, engine.placement()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--device none", "." * 31),
+        ("-dev RPC1", "1" * 31),
+        ("-dev RPC1,RPC0 -ts 3,1", "1" * 24 + "0" * 7),
+        ("-sm none -mg 1", "1" * 31),
+        ("-sm none -ngl 4", "." * 27 + "0" * 4),
+        ("-ts 3,1", "0" * 24 + "1" * 7),
+        ("-ngl 4", "." * 27 + "0011"),
+        ("-ngl auto", "0" * 16 + "1" * 15),
+    ],
+)
+def test_llama_cpp_puts_layers_where_options_say(
+    engine: Worker, servers: tuple[str, str], words: str, expected: str
+) -> None:
+    names = {CPU: ".", "RPC0": "0", "RPC1": "1"}
+    assert "".join(names[name] for name in opened(engine, servers, words)[1].layers) == expected
+
+
+def test_llama_cpp_puts_caches_and_tensors_where_options_say(engine: Worker, servers: tuple[str, str]) -> None:
+    def at(words: str, part: str) -> dict[str, int]:
+        return {b.name: b.n_bytes for b in opened(engine, servers, words)[1].buffers if b.part == part}
+
+    first, second = (f"RPC0[{endpoint}]" for endpoint in servers)
+    assert at("-nkvo", "KV").keys() == {CPU}
+    assert at("--kv-offload", "KV").keys() == {first, second}
+    usual = at("--no-mmap", "model")
+    moved = at("--no-mmap -ot ffn_down=CPU", "model")
+    assert usual.keys() == {CPU, first, second}
+    assert sum(moved.values()) == pytest.approx(sum(usual.values()), rel=0.01)
+    assert all(moved[name] < usual[name] for name in (first, second))
+    assert at(f"--no-mmap -ot ffn_down={second}", "model")[second] > usual[second]
+    assert "CPU_Mapped" in at("--mmap", "model")
+
+
+def test_a_dry_run_shows_servers(servers: tuple[str, str]) -> None:
+    status, out, err = run_lab("measure", "--dry-run", "--rpc", ",".join(servers), "-p", "10", "-ngl", "auto")
+    assert status == 0, err
+    assert "0-15" in out and "16-29, output" in out and "with RPC1, CPU" in out
+    status, out, _ = run_lab("measure", "--dry-run", "--rpc", servers[0], "-p", "10", "-m", "llama-3.3-70b", "--json")
+    planned = json.loads(out)
+    assert [row["device"] for row in planned["places"]] == ["RPC0", CPU]
+    assert planned["places"][0]["layers"] == list(range(81)) and planned["places"][0]["needs_bytes"] > 35e9
+
+
+def test_plans_without_devices_are_shown_as_before(fake_worker: FakeWorker, model_file: Path, capsys: Any) -> None:
+    text_setup.print_plan(plan(fake_worker, model_file), as_json=True)
+    assert json.loads(capsys.readouterr().out)["places"] is None

@@ -1,0 +1,251 @@
+"""Where layers, caches and buffers go: the rule, and against what llama.cpp logs with real servers on loopback."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.core import placement
+from lab.core.placement import CPU, Place, Tensor
+from lab.core.record import Device, Model, Placement, Settings
+from lab.models import catalog, shapes, synthetic
+from lab.process.rpc_server import RpcServer
+from lab.process.wire import Backend
+from lab.process.worker import Worker
+from lab.runner import machine
+from tests import miniature
+from tests.conftest import MACHINE, MODEL, SETTINGS
+
+
+def offloaded(**changes: Any) -> Settings:
+    return dataclasses.replace(SETTINGS, **{"n_gpu_layers": 3, "n_ctx": 512, **changes})
+
+
+# The rule
+
+
+@pytest.mark.parametrize(
+    ("n_gpu_layers", "shares", "expected"),
+    [
+        (0, (1, 1), "....."),
+        (5, (), "....."),
+        (1, (1, 1), "....0"),
+        (2, (1, 1), "...01"),
+        (3, (1, 1), "..001"),
+        (5, (1, 1), "00011"),
+        (-1, (1, 1), "00011"),
+        (99, (3, 1), "00001"),
+        (5, (0, 1), "11111"),
+        (5, (1, 0), "00000"),
+        (3, (1, 1, 1), "..012"),
+        (5, (24e9, 8e9, 0), "00001"),
+    ],
+)
+def test_the_last_layers_go_to_devices_by_their_shares(
+    n_gpu_layers: int, shares: tuple[float, ...], expected: str
+) -> None:
+    known = tuple(None if letter == "." else int(letter) for letter in expected)
+    assert placement.layers(4, n_gpu_layers, shares) == known
+
+
+def test_shares_are_those_asked_for_or_free_memory() -> None:
+    free = {"A": 3, "B": 1}
+    assert placement.shares(free, ["A", "B"], None) == (3, 1)
+    assert placement.shares(free, ["A", "B"], (0.0, 0.0)) == (3, 1)  # llama.cpp takes zeros for no wish
+    assert placement.shares(free, ["A", "B", "C"], (1.0,)) == (1, 0, 0)
+
+
+TENSORS = (
+    Tensor("token_embd.weight", 1000),
+    Tensor("output_norm.weight", 1),
+    Tensor("blk.0.attn_q.weight", 10),
+    Tensor("blk.0.ffn_up_exps.weight", 100),
+    Tensor("blk.1.attn_q.weight", 20),
+    Tensor("blk.1.ffn_up_exps.weight", 200),
+)
+
+
+def weights(settings: Settings, tensors: tuple[Tensor, ...] = TENSORS, model: Model = MODEL) -> dict[str, int]:
+    places = placement.of(model, settings, tensors, ["A", "B"], (1, 1))
+    assert places is not None
+    return {place.device: place.memory.weights_bytes for place in places}
+
+
+def test_weights_lie_with_their_layer_and_a_tied_table_twice() -> None:
+    assert weights(offloaded()) == {"A": 330, "B": 1001, CPU: 1000}
+    assert weights(offloaded(n_gpu_layers=2)) == {"A": 220, "B": 1001, CPU: 1110}
+    assert weights(offloaded(n_gpu_layers=0)) == {"A": 0, "B": 0, CPU: 1331}
+    own = (*TENSORS, Tensor("output.weight", 5000))
+    assert weights(offloaded(), own) == {"A": 330, "B": 5001, CPU: 1000}
+
+
+def test_experts_and_overridden_tensors_go_elsewhere() -> None:
+    assert weights(offloaded(n_cpu_moe=1)) == {"A": 230, "B": 1001, CPU: 1100}
+    assert weights(offloaded(override_tensor=("exps=CPU", r"blk\.1.*=B"))) == {"A": 10, "B": 1021, CPU: 1300}
+    assert weights(offloaded(n_cpu_moe=2, override_tensor=("exps=B[10.0.0.1:5]",))) == {"A": 30, "B": 1001, CPU: 1300}
+    assert placement.of(MODEL, offloaded(override_tensor=("exps=C",)), TENSORS, ["A", "B"], (1, 1)) is None
+    assert placement.of(MODEL, offloaded(split_mode="tensor"), TENSORS, ["A", "B"], (1, 1)) is None
+
+
+def test_the_cache_lies_with_its_layer_or_on_the_cpu() -> None:
+    a_layer = 2 * 2 * 16 * 2 * 512  # K and V, 2 heads of 16, F16, 512 positions
+
+    def caches(settings: Settings) -> list[int | None]:
+        return [
+            place.memory.kv_cache_bytes for place in placement.of(MODEL, settings, TENSORS, ["A", "B"], (1, 1)) or ()
+        ]
+
+    assert caches(offloaded()) == [2 * a_layer, 0, 0]
+    assert caches(offloaded(n_gpu_layers=2)) == [a_layer, 0, a_layer]
+    assert caches(offloaded(kv_offload=False)) == [0, 0, 2 * a_layer]
+    unknown = dataclasses.replace(MODEL, uncounted="it is odd")
+    places = placement.of(unknown, offloaded(), TENSORS, ["A", "B"], (1, 1)) or ()
+    assert {(place.memory.kv_cache_bytes, place.memory.compute_bytes) for place in places} == {(None, None)}
+
+
+def test_without_a_table_of_tensors_layers_are_taken_for_alike() -> None:
+    model = dataclasses.replace(MODEL, tensor_bytes={"Q4_0": 900}, embedding_bytes=300, output_bytes=200)
+    assert weights(offloaded(n_gpu_layers=2), placement.alike(model), model) == {"A": 200, "B": 200, CPU: 500}
+
+
+def test_buffers_of_the_log_are_told_by_device() -> None:
+    devices = [
+        Device("RPC0", "RPC server 10.0.0.1:50052, its device 1 of 2", "gpu"),
+        Device("RPC1", "RPC server 10.0.0.1:50052, its device 2 of 2", "gpu"),
+        Device("RPC2", "10.0.0.1:5005", "gpu"),
+        Device("MTL0", "Apple M4", "igpu"),
+    ]
+    names = [
+        *("RPC0[10.0.0.1:50052]", "RPC1[10.0.0.1:50052]", "RPC0[10.0.0.1:5005]", "RPC0[10.0.0.9:5005]", "MTL0_Mapped"),
+        *("MTL0", "CPU", "CPU_REPACK", "CPU_Mapped", "CUDA_Host", "BLAS"),
+    ]
+    assert [placement.device_of(name, devices) for name in names] == [
+        *("RPC0", "RPC1", "RPC2", "RPC0[10.0.0.9:5005]", "MTL0", "MTL0", CPU, CPU, CPU, CPU, "BLAS")
+    ]
+
+
+def test_devices_come_in_llama_cpps_order() -> None:
+    kinds = (("CUDA0", "gpu"), ("RPC0", "gpu"), ("CPU", "cpu"), ("Vulkan0", "igpu"), ("RPC1", "gpu"))
+    here = dataclasses.replace(MACHINE, devices=tuple(Device(name, name, kind) for name, kind in kinds))
+    small = dataclasses.replace(here, devices=here.devices[2:])
+
+    def names(machine_here: Any, **changes: Any) -> list[str]:
+        return [device.name for device in machine.used(machine_here, offloaded(**changes))]
+
+    assert names(here) == ["RPC0", "RPC1", "CUDA0"]
+    assert names(small) == ["RPC1", "Vulkan0"]
+    assert names(here, devices=("CUDA0", "RPC1")) == ["CUDA0", "RPC1"]
+    assert names(here, devices=("CUDA0", "RPC1"), split_mode="none", main_gpu=1) == ["RPC1"]
+    assert names(here, split_mode="none") == ["RPC0"]
+    assert names(here, n_gpu_layers=0) == []
+
+
+# Against llama.cpp, with two servers
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Worker]:
+    with RpcServer("127.0.0.1", 0) as one, RpcServer("127.0.0.1", 0) as other, Worker() as worker:
+        worker.use(Backend(None, (one.endpoint, other.endpoint)))
+        yield worker
+
+
+def real_and_planned(
+    engine: Worker, path: Path, settings: Settings
+) -> tuple[Placement, dict[tuple[str, str], int], tuple[Place, ...]]:
+    """What llama.cpp did, its bytes by device and part, and what was worked out."""
+    model = engine.read_model(path, "m", "file")
+    here = dataclasses.replace(MACHINE, devices=engine.build.devices)
+    names = [device.name for device in machine.used(here, settings)]
+    shares = placement.shares(engine.free_memory(), names, settings.tensor_split)
+    planned = placement.of(model, settings, engine.tensors(path), names, shares)
+    assert planned is not None
+    engine.load(path, settings)
+    engine.new_context(settings)
+    real = engine.placement()
+    by_part: dict[tuple[str, str], int] = {}
+    for buffer in real.buffers:
+        key = placement.device_of(buffer.name, here.devices), buffer.part
+        by_part[key] = by_part.get(key, 0) + buffer.n_bytes
+    return real, by_part, planned
+
+
+def check(engine: Worker, path: Path, compute_within: float | None = None, **changes: Any) -> None:
+    """Layers are exactly those worked out, weights and caches within 1 %, compute buffers where that is asked for."""
+    settings = offloaded(n_ctx=2048, n_ubatch=512, mmap=False, flash_attn_resolved=None, **changes)
+    real, by_part, planned = real_and_planned(engine, path, settings)
+    of_layers = {layer: place.device for place in planned for layer in place.layers}
+    assert [of_layers[layer] for layer in range(len(of_layers))] == list(real.layers)
+    for place in planned:
+        rest = 2**15  # the log has hundredths of a MiB
+        assert place.memory.weights_bytes == pytest.approx(by_part.get((place.device, "model"), 0), rel=0.01, abs=rest)
+        assert place.memory.kv_cache_bytes == pytest.approx(by_part.get((place.device, "KV"), 0), rel=0.01, abs=rest)
+        if compute_within is None:
+            continue
+        compute = by_part.get((place.device, "compute"), 0)
+        assert place.memory.compute_bytes == pytest.approx(compute, rel=compute_within, abs=rest)
+
+
+SPLITS: list[dict[str, Any]] = [
+    {"n_gpu_layers": 0},
+    {"n_gpu_layers": 5},
+    {"n_gpu_layers": 20},
+    {"n_gpu_layers": 31},
+    {"n_gpu_layers": 31, "tensor_split": (1.0, 1.0)},
+    {"n_gpu_layers": 31, "tensor_split": (3.0, 1.0)},
+    {"n_gpu_layers": 20, "tensor_split": (3.0, 1.0)},
+    {"n_gpu_layers": 31, "kv_offload": False},
+    {"n_gpu_layers": 31, "split_mode": "none", "main_gpu": 1},
+    {"n_gpu_layers": 31, "devices": ("RPC1",)},
+    {"n_gpu_layers": 31, "devices": ("RPC1", "RPC0"), "tensor_split": (3.0, 1.0)},
+    {"n_gpu_layers": 31, "override_tensor": (r"blk\.(1|2)\.ffn_.*=CPU", "output=RPC0")},
+]
+
+
+@pytest.mark.parametrize("changes", SPLITS, ids=str)
+def test_it_lies_where_llama_cpp_says(engine: Worker, embedded: Path, changes: dict[str, Any]) -> None:
+    check(engine, embedded, compute_within=0.2, **changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def written(folder: Path, arch: str, **changes: Any) -> Path:
+    entry = miniature.entry(arch, n_layer=6, n_vocab=8192)
+    path = folder / f"{arch}.gguf"
+    shape = dataclasses.replace(entry.shape, **changes)
+    synthetic.write(shape, miniature.quantization(arch), path)
+    return path
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_the_output_matrix_lies_with_the_output(engine: Worker, folder: Path, is_tied: bool) -> None:
+    path = written(folder, "llama", tied_embeddings=is_tied)
+    for n_gpu_layers in (0, 1, 4, 7):
+        check(engine, path, n_gpu_layers=n_gpu_layers)
+
+
+@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss"])
+def test_experts_stay_on_the_cpu(engine: Worker, folder: Path, arch: str) -> None:
+    path = written(folder, arch)
+    for changes in ({}, {"n_cpu_moe": 2}, {"n_cpu_moe": 99}, {"override_tensor": ("exps=RPC1",)}):
+        check(engine, path, n_gpu_layers=7, **changes)
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "phi3"])
+def test_windows_and_fused_matrices(engine: Worker, folder: Path, arch: str) -> None:
+    path = written(folder, arch)
+    for changes in ({"n_gpu_layers": 8}, {"n_gpu_layers": 4}, {"n_gpu_layers": 8, "flash_attn": "off"}):
+        check(engine, path, **changes)
+
+
+def test_the_table_of_tensors_is_that_of_the_file(engine: Worker, folder: Path) -> None:
+    entry = miniature.entry("qwen3moe")
+    path = folder / "table.gguf"
+    synthetic.write(entry.shape, "Q4_0", path)
+    assert sorted(engine.tensors(path), key=str) == sorted(shapes.tensors(entry, "Q4_0"), key=str)
+    assert catalog.entries()["llama-3.3-70b"].shape.n_layer == 80
