@@ -73,6 +73,7 @@ class Plan:
     backend: Backend = DEFAULT_BACKEND
     tensors: tuple[Tensor, ...] = ()  # of the model's file, where layers go to devices
     free: Mapping[str, int] = field(default_factory=dict)  # bytes of each device
+    round_trips_s: tuple[float, ...] = ()  # to each RPC server, as it answered before
     auto: offload.Asked | None = None  # where as many layers as fit go to devices
     part: str | None = None  # of `lab claims`: written into every run, as is_quick
     is_quick: bool | None = None
@@ -216,6 +217,7 @@ def make_plan(
         backend=worker.backend,
         tensors=tensors or (worker.tensors(file.path) if n_offloaded else ()),
         free=worker.free_memory() if n_offloaded else {},
+        round_trips_s=tuple(answer.round_trip_s for answer in worker.servers),
         auto=asked if n_gpu_layers == offload.AUTO else None,
     )
     if max(case.n_generated for case in cases) > MAX_TOKENS:
