@@ -21,6 +21,7 @@ USUAL = (1e9 / 8, 1e10 / 8)
 """Bytes a second of networks that are sold: 1 and 10 Gbit/s."""
 
 LEFT_OUT = (
+    "A prompt of several steps costs at most what is said: one server computes while another is waited for. "
     "Bytes are those of llama.cpp's messages: an Ethernet carries 94 % of its name. TCP's slow start after a pause is "
     "not in it, so where a token takes over 0.2 s the logits can take some round trips more."
 )
