@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console
 
 from lab.cli.options import ENGINE, parse_variant
+from lab.core.lines import to_json
 from lab.core.placement import CPU, Tensor
 from lab.core.record import Buffer, Device, Placement, Settings
 from lab.errors import LabError
 from lab.process.rpc_server import RpcServer
-from lab.process.wire import Backend
+from lab.process.wire import DEFAULT_BACKEND, Backend
 from lab.process.worker import Worker
 from lab.runner import fits
 from lab.runner.as_options import option, options
@@ -182,6 +183,7 @@ def test_a_device_that_is_too_small_is_named_with_what_fits(worker: FakeWorker, 
 def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Path) -> None:
     made = plan(worker, model_file, tensor_split="1,1", n_gpu_layers="auto")
     assert made.settings.n_gpu_layers == 6 and not made.refused
+    assert text_setup.notes(made) == ["--n-gpu-layers auto: 6 of 9 layers go to devices (the output counts as one)."]
     assert made.settings.prefill_wait is None  # no pipeline: layers are on the CPU too
     worker.free = {"CUDA0": 60 * MB, "RPC0": 40 * MB}
     made = plan(worker, model_file, n_gpu_layers="auto")
@@ -281,6 +283,17 @@ def test_a_record_shows_where_it_lay(capsys: pytest.CaptureFixture[str]) -> None
     assert "not recorded" in printed and "recurrent" not in printed
 
 
+def test_the_command_shows_where_it_lay(tmp_path: Path) -> None:
+    path = tmp_path / "session.jsonl"
+    placement = Placement((CPU, CPU, CPU), (Buffer("model", "CPU_Mapped", 3 * MB), Buffer("KV", CPU, MB)))
+    path.write_text(to_json(make_record(make_run(placement=placement))) + "\n")
+    _, out, _ = run_lab("show", "--placement", path)
+    assert "0-1, output" in out and "CPU_Mapped" in out
+    _, out, _ = run_lab("show", "--placement", "--json", path)
+    (device,) = json.loads(out)["setups"][0]["devices"]
+    assert device["bytes"] == {"model": 3 * MB, "KV": MB}
+
+
 @pytest.mark.parametrize(
     ("layers", "words"),
     [
@@ -356,7 +369,8 @@ def test_llama_cpp_puts_caches_and_tensors_where_options_say(engine: Worker, ser
     assert "CPU_Mapped" in at("--mmap", "model")
 
 
-def test_a_dry_run_shows_servers(servers: tuple[str, str]) -> None:
+def test_a_dry_run_shows_servers(engine: Worker, servers: tuple[str, str]) -> None:
+    engine.use(DEFAULT_BACKEND)  # a server serves one client at a time
     status, out, err = run_lab("measure", "--dry-run", "--rpc", ",".join(servers), "-p", "10", "-ngl", "auto")
     assert status == 0, err
     assert "0-15" in out and "16-29, output" in out and "with RPC1, CPU" in out

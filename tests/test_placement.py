@@ -16,6 +16,7 @@ from lab.process.wire import Backend
 from lab.process.worker import Worker
 from lab.runner import machine
 from tests import miniature
+from tests.bench import placement as bench
 from tests.conftest import MACHINE, MODEL, SETTINGS
 
 
@@ -55,6 +56,9 @@ def test_shares_are_those_asked_for_or_free_memory() -> None:
     assert placement.shares(free, ["A", "B"], None) == (3, 1)
     assert placement.shares(free, ["A", "B"], (0.0, 0.0)) == (3, 1)  # llama.cpp takes zeros for no wish
     assert placement.shares(free, ["A", "B", "C"], (1.0,)) == (1, 0, 0)
+    assert placement.shares({**free, CPU: 2}, ["A", "C"], None) == (3, 2)
+    assert placement.shares({}, ["A", "B"], None) == (1, 1)
+    assert placement.shares({"A": 0, "B": 0}, ["A", "B"], None) == (1, 1)
 
 
 TENSORS = (
@@ -249,3 +253,20 @@ def test_the_table_of_tensors_is_that_of_the_file(engine: Worker, folder: Path) 
     synthetic.write(entry.shape, "Q4_0", path)
     assert sorted(engine.tensors(path), key=str) == sorted(shapes.tensors(entry, "Q4_0"), key=str)
     assert catalog.entries()["llama-3.3-70b"].shape.n_layer == 80
+
+
+@pytest.mark.parametrize(("name", "most"), [("llama-3.2-3b", 0.1), ("gpt-oss-20b", 0.25)])
+def test_buffers_of_wide_models_are_about_what_llama_cpp_reserves(engine: Worker, name: str, most: float) -> None:
+    entry = catalog.find(name)
+    n = entry.shape.n_layer
+    with bench.header(entry) as path:
+        for changes in (
+            {"n_gpu_layers": n + 1},
+            {"n_gpu_layers": n // 2},
+            {"n_gpu_layers": n // 2, "flash_attn": "off"},
+        ):
+            settings = offloaded(n_ctx=4096, n_ubatch=512, flash_attn_resolved=None, **changes)
+            rows = [row for row in bench.compared(engine, entry, path, settings) if row[3]]
+            assert {device for device, *_ in rows} == {"RPC0", "RPC1", CPU}
+            for _, part, worked_out, real in rows:
+                assert worked_out == pytest.approx(real, rel=0.01 if part == "KV" else most)

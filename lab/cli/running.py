@@ -48,7 +48,7 @@ def carry_out(
             plan = make(worker, **asked, watch=transferring, fetch=not dry_run)
         for line in text_setup.describe(plan.machine, plan.model):
             text_out.print(line)
-        for warning in [*plan.warnings, *([text_setup.refused_cases(plan)] if plan.refused else [])]:
+        for warning in [*plan.warnings, *text_setup.notes(plan)]:
             err.print(f"Note: {warning}", style="yellow")
         if dry_run:
             text_setup.print_plan(plan, as_json)

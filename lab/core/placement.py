@@ -229,7 +229,11 @@ def _on_device(
 
 
 def shares(free: Mapping[str, int], names: Sequence[str], asked: Sequence[float] | None) -> tuple[float, ...]:
-    """The shares of devices: those asked for, where they are not all 0, else the free memory of each."""
+    """The shares of devices: those asked for, where they are not all 0, else the free memory of each.
+
+    A device that does not say what it has counts as having the CPU's, as llama.cpp has it.
+    """
     if asked and any(asked):
         return (*asked, *(0.0 for _ in range(len(names) - len(asked))))
-    return tuple(float(free.get(name, 0)) for name in names)
+    sizes = tuple(float(free.get(name, free.get(CPU, 1))) for name in names)
+    return sizes if any(sizes) else (1.0,) * len(names)

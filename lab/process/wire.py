@@ -91,6 +91,14 @@ class Probe:
     n_expert_used: int | None = None
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a run in flight is: prompt tokens prefilled, and the tokens generated so far."""
+
+    n_prefilled: int
+    token_ids: tuple[int, ...]
+
+
 def map_int64(path: Path) -> memoryview[int]:
     """A file as an array of int64, in memory that parent and child share."""
     with path.open("r+b") as file:

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -38,9 +37,12 @@ from lab.process.wire import (
     Build,
     Outcome,
     Probe,
+    Progress,
     Vocabulary,
     map_int64,
 )
+
+__all__ = ["Progress"]  # others look for it here
 
 POLL_S = 0.1
 """How often a waiting parent looks at the progress and at the rest of the machine."""
@@ -59,14 +61,6 @@ _CHILD = "import sys; sys.path.append(sys.argv[2]); from lab.engine.child import
 
 class WorkerDied(LabError):
     """The child process ended in the middle of a request."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run in flight is: prompt tokens prefilled, and the tokens generated so far."""
-
-    n_prefilled: int
-    token_ids: tuple[int, ...]
 
 
 class Worker:
@@ -202,7 +196,7 @@ class Worker:
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
         """Run a script, as the engine does it; `watch` is called every POLL_S while it lasts, and at its end."""
         n_tokens = scripts.n_chosen(script)
-        self._progress[: FIRST_TOKEN + n_tokens] = _unset(FIRST_TOKEN + n_tokens)
+        self._progress[: FIRST_TOKEN + n_tokens] = memoryview(b"\xff" * (8 * (FIRST_TOKEN + n_tokens))).cast("q")
 
         latest, since = Progress(0, ()), time.monotonic()
 
@@ -293,7 +287,3 @@ class Worker:
         lines = self._stderr_path.read_text(errors="replace").strip().splitlines()
         verdict = self._verdict or rpc_server.lost(self.backend.rpc, self.backend.lib)
         return verdict + cause_of_death("The engine's process", self._process.wait(), lines)
-
-
-def _unset(n: int) -> memoryview[int]:
-    return memoryview(b"\xff" * (8 * n)).cast("q")

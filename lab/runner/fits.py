@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lab.core import placement
+from lab.core.memory import Memory
 from lab.core.placement import CPU, Place
 from lab.core.record import Device, Model, Settings
 from lab.runner import limits, machine, offload
 from lab.runner.case import Case, with_room
+from lab.runner.planned import Plan
 from lab.runner.rpc_memory import shared_memory
-
-if TYPE_CHECKING:
-    from lab.runner.plan import Plan
 
 MOST_TOKENS = 2**31
 """llama.cpp counts positions in 32 bits."""
@@ -42,6 +40,16 @@ def places(plan: Plan, case: Case) -> tuple[Place, ...] | None:
         dataclasses.replace(place, memory=place.memory.beside(of_draft.memory))
         for place, of_draft in zip(own, other, strict=True)
     )
+
+
+def memory(plan: Plan, case: Case) -> Memory:
+    """What a case needs on all devices together; each of them has buffers of its own."""
+    whole = plan.memory(case)
+    where = places(plan, case) if machine.used(plan.machine, plan.settings) else None
+    if not where or None in (whole.kv_cache_bytes, whole.compute_bytes):
+        return whole
+    weights = sum(place.memory.weights_bytes for place in where)
+    return Memory(weights, whole.kv_cache_bytes, sum(place.memory.compute_bytes or 0 for place in where))
 
 
 def _of_model(

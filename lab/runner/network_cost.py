@@ -11,7 +11,7 @@ from lab.core.network import Traffic
 from lab.core.record import DECODE, PREFILL
 from lab.runner import fits
 from lab.runner.case import Case, with_room
-from lab.runner.plan import Plan
+from lab.runner.planned import Plan
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def measure(
     Without `repeat` three runs of each length, and up to six of those that cost little. `watch` is called with a
     `Status` twice a second (with `stream` it holds the generated text); without one, a notebook shows a line.
     `settings` are those of `make_plan`: prompt, seed, threads, threads_batch, batch, ubatch, n_gpu_layers,
-    flash_attn, cache_type_k, cache_type_v, kv_unified, every, until. Failed runs are records too (see
-    `record.run.status`), and are warned of.
+    flash_attn, cache_type_k, cache_type_v, kv_unified, every, until, and those of `offload.Asked`. Failed runs are
+    records too (see `record.run.status`), and are warned of.
     """
 
     def make(worker: Worker) -> Plan:

@@ -13,7 +13,7 @@ from lab.analysis.wording import digits
 from lab.core.link import bandwidth, milliseconds
 from lab.core.network import Traffic
 from lab.runner import network_cost
-from lab.runner.plan import Plan
+from lab.runner.planned import Plan
 from lab.show.console import grid_of
 from lab.why.network_prediction import NetworkAnswer
 

@@ -13,7 +13,7 @@ from lab.analysis import wording
 from lab.core.lines import to_json
 from lab.core.record import Machine, Model
 from lab.models.obtain import Listed
-from lab.runner import machine
+from lab.runner import fits, machine
 from lab.runner.plan import Plan
 from lab.runner.warm_engine import named
 from lab.show import text_network, text_places
@@ -97,7 +97,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         cases = [
             {
                 **{name: value for name, value in named(case).items() if value is not None},
-                "memory": dataclasses.asdict(plan.memory(case)),
+                "memory": dataclasses.asdict(fits.memory(plan, case)),
                 "refused": plan.refused.get(case),
             }
             for case in plan.cases
@@ -124,7 +124,7 @@ def plan_table(plan: Plan) -> Table:
     """Runs and estimated memory of a plan, one row per case."""
     grid = grid_of("case", "runs", "KV cache MB", "memory MB", "note")
     for case in plan.cases:
-        memory = plan.memory(case)
+        memory = fits.memory(plan, case)
         grid.add_row(
             case.name,
             "0" if case in plan.refused else f"{plan.n_repeat}",
@@ -135,7 +135,13 @@ def plan_table(plan: Plan) -> Table:
     return grid
 
 
-def refused_cases(plan: Plan) -> str:
-    """A warning for cases that will not be tried."""
-    names = "; ".join(case.name for case in plan.refused)
-    return f"{names} will not be tried: {' '.join(plan.refused.values())}"
+def notes(plan: Plan) -> list[str]:
+    """What `--n-gpu-layers auto` came to, and which cases will not be tried."""
+    sentences = []
+    if plan.auto and plan.model.n_layer is not None and machine.accelerators(plan.machine.devices):
+        n, n_all = plan.settings.n_gpu_layers, plan.model.n_layer + 1
+        sentences.append(f"--n-gpu-layers auto: {n} of {n_all} layers go to devices (the output counts as one).")
+    if plan.refused:
+        names = "; ".join(case.name for case in plan.refused)
+        sentences.append(f"{names} will not be tried: {' '.join(plan.refused.values())}")
+    return sentences

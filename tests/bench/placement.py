@@ -1,0 +1,115 @@
+"""Is what each device needs that which llama.cpp reserves there? Models of real width over one, two and four servers.
+
+    python3 -m uv run python -m tests.bench.placement [NAME ...]
+
+Of each model only a header is written (the weights are a hole in the file), and llama.cpp says in its log what KV
+cache and compute buffer it would reserve on each device, without reading a weight. The servers are on loopback. That
+layers and weights lie where they should is shown by tests/test_placement.py, which loads models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from lab.core import placement
+from lab.core.record import Settings
+from lab.engine.offload import read_log
+from lab.models import catalog, shapes, synthetic
+from lab.process.rpc_server import RpcServer
+from lab.process.wire import Backend
+from lab.process.worker import Worker
+from tests import miniature
+from tests.bench.memory_estimates import Hole
+from tests.conftest import SETTINGS
+
+NAMES = ("smollm2-135m", "llama-3.2-3b", "phi-3-mini", "gemma-3-1b", "llama-3.3-70b", "gpt-oss-20b", "qwen3-30b-a3b")
+N_SERVERS = (1, 2, 4)
+LENGTHS = (512, 4096, 32768)
+WITHIN = 0.1
+
+
+@contextlib.contextmanager
+def engine(n_servers: int) -> Iterator[Worker]:
+    """An engine that uses so many servers."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(RpcServer("127.0.0.1", 0)) for _ in range(n_servers)]
+        worker = stack.enter_context(Worker())
+        worker.use(Backend(None, tuple(server.endpoint for server in servers)))
+        yield worker
+
+
+@contextlib.contextmanager
+def header(entry: catalog.Entry) -> Iterator[Path]:
+    """A file of the model, with a hole for its weights."""
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(synthetic, "_Random", Hole):
+        path = Path(folder) / "header.gguf"
+        synthetic.write(entry.shape, miniature.quantization(entry.shape.arch), path)
+        yield path
+
+
+def compared(worker: Worker, entry: catalog.Entry, path: Path, settings: Settings) -> list[tuple[str, str, int, int]]:
+    """(device, part, bytes worked out, bytes that llama.cpp reserves) of KV caches and compute buffers."""
+    devices = [device for device in worker.build.devices if device.type == "gpu"]
+    names = [device.name for device in devices]
+    model = shapes.model_of(entry, miniature.quantization(entry.shape.arch))
+    tensors = shapes.tensors(entry, miniature.quantization(entry.shape.arch))
+    shares = placement.shares(worker.free_memory(), names, settings.tensor_split)
+    real: dict[tuple[str, str], int] = {}
+    for buffer in read_log(worker.reserve(path, settings))[1]:
+        key = placement.device_of(buffer.name, devices), buffer.part
+        real[key] = real.get(key, 0) + buffer.n_bytes
+    rows = []
+    for place in placement.of(model, settings, tensors, names, shares) or ():
+        parts = {"KV": place.memory.kv_cache_bytes, "compute": place.memory.compute_bytes}
+        rows += [(place.device, part, n or 0, real.get((place.device, part), 0)) for part, n in parts.items()]
+    return rows
+
+
+def cases(entry: catalog.Entry) -> Iterator[dict[str, Any]]:
+    n = entry.shape.n_layer
+    for flash in ("on", "off"):
+        for n_ctx in LENGTHS:
+            common = {"n_ctx": n_ctx, "flash_attn": flash}
+            for own in (
+                {"n_gpu_layers": n + 1},
+                {"n_gpu_layers": n // 2},
+                {"n_gpu_layers": n + 1, "kv_offload": False},
+            ):
+                yield {**common, **own}
+
+
+def main() -> None:
+    errors: dict[str, list[float]] = {"KV": [], "compute": []}
+    print("servers | model | settings | device | part | worked out MiB | reserved MiB | error")
+    for n_servers in N_SERVERS:
+        with engine(n_servers) as worker:
+            for entry in map(catalog.find, sys.argv[1:] or NAMES):
+                with header(entry) as path:
+                    for changes in cases(entry):
+                        settings = dataclasses.replace(SETTINGS, n_ubatch=512, flash_attn_resolved=None, **changes)
+                        for device, part, worked_out, real in compared(worker, entry, path, settings):
+                            if not real:
+                                continue
+                            error = worked_out / real - 1
+                            errors[part].append(error)
+                            words = " ".join(f"{name}={value}" for name, value in changes.items())
+                            sizes = f"{worked_out / 2**20:.2f} | {real / 2**20:.2f} | {error:+.1%}"
+                            print(f"{n_servers} | {entry.name} | {words} | {device} | {part} | {sizes}", flush=True)
+    for part, known in errors.items():
+        inside = sum(abs(error) <= WITHIN for error in known)
+        print(
+            f"\n{part}: {inside} of {len(known)} within {WITHIN:.0%}, median {statistics.median(known):+.1%}, "
+            f"from {min(known):+.1%} to {max(known):+.1%}"
+        )
+
+
+if __name__ == "__main__":
+    main()
