@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import io
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.core import script as scripts
+from lab.core.noise import Noise, NoiseReading
 from lab.core.placement import Tensor
 from lab.core.record import (
     DECODE,
@@ -33,12 +37,13 @@ from lab.core.record import (
 )
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
-from lab.models import catalog
+from lab.models import catalog, synthetic
 from lab.process.rpc import Answer
 from lab.process.wire import Backend, Build, Outcome, Vocabulary
 from lab.process.worker import Progress, WorkerDied
-from lab.runner import energy
+from lab.runner import energy, noise_watch
 from lab.runner.warm_engine import N_SENTINEL
+from tests import miniature
 
 # A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would hand it on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -195,6 +200,12 @@ def make_record(run: Run | None = None, **changes: Any) -> Record:
     return dataclasses.replace(Record("a-session", MACHINE, MODEL, SETTINGS, run or make_run()), **changes)
 
 
+@functools.cache
+def letters(text: str) -> tuple[int, ...]:
+    """The tokens of a fake engine's model: its texts are long and always the same."""
+    return tuple(ord(letter) % 100 for letter in text)
+
+
 class FakeWorker:
     """Stands in for worker.Worker: exact steps at once, and deaths or refusals where a test wants them."""
 
@@ -247,7 +258,7 @@ class FakeWorker:
         return self.differ
 
     def tokenize(self, text: str) -> list[int]:
-        return [ord(letter) % 100 for letter in text]
+        return list(letters(text))
 
     def pieces(self) -> list[bytes]:
         return [f"<{i}>".encode() for i in range(100)]
@@ -289,6 +300,25 @@ def no_counters_of_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(energy, "counters", lambda gpus: energy.Counters())
 
 
+class QuietWatch:
+    """Stands in for noise_watch.NoiseWatch where time is made up: nothing else happens on this machine."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def sample(self) -> None: ...
+
+    def finish(self, *_: object) -> Noise:
+        nothing = NoiseReading(None, None, None, None, None, None)
+        return Noise(nothing, nothing)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For many made-up sessions: the real machine is not watched, and no line is waited for until the disk has it."""
+    monkeypatch.setattr(noise_watch, "NoiseWatch", QuietWatch)
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+
+
 @pytest.fixture
 def fake_worker() -> FakeWorker:
     return FakeWorker()
@@ -297,6 +327,14 @@ def fake_worker() -> FakeWorker:
 @pytest.fixture(scope="session")
 def embedded() -> Path:
     return catalog.embedded_path()
+
+
+@pytest.fixture(scope="session")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model file of three narrow layers with random weights: the real engine runs it in no time."""
+    path = tmp_path_factory.mktemp("models") / "mini.gguf"
+    synthetic.write(miniature.entry("llama").shape, "Q4_0", path)
+    return path
 
 
 def start_lab(*arguments: object, **options: Any) -> subprocess.Popen[str]:
@@ -311,9 +349,36 @@ def start_lab(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     )
 
 
-def run_lab(*arguments: object, timeout_s: float = 120) -> tuple[int, str, str]:
+def run_process(*arguments: object, timeout_s: float = 120) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of the real command."""
     process = start_lab(*arguments)
     out, err = process.communicate(timeout=timeout_s)
     assert "Traceback" not in err, err
     return process.returncode, out, err
+
+
+def run_lab(*arguments: object) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of the command's `main` in this process.
+
+    A process of its own starts Python, pandas and matplotlib anew, which takes seconds: `run_process` is for tests of
+    that. What `main` does to signals is undone.
+    """
+    from lab.cli.main import main
+
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if hasattr(signal, "SIGHUP"):
+        handlers[signal.SIGHUP] = signal.getsignal(signal.SIGHUP)
+    status: object = 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["lab", *map(str, arguments)])
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    written = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    assert isinstance(status, int) and "Traceback" not in written[1], written[1]
+    return status, written[0], written[1]

@@ -262,7 +262,8 @@ def test_a_section_leaves_out_columns_in_which_nothing_is_known() -> None:
 
 
 def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -> None:
-    settings = dataclasses.replace(SETTINGS, n_ubatch=512, n_ctx=4 * 256, n_seq_max=4)
+    one_thread = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=1)
+    settings = dataclasses.replace(one_thread, n_ubatch=512, n_ctx=4 * 256, n_seq_max=4)
     with Worker() as worker:
         worker.load(embedded, SETTINGS)
         worker.new_context(settings)
@@ -284,7 +285,9 @@ def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -
 
 
 def test_batch_command(tmp_path: Path) -> None:
-    code, out, err = run_lab("batch", "-s", "1,3", "-p", "24", "-n", "4", "-r", "1", "--shared-prompt", "-o", tmp_path)
+    code, out, err = run_lab(
+        "batch", "-s", "1,3", "-p", "24", "-n", "4", "-r", "1", "-t", "1", "--shared-prompt", "-o", tmp_path
+    )
     assert code == 0, err
     assert "sequences decoded together" in out and "24 prompt tokens, 3 sequences, shared prompt" in err
     assert len(list(tmp_path.glob("*-batch.png"))) == 1

@@ -23,7 +23,7 @@ from lab.runner import calibration, side_by_side
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
 from lab.show import claim_pictures, claims_page, console, page, reproduce, text_claims
-from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, died, make_record, make_run, run_lab
+from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, died, make_record, make_run, run_lab, run_process
 from tests.test_explain import FAST
 from tests.test_report import Page
 
@@ -474,18 +474,17 @@ def test_one_turn_a_block_is_half_the_runs(worker: Any, tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    status, out, _ = run_lab("claims", "--only", "1", "--quick", "--dry-run", "-o", tmp_path)
+    status, out, _ = run_process("claims", "--only", "1", "--quick", "--dry-run", "-o", tmp_path)
     assert status == 0 and "prompts of several lengths" in out
     assert not list(tmp_path.iterdir())
     status, _, err = run_lab("claims", "--only", "0", "-o", tmp_path)
     assert status == 1 and err.startswith("Error: --only 0 is not possible.")
 
 
-def test_one_claim_for_real(tmp_path: Path) -> None:
+def test_one_claim_for_real(mini: Path, tmp_path: Path) -> None:
     number = next(one.number for one in CLAIMS if one.parts == ("no_cache",))
-    status, out, err = run_lab(
-        "claims", "--only", number, "--quick", "--json", "--report", "-o", tmp_path, timeout_s=300
-    )
+    model = ("-m", mini, "--prompt", "random", "--threads", 1)
+    status, out, err = run_lab("claims", "--only", number, "--quick", *model, "--json", "--report", "-o", tmp_path)
     assert status == 0, err
     document = json.loads(out)
     (row,) = document["rows"]

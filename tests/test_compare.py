@@ -168,7 +168,7 @@ def sessions_of(true_ratio: float, seed: int, folder: Path, plan_of: Any) -> lis
     return records
 
 
-def test_a_planted_difference_between_sessions_is_found_and_none_is_not(tmp_path: Path) -> None:
+def test_a_planted_difference_between_sessions_is_found_and_none_is_not(simulated: None, tmp_path: Path) -> None:
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
 
     def plan_of(worker: Any, n_threads: int) -> Plan:
@@ -295,13 +295,13 @@ def verdicts(plans: dict[str, Plan], true_ratio: float, seed: int, folder: Path)
     return only_tpot(records).verdict
 
 
-def test_nothing_is_found_where_there_is_nothing(plans: Any, tmp_path: Path) -> None:
+def test_nothing_is_found_where_there_is_nothing(simulated: None, plans: Any, tmp_path: Path) -> None:
     two = plans(2, 1)
     found = [verdicts(two, 1.0, seed, tmp_path / str(seed)) for seed in range(40)]
     assert sum(verdict != ALIKE for verdict in found) <= 2
 
 
-def test_a_planted_slowdown_is_found(plans: Any, tmp_path: Path) -> None:
+def test_a_planted_slowdown_is_found(simulated: None, plans: Any, tmp_path: Path) -> None:
     two = plans(2, 1)
     found = [verdicts(two, 1.05, seed, tmp_path / str(seed)) for seed in range(10)]
     assert found.count(FASTER) == 0 and found.count(SLOWER) >= 7

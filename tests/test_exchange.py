@@ -15,7 +15,7 @@ from lab.analysis import llama_bench_format, table
 from lab.core import phases, results
 from lab.core.record import FAILED, Record
 from lab.errors import LabError
-from tests.conftest import MS, make_record, make_run, run_lab
+from tests.conftest import MS, make_record, make_run, run_lab, run_process
 
 LLAMA_BENCH = {  # a row as llama-bench b-0c1e570 printed it, shortened to what is read
     "build_commit": "0c1e570",
@@ -149,14 +149,14 @@ def _with_params(record: Record) -> Any:
 def test_commands(records: list[Record], tmp_path: Path) -> None:
     for record in records:
         results.append(tmp_path / "mine.jsonl", record)
-    code, out, _ = run_lab("export", tmp_path / "mine.jsonl", "--format", "csv", "--table", "steps")
+    code, out, _ = run_process("export", tmp_path / "mine.jsonl", "--format", "csv", "--table", "steps")
     assert code == 0 and len(pd.read_csv(io.StringIO(out))) == 4 * 7
     parquet = tmp_path / "new" / "runs.parquet"
     assert run_lab("export", tmp_path / "mine.jsonl", "-f", "parquet", "-o", parquet)[0] == 0
     assert list(pd.read_parquet(parquet).tpot_ms)[1:3] == [11, 12]
     assert "Name a file" in run_lab("export", tmp_path / "mine.jsonl", "-f", "parquet")[2]
     (tmp_path / "bench.json").write_text(json.dumps([LLAMA_BENCH]))
-    code, out, _ = run_lab("import", tmp_path / "bench.json", "-o", tmp_path / "in")
+    code, out, _ = run_process("import", tmp_path / "bench.json", "-o", tmp_path / "in")
     assert code == 0 and "imported-bench.jsonl  2 samples" in out
     assert "imported-bench-2.jsonl" in run_lab("import", tmp_path / "bench.json", "-o", tmp_path / "in")[1]
     (tmp_path / "in" / "imported-bench-2.jsonl").unlink()

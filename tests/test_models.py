@@ -8,6 +8,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from lab.models import catalog, hub, obtain, synthetic
 from lab.models.catalog import Shape
 from lab.process.worker import Worker
 from tests import loopback_hub
-from tests.conftest import SETTINGS, run_lab, start_lab
+from tests.conftest import SETTINGS, run_lab, run_process, start_lab
 
 TINY = Shape("llama", 2, 256, 4, 2, 64, 512, 1000, 2048, True, 10000.0)
 SHAPES = {
@@ -30,6 +31,12 @@ SHAPES = {
     "qwen2": dataclasses.replace(TINY, arch="qwen2"),
     "odd rows": dataclasses.replace(TINY, n_embd=192, head_dim=48, n_ff=320),
 }
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +96,8 @@ def test_every_shape_of_the_catalog_is_whole() -> None:
         assert (entry.repo is None) == (entry.file is None)
 
 
-def test_the_embedded_shape_is_the_embedded_files(embedded: Path) -> None:
-    with Worker() as worker:
-        model = worker.read_model(embedded, "x", "embedded")
+def test_the_embedded_shape_is_the_embedded_files(worker: Worker, embedded: Path) -> None:
+    model = worker.read_model(embedded, "x", "embedded")
     shape = catalog.find("smollm2-135m").shape
     for field in dataclasses.fields(Shape):
         if field.name not in ("rope_base", "n_rot", "window"):
@@ -125,31 +131,29 @@ def test_weights_are_random_scaled_and_deterministic(tmp_path: Path, quantizatio
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_llama_cpp_runs_every_architecture_and_the_logits_are_finite(tmp_path: Path, name: str) -> None:
+def test_llama_cpp_runs_every_architecture_and_the_logits_are_finite(worker: Worker, tmp_path: Path, name: str) -> None:
     path = tmp_path / "m.gguf"
-    with Worker() as worker:
-        for quantization in ("Q4_0", "F16"):
-            synthetic.write(SHAPES[name], quantization, path)
-            worker.load(path, SETTINGS)
-            worker.new_context(dataclasses.replace(SETTINGS, n_ctx=128))
-            tokens = worker.run(scripts.run(range(40), 8, 512), lambda progress: None).token_ids
-            assert len(set(tokens)) > 1  # not always the same: the weights say something
-            assert worker.read_model(path, "m", "synthetic").n_vocab == 1000
+    for quantization in ("Q4_0", "F16"):
+        synthetic.write(SHAPES[name], quantization, path)
+        worker.load(path, SETTINGS)
+        worker.new_context(dataclasses.replace(SETTINGS, n_ctx=128, n_threads=1, n_threads_batch=1))
+        tokens = worker.run(scripts.run(range(40), 8, 512), lambda progress: None).token_ids
+        assert len(set(tokens)) > 1  # not always the same: the weights say something
+        assert worker.read_model(path, "m", "synthetic").n_vocab == 1000
 
 
-@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q8_0"])
 @pytest.mark.parametrize("name", ["llama", "untied", "phi3", "odd rows"])
-def test_the_mix_of_types_is_the_quantizers_own(tmp_path: Path, name: str, quantization: str) -> None:
+def test_the_mix_of_types_is_the_quantizers_own(worker: Worker, tmp_path: Path, name: str) -> None:
     import gguf
 
     def types(path: Path) -> dict[str, str]:
         return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
 
     synthetic.write(SHAPES[name], "F16", tmp_path / "f16.gguf")
-    synthetic.write(SHAPES[name], quantization, tmp_path / "ours.gguf")
-    with Worker() as worker:
+    for quantization in ("Q4_0", "Q4_1", "Q8_0"):
+        synthetic.write(SHAPES[name], quantization, tmp_path / "ours.gguf")
         worker.quantize(tmp_path / "f16.gguf", tmp_path / "theirs.gguf", quantization, lambda done: None)
-    assert types(tmp_path / "ours.gguf") == types(tmp_path / "theirs.gguf")
+        assert types(tmp_path / "ours.gguf") == types(tmp_path / "theirs.gguf"), quantization
 
 
 def test_a_partial_file_never_has_the_name(tmp_path: Path) -> None:
@@ -161,9 +165,13 @@ def test_a_partial_file_never_has_the_name(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.*"))
 
 
-def test_synthetic_models_are_made_once_measured_and_marked(tmp_path: Path, own_cache: Path) -> None:
-    spec = "synthetic:smollm2-135m:Q4_K_M"
-    arguments = ("measure", "-m", spec, "-p", "8", "-n", "3", "-r", "1", "-o", tmp_path / "out")
+def test_synthetic_models_are_made_once_measured_and_marked(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = dataclasses.replace(catalog.entries()["smollm2-135m"], shape=TINY)  # the real size takes 20 s
+    monkeypatch.setitem(catalog.entries(), entry.name, entry)
+    spec = f"synthetic:{entry.name}:Q4_K_M"
+    arguments = ("measure", "-m", spec, "-p", "8", "-n", "3", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path / "out")
     status, out, err = run_lab(*arguments)
     assert status == 0, err
     assert "random weights" in out and "quantising to Q4_K_M" in err
@@ -181,8 +189,8 @@ def test_synthetic_models_are_made_once_measured_and_marked(tmp_path: Path, own_
 
 
 def test_requantising_what_is_on_disk(tmp_path: Path, own_cache: Path) -> None:
-    arguments = ("measure", "-m", "smollm2-135m:q8_0", "-p", "8", "-n", "3", "-r", "1", "-o", tmp_path / "out")
-    status, out, err = run_lab(*arguments)
+    how = ("-n", "3", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path / "out")
+    status, out, err = run_lab("measure", "-m", "smollm2-135m:q8_0", "-p", "8", *how)
     assert status == 0, err
     assert "re-quantised" in out
     (timed,) = [r for r in results.read([tmp_path / "out"]).records if not r.run.warmup]
@@ -262,7 +270,21 @@ def test_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"m\xff\x1b[2J.gguf")
     synthetic.write(TINY, "Q4_0", path)
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    how: list[str | Path] = ["-p", "8", "-n", "2", "-r", "1", "--prompt", "random", "--no-plot", "-o", tmp_path / "out"]
+    how: list[str | Path] = [
+        "-p",
+        "8",
+        "-n",
+        "2",
+        "-r",
+        "1",
+        "-t",
+        "1",
+        "--prompt",
+        "random",
+        "--no-plot",
+        "-o",
+        tmp_path / "out",
+    ]
     for command in (["measure", "-m", path, *how], ["models", "info", path], ["models", "info", path, "--json"]):
         done = subprocess.run(
             [sys.executable, "-m", "lab", *command], env=environment, capture_output=True, check=False
@@ -274,7 +296,7 @@ def test_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["synthetic:smollm2-135m:Q4_0", "smollm2-135m:Q8_0"])
-def test_two_processes_that_make_the_same_model_both_have_it(own_cache: Path, spec: str) -> None:
+def test_two_processes_that_make_the_same_model_both_have_it(worker: Worker, own_cache: Path, spec: str) -> None:
     processes = [start_lab("models", "make", spec) for _ in range(2)]
     endings = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], endings
@@ -282,11 +304,10 @@ def test_two_processes_that_make_the_same_model_both_have_it(own_cache: Path, sp
     assert all(out.split()[-1] == str(made) for out, _ in endings)
     assert [path.name for path in own_cache.iterdir() if path.is_file()] == [made.name]
     assert sum("waiting for another process" in err for _, err in endings) <= 1
-    with Worker() as worker:
-        assert worker.read_model(made, "x", "synthetic").n_bytes == made.stat().st_size
+    assert worker.read_model(made, "x", "synthetic").n_bytes == made.stat().st_size
 
 
-def test_a_model_that_another_process_makes_is_waited_for(own_cache: Path) -> None:
+def test_a_model_that_another_process_makes_is_waited_for(worker: Worker, own_cache: Path) -> None:
     spec = catalog.parse("smollm2-135m:Q8_0")
     made = own_cache / "requantized--smollm2-135m--Q8_0.gguf"
     progress: list[str] = []
@@ -296,7 +317,7 @@ def test_a_model_that_another_process_makes_is_waited_for(own_cache: Path) -> No
         made.write_bytes(b"GGUF of the other process")
         other.close()
 
-    with Worker() as worker, ExitStack() as other:
+    with ExitStack() as other:
         other.enter_context(hub.alone(own_cache / ".locks" / f"{made.name}.lock"))
         assert obtain.obtain(spec, worker, finish).path == made
     assert progress == ["waiting for another process that makes smollm2-135m:Q8_0"]
@@ -353,10 +374,10 @@ def test_a_model_of_the_hub_is_pulled_and_measured(tmp_path: Path, monkeypatch: 
         server.repos["owner/tiny"] = loopback_hub.Repo({"tiny-Q4_0.gguf": path.read_bytes()})
         loopback_hub.set_endpoint(monkeypatch, server.endpoint)
         for spec in ("hf:owner/tiny/tiny-Q4_0.gguf", "hf:owner/tiny:Q4_0"):
-            arguments = ("-p", "8", "-n", "3", "-r", "1", "--prompt", "random", "--no-plot", "-o", tmp_path / "out")
-            status, _, err = run_lab("measure", "-m", spec, *arguments)
+            how = ("-n", "3", "-r", "1", "-t", "1", "--prompt", "random", "--no-plot", "-o", tmp_path / "out")
+            status, _, err = run_lab("measure", "-m", spec, "-p", "8", *how)
             assert status == 0, err
-        assert "has no file of quantization Q6_K" in run_lab("models", "pull", "hf:owner/tiny:Q6_K")[2]
+        assert "has no file of quantization Q6_K" in run_process("models", "pull", "hf:owner/tiny:Q6_K")[2]
         model = results.read([tmp_path / "out"]).records[0].model
         assert (model.source, model.repo, model.sha256) == ("hub", "owner/tiny", catalog.sha256(path))
         assert model.revision == server.repos["owner/tiny"].commit

@@ -354,7 +354,7 @@ def real(embedded: Path) -> Iterator[Worker]:
 def test_a_real_prefix_is_restored_bit_by_bit(real: Worker, tmp_path: Path, kv_unified: str) -> None:
     with saved_states.folder_in(tmp_path) as folder:
         plan = prefix_cache.plan(
-            real, "100", 20, 1, folder=folder, kv_unified=kv_unified, ubatch=64, model=catalog.DEFAULT
+            real, "100", 20, 1, folder=folder, kv_unified=kv_unified, ubatch=64, model=catalog.DEFAULT, threads=1
         )
         made = list(execute(plan, real, new_results_file(plan, tmp_path), lambda status: None))
     run = made[-1].run
@@ -375,7 +375,7 @@ def test_a_real_model_with_windows_is_refused_before_it_is_loaded(real: Worker, 
 
 
 def test_prefix_command(tmp_path: Path) -> None:
-    code, out, err = run_lab("prefix", "-p", "16,40", "-s", "8", "-r", "1", "-o", tmp_path)
+    code, out, err = run_lab("prefix", "-p", "16,40", "-s", "8", "-r", "1", "-t", "1", "-o", tmp_path)
     assert code == 0, err
     assert "time to first token with a prefix cold" in out and "bit by bit" in out
     assert len(list(tmp_path.glob("*-prefix.png"))) == 1 and not list(tmp_path.glob(".lab-states*"))

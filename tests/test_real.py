@@ -15,9 +15,9 @@ from lab.core.record import OK
 from lab.errors import LabError
 from lab.process.worker import Progress, Worker
 from lab.runner import prompts
-from tests.conftest import SETTINGS, run_lab
+from tests.conftest import SETTINGS, run_lab, run_process
 
-REAL = dataclasses.replace(SETTINGS, n_ctx=700, n_ubatch=512)
+REAL = dataclasses.replace(SETTINGS, n_ctx=700, n_ubatch=512, n_threads=1, n_threads_batch=1)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_the_labs_own_texts_fill_a_long_prompt(worker: Worker) -> None:
 
 
 def test_measuring_from_python(tmp_path: Path) -> None:
-    records = lab.measure("8,40", gen=4, repeat=1, out=tmp_path)
+    records = lab.measure("8,40", gen=4, repeat=1, out=tmp_path, threads=1)
     assert [(r.run.warmup, r.run.status) for r in records] == [(True, OK), (False, OK), (False, OK)]
     assert len(lab.runs(records)) == 3
     assert len(lab.steps(records)) == sum(len(r.run.steps.kind) for r in records)
@@ -131,19 +131,20 @@ def test_measuring_from_python(tmp_path: Path) -> None:
 
 
 def test_the_command_measures_tells_and_draws(tmp_path: Path) -> None:
-    status, out, err = run_lab("measure", "-p", "8,40", "-n", "4", "-r", "2", "-o", tmp_path)
+    status, out, err = run_process("measure", "-p", "8,40", "-n", "4", "-r", "2", "-t", "1", "-o", tmp_path)
     assert status == 0
     assert "smollm2-135m Q4_1" in out and "Prefill of 40 tokens took" in out
     assert "repeat 2" in err
     assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == 2
-    shown = run_lab("show", tmp_path)
+    shown = run_process("show", tmp_path)
     assert shown[0] == 0 and "Prefill of 40 tokens took" in shown[1]
     (tmp_path / "plots").mkdir()
-    drawn = run_lab("plot", tmp_path, "-o", tmp_path / "plots")
+    drawn = run_process("plot", tmp_path, "-o", tmp_path / "plots")
     assert drawn[0] == 0 and len(drawn[1].splitlines()) == 4
 
 
 def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
+    """With as many threads as the lab takes by itself; the other tests take one, which other work disturbs less."""
     status, out, _ = run_lab("measure", "-p", "8", "-n", "3", "-r", "1", "-o", tmp_path, "--json", "--stream")
     document = json.loads(out)
     assert status == 0
@@ -154,7 +155,7 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_one_token_has_no_tpot(tmp_path: Path) -> None:
-    status, out, _ = run_lab("measure", "-p", "8", "-n", "1", "-r", "1", "-o", tmp_path, "--json")
+    status, out, _ = run_lab("measure", "-p", "8", "-n", "1", "-r", "1", "-t", "1", "-o", tmp_path, "--json")
     assert status == 0
     assert json.loads(out)["rows"][0]["tpot_ms"] is None
     assert run_lab("show", tmp_path)[0] == 0
@@ -162,7 +163,7 @@ def test_one_token_has_no_tpot(tmp_path: Path) -> None:
 
 def test_streamed_text_comes_to_stdout(tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("The capital of France is")
-    arguments = ["-p", "5", "-n", "8", "-r", "1", "-o", tmp_path, "--no-plot", "--stream", "--prompt"]
+    arguments = ["-p", "5", "-n", "8", "-r", "1", "-t", "1", "-o", tmp_path, "--no-plot", "--stream", "--prompt"]
     status, out, _ = run_lab("measure", *arguments, tmp_path / "prompt.txt")
     assert status == 0
     assert "--- 5 prompt tokens, repeat 1" in out
@@ -177,7 +178,7 @@ def test_dry_run_measures_nothing(tmp_path: Path) -> None:
 
 
 def test_machine_and_models(embedded: Path) -> None:
-    status, out, _ = run_lab("machine")
+    status, out, _ = run_process("machine")
     assert status == 0 and "llama-cpp-python" in out and "\nenergy   " in out
     known = json.loads(run_lab("machine", "--json")[1])
     assert known["devices"] and known["llama_cpp_python"] and set(known["energy"]) == {"counters", "problems"}

@@ -19,7 +19,7 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.runner.plan import make_plan
 from lab.show import page, plot_runs, reproduce
-from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab
+from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, run_process
 from tests.test_explain import FAST, timed
 from tests.test_noise import watched
 
@@ -248,14 +248,14 @@ def test_a_report_needs_a_run_and_a_good_name(tmp_path: Path) -> None:
     ):
         code, _, err = run_lab("report", *arguments)
         assert code == 1 and why in err
-    code, out, _ = run_lab("report", tmp_path / "a.jsonl")
+    code, out, _ = run_process("report", tmp_path / "a.jsonl")
     assert code == 0 and out.strip() == str(tmp_path / "a.html")
     code, _, err = run_lab("report", tmp_path / "a.html")
     assert code == 1 and "overwritten" in err
 
 
 def test_a_measurement_and_a_trial_end_with_a_report(tmp_path: Path) -> None:
-    code, out, err = run_lab("measure", "-p", 8, "-n", 3, "-r", 1, "--no-plot", "--report", "-o", tmp_path)
+    code, out, err = run_lab("measure", "-p", 8, "-n", 3, "-r", 1, "-t", 1, "--no-plot", "--report", "-o", tmp_path)
     (path,) = tmp_path.glob("*.html")
     assert code == 0 and f"report   {path}" in out, err
     assert len(results.read([path]).records) == 2 and path.with_suffix(".jsonl").exists()
@@ -397,12 +397,20 @@ def contrast(one: list[float], other: list[float]) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The report of a sample, and the same with a hostile name."""
+    folder, records = tmp_path_factory.mktemp("pages"), list(results.read([SAMPLE]).records)
+    hostile = [dataclasses.replace(r, model=dataclasses.replace(r.model, name=EVIL)) for r in records]
+    return [
+        page.report(folder / f"{name}.html", shown, [_ceilings(records[0])])
+        for name, shown in (("sample", records), ("hostile", hostile))
+    ]
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (360, "light")])
-def test_a_browser_shows_it_and_asks_nobody(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
-    reading = results.read([SAMPLE])
-    hostile = [dataclasses.replace(r, model=dataclasses.replace(r.model, name=EVIL)) for r in reading.records]
-    for name, records in (("sample", reading.records), ("hostile", hostile)):
-        path = page.report(tmp_path / f"{name}.html", list(records), [_ceilings(reading.records[0])])
+def test_a_browser_shows_it_and_asks_nobody(browser: Any, pages: list[Path], width: int, scheme: str) -> None:
+    for path in pages:
         browser.get_log("performance")
         seen = look(browser, path, width, scheme)
         assert seen["overflow"] <= 0 and seen["scripts"] == 1

@@ -299,7 +299,7 @@ def real(embedded: Path) -> Iterator[list[Record]]:
     with tempfile.TemporaryDirectory() as folder, Worker() as worker:
         records: list[Record] = []
         for draft in (None, catalog.DEFAULT):
-            plan = speculation.plan(worker, draft, "1,3", 64, 24, 1, prompt="code")
+            plan = speculation.plan(worker, draft, "1,3", 64, 24, 1, prompt="code", threads=1)
             path = new_results_file(plan, Path(folder))
             made = list(execute(plan, worker, path, lambda status: None))
             assert list(results.read([path]).records) == made  # every new field survives the file
@@ -361,7 +361,7 @@ def test_it_is_shown_drawn_and_written(real: list[Record], tmp_path: Path, capsy
 
 def test_a_model_with_random_weights_has_its_curve_and_a_table_of_speed_ups(tmp_path: Path) -> None:
     asked = ["speculate", "-m", "synthetic:smollm2-135m", "--draft-len", "1,3", "-p", "32", "-n", "8", "-r", "1"]
-    status, out, err = run_lab(*asked, "--out", tmp_path, "--no-plot", "--json")
+    status, out, err = run_lab(*asked, "-t", "1", "--out", tmp_path, "--no-plot", "--json")
     assert status == 0, err
     rows = json.loads(out)["rows"]
     assert [row["n_positions"] for row in rows] == [1, 2, 3, 4]

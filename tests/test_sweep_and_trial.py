@@ -14,7 +14,7 @@ from lab.core.record import Run
 from lab.errors import LabError
 from lab.process.worker import Progress, Worker
 from lab.runner import prompts
-from tests.conftest import make_run, run_lab
+from tests.conftest import make_record, make_run, run_lab, run_process
 from tests.test_real import REAL
 
 
@@ -85,7 +85,8 @@ def write_mamba(path: Path) -> None:
 
 def test_a_model_that_cannot_forget_is_measured_but_not_swept(tmp_path: Path) -> None:
     write_mamba(tmp_path / "mamba.gguf")
-    common = ["-m", tmp_path / "mamba.gguf", "--prompt", "random", "-n", "4", "-r", "1", "--no-plot", "-o", tmp_path]
+    common = ["-m", tmp_path / "mamba.gguf", "--prompt", "random", "-n", "4", "-r", "1", "-t", "1", "--no-plot"]
+    common += ["-o", tmp_path]
     code, out, err = run_lab("measure", "-p", "20", *common)
     assert code == 0, err
     code, out, err = run_lab("sweep", "-p", "40", "-e", "10", *common)
@@ -94,7 +95,9 @@ def test_a_model_that_cannot_forget_is_measured_but_not_swept(tmp_path: Path) ->
 
 
 def test_sweep_command(tmp_path: Path) -> None:
-    code, out, _ = run_lab("sweep", "-p", "256", "-e", "32", "-u", "32", "-n", "3", "-r", "2", "-o", tmp_path)
+    code, out, _ = run_lab(
+        "sweep", "-p", "256", "-e", "32", "-u", "32", "-n", "3", "-r", "2", "-t", "1", "-o", tmp_path
+    )
     assert code == 0
     assert "at each length" in out and "Prefill: T(P) = " in out and "Decode: t(p) = " in out
     assert len(list(tmp_path.glob("*-sweep.png"))) == 1 and not list(tmp_path.glob("*-decode.png"))
@@ -105,7 +108,7 @@ def test_sweep_command(tmp_path: Path) -> None:
 
 
 def test_until_command(tmp_path: Path) -> None:
-    arguments = ["-p", "8", "-n", "4", "-r", "1", "--no-plot", "-o", tmp_path, "--until", "90%"]
+    arguments = ["-p", "8", "-n", "4", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path, "--until", "90%"]
     code, out, _ = run_lab("measure", *arguments)
     assert code == 0
     assert "Every interval is within 90.0% of its median." in out and "95 % interval below it" in out
@@ -113,17 +116,19 @@ def test_until_command(tmp_path: Path) -> None:
     assert run_lab("measure", "--until", "many")[0] == 2
 
 
-def test_ab_and_compare_commands(tmp_path: Path) -> None:
-    common = ["-p", "32", "-n", "4", "--blocks", "2", "-o", tmp_path]
-    code, out, err = run_lab("ab", "--flash-attn on", "--flash-attn off", *common)
+def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
+    common = ["-p", "32", "-n", "4", "-t", "1", "-o", tmp_path]
+    code, out, err = run_lab(
+        "ab", "--flash-attn on", "--flash-attn off", "-m", mini, "--prompt", "random", "--blocks", "2", *common
+    )
     assert code == 0, err
     assert "flash_attn: on | off" in out and "too few blocks to be sure (2; " in out
     (path,) = tmp_path.glob("*.jsonl")
-    code, out, err = run_lab("compare", path, "--json", "--base", "off", "--no-plot")
+    code, out, err = run_process("compare", path, "--json", "--base", "off", "--no-plot")
     document = json.loads(out)
     assert code == 0 and document["differences"]["flash_attn"] == ["off", "on"]
     assert document["comparisons"][0]["rows"][0]["paired"] is True
-    code, out, err = run_lab("ab", "", "-m smollm2-135m:Q8_0", *common, "--json", "--no-plot")
+    code, out, err = run_lab("ab", "", "-m smollm2-135m:Q8_0", "--blocks", "1", *common, "--json", "--no-plot")
     assert code == 0, err
     assert [label.partition(":")[0] for label in json.loads(out)["groups"]] == ["A", "B"]
 
@@ -149,7 +154,7 @@ def test_impossible_trials(tmp_path: Path, arguments: list[str], says: str) -> N
 
 
 def test_comparing_nothing(tmp_path: Path) -> None:
-    assert run_lab("measure", "-p", "8", "-n", "2", "-r", "1", "--no-plot", "-o", tmp_path)[0] == 0
+    results.append(tmp_path / "a.jsonl", make_record())
     assert "nothing to compare" in run_lab("compare", tmp_path)[2]
     assert run_lab("compare", tmp_path / "none.jsonl")[0] == 1
 

@@ -126,7 +126,7 @@ def by_session(records: Sequence[Record]) -> list[Record]:
 
 
 def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
-    """The fields of the setup in which groups differ, with each group's value; None is unknown."""
+    """The fields of the setup in which groups differ, with each group's value; None: see `table.unset`."""
     first = [group.rows.iloc[0] for group in setups]
     values = {name: [None if row[name] != row[name] else row[name] for row in first] for name in table.SETUP}
     if any(group.rows.block.isna().all() for group in setups):  # not a trial: sessions, which differ in no setting

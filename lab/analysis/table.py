@@ -159,7 +159,7 @@ def _named(row: pd.Series, names: Sequence[str]) -> list[str]:
     for name in names:
         value = row[name]
         if value != value or value is None:
-            words += [] if name in ("sweep_every", "variant") else [f"{name} unknown"]
+            words += [] if unset(name) == "none" else [f"{name} {unset(name)}"]
             continue
         text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
         if name in ("model", "machine", "variant"):
@@ -167,6 +167,11 @@ def _named(row: pd.Series, names: Sequence[str]) -> list[str]:
         else:
             words.append(f"{name} {text if len(text) <= 40 else f'{text[:12]}...'}")
     return words
+
+
+def unset(name: str) -> str:
+    """What it means that a field of a setup has no value: there is none, llama.cpp chose it, or it is not known."""
+    return "none" if name in ("sweep_every", "variant") else "default" if name in PLACING else "unknown"
 
 
 def model_label(record: Record) -> str:

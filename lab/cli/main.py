@@ -30,7 +30,7 @@ from lab.cli.files import (
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.networking import network
-from lab.cli.options import RPC, Share
+from lab.cli.options import LIB, RPC, Share
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
 from lab.cli.serving import rpc_server
 from lab.errors import LabError
@@ -145,8 +145,9 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
 
 @lab.command()
 @RPC
+@LIB
 @click.option("--json", "as_json", is_flag=True, help="All that is known, as one JSON document.")
-def machine(rpc: str | None, as_json: bool) -> None:
+def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
     """Say what is known of this machine, the llama.cpp build and its devices.
 
     Where counters of energy can be read (RAPL of the CPU, NVML of NVIDIA GPUs, a battery that discharges), every
@@ -155,15 +156,17 @@ def machine(rpc: str | None, as_json: bool) -> None:
     import dataclasses
 
     from lab.process.worker import Worker
-    from lab.runner import energy, offload
+    from lab.runner import builds, energy, offload
     from lab.runner import machine as this_machine
     from lab.runner.gpu_watch import GpuWatch
     from lab.show import console, text_energy, text_setup
 
     with Worker() as worker:
-        worker.use(offload.backend(offload.Asked(rpc=rpc)))
+        worker.use(offload.backend(offload.Asked(rpc=rpc, lib=lib)))
         build, servers = worker.build, worker.servers
-    here = this_machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
+    here = this_machine.describe(
+        build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices, builds.name_of(lib)
+    )
     counters = energy.counters(GpuWatch([]))
     if as_json:
         of_servers = {"rpc_servers": [dataclasses.asdict(server) for server in servers]} if servers else {}
@@ -174,7 +177,7 @@ def machine(rpc: str | None, as_json: bool) -> None:
         click.echo(line)
     for device in here.devices:
         memory = f", {device.memory_bytes / 1e9:.1f} GB" if device.memory_bytes else ""
-        click.echo(f"device   {device.name}: {device.description} ({device.type}{memory})")
+        click.echo(f"device   {device.name}: {this_machine.describe_device(device)} ({device.type}{memory})")
     for server in servers:
         memories = ", ".join(f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free" for free, total in server.memories)
         click.echo(f"server   {server.endpoint}: {1e3 * server.round_trip_s:.3g} ms for a small request; {memories}")

@@ -119,7 +119,9 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, sequen
         make = make_plan if sequences is None else functools.partial(batching.plan, sequences=sequences)
         plans = side_by_side.plan(worker, named, blocks, make, **asked, watch=transferring)
     first = next(iter(plans.values()))
-    for line in text_setup.describe(first.machine, first.model):
+    for line in dict.fromkeys(
+        line for plan in plans.values() for line in text_setup.describe(plan.machine, plan.model)
+    ):
         err.print(line)
     for warning in dict.fromkeys(warning for plan in plans.values() for warning in plan.warnings):
         err.print(f"Note: {warning}", style="yellow")

@@ -54,6 +54,9 @@ PROMPT = click.option(
     help="text (all of the lab's own), some of these (code,table,story), random, or a text file.",
 )
 DEVICE = click.option("--device", "-dev", help="Devices for layers, by name (lab machine), or none.  [default: all]")
+LIB = click.option(
+    "--lib", metavar="FOLDER", help="Run the llama.cpp libraries in this folder instead of those installed."
+)
 RPC = click.option("--rpc", metavar="HOST:PORT", help="Use the devices of RPC servers (lab rpc-server), with commas.")
 ENGINE = [
     click.option("--threads", "-t", type=int, help="Threads for decode.  [default: physical cores]"),
@@ -119,9 +122,7 @@ ENGINE = [
     ),
     click.option("--mmap/--no-mmap", default=None, help="Map the file into memory.  [default: llama.cpp's choice]"),
     RPC,
-    click.option(
-        "--lib", metavar="FOLDER", help="Run the llama.cpp libraries in this folder instead of those installed."
-    ),
+    LIB,
     click.option(
         "--prefill-wait",
         type=click.Choice(["step", "end"]),

@@ -150,5 +150,6 @@ def write_files(
         target = path.with_suffix(".html")
         files["report"] = named("report", page.report(target, records, known, at_least, others, judged))
     if out and any_good([record for record in records if record.run.lever is None and record.run.part is None]):
-        out.print(f"next     what limited it: lab ceilings && lab explain {path}; a page to hand on: lab report {path}")
+        ceilings = "lab ceilings" + (" --lib FOLDER" if any(record.settings.lib for record in records) else "")
+        out.print(f"next     what limited it: {ceilings} && lab explain {path}; a page to hand on: lab report {path}")
     return files

@@ -98,6 +98,7 @@ class Machine:
     virtual: bool | None = None
     power: str | None = None  # mains, battery
     cpu_quota: float | None = None  # cores' worth of CPU time that a container allows; n_cores_usable has it rounded
+    lib: str | None = None  # libraries in place of the installed ones, as in Settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,9 @@ from lab.core.lines import from_json, to_json
 from lab.core.placement import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Operation
-from lab.engine import execute, gguf_header, kernels, llama, native, offload
+from lab.engine import execute, gguf_header, kernels, layout, llama, native, offload
 from lab.errors import LabError
-from lab.process.wire import Build, Outcome, Probe, Vocabulary, map_int64
+from lab.process.wire import Build, Libraries, Outcome, Probe, Vocabulary, map_int64
 
 
 def serve() -> None:
@@ -33,11 +33,13 @@ def serve() -> None:
     progress = map_int64(Path(sys.argv[1]))
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
-    child = _Child(progress)
+    child = _started(progress)
     while True:
         request = json.loads(requests.get())
         verb = request.pop("verb")
         try:
+            if isinstance(child, LabError):
+                raise child
             answer = {"value": to_json(getattr(child, verb)(**request))}
         except LabError as problem:
             answer = {"error": problem.what, "hint": problem.hint}
@@ -45,6 +47,14 @@ def serve() -> None:
             traceback.print_exc()
             os._exit(1)
         replies.write(json.dumps(answer).encode() + b"\n")
+
+
+def _started(progress: memoryview[int]) -> _Child | LabError:
+    """A child that is ready, or why its libraries cannot be used: that is the answer to every request then."""
+    try:
+        return _Child(progress)
+    except LabError as problem:
+        return problem
 
 
 def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
@@ -67,6 +77,9 @@ class _Child:
 
     def build(self) -> Build:
         return self._build
+
+    def libraries(self) -> Libraries:
+        return layout.describe()
 
     def read_model(self, path: str, name: str, source: str) -> Model:
         return gguf_header.read_model(Path(path), name, source)

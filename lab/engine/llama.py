@@ -55,12 +55,19 @@ def load(path: Path, asked: Settings) -> Loaded:
     native.forget_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise LabError(
-            f"llama.cpp cannot load {path.name}: {native.complaint()}", "Is the file whole? Try another one."
-        )
+        raise refusal(path)
     vocab = lib.llama_model_get_vocab(model)
     bos = lib.llama_vocab_bos(vocab) if lib.llama_vocab_get_add_bos(vocab) else None
     return Loaded(model, vocab, lib.llama_vocab_n_tokens(vocab), bos, *offload.placed(), alive)
+
+
+def refusal(path: Path) -> LabError:
+    """Why a model was not loaded, in llama.cpp's words, and what to do about it."""
+    reason = native.complaint()
+    hint = "Is the file whole? Try another one."
+    if "allocate" in reason:
+        hint = "There is no room for it: keep layers on the CPU (--n-gpu-layers N), or take a smaller model."
+    return LabError(f"llama.cpp cannot load {path.name}: {reason}", hint)
 
 
 def describe(loaded: Loaded) -> str | None:
@@ -96,7 +103,7 @@ def reserve(path: Path, asked: Settings) -> list[str]:
     native.forget_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise LabError(f"llama.cpp cannot load {path.name}: {native.complaint()}", "Is the file whole?")
+        raise refusal(path)
     native.forget_log()
     pointer = lib.llama_init_from_model(model, _context_params(asked))
     lines = native.log_lines()
@@ -221,7 +228,7 @@ def _vocabulary(path: Path) -> tuple[int, tuple[int, int], list[bytes]]:
     native.forget_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise LabError(f"llama.cpp cannot load {path.name}: {native.complaint()}", "Is the file whole?")
+        raise refusal(path)
     vocab = lib.llama_model_get_vocab(model)
     tokens = [lib.llama_vocab_get_text(vocab, i) or b"" for i in range(lib.llama_vocab_n_tokens(vocab))]
     ends = lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab)

@@ -9,6 +9,7 @@ import collections
 import ctypes
 import os
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,18 @@ def start(rpc: Sequence[str] = ()) -> Build:
     """Load the libraries, keep their log in memory, connect to these RPC servers, and return what they are.
 
     The servers must have been probed (process/rpc.py): llama.cpp ends this process where one does not answer.
+    LabError for libraries that cannot be loaded, or lack a function.
     """
-    lib, base = llama(), ggml("ggml-base")
+    try:
+        lib, base = llama(), ggml("ggml-base")
+        base.ggml_commit.restype = ctypes.c_char_p
+    except (AttributeError, OSError, RuntimeError) as problem:  # a function, a file, or one that this needs is missing
+        hint = "Install what it needs, or add the folder of that to LD_LIBRARY_PATH."
+        if isinstance(problem, AttributeError):
+            hint = f"llama-cpp-python {version('llama-cpp-python')} is made for the version in its source distribution."
+        raise LabError(f"The libraries of llama.cpp cannot be used: {problem}.", hint) from None
     lib.llama_log_set(_log_callback, ctypes.c_void_p(0))
     lib.llama_backend_init()
-    base.ggml_commit.restype = ctypes.c_char_p
     commit = base.ggml_commit().decode()
     for endpoint in rpc:
         _connect(endpoint)

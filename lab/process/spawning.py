@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
+
+END_S = 5
+"""How long the parent waits for a killed child to be gone."""
+
+DIED = object()
+
+LIB_VARIABLE = "LLAMA_CPP_LIB_PATH"
+"""The environment variable in which llama-cpp-python looks for the folder of its libraries."""
 
 
 def detached() -> dict[str, Any]:
@@ -19,7 +28,19 @@ def detached() -> dict[str, Any]:
 
 def environment(lib: str | None = None) -> dict[str, str]:
     """The environment of a child that loads the llama.cpp libraries in folder `lib`; None: those installed."""
-    return {**os.environ, "GGML_NO_BACKTRACE": "1", **({} if lib is None else {"LLAMA_CPP_LIB_PATH": lib})}
+    own = {name: value for name, value in os.environ.items() if name != LIB_VARIABLE}
+    return own | {"GGML_NO_BACKTRACE": "1", **({} if lib is None else {LIB_VARIABLE: lib})}
+
+
+def listen(process: subprocess.Popen[bytes], pids: queue.SimpleQueue[int], replies: queue.SimpleQueue[Any]) -> None:
+    """Put what a child writes into queues: its own process id, then its replies, a line each, and at its end DIED."""
+    stdout: IO[bytes] = process.stdout  # type: ignore[assignment]
+    with suppress(ValueError, OSError):  # the parent has closed it
+        pids.put(int(stdout.readline()))
+        for line in stdout:
+            replies.put(line)
+    pids.put(process.pid)
+    replies.put(DIED)
 
 
 def kill(process: subprocess.Popen[bytes], own_pid: Callable[[], int]) -> None:

@@ -41,6 +41,18 @@ DEFAULT_BACKEND = Backend()
 
 
 @dataclass(frozen=True)
+class Libraries:
+    """What shows whether the bindings fit the loaded libraries: ggml's version, their files, and their `layout`.
+
+    That has a value for the size and every default of each structure, and for every type of tensors, by name.
+    """
+
+    version: str
+    paths: tuple[str, ...]
+    layout: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Vocabulary:
     """What the parent must know of a loaded model to make prompts for it."""
 

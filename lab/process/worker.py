@@ -28,13 +28,14 @@ from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.process import rpc, rpc_server
-from lab.process.spawning import cause_of_death, detached, environment, kill
+from lab.process.spawning import DIED, END_S, cause_of_death, detached, environment, kill, listen
 from lab.process.wire import (
     DEFAULT_BACKEND,
     FIRST_TOKEN,
     N_PREFILLED,
     Backend,
     Build,
+    Libraries,
     Outcome,
     Probe,
     Progress,
@@ -47,13 +48,8 @@ __all__ = ["Progress"]  # others look for it here
 POLL_S = 0.1
 """How often a waiting parent looks at the progress and at the rest of the machine."""
 
-END_S = 5
-"""How long the parent waits for a killed child to be gone."""
-
 MAX_TOKENS = 1 << 20
 """Most tokens of one run that fit into the progress file."""
-
-_DIED = object()
 
 # -P: a file named random.py in the folder where the lab is started shall not become part of it.
 _CHILD = "import sys; sys.path.append(sys.argv[2]); from lab.engine.child import serve; serve()"
@@ -121,9 +117,7 @@ class Worker:
         self._pid: int | None = None
         self._pids: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._listener = threading.Thread(
-            target=self._listen, args=(self._process, self._pids, self._replies), daemon=True
-        )
+        self._listener = threading.Thread(target=listen, args=(self._process, self._pids, self._replies), daemon=True)
         self._listener.start()
 
     @property
@@ -137,6 +131,10 @@ class Worker:
     def build(self) -> Build:
         """The llama.cpp build that the child runs on."""
         return from_json(Build, self._ask("build"))
+
+    def libraries(self) -> Libraries:
+        """What shows whether the bindings fit the libraries that the child has loaded."""
+        return from_json(Libraries, self._ask("libraries"))
 
     def read_model(self, path: Path, name: str, source: str) -> Model:
         """The model's shape, from its header."""
@@ -263,25 +261,13 @@ class Worker:
             except queue.Empty:
                 if look:
                     look()
-        if reply is _DIED:
-            self._replies.put(_DIED)  # for the next request
+        if reply is DIED:
+            self._replies.put(DIED)  # for the next request
             raise WorkerDied(self._cause_of_death())
         answer = json.loads(reply)
         if "error" in answer:
             raise LabError(answer["error"], answer["hint"])
         return str(answer["value"])
-
-    @staticmethod
-    def _listen(
-        process: subprocess.Popen[bytes], pids: queue.SimpleQueue[int], replies: queue.SimpleQueue[Any]
-    ) -> None:
-        stdout: IO[bytes] = process.stdout  # type: ignore[assignment]
-        with suppress(ValueError, OSError):  # the parent has closed it
-            pids.put(int(stdout.readline()))
-            for line in stdout:
-                replies.put(line)
-        pids.put(process.pid)
-        replies.put(_DIED)
 
     def _cause_of_death(self) -> str:
         lines = self._stderr_path.read_text(errors="replace").strip().splitlines()

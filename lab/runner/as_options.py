@@ -47,6 +47,8 @@ def _placing(settings: Settings) -> list[tuple[str, ...]]:
     chosen: list[tuple[str, ...]] = []
     for field in dataclasses.fields(offload.Asked):
         value = getattr(settings, "devices" if field.name == "device" else field.name)
+        if field.name == "lib" and value is not None:  # how its path began is not in a record
+            value = str(value).rpartition(" ")[0]
         if value is not None:
             chosen.append(option(field.name, value))
     return chosen

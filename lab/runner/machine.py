@@ -18,9 +18,16 @@ from lab.core.record import Device, Machine, Settings
 from lab.runner import limits
 from lab.runner.limits import sysctl, system_text
 
+_SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "microsoft basic render")
+"""Parts of the names of Vulkan devices that are programs: Mesa's, Google's, and that of Windows."""
+
 
 def describe(
-    llama_cpp_python: str, llama_cpp_commit: str | None, system_info: str, devices: tuple[Device, ...]
+    llama_cpp_python: str,
+    llama_cpp_commit: str | None,
+    system_info: str,
+    devices: tuple[Device, ...],
+    lib: str | None = None,
 ) -> Machine:
     """This machine together with the llama.cpp build that the engine reported."""
     import psutil
@@ -37,6 +44,7 @@ def describe(
         llama_cpp_commit=llama_cpp_commit,
         system_info=system_info,
         devices=devices,
+        lib=lib,
         virtual=_is_virtual(),
         power=_power(),
         cpu_quota=quota if quota == usable else None,
@@ -103,9 +111,22 @@ def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
     return offload
 
 
+def is_software(device: Device) -> bool:
+    """Whether a GPU is none, but a program that computes on the CPU what one would: its figures are no GPU's."""
+    return any(name in device.description.lower() for name in _SOFTWARE)
+
+
+def describe_device(device: Device) -> str:
+    """The device in words: llama.cpp's, and for one in software that it is. `llvmpipe (software; LLVM 15.0.6)`."""
+    if not is_software(device):
+        return device.description
+    name, _, rest = device.description.removesuffix(")").partition(" (")
+    return f"{name} (software{f'; {rest}' if rest else ''})"
+
+
 def in_words(devices: Sequence[Device]) -> str:
     """Devices such as `2 x NVIDIA H200`, without the addresses of servers."""
-    counts = Counter(re.sub(r"^(RPC server) \S+", r"\1", device.description) for device in devices)
+    counts = Counter(re.sub(r"^(RPC server) \S+", r"\1", describe_device(device)) for device in devices)
     return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in sorted(counts.items()))
 
 

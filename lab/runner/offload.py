@@ -12,7 +12,7 @@ from lab.core.record import Device, Model
 from lab.errors import LabError
 from lab.process import rpc
 from lab.process.wire import Backend
-from lab.runner import machine
+from lab.runner import builds, machine
 
 NONE, AUTO = "none", "auto"
 SPLIT_MODES = ("none", "layer", "tensor")
@@ -45,8 +45,9 @@ class Asked:
 
 
 def backend(asked: Asked) -> Backend:
-    """What the engine's process is to be started with."""
-    return Backend(asked.lib or None, rpc.parse(",".join(_parts(asked.rpc))) if asked.rpc else ())
+    """What the engine's process is to be started with. LabError for libraries that do not fit."""
+    servers = rpc.parse(",".join(_parts(asked.rpc))) if asked.rpc else ()
+    return Backend(builds.folder_of(asked.lib), servers)
 
 
 def n_layers(asked: Asked, wanted: int | str | None, devices: Sequence[Device], model: Model) -> tuple[int, list[str]]:
@@ -91,7 +92,7 @@ def settings(asked: Asked, n_gpu_layers: int, devices: Sequence[Device], model: 
         "op_offload": asked.op_offload,
         "mmap": asked.mmap,
         "rpc": backend(asked).rpc or None,
-        "lib": asked.lib,
+        "lib": builds.name_of(asked.lib),
     }
     kinds = asked.split_mode, asked.kv_offload, bool(chosen["n_cpu_moe"] or chosen["override_tensor"])
     is_pipeline = placement.is_pipeline(model.n_layer, n_gpu_layers, n_used, *kinds)

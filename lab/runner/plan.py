@@ -17,7 +17,7 @@ from lab.core.script import Operation
 from lab.errors import LabError
 from lab.models import catalog, obtain, shapes
 from lab.process.worker import MAX_TOKENS, Worker
-from lab.runner import fits, limits, machine, offload, prompts
+from lab.runner import builds, fits, limits, machine, offload, prompts
 from lab.runner.case import Case, Text, with_room
 from lab.runner.lengths import check_lengths, parse_lengths
 from lab.runner.planned import Draft, Plan, Until
@@ -100,7 +100,9 @@ def make_plan(
             )
         source = prompts.source(prompts.RANDOM)
     build = worker.build
-    here = machine.describe(build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices)
+    here = machine.describe(
+        build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices, builds.name_of(asked.lib)
+    )
     n_offloaded, unused = offload.n_layers(asked, n_gpu_layers, here.devices, shape)
     warnings += [*unused, *offload.warnings(asked, shape)]
     if here.n_cores_usable and max(threads or 1, threads_batch or 1) > here.n_cores_usable:

@@ -21,7 +21,7 @@ from lab.core.record import FAILED, OK, Record, Run
 from lab.errors import LabError
 from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
-from lab.runner import limits, notebook
+from lab.runner import builds, limits, notebook
 from lab.runner.as_options import option
 from lab.runner.case import Case
 from lab.runner.energy import idle_watts
@@ -71,6 +71,8 @@ def plan(
 ) -> dict[str, Plan]:
     """The plans of variants (words and settings), by name: A, B and so on, and the words. LabError as in `check`.
 
+    Of a folder of libraries the name has the end of its path: names are kept in records.
+
     `make` makes each: of a plain measurement, or of an experiment.
     """
     if not 1 <= n_blocks <= 1000:
@@ -78,11 +80,18 @@ def plan(
     if len(variants) > 26:
         raise LabError(f"{len(variants)} variants are too many.", "Compare at most 26 at once.")
     plans = {
-        f"{chr(65 + i)}: {words or 'as it is'}": make(worker, repeat=2 * n_blocks, **{**shared, **settings})
+        f"{chr(65 + i)}: {_public(words, settings.get('lib')) or 'as it is'}": make(
+            worker, repeat=2 * n_blocks, **{**shared, **settings}
+        )
         for i, (words, settings) in enumerate(variants)
     }
     check(plans)
     return plans
+
+
+def _public(words: str, lib: str | None) -> str:
+    """The words of a variant with only the end of its folder's path."""
+    return shlex.join(word.replace(lib, builds.short(lib)) for word in shlex.split(words)) if lib else words
 
 
 def check(plans: dict[str, Plan]) -> None:

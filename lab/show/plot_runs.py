@@ -239,7 +239,8 @@ def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
 def _subject(records: Sequence[Record]) -> str:
     models = sorted({table.model_label(record) for record in records})
     machines = sorted({machine.label(r.machine, r.settings) for r in records})
-    return f"{_short(models, 'models')} on {_short(machines, 'machines')}"
+    n_computers = len({(r.machine.cpu, r.machine.ram_bytes) for r in records})
+    return f"{_short(models, 'models')} on {_short(machines, 'machines' if n_computers > 1 else 'devices')}"
 
 
 def _short(names: list[str], kind: str) -> str:

@@ -31,12 +31,15 @@ def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
     kind = ", virtual machine" if here.virtual else ""
     power = f", on {here.power}" if here.power else ""
     system = f"; {here.os}" if here.os else ""
-    offload = ", ".join(f"{device.description} ({device.name})" for device in machine.accelerators(here.devices))
+    offload = ", ".join(
+        f"{machine.describe_device(device)} ({device.name})" for device in machine.accelerators(here.devices)
+    )
     commit = f" (llama.cpp {here.llama_cpp_commit})" if here.llama_cpp_commit else ""
-    computes_on = offload or "the CPU (no GPU in this build)"
+    computes_on = offload or "the CPU (this build finds no GPU)"
     texts = {"machine": f"{machine.label(here)}{ram}{kind}{power}{system}"}
     if here.llama_cpp_python:
-        texts["build"] = f"llama-cpp-python {here.llama_cpp_python}{commit}; computes on {computes_on}"
+        lib = f", libraries of {here.lib}" if here.lib else ""
+        texts["build"] = f"llama-cpp-python {here.llama_cpp_python}{commit}{lib}; computes on {computes_on}"
     if model:
         parts = [
             f"{model.name} {model.quantization or ''}".strip(),

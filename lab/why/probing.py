@@ -214,7 +214,7 @@ def device_label(here: Machine, on_gpu: bool) -> str:
 
 def same(one: Machine, other: Machine) -> bool:
     """Whether two descriptions are of the same machine with the same build: ceilings then hold for both."""
-    fields = ("cpu", "n_cores_usable", "ram_bytes", "llama_cpp_python", "llama_cpp_commit", "system_info")
+    fields = ("cpu", "n_cores_usable", "ram_bytes", "llama_cpp_python", "llama_cpp_commit", "system_info", "lib")
     gpus = [[device.description for device in machine.accelerators(described.devices)] for described in (one, other)]
     return gpus[0] == gpus[1] and all(getattr(one, name) == getattr(other, name) for name in fields)
 

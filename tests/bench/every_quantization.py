@@ -27,7 +27,7 @@ from lab.runner.warm_engine import utc_now
 from lab.why import learning, probing
 from lab.why.step_prediction import StepPrediction
 from tests import miniature
-from tests.conftest import run_lab
+from tests.conftest import run_process
 
 OF_SYNTHETIC = ("Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_XS")
 SIZES = ("-u", "64", "--threads", "1")
@@ -74,7 +74,7 @@ def tried(worker: Worker, path: Path, folder: Path) -> str:
         worker.restart()
         return f"ceilings: {problem.what}"
     for name, arguments in steps.items():
-        code, _, err = run_lab(*arguments)
+        code, _, err = run_process(*arguments)
         if code:
             return f"{name}: {err.strip().splitlines()[-1]}"
     return f"ok ({n_rates} kernels)"

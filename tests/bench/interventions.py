@@ -21,7 +21,7 @@ from lab.core.record import OK
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from lab.why import probing
-from tests.conftest import run_lab
+from tests.conftest import run_process
 
 CASES: list[tuple[str, list[str], dict[str, Any]]] = [
     ("the embedded model", ["-p", "512,2048", "-n", "24"], {"types": ["Q4_0", "Q8_0"]}),
@@ -45,7 +45,7 @@ def levers(arguments: list[str], types: list[str], folder: Path) -> list[dict[st
 
 
 def run(*arguments: object) -> str:
-    code, out, err = run_lab(*arguments, timeout_s=1800)
+    code, out, err = run_process(*arguments, timeout_s=1800)
     if code:
         raise SystemExit(f"lab {' '.join(map(str, arguments))}: {err}")
     return out

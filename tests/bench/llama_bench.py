@@ -27,16 +27,23 @@ Name = TypeVar("Name")
 
 def program(name: str = "llama-bench") -> Path:
     """The built program of that name."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    home = cache / "mini-lab" / f"llama-bench-{version(PACKAGE)}"
+    home = _home()
     built = home / "build" / "bin" / name
     if not built.exists():
-        home.mkdir(parents=True, exist_ok=True)
         _build(home, name)
         for library in (home / "build" / "bin").glob("lib*"):
             if library.name.startswith(("libggml", "libllama.")):
                 library.unlink()  # the installed ones shall run, not these
     return built
+
+
+def source() -> Path:
+    """llama.cpp's source, as the installed llama-cpp-python has it."""
+    home = _home()
+    if not list(home.glob("*.tar.gz")):
+        _fetch(home, os.environ.get("UV", "uv"), f"{PACKAGE}=={version(PACKAGE)}")
+    (folder,) = home.glob("llama_cpp_python-*/vendor/llama.cpp")
+    return folder
 
 
 def run(model: Path, *options: str) -> list[dict[str, Any]]:
@@ -91,13 +98,16 @@ def _answer(program: Path, *options: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+def _home() -> Path:
+    """The folder that keeps the source and the programs."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    folder = cache / "mini-lab" / f"llama-bench-{version(PACKAGE)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def _build(folder: Path, name: str) -> None:
-    requirement = f"{PACKAGE}=={version(PACKAGE)}"
-    uv = os.environ.get("UV", "uv")
-    if not list(folder.glob("*.tar.gz")):
-        _fetch(folder, uv, requirement)
-    (source,) = folder.glob("llama_cpp_python-*/vendor/llama.cpp")
-    cmake = ["cmake"] if shutil.which("cmake") else [uv, "tool", "run", "cmake"]
+    cmake = ["cmake"] if shutil.which("cmake") else [os.environ.get("UV", "uv"), "tool", "run", "cmake"]
     options = {
         "CMAKE_BUILD_TYPE": "Release",
         "BUILD_SHARED_LIBS": "ON",
@@ -105,7 +115,7 @@ def _build(folder: Path, name: str) -> None:
         "LLAMA_BUILD_TESTS": "OFF",
     }
     defined = [f"-D{name}={value}" for name, value in options.items()]
-    subprocess.run([*cmake, "-S", str(source), "-B", str(folder / "build"), *defined], check=True)
+    subprocess.run([*cmake, "-S", str(source()), "-B", str(folder / "build"), *defined], check=True)
     jobs = str(os.cpu_count() or 1)
     subprocess.run([*cmake, "--build", str(folder / "build"), "--target", name, "-j", jobs], check=True)
 

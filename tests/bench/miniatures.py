@@ -21,7 +21,7 @@ from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from lab.why import probing, roofline
 from tests import miniature
-from tests.conftest import run_lab
+from tests.conftest import run_process
 
 LENGTHS, N_GEN, N_REPEAT = (512, 2048), 32, 3
 WANTED = (0.75, 1.05)
@@ -64,7 +64,7 @@ def main() -> None:
             if words:
                 print(f"{arch}: while the ceilings were measured, {words}")
             lengths = ",".join(map(str, LENGTHS))
-            code, _, err = run_lab(
+            code, _, err = run_process(
                 *("measure", "-m", path, "--prompt", "random", "-p", lengths, "-n", N_GEN, "-r", N_REPEAT),
                 *("--no-plot", "-o", folder),
             )
