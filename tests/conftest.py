@@ -38,6 +38,7 @@ from lab.core.record import (
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
 from lab.models import catalog, synthetic
+from lab.process.rpc import Answer
 from lab.process.wire import Backend, Build, Outcome, Vocabulary
 from lab.process.worker import Progress, WorkerDied
 from lab.runner import energy, noise_watch
@@ -210,6 +211,7 @@ class FakeWorker:
 
     def __init__(self) -> None:
         self.backend = Backend()
+        self.servers: tuple[Answer, ...] = ()
         self.build = Build("0.0", None, "", MACHINE.devices)
         self.model = MODEL
         self.tensors_of_file: tuple[Tensor, ...] = ()

@@ -142,13 +142,16 @@ def test_a_line_keeps_the_network() -> None:
     assert from_json(Record, to_json(record)).run.link == Link(0.0004, 1.25e8)
 
 
-def test_the_picture_has_a_line_for_each_bandwidth_and_every_run(tmp_path: Path) -> None:
+def test_the_picture_has_a_line_for_each_bandwidth_and_every_run() -> None:
     links = [networks.LOCAL, Link(0.001, 1.25e8), Link(0.005, 1.25e8)]
-    rows = networks.rows([record_over(over, 10 + 5 * i, repeat=n) for i, over in enumerate(links) for n in range(3)])
+    records = [record_over(over, 10 + 5 * i, repeat=n) for i, over in enumerate(links) for n in range(3)]
+    rows = networks.rows(records)
     curves = plot_network.curves_of(rows)
     assert [curve.bytes_per_s for curve in curves] == [None, 1.25e8]
     assert curves[0].rate(0) == pytest.approx(100)
-    figure = canvas.drawn(plot_network.drawing(rows, curves, "tiny"), (8, 5))
+    drawings = plot_network.drawings(records)
+    assert plot_network.drawings(records[:3]) == {}  # one network is no picture
+    figure = canvas.drawn(drawings["network"], (8, 5))
     (axes,) = figure.axes
     assert sum(len(list(line.get_xdata())) == 3 for line in axes.lines) == 3  # type: ignore[arg-type]
     labels = axes.get_legend_handles_labels()[1]
@@ -215,3 +218,21 @@ def test_links_are_read_as_they_are_written() -> None:
     assert link.parse_round_trip("300us") == pytest.approx(link.parse_round_trip("0.3ms"))
     assert link.parse_bandwidth("2.5Gbit/s") == 2.5e9 / 8
     assert Link(0.0003, 1.25e7).words == "0.3 ms, 100 Mbit/s"
+
+
+def test_a_plan_says_what_its_servers_cost(embedded: Path) -> None:
+    with RpcServer("127.0.0.1", 0, ["CPU"], 1) as one, RpcServer("127.0.0.1", 0, ["CPU"], 1) as other:
+        asked = ("measure", "--dry-run", "-p", "8,16", "-n", "4", "--rpc", f"{one.endpoint},{other.endpoint}")
+        status, output, complaint = run_lab(*asked, "--json")
+        assert status == 0, complaint
+        _, text, _ = run_lab(*asked)
+    planned = json.loads(output)["network"]
+    assert (planned["n_prompt"], planned["prompt"]["n_round_trips"], planned["decode"]["n_round_trips"]) == (16, 2, 6)
+    per_token = planned["decode"]["bytes_out"] + planned["decode"]["bytes_back"]
+    at = planned["at"]["1 Gbit/s"]["token_s"]
+    assert at == pytest.approx(2 * planned["round_trip_s"] + per_token / 3 / 1.25e8)
+    assert "a token: 2 round trips" in text and "at 10 Gbit/s" in text
+
+
+def test_without_servers_a_plan_has_no_network(tmp_path: Path) -> None:
+    assert json.loads(run_lab("measure", "-p", "10", "--dry-run", "--json", "-o", tmp_path)[1])["network"] is None

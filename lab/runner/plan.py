@@ -144,6 +144,7 @@ def make_plan(
         backend=worker.backend,
         tensors=tensors or (worker.tensors(file.path) if n_offloaded else ()),
         free=worker.free_memory() if n_offloaded else {},
+        round_trips_s=tuple(answer.round_trip_s for answer in worker.servers),
         auto=asked if n_gpu_layers == offload.AUTO else None,
     )
     if max(case.n_generated for case in cases) > MAX_TOKENS:

@@ -54,6 +54,7 @@ class Plan:
     backend: Backend = DEFAULT_BACKEND
     tensors: tuple[Tensor, ...] = ()  # of the model's file, where layers go to devices
     free: Mapping[str, int] = field(default_factory=dict)  # bytes of each device
+    round_trips_s: tuple[float, ...] = ()  # to each RPC server, as it answered before
     auto: offload.Asked | None = None  # where as many layers as fit go to devices
     part: str | None = None  # of `lab claims`: written into every run, as is_quick
     is_quick: bool | None = None

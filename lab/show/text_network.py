@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -10,10 +12,16 @@ from rich.text import Text
 from lab.analysis.wording import digits
 from lab.core.link import bandwidth, milliseconds
 from lab.core.network import Traffic
+from lab.runner import network_cost
+from lab.runner.planned import Plan
 from lab.show.console import grid_of
 from lab.why.network_prediction import NetworkAnswer
 
+USUAL = (1e9 / 8, 1e10 / 8)
+"""Bytes a second of networks that are sold: 1 and 10 Gbit/s."""
+
 LEFT_OUT = (
+    "A prompt of several steps costs at most what is said: one server computes while another is waited for. "
     "Bytes are those of llama.cpp's messages: an Ethernet carries 94 % of its name. TCP's slow start after a pause is "
     "not in it, so where a token takes over 0.2 s the logits can take some round trips more."
 )
@@ -47,6 +55,31 @@ def print_network(answer: NetworkAnswer, out: Console) -> None:
         out.print(f"Without a network: {slowest} to {fastest} tokens/s.")
     out.print(answer.basis)
     out.print(LEFT_OUT)
+
+
+def planned(plan: Plan) -> dict[str, Any] | None:
+    """What a plan's servers would cost, for JSON; None without servers, or where it is not known."""
+    cost = network_cost.of_plan(plan)
+    if cost is None:
+        return None
+    at = {bandwidth(width): {"token_s": cost.token_s(width), "prompt_s": cost.prompt_s(width)} for width in USUAL}
+    return {**dataclasses.asdict(cost), "at": at}
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """The same in words; how wide the network is nobody has measured."""
+    cost = network_cost.of_plan(plan)
+    if cost is None:
+        return []
+    decode, n_tokens = cost.decode, cost.n_gen - 1
+    mean = Traffic(*(round(n / n_tokens) for n in (decode.bytes_out, decode.bytes_back, decode.n_round_trips)))
+    lines = [f"network  the servers answer in {milliseconds(cost.round_trip_s)}; a token: {_in_words(mean)}"]
+    for width in USUAL:
+        token, prompt = digits(1e3 * cost.token_s(width)), digits(1e3 * cost.prompt_s(width))
+        where = f"at {bandwidth(width)} "
+        words = f"+ {token} ms a token, at most + {prompt} ms a prompt of {cost.n_prompt:,} tokens"
+        lines.append(f"         {where:14}{words}")
+    return lines
 
 
 def _in_words(traffic: Traffic) -> str:

@@ -16,7 +16,7 @@ from lab.models.obtain import Listed
 from lab.runner import fits, machine
 from lab.runner.plan import Plan
 from lab.runner.warm_engine import named
-from lab.show import text_places
+from lab.show import text_network, text_places
 from lab.show.console import console, grid_of, print_json
 
 
@@ -107,7 +107,8 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         ]
         settings = dataclasses.asdict(plan.settings)
         as_dicts = json.loads(to_json(cases))
-        print_json({"cases": as_dicts, "repeat": plan.n_repeat, "settings": settings, "places": text_places.rows(plan)})
+        where = {"places": text_places.rows(plan), "network": text_network.planned(plan)}
+        print_json({"cases": as_dicts, "repeat": plan.n_repeat, "settings": settings, **where})
         return
     out = console()
     n_gen = plan.cases[0].n_gen
@@ -115,6 +116,8 @@ def print_plan(plan: Plan, as_json: bool) -> None:
     out.print(plan_table(plan))
     if placed := text_places.rows(plan):
         out.print(text_places.plan_table(placed))
+    for line in text_network.plan_lines(plan):
+        out.print(line)
     out.print(
         ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(plan.settings).items() if value is not None)
     )

@@ -52,7 +52,8 @@ def main(model: str, rounds: str, delays: str, bandwidths: str, prompt_len: str,
         split, endpoints = ",".join("1" * N_SERVERS), ",".join(relay.endpoints)
         plan = make_plan(worker, prompt_len, int(gen), int(rounds), model, threads=1, rpc=endpoints, tensor_split=split)
         path = new_results_file(plan, FOLDER, len(arms))
-        records = list(measured(plan, worker, relay, arms, int(rounds), path))
+        pids = [server.pid for server in servers]
+        records = list(measured(plan, worker, relay, pids, arms, int(rounds), path))
     rows = networks.rows(records)
     print(table(rows))
     for name, drawing in plot_network.drawings(records).items():
@@ -76,7 +77,13 @@ def calibrated(arms: Sequence[Arm]) -> dict[Arm, Link]:
 
 
 def measured(
-    plan: Plan, worker: Worker, relay: Relay, arms: dict[Arm, Link], n_rounds: int, path: Path
+    plan: Plan,
+    worker: Worker,
+    relay: Relay,
+    pids: Sequence[int],
+    arms: dict[Arm, Link],
+    n_rounds: int,
+    path: Path,
 ) -> Iterator[Record]:
     """A run of each arm in each round, saved as it ends."""
     (case,) = plan.cases
@@ -88,6 +95,7 @@ def measured(
         if number:
             engine.renew()
         engine.load()
+        engine._servers = [*engine._servers, *pids]  # they are not where --rpc says: that is the relay
         engine.open([case])
         for _ in engine.warm_up([case]):
             pass
