@@ -185,7 +185,7 @@ def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Pat
     made = plan(worker, model_file, tensor_split="1,1", n_gpu_layers="auto")
     assert made.settings.n_gpu_layers == 6 and not made.refused
     assert text_setup.notes(made) == ["--n-gpu-layers auto: 6 of 9 layers go to devices (the output counts as one)."]
-    assert made.settings.prefill_wait is None  # no pipeline: layers are on the CPU too
+    assert made.settings.prefill_wait == "end"  # servers do not say when a step is done
     worker.free = {"CUDA0": 60 * MB, "RPC0": 40 * MB}
     made = plan(worker, model_file, n_gpu_layers="auto")
     assert (made.settings.n_gpu_layers, made.settings.prefill_wait) == (9, "end")

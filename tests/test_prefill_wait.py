@@ -20,6 +20,7 @@ from lab.runner.warm_engine import WarmEngine
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run
 
 TWO = (*MACHINE.devices, Device("RPC0", "one", "gpu"), Device("RPC1", "another", "gpu"))
+SERVER = (*MACHINE.devices, Device("RPC0", "RPC server 10.0.0.1:50052", "gpu"), Device("CUDA0", "a GPU", "gpu"))
 
 
 def test_steps_with_logits_and_those_before_a_move_are_waited_for() -> None:
@@ -42,6 +43,7 @@ def test_steps_with_logits_and_those_before_a_move_are_waited_for() -> None:
     ("asked", "n_gpu_layers", "wait"),
     [
         (Asked(), 3, "end"),
+        (Asked(device="RPC1,RPC0"), 3, "end"),
         (Asked(), 2, None),  # not all layers
         (Asked(device="RPC1"), 3, None),
         (Asked(split_mode="tensor"), 3, None),
@@ -59,10 +61,24 @@ def test_the_default_is_once_where_devices_work_as_a_pipeline(
         offload.settings(Asked(prefill_wait="never"), 3, TWO, MODEL)
 
 
+def test_an_rpc_server_does_not_say_when_a_step_is_done() -> None:
+    waits = [
+        (Asked(device="RPC0"), 2, "end"),
+        (Asked(device="RPC0"), 0, None),
+        (Asked(device="CUDA0"), 2, None),
+        (Asked(device="RPC0", prefill_wait="step"), 2, "step"),
+    ]
+    for asked, n_gpu_layers, wait in waits:
+        assert offload.settings(asked, n_gpu_layers, SERVER, MODEL)["prefill_wait"] == wait
+        warned = offload.warnings(asked, SERVER, MODEL)
+        assert bool(warned) == (asked.prefill_wait == "step")
+
+
 def test_both_ways_are_tried_in_the_warm_up_and_the_table_names_the_difference(embedded: Path) -> None:
     worker = FakeWorker()
     plan = make_plan(worker, [20], 5, 1, str(embedded), "random")  # type: ignore[arg-type]
-    plan = dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, n_ubatch=8, prefill_wait="end"))
+    settings_here = dataclasses.replace(plan.settings, n_ubatch=8, prefill_wait="end", n_gpu_layers=3)
+    plan = dataclasses.replace(plan, settings=settings_here, machine=dataclasses.replace(plan.machine, devices=TWO))
     engine = WarmEngine(plan, worker, Reporter(lambda status: None, plan.order, plan.n_tokens))  # type: ignore[arg-type]
     engine.load()
     engine.open(plan.cases)

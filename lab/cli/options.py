@@ -126,7 +126,8 @@ ENGINE = [
     click.option(
         "--prefill-wait",
         type=click.Choice(["step", "end"]),
-        help="Wait for each prefill step, or only for the last.  [default: step; end where devices work as a pipeline]",
+        help="Wait for each prefill step, or only for the last.  [default: step; end on RPC servers, and where devices "
+        "work as a pipeline]",
     ),
 ]
 """How llama.cpp runs a model."""

@@ -13,6 +13,7 @@ from lab.errors import LabError
 from lab.process import rpc
 from lab.process.wire import Backend
 from lab.runner import builds, machine
+from lab.runner.rpc_memory import endpoint_of
 
 NONE, AUTO = "none", "auto"
 SPLIT_MODES = ("none", "layer", "tensor")
@@ -96,14 +97,28 @@ def settings(asked: Asked, n_gpu_layers: int, devices: Sequence[Device], model: 
     }
     kinds = asked.split_mode, asked.kv_offload, bool(chosen["n_cpu_moe"] or chosen["override_tensor"])
     is_pipeline = placement.is_pipeline(model.n_layer, n_gpu_layers, n_used, *kinds)
-    return chosen | {"prefill_wait": asked.prefill_wait or (END if is_pipeline else None)}
+    waits_once = is_pipeline or (n_gpu_layers and _is_remote(asked, devices))
+    return chosen | {"prefill_wait": asked.prefill_wait or (END if waits_once else None)}
 
 
-def warnings(asked: Asked, model: Model) -> list[str]:
-    """What has no effect on this model."""
+def warnings(asked: Asked, devices: Sequence[Device], model: Model) -> list[str]:
+    """What has no effect on this model, or on these devices."""
+    sentences = []
     if asked.n_cpu_moe and not model.n_expert:
-        return [f"--n-cpu-moe {asked.n_cpu_moe} has no effect: {model.name} has no experts."]
-    return []
+        sentences.append(f"--n-cpu-moe {asked.n_cpu_moe} has no effect: {model.name} has no experts.")
+    if asked.prefill_wait == STEP and _is_remote(asked, devices):
+        sentences.append(
+            "--prefill-wait step has no effect on steps without logits: an RPC server does not say when it has "
+            "computed them. The time of the whole prompt is right, those of its steps are not."
+        )
+    return sentences
+
+
+def _is_remote(asked: Asked, devices: Sequence[Device]) -> bool:
+    """Whether layers may go to a device behind an RPC server."""
+    names = _device_names(asked, devices)
+    used = machine.by_default(devices) if names is None else [one for one in devices if one.name in names]
+    return any(endpoint_of(device) for device in used)
 
 
 def _check(asked: Asked) -> None:

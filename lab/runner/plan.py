@@ -104,7 +104,7 @@ def make_plan(
         build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices, builds.name_of(asked.lib)
     )
     n_offloaded, unused = offload.n_layers(asked, n_gpu_layers, here.devices, shape)
-    warnings += [*unused, *offload.warnings(asked, shape)]
+    warnings += [*unused, *offload.warnings(asked, here.devices, shape)]
     if here.n_cores_usable and max(threads or 1, threads_batch or 1) > here.n_cores_usable:
         warnings.append(
             f"This machine has {here.n_cores_usable} cores: more threads than that wait for one another, and "

@@ -117,7 +117,8 @@ class WarmEngine:
             short += [case for case in cases if case.lever]
         for case in short:
             yield self.settings, self.run(case, 0, warmup=True)
-        if self.settings.prefill_wait == offload.END:
+        n_devices = len(machine.used(self.plan.machine, self.settings))
+        if self.settings.prefill_wait == offload.END and n_devices > 1:
             yield from self._both_waits(cases)
         self.warm = True
 
