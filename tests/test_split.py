@@ -184,7 +184,7 @@ def test_bars_are_by_device_where_there_are_several() -> None:
         ({"n_gpu_layers": 99, "devices": ("CUDA0",)}, {"CUDA0": 17}),
         ({"n_gpu_layers": -1, "devices": ("CUDA0", "RPC0"), "tensor_split": (3.0, 1.0)}, {"CUDA0": 13, "RPC0": 4}),
         ({"n_gpu_layers": 17}, {"RPC0": 6, "CUDA0": 11}),  # servers first, by memory: 4 of 12 GB
-        ({"n_gpu_layers": 17, "split_mode": "none", "main_gpu": 0}, {"CUDA0": 17}),
+        ({"n_gpu_layers": 17, "split_mode": "none", "main_gpu": 1}, {"CUDA0": 17}),
     ],
 )
 def test_without_a_placement_layers_lie_by_llama_cpps_rule(

@@ -7,12 +7,12 @@ in a record; the whole memory stands for it.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lab.core.placement import layers as rule
+from lab.core.placement import shares
 from lab.core.record import Ceilings, Device, Machine, Model, Placement, Record, Settings
 from lab.runner import machine
 
@@ -49,13 +49,13 @@ def layers(
     n_layer = model.n_layer or 0
     if placement is not None and len(placement.layers) == n_layer + 1:
         return tuple(None if name == CPU else name for name in placement.layers)
-    devices = _in_order(machine.used(here, settings), settings)
+    devices = machine.used(here, settings)
     if not devices:
         return (None,) * (n_layer + 1)
-    n_offloaded = n_layer + 1 if settings.n_gpu_layers < 0 else min(n_layer + 1, settings.n_gpu_layers)
-    sums = [*itertools.accumulate(_shares(devices, settings))]
-    places = [sum(s <= i / n_offloaded * sums[-1] for s in sums) for i in range(n_offloaded)]
-    return ((None,) * (n_layer + 1 - n_offloaded)) + tuple(devices[place].name for place in places)
+    sizes = {one.name: one.memory_bytes for one in devices if one.memory_bytes}
+    names = tuple(one.name for one in devices)
+    split = shares(sizes, names, settings.tensor_split)
+    return tuple(None if i is None else names[i] for i in rule(n_layer, settings.n_gpu_layers, split))
 
 
 def layers_of(record: Record) -> tuple[str | None, ...]:
@@ -122,19 +122,3 @@ def same_devices(one: Where, other: Where) -> bool:
     """Whether both use the same kinds of devices."""
     kinds = [{identity(where.machine, name) for name in where.devices} for where in (one, other)]
     return kinds[0] == kinds[1]
-
-
-def _in_order(devices: Sequence[Device], settings: Settings) -> list[Device]:
-    """As they were named, else those of servers first: so llama.cpp fills them."""
-    if settings.devices:
-        return sorted(devices, key=lambda one: (settings.devices or ()).index(one.name))
-    return sorted(devices, key=lambda one: not is_remote(one))
-
-
-def _shares(devices: Sequence[Device], settings: Settings) -> list[float]:
-    """Of each device: what was asked, else its memory, else all alike."""
-    asked = settings.tensor_split or ()
-    if any(asked):
-        return [*asked, *[0.0] * len(devices)][: len(devices)]
-    sizes = [one.memory_bytes for one in devices]
-    return [1.0] * len(devices) if None in sizes or not all(sizes) else [float(size or 0) for size in sizes]
