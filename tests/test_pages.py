@@ -120,7 +120,8 @@ def unknown_words(command: str) -> list[str]:
         if words[0] not in where.commands:
             return words[:1]
         where = where.commands[words.pop(0)]
-    known = {name for parameter in where.params for name in parameter.opts} | {"--help", "--version"}
+    known = {name.strip() for option in where.params for name in (*option.opts, *option.secondary_opts)}
+    known |= {"--help", "--version"}
     asked = [part for word in words if word.startswith("-") for part in word.split() if re.match("--?[a-z]", part)]
     return [option for option in asked if option not in known]
 

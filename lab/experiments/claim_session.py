@@ -28,10 +28,10 @@ from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND, Probe
 from lab.process.worker import Worker
 from lab.runner import calibration, notebook, session, side_by_side
+from lab.runner.blank_run import failed_run
 from lab.runner.case import Case
 from lab.runner.plan import Plan, make_plan
 from lab.runner.progress import ShowStatus, Status
-from lab.runner.warm_engine import failed_run
 from lab.why import probing, where
 from lab.why.where import Where
 

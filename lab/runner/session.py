@@ -24,12 +24,13 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, notebook
+from lab.runner.blank_run import failed_run
 from lab.runner.case import Case
 from lab.runner.energy import idle_watts
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, Plan, make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.rounds import Rounds
-from lab.runner.warm_engine import WarmEngine, failed_run
+from lab.runner.warm_engine import WarmEngine
 
 MAX_CRASHES = 2
 """After so many deaths of the engine in runs of one case, that case is given up."""

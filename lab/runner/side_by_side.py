@@ -23,12 +23,13 @@ from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
 from lab.runner import builds, limits, notebook
 from lab.runner.as_options import option
+from lab.runner.blank_run import failed_run
 from lab.runner.case import Case
 from lab.runner.energy import idle_watts
 from lab.runner.plan import Plan, make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import MAX_CRASHES, new_results_file, save
-from lab.runner.warm_engine import WarmEngine, failed_run
+from lab.runner.warm_engine import WarmEngine
 
 N_BLOCKS = 10
 

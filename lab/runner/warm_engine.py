@@ -11,18 +11,16 @@ import functools
 import statistics
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any
 
 from lab.core import record
 from lab.core import script as scripts
-from lab.core.levers import LOOKUP, Batch, Prefix, Speculation, Stall
-from lab.core.record import Run, Settings, Steps
+from lab.core.record import Run, Settings
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Progress, Worker, WorkerDied
 from lab.runner import machine, noise_watch, offload, prompts
+from lab.runner.blank_run import is_of_draft, named, utc_now
 from lab.runner.case import Case, measured_run, with_room
 from lab.runner.plan import Plan
 from lab.runner.progress import Reporter
@@ -218,39 +216,5 @@ class WarmEngine:
         return prompts.offset(self.plan.seed, repeat, len(self._ids[source.name]), sequence)
 
 
-def named(case: Case) -> dict[str, Any]:
-    """The fields of a run that say what it did."""
-    levers = {"batch": Batch, "prefix": Prefix, "stall": Stall, "speculation": Speculation}
-    lever = {name: case.lever for name, kind in levers.items() if isinstance(case.lever, kind)}
-    return {"n_prompt": case.n_prompt, "n_gen": case.n_gen, "every": case.every, **lever}
-
-
-def is_of_draft(case: Case) -> bool:
-    """Whether a draft model takes part."""
-    return isinstance(case.lever, Speculation) and case.lever.draft not in (None, LOOKUP)
-
-
 def _n_computed(script: Script) -> int:
     return sum(operation.times * part.n_tokens for operation in script for part in operation.parts)
-
-
-def failed_run(case: Case, repeat: int, problem: LabError, warmup: bool = False) -> Run:
-    """The run that `problem` prevented."""
-    return Run(
-        **named(case),
-        repeat=repeat,
-        warmup=warmup,
-        started_at=utc_now(),
-        status=record.CRASHED if isinstance(problem, WorkerDied) else record.FAILED,
-        error=str(problem),
-        steps=Steps(),
-        token_ids=(),
-        prompt_offset=None,
-        end_of_generation_at=None,
-        noise=None,
-    )
-
-
-def utc_now() -> str:
-    """This moment, as records have it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
