@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from lab.endpoint.fields import error_in
 from lab.errors import LabError, printable
@@ -62,7 +62,7 @@ def access(url: str, api_key_env: str | None = None, headers: Sequence[str] = ()
         host, _ = parts.hostname, parts.port
     except ValueError:
         host = None
-    if not host or parts.scheme not in ("http", "https") or not printable(url) == url:
+    if not host or parts.scheme not in ("http", "https") or printable(url) != url:
         raise LabError("That is not the address of a server.", "Write it as http://HOST:PORT/v1.")
     path = parts.path.rstrip("/")
     for interface in _INTERFACES:
@@ -70,10 +70,13 @@ def access(url: str, api_key_env: str | None = None, headers: Sequence[str] = ()
     address = f"[{host}]" if ":" in host else host
     port = f":{parts.port}" if parts.port else ""
     clean = urlunsplit((parts.scheme, address + port, path or "/v1", "", ""))
-    credentials = f"{parts.username or ''}:{parts.password or ''}" if parts.username or parts.password else None
-    found = Access(clean, api_key_env, tuple(_header(one) for one in headers), credentials)
-    key(found)
-    return found
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    if not (user + password).isprintable():
+        raise LabError("The user or password in the address has control characters.", "Write it without them.")
+    credentials = f"{user}:{password}" if user or password else None
+    asked = Access(clean, api_key_env, tuple(_header(header) for header in headers), credentials)
+    key(asked)
+    return asked
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -102,20 +105,20 @@ def key(asked: Access) -> str | None:
 
 def all_headers(asked: Access) -> list[tuple[str, str]]:
     """The headers that let a request in, and those of the user."""
-    found = list(asked.headers)
-    names = {name.lower() for name, _ in found}
+    headers = list(asked.headers)
+    names = {name.lower() for name, _ in headers}
     if "authorization" not in names and (value := key(asked)):
-        found.append(("Authorization", f"Bearer {value}"))
+        headers.append(("Authorization", f"Bearer {value}"))
     elif "authorization" not in names and asked.credentials:
-        found.append(("Authorization", f"Basic {_base64(asked.credentials)}"))
-    return found
+        headers.append(("Authorization", f"Basic {_base64(asked.credentials)}"))
+    return headers
 
 
 def hidden(text: str, asked: Access) -> str:
     """`text`, printable, with every secret of `asked` replaced by ***."""
     secrets = [value for _, value in all_headers(asked)] + [key(asked) or ""]
     if asked.credentials:
-        secrets += [asked.credentials, _base64(asked.credentials), asked.credentials.partition(":")[2]]
+        secrets += [asked.credentials, asked.credentials.partition(":")[2], _base64(asked.credentials)]
     parts = {part for secret in secrets for part in (secret, secret.removeprefix("Bearer ").removeprefix("Basic "))}
     for secret in sorted(parts, key=len, reverse=True):
         if len(secret) > 3:  # shorter ones are no secrets, and would leave nothing readable
