@@ -98,7 +98,7 @@ def _errors_ns(reply: Reply, sent_ns: list[int], start_ns: int) -> list[int]:
     indices = times.generated(request)
     if request.status != OK or request.sent_ns is None or len(indices) != len(sent_ns):
         raise LabError(
-            f"The self-test failed: of {len(sent_ns)} events {len(indices)} arrived ({request.failure or 'no failure'}).",
+            f"Of {len(sent_ns)} events of the null server {len(indices)} arrived ({request.failure or 'no failure'}).",
             "Run it again on a quiet machine; if it fails again, that is a bug of the lab.",
         )
     began_ns = start_ns + request.sent_ns
