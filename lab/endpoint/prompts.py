@@ -73,7 +73,13 @@ def by_template(access: Access, api: str, text: str) -> int | None:
         if chat.status != 200 or not isinstance(applied, str):
             return None
         text = applied
-    answer = ask(access, f"{access.root}/tokenize", {"content": text, "add_special": True, "parse_special": True})
+    return by_text(access, text, with_special=True)
+
+
+def by_text(access: Access, text: str, with_special: bool = False) -> int | None:
+    """Tokens of a text by llama-server's /tokenize; `with_special`: as of a prompt, with what begins one."""
+    fields = {"content": text, "add_special": with_special, "parse_special": with_special}
+    answer = ask(access, f"{access.root}/tokenize", fields)
     return n_items(as_dict(answer.parsed).get("tokens")) if answer.status == 200 else None
 
 
