@@ -31,7 +31,18 @@ from lab.core.request import (
     ServerTimings,
     Usage,
 )
-from lab.endpoint.fields import as_count, as_dict, as_text, error_in, first, n_items, n_logprobs, timings_of, usage_of
+from lab.endpoint.fields import (
+    as_count,
+    as_dict,
+    as_text,
+    error_in,
+    first,
+    n_items,
+    n_logprobs,
+    thoughts,
+    timings_of,
+    usage_of,
+)
 
 Piece = tuple[int, bytes]
 """Bytes of the body of an answer, and when they arrived."""
@@ -189,6 +200,7 @@ class _Rows:
     def _kind_of(self, choice: dict[str, Any], delta: dict[str, Any], has_ids: bool, has_usage: bool) -> str:
         text = as_text(choice.get("text")) + as_text(delta.get("content")) + as_text(delta.get("refusal"))
         reasoning = "".join(as_text(delta.get(name)) for name in ("reasoning_content", "reasoning", "thinking"))
+        reasoning += thoughts(delta.get("content"))
         calls = delta.get("tool_calls") or delta.get("function_call")
         self._text += [reasoning, text]
         if text:

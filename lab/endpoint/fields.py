@@ -81,6 +81,11 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def thoughts(value: Any) -> str:
+    """The reasoning in content that is a list of parts (Mistral's)."""
+    return "".join(as_text(as_dict(part).get("thinking")) for part in value) if isinstance(value, list) else ""
+
+
 def n_logprobs(value: Any) -> int | None:
     """Tokens in the log-probabilities of a chunk: of chat {"content": [...]}, of completions {"tokens": [...]}."""
     content = n_items(as_dict(value).get("content"))
