@@ -445,7 +445,9 @@ def test_a_key_that_cannot_be_sent_is_named_by_its_variable(monkeypatch: pytest.
     assert not value or value not in str(problem.value)
 
 
-@pytest.mark.parametrize("url", ["", "ftp://host", "http://", "http://[::1", "http://host:port", "http://a\x1b[2J"])
+@pytest.mark.parametrize(
+    "url", ["", "ftp://host", "http://", "http://[::1", "http://host:port", "http://a\x1b[2J", "http://h/ü"]
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(LabError, match="not the address of a server"):
         access(url)
@@ -456,6 +458,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
     [
         ("127.0.0.1:8080", "http://127.0.0.1:8080/v1"),
         ("http://[::1]:80/v1/", "http://[::1]:80/v1"),
+        ("http://bücher.example", "http://xn--bcher-kva.example/v1"),
         ("https://host.example/api/v1/completions", "https://host.example/api/v1"),
     ],
 )
@@ -477,6 +480,9 @@ def test_replies_are_there_before_the_plan_has_ended(asked: Access) -> None:
         replies = client.run(Plan(asks=(make_ask("plain"), make_ask("never")), api=CHAT))
         first: Reply = next(replies)
         assert (first.index, first.request.status) == (0, OK)
+        replies.close()  # type: ignore[attr-defined]
+        with pytest.raises(ClientDied):
+            list(client.run(Plan(asks=(make_ask("plain"),), api=CHAT)))
 
 
 def test_a_client_that_dies_is_said_after_what_had_ended(asked: Access) -> None:

@@ -46,10 +46,9 @@ ERROR_INSIDE = "error inside a 200"
 NO_STREAM = "not a stream"
 LONG_LINE = "line too long"
 TOO_LARGE = "answer too large"
-CANCELLED = "cancelled"
 FAILURES = (
     *(REFUSED, LOST, TIMEOUT, STALLED, RATE_LIMITED, SERVER_ERROR, BAD_REQUEST, HALF_LINE),
-    *(CUT_OFF, WRONG_JSON, ERROR_INSIDE, NO_STREAM, LONG_LINE, TOO_LARGE, CANCELLED),
+    *(CUT_OFF, WRONG_JSON, ERROR_INSIDE, NO_STREAM, LONG_LINE, TOO_LARGE),
 )
 """Classes of failure of a request."""
 

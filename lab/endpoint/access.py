@@ -59,10 +59,10 @@ def access(url: str, api_key_env: str | None = None, headers: Sequence[str] = ()
     """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if not host or parts.scheme not in ("http", "https") or printable(url) != url:
+        host, _ = (parts.hostname or "").encode("idna").decode(), parts.port
+    except ValueError:  # UnicodeError is one too
+        host = ""
+    if not host or parts.scheme not in ("http", "https") or printable(url) != url or not parts.path.isascii():
         raise LabError("That is not the address of a server.", "Write it as http://HOST:PORT/v1.")
     path = parts.path.rstrip("/")
     for interface in _INTERFACES:

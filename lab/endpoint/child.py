@@ -73,7 +73,8 @@ async def _run_plan(to: Target, plan: Plan, file: IO[bytes]) -> None:
     """All requests, each written to `file` when it has ended."""
     lines = [Line() for _ in range(min(plan.n_at_once, len(plan.asks)))]
     await rehearse()
-    await asyncio.gather(*(_warm(line, to) for line in lines))
+    n_first = sum((ask.scheduled_ns or 0) <= PREPARE_S * 1e9 for ask in plan.asks)
+    await asyncio.gather(*(_warm(line, to) for line in lines[:n_first]))
     start_ns = time.perf_counter_ns()
     file.write(b"%d\n" % start_ns)
     file.flush()
@@ -88,9 +89,9 @@ async def _user(
 ) -> None:
     """Send one request after the other: whichever is next when the last one has ended."""
     for index, ask in asks:
-        due_ns = max(ask.scheduled_ns or 0, time.perf_counter_ns() - start_ns)
+        due_ns = time.perf_counter_ns() - start_ns if ask.scheduled_ns is None else ask.scheduled_ns
         if plan.stop_s is not None and due_ns > plan.stop_s * 1e9:
-            return
+            return  # what was due before is sent, however late
         if ask.scheduled_ns is not None:
             await asyncio.sleep(max(0.0, (start_ns + ask.scheduled_ns - time.perf_counter_ns()) / 1e9 - PREPARE_S))
             await _warm(line, to)
@@ -101,7 +102,7 @@ async def _user(
 async def _warm(line: Line, to: Target) -> None:
     """Open a connection ahead of time. Where that fails, the request will fail, and say it."""
     try:
-        await line.open(to.url)
+        await line.open(to)
     except (OSError, TimeoutError):
         await line.close()
 

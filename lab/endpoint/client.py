@@ -29,7 +29,7 @@ from lab.endpoint.wire import Plan, Reply
 from lab.errors import LabError
 from lab.process.worker import explain_exit
 
-POLL_S = 0.05
+POLL_S = 0.1
 END_S = 5
 _DIED = b""
 _CHILD = "import sys; sys.path.append(sys.argv[1]); from lab.endpoint.child import serve; serve()"
@@ -65,7 +65,10 @@ class Client:
         self.pid = int(self._replies.get() or 0)
 
     def run(self, plan: Plan) -> Iterator[Reply]:
-        """Send the requests of a plan; each reply as it ends. Raises ClientDied if the process ends before they do."""
+        """Send the requests of a plan; each reply as it ends. Raises ClientDied if the process ends before they do.
+
+        Who stops asking for replies before the end gives the plan up: the process ends, with what is in flight.
+        """
         path = Path(self._folder.name) / f"plan-{self._n_plans}"
         self._n_plans += 1
         path.touch()
@@ -74,12 +77,16 @@ class Client:
             stdin: IO[bytes] = self._process.stdin  # type: ignore[assignment]
             stdin.write(to_json(request).encode() + b"\n")
             stdin.flush()
+        answer = None
         with path.open("rb") as file:
-            answer = None
-            while answer is None:
-                with suppress(queue.Empty):
-                    answer = self._replies.get(timeout=POLL_S)
-                yield from self._read(file)
+            try:
+                while answer is None:
+                    with suppress(queue.Empty):
+                        answer = self._replies.get(timeout=POLL_S)
+                    yield from self._read(file)
+            finally:
+                if answer is None:
+                    self._process.kill()
         path.unlink()
         if answer == _DIED:
             self._replies.put(_DIED)  # for the next plan

@@ -3,7 +3,8 @@
 asyncio calls `data_received` right after the socket was read: there the stamp is taken. Parsing HTTP costs as much as
 some arrivals lie apart, and would make those of other requests late. So while a chunked answer lasts, its bytes
 only wait here, each with its stamp; when the end came, or no byte for a while, or too many wait, httpcore2 reads them
-one by one, and other connections come in between.
+one by one. All connections of a plan share one Turn: between two pieces of such work, of whichever request, the loop
+looks for arrivals.
 """
 
 from __future__ import annotations
@@ -31,10 +32,23 @@ class Stalled(Exception):
     """No byte for too long after the first one."""
 
 
+class Turn:
+    """Lets one piece of work be done for each look of the loop at its sockets."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def wait(self) -> None:
+        """Until it is this task's turn to work."""
+        async with self._lock:
+            await asyncio.sleep(0)
+
+
 class Connection(asyncio.Protocol, httpcore2.AsyncNetworkStream):
     """A socket as httpcore2 reads and writes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
         self.sent_ns: int | None = None  # when the request was written
         self.first_ns: int | None = None  # when the first byte of the answer arrived
         self.last_ns: int | None = None  # when the last one did
@@ -97,9 +111,9 @@ class Connection(asyncio.Protocol, httpcore2.AsyncNetworkStream):
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         self._send()
-        await asyncio.sleep(0)  # arrivals of others first
         while self.is_open and (self._is_held or not self._waiting):
             await self._wait()
+        await self._turn.wait()
         if not self._waiting:
             if self._problem:
                 raise httpcore2.ReadError(str(self._problem))
@@ -144,7 +158,7 @@ class Connection(asyncio.Protocol, httpcore2.AsyncNetworkStream):
         return not self.is_open if info == "is_readable" else None
 
 
-async def connect(url: httpcore2.URL, timeout_s: float) -> Connection:
+async def connect(url: httpcore2.URL, timeout_s: float, turn: Turn) -> Connection:
     """A new connection to the host of `url`. Raises OSError (certificates included) or TimeoutError."""
     import httpx2
 
@@ -153,6 +167,6 @@ async def connect(url: httpcore2.URL, timeout_s: float) -> Connection:
     tls = {"ssl": httpx2.create_ssl_context(), "server_hostname": host} if url.scheme == b"https" else {}
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout_s):
-        _, connection = await loop.create_connection(Connection, host, port, **tls)  # type: ignore[call-overload]
+        _, connection = await loop.create_connection(lambda: Connection(turn), host, port, **tls)  # type: ignore[call-overload]
     assert isinstance(connection, Connection)
     return connection

@@ -26,7 +26,7 @@ from lab.core.request import (
     Request,
 )
 from lab.endpoint.access import Access, all_headers, hidden, read
-from lab.endpoint.connection import Connection, Stalled, connect
+from lab.endpoint.connection import Connection, Stalled, Turn, connect
 from lab.endpoint.events import Piece, Stream, parsing
 from lab.endpoint.wire import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, Plan
 
@@ -44,6 +44,7 @@ class Target:
     access: Access
     url: httpcore2.URL
     headers: Headers = field(repr=False)
+    turn: Turn = field(default_factory=Turn, repr=False)
 
 
 def target(access: Access, api: str) -> Target:
@@ -74,12 +75,12 @@ class Line:
         """Whether a request can be sent at once."""
         return bool(self.connection and self.connection.is_open and self.http and not self.http.is_closed())
 
-    async def open(self, url: httpcore2.URL) -> None:
+    async def open(self, to: Target) -> None:
         """A new connection, if the last one cannot be used. Raises OSError or TimeoutError."""
         if not self.is_ready:
             await self.close()
-            self.connection = await connect(url, CONNECT_S)
-            self.http = httpcore2.AsyncHTTP11Connection(origin=url.origin, stream=self.connection)
+            self.connection = await connect(to.url, CONNECT_S, to.turn)
+            self.http = httpcore2.AsyncHTTP11Connection(origin=to.url.origin, stream=self.connection)
 
     async def close(self) -> None:
         if self.connection:
@@ -124,17 +125,18 @@ async def exchange(line: Line, to: Target, ask: Ask, plan: Plan, start_ns: int) 
     """Send a request, once, at its time, and read its answer. Gives it and its text; never raises for a server."""
     was_connected = line.is_ready
     got, stream, problem = _Got(), None, None
+    started_at = _utc()
     try:
         await _open(line, to)
         await _until(start_ns, ask.scheduled_ns)
         started_at = _utc()
         await _send_and_read(line, to, ask, plan, got)
     except _Failure as failure:
-        started_at, problem = _utc(), failure
+        problem = failure
     connection = line.connection
     sent_ns = connection.sent_ns if connection else None
     if got.is_stream:
-        stream = await _parsed(got, sent_ns or 0)
+        stream = await _parsed(got, sent_ns or 0, to.turn)
         done = stream.failure is None
         if (problem is None and not done) or (problem and problem.failure == LOST and stream.failure == ERROR_INSIDE):
             problem = _Failure(stream.failure or "", stream.error or "")
@@ -150,7 +152,7 @@ async def exchange(line: Line, to: Target, ask: Ask, plan: Plan, start_ns: int) 
 
 async def _open(line: Line, to: Target) -> None:
     try:
-        await line.open(to.url)
+        await line.open(to)
     except TimeoutError:
         raise _Failure(TIMEOUT, f"no connection within {CONNECT_S:g} s") from None
     except OSError as problem:
@@ -207,8 +209,8 @@ async def _read(response: httpcore2.Response, connection: Connection, got: _Got,
     raise _Failure(failure, error)
 
 
-async def _parsed(got: _Got, sent_ns: int) -> Stream:
-    """The events, one after the other, so that arrivals of others come in between."""
+async def _parsed(got: _Got, sent_ns: int, turn: Turn) -> Stream:
+    """The events, one for each turn."""
     steps = parsing(got.pieces, sent_ns)
     while True:
         try:
@@ -216,7 +218,7 @@ async def _parsed(got: _Got, sent_ns: int) -> Stream:
         except StopIteration as end:
             stream: Stream = end.value
             return stream
-        await asyncio.sleep(0)
+        await turn.wait()
 
 
 def _request(
@@ -245,7 +247,7 @@ def _request(
         failure=problem.failure if problem else None,
         error=hidden(problem.error, access)[:300] if problem else None,
         http_status=got.http_status,
-        finish_reason=stream.finish_reason if stream else None,
+        finish_reason=hidden(stream.finish_reason, access) if stream and stream.finish_reason else None,
         events=stream.events if stream else Events(),
         tokens_by=stream.tokens_by if stream else None,
         usage=stream.usage if stream else None,
@@ -263,7 +265,7 @@ async def rehearse() -> None:
     async for data in response.aiter_stream():
         got.add(0, data)
     await response.aclose()
-    await _parsed(got, 0)
+    await _parsed(got, 0, Turn())
 
 
 def _utc() -> str:

@@ -29,7 +29,7 @@ class Plan:
     """Requests in their order. Each is sent once.
 
     Those without a time are sent one after the other by `n_at_once` users. Those with a time are sent then, with
-    at most `n_at_once` in flight. After `stop_s` no further request is sent; what is in flight goes on to its end.
+    at most `n_at_once` in flight. What is due after `stop_s` is not sent; what was due before goes on to its end.
     """
 
     asks: tuple[Ask, ...]
