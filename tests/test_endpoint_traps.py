@@ -202,6 +202,14 @@ def test_trap_4_prompts_with_a_nonce_are_cold(client: Client, asked: Access) -> 
     assert all(usage and (usage.cached_tokens or 0) < 8 for usage in cached)
 
 
+def test_trap_4_counting_by_usage_does_not_warm_the_prompt(client: Client, asked: Access) -> None:
+    by_usage = prompts.Counter("usage", lambda text: prompts.by_usage(asked, Endpoint(url="", api=CHAT), "cache", text))
+    prompt = prompts.make(200, by_usage, "the same words each time", random.Random(3))
+    usage = send(client, "cache", prompt=prompt.text, options=(options.INCLUDE_USAGE,)).usage
+    assert usage and usage.prompt_tokens == prompt.n_tokens == 200
+    assert (usage.cached_tokens or 0) < 8  # some digits of the nonce at most
+
+
 # 5: ignore_eos is not everywhere
 
 

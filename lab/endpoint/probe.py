@@ -232,17 +232,17 @@ def _seen(name: str, is_there: bool, how: str, how_not: str) -> Capability:
 
 
 def _ignores_eos(free: Request, forced: Request | None) -> tuple[str, str]:
-    """Whether an answer that ends early without ignore_eos is as long as asked with it."""
+    """Whether an answer that ends by itself without ignore_eos goes on to its limit with it."""
     if forced is None:
         return NO, "the server refuses requests with it"
-    n_free, n_forced = times.n_generated(free), times.n_generated(forced)
-    if n_free is None or n_forced is None or free.status != OK or forced.status != OK:
-        return UNKNOWN, "the tokens of an answer are not counted"
-    if n_forced < N_LONG:
-        return NO, f"{n_forced} of {N_LONG} tokens with it"
-    if n_free < N_LONG:
-        return YES, f"{n_free} tokens without it, {n_forced} with it"
-    return UNKNOWN, f"the model wrote {n_free} tokens without it too"
+    ends = [request.finish_reason for request in (free, forced) if request.status == OK]
+    if ends == ["stop", "length"]:
+        return YES, f"an answer that ended by itself had {N_LONG} tokens with it"
+    if ends[1:] == ["stop"]:
+        return NO, "an answer ended by itself with it too"
+    if ends == ["length", "length"]:
+        return UNKNOWN, "the model did not end by itself without it either"
+    return UNKNOWN, "the server gives no reason of the end"
 
 
 def _get(access: Access, path: str) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 A server with /tokenize counts any text (of a chat with its template around it). Without it, a request for one token
 tells with its usage how long its prompt was: a few of these find the number of words. A prompt begins with a nonce of
-eight digits, so that no cache knows its beginning.
+eight digits, so that no cache knows its beginning; what was sent for counting gets another one afterwards.
 
 Sources: llama.cpp tools/server/README.md (POST /tokenize, POST /apply-template); vLLM
 vllm/entrypoints/serve/tokenize/protocol.py (POST /tokenize with `prompt` or `messages`, answer with `count`);
@@ -138,7 +138,10 @@ def make(n: int, how: Counter, source: str, rng: random.Random, start: int = 0) 
         )
     k = _most_words(n, least, lambda k: count(first_words(k)), MOST_COUNTS - 10)
     text = _filled(first_words(k), n, count, counts)
-    return Prompt(text, counts[text], how.by)
+    n_tokens = counts[text]
+    if how.by == USAGE:  # the server has seen this one
+        text = nonce(rng) + text.removeprefix(head)
+    return Prompt(text, n_tokens, how.by)
 
 
 def _most_words(n: int, least: int, count: Callable[[int], int], n_counts: int) -> int:
