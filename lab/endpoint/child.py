@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import queue
-import selectors
 import sys
 import threading
 import time
@@ -23,12 +22,10 @@ from typing import IO
 from lab.core.lines import from_json, to_json
 from lab.core.request import Request
 from lab.endpoint.access import Access
+from lab.endpoint.connection import Arrivals
 from lab.endpoint.exchange import Line, Target, exchange, rehearse, target
 from lab.endpoint.wire import Ask, Plan
 from lab.errors import LabError
-
-MOST_SELECTED = 900
-"""Requests in flight up to which select() waits for them: it keeps times to some 50 us, epoll to 1 ms."""
 
 PREPARE_S = 0.1
 """How long before its time a request gets its connection."""
@@ -62,11 +59,11 @@ def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
 
 
 def _run(access: Access, plan: Plan, path: Path) -> None:
-    selector = selectors.SelectSelector() if plan.n_at_once <= MOST_SELECTED else selectors.DefaultSelector()
-    with path.open("wb") as file, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+    arrivals = Arrivals()
+    with path.open("wb") as file, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(arrivals)) as runner:
         gc.collect()
         gc.freeze()  # a search for garbage takes milliseconds; without what is here already, microseconds
-        runner.run(_run_plan(target(access, plan.api), plan, file))
+        runner.run(_run_plan(target(access, plan.api, arrivals), plan, file))
 
 
 async def _run_plan(to: Target, plan: Plan, file: IO[bytes]) -> None:

@@ -26,7 +26,7 @@ from lab.core.request import (
     Request,
 )
 from lab.endpoint.access import Access, all_headers, hidden, read
-from lab.endpoint.connection import Connection, Stalled, Turn, connect
+from lab.endpoint.connection import Arrivals, Connection, Stalled, Turn, connect
 from lab.endpoint.events import Piece, Stream, parsing
 from lab.endpoint.wire import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, Plan
 
@@ -44,10 +44,11 @@ class Target:
     access: Access
     url: httpcore2.URL
     headers: Headers = field(repr=False)
-    turn: Turn = field(default_factory=Turn, repr=False)
+    arrivals: Arrivals
+    turn: Turn
 
 
-def target(access: Access, api: str) -> Target:
+def target(access: Access, api: str, arrivals: Arrivals) -> Target:
     """Where the requests for an interface go, and the headers that they all have."""
     url = httpcore2.URL(f"{access.url}/{'chat/completions' if api == 'chat' else 'completions'}")
     port = b"" if url.port is None else b":%d" % url.port
@@ -60,7 +61,7 @@ def target(access: Access, api: str) -> Target:
     given = {name.title(): value for name, value in all_headers(access)}
     host = b"[%b]" % url.host if b":" in url.host else url.host
     headers = [(name.encode(), value.encode()) for name, value in (fixed | given).items()]
-    return Target(access, url, [(b"Host", host + port), *headers])
+    return Target(access, url, [(b"Host", host + port), *headers], arrivals, Turn())
 
 
 @dataclass
@@ -79,7 +80,7 @@ class Line:
         """A new connection, if the last one cannot be used. Raises OSError or TimeoutError."""
         if not self.is_ready:
             await self.close()
-            self.connection = await connect(to.url, CONNECT_S, to.turn)
+            self.connection = await connect(to.url, CONNECT_S, to.arrivals, to.turn)
             self.http = httpcore2.AsyncHTTP11Connection(origin=to.url.origin, stream=self.connection)
 
     async def close(self) -> None:

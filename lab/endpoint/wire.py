@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from lab.core.request import Asked, Request
 
+MOST_AT_ONCE = 900
+"""Requests in flight: select() knows no more than 1,024 files."""
+
 TIMEOUT_S = 600.0
 STALL_S = 60.0
 MOST_LINE_BYTES = 10_000_000
@@ -38,6 +41,10 @@ class Plan:
     timeout_s: float = TIMEOUT_S  # for a whole request
     stall_s: float = STALL_S  # without a byte after the first one
     stop_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_at_once <= MOST_AT_ONCE:
+            raise ValueError(f"{self.n_at_once} requests at once, not 1 to {MOST_AT_ONCE}")
 
 
 @dataclass(frozen=True)
