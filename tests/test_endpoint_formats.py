@@ -168,7 +168,7 @@ def test_vllm_completions() -> None:
 
 
 # SGLang python/sglang/srt/entrypoints/openai/serving_chat.py: every field is there, null where there is nothing; the
-# chunk with finish_reason comes apart, with matched_stop; usage has reasoning_tokens beside the others
+# chunk with finish_reason comes apart, with matched_stop; usage has reasoning_tokens next to the others
 def test_sglang() -> None:
     def chunk(finish: str | None = None, **content: Any) -> dict[str, Any]:
         fields = dict.fromkeys(("role", "content", "reasoning_content", "tool_calls"), None) | content

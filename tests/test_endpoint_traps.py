@@ -43,7 +43,7 @@ from lab.endpoint import counting, prompts
 from lab.endpoint.access import Access, access, ask
 from lab.endpoint.body import ask_for
 from lab.endpoint.client import Client, ClientDied
-from lab.endpoint.null_behaviour import ACCEPT, ALWAYS, EACH, NEVER, TEMPLATE_TOKENS, Behaviour, NullSettings
+from lab.endpoint.null_behaviour import ACCEPT, ALWAYS, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
 from lab.endpoint.null_server import null_server
 from lab.endpoint.probe import MOST_PROBES, probe
 from lab.endpoint.selftest import selftest
@@ -72,7 +72,7 @@ FAILING = {
 MODELS = {name: Behaviour(fails=name, **FAST) for name in FAILING} | {
     "echo": Behaviour(fails="echo", **FAST),
     "plain": Behaviour(**FAST),
-    "bundled": Behaviour(bundle=3, n_held=1, usage=EACH, **FAST),
+    "bundled": Behaviour(bundle=3, n_held=1, usage=RUNNING, **FAST),
     "bundled, uncounted": Behaviour(bundle=3, n_held=1, **FAST),
     "role at accept": Behaviour(role=ACCEPT, first_ms=60.0, gap_ms=1.0),
     "no usage": Behaviour(usage=NEVER, **FAST),
@@ -81,13 +81,14 @@ MODELS = {name: Behaviour(fails=name, **FAST) for name in FAILING} | {
     "silent cache": Behaviour(has_cache=True, gives_cached=False, **FAST),
     "short": Behaviour(stops_after=3, obeys_ignore_eos=False, **FAST),
     "obedient": Behaviour(stops_after=3, **FAST),
-    "reasoning": Behaviour(n_reasoning=2, first_ms=4.0, gap_ms=20.0, usage=EACH),
+    "reasoning": Behaviour(n_reasoning=2, first_ms=4.0, gap_ms=20.0, usage=RUNNING),
     "other reasoning": Behaviour(n_reasoning=2, reasoning_field="reasoning", **FAST),
     "slow": Behaviour(first_ms=80.0, gap_ms=1.0),
     "pinging": Behaviour(pings=True, first_ms=30.0, gap_ms=1.0),
     "ids": Behaviour(token_ids=True, bundle=2, **FAST),
     "timings": Behaviour(timings=True, bundle=2, **FAST),
     "strict": Behaviour(strict=True, **FAST),
+    "pausing": Behaviour(stall_after=3, stall_ms=80.0, **FAST),
 }
 
 
@@ -158,6 +159,13 @@ def test_trap_2_the_role_is_not_the_first_token(client: Client) -> None:
     assert (times.ttft_ns(request) or 0) >= 60 * MS
     assert (times.ttft_ns(request) or 0) > request.events.arrive_ns[0]
     assert request.headers_ns is not None and request.headers_ns <= request.events.arrive_ns[0]
+
+
+def test_a_pause_between_tokens_is_seen_where_it_was(client: Client) -> None:
+    request = send(client, "pausing", 6)
+    gaps = times.chunk_gaps_ns(request)
+    assert gaps.index(max(gaps)) == 2  # after three tokens
+    assert (times.e2e_ns(request) or 0) >= (4 + 5 + 80) * MS
 
 
 # 3: usage must be asked for, comes in any chunk, or not at all
@@ -292,7 +300,7 @@ def test_trap_9_the_client_has_a_process_and_warm_connections(client: Client) ->
 
 
 def test_trap_9_the_selftest_finds_every_event_after_it_was_sent() -> None:
-    one, four = selftest((1, 4), n_tokens=10, gap_ms=2.0, n_each=2)
+    one, four = selftest((1, 4), n_tokens=10, gap_ms=2.0, n_rounds=2)
     assert (one.n_events, four.n_events) == (20, 80)
     for test in (one, four):
         assert 0 < test.median_us <= test.p99_us <= test.max_us
@@ -358,13 +366,13 @@ def test_trap_12_nothing_is_sent_after_the_end_and_the_rest_ends_well(client: Cl
 
 def test_the_probe_finds_what_a_model_can(client: Client, asked: Access) -> None:
     before = n_sent(asked)
-    found = probe(asked, client, "timings").endpoint
+    endpoint = probe(asked, client, "timings").endpoint
     assert n_sent(asked) - before <= MOST_PROBES
-    assert found.api == CHAT
-    assert found.server == "llama-server"
+    assert endpoint.api == CHAT
+    assert endpoint.server == "llama-server"
     names = ("streaming", "usage in streams", "token ids", "tokens per event", "tokenize", "settings", "server timings")
-    assert {name: found.can(name) for name in names} == dict.fromkeys(names, "yes") | {"token ids": "no"}
-    assert options.TIMINGS in found.accepted and options.TOKEN_IDS not in found.accepted
+    assert {name: endpoint.can(name) for name in names} == dict.fromkeys(names, "yes") | {"token ids": "no"}
+    assert options.TIMINGS in endpoint.accepted and options.TOKEN_IDS not in endpoint.accepted
 
 
 @pytest.mark.parametrize(
@@ -396,8 +404,8 @@ def test_the_probe_sends_a_strict_server_only_what_it_takes(client: Client, aske
 def test_the_probe_uses_completions_where_there_is_no_chat() -> None:
     settings = NullSettings(models={"only": Behaviour(**FAST)}, has_chat=False)
     with null_server(settings) as server, Client(asked := access(server.url)) as client:
-        found = probe(asked, client)
-    assert (found.endpoint.api, found.model, found.models) == (COMPLETIONS, "only", ("only",))
+        probed = probe(asked, client)
+    assert (probed.endpoint.api, probed.model, probed.models) == (COMPLETIONS, "only", ("only",))
 
 
 def test_the_probe_wants_a_model_that_is_there(client: Client, asked: Access) -> None:

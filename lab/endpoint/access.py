@@ -48,7 +48,7 @@ class Answer:
 
     status: int | None  # None: there was none
     parsed: dict[str, Any] | None
-    error: str | None  # why there is none, or what the server said
+    error: str | None  # why there is none, or the message of the server
 
 
 def access(url: str, api_key_env: str | None = None, headers: Sequence[str] = ()) -> Access:

@@ -20,10 +20,10 @@ import httpcore2
 HELD_S = 0.5
 """How long nothing must arrive before held bytes are read although no end was seen."""
 
-MOST_HELD = 1 << 16
+MOST_HELD = 1 << 20
 """Bytes that are held before they are read although no end was seen."""
 
-MOST_WAITING = 1 << 20
+MOST_WAITING = 1 << 22
 """Bytes that wait before the server has to pause."""
 
 _END = b"0\r\n\r\n"  # of chunked encoding; where it is not seen, HELD_S has passed

@@ -16,7 +16,7 @@ TEMPLATE_TOKENS = 5
 
 WORD = " word"
 ACCEPT, FIRST, NEVER = "accept", "first", "never"
-ASKED, ALWAYS, EACH = "asked", "always", "each"
+ASKED, ALWAYS, RUNNING = "asked", "always", "running"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Behaviour:
     reasoning_field: str = "reasoning_content"
     stall_after: int | None = None  # after so many events with content comes a pause
     stall_ms: float = 0.0
-    usage: str = ASKED  # when counts of tokens are streamed: asked, always, never, each (in each chunk, where asked)
+    usage: str = ASKED  # when counts of tokens are streamed: asked, always, never, running (in each chunk, where asked)
     gives_cached: bool = True  # whether the counts say how many tokens were cached
     has_cache: bool = False  # whether prompts are remembered, and not only where cache_prompt is false
     token_ids: bool = False
@@ -105,8 +105,8 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
     is_chat = "messages" in body
     n_all, reason = n_answer(body, how)
     options = body.get("stream_options") or {}
-    wants_usage = how.usage == ALWAYS or (how.usage in (ASKED, EACH) and bool(options.get("include_usage")))
-    each_usage = how.usage == EACH and bool(options.get("continuous_usage_stats"))
+    wants_usage = how.usage == ALWAYS or (how.usage in (ASKED, RUNNING) and bool(options.get("include_usage")))
+    has_running_usage = how.usage == RUNNING and bool(options.get("continuous_usage_stats"))
     n_prompt = n_words(body)
 
     def event(content: dict[str, Any], finish: str | None, n: int, ids: int = 0) -> bytes:
@@ -118,7 +118,7 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
         if how.token_ids and body.get("return_token_ids"):
             choice["token_ids"] = list(range(ids))
         chunk: dict[str, Any] = {"object": "chunk", "model": body.get("model"), "choices": [choice]}
-        if each_usage:
+        if has_running_usage:
             chunk["usage"] = usage(n_prompt, n, None)
         if how.timings and body.get("timings_per_token"):
             chunk["timings"] = timings(n_prompt, n, n_cached)

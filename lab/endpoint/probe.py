@@ -10,6 +10,7 @@ docs.sglang.io native_api (/get_server_info, /server_info); lmstudio.ai/docs/dev
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -79,15 +80,12 @@ def probe(access: Access, client: Client, model: str | None = None, api: str | N
     chosen = choose_model(models, model)
     name, version, settings = describe(access, listed.parsed)
     used, accepted, first = _first_answer(access, client, chosen, (api,) if api else (CHAT, COMPLETIONS))
-    lone, long = _pair(client, chosen, used, accepted)
-    works = tuple(_that_work(accepted, first, lone, long))
-    endpoint = Endpoint(
-        url=access.url, api=used, server=name, version=version, accepted=works, settings=settings, capabilities=()
-    )
-    way = prompts.counter(access, endpoint, chosen)
-    capabilities = tuple(_capabilities(first, lone, long, way, settings))
-    endpoint = Endpoint(**{**vars(endpoint), "capabilities": capabilities})
-    return Probed(endpoint, chosen, models)
+    free, forced = _pair(client, chosen, used, accepted)
+    working = tuple(_that_work(accepted, first, free, forced))
+    endpoint = Endpoint(url=access.url, api=used, server=name, version=version, accepted=working, settings=settings)
+    counter = prompts.counter(access, endpoint, chosen)
+    capabilities = tuple(_capabilities(first, free, forced, counter, settings))
+    return Probed(dataclasses.replace(endpoint, capabilities=capabilities), chosen, models)
 
 
 def model_names(parsed: dict[str, Any] | None) -> tuple[str, ...]:
@@ -173,8 +171,8 @@ def _pair(client: Client, model: str, api: str, accepted: tuple[str, ...]) -> tu
 def _send(
     client: Client, api: str, model: str, prompt: str, n_gen: int, accepted: tuple[str, ...], ignore_eos: bool | None
 ) -> Request:
-    asked = Asked(n_prompt=None, n_gen=n_gen, temperature=None if options.MAX_COMPLETION in accepted else 0.0)
-    asked = Asked(**{**vars(asked), "ignore_eos": ignore_eos})
+    temperature = None if options.MAX_COMPLETION in accepted else 0.0  # OpenAI's reasoning models refuse any
+    asked = Asked(n_prompt=None, n_gen=n_gen, temperature=temperature, ignore_eos=ignore_eos)
     (reply,) = client.run(Plan(asks=(ask_for(api, model, prompt, asked, accepted),), api=api, timeout_s=300.0))
     return reply.request
 
@@ -193,7 +191,11 @@ def _that_work(accepted: tuple[str, ...], first: Request, free: Request, forced:
 
 
 def _capabilities(
-    first: Request, free: Request, forced: Request | None, way: prompts.Counter | None, settings: ServerSettings | None
+    first: Request,
+    free: Request,
+    forced: Request | None,
+    counter: prompts.Counter | None,
+    settings: ServerSettings | None,
 ) -> Iterator[Capability]:
     requests = [request for request in (first, free, forced) if request and request.status == OK]
     n_content = len(times.generated(first))
@@ -210,7 +212,7 @@ def _capabilities(
     counts = [n for n in cached if n is not None]
     how = f"a repeated prompt: {max(counts)} tokens from a cache" if counts else ""
     yield _seen("cached tokens", bool(counts), how, "a repeated prompt came back without such a count")
-    counting = way.by if way else None
+    counting = counter.by if counter else None
     yield Capability("tokenize", YES if counting == prompts.TOKENIZE else NO, _COUNTING[counting])
     has_slots = settings is not None and settings.n_slots is not None
     how = f"{settings.n_slots} slots, a context of {settings.n_ctx} tokens" if settings else ""

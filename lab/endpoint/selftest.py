@@ -16,7 +16,7 @@ from lab.core.request import CHAT, Asked
 from lab.endpoint.access import access, ask
 from lab.endpoint.client import Client
 from lab.endpoint.fields import as_dict
-from lab.endpoint.null_behaviour import EACH, Behaviour, NullSettings
+from lab.endpoint.null_behaviour import RUNNING, Behaviour, NullSettings
 from lab.endpoint.null_server import null_server
 from lab.endpoint.wire import Ask, Plan, Reply
 from lab.errors import LabError
@@ -45,20 +45,20 @@ class SelfTest:
 
 
 def selftest(
-    streams: Sequence[int] = (1, 16), n_tokens: int = 200, gap_ms: float = 20.0, n_each: int = 2
+    streams: Sequence[int] = (1, 16), n_tokens: int = 200, gap_ms: float = 20.0, n_rounds: int = 2
 ) -> list[SelfTest]:
-    """Measure the client with each number of streams: `n_each` requests of `n_tokens` events in each stream."""
-    behaviour = Behaviour(usage=EACH, gap_ms=gap_ms)
+    """Measure the client with each number of streams: in each stream `n_rounds` requests of `n_tokens` events."""
+    behaviour = Behaviour(usage=RUNNING, gap_ms=gap_ms)
     tests = []
     for n_streams in streams:
         with null_server(NullSettings(models={"null": behaviour})) as server:
-            tests.append(_test(server.url, n_streams, n_tokens, n_each, n_streams * 1000.0 / gap_ms))
+            tests.append(_test(server.url, n_streams, n_tokens, n_rounds, n_streams * 1000.0 / gap_ms))
     return tests
 
 
-def _test(url: str, n_streams: int, n_tokens: int, n_each: int, rate: float) -> SelfTest:
+def _test(url: str, n_streams: int, n_tokens: int, n_rounds: int, rate: float) -> SelfTest:
     asked = access(url)
-    asks = tuple(_ask(seed, n_tokens) for seed in range(n_streams * n_each))
+    asks = tuple(_ask(seed, n_tokens) for seed in range(n_streams * n_rounds))
     with Client(asked) as client:
         replies = list(client.run(Plan(asks=asks, api=CHAT, n_at_once=n_streams)))
         start_ns = client.start_ns or 0
