@@ -13,10 +13,25 @@ from lab.cli import main
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lab"
-WINGS = ["cli", "show", "experiments", "why", "analysis", "runner", "models", "engine", "process", "core", "errors"]
+WINGS = [
+    "cli",
+    "show",
+    "experiments",
+    "why",
+    "analysis",
+    "runner",
+    "models",
+    "endpoint",
+    "engine",
+    "process",
+    "core",
+    "errors",
+]
 """From top to bottom: a wing imports only from those below it."""
 
 DOORS = {  # the wings or files that may import a third-party library
+    "httpx2": {"endpoint"},
+    "httpcore2": {"endpoint"},
     "psutil": {"runner/machine", "runner/limits", "runner/noise_watch"},
     "pynvml": {"runner/gpu_watch"},
     "scipy": {"core/stats"},
@@ -138,7 +153,7 @@ def test_python_m_lab_is_lab() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    heavy = "numpy pandas matplotlib llama_cpp psutil rich scipy huggingface_hub msgspec"
+    heavy = "numpy pandas matplotlib llama_cpp psutil rich scipy huggingface_hub msgspec httpx2 httpcore2"
     code = (
         "import sys; from lab.cli.main import lab; lab(['--help'], standalone_mode=False);"
         f"loaded = set('{heavy}'.split()) & set(sys.modules); assert not loaded, loaded"

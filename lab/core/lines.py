@@ -14,12 +14,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.core.record import SCHEMA, Ceilings, Record
+from lab.core.request import RequestRecord
 from lab.errors import printable
 
 if TYPE_CHECKING:
     from msgspec.json import Decoder
 
 T = TypeVar("T")
+Line = Record | Ceilings | RequestRecord
+"""What a line of a results file can be."""
 
 
 def to_json(value: Any) -> str:
@@ -34,8 +37,11 @@ def from_json(cls: type[T], text: str) -> T:
     return value
 
 
-def parse_line(line: bytes) -> Record | Ceilings:
-    """A line of a results file (a run, or ceilings) with every string printable. ValueError says why it cannot be."""
+def parse_line(line: bytes) -> Line:
+    """A line of a results file (a run, ceilings, or a request) with every string printable.
+
+    ValueError says why it cannot be.
+    """
     if not line.endswith(b"\n"):
         raise ValueError("it is not whole (the end of the line is missing)")
     try:
@@ -46,8 +52,13 @@ def parse_line(line: bytes) -> Record | Ceilings:
         raise ValueError("it is not a record of the lab (no schema number)")
     if head.schema > SCHEMA:
         raise ValueError(f"it has schema {head.schema}, this lab reads up to {SCHEMA}; update mini-lab to read it")
-    parsed: Record | Ceilings
-    parsed = _decode(Record, line, "record") if head.rates is None else _decode(Ceilings, line, "ceilings")
+    parsed: Line
+    if head.rates is not None:
+        parsed = _decode(Ceilings, line, "ceilings")
+    elif head.endpoint is not None:
+        parsed = _decode(RequestRecord, line, "request")
+    else:
+        parsed = _decode(Record, line, "record")
     if not line.isascii() or b"\\" in line or b"\x7f" in line:  # few lines: cleaning costs nothing elsewhere
         parsed = cleaned(parsed)
     return parsed
@@ -74,10 +85,11 @@ def _fields_of(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Head:
-    """What decides how a line is read: its version, and whether it has the rates of ceilings."""
+    """What decides how a line is read: its version, and whether it has the rates of ceilings or an endpoint."""
 
     schema: Any = None
     rates: Any = None
+    endpoint: Any = None
 
 
 class _WrongType(ValueError):

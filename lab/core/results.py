@@ -1,4 +1,4 @@
-"""Results files: one JSON line a run, appended when the run ends, read back line by line.
+"""Results files: one JSON line a run or request, appended when it ends, read back line by line.
 
 A line that is broken, newer than this lab, or read already is named and passed over; the others are read. A
 report (an HTML page, see show/page.py) carries the lines that it shows, packed, and is read like a results file.
@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from lab.core.lines import parse_line, to_json
+from lab.core.lines import Line, parse_line, to_json
 from lab.core.record import Ceilings, Record
+from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
 
 PAGE = ".html"
@@ -37,9 +38,10 @@ class Contents:
     records: tuple[Record, ...]
     ceilings: tuple[Ceilings, ...]
     skipped: tuple[str, ...]
+    requests: tuple[RequestRecord, ...] = ()
 
 
-def append(path: Path, record: Record | Ceilings) -> None:
+def append(path: Path, record: Line) -> None:
     """Append one line and flush it to the disk. After a failed write the file ends as before, whole."""
     line = (to_json(record) + "\n").encode()
     with path.open("ab", buffering=0) as file:
@@ -68,6 +70,7 @@ def read(paths: Iterable[str | Path]) -> Contents:
     """
     records: list[Record] = []
     ceilings: list[Ceilings] = []
+    requests: list[RequestRecord] = []
     skipped: list[str] = []
     known: set[Hashable] = set()
     with _no_garbage_collection():
@@ -83,16 +86,18 @@ def read(paths: Iterable[str | Path]) -> Contents:
                         ceilings.append(parsed)
                 elif identity in known:
                     problems.setdefault("it was read before", []).append(number)
+                elif isinstance(parsed, RequestRecord):
+                    requests.append(parsed)
                 else:
                     records.append(parsed)
                 known.add(identity)
             for problem, numbers in problems.items():
                 more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
                 skipped.append(f"{printable(path.name)} line {numbers[0]}{more} skipped: {problem}")
-    return Contents(tuple(records), tuple(ceilings), tuple(skipped))
+    return Contents(tuple(records), tuple(ceilings), tuple(skipped), tuple(requests))
 
 
-def _parsed_lines(path: Path) -> Iterator[tuple[int, Record | Ceilings | str]]:
+def _parsed_lines(path: Path) -> Iterator[tuple[int, Line | str]]:
     """The number of each line that is not empty, and what it holds, or why it cannot be read."""
     with _open(path) as file:
         for number, line in enumerate(file, 1):
@@ -104,9 +109,9 @@ def _parsed_lines(path: Path) -> Iterator[tuple[int, Record | Ceilings | str]]:
                 yield number, str(problem)
 
 
-def _identity(parsed: Record | Ceilings) -> Hashable:
+def _identity(parsed: Line) -> Hashable:
     """What only the same run has, in a file and in a page made of it: its session, when it began, how it went."""
-    if isinstance(parsed, Ceilings):
+    if isinstance(parsed, Ceilings | RequestRecord):
         return parsed
     run = parsed.run
     began = parsed.session, run.started_at, run.n_prompt, run.n_gen, run.repeat, run.warmup, run.block, run.variant
@@ -125,7 +130,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def pack(lines: Iterable[Record | Ceilings]) -> str:
+def pack(lines: Iterable[Line]) -> str:
     """The lines of a results file, compressed, in letters that a page can hold."""
     text = "".join(to_json(line) + "\n" for line in lines)
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

@@ -1,0 +1,186 @@
+"""A request to a server, as data: what was asked, and each event of the answer with the time at which it arrived.
+
+A model behind HTTP shows no steps, only events: pieces of a stream. So a request is a line of a kind of its own in
+results files, complete in itself like a run: the machine of the client, the endpoint and what it can do, what was
+asked, and the raw events as columns. Everything else is derived (request_times.py).
+
+`sent_ns` and `scheduled_ns` count from the start of the plan that the request belongs to; all other `_ns` count from
+`sent_ns`. All come from one monotonic clock. Keys and passwords are in none of these fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from lab.core.record import SCHEMA, Machine
+
+ROLE = "role"  # the role of who answers, without content
+TEXT = "text"  # also ids of tokens that make no whole letter yet
+REASONING = "reasoning"
+TOOL = "tool"  # a call of a tool: its name, or a part of its arguments
+USAGE = "usage"  # counts of tokens, without content
+DONE = "done"
+PING = "ping"  # a comment, which keeps the connection open
+ERROR = "error"
+OTHER = "other"  # such as the reason of the end
+GENERATED = (TEXT, REASONING, TOOL)
+"""Kinds of events, and those that carry generated content."""
+
+CHAT, COMPLETIONS = "chat", "completions"
+"""The two interfaces of an OpenAI-compatible server."""
+
+YES, NO, UNKNOWN = "yes", "no", "unknown"
+
+REFUSED = "connection refused"  # also: a name that does not resolve, a certificate that is not trusted
+LOST = "connection lost"
+TIMEOUT = "timeout"
+STALLED = "stalled"
+RATE_LIMITED = "rate limited"  # HTTP 429
+SERVER_ERROR = "server error"  # HTTP 5xx
+BAD_REQUEST = "bad request"  # other HTTP statuses that are not 200
+HALF_LINE = "half a line"
+CUT_OFF = "cut off"  # whole lines, but neither a reason of the end nor [DONE]
+WRONG_JSON = "wrong JSON"
+ERROR_INSIDE = "error inside a 200"
+NO_STREAM = "not a stream"
+LONG_LINE = "line too long"
+TOO_LARGE = "answer too large"
+FAILURES = (
+    *(REFUSED, LOST, TIMEOUT, STALLED, RATE_LIMITED, SERVER_ERROR, BAD_REQUEST, HALF_LINE),
+    *(CUT_OFF, WRONG_JSON, ERROR_INSIDE, NO_STREAM, LONG_LINE, TOO_LARGE),
+)
+"""Classes of failure of a request."""
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One thing that a server can do or not: `answer` is yes, no or unknown, `how` is how that was found out."""
+
+    name: str
+    answer: str
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """The settings of a server as far as it gives them. What it does not give is None."""
+
+    n_slots: int | None = None  # requests that it works on at a time
+    n_ctx: int | None = None  # of one slot
+    model_file: str | None = None  # without its folder
+    quantization: str | None = None
+    build: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A server and what it was seen to be able to do."""
+
+    url: str  # without user, password, query
+    api: str  # chat, completions
+    server: str | None = None  # llama-server, vLLM, ...
+    version: str | None = None
+    capabilities: tuple[Capability, ...] = ()
+    accepted: tuple[str, ...] = ()  # options that are not in every server and that this one takes
+    settings: ServerSettings | None = None
+
+    def can(self, name: str) -> str:
+        """The answer for the capability `name`; unknown where it was not asked."""
+        return next((one.answer for one in self.capabilities if one.name == name), UNKNOWN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a request asked for, and its place in the measurement."""
+
+    n_prompt: int | None  # tokens that the prompt was to have; None where nobody could count
+    n_prompt_counted: int | None = None  # by the server, before the request was sent
+    counted_by: str | None = None  # tokenize, usage
+    n_gen: int
+    temperature: float | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None  # None: not asked for
+    repeat: int = 0
+    warmup: bool = False
+    concurrency: int | None = None  # of a closed loop: requests in flight
+    rate: float | None = None  # of an open loop: requests per second
+    arm: str | None = None  # which arm of a measurement of several
+    prompt_sha256: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Counts of tokens. What was not given is None."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None  # of the prompt
+    reasoning_tokens: int | None = None  # of the completion
+    counted_by: str = "usage"  # usage: by the server, in the stream; twin: of the same request, not streamed; tokenize
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerTimings:
+    """llama-server's own times of a request."""
+
+    n_cached: int | None = None
+    n_prompt: int | None = None  # without those that were cached
+    prompt_ms: float | None = None
+    n_gen: int | None = None
+    gen_ms: float | None = None
+    n_draft: int | None = None
+    n_draft_accepted: int | None = None
+
+
+@dataclass(frozen=True)
+class Events:
+    """One row per event of the stream, as columns of equal length. `n_bytes` is on the wire, inside HTTP.
+
+    `n_tokens` is None where the server does not say how many tokens are in an event.
+    """
+
+    arrive_ns: tuple[int, ...] = ()
+    n_bytes: tuple[int, ...] = ()
+    kind: tuple[str, ...] = ()
+    n_tokens: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        lengths = {name: len(column) for name, column in columns.items() if column is not None}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the columns of events differ in length: {lengths}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request as it went."""
+
+    asked: Asked
+    started_at: str
+    scheduled_ns: int | None = None  # None in a closed loop
+    sent_ns: int | None = None  # taken before the request is written; None where there was no connection
+    was_connected: bool | None = None  # whether the connection had been opened before
+    headers_ns: int | None = None  # when the head of the answer arrived
+    ended_ns: int | None = None  # when the last byte arrived
+    status: str  # ok, failed
+    failure: str | None = None  # one of FAILURES
+    error: str | None = None
+    http_status: int | None = None
+    finish_reason: str | None = None
+    events: Events
+    tokens_by: str | None = None  # where n_tokens of the events comes from: token ids, usage, timings, logprobs
+    usage: Usage | None = None
+    timings: ServerTimings | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestRecord:
+    """One line of a results file: a request, self-contained."""
+
+    session: str
+    machine: Machine  # of the client
+    endpoint: Endpoint
+    model: str  # as the server calls it
+    request: Request
+    schema: int = SCHEMA

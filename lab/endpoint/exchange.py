@@ -1,0 +1,273 @@
+"""One request over one connection, from its first byte to its last, and every way in which it can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import httpcore2
+
+from lab.core.record import FAILED, OK
+from lab.core.request import (
+    BAD_REQUEST,
+    ERROR_INSIDE,
+    LONG_LINE,
+    LOST,
+    NO_STREAM,
+    RATE_LIMITED,
+    REFUSED,
+    SERVER_ERROR,
+    STALLED,
+    TIMEOUT,
+    TOO_LARGE,
+    Events,
+    Request,
+)
+from lab.endpoint.access import Access, all_headers, hidden, read
+from lab.endpoint.connection import Arrivals, Connection, Stalled, Turn, connect
+from lab.endpoint.events import Piece, Stream, parsing
+from lab.endpoint.wire import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, Plan
+
+CONNECT_S = 10.0
+MOST_ERROR_BYTES = 64_000
+"""Bytes that are read of an answer that is an error."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the requests of a plan go."""
+
+    access: Access
+    url: httpcore2.URL
+    headers: Headers = field(repr=False)
+    arrivals: Arrivals
+    turn: Turn
+
+
+def target(access: Access, api: str, arrivals: Arrivals) -> Target:
+    """Where the requests for an interface go, and the headers that they all have."""
+    url = httpcore2.URL(f"{access.url}/{'chat/completions' if api == 'chat' else 'completions'}")
+    port = b"" if url.port is None else b":%d" % url.port
+    fixed = {
+        "Accept": "text/event-stream",
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "User-Agent": "mini-lab",
+    }
+    given = {name.title(): value for name, value in all_headers(access)}
+    host = b"[%b]" % url.host if b":" in url.host else url.host
+    headers = [(name.encode(), value.encode()) for name, value in (fixed | given).items()]
+    return Target(access, url, [(b"Host", host + port), *headers], arrivals, Turn())
+
+
+@dataclass
+class Line:
+    """A user's connection: the socket, and what httpcore2 knows of it."""
+
+    connection: Connection | None = None
+    http: httpcore2.AsyncHTTP11Connection | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request can be sent at once."""
+        return bool(self.connection and self.connection.is_open and self.http and not self.http.is_closed())
+
+    async def open(self, to: Target) -> None:
+        """A new connection, if the last one cannot be used. Raises OSError or TimeoutError."""
+        if not self.is_ready:
+            await self.close()
+            self.connection = await connect(to.url, CONNECT_S, to.arrivals, to.turn)
+            self.http = httpcore2.AsyncHTTP11Connection(origin=to.url.origin, stream=self.connection)
+
+    async def close(self) -> None:
+        if self.connection:
+            await self.connection.aclose()
+        self.connection = self.http = None
+
+
+class _Failure(Exception):
+    """The class of a failure, and what happened."""
+
+    def __init__(self, failure: str, error: str) -> None:
+        super().__init__(failure)
+        self.failure, self.error = failure, error
+
+
+@dataclass
+class _Got:
+    """What has arrived of an answer."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    n_bytes: int = 0
+    n_line: int = 0  # bytes since the last end of a line
+    http_status: int | None = None
+    is_stream: bool = False
+
+    def add(self, ns: int, data: bytes) -> None:
+        """Keep bytes of the body. Raises _Failure where they are too many."""
+        self.pieces.append((ns, data))
+        self.n_bytes += len(data)
+        self.n_line = self.n_line + len(data) if b"\n" not in data else len(data) - data.rfind(b"\n") - 1
+        if self.n_line > MOST_LINE_BYTES:
+            raise _Failure(LONG_LINE, f"{self.n_line:,} bytes came without the end of a line")
+        if self.n_bytes > MOST_ANSWER_BYTES:
+            raise _Failure(TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes came")
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(data for _, data in self.pieces)
+
+
+async def exchange(line: Line, to: Target, ask: Ask, plan: Plan, start_ns: int) -> tuple[Request, str]:
+    """Send a request, once, at its time, and read its answer. Gives it and its text; never raises for a server."""
+    was_connected = line.is_ready
+    got, stream, problem = _Got(), None, None
+    started_at = _utc()
+    try:
+        await _open(line, to)
+        await _until(start_ns, ask.scheduled_ns)
+        started_at = _utc()
+        await _send_and_read(line, to, ask, plan, got)
+    except _Failure as failure:
+        problem = failure
+    connection = line.connection
+    sent_ns = connection.sent_ns if connection else None
+    if got.is_stream:
+        stream = await _parsed(got, sent_ns or 0, to.turn)
+        done = stream.failure is None
+        if (problem is None and not done) or (problem and problem.failure == LOST and stream.failure == ERROR_INSIDE):
+            problem = _Failure(stream.failure or "", stream.error or "")
+        elif problem and problem.failure == LOST and done:
+            problem = None  # all had arrived
+    if problem:
+        await line.close()
+    return (
+        _request(ask, start_ns, started_at, was_connected, connection, got, stream, problem, to.access),
+        stream.text if stream else "",
+    )
+
+
+async def _open(line: Line, to: Target) -> None:
+    try:
+        await line.open(to)
+    except TimeoutError:
+        raise _Failure(TIMEOUT, f"no connection within {CONNECT_S:g} s") from None
+    except OSError as problem:
+        raise _Failure(REFUSED, f"no connection: {problem.strerror or problem}") from None
+
+
+async def _until(start_ns: int, scheduled_ns: int | None) -> None:
+    """Sleep until a time that counts from `start_ns`."""
+    if scheduled_ns is not None:
+        while (left_ns := start_ns + scheduled_ns - time.perf_counter_ns()) > 0:
+            await asyncio.sleep(left_ns / 1e9)
+
+
+async def _send_and_read(line: Line, to: Target, ask: Ask, plan: Plan, got: _Got) -> None:
+    """Raises _Failure for all that can go wrong."""
+    assert line.connection and line.http
+    line.connection.begin(plan.stall_s)
+    body = ask.body.encode()
+    headers = [*to.headers, (b"Content-Length", b"%d" % len(body))]
+    request = httpcore2.Request(b"POST", to.url, headers=headers, content=body)
+    try:
+        async with asyncio.timeout(plan.timeout_s):
+            response = await line.http.handle_async_request(request)
+            try:
+                await _read(response, line.connection, got, to.access)
+            finally:
+                await response.aclose()
+    except Stalled:
+        raise _Failure(STALLED, f"nothing came for {plan.stall_s:g} s") from None
+    except TimeoutError:
+        raise _Failure(TIMEOUT, f"the answer was not whole after {plan.timeout_s:g} s") from None
+    except httpcore2.LocalProtocolError:  # its message may hold a header
+        raise _Failure(BAD_REQUEST, "the request cannot be written as HTTP") from None
+    except (httpcore2.NetworkError, httpcore2.ProtocolError, OSError) as problem:
+        raise _Failure(LOST, str(problem) or "the connection was lost") from None
+
+
+async def _read(response: httpcore2.Response, connection: Connection, got: _Got, access: Access) -> None:
+    got.http_status = response.status
+    kind = {name.lower(): value for name, value in response.headers}.get(b"content-type", b"").lower()
+    got.is_stream = response.status == 200 and b"json" not in kind and b"html" not in kind
+    async for data in response.aiter_stream():
+        got.add(connection.read_ns, data)
+        if not got.is_stream and got.n_bytes > MOST_ERROR_BYTES:
+            break
+    if got.is_stream:
+        return
+    parsed, error = read(got.body, response.status, access)
+    failures = {200: NO_STREAM if error is None else ERROR_INSIDE, 429: RATE_LIMITED}
+    failure = failures.get(response.status, SERVER_ERROR if response.status >= 500 else BAD_REQUEST)
+    if error is None:
+        what = "JSON" if parsed is not None else kind.decode("ascii", "replace") or "something else"
+        error = f"the answer is {what} instead of a stream"
+    raise _Failure(failure, error)
+
+
+async def _parsed(got: _Got, sent_ns: int, turn: Turn) -> Stream:
+    """The events, one for each turn."""
+    steps = parsing(got.pieces, sent_ns)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            stream: Stream = end.value
+            return stream
+        await turn.wait()
+
+
+def _request(
+    ask: Ask,
+    start_ns: int,
+    started_at: str,
+    was_connected: bool,
+    connection: Connection | None,
+    got: _Got,
+    stream: Stream | None,
+    problem: _Failure | None,
+    access: Access,
+) -> Request:
+    sent_ns, first_ns, last_ns = (
+        (connection.sent_ns, connection.first_ns, connection.last_ns) if connection else (None, None, None)
+    )
+    return Request(
+        asked=ask.asked,
+        started_at=started_at,
+        scheduled_ns=ask.scheduled_ns,
+        sent_ns=None if sent_ns is None else sent_ns - start_ns,
+        was_connected=was_connected,
+        headers_ns=None if sent_ns is None or first_ns is None else first_ns - sent_ns,
+        ended_ns=None if sent_ns is None or last_ns is None else last_ns - sent_ns,
+        status=FAILED if problem else OK,
+        failure=problem.failure if problem else None,
+        error=hidden(problem.error, access)[:300] if problem else None,
+        http_status=got.http_status,
+        finish_reason=hidden(stream.finish_reason, access) if stream and stream.finish_reason else None,
+        events=stream.events if stream else Events(),
+        tokens_by=stream.tokens_by if stream else None,
+        usage=stream.usage if stream else None,
+        timings=stream.timings if stream else None,
+    )
+
+
+async def rehearse() -> None:
+    """One request without a network, so that the first real one finds all modules loaded."""
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 14\r\n\r\ndata: [DONE]\n\n"
+    url = httpcore2.URL("http://localhost/")
+    http = httpcore2.AsyncHTTP11Connection(origin=url.origin, stream=httpcore2.AsyncMockStream([answer]))
+    response = await http.handle_async_request(httpcore2.Request(b"POST", url, headers=[(b"Host", b"localhost")]))
+    got = _Got()
+    async for data in response.aiter_stream():
+        got.add(0, data)
+    await response.aclose()
+    await _parsed(got, 0, Turn())
+
+
+def _utc() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

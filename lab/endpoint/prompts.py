@@ -1,0 +1,180 @@
+"""Prompts of exactly n tokens of a server whose tokenizer is not here.
+
+A server with /tokenize counts any text (of a chat with its template around it). Without it, a request for one token
+tells with its usage how long its prompt was: a few of these find the number of words. A prompt begins with a nonce of
+eight digits, so that no cache knows its beginning; what was sent for counting gets another one afterwards.
+
+Sources: llama.cpp tools/server/README.md (POST /tokenize, POST /apply-template); vLLM
+vllm/entrypoints/serve/tokenize/protocol.py (POST /tokenize with `prompt` or `messages`, answer with `count`);
+llama-cpp-python llama_cpp/server/app.py (POST /extras/tokenize/count).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lab.core.request import CHAT, Asked, Endpoint
+from lab.endpoint.access import Access, ask
+from lab.endpoint.body import body
+from lab.endpoint.fields import as_count, as_dict, n_items, usage_of
+from lab.errors import LabError
+
+TOKENIZE, USAGE = "tokenize", "usage"
+
+MOST_COUNTS = 24
+"""How often a text is counted for one prompt."""
+
+FILLERS = (" a", " the", " x", " 1", ".")
+"""What makes a prompt a little longer; in most vocabularies one token each."""
+
+Count = Callable[[str], int | None]
+
+
+@dataclass(frozen=True)
+class Counter:
+    """How a server counts the tokens of a prompt, everything that it adds included."""
+
+    by: str  # tokenize, usage
+    count: Count
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, and its tokens as the server counted them."""
+
+    text: str
+    n_tokens: int
+    counted_by: str
+
+
+def nonce(rng: random.Random) -> str:
+    """Eight digits: as many tokens whichever they are."""
+    return " ".join(str(rng.randrange(10)) for _ in range(8))
+
+
+def counter(access: Access, endpoint: Endpoint, model: str) -> Counter | None:
+    """The first way of counting that this server has. It is tried on one word."""
+    ways = (
+        Counter(TOKENIZE, lambda text: by_template(access, endpoint.api, text)),
+        Counter(TOKENIZE, lambda text: by_messages(access, endpoint.api, model, text)),
+        Counter(TOKENIZE, lambda text: by_extras(access, endpoint.api, model, text)),
+        Counter(USAGE, lambda text: by_usage(access, endpoint, model, text)),
+    )
+    return next((way for way in ways if way.count("word") is not None), None)
+
+
+def by_template(access: Access, api: str, text: str) -> int | None:
+    """Tokens by llama-server's /tokenize, of a chat after its /apply-template."""
+    if api == CHAT:
+        chat = ask(access, f"{access.root}/apply-template", {"messages": [{"role": "user", "content": text}]})
+        applied = as_dict(chat.parsed).get("prompt")
+        if chat.status != 200 or not isinstance(applied, str):
+            return None
+        text = applied
+    return by_text(access, text, with_special=True)
+
+
+def by_text(access: Access, text: str, with_special: bool = False) -> int | None:
+    """Tokens of a text by llama-server's /tokenize; `with_special`: as of a prompt, with what begins one."""
+    fields = {"content": text, "add_special": with_special, "parse_special": with_special}
+    answer = ask(access, f"{access.root}/tokenize", fields)
+    return n_items(as_dict(answer.parsed).get("tokens")) if answer.status == 200 else None
+
+
+def by_messages(access: Access, api: str, model: str, text: str) -> int | None:
+    """Tokens by vLLM's and SGLang's /tokenize; a chat is counted with its template."""
+    content = {"messages": [{"role": "user", "content": text}]} if api == CHAT else {"prompt": text}
+    answer = ask(access, f"{access.root}/tokenize", {"model": model, **content})
+    return as_count(as_dict(answer.parsed).get("count")) if answer.status == 200 else None
+
+
+def by_extras(access: Access, api: str, model: str, text: str) -> int | None:
+    """Tokens by the /extras/tokenize/count of llama_cpp.server, which knows no chats."""
+    if api == CHAT:
+        return None
+    answer = ask(access, f"{access.root}/extras/tokenize/count", {"model": model, "input": text})
+    return as_count(as_dict(answer.parsed).get("count")) if answer.status == 200 else None
+
+
+def by_usage(access: Access, endpoint: Endpoint, model: str, text: str) -> int | None:
+    """Tokens by the usage of a request for one token."""
+    asked = Asked(n_prompt=None, n_gen=1, temperature=0.0)
+    fields = body(endpoint.api, model, text, asked, endpoint.accepted, is_streamed=False)
+    answer = ask(access, f"{access.url}/{'chat/completions' if endpoint.api == CHAT else 'completions'}", fields, 600.0)
+    usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")))
+    return usage.prompt_tokens if usage and answer.status == 200 else None
+
+
+def make(n: int, how: Counter, source: str, rng: random.Random, start: int = 0) -> Prompt:
+    """A prompt of n tokens: a nonce, then words of `source` from word `start` on.
+
+    Raises LabError where n is less than what the server adds to any prompt, or the server stops counting. Where no
+    text of exactly n tokens turns up within MOST_COUNTS, it is the longest one below n; `n_tokens` says so.
+    """
+    words = source.split()
+    words = words[start % len(words) :] + words[: start % len(words)]
+    head = nonce(rng)
+    counts: dict[str, int] = {}
+
+    def count(text: str) -> int:
+        if text not in counts:
+            n_tokens = how.count(text)
+            if n_tokens is None:
+                raise LabError("The server stopped counting tokens.", "Look whether it still runs, and try again.")
+            counts[text] = n_tokens
+        return counts[text]
+
+    def first_words(k: int) -> str:
+        times, rest = divmod(k, len(words))
+        return " ".join([head, *words * times, *words[:rest]])
+
+    least = count(head)
+    if least > n:
+        raise LabError(
+            f"A prompt of {n} tokens is not possible: the shortest one has {least}.",
+            "The server's template and the nonce take that many. Ask for more, or for --api completions.",
+        )
+    k = _most_words(n, least, lambda k: count(first_words(k)), MOST_COUNTS - 10)
+    text = _filled(first_words(k), n, count, counts)
+    n_tokens = counts[text]
+    if how.by == USAGE:  # the server has seen this one
+        text = nonce(rng) + text.removeprefix(head)
+    return Prompt(text, n_tokens, how.by)
+
+
+def _most_words(n: int, least: int, count: Callable[[int], int], n_counts: int) -> int:
+    """How many words fit into n tokens: by the tokens per word so far, and by halves where that does not close in."""
+    low, n_low = 0, least
+    high: int | None = None
+    per_word = 1.5
+    for turn in range(n_counts):
+        if n_low == n or (high is not None and high - low <= 1):
+            break
+        guess = low + max(1, int((n - n_low) / per_word))
+        if high is not None:
+            guess = min(guess, high - 1) if turn % 3 else (low + high) // 2
+        guess = max(guess, low + 1)
+        n_guess = count(guess)
+        per_word = max(0.2, (n_guess - least) / guess)
+        if n_guess <= n:
+            low, n_low = guess, n_guess
+        else:
+            high = guess
+    return low
+
+
+def _filled(text: str, n: int, count: Callable[[str], int], counts: dict[str, int]) -> str:
+    """`text` with fillers until it has n tokens; the best one where no filler fits."""
+    fillers = list(FILLERS)
+    while fillers and counts[text] < n and len(counts) < MOST_COUNTS:
+        missing = n - counts[text]
+        longer = text + fillers[0] * missing
+        if count(longer) > n and missing > 1:
+            longer = text + fillers[0]
+        if text_fits := count(longer) <= n and count(longer) > counts[text]:
+            text = longer
+        if not text_fits:
+            fillers.pop(0)
+    return text

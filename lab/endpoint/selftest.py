@@ -1,0 +1,111 @@
+"""The client's own error, against a server whose every event has a known time.
+
+An event is sent at one time and stamped at another; the difference is what the client adds (the kernel's loopback and
+the waking of the process included). Figures of a server that are not far above it say more about the client.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lab.core import request_times as times
+from lab.core.record import OK
+from lab.core.request import CHAT, Asked
+from lab.endpoint.access import access, ask
+from lab.endpoint.client import Client
+from lab.endpoint.fields import as_dict
+from lab.endpoint.null_behaviour import RUNNING, Behaviour, NullSettings
+from lab.endpoint.null_server import null_server
+from lab.endpoint.wire import Ask, Plan, Reply
+from lab.errors import LabError
+
+WANTED_MEDIAN_US, WANTED_P99_US = 100.0, 1000.0
+"""What the error may be, at 16 streams on 2 cores."""
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """The error of the client with so many streams at a time, in microseconds."""
+
+    n_streams: int
+    n_events: int
+    rate: float  # events per second, of all streams
+    median_us: float
+    p99_us: float
+    max_us: float
+    server_late_median_us: float  # how late the null server itself sent: the machine's part
+    server_late_p99_us: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the error is as small as wanted."""
+        return self.median_us <= WANTED_MEDIAN_US and self.p99_us <= WANTED_P99_US
+
+
+def selftest(
+    streams: Sequence[int] = (1, 16), n_tokens: int = 200, gap_ms: float = 20.0, n_rounds: int = 2
+) -> list[SelfTest]:
+    """Measure the client with each number of streams: in each stream `n_rounds` requests of `n_tokens` events."""
+    behaviour = Behaviour(usage=RUNNING, gap_ms=gap_ms)
+    tests = []
+    for n_streams in streams:
+        with null_server(NullSettings(models={"null": behaviour})) as server:
+            tests.append(_test(server.url, n_streams, n_tokens, n_rounds, n_streams * 1000.0 / gap_ms))
+    return tests
+
+
+def _test(url: str, n_streams: int, n_tokens: int, n_rounds: int, rate: float) -> SelfTest:
+    asked = access(url)
+    asks = tuple(_ask(seed, n_tokens) for seed in range(n_streams * n_rounds))
+    with Client(asked) as client:
+        replies = list(client.run(Plan(asks=asks, api=CHAT, n_at_once=n_streams)))
+        start_ns = client.start_ns or 0
+    sent = as_dict(as_dict(ask(asked, f"{asked.root}/null/sent").parsed).get("sent"))
+    errors_ns, late_ns = [], []
+    for reply in replies:
+        log = as_dict(sent.get(str(reply.request.asked.seed)))
+        errors_ns += _errors_ns(reply, log.get("sent_ns", []), start_ns)
+        late_ns += [a - b for a, b in zip(log["sent_ns"], log["due_ns"], strict=True)]
+    return SelfTest(
+        n_streams=n_streams,
+        n_events=len(errors_ns),
+        rate=rate,
+        median_us=_share_us(errors_ns, 0.5),
+        p99_us=_share_us(errors_ns, 0.99),
+        max_us=_share_us(errors_ns, 1.0),
+        server_late_median_us=_share_us(late_ns, 0.5),
+        server_late_p99_us=_share_us(late_ns, 0.99),
+    )
+
+
+def _ask(seed: int, n_tokens: int) -> Ask:
+    fields = {
+        "model": "null",
+        "messages": [{"role": "user", "content": "a b c"}],
+        "max_tokens": n_tokens,
+        "seed": seed,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    return Ask(asked=Asked(n_prompt=None, n_gen=n_tokens, seed=seed), body=json.dumps(fields))
+
+
+def _errors_ns(reply: Reply, sent_ns: list[int], start_ns: int) -> list[int]:
+    """The stamp of each event with content - when it was sent. Raises LabError where the client missed one."""
+    request = reply.request
+    indices = times.generated(request)
+    if request.status != OK or request.sent_ns is None or len(indices) != len(sent_ns):
+        raise LabError(
+            f"Of {len(sent_ns)} events of the null server {len(indices)} arrived ({request.failure or 'no failure'}).",
+            "Run it again on a quiet machine; if it fails again, that is a bug of the lab.",
+        )
+    began_ns = start_ns + request.sent_ns
+    return [began_ns + request.events.arrive_ns[i] - ns for i, ns in zip(indices, sent_ns, strict=True)]
+
+
+def _share_us(values_ns: list[int], share: float) -> float:
+    """The value that this share of all does not exceed, in microseconds."""
+    ordered = sorted(values_ns)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1e3

@@ -1,0 +1,394 @@
+"""What servers stream, read as their published formats say.
+
+Each stream is written here from the named source; none was recorded. A piece is what one write of the server holds.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from lab.core import request_times as times
+from lab.core.record import OK
+from lab.core.request import (
+    DONE,
+    ERROR,
+    ERROR_INSIDE,
+    OTHER,
+    PING,
+    REASONING,
+    ROLE,
+    TEXT,
+    TOOL,
+    USAGE,
+    WRONG_JSON,
+    Asked,
+    Request,
+)
+from lab.endpoint.events import Piece, Stream, parse
+from lab.endpoint.fields import error_in, usage_of
+
+
+def sse(*chunks: dict[str, Any] | str, end: str = "\n\n") -> bytes:
+    return "".join(f"data: {chunk if isinstance(chunk, str) else json.dumps(chunk)}{end}" for chunk in chunks).encode()
+
+
+def delta(
+    content: dict[str, Any], finish: str | None = None, choice: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    """A chunk of a chat with one choice."""
+    choice = {"index": 0, "delta": content, "finish_reason": finish} | (choice or {})
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+        **more,
+    }
+
+
+def usage(n_prompt: int, n: int, **more: Any) -> dict[str, Any]:
+    return {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n, **more}
+
+
+def read(*pieces: bytes) -> Stream:
+    """The stream of pieces that arrive at 10, 20, 30 ns ..."""
+    return parse([(10 * (i + 1), piece) for i, piece in enumerate(pieces)])
+
+
+def as_request(stream: Stream) -> Request:
+    return Request(
+        asked=Asked(n_prompt=None, n_gen=1),
+        started_at="",
+        status=OK,
+        events=stream.events,
+        usage=stream.usage,
+    )
+
+
+def whole(stream: Stream) -> None:
+    assert (stream.failure, stream.error) == (None, None)
+
+
+# https://platform.openai.com/docs/api-reference/chat-streaming: usage is null in all chunks but the last, which has no
+# choices; `obfuscation` pads each delta
+def test_openai() -> None:
+    def chunk(*args: Any, **more: Any) -> dict[str, Any]:
+        return delta(*args, usage=None, service_tier="default", obfuscation="a8Kx", **more)
+
+    counts = usage(19, 2, prompt_tokens_details={"cached_tokens": 0}, completion_tokens_details={"reasoning_tokens": 0})
+    stream = read(
+        sse(chunk({"role": "assistant", "content": "", "refusal": None})),
+        sse(chunk({"content": "Hello"})),
+        sse(chunk({"content": "!"})),
+        sse(chunk({}, "stop")),
+        sse({"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": counts}),
+        sse("[DONE]"),
+    )
+    whole(stream)
+    assert stream.events.kind == (ROLE, TEXT, TEXT, OTHER, USAGE, DONE)
+    assert stream.events.arrive_ns == (10, 20, 30, 40, 50, 60)
+    assert (stream.text, stream.finish_reason, stream.tokens_by) == ("Hello!", "stop", None)
+    assert stream.usage and (stream.usage.completion_tokens, stream.usage.cached_tokens) == (2, 0)
+    assert times.n_first(as_request(stream)) == 1  # as many events as tokens
+
+
+# The same source: calls of tools come as parts of their arguments; log-probabilities have one entry a token
+def test_openai_tools_and_logprobs() -> None:
+    def call(function: dict[str, str], **more: str) -> dict[str, Any]:
+        return delta({"tool_calls": [{"index": 0, "function": function, **more}]})
+
+    stream = read(
+        sse(delta({"role": "assistant", "content": None})),
+        sse(call({"name": "weather", "arguments": ""}, id="call_1", type="function")),
+        sse(call({"arguments": '{"city":'})),
+        sse(delta({}, "tool_calls")),
+        sse("[DONE]"),
+    )
+    whole(stream)
+    assert stream.events.kind == (ROLE, TOOL, TOOL, OTHER, DONE)
+    probabilities = {"logprobs": {"content": [{"token": "a"}, {"token": "b"}], "refusal": None}}
+    stream = read(sse(delta({"content": "ab"}, choice=probabilities), delta({}, "stop"), "[DONE]"))
+    assert (stream.tokens_by, stream.events.n_tokens) == ("logprobs", (2, 0, 0))
+
+
+# vLLM vllm/entrypoints/openai/chat_completion/serving.py, chat_completion_stream_generator: the role with content ""
+# and prompt_token_ids; with return_token_ids a chunk that has ids and no text; running usage; `reasoning`
+def test_vllm() -> None:
+    def chunk(content: dict[str, Any], n: int, ids: list[int], finish: str | None = None) -> dict[str, Any]:
+        return delta(content, finish, usage=usage(16, n), choice={"logprobs": None, "token_ids": ids})
+
+    last = {"id": "1", "object": "chat.completion.chunk", "choices": [], "usage": usage(16, 6)}
+    stream = read(
+        sse(delta({"role": "assistant", "content": ""}, prompt_token_ids=[1, 2], usage=usage(16, 0))),
+        sse(chunk({"reasoning": "Hm"}, 1, [5])),
+        sse(chunk({}, 3, [6, 7])),  # the marks between reasoning and answer
+        sse(chunk({"content": "Hi there"}, 5, [8, 9])),
+        sse(chunk({"content": ""}, 6, [2], "stop")),
+        sse(last, "[DONE]"),
+    )
+    whole(stream)
+    assert stream.events.kind == (ROLE, REASONING, TEXT, TEXT, USAGE, USAGE, DONE)
+    assert (stream.tokens_by, stream.events.n_tokens) == ("token ids", (0, 1, 2, 2, 1, 0, 0))
+    assert stream.usage and stream.usage.completion_tokens == 6
+    assert stream.usage.cached_tokens is None  # without --enable-prompt-tokens-details
+    request = as_request(stream)
+    assert (times.ttft_ns(request), times.tpot_ns(request)) == (20, 20 / 5)
+    assert times.itl_ns(request) == [10, 0, 10, 0]
+
+
+# The same file: an error in the middle is an event, and [DONE] follows
+def test_vllm_error() -> None:
+    error = {"error": {"message": "EngineCore died", "type": "InternalServerError", "param": None, "code": 500}}
+    stream = read(sse(delta({"role": "assistant", "content": ""})), sse(error), sse("[DONE]"))
+    assert (stream.failure, stream.error) == (ERROR_INSIDE, "EngineCore died")
+    assert stream.events.kind == (ROLE, ERROR, DONE)
+    assert error_in({"object": "error", "message": "older versions", "code": 400}) == "older versions"
+
+
+# vLLM vllm/entrypoints/openai/completion/serving.py: `text` and no delta; no chunk of its own for the role
+def test_vllm_completions() -> None:
+    def chunk(text: str, finish: str | None, n: int) -> dict[str, Any]:
+        return {
+            "object": "text_completion",
+            "choices": [{"index": 0, "text": text, "finish_reason": finish}],
+            "usage": usage(4, n),
+        }
+
+    stream = read(
+        sse(chunk(" a b", None, 2)),
+        sse(chunk(" c", "length", 3)),
+        sse({"choices": [], "usage": usage(4, 3)}),
+        sse("[DONE]"),
+    )
+    whole(stream)
+    assert stream.events.kind == (TEXT, TEXT, USAGE, DONE)
+    assert (stream.tokens_by, stream.events.n_tokens, stream.finish_reason) == ("usage", (2, 1, 0, 0), "length")
+
+
+# SGLang python/sglang/srt/entrypoints/openai/serving_chat.py: every field is there, null where there is nothing; the
+# chunk with finish_reason comes apart, with matched_stop; usage has reasoning_tokens next to the others
+def test_sglang() -> None:
+    def chunk(finish: str | None = None, **content: Any) -> dict[str, Any]:
+        fields = dict.fromkeys(("role", "content", "reasoning_content", "tool_calls"), None) | content
+        return delta(fields, finish, usage=None, choice={"logprobs": None, "matched_stop": 2 if finish else None})
+
+    counts = usage(9, 3, prompt_tokens_details=None, reasoning_tokens=1)
+    stream = read(
+        sse(chunk(role="assistant", content="")),
+        sse(chunk(reasoning_content="So")),
+        sse(chunk(content="Yes.")),
+        sse(chunk("stop")),
+        sse(delta({}) | {"choices": [], "usage": counts}, "[DONE]"),
+    )
+    whole(stream)
+    assert stream.events.kind == (ROLE, REASONING, TEXT, OTHER, USAGE, DONE)
+    assert stream.usage and (stream.usage.reasoning_tokens, stream.usage.cached_tokens) == (1, None)
+
+
+# Ollama openai/openai.go and middleware/openai.go: the role is in every chunk; `reasoning`; system_fingerprint; with
+# include_usage the last chunk comes again with usage and without choices
+def test_ollama() -> None:
+    def chunk(finish: str | None = None, **content: Any) -> dict[str, Any]:
+        return delta({"role": "assistant", "content": "", **content}, finish, system_fingerprint="fp_ollama")
+
+    stream = read(
+        sse(chunk(reasoning="Well")),
+        sse(chunk(content="Hi")),
+        sse(
+            chunk(
+                tool_calls=[
+                    {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ]
+            )
+        ),
+        sse(chunk("stop")),
+        sse(chunk() | {"choices": [], "usage": usage(26, 3)}),
+        sse("[DONE]"),
+    )
+    whole(stream)
+    assert stream.events.kind == (REASONING, TEXT, TOOL, OTHER, USAGE, DONE)
+    assert times.ttft_ns(as_request(stream)) == 10
+
+
+# Ollama middleware/openai.go, CompleteWriter: with include_usage every chunk of a completion has a usage of zeros
+def test_ollama_completions_with_zeros() -> None:
+    def chunk(text: str, finish: str | None = None) -> dict[str, Any]:
+        return {"choices": [{"text": text, "index": 0, "finish_reason": finish}], "usage": usage(0, 0)}
+
+    stream = read(
+        sse(chunk("a")),
+        sse(chunk("b")),
+        sse(chunk("", "stop")),
+        sse({"choices": [], "usage": usage(5, 3)}),
+        sse("[DONE]"),
+    )
+    whole(stream)
+    assert stream.events.n_tokens is None  # zeros count nothing
+    assert stream.usage and (stream.usage.prompt_tokens, stream.usage.completion_tokens) == (5, 3)
+    cut = read(sse(chunk("a")))
+    assert cut.usage is None  # and are no count either
+
+
+# https://lmstudio.ai/docs/developer/api-changelog and github.com/lmstudio-ai/lmstudio-bug-tracker/issues/676: the role
+# comes with the first content; usage only with include_usage; delta.reasoning for gpt-oss
+def test_lm_studio() -> None:
+    def chunk(content: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        return delta(content, finish, system_fingerprint="gemma", choice={"logprobs": None})
+
+    stream = read(
+        sse(chunk({"role": "assistant", "reasoning": "Let"})),
+        sse(chunk({"role": "assistant", "content": "\n"})),
+        sse(chunk({}, "stop")),
+        sse(chunk({}) | {"choices": [], "usage": usage(8, 2)}),
+        sse("[DONE]"),
+    )
+    whole(stream)
+    assert stream.events.kind == (REASONING, TEXT, OTHER, USAGE, DONE)
+    assert times.first_output_ns(as_request(stream)) == 20
+    silent = read(sse(chunk({"role": "assistant", "content": "Hi"})), sse(chunk({}, "stop")), sse("[DONE]"))
+    assert silent.usage is None and silent.events.kind == (TEXT, OTHER, DONE)
+
+
+def timings(n: int, n_cached: int = 0) -> dict[str, Any]:
+    """llama.cpp tools/server/server-common.cpp, server_slot_stats::to_json."""
+    times_ms = {"prompt_ms": 12.5, "prompt_per_token_ms": 1.25, "prompt_per_second": 800.0}
+    more = {"predicted_ms": 30.0, "predicted_per_token_ms": 10.0, "predicted_per_second": 100.0}
+    return {"cache_n": n_cached, "prompt_n": 10, "predicted_n": n, **times_ms, **more}
+
+
+# llama.cpp tools/server/server-task.cpp (0c1e570), to_json_oaicompat_chat and ..._chat_stream: the role (content null)
+# and the first text leave in one write; with timings_per_token the last chunk of a write has running counts; then
+# finish_reason, usage without choices, with the timings; ":" is a ping (server-context.cpp)
+def test_llama_server() -> None:
+    counts = usage(10, 4, prompt_tokens_details={"cached_tokens": 3})
+    stream = read(
+        b":\n\n",
+        sse(delta({"role": "assistant", "content": None}), delta({"content": "Once"}, timings=timings(1, 3))),
+        sse(delta({"content": " upon"}, timings=timings(3, 3))),  # one token was held back: half a letter
+        sse(delta({}, "length"), {"choices": [], "usage": counts, "timings": timings(4, 3)}),
+        sse("[DONE]"),
+    )
+    whole(stream)
+    assert stream.events.kind == (PING, ROLE, TEXT, TEXT, OTHER, USAGE, DONE)
+    assert stream.events.arrive_ns == (10, 20, 20, 30, 40, 40, 50)
+    assert (stream.tokens_by, stream.events.n_tokens) == ("timings", (0, 0, 1, 2, 0, 1, 0))
+    assert stream.usage and stream.usage.cached_tokens == 3
+    assert stream.timings and (stream.timings.prompt_ms, stream.timings.n_gen, stream.timings.n_cached) == (12.5, 4, 3)
+    assert times.itl_ns(as_request(stream)) == [10, 0]
+
+
+# The same file: reasoning_content in deltas; an error during the stream is {"error": {"code", "message", "type"}}, and
+# nothing follows it
+def test_llama_server_reasoning_and_error() -> None:
+    error = {"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}}
+    stream = read(sse(delta({"role": "assistant", "content": None}), delta({"reasoning_content": "Hm"})), sse(error))
+    assert stream.events.kind == (ROLE, REASONING, ERROR)
+    assert (stream.failure, stream.error) == (ERROR_INSIDE, "Context size has been exceeded.")
+
+
+# llama-cpp-python 0.3.36 llama_cpp/llama_chat_format.py (_convert_text_completion_chunks_to_chat), sent by
+# sse-starlette: lines end with CRLF, a ping is a comment with a date, and there is no usage
+def test_llama_cpp_server() -> None:
+    def chunk(content: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        return delta(content, finish, choice={"logprobs": None})
+
+    end = "\r\n\r\n"
+    stream = read(
+        b": ping - 2026-01-01 00:00:00.000000+00:00\r\n\r\n",
+        sse(chunk({"role": "assistant"}), end=end),
+        sse(chunk({"content": "Hi"}), end=end),
+        sse(chunk({}, "stop"), end=end),
+        sse("[DONE]", end=end),
+    )
+    whole(stream)
+    assert stream.events.kind == (PING, ROLE, TEXT, OTHER, DONE)
+    assert stream.usage is None
+    assert times.n_first(as_request(stream)) is None
+
+
+# https://html.spec.whatwg.org/multipage/server-sent-events.html, 9.2.6: comments, other fields, data of several lines
+def test_server_sent_events_as_specified() -> None:
+    stream = read(
+        b': a comment\nevent: message\nid: 7\nretry: 1000\ndata: {"choices":\ndata:[{"delta":{"content":"x"}}]}\n\n',
+        b"event: ping\ndata: {}\n\n",
+        b"data:[DONE]\n\n",
+    )
+    whole(stream)
+    assert stream.events.kind == (PING, TEXT, PING, DONE)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 1000])
+def test_bytes_may_be_cut_anywhere(n: int) -> None:
+    data = b": hi\r\n\r\n" + sse(delta({"content": "größe"}), delta({}, "stop"), "[DONE]", end="\r\n\r\n")
+    pieces: list[Piece] = [(i + 1, data[i : i + n]) for i in range(0, len(data), n)]
+    stream = parse(pieces)
+    whole(stream)
+    assert (stream.events.kind, stream.text) == ((PING, TEXT, OTHER, DONE), "größe")
+    assert sum(stream.events.n_bytes) == len(data)
+    assert stream.events.arrive_ns[-1] == pieces[-1][0]
+
+
+def test_the_last_empty_line_may_be_missing() -> None:
+    for rest in (b"data: [DONE]\n", b"data: [DONE]"):
+        stream = read(sse(delta({"content": "x"})), rest)
+        whole(stream)
+        assert stream.events.kind == (TEXT, DONE)
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["{", "[]", "null", "7", '"text"', "[" * 100_000, '{"choices": [{"delta": {"content": "x"}}]} trailing'],
+)
+def test_what_is_no_json_object_is_wrong(data: str) -> None:
+    stream = read(sse(delta({"content": "x"})), sse(data), sse("[DONE]"))
+    assert stream.failure == WRONG_JSON
+    assert stream.events.kind == (TEXT, ERROR, DONE)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"choices": None},
+        {"choices": [None]},
+        {"choices": [{"delta": None, "finish_reason": 3}]},
+        {"choices": [{"delta": {"content": 7, "role": None}}]},
+        {"choices": [{"delta": [], "token_ids": "x", "logprobs": []}], "usage": [], "timings": "no"},
+        {"choices": {}, "usage": {"completion_tokens": -1, "prompt_tokens": True}},
+        {"choices": [], "usage": {"completion_tokens": 1.5, "prompt_tokens_details": 3}, "timings": {"prompt_ms": "x"}},
+        {},
+    ],
+)
+def test_fields_of_the_wrong_type_are_not_there(chunk: dict[str, Any]) -> None:
+    stream = read(sse(chunk), sse("[DONE]"))
+    whole(stream)
+    assert not set(stream.events.kind) & {TEXT, REASONING, TOOL}
+    assert stream.usage is None
+
+
+def test_running_counts_that_go_back_count_nothing() -> None:
+    stream = read(sse(delta({"content": "a"}, usage=usage(1, 5)), delta({"content": "b"}, usage=usage(1, 3)), "[DONE]"))
+    assert (stream.tokens_by, stream.events.n_tokens) == (None, None)
+
+
+def test_more_tokens_in_events_than_in_the_answer_count_nothing() -> None:
+    stream = read(
+        sse(delta({"content": "a"}, choice={"token_ids": [1, 2, 3]}), {"choices": [], "usage": usage(1, 2)}, "[DONE]")
+    )
+    assert stream.events.n_tokens is None
+
+
+# https://api-docs.deepseek.com/api/create-chat-completion: hits of the cache have a name of their own
+def test_other_names_of_cached_tokens() -> None:
+    counts = usage_of(usage(9, 1, prompt_cache_hit_tokens=4, prompt_cache_miss_tokens=5))
+    assert counts and counts.cached_tokens == 4
+
+
+# https://docs.mistral.ai/capabilities/reasoning and github.com/braintrustdata/braintrust-sdk-javascript/issues/1857:
+# content may be a list of parts, of which some are `thinking`, lists themselves
+def test_content_as_parts() -> None:
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm"}]}
+    chunks = (delta({"content": [thought]}), delta({"content": [{"type": "text", "text": "Hi"}]}))
+    stream = read(sse(*chunks, delta({}, "stop"), "[DONE]"))
+    assert (stream.events.kind, stream.text) == ((REASONING, TEXT, OTHER, DONE), "HmHi")

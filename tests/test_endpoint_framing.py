@@ -1,0 +1,128 @@
+"""HTTP as servers frame it: the events and their stamps are the same in each framing."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from lab.core import request_times as times
+from lab.core.record import OK
+from lab.core.request import CHAT, LOST, WRONG_JSON, Asked, Request
+from lab.endpoint.access import access
+from lab.endpoint.client import Client
+from lab.endpoint.wire import Ask, Plan
+
+PAUSE_S = 0.03
+EVENTS = [
+    b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n',
+    b'data: {"choices": [{"delta": {"content": "b"}}]}\n\n',
+    b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n',
+    b"data: [DONE]\n\n",
+]
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@contextmanager
+def scripted(pieces: list[bytes]) -> Iterator[str]:
+    """A server that answers each connection's request with these pieces, with a pause before each, and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    head = b""
+                    while b"\r\n\r\n" not in head and (data := connection.recv(65536)):
+                        head += data
+                    for piece in pieces:
+                        time.sleep(PAUSE_S)
+                        connection.sendall(piece)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def answer(pieces: list[bytes]) -> Request:
+    """The one request that is answered so."""
+    asked = Ask(asked=Asked(n_prompt=None, n_gen=2), body=json.dumps({"stream": True}))
+    with scripted(pieces) as url, Client(access(url)) as client:
+        (reply,) = client.run(Plan(asks=(asked,), api=CHAT, timeout_s=30))
+    return reply.request
+
+
+half = len(EVENTS[1]) // 2
+FRAMINGS = {
+    "a chunk for each event": [CHUNKED, *map(chunk, EVENTS), b"0\r\n\r\n"],
+    "the head with the first event": [CHUNKED + chunk(EVENTS[0]), *map(chunk, EVENTS[1:]), b"0\r\n\r\n"],
+    "an event in two chunks": [
+        CHUNKED,
+        chunk(EVENTS[0]),
+        chunk(EVENTS[1][:half]),
+        chunk(EVENTS[1][half:]),
+        *map(chunk, EVENTS[2:]),
+        b"0\r\n\r\n",
+    ],
+    "a chunk in two packets": [
+        CHUNKED,
+        chunk(EVENTS[0]),
+        chunk(EVENTS[1])[:half],
+        chunk(EVENTS[1])[half:],
+        *map(chunk, EVENTS[2:]),
+        b"0\r\n\r\n",
+    ],
+    "the end in two packets": [CHUNKED, *map(chunk, EVENTS), b"0\r\n", b"\r\n"],
+    "fields after the end": [CHUNKED, *map(chunk, EVENTS), b"0\r\nX-Time: 1\r\n\r\n"],
+    "other letters": [CHUNKED.replace(b"Encoding: chunked", b"encoding: Chunked"), *map(chunk, EVENTS), b"0\r\n\r\n"],
+    "a head in pieces": [CHUNKED[:20], CHUNKED[20:], *map(chunk, EVENTS), b"0\r\n\r\n"],
+    "hints before the head": [b"HTTP/1.1 103 Early Hints\r\n\r\n", CHUNKED, *map(chunk, EVENTS), b"0\r\n\r\n"],
+    "a length": [PLAIN + b"Content-Length: %d\r\n\r\n" % len(b"".join(EVENTS)), *EVENTS],
+    "until it hangs up": [PLAIN.replace(b"1.1", b"1.0") + b"\r\n", *EVENTS],
+}
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
+def test_events_and_stamps_are_the_same(framing: str) -> None:
+    request = answer(FRAMINGS[framing])
+    assert (request.status, request.error) == (OK, None)
+    assert request.events.kind == ("text", "text", "other", "done")
+    assert request.events.n_bytes == tuple(map(len, EVENTS))
+    assert request.events.arrive_ns[-1] > request.events.arrive_ns[0]  # though all were read at the end
+    assert (times.ttft_ns(request) or 0) >= PAUSE_S * 1e9
+    assert request.headers_ns is not None and request.headers_ns <= request.events.arrive_ns[0]
+    assert request.ended_ns is not None and request.ended_ns >= request.events.arrive_ns[-1]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [[], [b"this is no HTTP\r\n\r\n"], [CHUNKED], [CHUNKED, b"zz\r\n"], [CHUNKED, chunk(EVENTS[0])[:-7]]],
+    ids=["nothing", "no HTTP", "a head", "no chunk", "half a chunk"],
+)
+def test_a_connection_that_ends_too_early_is_lost(pieces: list[bytes]) -> None:
+    request = answer(pieces)
+    assert (request.status, request.failure) == ("failed", LOST)
+    assert request.error
+
+
+def test_an_end_without_the_last_chunk_is_no_loss_after_done() -> None:
+    request = answer([CHUNKED, *map(chunk, EVENTS)])
+    assert (request.status, request.failure) == (OK, None)
+
+
+def test_a_stream_may_have_another_content_type() -> None:
+    head = CHUNKED.replace(b"text/event-stream", b"application/octet-stream")
+    assert answer([head, *map(chunk, EVENTS), b"0\r\n\r\n"]).status == OK
+    page = answer([head, chunk(b"data: no stream\n\n"), b"0\r\n\r\n"])
+    assert page.failure == WRONG_JSON

@@ -1,0 +1,531 @@
+"""Every known trap of measuring endpoints, against a server whose answers are known.
+
+Times have one bound: the null server sends nothing early, so what arrived later than that is true on any machine.
+"""
+
+import json
+import os
+import random
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lab.core import request_times as times
+from lab.core.record import FAILED, OK
+from lab.core.request import (
+    BAD_REQUEST,
+    CHAT,
+    COMPLETIONS,
+    CUT_OFF,
+    ERROR_INSIDE,
+    HALF_LINE,
+    LONG_LINE,
+    LOST,
+    NO_STREAM,
+    PING,
+    RATE_LIMITED,
+    REASONING,
+    REFUSED,
+    ROLE,
+    SERVER_ERROR,
+    STALLED,
+    TIMEOUT,
+    USAGE,
+    WRONG_JSON,
+    Asked,
+    Endpoint,
+    Request,
+)
+from lab.endpoint import body as options
+from lab.endpoint import counting, prompts
+from lab.endpoint.access import Access, access, ask
+from lab.endpoint.body import ask_for
+from lab.endpoint.client import Client, ClientDied
+from lab.endpoint.null_behaviour import ACCEPT, ALWAYS, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
+from lab.endpoint.null_server import null_server
+from lab.endpoint.probe import MOST_PROBES, probe
+from lab.endpoint.selftest import selftest
+from lab.endpoint.wire import Ask, Plan, Reply
+from lab.errors import LabError
+
+MS = 1_000_000
+FAST: dict[str, Any] = {"first_ms": 4.0, "gap_ms": 1.0}
+FAILING = {
+    "429": RATE_LIMITED,
+    "500": SERVER_ERROR,
+    "400": BAD_REQUEST,
+    "401": BAD_REQUEST,
+    "html": NO_STREAM,
+    "whole": NO_STREAM,
+    "error": ERROR_INSIDE,
+    "late error": ERROR_INSIDE,
+    "wrong JSON": WRONG_JSON,
+    "half a line": HALF_LINE,
+    "cut off": CUT_OFF,
+    "lost": LOST,
+    "endless line": LONG_LINE,
+    "stall": STALLED,
+    "never": TIMEOUT,
+}
+MODELS = {name: Behaviour(fails=name, **FAST) for name in FAILING} | {
+    "echo": Behaviour(fails="echo", **FAST),
+    "plain": Behaviour(**FAST),
+    "bundled": Behaviour(bundle=3, n_held=1, usage=RUNNING, **FAST),
+    "bundled, uncounted": Behaviour(bundle=3, n_held=1, **FAST),
+    "role at accept": Behaviour(role=ACCEPT, first_ms=60.0, gap_ms=1.0),
+    "no usage": Behaviour(usage=NEVER, **FAST),
+    "always usage": Behaviour(usage=ALWAYS, **FAST),
+    "cache": Behaviour(has_cache=True, **FAST),
+    "silent cache": Behaviour(has_cache=True, gives_cached=False, **FAST),
+    "short": Behaviour(stops_after=3, obeys_ignore_eos=False, **FAST),
+    "obedient": Behaviour(stops_after=3, **FAST),
+    "reasoning": Behaviour(n_reasoning=2, first_ms=4.0, gap_ms=20.0, usage=RUNNING),
+    "other reasoning": Behaviour(n_reasoning=2, reasoning_field="reasoning", **FAST),
+    "slow": Behaviour(first_ms=80.0, gap_ms=1.0),
+    "pinging": Behaviour(pings=True, first_ms=30.0, gap_ms=1.0),
+    "ids": Behaviour(token_ids=True, bundle=2, **FAST),
+    "timings": Behaviour(timings=True, bundle=2, **FAST),
+    "strict": Behaviour(strict=True, **FAST),
+    "pausing": Behaviour(stall_after=3, stall_ms=80.0, **FAST),
+}
+
+
+@pytest.fixture(scope="module")
+def asked() -> Iterator[Access]:
+    with null_server(NullSettings(models=MODELS, n_slots=4)) as server:
+        yield access(server.url)
+
+
+@pytest.fixture(scope="module")
+def client(asked: Access) -> Iterator[Client]:
+    with Client(asked) as one:
+        yield one
+
+
+def make_ask(model: str, n_gen: int = 8, prompt: str = "a b c", api: str = CHAT, **changes: Any) -> Ask:
+    used = changes.pop("options", options.OPTIONS)
+    scheduled_ns = changes.pop("scheduled_ns", None)
+    return ask_for(api, model, prompt, Asked(n_prompt=None, n_gen=n_gen, **changes), used, scheduled_ns)
+
+
+def send(client: Client, model: str, n_gen: int = 8, prompt: str = "a b c", api: str = CHAT, **changes: Any) -> Request:
+    (reply,) = client.run(Plan(asks=(make_ask(model, n_gen, prompt, api, **changes),), api=api))
+    return reply.request
+
+
+def n_sent(asked: Access) -> int:
+    """Requests for tokens that the server has had."""
+    return int((ask(asked, f"{asked.root}/null/sent").parsed or {})["n_requests"])
+
+
+# 1: a chunk is not a token
+
+
+def test_trap_1_tokens_that_came_together_are_counted_apart(client: Client) -> None:
+    request = send(client, "bundled", 10)
+    indices = times.generated(request)
+    assert request.tokens_by == "usage"
+    assert [request.events.n_tokens[i] for i in indices] == [4, 3, 3]  # type: ignore[index]
+    assert times.n_first(request) == 4
+    assert len(times.itl_ns(request) or ()) == 9
+    assert (times.itl_ns(request) or ()).count(0) >= 7
+    assert times.tpot_ns(request) == sum(times.chunk_gaps_ns(request)) / 6
+
+
+def test_trap_1_uncounted_chunks_give_no_itl(client: Client) -> None:
+    request = send(client, "bundled, uncounted", 10)
+    assert (request.tokens_by, request.events.n_tokens, times.itl_ns(request)) == (None, None, None)
+    assert len(times.chunk_gaps_ns(request)) == 2
+    low, high = times.tpot_bounds_ns(request) or (0, 0)
+    assert low <= sum(times.chunk_gaps_ns(request)) / 6 <= high
+
+
+@pytest.mark.parametrize(("model", "by"), [("ids", "token ids"), ("timings", "timings")])
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
+def test_trap_1_tokens_are_known_by_ids_or_running_counts(client: Client, model: str, by: str, api: str) -> None:
+    request = send(client, model, 5, api=api)
+    assert request.tokens_by == by
+    assert [request.events.n_tokens[i] for i in times.generated(request)] == [2, 2, 1]  # type: ignore[index]
+
+
+# 2: an empty chunk with the role comes first
+
+
+def test_trap_2_the_role_is_not_the_first_token(client: Client) -> None:
+    request = send(client, "role at accept")
+    assert request.events.kind[0] == ROLE
+    assert (times.ttft_ns(request) or 0) >= 60 * MS
+    assert (times.ttft_ns(request) or 0) >= request.events.arrive_ns[0]
+    assert request.headers_ns is not None and request.headers_ns <= request.events.arrive_ns[0]
+
+
+def test_a_pause_between_tokens_is_seen_where_it_was(client: Client) -> None:
+    request = send(client, "pausing", 6)
+    assert (times.e2e_ns(request) or 0) >= (4 + 5 + 80) * MS
+    assert request.events.arrive_ns[times.generated(request)[3]] >= (4 + 3 + 80) * MS  # it comes after three tokens
+
+
+# 3: usage must be asked for, comes in any chunk, or not at all
+
+
+def test_trap_3_usage_is_read_where_choices_are_empty(client: Client) -> None:
+    request = send(client, "plain", 8)
+    assert USAGE in request.events.kind
+    assert request.usage and request.usage.prompt_tokens == 3 + TEMPLATE_TOKENS
+    assert times.n_generated(request) == 8
+    assert times.n_generated(send(client, "plain", options=())) is None
+    assert times.n_generated(send(client, "always usage", options=())) == 8
+
+
+def test_trap_3_without_usage_a_twin_or_the_tokenizer_counts(client: Client, asked: Access) -> None:
+    for seed, by in ((7, "twin"), (None, "tokenize")):
+        sent = make_ask("no usage", 9, seed=seed)
+        (reply,) = client.run(Plan(asks=(sent,), api=CHAT))
+        assert reply.request.usage is None
+        usage = counting.counted(asked, CHAT, "no usage", sent, reply).usage
+        assert usage and (usage.completion_tokens, usage.counted_by) == (9, by)
+
+
+# 4: prefix caches
+
+
+def test_trap_4_a_repeated_prompt_is_warm(client: Client) -> None:
+    allowed = tuple(option for option in options.OPTIONS if option != options.NO_CACHE)
+    assert [times.is_warm(send(client, "cache", prompt="x y z", options=allowed)) for _ in range(2)] == [False, True]
+    assert times.is_warm(send(client, "cache", prompt="x y z")) is False  # with cache_prompt: false
+    assert times.is_warm(send(client, "silent cache", prompt="x y z", options=allowed)) is None
+
+
+def test_trap_4_prompts_with_a_nonce_are_cold(client: Client, asked: Access) -> None:
+    endpoint = Endpoint(url=asked.url, api=CHAT)
+    counter = prompts.counter(asked, endpoint, "cache")
+    assert counter
+    rng = random.Random(1)
+    made = [prompts.make(30, counter, "the same words each time", rng) for _ in range(3)]
+    assert len({prompt.text[0] for prompt in made}) > 1  # they differ from the first letter on
+    cached = [send(client, "cache", prompt=prompt.text, options=(options.INCLUDE_USAGE,)).usage for prompt in made]
+    assert all(usage and (usage.cached_tokens or 0) < 8 for usage in cached)
+
+
+def test_trap_4_counting_by_usage_does_not_warm_the_prompt(client: Client, asked: Access) -> None:
+    by_usage = prompts.Counter("usage", lambda text: prompts.by_usage(asked, Endpoint(url="", api=CHAT), "cache", text))
+    prompt = prompts.make(200, by_usage, "the same words each time", random.Random(3))
+    usage = send(client, "cache", prompt=prompt.text, options=(options.INCLUDE_USAGE,)).usage
+    assert usage and usage.prompt_tokens == prompt.n_tokens == 200
+    assert (usage.cached_tokens or 0) < 8  # some digits of the nonce at most
+
+
+# 5: ignore_eos is not everywhere
+
+
+def test_trap_5_short_answers_are_known(client: Client) -> None:
+    short, full = send(client, "short", ignore_eos=True), send(client, "obedient", ignore_eos=True)
+    assert (times.is_short(short), short.finish_reason) == (True, "stop")
+    assert (times.is_short(full), full.finish_reason) == (False, "length")
+
+
+# 6: reasoning
+
+
+@pytest.mark.parametrize("model", ["reasoning", "other reasoning"])
+def test_trap_6_reasoning_is_the_first_token_and_not_the_first_output(client: Client, model: str) -> None:
+    request = send(client, model, 5)
+    assert request.events.kind.count(REASONING) == 2
+    assert times.n_generated(request) == 5
+    if model == "reasoning":
+        assert (times.first_output_ns(request) or 0) >= 44 * MS  # 4 ms and two gaps of 20 after the request
+        assert request.events.arrive_ns[times.generated(request)[0]] == times.ttft_ns(request)
+
+
+# 7: prompts of exactly n tokens
+
+
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("has_tokenize", [True, False])
+def test_trap_7_prompts_have_exactly_n_tokens(api: str, has_tokenize: bool) -> None:
+    settings = NullSettings(models={"null": Behaviour(**FAST)}, has_tokenize=has_tokenize)
+    with null_server(settings) as server, Client(asked := access(server.url)) as client:
+        endpoint = Endpoint(url=asked.url, api=api, accepted=(options.INCLUDE_USAGE,))
+        counter = prompts.counter(asked, endpoint, "null")
+        assert counter and counter.by == ("tokenize" if has_tokenize else "usage")
+        for n in (13, 100, 2000):
+            prompt = prompts.make(n, counter, "some words of a text", random.Random(n))
+            assert prompt.n_tokens == n
+            usage = send(client, "null", 1, prompt.text, api).usage
+            assert usage and usage.prompt_tokens == n
+
+
+def test_trap_7_prompts_of_a_tokenizer_with_long_words_are_exact() -> None:
+    """A word is as many tokens as it has letters, a space is none: the last words do not fit, fillers do."""
+    counter = prompts.Counter("tokenize", lambda text: sum(letter != " " for letter in text) + 3)
+    for n in range(30, 60):
+        assert prompts.make(n, counter, "unbreakable extraordinary", random.Random(n)).n_tokens == n
+
+
+def test_trap_7_a_prompt_cannot_be_shorter_than_the_template() -> None:
+    counter = prompts.Counter("tokenize", lambda text: len(text.split()) + 20)
+    with pytest.raises(LabError, match="A prompt of 10 tokens is not possible: the shortest one has 28"):
+        prompts.make(10, counter, "words", random.Random(1))
+
+
+# 8: coordinated omission
+
+
+def test_trap_8_an_open_loop_keeps_its_times_and_says_how_late_it_was(client: Client) -> None:
+    asks = tuple(make_ask("slow", 2, scheduled_ns=i * 10 * MS) for i in range(3))
+    replies = sorted(client.run(Plan(asks=asks, api=CHAT, n_at_once=1)), key=lambda reply: reply.index)
+    requests = [reply.request for reply in replies]
+    assert [request.scheduled_ns for request in requests] == [0, 10 * MS, 20 * MS]
+    delays = [times.dispatch_delay_ns(request) or 0 for request in requests]
+    assert delays[0] >= 0 and delays[1] >= 70 * MS and delays[2] >= 140 * MS  # each answer lasts 81 ms
+    assert (times.ttft_from_schedule_ns(requests[2]) or 0) >= 220 * MS
+
+
+def test_trap_8_no_request_leaves_early(client: Client) -> None:
+    asks = tuple(make_ask("plain", 2, scheduled_ns=i * 20 * MS) for i in range(4))
+    delays = [times.dispatch_delay_ns(reply.request) for reply in client.run(Plan(asks=asks, api=CHAT, n_at_once=4))]
+    assert all(delay is not None and delay >= 0 for delay in delays)
+
+
+# 9: the client's own cost
+
+
+def test_trap_9_the_client_has_a_process_and_warm_connections(client: Client) -> None:
+    assert client.pid != os.getpid()
+    replies = list(client.run(Plan(asks=tuple(make_ask("plain") for _ in range(6)), api=CHAT, n_at_once=2)))
+    assert all(reply.request.was_connected for reply in replies)
+
+
+def test_trap_9_the_selftest_finds_every_event_after_it_was_sent() -> None:
+    one, four = selftest((1, 4), n_tokens=10, gap_ms=2.0, n_rounds=2)
+    assert (one.n_events, four.n_events) == (20, 80)
+    for test in (one, four):
+        assert 0 < test.median_us <= test.p99_us <= test.max_us
+        assert 0 <= test.server_late_median_us <= test.server_late_p99_us
+
+
+# 10: failures are classes of their own, pings are no content
+
+
+@pytest.mark.parametrize("model", FAILING)
+def test_trap_10_a_failure_has_its_class_and_the_rest_goes_on(client: Client, asked: Access, model: str) -> None:
+    before = n_sent(asked)
+    asks = (make_ask(model), make_ask("plain"))
+    plan = Plan(asks=asks, api=CHAT, timeout_s=1.0 if model == "never" else 30.0, stall_s=0.3)
+    failed, good = sorted(client.run(plan), key=lambda reply: reply.index)
+    assert (failed.request.status, failed.request.failure) == (FAILED, FAILING[model])
+    assert failed.request.error
+    assert good.request.status == OK
+    assert n_sent(asked) == before + 2  # nothing is sent twice
+
+
+def test_trap_10_what_came_before_a_failure_is_kept(client: Client) -> None:
+    request = send(client, "late error")
+    assert request.error == "out of memory"
+    assert request.http_status == 200
+    assert times.ttft_ns(request) is not None
+
+
+def test_trap_10_a_refused_connection_is_a_class() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with Client(access(f"http://127.0.0.1:{port}")) as client:
+        request = send(client, "plain")
+    assert (request.failure, request.sent_ns, request.http_status) == (REFUSED, None, None)
+
+
+def test_trap_10_pings_are_no_content(client: Client) -> None:
+    request = send(client, "pinging")
+    assert request.events.kind[0] == PING
+    assert (times.ttft_ns(request) or 0) >= 30 * MS
+
+
+# 11: concurrency over the slots is queueing
+
+
+def test_trap_11_slots_are_read(client: Client, asked: Access) -> None:
+    settings = probe(asked, client, "plain").endpoint.settings
+    assert settings and (settings.n_slots, settings.n_ctx, settings.model_file) == (4, 100_000, "null.gguf")
+
+
+# 12: ramp and drain
+
+
+def test_trap_12_nothing_is_sent_after_the_end_and_the_rest_ends_well(client: Client) -> None:
+    asks = tuple(make_ask("slow", 2) for _ in range(20))
+    replies = list(client.run(Plan(asks=asks, api=CHAT, n_at_once=2, stop_s=0.1)))
+    assert 2 <= len(replies) <= 4  # each lasts 81 ms
+    assert all(reply.request.status == OK for reply in replies)
+
+
+# The probe
+
+
+def test_the_probe_finds_what_a_model_can(client: Client, asked: Access) -> None:
+    before = n_sent(asked)
+    endpoint = probe(asked, client, "timings").endpoint
+    assert n_sent(asked) - before <= MOST_PROBES
+    assert endpoint.api == CHAT
+    assert endpoint.server == "llama-server"
+    names = ("streaming", "usage in streams", "token ids", "tokens per event", "tokenize", "settings", "server timings")
+    assert {name: endpoint.can(name) for name in names} == dict.fromkeys(names, "yes") | {"token ids": "no"}
+    assert options.TIMINGS in endpoint.accepted and options.TOKEN_IDS not in endpoint.accepted
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "answer"),
+    [
+        ("obedient", "ignore_eos", "yes"),
+        ("short", "ignore_eos", "no"),
+        ("plain", "ignore_eos", "unknown"),
+        ("strict", "ignore_eos", "no"),
+        ("cache", "cached tokens", "yes"),
+        ("silent cache", "cached tokens", "no"),
+        ("no usage", "usage in streams", "no"),
+        ("reasoning", "reasoning field", "yes"),
+        ("plain", "reasoning field", "unknown"),
+    ],
+)
+def test_the_probe_says_yes_no_or_unknown(client: Client, asked: Access, model: str, name: str, answer: str) -> None:
+    endpoint = probe(asked, client, model).endpoint
+    assert endpoint.can(name) == answer
+    assert all(capability.how for capability in endpoint.capabilities)
+
+
+def test_the_probe_sends_a_strict_server_only_what_it_takes(client: Client, asked: Access) -> None:
+    accepted = probe(asked, client, "strict").endpoint.accepted
+    assert accepted == (options.INCLUDE_USAGE,)
+    assert send(client, "strict", options=accepted).status == OK
+
+
+def test_the_probe_uses_completions_where_there_is_no_chat() -> None:
+    settings = NullSettings(models={"only": Behaviour(**FAST)}, has_chat=False)
+    with null_server(settings) as server, Client(asked := access(server.url)) as client:
+        probed = probe(asked, client)
+    assert (probed.endpoint.api, probed.model, probed.models) == (COMPLETIONS, "only", ("only",))
+
+
+def test_the_probe_wants_a_model_that_is_there(client: Client, asked: Access) -> None:
+    with pytest.raises(LabError, match=f"The server has {len(MODELS)} models"):
+        probe(asked, client)
+    with pytest.raises(LabError, match="The server has no model mistral"):
+        probe(asked, client, "mistral")
+    with pytest.raises(LabError, match="streams no answer of 500"):
+        probe(asked, client, "500")
+
+
+# Keys
+
+
+SECRET = "sk-very-secret-0123456789"
+
+
+def test_no_key_is_in_anything_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_TEST_KEY", SECRET)
+    models = {name: MODELS[name] for name in ("plain", "echo")}
+    with null_server(NullSettings(models=models, api_key=SECRET)) as server:
+        asked = access(server.url, "LAB_TEST_KEY", ["X-Team: another-secret"])
+        assert "secret" not in repr(asked)
+        with Client(asked) as client:
+            assert send(client, "plain").status == OK
+            echoed = send(client, "echo")
+            assert echoed.failure == BAD_REQUEST and "cannot read" in (echoed.error or "")
+            assert "secret" not in repr(echoed)
+            endpoint = probe(asked, client, "plain").endpoint
+            assert "secret" not in repr(endpoint)
+        wrong = access(server.url, None, [f"Authorization: Bearer wrong-{SECRET}"])
+        with Client(wrong) as client:
+            refused = send(client, "plain")
+            assert (refused.http_status, refused.error) == (401, "the server wants a key")
+            with pytest.raises(LabError) as problem:
+                probe(wrong, client, "plain")
+            assert "secret" not in str(problem.value)
+
+
+def test_a_password_in_the_address_is_not_shown() -> None:
+    asked = access("http://me:very-secret@127.0.0.1:9/v1/chat/completions?key=abc")
+    assert asked.url == "http://127.0.0.1:9/v1"
+    assert "secret" not in repr(asked)
+    answer = ask(asked, f"{asked.root}/props", timeout_s=1)
+    assert answer.status is None and "secret" not in str(answer.error)
+
+
+@pytest.mark.parametrize("value", ["", "two\nlines", "schlüssel"])
+def test_a_key_that_cannot_be_sent_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("LAB_TEST_KEY", value)
+    with pytest.raises(LabError, match="LAB_TEST_KEY") as problem:
+        access("http://127.0.0.1:1", "LAB_TEST_KEY")
+    assert not value or value not in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "ftp://host", "http://", "http://[::1", "http://host:port", "http://a\x1b[2J", "http://h/ü"]
+)
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(LabError, match="not the address of a server"):
+        access(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "clean"),
+    [
+        ("127.0.0.1:8080", "http://127.0.0.1:8080/v1"),
+        ("http://[::1]:80/v1/", "http://[::1]:80/v1"),
+        ("http://bücher.example", "http://xn--bcher-kva.example/v1"),
+        ("https://host.example/api/v1/completions", "https://host.example/api/v1"),
+    ],
+)
+def test_addresses_are_made_whole(url: str, clean: str) -> None:
+    assert access(url).url == clean
+
+
+def test_headers_are_checked() -> None:
+    for header in ("no colon", "bad name: x", "X: \x00", "X: ä"):
+        with pytest.raises(LabError, match="header"):
+            access("http://h", headers=[header])
+
+
+# The client's process
+
+
+def test_replies_are_there_before_the_plan_has_ended(asked: Access) -> None:
+    with Client(asked) as client:
+        replies = client.run(Plan(asks=(make_ask("plain"), make_ask("never")), api=CHAT))
+        first: Reply = next(replies)
+        assert (first.index, first.request.status) == (0, OK)
+        replies.close()  # type: ignore[attr-defined]
+        with pytest.raises(ClientDied):
+            list(client.run(Plan(asks=(make_ask("plain"),), api=CHAT)))
+
+
+def test_a_client_that_dies_is_said_after_what_had_ended(asked: Access) -> None:
+    with Client(asked) as client:
+        replies = client.run(Plan(asks=(make_ask("plain"), make_ask("never")), api=CHAT))
+        assert next(replies).request.status == OK
+        client._process.kill()
+        with pytest.raises(ClientDied, match="The client's process ended"):
+            list(replies)
+
+
+def test_the_text_of_an_answer_is_given_as_it_was(client: Client) -> None:
+    (reply,) = client.run(Plan(asks=(make_ask("plain", 3),), api=CHAT))
+    assert reply.text == " word word word"
+
+
+def test_lines_may_end_as_on_windows() -> None:
+    settings = NullSettings(models={"null": Behaviour(has_crlf=True, pings=True, **FAST)})
+    with null_server(settings) as server, Client(access(server.url)) as client:
+        request = send(client, "null", 4)
+    assert (request.status, times.n_generated(request), len(times.generated(request))) == (OK, 4, 4)
+
+
+def test_bodies_hold_what_was_asked() -> None:
+    fields = json.loads(make_ask("m", 5, temperature=0.5, seed=3, ignore_eos=True).body)
+    assert fields["messages"] == [{"role": "user", "content": "a b c"}]
+    assert (fields["max_tokens"], fields["temperature"], fields["seed"], fields["ignore_eos"]) == (5, 0.5, 3, True)
+    assert fields["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert fields["cache_prompt"] is False
+    bare = json.loads(make_ask("m", 5, api=COMPLETIONS, options=(options.MAX_COMPLETION,)).body)
+    assert bare == {"model": "m", "prompt": "a b c", "max_completion_tokens": 5, "stream": True}

@@ -1,0 +1,210 @@
+"""Requests as data, and what follows from planted events."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.core import request_times as times
+from lab.core import results
+from lab.core.lines import parse_line, to_json
+from lab.core.record import FAILED, OK
+from lab.core.request import (
+    CHAT,
+    DONE,
+    OTHER,
+    REASONING,
+    ROLE,
+    TEXT,
+    TOOL,
+    USAGE,
+    YES,
+    Asked,
+    Capability,
+    Endpoint,
+    Events,
+    Request,
+    RequestRecord,
+    ServerSettings,
+    ServerTimings,
+    Usage,
+)
+from tests.conftest import MACHINE, make_record
+
+KINDS = (ROLE, TEXT, TEXT, TEXT, OTHER, USAGE, DONE)
+ARRIVE_NS = (5, 100, 130, 190, 191, 191, 192)
+
+
+def make_request(**changes: Any) -> Request:
+    """A role at 5 ns, text at 100 (2 tokens), 130 (1), 190 (3), and the end."""
+    request = Request(
+        asked=Asked(n_prompt=10, n_gen=6),
+        started_at="2026-01-01T00:00:00Z",
+        sent_ns=1000,
+        status=OK,
+        events=Events(ARRIVE_NS, (9,) * 7, KINDS, (0, 2, 1, 3, 0, 0, 0)),
+        usage=Usage(prompt_tokens=10, completion_tokens=6, cached_tokens=0),
+    )
+    return dataclasses.replace(request, **changes)
+
+
+def without_tokens(**changes: Any) -> Request:
+    """The same, from a server that does not say how many tokens are in an event."""
+    events = dataclasses.replace(make_request().events, n_tokens=None)
+    return make_request(events=events, **changes)
+
+
+def make_request_record(request: Request | None = None) -> RequestRecord:
+    endpoint = Endpoint(
+        url="http://127.0.0.1:1/v1",
+        api=CHAT,
+        server="llama-server",
+        capabilities=(Capability("streaming", YES, "seen"),),
+        accepted=("ignore_eos",),
+        settings=ServerSettings(n_slots=4, n_ctx=4096),
+    )
+    return RequestRecord(
+        session="s", machine=MACHINE, endpoint=endpoint, model="tiny", request=request or make_request()
+    )
+
+
+def test_times_of_planted_events() -> None:
+    request = make_request()
+    assert times.ttft_ns(request) == 100  # not 5: the role is no token
+    assert times.first_output_ns(request) == 100
+    assert times.e2e_ns(request) == 190  # not 192: what follows is no content
+    assert times.tpot_ns(request) == (190 - 100) / (6 - 2)
+    assert times.tpot_bounds_ns(request) == (22.5, 22.5)
+    assert times.chunk_gaps_ns(request) == [30, 60]
+    assert times.longest_stall_ns(request) == 60
+    assert times.itl_ns(request) == [0, 30, 60, 0, 0]
+    assert sum(times.itl_ns(request) or ()) == 190 - 100
+
+
+def test_reasoning_counts_as_tokens_but_is_not_output() -> None:
+    kinds = (ROLE, REASONING, REASONING, TOOL, OTHER, USAGE, DONE)
+    request = make_request(events=dataclasses.replace(make_request().events, kind=kinds))
+    assert times.ttft_ns(request) == 100
+    assert times.first_output_ns(request) == 190
+    assert times.tpot_ns(request) == 22.5
+
+
+def test_without_tokens_per_event_there_is_no_itl_and_tpot_is_between_bounds() -> None:
+    request = without_tokens()
+    assert times.itl_ns(request) is None
+    assert times.tpot_ns(request) is None
+    assert times.tpot_bounds_ns(request) == (90 / 5, 90 / 2)  # k1 is 1 to 4
+    assert times.chunk_gaps_ns(request) == [30, 60]
+
+
+def test_as_many_events_as_tokens_are_one_token_each() -> None:
+    request = without_tokens(usage=Usage(completion_tokens=3))
+    assert times.n_first(request) == 1
+    assert times.tpot_ns(request) == 90 / 2
+
+
+@pytest.mark.parametrize("n", [None, 2])
+def test_tpot_needs_a_count_that_can_be_true(n: int | None) -> None:
+    request = without_tokens(usage=Usage(completion_tokens=n))
+    assert times.tpot_ns(request) is None
+    assert times.tpot_bounds_ns(request) is None
+
+
+def test_nothing_generated_has_no_times() -> None:
+    events = Events((5, 9), (1, 1), (ROLE, DONE))
+    request = make_request(events=events, usage=Usage(completion_tokens=0))
+    assert [
+        times.ttft_ns(request),
+        times.first_output_ns(request),
+        times.e2e_ns(request),
+        times.tpot_ns(request),
+        times.tpot_bounds_ns(request),
+        times.longest_stall_ns(request),
+        times.n_first(request),
+    ] == [None] * 7
+    assert times.chunk_gaps_ns(request) == []
+
+
+def test_one_event_with_everything_has_no_tpot() -> None:
+    events = Events((7,), (1,), (TEXT,), (6,))
+    request = make_request(events=events)
+    assert times.ttft_ns(request) == times.e2e_ns(request) == 7
+    assert times.tpot_ns(request) is None
+    assert times.itl_ns(request) == [0] * 5
+
+
+@pytest.mark.parametrize(("cached", "warm"), [(0, False), (3, True), (None, None)])
+def test_a_request_is_warm_when_tokens_came_from_a_cache(cached: int | None, warm: bool | None) -> None:
+    assert times.is_warm(make_request(usage=Usage(cached_tokens=cached))) is warm
+    assert times.is_warm(make_request(usage=None)) is None
+
+
+def test_lateness_counts_in_an_open_loop() -> None:
+    late = make_request(scheduled_ns=400)
+    assert times.dispatch_delay_ns(late) == 600
+    assert times.ttft_from_schedule_ns(late) == 700
+    assert times.dispatch_delay_ns(make_request()) is None
+    assert times.ttft_from_schedule_ns(make_request()) is None
+    assert times.meets(make_request(), ttft_s=500e-9)
+    assert not times.meets(late, ttft_s=500e-9)  # sent 600 ns late, it has no 500 ns left
+    assert not times.meets(late, e2e_s=700e-9)
+
+
+def test_limits_are_met_by_figures_that_are_known() -> None:
+    assert times.meets(make_request(), ttft_s=100e-9, tpot_s=22.5e-9, e2e_s=190e-9)
+    assert not times.meets(make_request(), tpot_s=22e-9)
+    assert not times.meets(make_request(status=FAILED))
+    assert not times.meets(without_tokens(usage=None), tpot_s=1)  # not known
+    assert times.meets(without_tokens(), tpot_s=45e-9)  # at most 45 ns
+    assert not times.meets(without_tokens(), tpot_s=44e-9)
+
+
+def test_short_answers_are_known() -> None:
+    assert times.is_short(make_request()) is False
+    assert times.is_short(make_request(usage=Usage(completion_tokens=5))) is True
+    assert times.is_short(make_request(usage=None)) is None
+
+
+def test_columns_of_events_have_one_length() -> None:
+    with pytest.raises(ValueError, match="differ in length"):
+        Events((1, 2), (1, 1), (TEXT,))
+
+
+def test_a_request_is_a_line_of_its_own_kind(tmp_path: Path) -> None:
+    run, request = make_record(), make_request_record(make_request(timings=ServerTimings(prompt_ms=1.5)))
+    for line in (run, request, request):
+        results.append(tmp_path / "a.jsonl", line)
+    contents = results.read([tmp_path])
+    assert contents.records == (run,)
+    assert contents.requests == (request,)
+    assert contents.skipped == ("a.jsonl line 3 skipped: it was read before",)
+
+
+def test_a_broken_request_is_named() -> None:
+    whole = json.loads(to_json(make_request_record()))
+    del whole["request"]["events"]
+    with pytest.raises(ValueError, match=r"request\.request\.events is missing"):
+        parse_line(json.dumps(whole).encode() + b"\n")
+    whole["request"]["events"] = {"arrive_ns": [1], "n_bytes": [], "kind": []}
+    with pytest.raises(ValueError, match="differ in length"):
+        parse_line(json.dumps(whole).encode() + b"\n")
+
+
+def test_a_request_of_a_newer_lab_keeps_what_is_known() -> None:
+    whole = json.loads(to_json(make_request_record()))
+    whole["request"]["of_tomorrow"] = whole["of_tomorrow"] = 1
+    assert parse_line(json.dumps(whole).encode() + b"\n") == make_request_record()
+
+
+def test_strings_of_a_server_cannot_command_a_terminal() -> None:
+    evil = make_request_record(make_request(error="\x1b[2Jx", finish_reason="stop\x07"))
+    parsed = parse_line(to_json(evil).encode() + b"\n")
+    assert isinstance(parsed, RequestRecord)
+    assert (parsed.request.error, parsed.request.finish_reason) == ("?[2Jx", "stop?")
+
+
+def test_capabilities_are_asked_by_name() -> None:
+    endpoint = make_request_record().endpoint
+    assert (endpoint.can("streaming"), endpoint.can("token ids")) == ("yes", "unknown")
