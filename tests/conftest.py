@@ -39,8 +39,8 @@ from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
 from lab.models import catalog, synthetic
 from lab.process.rpc import Answer
-from lab.process.wire import Backend, Build, Outcome, Vocabulary
-from lab.process.worker import Progress, WorkerDied
+from lab.process.wire import Backend, Build, Outcome, Progress, Vocabulary
+from lab.process.worker import WorkerDied
 from lab.runner import energy, noise_watch
 from lab.runner.warm_engine import N_SENTINEL
 from tests import miniature

@@ -20,7 +20,8 @@ from lab.process.wire import Backend
 from lab.process.worker import Worker
 from lab.runner import fits
 from lab.runner.as_options import option, options
-from lab.runner.plan import Draft, Plan, make_plan
+from lab.runner.plan import make_plan
+from lab.runner.planned import Draft, Plan
 from lab.show import reproduce, text_places, text_setup
 from tests.conftest import MACHINE, MODEL, FakeWorker, make_record, make_run, run_lab
 

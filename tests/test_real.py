@@ -13,7 +13,8 @@ from lab.core import phases, record
 from lab.core import script as scripts
 from lab.core.record import OK
 from lab.errors import LabError
-from lab.process.worker import Progress, Worker
+from lab.process.wire import Progress
+from lab.process.worker import Worker
 from lab.runner import prompts
 from tests.conftest import SETTINGS, run_lab, run_process
 

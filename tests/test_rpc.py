@@ -25,8 +25,8 @@ from lab.engine import sockets
 from lab.errors import LabError
 from lab.process import rpc, rpc_server
 from lab.process.rpc_server import RpcServer
-from lab.process.wire import Backend
-from lab.process.worker import Progress, Worker, WorkerDied
+from lab.process.wire import Backend, Progress
+from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, noise_watch, side_by_side
 from lab.runner.progress import Status
 from lab.runner.rpc_memory import endpoint_of, shared_memory

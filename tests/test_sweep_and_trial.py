@@ -12,7 +12,8 @@ from lab.core import phases, results
 from lab.core import script as scripts
 from lab.core.record import Run
 from lab.errors import LabError
-from lab.process.worker import Progress, Worker
+from lab.process.wire import Progress
+from lab.process.worker import Worker
 from lab.runner import prompts
 from tests.conftest import make_record, make_run, run_lab, run_process
 from tests.test_real import REAL

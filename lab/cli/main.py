@@ -12,6 +12,7 @@ import click
 from lab.cli.calibrating import calibrate
 from lab.cli.claiming import claims
 from lab.cli.comparing import compare, export, import_
+from lab.cli.endpoints import endpoint
 from lab.cli.experimenting import batch, prefix, speculate, stall
 from lab.cli.explaining import ceilings, explain, predict
 from lab.cli.files import (
@@ -204,6 +205,7 @@ for command in (
     export,
     import_,
     models,
+    endpoint,
     rpc_server,
     network,
 ):

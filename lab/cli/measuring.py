@@ -16,7 +16,7 @@ from lab.errors import LabError
 if TYPE_CHECKING:
     from lab.core.record import Record
     from lab.process.worker import Worker
-    from lab.runner.plan import Plan, Until
+    from lab.runner.planned import Plan, Until
     from lab.runner.progress import ShowStatus
 
 LEAST_SHARE = 1e-4
@@ -158,7 +158,8 @@ def _measure(**asked: Any) -> None:
 
 
 def _until(share: float | None, max_repeats: int, max_minutes: float | None) -> Until | None:
-    from lab.runner.plan import N_PILOT, Until
+    from lab.runner.plan import N_PILOT
+    from lab.runner.planned import Until
 
     if share is None:
         return None

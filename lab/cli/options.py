@@ -57,7 +57,9 @@ DEVICE = click.option("--device", "-dev", help="Devices for layers, by name (lab
 LIB = click.option(
     "--lib", metavar="FOLDER", help="Run the llama.cpp libraries in this folder instead of those installed."
 )
-RPC = click.option("--rpc", metavar="HOST:PORT", help="Use the devices of RPC servers (lab rpc-server), with commas.")
+RPC = click.option(
+    "--rpc", "-rpc", metavar="HOST:PORT", help="Use the devices of RPC servers (lab rpc-server), with commas."
+)
 ENGINE = [
     click.option("--threads", "-t", type=int, help="Threads for decode.  [default: physical cores]"),
     click.option("--threads-batch", type=int, help="Threads for prefill.  [default: as --threads]"),

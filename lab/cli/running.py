@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from lab.core.record import Record
     from lab.experiments.claim_verdicts import Verdicts
-    from lab.runner.plan import Plan
+    from lab.runner.planned import Plan
     from lab.runner.progress import ShowStatus
     from lab.show.lever_kinds import Section
 

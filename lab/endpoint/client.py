@@ -27,7 +27,7 @@ from lab.core.request import Request
 from lab.endpoint.access import Access, hidden
 from lab.endpoint.wire import Plan, Reply
 from lab.errors import LabError
-from lab.process.worker import explain_exit
+from lab.process.spawning import explain_exit
 
 POLL_S = 0.1
 END_S = 5

@@ -30,7 +30,8 @@ from lab.process.worker import Worker
 from lab.runner import calibration, notebook, session, side_by_side
 from lab.runner.blank_run import failed_run
 from lab.runner.case import Case
-from lab.runner.plan import Plan, make_plan
+from lab.runner.plan import make_plan
+from lab.runner.planned import Plan
 from lab.runner.progress import ShowStatus, Status
 from lab.why import probing, where
 from lab.why.where import Where

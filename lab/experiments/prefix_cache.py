@@ -36,7 +36,8 @@ from lab.experiments.crossing import BreakEven
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner.case import Case, Text
-from lab.runner.plan import Plan, make_plan, with_cases
+from lab.runner.plan import make_plan, with_cases
+from lab.runner.planned import Plan
 from lab.runner.progress import ShowStatus
 from lab.runner.session import carry_out
 from lab.why.step_prediction import StepPrediction

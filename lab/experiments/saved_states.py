@@ -15,7 +15,7 @@ from lab.core.record import Model
 from lab.errors import LabError
 from lab.experiments import cases
 from lab.runner import limits
-from lab.runner.plan import Plan
+from lab.runner.planned import Plan
 
 
 @contextlib.contextmanager

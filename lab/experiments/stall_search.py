@@ -25,7 +25,8 @@ from lab.experiments import stall_prediction, stall_script
 from lab.process.worker import Worker
 from lab.runner import session
 from lab.runner.case import Case
-from lab.runner.plan import Plan, with_cases
+from lab.runner.plan import with_cases
+from lab.runner.planned import Plan
 from lab.runner.progress import ShowStatus
 from lab.why.step_prediction import StepPrediction
 

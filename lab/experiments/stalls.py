@@ -33,7 +33,8 @@ from lab.experiments.stall_script import N_GEN, case, check_chunks, newcomer_ids
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import session
-from lab.runner.plan import Plan, make_plan, with_cases
+from lab.runner.plan import make_plan, with_cases
+from lab.runner.planned import Plan
 from lab.runner.progress import ShowStatus
 from lab.why.step_prediction import StepPrediction
 

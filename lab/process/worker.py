@@ -43,8 +43,6 @@ from lab.process.wire import (
     map_int64,
 )
 
-__all__ = ["Progress"]  # others look for it here
-
 POLL_S = 0.1
 """How often a waiting parent looks at the progress and at the rest of the machine."""
 

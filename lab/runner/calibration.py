@@ -16,7 +16,7 @@ from lab.core import results
 from lab.core.record import Ceilings, Record
 from lab.errors import LabError
 from lab.process.worker import Worker
-from lab.runner.plan import Plan
+from lab.runner.planned import Plan
 from lab.runner.progress import ShowStatus, duration
 from lab.runner.session import execute, new_results_file
 

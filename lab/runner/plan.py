@@ -20,9 +20,7 @@ from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import builds, fits, limits, machine, offload, prompts
 from lab.runner.case import Case, Text, with_room
 from lab.runner.lengths import check_lengths, parse_lengths
-from lab.runner.planned import Draft, Plan, Until
-
-__all__ = ["Draft", "Plan", "Until"]  # others look for them here
+from lab.runner.planned import Plan, Until
 
 DEFAULT_LENGTHS = "10,100,1000"
 DEFAULT_GEN = 64

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lab.core.record import DECODE, DRAFT, VERIFY, Run
-from lab.process.worker import Progress
+from lab.process.wire import Progress
 from lab.runner.case import Case
 
 

@@ -27,7 +27,8 @@ from lab.runner import machine, notebook
 from lab.runner.blank_run import failed_run
 from lab.runner.case import Case
 from lab.runner.energy import idle_watts
-from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, Plan, make_plan
+from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, make_plan
+from lab.runner.planned import Plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.rounds import Rounds
 from lab.runner.warm_engine import WarmEngine

@@ -18,11 +18,12 @@ from lab.core.record import Run, Settings
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.models import catalog
-from lab.process.worker import Progress, Worker, WorkerDied
+from lab.process.wire import Progress
+from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, noise_watch, offload, prompts
 from lab.runner.blank_run import is_of_draft, named, utc_now
 from lab.runner.case import Case, measured_run, with_room
-from lab.runner.plan import Plan
+from lab.runner.planned import Plan
 from lab.runner.progress import Reporter
 
 N_WARMUP_TOKENS = 4

@@ -14,7 +14,7 @@ from lab.analysis import table, wording
 from lab.core.placement import CPU, device_of
 from lab.core.record import Placement, Record
 from lab.runner import fits, machine
-from lab.runner.plan import Plan
+from lab.runner.planned import Plan
 from lab.show.console import grid_of
 
 NOT_ESTIMATED = "not estimated"

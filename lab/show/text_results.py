@@ -13,7 +13,8 @@ from lab.analysis import disturbances, pipelines, sweep_laws, table, wording
 from lab.analysis.sides import FIGURE_NAMES
 from lab.core import lever_figures, phases
 from lab.core.record import OK, Record
-from lab.runner.plan import MIN_FOR_INTERVAL, Plan, join
+from lab.runner.plan import MIN_FOR_INTERVAL, join
+from lab.runner.planned import Plan
 from lab.runner.rounds import wide_rows
 from lab.show import text_energy
 from lab.show.console import grid_of

@@ -15,7 +15,7 @@ from lab.core.record import Machine, Model
 from lab.models.obtain import Listed
 from lab.runner import fits, machine
 from lab.runner.blank_run import named
-from lab.runner.plan import Plan
+from lab.runner.planned import Plan
 from lab.show import text_network, text_places
 from lab.show.console import console, grid_of, print_json
 

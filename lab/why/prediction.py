@@ -22,7 +22,8 @@ from lab.models import catalog, shapes
 from lab.process.worker import Worker
 from lab.runner.fits import memory_for
 from lab.runner.lengths import check_lengths, parse_lengths
-from lab.runner.plan import Plan, make_plan
+from lab.runner.plan import make_plan
+from lab.runner.planned import Plan
 from lab.why import datasheet, learning, measured_device, prediction_words, probing, roofline, uncertainty, where
 from lab.why.datasheet import Device
 from lab.why.learning import Fit, Step

@@ -25,7 +25,8 @@ from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT_ID, UPLOAD, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, noise_watch, notebook
 from lab.runner.blank_run import utc_now
-from lab.runner.plan import Plan, make_plan
+from lab.runner.plan import make_plan
+from lab.runner.planned import Plan
 from lab.why import plain_read
 from lab.why import where as places
 from lab.why.probe_plan import probes

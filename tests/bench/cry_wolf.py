@@ -19,7 +19,8 @@ from lab.analysis.verdicts import ALIKE, TOO_FEW
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import side_by_side
-from lab.runner.plan import Plan, make_plan
+from lab.runner.plan import make_plan
+from lab.runner.planned import Plan
 from lab.runner.progress import Status
 
 N_PROMPT, N_GEN = 32, 8

@@ -22,7 +22,8 @@ from lab.core import phases
 from lab.core import script as scripts
 from lab.core.record import OK, Run
 from lab.models import catalog
-from lab.process.worker import Progress, Worker
+from lab.process.wire import Progress
+from lab.process.worker import Worker
 from lab.runner import prompts
 from lab.runner.plan import make_plan
 from tests.bench import llama_bench
