@@ -243,7 +243,7 @@ def test_two_devices_of_a_kind_are_measured_once() -> None:
     assert {probe.op for probe in todo} == {MUL_MAT, ATTENTION, UPLOAD, DOWNLOAD}
     measured = dataclasses.replace(KNOWN[1], machine=here)
     best = probing.known([measured], place)
-    assert best is not None and [one.device for one in (best, *best.others)] == ["CUDA0", "CUDA1"]
+    assert best is not None and [one.device for one in (best, *(best.others or ()))] == ["CUDA0", "CUDA1"]
 
 
 def test_of_several_devices_a_missing_one_is_named() -> None:

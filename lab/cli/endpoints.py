@@ -85,5 +85,5 @@ def selftest(streams: str, as_json: bool) -> None:
     out.print(grid)
     out.print(
         f"From the moment an event is sent until it is stamped. Wanted with 16 streams: {WANTED_MEDIAN_US:.0f} us in "
-        f"the median, {WANTED_P99_US:,.0f} us in 99 %. Figures of a server not far above this say more about the client."
+        f"the median, {WANTED_P99_US:,.0f} us in 99 %. Figures of a server near that say more about the client."
     )

@@ -285,4 +285,4 @@ class Ceilings:
     rates: tuple[Rate, ...]
     schema: int = SCHEMA
     device: str | None = None  # by llama.cpp's name; None: the CPU, or (in older files) the first GPU
-    others: tuple[Ceilings, ...] = ()
+    others: tuple[Ceilings, ...] | None = None

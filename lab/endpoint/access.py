@@ -10,6 +10,7 @@ import base64
 import ipaddress
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +63,13 @@ def access(url: str, api_key_env: str | None = None, headers: Sequence[str] = ()
         host, _ = (parts.hostname or "").encode("idna").decode(), parts.port
     except ValueError:  # UnicodeError is one too
         host = ""
-    if not host or parts.scheme not in ("http", "https") or printable(url) != url or not parts.path.isascii():
+    if (
+        not host
+        or parts.scheme not in ("http", "https")
+        or re.search(r"\s", url)
+        or printable(url) != url
+        or not parts.path.isascii()
+    ):
         raise LabError("That is not the address of a server.", "Write it as http://HOST:PORT/v1.")
     path = parts.path.rstrip("/")
     for interface in _INTERFACES:

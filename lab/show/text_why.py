@@ -41,7 +41,7 @@ def print_ceilings(ceilings: Ceilings, out: Console) -> None:
     )
     for sentence in of_copies(ceilings):
         out.print(sentence)
-    for other in ceilings.others:
+    for other in ceilings.others or ():
         print_ceilings(other, out)
 
 

@@ -218,7 +218,7 @@ def _rows_of(record: Record, ceilings: Ceilings, offload: str) -> list[Row]:
 
 def _is_on(record: Record, ceilings: Ceilings) -> bool:
     """Whether a run was made on the devices that ceilings are of."""
-    names = tuple(where.measured_on(one) for one in (ceilings, *ceilings.others))
+    names = tuple(where.measured_on(one) for one in (ceilings, *(ceilings.others or ())))
     return where.same_devices(where.of_record(record), Where(ceilings.machine, names))
 
 

@@ -28,7 +28,11 @@ KERNEL_SHARE = 0.78
 
 CEILINGS_AND_RUNS, RUNS, CEILINGS = "its ceilings and runs", "its runs", "its ceilings"
 Shares = dict[str, tuple[float, float]]
-DATASHEET_SHARES: Shares = {DECODE: datasheet.DECODE_SHARE, PREFILL: datasheet.PREFILL_SHARE}
+
+
+def datasheet_shares() -> Shares:
+    """What is expected of a device that nobody measured."""
+    return {DECODE: datasheet.DECODE_SHARE, PREFILL: datasheet.PREFILL_SHARE}
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def shares_of(device: Device, own: Sequence[Record], model: Model) -> Shares | N
     if not by_phase[DECODE]:
         return None
     ways = [INSIDE, SESSION] + ([] if any(record.model.name == model.name for record in own) else [MODEL])
-    shares = dict(DATASHEET_SHARES)
+    shares = datasheet_shares()
     for phase, groups in by_phase.items():
         medians = [statistics.median(group) for group in groups.values()]
         if medians:

@@ -251,9 +251,10 @@ def elsewhere(
     device: Device,
     n_prompt: int,
     n_gen: int,
-    shares: Shares = measured_device.DATASHEET_SHARES,
+    shares: Shares | None = None,
 ) -> Prediction:
     """A run on a device by its datasheet, of whose figures these shares are reached."""
+    shares = measured_device.datasheet_shares() if shares is None else shares
     least = measured_device.limits(model, settings, device, n_prompt, n_gen)
     if least is None:
         raise _no_cost(model)

@@ -210,7 +210,7 @@ def known(given: Sequence[Ceilings], where: Where, force: bool = False) -> Ceili
     first, *others = [_known(given, where, name, force) for name in where.devices]
     if first is None or None in others:
         return None
-    return dataclasses.replace(first, others=tuple(one for one in others if one is not None))
+    return dataclasses.replace(first, others=tuple(one for one in others if one is not None) or None)
 
 
 def _known(given: Sequence[Ceilings], where: Where, name: str | None, force: bool) -> Ceilings | None:
@@ -262,7 +262,7 @@ def lines(ceilings: Ceilings | None) -> list[Ceilings]:
     """What a file has of ceilings: a line for each device."""
     if ceilings is None:
         return []
-    return [dataclasses.replace(one, others=()) for one in (ceilings, *ceilings.others)]
+    return [dataclasses.replace(one, others=None) for one in (ceilings, *(ceilings.others or ()))]
 
 
 def missing(wanted: Sequence[Probe], ceilings: Ceilings | None) -> list[Probe]:

@@ -129,7 +129,7 @@ def parts(
     work = cost.products(model, n_all, n_outputs)
     if work is None or cost.attended(model, n_tokens, n_past) is None:
         return None
-    by_device = {where.measured_on(one): one for one in (ceilings, *ceilings.others)}
+    by_device = {where.measured_on(one): one for one in (ceilings, *(ceilings.others or ()))}
     if len(by_device) == 1:
         layers = tuple(by_device) * ((model.n_layer or 0) + 1)
     elif layers is None:
