@@ -58,7 +58,7 @@ def plot_network(
     plain_ticks(ax.yaxis)
     ax.set_xlabel("round trip between the lab and a server (ms, as ping shows it)")
     ax.set_ylabel("decode rate (tokens per second)")
-    ax.set_title(f"What the network costs: {subject}", fontsize=11)
+    ax.set_title(f"What the network costs\n{subject}", fontsize=11)
     tidy(ax)
     return figure
 
