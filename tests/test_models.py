@@ -362,8 +362,11 @@ def test_a_cache_folder_that_cannot_be_made_is_said(own_cache: Path) -> None:
 
 
 def test_dry_runs_fetch_nothing(own_cache: Path) -> None:
-    status, _, err = run_lab("measure", "-m", "synthetic:qwen2.5-0.5b", "--dry-run")
-    assert status == 1 and "lab models make synthetic:qwen2.5-0.5b" in err
+    status, out, err = run_lab("measure", "-m", "synthetic:qwen2.5-0.5b", "--dry-run", "-p", "100")
+    assert status == 0, err
+    assert "qwen2.5-0.5b Q4_0" in out and "100 prompt tokens" in out  # planned from its shape
+    status, _, err = run_lab("measure", "-m", "hf:owner/no-such/model.gguf", "--dry-run")
+    assert status == 1 and "lab models pull" in err
     assert not own_cache.exists()
 
 
