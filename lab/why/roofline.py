@@ -205,7 +205,8 @@ def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> _Phase |
     if not costs:
         return None
     n = len(chosen) if phase == "decode" else 1
-    overlaps = phase == "prefill" and len(parts[0].by_device) > 1 and not phases.times_prefill_steps(settings)
+    is_split = len(parts[0].by_device) > 1
+    overlaps = phase == "prefill" and is_split and len(chosen) > 1 and not phases.times_prefill_steps(settings)
     columns = zip(*(dataclasses.astuple(step) for step in costs), strict=True)
     return _Phase(
         sum(steps.ready_ns[i] - steps.start_ns[i] for i in chosen) / 1e9 / n,
