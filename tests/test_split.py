@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lab.analysis import table
+from lab.analysis import table, wording
 from lab.core import cost, phases, prefix_times, results, shape
 from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
@@ -16,7 +16,7 @@ from lab.experiments import claims_of_phases, stall_search
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
-from lab.show import plot_runs, plot_why, text_why
+from lab.show import lesson, plot_runs, plot_why, text_why
 from lab.why import learning, prediction, probe_plan, probing, roofline, step_kernels, uncertainty, where
 from lab.why.where import Where
 from tests.conftest import MACHINE, MS, exact_steps, make_record, make_run
@@ -404,3 +404,13 @@ def test_a_server_that_ends_under_a_probe_is_a_sentence(tmp_path: Path) -> None:
             here = dataclasses.replace(MACHINE, devices=worker.build.devices)
         with pytest.raises(WorkerDied, match="It was measuring Q8_0, 1 columns, RPC0"):
             probing.run_probes(worker, Where(here, ("RPC0",)), [probe(MUL_MAT, "RPC0")], lambda what: None, tmp_path)
+
+
+def test_the_printed_roof_is_the_one_that_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    record = record_of(placed(("CPU", 4), ("CUDA0", 13)), dataclasses.replace(WIDE, n_gpu_layers=13), 0.5)
+    ceilings = probing.need(KNOWN, where.of_record(record), False, "this")
+    lesson.explain([record], ceilings)
+    shared = roofline.roof(ceilings, where.layers_of(record))
+    assert shared != roofline.roof(ceilings)
+    words = f"Roof: {wording.digits(shared.gflops)} GFLOP/s, {wording.digits(shared.gbps)} GB/s"
+    assert words in capsys.readouterr().out

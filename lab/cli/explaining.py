@@ -116,7 +116,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
             }
         )
         if not as_json:
-            text_why.print_explained(label, explained, known, [*levers, *tried], stdout)
+            text_why.print_explained(label, explained, best, known.measured_at, [*levers, *tried], stdout)
             for plot in plots:
                 stdout.print(f"plot     {plot}")
     if as_json:

@@ -81,7 +81,9 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
     """Print what limited runs of one setup as `lab explain` does, without advice. Returns the rows, for the plots."""
     timed = _timed(records)
     rows = roofline.explain(timed, ceilings)
-    text_why.print_explained(table.model_label(timed[0]), rows, ceilings, [], console.console())
+    best = roofline.roof(ceilings, where.layers_of(timed[0]))
+    label = table.model_label(timed[0])
+    text_why.print_explained(label, rows, best, ceilings.measured_at, [], console.console())
     return rows
 
 

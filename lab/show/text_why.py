@@ -82,15 +82,19 @@ def _shape(rate: Rate) -> str:
 
 
 def print_explained(
-    label: str, rows: Sequence[Explained], ceilings: Ceilings, levers: Sequence[Lever | ExperimentLever], out: Console
+    label: str,
+    rows: Sequence[Explained],
+    best: roofline.Roof,
+    measured_at: str,
+    levers: Sequence[Lever | ExperimentLever],
+    out: Console,
 ) -> None:
-    """Prints for each phase: time, FLOPs, bytes, the share of its ceiling, its limit; then levers."""
-    best = roofline.roof(ceilings)
+    """Prints each phase's time, FLOPs, bytes, share of its ceiling and limit, the roof that judged it; then levers."""
     out.print()
     out.print(Text(label, style="bold"))
     out.print(
         f"Roof: {wording.digits(best.gflops)} GFLOP/s, {wording.digits(best.gbps)} GB/s, ridge at "
-        f"{wording.digits(best.ridge)} FLOPs per byte (ceilings of {ceilings.measured_at})"
+        f"{wording.digits(best.ridge)} FLOPs per byte (ceilings of {measured_at})"
     )
     grid = grid_of(
         "prompt\ntokens",
