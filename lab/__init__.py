@@ -8,7 +8,7 @@ What people use is named here, and nowhere else:
     lab.plot_decode(records)
 
 The folders below are the wings of the lab, read from top to bottom: `cli`, `show`, `experiments`, `why`, `analysis`,
-`runner`, `models`, `endpoint`, `engine`, `process`, `core`. lab/README.md draws them.
+`runner`, `models`, `endpoints`, `engine`, `process`, `core`. lab/README.md draws them.
 """
 
 from importlib import import_module

@@ -25,8 +25,8 @@ from lab.core.request import (
     Asked,
     Request,
 )
-from lab.endpoint.events import Piece, Stream, parse
-from lab.endpoint.fields import error_in, usage_of
+from lab.endpoints.events import Piece, Stream, parse
+from lab.endpoints.fields import error_in, usage_of
 
 
 def sse(*chunks: dict[str, Any] | str, end: str = "\n\n") -> bytes:

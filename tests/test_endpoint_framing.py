@@ -12,9 +12,9 @@ import pytest
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import CHAT, LOST, WRONG_JSON, Asked, Request
-from lab.endpoint.access import access
-from lab.endpoint.client import Client
-from lab.endpoint.wire import Ask, Plan
+from lab.endpoints.access import access
+from lab.endpoints.client import Client
+from lab.endpoints.wire import Ask, Plan
 
 PAUSE_S = 0.03
 EVENTS = [

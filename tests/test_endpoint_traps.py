@@ -38,16 +38,16 @@ from lab.core.request import (
     Endpoint,
     Request,
 )
-from lab.endpoint import body as options
-from lab.endpoint import counting, prompts
-from lab.endpoint.access import Access, access, ask
-from lab.endpoint.body import ask_for
-from lab.endpoint.client import Client, ClientDied
-from lab.endpoint.null_behaviour import ACCEPT, ALWAYS, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
-from lab.endpoint.null_server import null_server
-from lab.endpoint.probe import MOST_PROBES, probe
-from lab.endpoint.selftest import selftest
-from lab.endpoint.wire import Ask, Plan, Reply
+from lab.endpoints import body as options
+from lab.endpoints import counting, prompts
+from lab.endpoints.access import Access, access, ask
+from lab.endpoints.body import ask_for
+from lab.endpoints.client import Client, ClientDied
+from lab.endpoints.null_behaviour import ACCEPT, ALWAYS, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
+from lab.endpoints.null_server import null_server
+from lab.endpoints.probe import MOST_PROBES, probe
+from lab.endpoints.selftest import selftest
+from lab.endpoints.wire import Ask, Plan, Reply
 from lab.errors import LabError
 
 MS = 1_000_000

@@ -21,7 +21,7 @@ WINGS = [
     "analysis",
     "runner",
     "models",
-    "endpoint",
+    "endpoints",
     "engine",
     "process",
     "core",
@@ -30,8 +30,8 @@ WINGS = [
 """From top to bottom: a wing imports only from those below it."""
 
 DOORS = {  # the wings or files that may import a third-party library
-    "httpx2": {"endpoint"},
-    "httpcore2": {"endpoint"},
+    "httpx2": {"endpoints"},
+    "httpcore2": {"endpoints"},
     "psutil": {"runner/machine", "runner/limits", "runner/noise_watch"},
     "pynvml": {"runner/gpu_watch"},
     "scipy": {"core/stats"},

@@ -37,9 +37,9 @@ def probe(
     """
     import dataclasses
 
-    from lab.endpoint import probe as probing
-    from lab.endpoint.access import access, is_loopback
-    from lab.endpoint.client import Client
+    from lab.endpoints import probe as probing
+    from lab.endpoints.access import access, is_loopback
+    from lab.endpoints.client import Client
     from lab.show import console
 
     asked = access(url, api_key_env, header)
@@ -66,8 +66,8 @@ def selftest(streams: str, as_json: bool) -> None:
     """Measure the error of the lab's own client, against a server here whose every event has a known time."""
     import dataclasses
 
-    from lab.endpoint.selftest import WANTED_MEDIAN_US, WANTED_P99_US
-    from lab.endpoint.selftest import selftest as measure
+    from lab.endpoints.selftest import WANTED_MEDIAN_US, WANTED_P99_US
+    from lab.endpoints.selftest import selftest as measure
     from lab.show import console
 
     numbers = [part.strip() for part in streams.split(",")]

@@ -31,7 +31,7 @@ from lab.core.request import (
     ServerTimings,
     Usage,
 )
-from lab.endpoint.fields import (
+from lab.endpoints.fields import (
     as_count,
     as_dict,
     as_text,

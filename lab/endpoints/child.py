@@ -21,10 +21,10 @@ from typing import IO
 
 from lab.core.lines import from_json, to_json
 from lab.core.request import Request
-from lab.endpoint.access import Access
-from lab.endpoint.connection import Arrivals
-from lab.endpoint.exchange import Line, Target, exchange, rehearse, target
-from lab.endpoint.wire import Ask, Plan
+from lab.endpoints.access import Access
+from lab.endpoints.connection import Arrivals
+from lab.endpoints.exchange import Line, Target, exchange, rehearse, target
+from lab.endpoints.wire import Ask, Plan
 from lab.errors import LabError
 
 PREPARE_S = 0.1

@@ -24,15 +24,15 @@ from typing import IO, Any
 
 from lab.core.lines import from_json, to_json
 from lab.core.request import Request
-from lab.endpoint.access import Access, hidden
-from lab.endpoint.wire import Plan, Reply
+from lab.endpoints.access import Access, hidden
+from lab.endpoints.wire import Plan, Reply
 from lab.errors import LabError
 from lab.process.spawning import explain_exit
 
 POLL_S = 0.1
 END_S = 5
 _DIED = b""
-_CHILD = "import sys; sys.path.append(sys.argv[1]); from lab.endpoint.child import serve; serve()"
+_CHILD = "import sys; sys.path.append(sys.argv[1]); from lab.endpoints.child import serve; serve()"
 
 
 class ClientDied(LabError):

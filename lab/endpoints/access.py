@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from lab.endpoint.fields import error_in
+from lab.endpoints.fields import error_in
 from lab.errors import LabError, printable
 
 ANSWER_S = 30.0

@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from lab.core.lines import from_json, to_json
-from lab.endpoint import null_behaviour
-from lab.endpoint.null_behaviour import OPENAI, Behaviour, Chunk, NullSettings
+from lab.endpoints import null_behaviour
+from lab.endpoints.null_behaviour import OPENAI, Behaviour, Chunk, NullSettings
 from lab.errors import LabError
 
-_CHILD = "import sys; sys.path.append(sys.argv[1]); from lab.endpoint.null_server import serve; serve()"
+_CHILD = "import sys; sys.path.append(sys.argv[1]); from lab.endpoints.null_server import serve; serve()"
 _STATUSES = {"429": "Too Many Requests", "500": "Internal Server Error", "400": "Bad Request", "401": "Unauthorized"}
 _STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 ENDLESS_BYTES = 12_000_000

@@ -33,13 +33,13 @@ from lab.core.request import (
     Request,
     ServerSettings,
 )
-from lab.endpoint import body as options
-from lab.endpoint import prompts
-from lab.endpoint.access import Access, ask
-from lab.endpoint.body import ask_for
-from lab.endpoint.client import Client
-from lab.endpoint.fields import as_count, as_dict
-from lab.endpoint.wire import Plan
+from lab.endpoints import body as options
+from lab.endpoints import prompts
+from lab.endpoints.access import Access, ask
+from lab.endpoints.body import ask_for
+from lab.endpoints.client import Client
+from lab.endpoints.fields import as_count, as_dict
+from lab.endpoints.wire import Plan
 from lab.errors import LabError
 
 MOST_PROBES = 10

@@ -12,10 +12,10 @@ import json
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import CHAT, COMPLETIONS, Request, Usage
-from lab.endpoint import prompts
-from lab.endpoint.access import Access, ask
-from lab.endpoint.fields import as_dict, usage_of
-from lab.endpoint.wire import Ask, Reply
+from lab.endpoints import prompts
+from lab.endpoints.access import Access, ask
+from lab.endpoints.fields import as_dict, usage_of
+from lab.endpoints.wire import Ask, Reply
 
 TWIN = "twin"
 

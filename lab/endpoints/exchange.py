@@ -25,10 +25,10 @@ from lab.core.request import (
     Events,
     Request,
 )
-from lab.endpoint.access import Access, all_headers, hidden, read
-from lab.endpoint.connection import Arrivals, Connection, Stalled, Turn, connect
-from lab.endpoint.events import Piece, Stream, parsing
-from lab.endpoint.wire import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, Plan
+from lab.endpoints.access import Access, all_headers, hidden, read
+from lab.endpoints.connection import Arrivals, Connection, Stalled, Turn, connect
+from lab.endpoints.events import Piece, Stream, parsing
+from lab.endpoints.wire import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, Plan
 
 CONNECT_S = 10.0
 MOST_ERROR_BYTES = 64_000

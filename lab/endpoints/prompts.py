@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lab.core.request import CHAT, Asked, Endpoint
-from lab.endpoint.access import Access, ask
-from lab.endpoint.body import body
-from lab.endpoint.fields import as_count, as_dict, n_items, usage_of
+from lab.endpoints.access import Access, ask
+from lab.endpoints.body import body
+from lab.endpoints.fields import as_count, as_dict, n_items, usage_of
 from lab.errors import LabError
 
 TOKENIZE, USAGE = "tokenize", "usage"

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from lab.core.request import CHAT, Asked
-from lab.endpoint.wire import Ask
+from lab.endpoints.wire import Ask
 
 INCLUDE_USAGE = "stream_options.include_usage"
 CONTINUOUS_USAGE = "stream_options.continuous_usage_stats"

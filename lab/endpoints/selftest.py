@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import CHAT, Asked
-from lab.endpoint.access import access, ask
-from lab.endpoint.client import Client
-from lab.endpoint.fields import as_dict
-from lab.endpoint.null_behaviour import RUNNING, Behaviour, NullSettings
-from lab.endpoint.null_server import null_server
-from lab.endpoint.wire import Ask, Plan, Reply
+from lab.endpoints.access import access, ask
+from lab.endpoints.client import Client
+from lab.endpoints.fields import as_dict
+from lab.endpoints.null_behaviour import RUNNING, Behaviour, NullSettings
+from lab.endpoints.null_server import null_server
+from lab.endpoints.wire import Ask, Plan, Reply
 from lab.errors import LabError
 
 WANTED_MEDIAN_US, WANTED_P99_US = 100.0, 1000.0
