@@ -3,6 +3,7 @@
 Times have one bound: the null server sends nothing early, so what arrived later than that is true on any machine.
 """
 
+import dataclasses
 import json
 import os
 import random
@@ -38,6 +39,7 @@ from lab.core.request import (
     Endpoint,
     Request,
 )
+from lab.core.request_figures import figures
 from lab.endpoints import body as options
 from lab.endpoints import counting, prompts
 from lab.endpoints.access import Access, access, ask
@@ -106,8 +108,8 @@ def client(asked: Access) -> Iterator[Client]:
 
 def make_ask(model: str, n_gen: int = 8, prompt: str = "a b c", api: str = CHAT, **changes: Any) -> Ask:
     used = changes.pop("options", options.OPTIONS)
-    scheduled_ns = changes.pop("scheduled_ns", None)
-    return ask_for(api, model, prompt, Asked(n_prompt=None, n_gen=n_gen, **changes), used, scheduled_ns)
+    nonce = changes.pop("nonce", None)
+    return ask_for(api, model, prompt, Asked(n_prompt=None, n_gen=n_gen, **changes), used, nonce)
 
 
 def send(client: Client, model: str, n_gen: int = 8, prompt: str = "a b c", api: str = CHAT, **changes: Any) -> Request:
@@ -193,9 +195,9 @@ def test_trap_3_without_usage_a_twin_or_the_tokenizer_counts(client: Client, ask
 
 def test_trap_4_a_repeated_prompt_is_warm(client: Client) -> None:
     allowed = tuple(option for option in options.OPTIONS if option != options.NO_CACHE)
-    assert [times.is_warm(send(client, "cache", prompt="x y z", options=allowed)) for _ in range(2)] == [False, True]
-    assert times.is_warm(send(client, "cache", prompt="x y z")) is False  # with cache_prompt: false
-    assert times.is_warm(send(client, "silent cache", prompt="x y z", options=allowed)) is None
+    assert [figures(send(client, "cache", prompt="x y z", options=allowed)).is_warm for _ in range(2)] == [False, True]
+    assert figures(send(client, "cache", prompt="x y z")).is_warm is False  # with cache_prompt: false
+    assert figures(send(client, "silent cache", prompt="x y z", options=allowed)).is_warm is None
 
 
 def test_trap_4_prompts_with_a_nonce_are_cold(client: Client, asked: Access) -> None:
@@ -222,8 +224,8 @@ def test_trap_4_counting_by_usage_does_not_warm_the_prompt(client: Client, asked
 
 def test_trap_5_short_answers_are_known(client: Client) -> None:
     short, full = send(client, "short", ignore_eos=True), send(client, "obedient", ignore_eos=True)
-    assert (times.is_short(short), short.finish_reason) == (True, "stop")
-    assert (times.is_short(full), full.finish_reason) == (False, "length")
+    assert (figures(short).is_short, short.finish_reason) == (True, "stop")
+    assert (figures(full).is_short, full.finish_reason) == (False, "length")
 
 
 # 6: reasoning
@@ -274,8 +276,8 @@ def test_trap_7_a_prompt_cannot_be_shorter_than_the_template() -> None:
 
 
 def test_trap_8_an_open_loop_keeps_its_times_and_says_how_late_it_was(client: Client) -> None:
-    asks = tuple(make_ask("slow", 2, scheduled_ns=i * 10 * MS) for i in range(3))
-    replies = sorted(client.run(Plan(asks=asks, api=CHAT, n_at_once=1)), key=lambda reply: reply.index)
+    plan = Plan(asks=(make_ask("slow", 2),), api=CHAT, times_ns=tuple(i * 10 * MS for i in range(3)))
+    replies = sorted(client.run(plan), key=lambda reply: reply.index)
     requests = [reply.request for reply in replies]
     assert [request.scheduled_ns for request in requests] == [0, 10 * MS, 20 * MS]
     delays = [times.dispatch_delay_ns(request) or 0 for request in requests]
@@ -284,8 +286,8 @@ def test_trap_8_an_open_loop_keeps_its_times_and_says_how_late_it_was(client: Cl
 
 
 def test_trap_8_no_request_leaves_early(client: Client) -> None:
-    asks = tuple(make_ask("plain", 2, scheduled_ns=i * 20 * MS) for i in range(4))
-    delays = [times.dispatch_delay_ns(reply.request) for reply in client.run(Plan(asks=asks, api=CHAT, n_at_once=4))]
+    plan = Plan(asks=(make_ask("plain", 2),), api=CHAT, n_at_once=4, times_ns=tuple(i * 20 * MS for i in range(4)))
+    delays = [times.dispatch_delay_ns(reply.request) for reply in client.run(plan)]
     assert all(delay is not None and delay >= 0 for delay in delays)
 
 
@@ -353,11 +355,37 @@ def test_trap_11_slots_are_read(client: Client, asked: Access) -> None:
 # 12: ramp and drain
 
 
-def test_trap_12_nothing_is_sent_after_the_end_and_the_rest_ends_well(client: Client) -> None:
-    asks = tuple(make_ask("slow", 2) for _ in range(20))
-    replies = list(client.run(Plan(asks=asks, api=CHAT, n_at_once=2, stop_s=0.1)))
-    assert 2 <= len(replies) <= 4  # each lasts 81 ms
-    assert all(reply.request.status == OK for reply in replies)
+def test_trap_12_requests_of_a_window_end_under_its_load(client: Client) -> None:
+    plan = Plan(asks=(make_ask("slow", 2),), api=CHAT, n_at_once=2, n_requests=20, stop_s=0.1)
+    requests = [reply.request for reply in client.run(plan)]
+    assert 3 <= len(requests) <= 6  # each lasts 81 ms
+    assert all(request.status == OK for request in requests)
+    last_ns = max((request.sent_ns or 0) + (request.ended_ns or 0) for request in requests if sent_before(request, 0.1))
+    assert not [request for request in requests if not sent_before(request, last_ns / 1e9 + 0.04)]
+
+
+def test_trap_12_an_open_loop_goes_on_until_its_window_has_ended(client: Client) -> None:
+    times_ns = tuple(i * 20 * MS for i in range(200))
+    plan = Plan(asks=(make_ask("slow", 2),), api=CHAT, n_at_once=50, times_ns=times_ns, stop_s=0.1)
+    requests = [reply.request for reply in client.run(plan)]
+    assert 8 <= len(requests) <= 20  # six in 0.1 s, and a new one each 20 ms until the last of them has ended
+
+
+def test_an_ask_that_is_sent_often_has_another_nonce_each_time(client: Client) -> None:
+    digits, used = "0 0 0 0 0 0 0 0", (options.INCLUDE_USAGE,)
+    ask = make_ask("cache", 2, f"{digits} and more words", nonce=digits, options=used)
+    assert max(cached_in(client, Plan(asks=(ask,), api=CHAT, n_requests=3))) < 8  # some first digits may be known
+    again = dataclasses.replace(ask, nonce=None)
+    assert cached_in(client, Plan(asks=(again,), api=CHAT, n_requests=2))[1] > 8
+
+
+def cached_in(client: Client, plan: Plan) -> list[int]:
+    """Cached tokens of each request of a plan."""
+    return [figures(reply.request).n_cached or 0 for reply in client.run(plan)]
+
+
+def sent_before(request: Request, stop_s: float) -> bool:
+    return (request.sent_ns or 0) <= stop_s * 1e9
 
 
 # The probe

@@ -10,6 +10,7 @@ import pytest
 from lab.core import request_times as times
 from lab.core import results
 from lab.core.lines import parse_line, to_json
+from lab.core.load import Slo
 from lab.core.record import FAILED, OK
 from lab.core.request import (
     CHAT,
@@ -31,6 +32,7 @@ from lab.core.request import (
     ServerTimings,
     Usage,
 )
+from lab.core.request_figures import figures
 from tests.conftest import MACHINE, make_record
 
 KINDS = (ROLE, TEXT, TEXT, TEXT, OTHER, USAGE, DONE)
@@ -137,8 +139,8 @@ def test_one_event_with_everything_has_no_tpot() -> None:
 
 @pytest.mark.parametrize(("cached", "warm"), [(0, False), (3, True), (None, None)])
 def test_a_request_is_warm_when_tokens_came_from_a_cache(cached: int | None, warm: bool | None) -> None:
-    assert times.is_warm(make_request(usage=Usage(cached_tokens=cached))) is warm
-    assert times.is_warm(make_request(usage=None)) is None
+    assert figures(make_request(usage=Usage(cached_tokens=cached))).is_warm is warm
+    assert figures(make_request(usage=None)).is_warm is None
 
 
 def test_lateness_counts_in_an_open_loop() -> None:
@@ -147,24 +149,24 @@ def test_lateness_counts_in_an_open_loop() -> None:
     assert times.ttft_from_schedule_ns(late) == 700
     assert times.dispatch_delay_ns(make_request()) is None
     assert times.ttft_from_schedule_ns(make_request()) is None
-    assert times.meets(make_request(), ttft_s=500e-9)
-    assert not times.meets(late, ttft_s=500e-9)  # sent 600 ns late, it has no 500 ns left
-    assert not times.meets(late, e2e_s=700e-9)
+    assert figures(make_request()).meets(Slo(ttft_s=500e-9))
+    assert not figures(late).meets(Slo(ttft_s=500e-9))  # sent 600 ns late, it has no 500 ns left
+    assert not figures(late).meets(Slo(e2e_s=700e-9))
 
 
 def test_limits_are_met_by_figures_that_are_known() -> None:
-    assert times.meets(make_request(), ttft_s=100e-9, tpot_s=22.5e-9, e2e_s=190e-9)
-    assert not times.meets(make_request(), tpot_s=22e-9)
-    assert not times.meets(make_request(status=FAILED))
-    assert not times.meets(without_tokens(usage=None), tpot_s=1)  # not known
-    assert times.meets(without_tokens(), tpot_s=45e-9)  # at most 45 ns
-    assert not times.meets(without_tokens(), tpot_s=44e-9)
+    assert figures(make_request()).meets(Slo(ttft_s=100e-9, tpot_s=22.5e-9, e2e_s=190e-9))
+    assert not figures(make_request()).meets(Slo(tpot_s=22e-9))
+    assert not figures(make_request(status=FAILED)).meets(Slo())
+    assert not figures(without_tokens(usage=None)).meets(Slo(tpot_s=1))  # not known
+    assert figures(without_tokens()).meets(Slo(tpot_s=45e-9))  # at most 45 ns
+    assert not figures(without_tokens()).meets(Slo(tpot_s=44e-9))
 
 
 def test_short_answers_are_known() -> None:
-    assert times.is_short(make_request()) is False
-    assert times.is_short(make_request(usage=Usage(completion_tokens=5))) is True
-    assert times.is_short(make_request(usage=None)) is None
+    assert figures(make_request()).is_short is False
+    assert figures(make_request(usage=Usage(completion_tokens=5))).is_short is True
+    assert figures(make_request(usage=None)).is_short is None
 
 
 def test_columns_of_events_have_one_length() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from lab.core.load import Load
 from lab.core.record import SCHEMA, Machine
 
 ROLE = "role"  # the role of who answers, without content
@@ -103,10 +104,8 @@ class Asked:
     ignore_eos: bool | None = None  # None: not asked for
     repeat: int = 0
     warmup: bool = False
-    concurrency: int | None = None  # of a closed loop: requests in flight
-    rate: float | None = None  # of an open loop: requests per second
-    arm: str | None = None  # which arm of a measurement of several
-    prompt_sha256: str | None = None
+    prompt_sha256: str | None = None  # of the text, its nonce left out
+    load: Load | None = None  # None: it ran alone
 
 
 @dataclass(frozen=True, kw_only=True)

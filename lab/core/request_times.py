@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from lab.core.record import OK
 from lab.core.request import GENERATED, REASONING, Request
 
 
@@ -111,37 +110,6 @@ def tpot_bounds_ns(request: Request) -> tuple[float, float] | None:
     if n is None or len(indices) < 2 or n < len(indices):
         return None
     return _decode_ns(request) / (n - 1), _decode_ns(request) / (len(indices) - 1)
-
-
-def is_warm(request: Request) -> bool | None:
-    """Whether a part of the prompt came from a cache. None where the server does not say it."""
-    cached = request.usage.cached_tokens if request.usage else None
-    return None if cached is None else cached > 0
-
-
-def is_short(request: Request) -> bool | None:
-    """Whether the answer has fewer tokens than were asked for. None where they are not counted."""
-    n = n_generated(request)
-    return None if n is None else n < request.asked.n_gen
-
-
-def meets(
-    request: Request, ttft_s: float | None = None, tpot_s: float | None = None, e2e_s: float | None = None
-) -> bool:
-    """Whether a request ended well and within every limit. In an open loop TTFT and E2E count from the intended time.
-
-    Failures and requests whose figure is not known do not meet a limit. TPOT must hold at most, where it is not exact.
-    """
-    if request.status != OK:
-        return False
-    delay = dispatch_delay_ns(request) or 0
-    ttft, e2e, bounds = ttft_ns(request), e2e_ns(request), tpot_bounds_ns(request)
-    figures = (
-        (ttft_s, None if ttft is None else ttft + delay),
-        (tpot_s, None if bounds is None else bounds[1]),
-        (e2e_s, None if e2e is None else e2e + delay),
-    )
-    return all(limit is None or (ns is not None and ns <= limit * 1e9) for limit, ns in figures)
 
 
 def _decode_ns(request: Request) -> int:

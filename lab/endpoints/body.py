@@ -45,8 +45,6 @@ def body(
     return fields
 
 
-def ask_for(
-    api: str, model: str, prompt: str, asked: Asked, options: tuple[str, ...], scheduled_ns: int | None = None
-) -> Ask:
-    """A streamed request of a plan."""
-    return Ask(asked=asked, body=json.dumps(body(api, model, prompt, asked, options)), scheduled_ns=scheduled_ns)
+def ask_for(api: str, model: str, prompt: str, asked: Asked, options: tuple[str, ...], nonce: str | None = None) -> Ask:
+    """A streamed request of a plan. `nonce`: as in Ask."""
+    return Ask(asked=asked, body=json.dumps(body(api, model, prompt, asked, options)), nonce=nonce)

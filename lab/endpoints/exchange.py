@@ -122,14 +122,16 @@ class _Got:
         return b"".join(data for _, data in self.pieces)
 
 
-async def exchange(line: Line, to: Target, ask: Ask, plan: Plan, start_ns: int) -> tuple[Request, str]:
+async def exchange(
+    line: Line, to: Target, ask: Ask, plan: Plan, start_ns: int, scheduled_ns: int | None = None
+) -> tuple[Request, str]:
     """Send a request, once, at its time, and read its answer. Gives it and its text; never raises for a server."""
     was_connected = line.is_ready
     got, stream, problem = _Got(), None, None
     started_at = _utc()
     try:
         await _open(line, to)
-        await _until(start_ns, ask.scheduled_ns)
+        await _until(start_ns, scheduled_ns)
         started_at = _utc()
         await _send_and_read(line, to, ask, plan, got)
     except _Failure as failure:
@@ -146,7 +148,7 @@ async def exchange(line: Line, to: Target, ask: Ask, plan: Plan, start_ns: int) 
     if problem:
         await line.close()
     return (
-        _request(ask, start_ns, started_at, was_connected, connection, got, stream, problem, to.access),
+        _request(ask, start_ns, scheduled_ns, started_at, was_connected, connection, got, stream, problem, to.access),
         stream.text if stream else "",
     )
 
@@ -225,6 +227,7 @@ async def _parsed(got: _Got, sent_ns: int, turn: Turn) -> Stream:
 def _request(
     ask: Ask,
     start_ns: int,
+    scheduled_ns: int | None,
     started_at: str,
     was_connected: bool,
     connection: Connection | None,
@@ -239,7 +242,7 @@ def _request(
     return Request(
         asked=ask.asked,
         started_at=started_at,
-        scheduled_ns=ask.scheduled_ns,
+        scheduled_ns=scheduled_ns,
         sent_ns=None if sent_ns is None else sent_ns - start_ns,
         was_connected=was_connected,
         headers_ns=None if sent_ns is None or first_ns is None else first_ns - sent_ns,

@@ -19,6 +19,7 @@ from lab.core.request import CHAT, Asked, Endpoint
 from lab.endpoints.access import Access, ask
 from lab.endpoints.body import body
 from lab.endpoints.fields import as_count, as_dict, n_items, usage_of
+from lab.endpoints.wire import fresh_nonce
 from lab.errors import LabError
 
 TOKENIZE, USAGE = "tokenize", "usage"
@@ -47,11 +48,7 @@ class Prompt:
     text: str
     n_tokens: int
     counted_by: str
-
-
-def nonce(rng: random.Random) -> str:
-    """Eight digits: as many tokens whichever they are."""
-    return " ".join(str(rng.randrange(10)) for _ in range(8))
+    nonce: str  # how the text begins
 
 
 def counter(access: Access, endpoint: Endpoint, model: str) -> Counter | None:
@@ -115,7 +112,7 @@ def make(n: int, how: Counter, source: str, rng: random.Random, start: int = 0) 
     """
     words = source.split()
     words = words[start % len(words) :] + words[: start % len(words)]
-    head = nonce(rng)
+    head = fresh_nonce(rng)
     counts: dict[str, int] = {}
 
     def count(text: str) -> int:
@@ -140,8 +137,8 @@ def make(n: int, how: Counter, source: str, rng: random.Random, start: int = 0) 
     text = _filled(first_words(k), n, count, counts)
     n_tokens = counts[text]
     if how.by == USAGE:  # the server has seen this one
-        text = nonce(rng) + text.removeprefix(head)
-    return Prompt(text, n_tokens, how.by)
+        text, head = (new := fresh_nonce(rng)) + text.removeprefix(head), new
+    return Prompt(text, n_tokens, how.by, head)
 
 
 def _most_words(n: int, least: int, count: Callable[[int], int], n_counts: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from lab.core.request import Asked, Request
@@ -18,26 +19,38 @@ MOST_ANSWER_BYTES = 64_000_000
 """Bytes of one answer that are kept."""
 
 
+def fresh_nonce(rng: random.Random) -> str:
+    """Eight digits: as many tokens whichever they are."""
+    return " ".join(str(rng.randrange(10)) for _ in range(8))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One request to send: the JSON text of its body, and when, counted from the start of the plan (None: at once)."""
+    """One request to send: the JSON text of its body.
+
+    `nonce` is how the prompt in it begins; where it is given, each sending gets another one (`fresh_nonce`), so that no
+    cache knows the prompt though an ask is sent several times.
+    """
 
     asked: Asked
     body: str
-    scheduled_ns: int | None = None
+    nonce: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Requests in their order. Each is sent once.
+    """What to send: `n_requests` requests (None: one for each time, else for each ask), round and round of the asks.
 
-    Those without a time are sent one after the other by `n_at_once` users. Those with a time are sent then, with
-    at most `n_at_once` in flight. What is due after `stop_s` is not sent; what was due before goes on to its end.
+    Without `times_ns` they are sent one after the other by `n_at_once` users. With it each is sent at its time, counted
+    from the start of the plan, with at most `n_at_once` in flight. A request that is due after `stop_s` is sent only
+    while one that was due before is in flight: so those end under the load under which they began.
     """
 
     asks: tuple[Ask, ...]
     api: str
     n_at_once: int = 1
+    n_requests: int | None = None
+    times_ns: tuple[int, ...] | None = None
     timeout_s: float = TIMEOUT_S  # for a whole request
     stall_s: float = STALL_S  # without a byte after the first one
     stop_s: float | None = None
@@ -45,6 +58,17 @@ class Plan:
     def __post_init__(self) -> None:
         if not 1 <= self.n_at_once <= MOST_AT_ONCE:
             raise ValueError(f"{self.n_at_once} requests at once, not 1 to {MOST_AT_ONCE}")
+        if self.times_ns is not None and self.n_all > len(self.times_ns):
+            raise ValueError(f"{self.n_all} requests, and times for {len(self.times_ns)}")
+        if self.times_ns is not None and list(self.times_ns) != sorted(self.times_ns):
+            raise ValueError("the times of a plan are not in order")
+
+    @property
+    def n_all(self) -> int:
+        """Requests that are sent at most."""
+        if self.n_requests is not None:
+            return self.n_requests
+        return len(self.asks if self.times_ns is None else self.times_ns)
 
 
 @dataclass(frozen=True)

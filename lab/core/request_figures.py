@@ -1,0 +1,97 @@
+"""The figures of one request, without its events: what tables, rates and timelines of many requests are made of.
+
+A request of 200 tokens has 200 events; its figures are a few numbers. So thousands of requests fit into memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lab.core import request_times as times
+from lab.core.load import Slo
+from lab.core.record import OK
+from lab.core.request import Asked, Request, ServerTimings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What became of a request. Times are of request_times.py, in nanoseconds; None where not derivable.
+
+    `sent_ns` and `scheduled_ns` count from the start of its plan, all others from its sending.
+    """
+
+    asked: Asked
+    status: str
+    failure: str | None
+    error: str | None
+    started_at: str
+    finish_reason: str | None
+    scheduled_ns: int | None
+    sent_ns: int | None
+    delay_ns: int | None  # how much later than intended it was sent; None in a closed loop
+    ended_ns: int | None
+    ttft_ns: int | None
+    first_output_ns: int | None
+    e2e_ns: int | None
+    tpot_ns: float | None
+    tpot_bounds_ns: tuple[float, float] | None
+    longest_stall_ns: int | None
+    n_events: int  # with generated content
+    n_generated: int | None
+    n_prompt: int | None  # as the server counted it
+    n_cached: int | None
+    timings: ServerTimings | None
+
+    @property
+    def is_warm(self) -> bool | None:
+        """Whether a part of the prompt came from a cache. None where the server does not say it."""
+        return None if self.n_cached is None else self.n_cached > 0
+
+    @property
+    def is_short(self) -> bool | None:
+        """Whether the answer has fewer tokens than were asked for. None where they are not counted."""
+        return None if self.n_generated is None else self.n_generated < self.asked.n_gen
+
+    def meets(self, slo: Slo) -> bool:
+        """Whether it ended well and within every limit. In an open loop TTFT and E2E count from the intended time.
+
+        Failures and requests whose figure is not known do not meet a limit. TPOT must hold at most, where it is not
+        exact.
+        """
+        if self.status != OK:
+            return False
+        delay = self.delay_ns or 0
+        figures_ns = (
+            (slo.ttft_s, None if self.ttft_ns is None else self.ttft_ns + delay),
+            (slo.tpot_s, None if self.tpot_bounds_ns is None else self.tpot_bounds_ns[1]),
+            (slo.e2e_s, None if self.e2e_ns is None else self.e2e_ns + delay),
+        )
+        return all(limit is None or (ns is not None and ns <= limit * 1e9) for limit, ns in figures_ns)
+
+
+def figures(request: Request) -> Figures:
+    """The figures of a request."""
+    usage = request.usage
+    return Figures(
+        asked=request.asked,
+        status=request.status,
+        failure=request.failure,
+        error=request.error,
+        started_at=request.started_at,
+        finish_reason=request.finish_reason,
+        scheduled_ns=request.scheduled_ns,
+        sent_ns=request.sent_ns,
+        delay_ns=times.dispatch_delay_ns(request),
+        ended_ns=request.ended_ns,
+        ttft_ns=times.ttft_ns(request),
+        first_output_ns=times.first_output_ns(request),
+        e2e_ns=times.e2e_ns(request),
+        tpot_ns=times.tpot_ns(request),
+        tpot_bounds_ns=times.tpot_bounds_ns(request),
+        longest_stall_ns=times.longest_stall_ns(request),
+        n_events=len(times.generated(request)),
+        n_generated=times.n_generated(request),
+        n_prompt=usage.prompt_tokens if usage else None,
+        n_cached=usage.cached_tokens if usage else None,
+        timings=request.timings,
+    )
