@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from lab.cli.options import with_options
+from lab.cli.servers import REACHING, SERVED_MODEL, confirm
 from lab.errors import LabError
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table.")
@@ -16,11 +18,7 @@ def endpoint() -> None:
 
 @endpoint.command()
 @click.argument("url")
-@click.option("--model", "-m", help="The server's name for it.  [default: its only one]")
-@click.option("--api", type=click.Choice(["chat", "completions"]), help="Which interface.  [default: what it has]")
-@click.option("--api-key-env", metavar="NAME", help="The environment variable that holds the key.")
-@click.option("--header", multiple=True, metavar="NAME: VALUE", help="A header to send; can be given several times.")
-@click.option("--yes", is_flag=True, help="Do not ask before a server on another machine is asked.")
+@with_options(SERVED_MODEL, *REACHING)
 @AS_JSON
 def probe(
     url: str,
@@ -37,26 +35,18 @@ def probe(
     """
     import dataclasses
 
-    from lab.endpoints import probe as probing
-    from lab.endpoints.access import access, is_loopback
-    from lab.endpoints.client import Client
+    from lab.runner.servers import connect
     from lab.show import console
+    from lab.show.text_endpoint import print_endpoint
 
-    asked = access(url, api_key_env, header)
-    if not (yes or is_loopback(asked)):
-        click.confirm(f"{asked.url} is on another machine. Send it some requests?", abort=True, err=True)
-    with Client(asked) as client:
-        probed = probing.probe(asked, client, model, api)
-    if as_json:
-        console.print_json(dataclasses.asdict(probed))
-        return
-    server = " ".join(word for word in (probed.endpoint.server, probed.endpoint.version) if word) or "not named"
-    click.echo(f"server   {server} at {probed.endpoint.url}, through {probed.endpoint.api}")
-    click.echo(f"model    {probed.model}" + (f" (of {len(probed.models)})" if len(probed.models) > 1 else ""))
-    grid = console.grid_of("what it can do", "answer", "as seen in")
-    for one in probed.endpoint.capabilities:
-        grid.add_row(one.name, one.answer, one.how)
-    console.console().print(grid)
+    confirm(url, "some requests", yes)
+    with connect(url, model, api, api_key_env, header) as server:
+        if as_json:
+            console.print_json(
+                {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model, "models": server.models}
+            )
+        else:
+            print_endpoint(server.endpoint, server.model, server.models, console.console())
 
 
 @endpoint.command()

@@ -64,6 +64,7 @@ class Probed:
     endpoint: Endpoint
     model: str
     models: tuple[str, ...]
+    counter: prompts.Counter | None  # None: nobody can count the tokens of a prompt
 
 
 def probe(access: Access, client: Client, model: str | None = None, api: str | None = None) -> Probed:
@@ -85,7 +86,7 @@ def probe(access: Access, client: Client, model: str | None = None, api: str | N
     endpoint = Endpoint(url=access.url, api=used, server=name, version=version, accepted=working, settings=settings)
     counter = prompts.counter(access, endpoint, chosen)
     capabilities = tuple(_capabilities(first, free, forced, counter, settings))
-    return Probed(dataclasses.replace(endpoint, capabilities=capabilities), chosen, models)
+    return Probed(dataclasses.replace(endpoint, capabilities=capabilities), chosen, models, counter)
 
 
 def model_names(parsed: dict[str, Any] | None) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from lab.experiments.claim_verdicts import Verdicts
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND, Probe
 from lab.process.worker import Worker
-from lab.runner import calibration, notebook, session, side_by_side
+from lab.runner import calibration, keeping, notebook, session, side_by_side
 from lab.runner.blank_run import failed_run
 from lab.runner.case import Case
 from lab.runner.plan import make_plan
@@ -268,7 +268,7 @@ def _failed(base: Plan, path: Path, name: str, problem: LabError, is_quick: bool
     """The run that stands for a part that could not be measured, written to the file."""
     run = dataclasses.replace(failed_run(Case(0, 0), 0, problem), part=name, is_quick=is_quick)
     line = Record(path.stem, base.machine, base.model, base.settings, run)
-    session.save(path, line)
+    keeping.save(path, line)
     return line
 
 

@@ -23,13 +23,13 @@ _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "microsoft basic render")
 
 
 def describe(
-    llama_cpp_python: str,
-    llama_cpp_commit: str | None,
-    system_info: str,
-    devices: tuple[Device, ...],
+    llama_cpp_python: str | None = None,
+    llama_cpp_commit: str | None = None,
+    system_info: str | None = None,
+    devices: tuple[Device, ...] = (),
     lib: str | None = None,
 ) -> Machine:
-    """This machine together with the llama.cpp build that the engine reported."""
+    """This machine together with the llama.cpp build that the engine reported. Without an engine: the machine alone."""
     import psutil
 
     usable, quota = limits.n_cores_usable(), limits.cpu_quota()

@@ -9,24 +9,20 @@ engine is warmed up first, untimed and marked, since llama.cpp repacks weights a
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
-import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-from lab.core import results
 from lab.core.record import Record, Run, Settings
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import machine, notebook
+from lab.runner import keeping, machine, notebook
 from lab.runner.blank_run import failed_run
 from lab.runner.case import Case
 from lab.runner.energy import idle_watts
+from lab.runner.keeping import save, unless_empty
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, make_plan
 from lab.runner.planned import Plan
 from lab.runner.progress import Reporter, ShowStatus
@@ -35,8 +31,6 @@ from lab.runner.warm_engine import WarmEngine
 
 MAX_CRASHES = 2
 """After so many deaths of the engine in runs of one case, that case is given up."""
-
-_BLOCK = 1 << 20
 
 
 def measure(
@@ -112,28 +106,8 @@ def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:
     for _, case in plan.order:
         n_prefilled, n_chosen = plan.n_tokens(case)
         n_bytes += n_variants * (80 * -(-n_prefilled // plan.settings.n_ubatch) + 80 * n_chosen)
-    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     where = machine.label(plan.machine, plan.settings).partition(",")[0]
-    stem = f"{now}-{machine.slug(plan.model.name)}-{machine.slug(where)}"
-    path = folder / f"{stem}.jsonl"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = results.free_path(folder, stem)  # two sessions can begin in one second
-        with path.open("xb") as file:
-            for first in range(0, n_bytes, _BLOCK):
-                file.write(bytes(min(_BLOCK, n_bytes - first)))
-            file.flush()
-            os.fsync(file.fileno())
-            file.truncate(0)
-    except OSError as problem:
-        if not isinstance(problem, FileExistsError):
-            with contextlib.suppress(OSError):
-                path.unlink()
-        raise LabError(
-            f"Results cannot be written to {folder}: {problem.strerror} (about {n_bytes:,} bytes are needed).",
-            "Choose another folder: --out FOLDER",
-        ) from None
-    return path
+    return keeping.new_file(folder, f"{machine.slug(plan.model.name)}-{machine.slug(where)}", n_bytes)
 
 
 def execute(
@@ -148,7 +122,7 @@ def execute(
     session = path.stem
     if stream and plan.file.source == catalog.SYNTHETIC:
         raise LabError("A model with random weights has no text to stream.", "Leave --stream out.")
-    try:
+    with unless_empty(path):
         todo = plan.order
         reporter = Reporter(watch, todo, plan.n_tokens)
         engine = WarmEngine(plan, worker, reporter, stream, n_starts, idle_watts(session))
@@ -162,9 +136,6 @@ def execute(
             )
             save(path, line)
             yield line
-    finally:
-        if path.exists() and path.stat().st_size == 0:
-            path.unlink()
 
 
 def _runs(engine: WarmEngine, todo: list[tuple[int, Case]]) -> Iterator[tuple[Settings, Run]]:
@@ -224,19 +195,3 @@ def _extend(todo: list[tuple[int, Case]], rounds: Rounds, reporter: Reporter) ->
     todo += more
     reporter.expect(len(more))
     return bool(more)
-
-
-def save(path: Path, line: Record) -> None:
-    """Append, and where the disk has filled up meanwhile, save the run elsewhere before giving up."""
-    try:
-        results.append(path, line)
-    except OSError as problem:
-        rescue = Path(tempfile.gettempdir()) / path.name
-        what = f"The results file {path} cannot be written any more: {problem.strerror or problem}."
-        try:
-            results.append(rescue, line)
-        except OSError:
-            raise LabError(
-                what, f"The runs before this one are in it. This one could not be saved in {rescue} either."
-            ) from None
-        raise LabError(what, f"The runs before this one are in it; this one is saved in {rescue}.") from None

@@ -26,10 +26,11 @@ from lab.runner.as_options import option
 from lab.runner.blank_run import failed_run
 from lab.runner.case import Case
 from lab.runner.energy import idle_watts
+from lab.runner.keeping import save
 from lab.runner.plan import make_plan
 from lab.runner.planned import Plan
 from lab.runner.progress import Reporter, ShowStatus
-from lab.runner.session import MAX_CRASHES, new_results_file, save
+from lab.runner.session import MAX_CRASHES, new_results_file
 from lab.runner.warm_engine import WarmEngine
 
 N_BLOCKS = 10

@@ -1,0 +1,104 @@
+"""A server that is to be measured: reached, looked at, and given prompts of exactly n of its tokens.
+
+with connect("http://127.0.0.1:8080/v1") as server:
+    prompt = server.prompt(1000, text, seed=1, repeat=0)
+    plan = Plan(asks=(server.ask(prompt, asked),), api=server.endpoint.api)
+    for reply in server.client.run(plan):
+        keeping.save(path, server.record(session, server.counted(ask, reply)))
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.core.record import Machine
+from lab.core.request import Asked, Endpoint, Request, RequestRecord
+from lab.endpoints import access as reaching
+from lab.endpoints import body, counting, probe, prompts
+from lab.endpoints.access import Access
+from lab.endpoints.client import Client
+from lab.endpoints.prompts import Counter, Prompt
+from lab.endpoints.wire import Ask, Reply
+from lab.errors import LabError
+from lab.runner import keeping, machine
+from lab.runner.prompts import offset
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server as it was found, and the client that asks it."""
+
+    access: Access
+    client: Client
+    endpoint: Endpoint
+    model: str
+    models: tuple[str, ...]
+    counter: Counter | None  # None: nobody can count the tokens of a prompt
+    machine: Machine  # of the client
+
+    def prompt(self, n: int, text: str, seed: int, repeat: int) -> Prompt:
+        """A prompt of n tokens, cut from `text` at a place that depends on the seed and the repeat.
+
+        LabError where the server cannot count tokens, or n is not possible.
+        """
+        if self.counter is None:
+            raise LabError(
+                f"The length of prompts for {self.endpoint.url} cannot be counted.",
+                "The server has neither a tokenizer to ask nor counts of tokens in its answers.",
+            )
+        start = offset(seed, repeat, len(text.split()))
+        return prompts.make(n, self.counter, text, random.Random(), start)
+
+    def ask(self, prompt: Prompt, asked: Asked) -> Ask:
+        """The request for a prompt. Each time it is sent, its prompt begins with another nonce."""
+        return body.ask_for(
+            self.endpoint.api, self.model, prompt.text, asked, self.endpoint.accepted, nonce=prompt.nonce
+        )
+
+    @property
+    def temperature(self) -> float | None:
+        """0, or None where the server's models may refuse any (OpenAI's that reason)."""
+        return None if body.MAX_COMPLETION in self.endpoint.accepted else 0.0
+
+    @property
+    def ignores_eos(self) -> bool | None:
+        """True where the server can be asked not to end before the limit; None where not."""
+        return True if body.IGNORE_EOS in self.endpoint.accepted else None
+
+    def counted(self, ask: Ask, reply: Reply) -> Request:
+        """The request with a count of its tokens, where the stream had none; it may be sent once more for that."""
+        return counting.counted(self.access, self.endpoint.api, self.model, ask, reply)
+
+    def record(self, session: str, request: Request) -> RequestRecord:
+        """A request as a line of a results file."""
+        return RequestRecord(
+            session=session, machine=self.machine, endpoint=self.endpoint, model=self.model, request=request
+        )
+
+    def new_file(self, folder: Path, n_bytes: int) -> Path:
+        """A results file for requests, with room for so many bytes. LabError where there is none."""
+        where = machine.slug(self.endpoint.server or "server")
+        return keeping.new_file(folder, f"{machine.slug(self.model)}-{where}", n_bytes)
+
+
+@contextmanager
+def connect(
+    url: str,
+    model: str | None = None,
+    api: str | None = None,
+    api_key_env: str | None = None,
+    headers: Sequence[str] = (),
+) -> Iterator[Server]:
+    """Look at the server at `url` and be ready to ask it; the client's process ends with the block.
+
+    LabError where it cannot be reached, the model is not clear, or it streams no answer.
+    """
+    asked = reaching.access(url, api_key_env, headers)
+    with Client(asked) as client:
+        probed = probe.probe(asked, client, model, api)
+        known = probed.endpoint, probed.model, probed.models, probed.counter
+        yield Server(asked, client, *known, machine.describe())
