@@ -38,6 +38,11 @@ def program(name: str = "llama-bench") -> Path:
     return built
 
 
+def is_built(name: str) -> bool:
+    """Whether the program of that name is there already."""
+    return (_home() / "build" / "bin" / name).exists()
+
+
 def source() -> Path:
     """llama.cpp's source, as the installed llama-cpp-python has it."""
     home = _home()
