@@ -291,3 +291,12 @@ def test_a_server_that_dies_in_mid_stream_is_a_connection_lost(embedded: Path) -
         assert 0 < reply.request.events.kind.count(TEXT) < 900
         (after,) = server.client.run(Plan(asks=(ask,), api=COMPLETIONS))
         assert after.request.failure == REFUSED
+
+
+def test_an_answer_that_the_next_request_interrupts_is_cut_off(embedded: Path) -> None:
+    options = (*ONE_THREAD_OF_PYTHON, "--interrupt_requests", "true")  # as it is unless it is switched off
+    with llama_cpp_server(embedded, *options) as started, connect(started.url, api=COMPLETIONS) as server:
+        plan = Plan(asks=(ask_of(server, 48, 60),) * 2, api=COMPLETIONS, n_at_once=2)
+        interrupted = [reply.request for reply in server.client.run(plan) if reply.request.status == FAILED]
+    assert interrupted and all(request.failure in (CUT_OFF, LOST) for request in interrupted)
+    assert all(request.events.kind.count(TEXT) < 60 and DONE in request.events.kind for request in interrupted)
