@@ -48,7 +48,7 @@ from lab.endpoints.client import Client, ClientDied
 from lab.endpoints.null_behaviour import ACCEPT, ALWAYS, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
 from lab.endpoints.null_server import null_server
 from lab.endpoints.probe import MOST_PROBES, probe
-from lab.endpoints.selftest import selftest
+from lab.endpoints.selftest import client_error, selftest
 from lab.endpoints.wire import Ask, Plan, Reply
 from lab.errors import LabError
 
@@ -306,6 +306,18 @@ def test_trap_9_the_selftest_finds_every_event_after_it_was_sent() -> None:
     for test in (one, four):
         assert 0 < test.median_us <= test.p99_us <= test.max_us
         assert 0 <= test.server_late_median_us <= test.server_late_p99_us
+
+
+def test_trap_9_a_session_measures_the_error_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = client_error(n_streams=2, seconds=0.05)
+    assert error is not None and 0 < error[0] <= error[1]
+    assert all(type(ns) is int for ns in error)
+
+    def refuse(settings: NullSettings) -> None:
+        raise LabError("no port")
+
+    monkeypatch.setattr("lab.endpoints.selftest.null_server", refuse)
+    assert client_error() is None
 
 
 # 10: failures are classes of their own, pings are no content

@@ -183,3 +183,4 @@ class RequestRecord:
     model: str  # as the server calls it
     request: Request
     schema: int = SCHEMA
+    client_error_ns: tuple[int, int] | None = None  # of a stamp, when the session began: the median, and 99 %
