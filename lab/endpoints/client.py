@@ -48,6 +48,7 @@ class Client:
         self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
         self._stderr_path = Path(self._folder.name) / "stderr"
         self._n_plans = 0
+        self._n_read = 0  # bytes of the file of the last plan
         self._replies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         detached: dict[str, Any] = {"start_new_session": True}  # Ctrl-C reaches the parent alone
         if os.name == "nt":
@@ -65,12 +66,19 @@ class Client:
         self.pid = int(self._replies.get() or 0)
 
     def run(self, plan: Plan) -> Iterator[Reply]:
-        """Send the requests of a plan; each reply as it ends. Raises ClientDied if the process ends before they do.
+        """Send the requests of a plan; each reply as it ends. As `batches`."""
+        for replies in self.batches(plan, POLL_S):
+            yield from replies
 
-        Who stops asking for replies before the end gives the plan up: the process ends, with what is in flight.
+    def batches(self, plan: Plan, poll_s: float) -> Iterator[Iterator[Reply]]:
+        """Send the requests of a plan, and every `poll_s` give those that have ended since the last time, if any.
+
+        Raises ClientDied if the process ends before they do. Who stops asking before the end gives the plan up: the
+        process ends, with what is in flight; `unread` has what had ended and was not asked for.
         """
         path = Path(self._folder.name) / f"plan-{self._n_plans}"
         self._n_plans += 1
+        self._n_read = 0
         path.touch()
         request = {"access": self._access, "plan": plan, "path": str(path)}
         with suppress(OSError):  # it is dead; the listener says so
@@ -82,8 +90,8 @@ class Client:
             try:
                 while answer is None:
                     with suppress(queue.Empty):
-                        answer = self._replies.get(timeout=POLL_S)
-                    yield from self._read(file)
+                        answer = self._replies.get(timeout=poll_s)
+                    yield self._read(file)
             finally:
                 if answer is None:
                     self._process.kill()
@@ -105,6 +113,13 @@ class Client:
                     file.seek(begun)
                     return
                 yield Reply(int(lines[0]), from_json(Request, lines[1].decode()), json.loads(lines[2]))
+                self._n_read = file.tell()
+
+    def unread(self) -> Iterator[Reply]:
+        """What had ended of a plan that was given up, from the reply on that was given last."""
+        with suppress(FileNotFoundError), (Path(self._folder.name) / f"plan-{self._n_plans - 1}").open("rb") as file:
+            file.seek(self._n_read)
+            yield from self._read(file)
 
     def _first(self, file: IO[bytes]) -> bool:
         """Whether the plan has begun: the first line says when."""
