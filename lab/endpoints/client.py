@@ -48,7 +48,6 @@ class Client:
         self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
         self._stderr_path = Path(self._folder.name) / "stderr"
         self._n_plans = 0
-        self._n_read = 0  # bytes of the file of the last plan
         self._replies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         detached: dict[str, Any] = {"start_new_session": True}  # Ctrl-C reaches the parent alone
         if os.name == "nt":
@@ -74,11 +73,10 @@ class Client:
         """Send the requests of a plan, and every `poll_s` give those that have ended since the last time, if any.
 
         Raises ClientDied if the process ends before they do. Who stops asking before the end gives the plan up: the
-        process ends, with what is in flight; `unread` has what had ended and was not asked for.
+        process ends, with what is in flight, and `given_up` has what had ended.
         """
         path = Path(self._folder.name) / f"plan-{self._n_plans}"
         self._n_plans += 1
-        self._n_read = 0
         path.touch()
         request = {"access": self._access, "plan": plan, "path": str(path)}
         with suppress(OSError):  # it is dead; the listener says so
@@ -113,12 +111,10 @@ class Client:
                     file.seek(begun)
                     return
                 yield Reply(int(lines[0]), from_json(Request, lines[1].decode()), json.loads(lines[2]))
-                self._n_read = file.tell()
 
-    def unread(self) -> Iterator[Reply]:
-        """What had ended of a plan that was given up, from the reply on that was given last."""
+    def given_up(self) -> Iterator[Reply]:
+        """All that had ended of the last plan, when it was given up; nothing where it was not."""
         with suppress(FileNotFoundError), (Path(self._folder.name) / f"plan-{self._n_plans - 1}").open("rb") as file:
-            file.seek(self._n_read)
             yield from self._read(file)
 
     def _first(self, file: IO[bytes]) -> bool:
