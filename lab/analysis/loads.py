@@ -174,8 +174,14 @@ class Arm:
         return self.load.concurrency if self.load.arrivals == CLOSED else self.load.rate
 
     @property
-    def is_open(self) -> bool:
-        return self.load.arrivals != CLOSED
+    def is_overloaded(self) -> bool:
+        """Whether requests of an open loop came faster than they ended: it has no steady state.
+
+        More are in flight at the end of the windows than at the begin, by more than random arrivals explain: 2 standard
+        deviations of a Poisson count of all that came, and at least 3.
+        """
+        growth = sum(one.in_flight(one.end_s) - one.in_flight(one.begin_s) for one in self.rounds)
+        return self.load.arrivals != CLOSED and growth >= 3 and growth > 2 * math.sqrt(len(self.inside))
 
 
 def arms(samples: Sequence[Sample]) -> tuple[Arm, ...]:
