@@ -54,6 +54,7 @@ class Plan:
     timeout_s: float = TIMEOUT_S  # for a whole request
     stall_s: float = STALL_S  # without a byte after the first one
     stop_s: float | None = None
+    path: str | None = None  # what is asked instead of the interface, such as /tokenize; its answer is no stream
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_at_once <= MOST_AT_ONCE:
