@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lab.experiments.prefix_cache import prefix as prefix
     from lab.experiments.speculation import speculate as speculate
     from lab.experiments.stalls import stall as stall
+    from lab.runner.loading import load as load
     from lab.runner.session import measure as measure
     from lab.runner.session import sweep as sweep
     from lab.runner.side_by_side import ab as ab
@@ -45,6 +46,7 @@ _MODULES = {
     "measure": "runner.session",
     "sweep": "runner.session",
     "ab": "runner.side_by_side",
+    "load": "runner.loading",
     "batch": "experiments.batching",
     "prefix": "experiments.prefix_cache",
     "stall": "experiments.stalls",
