@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -64,9 +64,11 @@ class Client:
         self._listener.start()
         self.pid = int(self._replies.get() or 0)
 
-    def run(self, plan: Plan) -> Iterator[Reply]:
-        """Send the requests of a plan; each reply as it ends. As `batches`."""
+    def run(self, plan: Plan, watch: Callable[[], None] = lambda: None) -> Iterator[Reply]:
+        """Send the requests of a plan; each reply as it ends, as `batches` does. `watch` is called now and then."""
+        watch()
         for replies in self.batches(plan, POLL_S):
+            watch()
             yield from replies
 
     def batches(self, plan: Plan, poll_s: float) -> Iterator[Iterator[Reply]]:
