@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TEXT_COLUMNS = {
     *("note", "name", "from", "what it is", "figure", "verdict", "kernel", "type", "buffer", "phase", "limit"),
-    *("part", "claims", "what it can do", "answer", "as seen in"),
+    *("part", "claims", "what it can do", "answer", "as seen in", "load", "requests"),
 }
 """Headings of columns that hold text."""
 
