@@ -28,6 +28,7 @@ from lab.cli.files import (
     read,
     verdicts_of,
 )
+from lab.cli.loading import load
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.networking import network
@@ -206,6 +207,7 @@ for command in (
     import_,
     models,
     endpoint,
+    load,
     rpc_server,
     network,
 ):

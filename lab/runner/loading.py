@@ -19,6 +19,7 @@ from lab.core.load import POISSON, Slo
 from lab.core.record import OK
 from lab.core.request import LOST, REFUSED, Asked, RequestRecord
 from lab.endpoints import counting
+from lab.endpoints.client import ClientDied
 from lab.endpoints.selftest import client_error
 from lab.endpoints.wire import MOST_AT_ONCE, Ask, Plan, Reply
 from lab.errors import LabError
@@ -184,6 +185,7 @@ class _Session:
     def __init__(self, plan: LoadPlan, server: Server, path: Path, watch: ShowStatus, note: Note) -> None:
         self._plan, self._server, self._path, self._watch, self._note = plan, server, path, watch, note
         self._started = time.monotonic()
+        self._asked: dict[Asked, Asked] = {}
         self._can_count = True  # tokens of answers whose stream did not
         self.error_ns: tuple[int, int] | None = None
         self.kept: set[int] = set()  # requests of this window that are in the file
@@ -204,15 +206,17 @@ class _Session:
                     self._n_lost = self._n_lost + 1 if reply.request.failure in (REFUSED, LOST) else 0
                 yield from self._keep(replies, uncounted)
                 self._report(i, window, time.monotonic() - began)
-            self._count(uncounted, window)
+            if self._n_lost < MOST_LOST:
+                self._count(uncounted, window)
             yield from self._keep(uncounted)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ClientDied):
             yield from self._keep(_once((*client.given_up(), *uncounted)))
             raise
         except GeneratorExit:
             self._keep(_once((*client.given_up(), *uncounted)))
             raise
         lasted_s = time.monotonic() - began
+        self._report(i, window, lasted_s, is_over=True)
         if self._n_lost >= MOST_LOST:
             raise LabError(
                 f"The server at {self._server.endpoint.url} is gone: {self._n_lost} requests in a row got no "
@@ -250,7 +254,8 @@ class _Session:
         for reply in replies:
             if reply.index in self.kept:
                 continue
-            request = reply.request
+            asked = self._asked.setdefault(reply.request.asked, reply.request.asked)
+            request = dataclasses.replace(reply.request, asked=asked)  # thousands of requests share a few of them
             is_counted = request.status != OK or times.n_generated(request) is not None
             if is_counted or uncounted is None or not self._can_count:
                 new.append((reply.index, self._server.record(self._path.stem, request, self.error_ns)))
@@ -265,7 +270,7 @@ class _Session:
         """Let the server's tokenizer count the answers, now that it has nothing else to do."""
         for i, reply in enumerate(uncounted):
             if i % 10 == 0:
-                self._watch(Status(f"counting the tokens of answers, {i} of {len(uncounted)}", part=window.words))
+                self._watch(Status(f"counting the tokens of answers, {i} of {len(uncounted)}", part=self._part(window)))
             usage = counting.tokenized(self._server.access, self._server.model, reply.text)
             if usage is None:
                 self._can_count = False
@@ -273,16 +278,18 @@ class _Session:
                 return
             uncounted[i] = dataclasses.replace(reply, request=dataclasses.replace(reply.request, usage=usage))
 
-    def _report(self, i: int, window: Window, lasted_s: float) -> None:
-        later = self._plan.windows[i + 1 :]
+    def _report(self, i: int, window: Window, lasted_s: float, is_over: bool = False) -> None:
         n, n_failed = len(self.kept), self._n_failed
-        failed = f", {n_failed} failed" if n_failed else ""
         phase = "warming up, " * (lasted_s < window.load.warmup_s) + "the last ones end, " * (lasted_s > window.stop_s)
+        later_s = sum(one.stop_s for one in self._plan.windows[i + 1 :])
         self._watch(
             Status(
-                f"{phase}{n:,} requests{failed}",
-                part=f"{window.words} of {1 + max(one.load.round for one in self._plan.windows)}",
+                f"{'' if is_over else phase}{n:,} request{'s' * (n != 1)}" + f", {n_failed:,} failed" * bool(n_failed),
+                part=self._part(window),
                 elapsed_s=time.monotonic() - self._started,
-                left_s=max(0.0, window.stop_s - lasted_s) + sum(one.stop_s for one in later),
+                left_s=max(0.0, window.stop_s - lasted_s) * (not is_over) + later_s,
             )
         )
+
+    def _part(self, window: Window) -> str:
+        return f"{window.words} of {1 + max(one.load.round for one in self._plan.windows)}"
