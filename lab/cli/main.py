@@ -29,6 +29,7 @@ from lab.cli.files import (
     read,
     verdicts_of,
 )
+from lab.cli.loading import load
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.networking import network
@@ -208,6 +209,7 @@ for command in (
     models,
     endpoint,
     doors,
+    load,
     rpc_server,
     network,
 ):
