@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from lab.cli.files import RESULTS, ceilings_of, plot_folder, read
+from lab.cli.files import RESULTS, ceilings_of, plot_folder, read_runs
 from lab.cli.options import DEVICE, SETTINGS, with_options
 from lab.errors import LabError
 
@@ -79,7 +79,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     from lab.show.plot_why import save_why
     from lab.why import advice, experiment_advice, probing, roofline, where
 
-    reading = read(results)
+    reading = read_runs(results, "explain")
     records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
     if not records:
         raise LabError("There is no run that went well, so nothing to explain.", "Look at the errors: lab show RESULTS")
@@ -89,7 +89,8 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     stdout = console.console()
     source = Path(results[0])
     target = plot_folder(results, out)
-    for number, (label, setup) in enumerate(table.setups(rows)):
+    setups = table.setups(rows)
+    for number, (label, setup) in enumerate(setups):
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
         first = chosen[0]
         if note := text_why.caveat(first):
@@ -99,7 +100,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
         best = roofline.roof(known, where.layers_of(first))
         levers = advice.levers(explained, first, known)
         tried = experiment_advice.levers(explained, chosen, known)
-        stem = f"{source.stem}-{number + 1}" if rows[[*table.SETUP]].drop_duplicates().shape[0] > 1 else source.stem
+        stem = f"{source.stem}-{number + 1}" if len(setups) > 1 else source.stem
         plots = [] if no_plot else save_why(explained, best, label, target, stem)
         documents.append(
             {

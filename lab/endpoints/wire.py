@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import string
 from dataclasses import dataclass
 
 from lab.core.request import Asked, Request
@@ -20,8 +21,8 @@ MOST_ANSWER_BYTES = 64_000_000
 
 
 def fresh_nonce(rng: random.Random) -> str:
-    """Eight digits: as many tokens whichever they are."""
-    return " ".join(str(rng.randrange(10)) for _ in range(8))
+    """Eight letters: in nearly all vocabularies a token each, so as many tokens whichever they are."""
+    return " ".join(rng.choice(string.ascii_letters) for _ in range(8))
 
 
 @dataclass(frozen=True, kw_only=True)

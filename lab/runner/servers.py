@@ -73,10 +73,15 @@ class Server:
         """The request with a count of its tokens, where the stream had none; it may be sent once more for that."""
         return counting.counted(self.access, self.endpoint.api, self.model, ask, reply)
 
-    def record(self, session: str, request: Request) -> RequestRecord:
-        """A request as a line of a results file."""
+    def record(self, session: str, request: Request, client_error_ns: tuple[int, int] | None = None) -> RequestRecord:
+        """A request as a line of a results file. `client_error_ns` is that of selftest.client_error."""
         return RequestRecord(
-            session=session, machine=self.machine, endpoint=self.endpoint, model=self.model, request=request
+            session=session,
+            machine=self.machine,
+            endpoint=self.endpoint,
+            model=self.model,
+            request=request,
+            client_error_ns=client_error_ns,
         )
 
     def new_file(self, folder: Path, n_bytes: int) -> Path:
