@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from lab.core.results import read as read
     from lab.experiments.batching import batch as batch
     from lab.experiments.claim_session import claims as claims
+    from lab.experiments.doors import doors as doors
     from lab.experiments.prefix_cache import prefix as prefix
     from lab.experiments.speculation import speculate as speculate
     from lab.experiments.stalls import stall as stall
     from lab.runner.session import measure as measure
     from lab.runner.session import sweep as sweep
     from lab.runner.side_by_side import ab as ab
+    from lab.runner.through_server import endpoint as endpoint
     from lab.show.canvas import plot_lines as plot_lines
     from lab.show.page import report as report
     from lab.show.plot_runs import plot_decode as plot_decode
@@ -45,7 +47,9 @@ _MODULES = {
     "measure": "runner.session",
     "sweep": "runner.session",
     "ab": "runner.side_by_side",
+    "endpoint": "runner.through_server",
     "batch": "experiments.batching",
+    "doors": "experiments.doors",
     "prefix": "experiments.prefix_cache",
     "stall": "experiments.stalls",
     "speculate": "experiments.speculation",

@@ -12,6 +12,7 @@ import click
 from lab.cli.calibrating import calibrate
 from lab.cli.claiming import claims
 from lab.cli.comparing import compare, export, import_
+from lab.cli.doors import doors
 from lab.cli.endpoints import endpoint
 from lab.cli.experimenting import batch, prefix, speculate, stall
 from lab.cli.explaining import ceilings, explain, predict
@@ -212,6 +213,7 @@ for command in (
     import_,
     models,
     endpoint,
+    doors,
     rpc_server,
     network,
 ):

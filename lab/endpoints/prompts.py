@@ -11,6 +11,7 @@ llama-cpp-python llama_cpp/server/app.py (POST /extras/tokenize/count).
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ FILLERS = (" a", " the", " x", " 1", ".")
 Count = Callable[[str], int | None]
 
 
+class NotCounted(LabError):
+    """A server that counted tokens before does not any more."""
+
+
 @dataclass(frozen=True)
 class Counter:
     """How a server counts the tokens of a prompt, everything that it adds included."""
@@ -49,6 +54,11 @@ class Prompt:
     n_tokens: int
     counted_by: str
     nonce: str  # how the text begins
+
+    @property
+    def body(self) -> str:
+        """The text after its nonce."""
+        return self.text.removeprefix(self.nonce)
 
 
 def counter(access: Access, endpoint: Endpoint, model: str) -> Counter | None:
@@ -113,7 +123,7 @@ def impossible(n: int, n_least: int) -> LabError:
     """Why a prompt of n tokens cannot be, where the shortest one has `n_least`."""
     return LabError(
         f"A prompt of {n:,} tokens is not possible: the shortest one has {n_least:,}.",
-        "The server's template and the nonce take that many. Ask for more, or for --api completions.",
+        "Its first letters and the template of a chat take that many (--api completions has no template).",
     )
 
 
@@ -143,15 +153,20 @@ def make(n: int, how: Counter, source: str, rng: random.Random, start: int = 0) 
     k = _most_words(n, n_least, lambda k: count(first_words(k)), MOST_COUNTS - 10)
     text = _filled(first_words(k), n, count, counts)
     n_tokens = counts[text]
-    if how.by == USAGE:  # the server has seen this one
-        text, head = (new := fresh_nonce(rng)) + text.removeprefix(head), new
-    return Prompt(text, n_tokens, how.by, head)
+    prompt = Prompt(text, n_tokens, how.by, head)
+    return renewed(prompt, rng) if how.by == USAGE else prompt  # the server has seen this one
+
+
+def renewed(prompt: Prompt, rng: random.Random) -> Prompt:
+    """The same prompt with another nonce."""
+    nonce = fresh_nonce(rng)
+    return dataclasses.replace(prompt, text=nonce + prompt.body, nonce=nonce)
 
 
 def _counted(how: Counter, text: str) -> int:
     n_tokens = how.count(text)
     if n_tokens is None:
-        raise LabError("The server stopped counting tokens.", "Look whether it still runs, and try again.")
+        raise NotCounted("The server stopped counting tokens.", "Look whether it still runs, and try again.")
     return n_tokens
 
 
