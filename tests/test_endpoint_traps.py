@@ -48,7 +48,7 @@ from lab.endpoints.client import Client, ClientDied
 from lab.endpoints.null_behaviour import ACCEPT, ALWAYS, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
 from lab.endpoints.null_server import null_server
 from lab.endpoints.probe import MOST_PROBES, probe
-from lab.endpoints.selftest import selftest
+from lab.endpoints.selftest import client_error, selftest
 from lab.endpoints.wire import Ask, Plan, Reply
 from lab.errors import LabError
 
@@ -78,6 +78,7 @@ MODELS = {name: Behaviour(fails=name, **FAST) for name in FAILING} | {
     "bundled, uncounted": Behaviour(bundle=3, n_held=1, **FAST),
     "role at accept": Behaviour(role=ACCEPT, first_ms=60.0, gap_ms=1.0),
     "no usage": Behaviour(usage=NEVER, **FAST),
+    "no usage, short": Behaviour(usage=NEVER, stops_after=3, **FAST),
     "always usage": Behaviour(usage=ALWAYS, **FAST),
     "cache": Behaviour(has_cache=True, **FAST),
     "silent cache": Behaviour(has_cache=True, gives_cached=False, **FAST),
@@ -190,6 +191,17 @@ def test_trap_3_without_usage_a_twin_or_the_tokenizer_counts(client: Client, ask
         assert usage and (usage.completion_tokens, usage.counted_by) == (9, by)
 
 
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
+def test_trap_3_only_the_same_answer_is_counted_by_a_twin(client: Client, asked: Access, api: str) -> None:
+    sent = make_ask("no usage, short", 9, api=api, seed=7)
+    (reply,) = client.run(Plan(asks=(sent,), api=api))
+    other = dataclasses.replace(reply, text=reply.text + " more")
+    renewed = dataclasses.replace(sent, nonce="a b c")  # who knows which prompt was sent
+    for ask_of, its_reply, by in ((sent, reply, "twin"), (sent, other, "tokenize"), (renewed, reply, "tokenize")):
+        usage = counting.counted(asked, api, "no usage, short", ask_of, its_reply).usage
+        assert usage and usage.counted_by == by
+
+
 # 4: prefix caches
 
 
@@ -216,7 +228,7 @@ def test_trap_4_counting_by_usage_does_not_warm_the_prompt(client: Client, asked
     prompt = prompts.make(200, by_usage, "the same words each time", random.Random(3))
     usage = send(client, "cache", prompt=prompt.text, options=(options.INCLUDE_USAGE,)).usage
     assert usage and usage.prompt_tokens == prompt.n_tokens == 200
-    assert (usage.cached_tokens or 0) < 8  # some digits of the nonce at most
+    assert (usage.cached_tokens or 0) < 8  # some letters of the nonce at most
 
 
 # 5: ignore_eos is not everywhere
@@ -308,6 +320,18 @@ def test_trap_9_the_selftest_finds_every_event_after_it_was_sent() -> None:
         assert 0 <= test.server_late_median_us <= test.server_late_p99_us
 
 
+def test_trap_9_a_session_measures_the_error_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = client_error(n_streams=2, seconds=0.05)
+    assert error is not None and 0 < error[0] <= error[1]
+    assert all(type(ns) is int for ns in error)
+
+    def refuse(settings: NullSettings) -> None:
+        raise LabError("no port")
+
+    monkeypatch.setattr("lab.endpoints.selftest.null_server", refuse)
+    assert client_error() is None
+
+
 # 10: failures are classes of their own, pings are no content
 
 
@@ -372,9 +396,9 @@ def test_trap_12_an_open_loop_goes_on_until_its_window_has_ended(client: Client)
 
 
 def test_an_ask_that_is_sent_often_has_another_nonce_each_time(client: Client) -> None:
-    digits, used = "0 0 0 0 0 0 0 0", (options.INCLUDE_USAGE,)
-    ask = make_ask("cache", 2, f"{digits} and more words", nonce=digits, options=used)
-    assert max(cached_in(client, Plan(asks=(ask,), api=CHAT, n_requests=3))) < 8  # some first digits may be known
+    nonce, used = "q q q q q q q q", (options.INCLUDE_USAGE,)
+    ask = make_ask("cache", 2, f"{nonce} and more words", nonce=nonce, options=used)
+    assert max(cached_in(client, Plan(asks=(ask,), api=CHAT, n_requests=3))) < 8  # some first letters may be known
     again = dataclasses.replace(ask, nonce=None)
     assert cached_in(client, Plan(asks=(again,), api=CHAT, n_requests=2))[1] > 8
 

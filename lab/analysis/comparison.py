@@ -1,4 +1,4 @@
-"""Two or more sets of runs compared, and what can honestly be said of the difference.
+"""Two or more sets of runs (or requests to servers) compared, and what can honestly be said of the difference.
 
 Runs are grouped by everything that was chosen or given (machine, build, model, settings); groups are never
 pooled, and the fields in which they differ are named. A row compares one figure at one length. The intervals
@@ -18,11 +18,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import table, verdicts
-from lab.analysis.sides import FIGURE_NAMES, Key, Side, Values, is_of_one_source, is_second_choice, sides_of, without
+from lab.analysis import request_table, setup_columns, table, verdicts
+from lab.analysis.sides import (
+    FIGURE_NAMES,
+    Key,
+    Side,
+    Values,
+    compared_figures,
+    is_of_one_source,
+    is_second_choice,
+    sides_of,
+    without,
+)
 from lab.analysis.spread import Spread, known_spreads
 from lab.core import energy, stats
-from lab.core.record import OK, Record
+from lab.core.record import Record
+from lab.core.request import RequestRecord
 from lab.core.stats import Ratio
 from lab.errors import LabError
 
@@ -87,15 +98,17 @@ class Comparison:
     energy_differs: tuple[str, str] | None = None
 
 
-def groups(records: Sequence[Record], base: str | None = None) -> list[Group]:
+def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -> list[Group]:
     """The setups in order of appearance; the first, or the one whose label contains `base`, comes first.
 
-    Where all is one setup, its sessions are the groups. LabError where there is nothing to compare.
+    Where all is one setup, its sessions are the groups. Requests of loads stay out, as do those that are warm or short.
+    LabError where there is nothing to compare.
     """
     if not records:
         raise LabError("There is nothing to compare: no records are given.", "Measure some: lab measure")
-    rows = table.runs(by_session(records))
-    rows = rows[(rows.status == OK) & ~rows.warmup]
+    rows = request_table.measured(table.runs(records))
+    if _is_one_setup(rows):
+        rows = rows.assign(variant=[f"session {session}" for session in rows.session])
     setups = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
     if setups and rows.block.notna().all():  # of a trial: A is the base, whatever came first
         setups.sort(key=lambda group: str(group.rows.variant.iloc[0]))
@@ -116,8 +129,7 @@ def groups(records: Sequence[Record], base: str | None = None) -> list[Group]:
 
 def by_session(records: Sequence[Record]) -> list[Record]:
     """The same records; where all are of one setup, their sessions are made variants, so that they can be compared."""
-    rows = table.runs([record for record in records if record.run.status == OK and not record.run.warmup])
-    if rows.empty or len(table.setups(rows)) > 1 or rows.session.nunique() < 2:
+    if not _is_one_setup(request_table.measured(table.runs(records))):
         return list(records)
     return [
         dataclasses.replace(record, run=dataclasses.replace(record.run, variant=f"session {record.session}"))
@@ -125,18 +137,35 @@ def by_session(records: Sequence[Record]) -> list[Record]:
     ]
 
 
+def _is_one_setup(rows: pd.DataFrame) -> bool:
+    """Whether rows are several sessions of one setup."""
+    return not rows.empty and len(table.setups(rows)) == 1 and rows.session.nunique() > 1
+
+
 def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
-    """The fields of the setup in which groups differ, with each group's value; None: see `table.unset`."""
+    """The fields of the setup in which groups differ, with each group's value; None: see `setup_columns.unset`.
+
+    What no server shows of its engine is left out where the groups of an engine agree on it.
+    """
     first = [group.rows.iloc[0] for group in setups]
-    values = {name: [None if row[name] != row[name] else row[name] for row in first] for name in table.SETUP}
+    names = setup_columns.fields(setups[0].rows)
+    values = {name: [None if row[name] != row[name] else row[name] for row in first] for name in names}
     if any(group.rows.block.isna().all() for group in setups):  # not a trial: sessions, which differ in no setting
         del values["variant"]
     values["sweep_every"] = [None if every is None else int(every) for every in values["sweep_every"]]
-    return {name: of_groups for name, of_groups in values.items() if len(set(of_groups)) > 1}
+    seen = values
+    if any(map(setup_columns.is_request, first)):
+        of_engines = [number for number, row in enumerate(first) if not setup_columns.is_request(row)]
+        hidden = setup_columns.of_engine_only()
+        seen = {name: [of[i] for i in of_engines] if name in hidden else of for name, of in values.items()}
+    return {name: values[name] for name, of_groups in seen.items() if len(set(of_groups)) > 1}
 
 
 def compare(
-    records: Sequence[Record], base: str | None = None, at_least: float = AT_LEAST, others: Sequence[Record] = ()
+    records: Sequence[Record | RequestRecord],
+    base: str | None = None,
+    at_least: float = AT_LEAST,
+    others: Sequence[Record | RequestRecord] = (),
 ) -> list[Comparison]:
     """Each setup in `records` against the first, or against the one whose label contains `base`.
 
@@ -157,7 +186,8 @@ def compare_groups(
     confidence: float = stats.CONFIDENCE,
 ) -> list[Comparison]:
     """Each group against the first. All intervals together hold with `confidence`; `known` are `known_spreads`."""
-    sides = [sides_of(group.rows, dict(known or {})) for group in setups]
+    figures = compared_figures([group.rows for group in setups])
+    sides = [sides_of(group.rows, dict(known or {}), figures) for group in setups]
     shared = [
         [key for key in sides[0] if key in other and is_of_one_source(sides[0][key], other[key])] for other in sides[1:]
     ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lab.analysis.setup_columns import is_request
 from lab.analysis.spread import Spread, spread_of
 from lab.core import energy
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 FIGURE_NAMES = {
     "prefill_s": "prefill",
+    "ttft_s": "TTFT",
     "tpot_ms": "TPOT",
     "decode_ms": "decode compute",
     "prefill_j": "J per prompt",
@@ -25,9 +27,9 @@ FIGURE_NAMES = {
     "gap_ms": "longest gap",
     "newcomer_s": "TTFT of the newcomer",
 }
-"""The figures that are compared; those of experiments come last."""
+"""The figures that are compared; those of experiments come last. TTFT is one where a side is a server."""
 
-OF_PROMPTS = ("prefill_s", "prefill_j")
+OF_PROMPTS = ("prefill_s", "ttft_s", "prefill_j")
 """Those that do not depend on how much is generated."""
 
 Key = tuple[str, int, int | None, str | None]  # figure, n_prompt, n_gen, lever
@@ -44,14 +46,20 @@ class Side:
     sources: tuple[str, ...] = ()  # of energy: what it is of; several where its runs differ
 
 
-def sides_of(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread]) -> dict[Key, Side]:
-    """Every figure that a group has: at which length, and the values of its runs."""
+def compared_figures(groups: Sequence[pd.DataFrame]) -> list[str]:
+    """The names of FIGURE_NAMES that groups are compared by: TTFT only where one of them is of requests to a server."""
+    has_requests = any(is_request(rows.iloc[0]) for rows in groups)
+    return [figure for figure in FIGURE_NAMES if figure != "ttft_s" or has_requests]
+
+
+def sides_of(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread], figures: Sequence[str]) -> dict[Key, Side]:
+    """Those of `figures` that a group has: at which length, and the values of its runs."""
     values_of: dict[Key, Values] = {}
     sources: dict[Key, set[str]] = {}
     for row in rows.to_dict("records"):
         unit = row["session"], row["block"] if row["block"] == row["block"] else None
         lever = row["lever"] if isinstance(row["lever"], str) else None
-        for figure in FIGURE_NAMES.keys() & row.keys():
+        for figure in set(figures) & row.keys():
             if row[figure] > 0:  # neither NaN nor a time that a damaged file made up
                 key = figure, row["n_prompt"], None if figure in OF_PROMPTS else row["n_gen"], lever
                 values_of.setdefault(key, {}).setdefault(unit, []).append(row[figure])
@@ -69,7 +77,7 @@ def sides_of(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread]) -> dict[K
             names.index(item[0][0]),
         ),
     )
-    spreads = {figure: spread_of(rows, figure, known) for figure in FIGURE_NAMES}
+    spreads = {figure: spread_of(rows, figure, known) for figure in figures}
     is_doubtful = 2 * rows.disturbed.sum() >= len(rows)
     return {
         key: Side(values, spreads[key[0]], is_doubtful, tuple(sorted(sources.get(key, ())))) for key, values in in_order

@@ -15,14 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import table
+from lab.analysis import request_table, setup_columns, table
 from lab.core import energy
-from lab.core.record import OK, Record
+from lab.core.record import Record
+from lab.core.request import RequestRecord
+from lab.endpoints.access import Access, is_loopback
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FIGURES = ("prefill_s", "tpot_ms", "decode_ms", *energy.COMPARED)
+"""Those of which a spread is estimated; of requests also that of TTFT."""
 
 VIRTUAL, BATTERY, PHYSICAL = 0.08, 0.06, 0.04
 """Defaults, as standard deviations of logarithms. VIRTUAL: 16 sessions of the main job on a busy 2-core virtual machine
@@ -49,6 +52,8 @@ class Spread:
 
 def default(run: Any) -> Spread:
     """The spread that is assumed for the machine of a run (a row of `table.runs`)."""
+    if setup_columns.is_request(run) and not _is_here(run.url):
+        return Spread(VIRTUAL, math.inf, 0, "assumed; the machine of the server is not known")
     if run.power == "battery":
         return Spread(BATTERY, math.inf, 0, "assumed for a machine on battery")
     if run.virtual == False:  # noqa: E712  (of numpy, or of Python; None and NaN are neither)
@@ -57,22 +62,33 @@ def default(run: Any) -> Spread:
     return Spread(VIRTUAL, math.inf, 0, source)
 
 
-def known_spreads(records: Sequence[Record]) -> dict[tuple[Any, str], Spread]:
+def _is_here(url: str) -> bool:
+    """Whether a server is on the machine of its client, as far as its address says so."""
+    try:
+        return is_loopback(Access(url))
+    except ValueError:  # of a damaged file: no address at all
+        return False
+
+
+def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, str], Spread]:
     """The spread of every (machine, figure) of which enough sessions of one setup are in `records`.
 
     Sessions of which half of the runs or more were disturbed stay out.
     """
-    rows = table.runs([record for record in records if record.run.status == OK and not record.run.warmup])
+    if not records:
+        return {}
+    rows = request_table.measured(table.runs(records))
     if rows.empty:
         return {}
+    figures = (*FIGURES, "ttft_s") if "server" in rows else FIGURES
     rows = rows[rows.block.isna() & rows.lever.isna()]
     rows = rows[2 * rows.groupby("session").disturbed.transform("sum") < rows.groupby("session").run.transform("size")]
     squares: dict[tuple[Any, str], float] = {}
     n_terms: dict[tuple[Any, str], int] = {}
     n_sessions: dict[tuple[Any, str], set[str]] = {}
     df: dict[tuple[Any, str], dict[Any, int]] = {}
-    for setup, part in rows.groupby([*table.SETUP], dropna=False, sort=False):
-        for figure in FIGURES:
+    for setup, part in rows.groupby(setup_columns.fields(rows), dropna=False, sort=False):
+        for figure in figures:
             alike = ["n_prompt", "n_gen", *(["energy_source"] if figure in energy.COMPARED else [])]
             for _, same_length in part[part[figure] > 0].groupby(alike):
                 centres = [math.log(values.median()) for _, values in same_length.groupby("session")[figure]]
@@ -97,9 +113,10 @@ def known_spreads(records: Sequence[Record]) -> dict[tuple[Any, str], Spread]:
 
 
 def machine_of(rows: pd.DataFrame) -> tuple[Any, ...]:
-    """What tells machines (and what of them computes) apart, of rows of one setup."""
+    """What tells machines (and what of them computes) apart, of rows of one setup; of requests the server too."""
     first = rows.iloc[0]
-    return first.machine, None if first.ram_gb != first.ram_gb else first.ram_gb
+    of_machine = first.machine, None if first.ram_gb != first.ram_gb else first.ram_gb
+    return (*of_machine, first.server) if setup_columns.is_request(first) else of_machine
 
 
 def spread_of(rows: pd.DataFrame, figure: str, known: dict[tuple[Any, str], Spread]) -> Spread:

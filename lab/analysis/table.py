@@ -2,7 +2,7 @@
 
 Rates are computed here and never stored. A figure of several runs is their median with its interval: a mean with a
 standard deviation says little on machines where another process can halve a rate for seconds. A sweep has one row
-for each of its prompt lengths.
+for each of its prompt lengths. A request to a server is a row like a run (request_table.py).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import disturbances
+from lab.analysis import disturbances, request_table, setup_columns
 from lab.core import energy, lever_figures, phases, stats
-from lab.core.record import DECODE, OK, PREFILL, Record, Run, Settings
-from lab.runner import machine
+from lab.core.record import DECODE, OK, PREFILL, Record, Run
+from lab.core.request import RequestRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,62 +23,31 @@ if TYPE_CHECKING:
 FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decode_ms", "e2e_s", "prefill_share")
 """Of a run; `decode_ms` is decode compute per token, without choosing it (what llama-bench counts)."""
 
-PLACING = (
-    *("device", "split_mode", "tensor_split", "main_gpu", "n_cpu_moe", "override_tensor"),
-    *("kv_offload", "op_offload", "mmap", "lib", "prefill_wait"),
-)
-"""Settings of where a model runs."""
-
-SETUP = (
-    "model",
-    "model_sha256",
-    "machine",
-    "devices",
-    "power",
-    "ram_gb",
-    "os",
-    "llama_cpp_python",
-    "llama_cpp_commit",
-    "system_info",
-    "n_gpu_layers",
-    "n_threads",
-    "n_threads_batch",
-    "n_batch",
-    "n_ubatch",
-    "flash_attn",
-    "type_k",
-    "type_v",
-    "kv_unified",
-    *PLACING,
-    "prompt",
-    "prompt_sha256",
-    "sweep_every",
-    "variant",
-)
-"""What must be equal, apart from n_prompt and n_gen, for runs to be repeats of each other."""
-
-IDENTITY = ("model_sha256", "devices", "power", "ram_gb", "os", "llama_cpp_commit", "system_info", "prompt_sha256")
-"""Parts of a setup that are shown only where nothing else differs between two setups."""
+_OF_RUNS = ("engine", *FIGURES, "energy_source", *energy.FIGURES)
+"""Columns of which requests have nothing, or that they may all lack."""
 
 
-def runs(records: Sequence[Record]) -> pd.DataFrame:
-    """One row a run, warm-ups and failures included: setup, figures (NaN where there is none), status.
+def runs(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
+    """One row a run or request, warm-ups and failures included: setup, figures (NaN where there is none), status.
 
         lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
 
     A sweep has one row per length; `run` is the number of the record. An experiment has its words in `lever`, and
     figures of its own (core/lever_figures.py). Joules and watts are of what `energy_source` names, whole and idle
-    included (core/energy.py).
+    included (core/energy.py). Where there are requests, there are columns that only they have: `server`, `warm`, ...
+    (request_table.py); a request of a load has the words of the load in `lever`.
     """
     import pandas as pd
 
-    return pd.DataFrame(
-        [_run_row(record, leg, index) for index, record in enumerate(records) for leg in phases.by_length(record.run)]
-    )
+    rows = pd.DataFrame([row for index, record in enumerate(records) for row in _rows_of(record, index)])
+    if "server" in rows:
+        absent = [name for name in _OF_RUNS if name not in rows]
+        rows[absent] = float("nan")
+    return rows
 
 
-def steps(records: Sequence[Record]) -> pd.DataFrame:
-    """One row a step. `run` is the row of its run in `runs`; `itl_ms` is NaN for prefill steps.
+def steps(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
+    """One row a step. `run` is the row of its run in `runs`; `itl_ms` is NaN for prefill steps. Requests have none.
 
     So is `compute_ms` where single ones were not timed: of these `ready_s` is when a step was submitted, but the last.
 
@@ -86,7 +55,8 @@ def steps(records: Sequence[Record]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    parts = [_step_rows(record, index) for index, record in enumerate(records) if record.run.steps.kind]
+    of_engine = ((index, record) for index, record in enumerate(records) if isinstance(record, Record))
+    parts = [_step_rows(record, index) for index, record in of_engine if record.run.steps.kind]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
@@ -97,22 +67,27 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
     Columns: `repeats`, how many of them were `disturbed`, and of each figure the median, the ends of its
     95 % interval (`_low`, `_high`; NaN for fewer than 6 runs), and the range (`_min`, `_max`). Figures of energy are
-    among them where a run has some; a row whose runs have them from different sources has none.
+    among them where a run has some; a row whose runs have them from different sources has none. Requests that are
+    `warm`, or `short` of the tokens asked for, have rows of their own.
     """
     import pandas as pd
 
     if table.empty:
         return table
-    keys = [*SETUP, "n_prompt", "n_gen"]
+    with_requests = "server" in table
+    keys = [*setup_columns.fields(table), *(request_table.KINDS if with_requests else ()), "n_prompt", "n_gen"]
     groups = table[(table.status == OK) & ~table.warmup & table.lever.isna()].groupby(keys, dropna=False, sort=False)
     rows = []
     with_energy = table.energy_source.notna().any()
     for key, group in groups:
         row = dict(zip(keys, key, strict=True)) | {"repeats": len(group), "disturbed": int(group.disturbed.sum())}
+        if with_requests:  # with TPOT between bounds only
+            row["n_bounds"] = int((group.tpot_ms.isna() & group.tpot_low_ms.notna()).sum())
         sources = group.energy_source.dropna().unique()
         if with_energy:
             row["energy_source"] = sources[0] if len(sources) == 1 else None
-        for name in (*FIGURES, *(energy.FIGURES if with_energy else ())):
+        names = (*FIGURES, *(request_table.FIGURES if with_requests else ()), *(energy.FIGURES if with_energy else ()))
+        for name in names:
             is_mixed = name in energy.FIGURES and len(sources) > 1
             values = [] if is_mixed else group[name].dropna().tolist()
             interval = stats.median_interval(values)
@@ -133,94 +108,19 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     """Each setup of a table (of runs, steps or a summary): its label, and its rows.
 
-    The label has the fewest fields in which the setups differ; with a single setup, model and machine.
+    The label has the fewest fields in which the setups differ; with a single setup, model, server and machine.
     """
-    groups = table.groupby([*SETUP], dropna=False, sort=False)
-    names = ["model", "machine"] if groups.ngroups < 2 else _differing(table, groups.ngroups)
-    return [(", ".join(_named(rows.iloc[0], names)), rows) for _, rows in groups]
+    groups = table.groupby(setup_columns.fields(table), dropna=False, sort=False)
+    names = ["model", *(["server"] if "server" in table else []), "machine"]
+    if groups.ngroups > 1:
+        names = setup_columns.differing(table, groups.ngroups)
+    return [(", ".join(setup_columns.named(rows.iloc[0], names)), rows) for _, rows in groups]
 
 
-def _differing(table: pd.DataFrame, n_setups: int) -> list[str]:
-    """The fewest fields in which setups differ: those that people chose before those of IDENTITY."""
-    if table.variant.nunique() == n_setups:
-        return ["variant"]
-    names: list[str] = []
-    n_distinct = 1
-    for name in (*(name for name in SETUP if name not in IDENTITY), *IDENTITY):
-        n = table.groupby([*names, name], dropna=False).ngroups
-        if n > n_distinct:
-            names.append(name)
-            n_distinct = n
-    names.sort(key=SETUP.index)
-    return names if {"model", "machine"} & set(names) else ["model", *names]
-
-
-def _named(row: pd.Series, names: Sequence[str]) -> list[str]:
-    """The named fields of a setup in words. Without a sweep or a variant these two are left out."""
-    words = []
-    for name in names:
-        value = row[name]
-        if value != value or value is None:
-            words += [] if unset(name) == "none" else [f"{name} {unset(name)}"]
-            continue
-        text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
-        if name in ("model", "machine", "variant"):
-            words.append(text)
-        else:
-            words.append(f"{name} {text if len(text) <= 40 else f'{text[:12]}...'}")
-    return words
-
-
-def unset(name: str) -> str:
-    """What it means that a field of a setup has no value: there is none, llama.cpp chose it, or it is not known."""
-    return "none" if name in ("sweep_every", "variant") else "default" if name in PLACING else "unknown"
-
-
-def model_label(record: Record) -> str:
-    """Name and quantization as titles show them, and whether the weights are random or re-quantised."""
-    model = record.model
-    origin = {"synthetic": " (random weights)", "requantized": " (re-quantised)"}.get(model.source, "")
-    return f"{model.name}{'' if model.quantization is None else f' {model.quantization}'}{origin}"
-
-
-def _setup(record: Record) -> dict[str, Any]:
-    settings, own = record.settings, ("flash_attn", "devices", *PLACING)
-    return {
-        "model": model_label(record),
-        "machine": machine.label(record.machine, settings),
-        "devices": _offload_devices(record),
-        "power": record.machine.power,
-        "model_sha256": record.model.sha256,
-        "ram_gb": None if record.machine.ram_bytes is None else round(record.machine.ram_bytes / 1e9),
-        "os": record.machine.os,
-        "llama_cpp_python": record.machine.llama_cpp_python,
-        "llama_cpp_commit": record.machine.llama_cpp_commit,
-        "system_info": record.machine.system_info,
-        "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
-        **{name: getattr(settings, name) for name in SETUP if hasattr(settings, name) and name not in own},
-        **_placing(settings),
-        "sweep_every": record.run.every,
-        "variant": record.run.variant,
-    }
-
-
-def _placing(settings: Settings) -> dict[str, Any]:
-    """The settings of PLACING, lists as one string; None where llama.cpp chooses."""
-    values = {name: getattr(settings, "devices" if name == "device" else name) for name in PLACING}
-    words = {
-        name: ",".join(f"{part:g}" if isinstance(part, float) else part for part in value)
-        for name, value in values.items()
-        if isinstance(value, tuple)
-    }
-    waits = {"prefill_wait": settings.prefill_wait or "step"}
-    return values | words | waits
-
-
-def _offload_devices(record: Record) -> str | None:
-    """All devices that layers could be offloaded to, such as "2 x NVIDIA H200". None where no device is known."""
-    if not record.machine.devices:
-        return None
-    return machine.in_words(machine.accelerators(record.machine.devices)) or "none"
+def _rows_of(record: Record | RequestRecord, index: int) -> list[dict[str, Any]]:
+    if isinstance(record, RequestRecord):
+        return [request_table.run_row(record, index)]
+    return [_run_row(record, leg, index) for leg in phases.by_length(record.run)]
 
 
 def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
@@ -230,7 +130,7 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
     row = {
         "run": index,
         "session": record.session,
-        **_setup(record),
+        **setup_columns.of_run(record),
         "n_prompt": run.n_prompt,
         "n_gen": run.n_gen,
         "repeat": run.repeat,
@@ -277,7 +177,7 @@ def _step_rows(record: Record, index: int) -> pd.DataFrame:
         {
             "run": index,
             "session": record.session,
-            **_setup(record),
+            **setup_columns.of_run(record),
             "n_prompt": record.run.n_prompt,
             "n_gen": record.run.n_gen,
             "repeat": record.run.repeat,

@@ -89,7 +89,8 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     stdout = console.console()
     source = Path(results[0])
     target = plot_folder(results, out)
-    for number, (label, setup) in enumerate(table.setups(rows)):
+    setups = table.setups(rows)
+    for number, (label, setup) in enumerate(setups):
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
         first = chosen[0]
         if note := text_why.caveat(first):
@@ -99,7 +100,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
         best = roofline.roof(known, where.layers_of(first))
         levers = advice.levers(explained, first, known)
         tried = experiment_advice.levers(explained, chosen, known)
-        stem = f"{source.stem}-{number + 1}" if rows[[*table.SETUP]].drop_duplicates().shape[0] > 1 else source.stem
+        stem = f"{source.stem}-{number + 1}" if len(setups) > 1 else source.stem
         plots = [] if no_plot else save_why(explained, best, label, target, stem)
         documents.append(
             {

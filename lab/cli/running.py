@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from lab.core.record import Record
+    from lab.core.request import RequestRecord
     from lab.experiments.claim_verdicts import Verdicts
     from lab.runner.planned import Plan
     from lab.runner.progress import ShowStatus
@@ -67,25 +68,42 @@ def carry_out(
 
 
 def collect(
-    runs: Any, path: Path, err: Console, stream_to: Console | None, in_blocks: bool = False
-) -> tuple[list[Record], LabError | None]:
-    """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one."""
+    runs: Any,
+    path: Path,
+    err: Console,
+    stream_to: Console | None,
+    in_blocks: bool = False,
+    describe: Callable[[Any], str] | None = None,
+) -> tuple[list[Any], LabError | None]:
+    """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one.
+
+    `describe` gives the line of a finished record, where they are not runs of the engine.
+    """
     from lab.show import console, text_results
 
-    records: list[Record] = []
+    records: list[Record | RequestRecord] = []
     try:
-        with console.progress(err, stream_to, text_results.finished, in_blocks) as (watch, finished):
+        with console.progress(err, stream_to, describe or text_results.finished, in_blocks) as (watch, finished):
             for record in runs(watch):
                 records.append(record)
                 finished(record)
     except LabError as error:
         return records, error
     except KeyboardInterrupt:
-        n = sum(record.run.status == "ok" and not record.run.warmup for record in records)
+        n = sum(map(is_good, records))
         word = "1 finished run is" if n == 1 else f"{n} finished runs are"
         err.print(f"\nInterrupted. {word} in {path}" if n else "\nInterrupted before a run was finished.")
         sys.exit(EXIT_INTERRUPTED)
     return records, None
+
+
+def is_good(record: Record | RequestRecord) -> bool:
+    """Whether a run or request is no warm-up and went well."""
+    from lab.core.record import OK, Record
+
+    if isinstance(record, Record):
+        return record.run.status == OK and not record.run.warmup
+    return record.request.status == OK and not record.request.asked.warmup
 
 
 def _show(

@@ -7,7 +7,10 @@ that window end under the same load, which goes on until the last of them has.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from lab.errors import LabError
 
 CLOSED, POISSON, CONSTANT, REPLAY = "closed", "poisson", "constant", "replay"
 
@@ -29,6 +32,18 @@ class Slo:
             for name, seconds in named
             if seconds is not None
         )
+
+
+def parse_slo(text: str) -> Slo:
+    """Limits as they are written: `ttft=1s,tpot=50ms,e2e=10s`, any of them. LabError for anything else."""
+    limits: dict[str, float] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"(ttft|tpot|e2e)=(\d+\.?\d*|\.\d+)(ms|s)", part.strip().lower())
+        seconds = float(match[2]) / (1000 if match[3] == "ms" else 1) if match else 0.0
+        if match is None or not 0 < seconds < float("inf") or f"{match[1]}_s" in limits:
+            raise LabError(f"The limits {text!r} are not understood.", "Write them as ttft=1s,tpot=50ms,e2e=10s.")
+        limits[f"{match[1]}_s"] = seconds
+    return Slo(**limits)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,9 +47,10 @@ ERROR_INSIDE = "error inside a 200"
 NO_STREAM = "not a stream"
 LONG_LINE = "line too long"
 TOO_LARGE = "answer too large"
+NOT_SENT = "not sent"  # by the lab: the server cannot take it, or gave it up
 FAILURES = (
     *(REFUSED, LOST, TIMEOUT, STALLED, RATE_LIMITED, SERVER_ERROR, BAD_REQUEST, HALF_LINE),
-    *(CUT_OFF, WRONG_JSON, ERROR_INSIDE, NO_STREAM, LONG_LINE, TOO_LARGE),
+    *(CUT_OFF, WRONG_JSON, ERROR_INSIDE, NO_STREAM, LONG_LINE, TOO_LARGE, NOT_SENT),
 )
 """Classes of failure of a request."""
 
@@ -199,3 +200,4 @@ class RequestRecord:
     model: str  # as the server calls it
     request: Request
     schema: int = SCHEMA
+    client_error_ns: tuple[int, int] | None = None  # of a stamp, when the session began: the median, and 99 %

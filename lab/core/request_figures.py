@@ -5,6 +5,7 @@ A request of 200 tokens has 200 events; its figures are a few numbers. So thousa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lab.core import request_times as times
@@ -52,21 +53,34 @@ class Figures:
         """Whether the answer has fewer tokens than were asked for. None where they are not counted."""
         return None if self.n_generated is None else self.n_generated < self.asked.n_gen
 
-    def meets(self, slo: Slo) -> bool:
-        """Whether it ended well and within every limit. In an open loop TTFT and E2E count from the intended time.
+    @property
+    def ttft_due_ns(self) -> int | None:
+        """TTFT; in an open loop from the intended time: what a user waits who came then."""
+        return None if self.ttft_ns is None else self.ttft_ns + (self.delay_ns or 0)
 
-        Failures and requests whose figure is not known do not meet a limit. TPOT must hold at most, where it is not
-        exact.
+    @property
+    def e2e_due_ns(self) -> int | None:
+        """E2E; in an open loop from the intended time."""
+        return None if self.e2e_ns is None else self.e2e_ns + (self.delay_ns or 0)
+
+    def used(self, slo: Slo) -> float:
+        """How much of its limits it used: 1 is all of the one that it came nearest to, above 1 it broke one.
+
+        In an open loop TTFT and E2E count from the intended time. Failures, and requests whose figure is not known,
+        used infinitely much. TPOT counts with its upper bound, where it is not exact.
         """
         if self.status != OK:
-            return False
-        delay = self.delay_ns or 0
-        figures_ns = (
-            (slo.ttft_s, None if self.ttft_ns is None else self.ttft_ns + delay),
-            (slo.tpot_s, None if self.tpot_bounds_ns is None else self.tpot_bounds_ns[1]),
-            (slo.e2e_s, None if self.e2e_ns is None else self.e2e_ns + delay),
+            return math.inf
+        tpot_ns = None if self.tpot_bounds_ns is None else self.tpot_bounds_ns[1]
+        figures_ns = (slo.ttft_s, self.ttft_due_ns), (slo.tpot_s, tpot_ns), (slo.e2e_s, self.e2e_due_ns)
+        return max(
+            (math.inf if ns is None else ns / (limit * 1e9) for limit, ns in figures_ns if limit is not None),
+            default=0.0,
         )
-        return all(limit is None or (ns is not None and ns <= limit * 1e9) for limit, ns in figures_ns)
+
+    def meets(self, slo: Slo) -> bool:
+        """Whether it ended well and within every limit."""
+        return self.used(slo) <= 1
 
 
 def figures(request: Request) -> Figures:

@@ -25,7 +25,7 @@ from typing import IO
 
 from lab.core.lines import from_json, to_json
 from lab.core.record import OK
-from lab.core.request import Request
+from lab.core.request import LOST, REFUSED, Request
 from lab.endpoints.access import Access
 from lab.endpoints.connection import Arrivals
 from lab.endpoints.exchange import Line, Target, exchange, rehearse, target
@@ -76,27 +76,42 @@ def _run(access: Access, plan: Plan, path: Path) -> None:
 
 async def _run_plan(to: Target, plan: Plan, file: IO[bytes]) -> None:
     """All requests, each written to `file` when it has ended."""
-    lines = [Line() for _ in range(min(plan.n_at_once, plan.n_all))]
+    n_lines = min(plan.n_at_once, plan.n_all)
+    times_ns = plan.times_ns
+    n_first = n_lines if times_ns is None else min(n_lines, sum(ns <= PREPARE_S * 1e9 for ns in times_ns))
+    lines = [Line() for _ in range(n_lines)]
     await rehearse()
-    n_first = plan.n_all if plan.times_ns is None else sum(ns <= PREPARE_S * 1e9 for ns in plan.times_ns)
     await asyncio.gather(*(_warm(line, to) for line in lines[:n_first]))
-    load = _Load(plan, iter(range(plan.n_all)), time.perf_counter_ns())
+    load = _Load(plan, to, file, iter(range(plan.n_all)), time.perf_counter_ns())
     file.write(b"%d\n" % load.start_ns)
     file.flush()
-    await asyncio.gather(*(_user(line, load, to, file) for line in lines))
+    async with asyncio.TaskGroup() as group:
+        if times_ns is None:
+            for line in lines:
+                group.create_task(_user(line, load, group))
+        else:
+            await _open_loop(lines, times_ns, load, group)
     for line in lines:
-        await line.close()
+        line.close()
 
 
 @dataclass
 class _Load:
-    """A plan while it runs: what all users share."""
+    """A plan while it runs: what all requests share."""
 
     plan: Plan
+    to: Target
+    file: IO[bytes]
     numbers: Iterator[int]  # of requests that are not sent yet
     start_ns: int
     n_wanted: int = 0  # requests in flight, or waited for, that were due before the plan's `stop_s`
-    over: asyncio.Event = field(default_factory=asyncio.Event)  # set while there are none
+    n_lost: int = 0  # requests in a row
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # set while nothing is wanted
+    rng: random.Random = field(default_factory=random.Random)
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.plan.most_lost is not None and self.n_lost >= self.plan.most_lost
 
     def is_late(self, due_ns: int) -> bool:
         """Whether what is due then is due after the stop."""
@@ -107,29 +122,64 @@ class _Load:
         self.n_wanted += n_wanted
         (self.over.clear if self.n_wanted else self.over.set)()
 
-
-async def _user(line: Line, load: _Load, to: Target, file: IO[bytes]) -> None:
-    """Send one request after the other: whichever is next when the last one has ended."""
-    plan, rng = load.plan, random.Random()
-    for number in load.numbers:
-        ask = plan.asks[number % len(plan.asks)]
-        scheduled_ns = None if plan.times_ns is None else plan.times_ns[number]
-        due_ns = time.perf_counter_ns() - load.start_ns if scheduled_ns is None else scheduled_ns
-        is_wanted = not load.is_late(due_ns)
-        load.count(is_wanted)
-        if scheduled_ns is not None:
-            await _until_nearly(load, scheduled_ns, is_wanted)
-        if not is_wanted and load.over.is_set():
-            return
-        if scheduled_ns is not None:
-            await _warm(line, to)
+    async def send(
+        self, number: int, line: Line, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None = None
+    ) -> Request:
+        """Send request `number` over `line`, and write down how it went. `over`: see `exchange`."""
+        ask = self.plan.ask(number)
         if ask.nonce is not None:
-            ask = dataclasses.replace(ask, body=ask.body.replace(ask.nonce, fresh_nonce(rng), 1))
-        request, text = await exchange(line, to, ask, plan, load.start_ns, scheduled_ns)
-        load.count(-is_wanted)
-        _write(file, number, request, text)
-        if request.status != OK and scheduled_ns is None:
+            ask = dataclasses.replace(ask, body=ask.body.replace(ask.nonce, fresh_nonce(self.rng), 1))
+        request, text = await exchange(line, self.to, ask, self.plan, self.start_ns, over, scheduled_ns)
+        self.n_lost = self.n_lost + 1 if request.failure in (REFUSED, LOST) else 0
+        self.count(-is_wanted)
+        self.file.write(f"{number}\n{to_json(request)}\n{json.dumps(text)}\n".encode())
+        self.file.flush()
+        over.set()
+        return request
+
+
+async def _user(line: Line, load: _Load, group: asyncio.TaskGroup) -> None:
+    """Send one request after the other: whichever is next when the last answer has arrived.
+
+    That answer is read meanwhile, so a pause after a failure may come one request late.
+    """
+    sent: list[asyncio.Task[Request]] = []
+
+    for number in load.numbers:
+        is_wanted = not load.is_late(time.perf_counter_ns() - load.start_ns)
+        load.count(is_wanted)
+        if load.is_given_up or (not is_wanted and load.over.is_set()):
+            load.count(-is_wanted)
+            return
+        over = asyncio.Event()
+        sent.append(group.create_task(load.send(number, line, is_wanted, over)))
+        await over.wait()
+        ended = [task for task in sent if task.done()]
+        sent = [task for task in sent if not task.done()]
+        if any(task.result().status != OK for task in ended):
             await asyncio.sleep(PAUSE_S)
+
+
+async def _open_loop(lines: list[Line], times_ns: tuple[int, ...], load: _Load, group: asyncio.TaskGroup) -> None:
+    """Send each request at its time, over the line that was used last of those that are free."""
+    free = asyncio.LifoQueue[Line]()
+    for line in reversed(lines):
+        free.put_nowait(line)
+
+    async def send(number: int, line: Line, is_wanted: bool) -> None:
+        await _warm(line, load.to)
+        await load.send(number, line, is_wanted, asyncio.Event(), times_ns[number])
+        free.put_nowait(line)
+
+    for number in load.numbers:
+        is_wanted = not load.is_late(times_ns[number])
+        load.count(is_wanted)
+        await _until_nearly(load, times_ns[number], is_wanted)
+        line = await free.get()
+        if load.is_given_up or (not is_wanted and load.over.is_set()):
+            load.count(-is_wanted)
+            return
+        group.create_task(send(number, line, is_wanted))
 
 
 async def _until_nearly(load: _Load, scheduled_ns: int, is_wanted: bool) -> None:
@@ -144,12 +194,5 @@ async def _until_nearly(load: _Load, scheduled_ns: int, is_wanted: bool) -> None
 
 async def _warm(line: Line, to: Target) -> None:
     """Open a connection ahead of time. Where that fails, the request will fail, and say it."""
-    try:
+    with suppress(OSError, TimeoutError):
         await line.open(to)
-    except (OSError, TimeoutError):
-        await line.close()
-
-
-def _write(file: IO[bytes], index: int, request: Request, text: str) -> None:
-    file.write(f"{index}\n{to_json(request)}\n{json.dumps(text)}\n".encode())
-    file.flush()

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -64,10 +64,17 @@ class Client:
         self._listener.start()
         self.pid = int(self._replies.get() or 0)
 
-    def run(self, plan: Plan) -> Iterator[Reply]:
-        """Send the requests of a plan; each reply as it ends. Raises ClientDied if the process ends before they do.
+    def run(self, plan: Plan, watch: Callable[[], None] = lambda: None) -> Iterator[Reply]:
+        """Send the requests of a plan; each reply as it ends. As `batches`; `watch` is called ten times a second."""
+        for replies in self.batches(plan, POLL_S):
+            watch()
+            yield from replies
 
-        Who stops asking for replies before the end gives the plan up: the process ends, with what is in flight.
+    def batches(self, plan: Plan, poll_s: float) -> Iterator[Iterator[Reply]]:
+        """Send the requests of a plan, and every `poll_s` give those that have ended since the last time, if any.
+
+        Raises ClientDied if the process ends before they do. Who stops asking before the end gives the plan up: the
+        process ends, with what is in flight, and `given_up` has what had ended.
         """
         path = Path(self._folder.name) / f"plan-{self._n_plans}"
         self._n_plans += 1
@@ -82,8 +89,8 @@ class Client:
             try:
                 while answer is None:
                     with suppress(queue.Empty):
-                        answer = self._replies.get(timeout=POLL_S)
-                    yield from self._read(file)
+                        answer = self._replies.get(timeout=poll_s)
+                    yield self._read(file)
             finally:
                 if answer is None:
                     self._process.kill()
@@ -105,6 +112,11 @@ class Client:
                     file.seek(begun)
                     return
                 yield Reply(int(lines[0]), from_json(Request, lines[1].decode()), json.loads(lines[2]))
+
+    def given_up(self) -> Iterator[Reply]:
+        """All that had ended of the last plan, when it was given up; nothing where it was not."""
+        with suppress(FileNotFoundError), (Path(self._folder.name) / f"plan-{self._n_plans - 1}").open("rb") as file:
+            yield from self._read(file)
 
     def _first(self, file: IO[bytes]) -> bool:
         """Whether the plan has begun: the first line says when."""

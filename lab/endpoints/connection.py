@@ -26,7 +26,10 @@ MOST_HELD = 1 << 20
 MOST_WAITING = 1 << 22
 """Bytes that wait before the server has to pause."""
 
-_END = b"0\r\n\r\n"  # of chunked encoding; where it is not seen, HELD_S has passed
+FRESH_S = 2.0
+"""How long an idle connection is used again: servers hang up after 5 s (uvicorn, cpp-httplib), just when one sends."""
+
+_END = b"\r\n0\r\n\r\n"  # of chunked encoding, or of anything in it: then httpcore2 goes on reading
 
 
 class Stalled(Exception):
@@ -56,60 +59,116 @@ class Turn:
             await asyncio.sleep(0)
 
 
-class Connection(asyncio.Protocol, httpcore2.AsyncNetworkStream):
-    """A socket as httpcore2 reads and writes it."""
+class Connection(asyncio.Protocol):
+    """A socket, and the answer that comes through it now."""
 
-    def __init__(self, arrivals: Arrivals, turn: Turn) -> None:
+    def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
-        self._turn = turn
-        self.sent_ns: int | None = None  # when the request was written
-        self.first_ns: int | None = None  # when the first byte of the answer arrived
-        self.last_ns: int | None = None  # when the last one did
-        self.read_ns = 0  # when the bytes arrived that `read` gave last
-        self.stall_s: float | None = None
-        self.is_open = False
         self._transport: asyncio.Transport | None = None
-        self._waiting: deque[tuple[int, bytes]] = deque()
-        self._n_waiting = 0
-        self._tail = b""
-        self._is_held = False
-        self._is_paused = False
-        self._problem: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
-        self._outgoing: list[bytes] = []
+        self._answer: Answer | None = None
+        self._free_ns = 0  # since when it has been free
+        self.is_open = False
 
-    def begin(self, stall_s: float) -> None:
-        """Forget the last request."""
-        self.sent_ns = self.first_ns = self.last_ns = None
-        self.stall_s = stall_s
-        self._tail, self._is_held = b"", True
-        self._waiting.clear()
-        self._n_waiting = 0
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request can be sent: it is open and free, and has not been for so long that a server hangs up."""
+        is_fresh = time.perf_counter_ns() - self._free_ns < FRESH_S * 1e9
+        return self.is_open and self._answer is None and is_fresh
+
+    def begin(self, stall_s: float, turn: Turn, over: asyncio.Event) -> Answer:
+        """The next request. `over` is set when its answer has arrived whole, which is before it is read."""
+        self._answer = Answer(self, stall_s, turn, over)
+        return self._answer
+
+    def free(self, answer: Answer) -> None:
+        """That answer is over."""
+        if self._answer is answer:
+            self._answer, self._free_ns = None, time.perf_counter_ns()
+
+    def abort(self, answer: Answer | None = None) -> None:
+        """Hang up; with `answer` only if that one still comes."""
+        if answer is None or self._answer is answer:
+            self.is_open = False
+            if self._transport:
+                self._transport.abort()
+
+    def write(self, data: bytes) -> None:
+        if self._transport:
+            self._transport.write(data)
+
+    def pause(self, is_paused: bool) -> None:
+        """Let the server wait with more, or not."""
+        if self._transport and not self._transport.is_closing():
+            (self._transport.pause_reading if is_paused else self._transport.resume_reading)()
 
     # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self._transport, self.is_open = transport, True
+        self._transport, self.is_open, self._free_ns = transport, True, time.perf_counter_ns()
 
     def data_received(self, data: bytes) -> None:
-        now = self._arrivals.ns
-        self.last_ns = now
-        self._waiting.append((now, data))
-        self._n_waiting += len(data)
-        if self.first_ns is None:
-            self.first_ns = now
-            head = data.partition(b"\r\n\r\n")
-            self._is_held = bool(head[1]) and b"transfer-encoding: chunked" in head[0].lower()
-        self._tail = self._tail[-5:] + data[-5:]
-        if not self._is_held or self._tail.endswith(_END) or self._n_waiting > MOST_HELD:
-            self._release()
-        if self._n_waiting > MOST_WAITING and not self._is_paused and self._transport:
-            self._is_paused = True
-            self._transport.pause_reading()
+        if self._answer:
+            self._answer.add(self._arrivals.ns, data)
 
     def connection_lost(self, problem: Exception | None) -> None:
-        self.is_open, self._problem = False, problem
+        self.is_open = False
+        if self._answer:
+            self._answer.lose(problem)
+
+
+class Answer(httpcore2.AsyncNetworkStream):
+    """One request and its answer on a connection, as httpcore2 writes and reads them.
+
+    A chunked answer that has arrived whole frees its connection at once: the next request needs not wait until this
+    one is read.
+    """
+
+    def __init__(self, connection: Connection, stall_s: float, turn: Turn, over: asyncio.Event) -> None:
+        self._connection, self._stall_s, self._turn, self._over = connection, stall_s, turn, over
+        self.sent_ns: int | None = None  # when the request was written
+        self.first_ns: int | None = None  # when the first byte of the answer arrived
+        self.last_ns: int | None = None  # when the last one did
+        self.read_ns = 0  # when the bytes arrived that `read` gave last
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._n_waiting = 0
+        self._tail = b""
+        self._is_open = True
+        self._is_held = True
+        self._is_good = False  # whether the connection can be used again after a chunked answer
+        self._is_paused = False
+        self._problem: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._outgoing: list[bytes] = []
+
+    # the connection's side
+
+    def add(self, ns: int, data: bytes) -> None:
+        """Bytes that have arrived."""
+        self.last_ns = ns
+        self._waiting.append((ns, data))
+        self._n_waiting += len(data)
+        if self.first_ns is None:
+            self.first_ns = ns
+            head, end, _ = data.partition(b"\r\n\r\n")
+            head = head.lower()
+            self._is_held = bool(end) and b"transfer-encoding: chunked" in head
+            self._is_good = self._is_held and b" 200" in head[:12] and b"\nconnection: close" not in head
+        self._tail = self._tail[-len(_END) :] + data[-len(_END) :]
+        is_whole = self._tail.endswith(_END)
+        if is_whole and self._is_good:
+            self._is_open = False
+            self._connection.free(self)
+            self._over.set()
+        if not self._is_held or is_whole or self._n_waiting > MOST_HELD:
+            self._release()
+        if self._n_waiting > MOST_WAITING and not self._is_paused:
+            self._is_paused = True
+            self._connection.pause(True)
+
+    def lose(self, problem: Exception | None) -> None:
+        """The connection has ended."""
+        self._is_open, self._problem = False, problem
         self._release()
 
     def _release(self) -> None:
@@ -124,7 +183,7 @@ class Connection(asyncio.Protocol, httpcore2.AsyncNetworkStream):
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         self._send()
-        while self.is_open and (self._is_held or not self._waiting):
+        while self._is_open and (self._is_held or not self._waiting):
             await self._wait()
         await self._turn.wait()
         if not self._waiting:
@@ -133,19 +192,18 @@ class Connection(asyncio.Protocol, httpcore2.AsyncNetworkStream):
             return b""
         self.read_ns, data = self._waiting.popleft()
         self._n_waiting -= len(data)
-        if self._is_paused and self._n_waiting < MOST_WAITING // 2 and self._transport:
+        if self._is_paused and self._n_waiting < MOST_WAITING // 2:
             self._is_paused = False
-            self._transport.resume_reading()
+            self._connection.pause(False)
         return data
 
     def _send(self) -> None:
-        if not self._outgoing or not self._transport:
-            return
-        request = b"".join(self._outgoing)
-        self._outgoing.clear()
-        if self.sent_ns is None:
-            self.sent_ns = time.perf_counter_ns()
-        self._transport.write(request)
+        if self._outgoing:
+            request = b"".join(self._outgoing)
+            self._outgoing.clear()
+            if self.sent_ns is None:
+                self.sent_ns = time.perf_counter_ns()
+            self._connection.write(request)
 
     async def _wait(self) -> None:
         """Until bytes may be read, or for HELD_S. Raises Stalled."""
@@ -155,23 +213,26 @@ class Connection(asyncio.Protocol, httpcore2.AsyncNetworkStream):
                 await self._reader
         except TimeoutError:
             quiet_s = 0.0 if self.last_ns is None else (time.perf_counter_ns() - self.last_ns) / 1e9
-            if self.stall_s is not None and quiet_s > self.stall_s:
+            if quiet_s > self._stall_s:
                 raise Stalled from None
             if quiet_s > HELD_S and self._waiting:
                 self._is_held = False
         finally:
             self._reader = None
 
+    def end(self) -> None:
+        """It was read, and the connection still is open: free it."""
+        self._connection.free(self)
+
     async def aclose(self) -> None:
-        self.is_open = False
-        if self._transport:
-            self._transport.abort()
+        self._is_open = False
+        self._connection.abort(self)
 
     def get_extra_info(self, info: str) -> Any:
-        return not self.is_open if info == "is_readable" else None
+        return not self._is_open if info == "is_readable" else None
 
 
-async def connect(url: httpcore2.URL, timeout_s: float, arrivals: Arrivals, turn: Turn) -> Connection:
+async def connect(url: httpcore2.URL, timeout_s: float, arrivals: Arrivals) -> Connection:
     """A new connection to the host of `url`. Raises OSError (certificates included) or TimeoutError."""
     import httpx2
 
@@ -180,6 +241,6 @@ async def connect(url: httpcore2.URL, timeout_s: float, arrivals: Arrivals, turn
     tls = {"ssl": httpx2.create_ssl_context(), "server_hostname": host} if url.scheme == b"https" else {}
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout_s):
-        _, connection = await loop.create_connection(lambda: Connection(arrivals, turn), host, port, **tls)  # type: ignore[call-overload]
+        _, connection = await loop.create_connection(lambda: Connection(arrivals), host, port, **tls)  # type: ignore[call-overload]
     assert isinstance(connection, Connection)
     return connection

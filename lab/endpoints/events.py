@@ -39,7 +39,7 @@ from lab.endpoints.fields import (
     first,
     n_items,
     n_logprobs,
-    thoughts,
+    reasoning_of,
     timings_of,
     usage_of,
 )
@@ -199,8 +199,7 @@ class _Rows:
 
     def _kind_of(self, choice: dict[str, Any], delta: dict[str, Any], has_ids: bool, has_usage: bool) -> str:
         text = as_text(choice.get("text")) + as_text(delta.get("content")) + as_text(delta.get("refusal"))
-        reasoning = "".join(as_text(delta.get(name)) for name in ("reasoning_content", "reasoning", "thinking"))
-        reasoning += thoughts(delta.get("content"))
+        reasoning = reasoning_of(delta)
         calls = delta.get("tool_calls") or delta.get("function_call")
         self._text += [reasoning, text]
         if text:

@@ -26,7 +26,7 @@ from lab.core.request import (
     Request,
 )
 from lab.endpoints.access import Access, all_headers, hidden, read
-from lab.endpoints.connection import Arrivals, Connection, Stalled, Turn, connect
+from lab.endpoints.connection import Answer, Arrivals, Connection, Stalled, Turn, connect
 from lab.endpoints.events import Piece, Stream, parsing
 from lab.endpoints.wire import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, Plan
 
@@ -67,27 +67,25 @@ def target(access: Access, api: str, arrivals: Arrivals, path: str | None = None
 
 @dataclass
 class Line:
-    """A user's connection: the socket, and what httpcore2 knows of it."""
+    """What requests are sent over, one after the other: a connection, which may have to be opened anew."""
 
     connection: Connection | None = None
-    http: httpcore2.AsyncHTTP11Connection | None = None
 
     @property
     def is_ready(self) -> bool:
         """Whether a request can be sent at once."""
-        return bool(self.connection and self.connection.is_open and self.http and not self.http.is_closed())
+        return self.connection is not None and self.connection.is_ready
 
     async def open(self, to: Target) -> None:
         """A new connection, if the last one cannot be used. Raises OSError or TimeoutError."""
         if not self.is_ready:
-            await self.close()
-            self.connection = await connect(to.url, CONNECT_S, to.arrivals, to.turn)
-            self.http = httpcore2.AsyncHTTP11Connection(origin=to.url.origin, stream=self.connection)
+            self.close()
+            self.connection = await connect(to.url, CONNECT_S, to.arrivals)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         if self.connection:
-            await self.connection.aclose()
-        self.connection = self.http = None
+            self.connection.abort()
+        self.connection = None
 
 
 class _Failure(Exception):
@@ -124,32 +122,42 @@ class _Got:
 
 
 async def exchange(
-    line: Line, to: Target, ask: Ask, plan: Plan, start_ns: int, scheduled_ns: int | None = None
+    line: Line,
+    to: Target,
+    ask: Ask,
+    plan: Plan,
+    start_ns: int,
+    over: asyncio.Event,
+    scheduled_ns: int | None = None,
 ) -> tuple[Request, str]:
-    """Send a request, once, at its time, and read its answer. Gives it and its text; never raises for a server."""
+    """Send a request, once, at its time, and read its answer. Gives it and its text; never raises for a server.
+
+    `over` is set when the answer has arrived whole and `line` is free, which is before the answer is read.
+    """
     was_connected = line.is_ready
-    got, stream, problem = _Got(), None, None
+    got, stream, problem, answer = _Got(), None, None, None
     started_at = _utc()
     try:
         await _open(line, to)
         await _until(start_ns, scheduled_ns)
+        await _open(line, to)  # the server may have hung up meanwhile
+        assert line.connection
+        answer = line.connection.begin(plan.stall_s, to.turn, over)
         started_at = _utc()
-        await _send_and_read(line, to, ask, plan, got)
+        await _send_and_read(answer, to, ask, plan, got)
     except _Failure as failure:
         problem = failure
-    connection = line.connection
-    sent_ns = connection.sent_ns if connection else None
     if got.is_stream:
-        stream = await _parsed(got, sent_ns or 0, to.turn)
+        stream = await _parsed(got, (answer.sent_ns if answer else None) or 0, to.turn)
         done = stream.failure is None
         if (problem is None and not done) or (problem and problem.failure == LOST and stream.failure == ERROR_INSIDE):
             problem = _Failure(stream.failure or "", stream.error or "")
         elif problem and problem.failure == LOST and done:
             problem = None  # all had arrived
-    if problem:
-        await line.close()
+    if answer and problem:
+        await answer.aclose()
     return (
-        _request(ask, start_ns, scheduled_ns, started_at, was_connected, connection, got, stream, problem, to.access),
+        _request(ask, start_ns, scheduled_ns, started_at, was_connected, answer, got, stream, problem, to.access),
         stream.text if stream else "",
     )
 
@@ -170,20 +178,20 @@ async def _until(start_ns: int, scheduled_ns: int | None) -> None:
             await asyncio.sleep(left_ns / 1e9)
 
 
-async def _send_and_read(line: Line, to: Target, ask: Ask, plan: Plan, got: _Got) -> None:
+async def _send_and_read(answer: Answer, to: Target, ask: Ask, plan: Plan, got: _Got) -> None:
     """Raises _Failure for all that can go wrong."""
-    assert line.connection and line.http
-    line.connection.begin(plan.stall_s)
+    http = httpcore2.AsyncHTTP11Connection(origin=to.url.origin, stream=answer)
     body = ask.body.encode()
     headers = [*to.headers, (b"Content-Length", b"%d" % len(body))]
     request = httpcore2.Request(b"POST", to.url, headers=headers, content=body)
     try:
         async with asyncio.timeout(plan.timeout_s):
-            response = await line.http.handle_async_request(request)
+            response = await http.handle_async_request(request)
             try:
-                await _read(response, line.connection, got, to.access, plan.path is not None)
+                await _read(response, answer, got, to.access, plan.path is not None)
             finally:
                 await response.aclose()
+                answer.end()
     except Stalled:
         raise _Failure(STALLED, f"nothing came for {plan.stall_s:g} s") from None
     except TimeoutError:
@@ -194,14 +202,12 @@ async def _send_and_read(line: Line, to: Target, ask: Ask, plan: Plan, got: _Got
         raise _Failure(LOST, str(problem) or "the connection was lost") from None
 
 
-async def _read(
-    response: httpcore2.Response, connection: Connection, got: _Got, access: Access, is_whole: bool
-) -> None:
+async def _read(response: httpcore2.Response, answer: Answer, got: _Got, access: Access, is_whole: bool) -> None:
     got.http_status = response.status
     kind = {name.lower(): value for name, value in response.headers}.get(b"content-type", b"").lower()
     got.is_stream = response.status == 200 and b"json" not in kind and b"html" not in kind and not is_whole
     async for data in response.aiter_stream():
-        got.add(connection.read_ns, data)
+        got.add(answer.read_ns, data)
         if not got.is_stream and not is_whole and got.n_bytes > MOST_ERROR_BYTES:
             break
     if got.is_stream or (is_whole and response.status == 200):
@@ -233,15 +239,13 @@ def _request(
     scheduled_ns: int | None,
     started_at: str,
     was_connected: bool,
-    connection: Connection | None,
+    answer: Answer | None,
     got: _Got,
     stream: Stream | None,
     problem: _Failure | None,
     access: Access,
 ) -> Request:
-    sent_ns, first_ns, last_ns = (
-        (connection.sent_ns, connection.first_ns, connection.last_ns) if connection else (None, None, None)
-    )
+    sent_ns, first_ns, last_ns = (answer.sent_ns, answer.first_ns, answer.last_ns) if answer else (None, None, None)
     return Request(
         asked=ask.asked,
         started_at=started_at,

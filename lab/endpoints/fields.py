@@ -86,6 +86,12 @@ def thoughts(value: Any) -> str:
     return "".join(as_text(as_dict(part).get("thinking")) for part in value) if isinstance(value, list) else ""
 
 
+def reasoning_of(message: dict[str, Any]) -> str:
+    """The reasoning in a message, or in the delta of a stream."""
+    fields = "".join(as_text(message.get(name)) for name in ("reasoning_content", "reasoning", "thinking"))
+    return fields + thoughts(message.get("content"))
+
+
 def n_logprobs(value: Any) -> int | None:
     """Tokens in the log-probabilities of a chunk: of chat {"content": [...]}, of completions {"tokens": [...]}."""
     content = n_items(as_dict(value).get("content"))

@@ -2,7 +2,7 @@
 
 A server with /tokenize counts any text (of a chat with its template around it). Without it, a request for one token
 tells with its usage how long its prompt was: a few of these find the number of words. A prompt begins with a nonce of
-eight digits, so that no cache knows its beginning; what was sent for counting gets another one afterwards.
+eight letters, so that no cache knows its beginning; what was sent for counting gets another one afterwards.
 
 Sources: llama.cpp tools/server/README.md (POST /tokenize, POST /apply-template); vLLM
 vllm/entrypoints/serve/tokenize/protocol.py (POST /tokenize with `prompt` or `messages`, answer with `count`);
@@ -11,6 +11,7 @@ llama-cpp-python llama_cpp/server/app.py (POST /extras/tokenize/count).
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ FILLERS = (" a", " the", " x", " 1", ".")
 Count = Callable[[str], int | None]
 
 
+class NotCounted(LabError):
+    """A server that counted tokens before does not any more."""
+
+
 @dataclass(frozen=True)
 class Counter:
     """How a server counts the tokens of a prompt, everything that it adds included."""
@@ -49,6 +54,11 @@ class Prompt:
     n_tokens: int
     counted_by: str
     nonce: str  # how the text begins
+
+    @property
+    def body(self) -> str:
+        """The text after its nonce."""
+        return self.text.removeprefix(self.nonce)
 
 
 def counter(access: Access, endpoint: Endpoint, model: str) -> Counter | None:
@@ -104,6 +114,19 @@ def by_usage(access: Access, endpoint: Endpoint, model: str, text: str) -> int |
     return usage.prompt_tokens if usage and answer.status == 200 else None
 
 
+def least(how: Counter) -> int:
+    """Tokens of the shortest prompt: a nonce, and what the server adds. LabError where the server stops counting."""
+    return _counted(how, fresh_nonce(random.Random()))
+
+
+def impossible(n: int, n_least: int) -> LabError:
+    """Why a prompt of n tokens cannot be, where the shortest one has `n_least`."""
+    return LabError(
+        f"A prompt of {n:,} tokens is not possible: the shortest one has {n_least:,}.",
+        "Its first letters and the template of a chat take that many (--api completions has no template).",
+    )
+
+
 def make(n: int, how: Counter, source: str, rng: random.Random, start: int = 0) -> Prompt:
     """A prompt of n tokens: a nonce, then words of `source` from word `start` on.
 
@@ -117,28 +140,34 @@ def make(n: int, how: Counter, source: str, rng: random.Random, start: int = 0) 
 
     def count(text: str) -> int:
         if text not in counts:
-            n_tokens = how.count(text)
-            if n_tokens is None:
-                raise LabError("The server stopped counting tokens.", "Look whether it still runs, and try again.")
-            counts[text] = n_tokens
+            counts[text] = _counted(how, text)
         return counts[text]
 
     def first_words(k: int) -> str:
         times, rest = divmod(k, len(words))
         return " ".join([head, *words * times, *words[:rest]])
 
-    least = count(head)
-    if least > n:
-        raise LabError(
-            f"A prompt of {n} tokens is not possible: the shortest one has {least}.",
-            "The server's template and the nonce take that many. Ask for more, or for --api completions.",
-        )
-    k = _most_words(n, least, lambda k: count(first_words(k)), MOST_COUNTS - 10)
+    n_least = count(head)
+    if n_least > n:
+        raise impossible(n, n_least)
+    k = _most_words(n, n_least, lambda k: count(first_words(k)), MOST_COUNTS - 10)
     text = _filled(first_words(k), n, count, counts)
     n_tokens = counts[text]
-    if how.by == USAGE:  # the server has seen this one
-        text, head = (new := fresh_nonce(rng)) + text.removeprefix(head), new
-    return Prompt(text, n_tokens, how.by, head)
+    prompt = Prompt(text, n_tokens, how.by, head)
+    return renewed(prompt, rng) if how.by == USAGE else prompt  # the server has seen this one
+
+
+def renewed(prompt: Prompt, rng: random.Random) -> Prompt:
+    """The same prompt with another nonce."""
+    nonce = fresh_nonce(rng)
+    return dataclasses.replace(prompt, text=nonce + prompt.body, nonce=nonce)
+
+
+def _counted(how: Counter, text: str) -> int:
+    n_tokens = how.count(text)
+    if n_tokens is None:
+        raise NotCounted("The server stopped counting tokens.", "Look whether it still runs, and try again.")
+    return n_tokens
 
 
 def _most_words(n: int, least: int, count: Callable[[int], int], n_counts: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import string
 from dataclasses import dataclass
 
 from lab.core.request import Asked, Request
@@ -20,8 +22,8 @@ MOST_ANSWER_BYTES = 64_000_000
 
 
 def fresh_nonce(rng: random.Random) -> str:
-    """Eight digits: as many tokens whichever they are."""
-    return " ".join(str(rng.randrange(10)) for _ in range(8))
+    """Eight letters: in nearly all vocabularies a token each, so as many tokens whichever they are."""
+    return " ".join(rng.choice(string.ascii_letters) for _ in range(8))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +38,24 @@ class Ask:
     body: str
     nonce: str | None = None
 
+    def of_length(self, n_gen: int) -> Ask:
+        """The same request for an answer of another length."""
+        old, new = (f'_tokens": {n},' for n in (self.asked.n_gen, n_gen))  # no text of JSON has a quote that is bare
+        return dataclasses.replace(
+            self, asked=dataclasses.replace(self.asked, n_gen=n_gen), body=self.body.replace(old, new, 1)
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What to send: `n_requests` requests (None: one for each time, else for each ask), round and round of the asks.
 
+    With an `order` it is round and round of that: which ask, and how many tokens its answer is to have.
+
     Without `times_ns` they are sent one after the other by `n_at_once` users. With it each is sent at its time, counted
     from the start of the plan, with at most `n_at_once` in flight. A request that is due after `stop_s` is sent only
-    while one that was due before is in flight: so those end under the load under which they began.
+    while one that was due before is in flight: so those end under the load under which they began. After `most_lost`
+    requests in a row that got no connection, or lost it, no further one is sent.
     """
 
     asks: tuple[Ask, ...]
@@ -54,6 +66,8 @@ class Plan:
     timeout_s: float = TIMEOUT_S  # for a whole request
     stall_s: float = STALL_S  # without a byte after the first one
     stop_s: float | None = None
+    order: tuple[tuple[int, int], ...] = ()
+    most_lost: int | None = None
     path: str | None = None  # what is asked instead of the interface, such as /tokenize; its answer is no stream
 
     def __post_init__(self) -> None:
@@ -70,6 +84,13 @@ class Plan:
         if self.n_requests is not None:
             return self.n_requests
         return len(self.asks if self.times_ns is None else self.times_ns)
+
+    def ask(self, number: int) -> Ask:
+        """What to send as request `number`."""
+        if not self.order:
+            return self.asks[number % len(self.asks)]
+        index, n_gen = self.order[number % len(self.order)]
+        return self.asks[index].of_length(n_gen)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import comparison as comparing
-from lab.analysis import sweep_laws, table, wording
+from lab.analysis import setup_columns, sweep_laws, table, wording
 from lab.analysis.sweep_laws import DecodeLaw, PrefillLaw
 from lab.core import cost, memory
 from lab.core.cost import StepCost
@@ -82,7 +82,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
     timed = _timed(records)
     rows = roofline.explain(timed, ceilings)
     best = roofline.roof(ceilings, where.layers_of(timed[0]))
-    label = table.model_label(timed[0])
+    label = setup_columns.model_label(timed[0])
     text_why.print_explained(label, rows, best, ceilings.measured_at, [], console.console())
     return rows
 

@@ -9,7 +9,7 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import sweep_laws, table
+from lab.analysis import setup_columns, sweep_laws, table
 from lab.analysis.wording import digits, seconds
 from lab.core import phases
 from lab.core.record import OK, PREFILL, Record
@@ -99,8 +99,8 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     if decode.empty:
         raise LabError("There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more.")
     groups = table.setups(decode)
-    n_lines = decode.groupby([*table.SETUP, "n_prompt"], dropna=False).ngroups
-    of_lines = decode.groupby([*table.SETUP, "n_prompt"], dropna=False).itl_ms
+    n_lines = decode.groupby([*setup_columns.fields(decode), "n_prompt"], dropna=False).ngroups
+    of_lines = decode.groupby([*setup_columns.fields(decode), "n_prompt"], dropna=False).itl_ms
     medians = of_lines.median()
     headroom = 1.35 + 0.08 * max(0, n_lines - 3) if n_lines <= FEW_LINES else 1.1  # for the legend
     top = headroom * float(of_lines.quantile(0.95).max())
@@ -229,7 +229,8 @@ def _styles() -> list[dict[str, Any]]:
 
 def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
     repeats = collections.Counter(
-        (table.model_label(r), r.machine, r.settings, r.run.variant, r.run.n_prompt, r.run.n_gen) for r in records
+        (setup_columns.model_label(r), r.machine, r.settings, r.run.variant, r.run.n_prompt, r.run.n_gen)
+        for r in records
     )
     fewest, most = min(repeats.values()), max(repeats.values())
     n_repeat = f"{most} repeat{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} repeats"
@@ -238,7 +239,7 @@ def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
 
 
 def _subject(records: Sequence[Record]) -> str:
-    models = sorted({table.model_label(record) for record in records})
+    models = sorted({setup_columns.model_label(record) for record in records})
     machines = sorted({machine.label(r.machine, r.settings) for r in records})
     n_computers = len({(r.machine.cpu, r.machine.ram_bytes) for r in records})
     return f"{_short(models, 'models')} on {_short(machines, 'machines' if n_computers > 1 else 'devices')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lab.analysis import table
+from lab.analysis import setup_columns, table
 from lab.analysis.wording import seconds
 from lab.core import gaps
 from lab.core.gaps import Gaps
@@ -105,7 +105,7 @@ def _panels(records: Sequence[Record]) -> dict[int | None, Lines]:
 
 def _title(records: Sequence[Record]) -> str:
     own = [record for record in records if record.run.stall]
-    models = sorted({table.model_label(record) for record in own})
+    models = sorted({setup_columns.model_label(record) for record in own})
     machines = sorted({machine.label(record.machine, record.settings) for record in own})
     lengths = sorted({f"{record.run.n_prompt:,}" for record in own})
     subject = " on ".join(

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from lab.analysis import comparison, table, verdicts, wording
+from lab.analysis import comparison, setup_columns, verdicts, wording
 from lab.analysis.comparison import Comparison, Group
 from lab.analysis.sides import FIGURE_NAMES
 from lab.core import energy
@@ -125,7 +125,7 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
 
     def words(field: str, value: Any) -> str:
         if value is None:
-            return table.unset(field)
+            return setup_columns.unset(field)
         text = f"{value:g}" if isinstance(value, float) else str(value)
         return _short(text, 12 if field.endswith("sha256") else 60)
 

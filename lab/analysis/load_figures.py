@@ -1,0 +1,211 @@
+"""The figures of an arm of a load: latencies with their tails, rates with their range over rounds, and what went wrong.
+
+Latencies are of the requests that were due inside the steady window and went well. In an open loop TTFT and E2E count
+from the intended time: a client or a server that is late does not make the wait shorter. A percentile is a value that
+was measured (nearest rank), and is given only where some request was slower.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lab.analysis.load_capacity import Attainment, attainment
+from lab.analysis.loads import NS, Arm, Due, Round
+from lab.core.load import Slo
+from lab.core.request_figures import Figures
+
+FEWEST = 8
+"""Requests in each half of the windows from which on the halves are compared."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A percentile in seconds, and how many requests were slower."""
+
+    value_s: float
+    n_beyond: int
+
+
+@dataclass(frozen=True)
+class Latency:
+    """One latency of `n` requests, in seconds. A percentile is None where no request is beyond it: n is too small."""
+
+    n: int
+    median_s: float
+    p95: Tail | None
+    p99: Tail | None
+    most_s: float
+    by_round_s: tuple[float, ...]  # medians of the rounds that have any
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Something per second over all windows, and in the window of each round."""
+
+    value: float
+    by_round: tuple[float, ...]
+
+    @property
+    def low(self) -> float:
+        return min(self.by_round)
+
+    @property
+    def high(self) -> float:
+        return max(self.by_round)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmFigures:
+    """What an arm showed. None where it is not known."""
+
+    arm: Arm
+    n: int  # requests that were due inside the steady windows
+    n_ok: int
+    failures: dict[str, int]  # by class
+    n_failed_outside: int  # in the warm-up, and after the window
+    n_short: int  # answers with fewer tokens than were asked for
+    n_warm: int  # requests of whose prompt a part came from a cache
+    tokens_tps: Rate | None
+    is_spread: bool  # whether tokens of some were spread over events
+    requests_ps: Rate | None
+    user_tps: float | None  # 1 / median TPOT (as AIPerf's output token throughput per user)
+    ttft: Latency | None
+    tpot: Latency | None
+    tpot_is_bound: bool  # where tokens per event are not known: TPOT is at most that
+    e2e: Latency | None
+    stall_s: float | None  # the longest pause inside an answer
+    late_median_s: float | None  # of sending, in an open loop
+    late_most_s: float | None
+    wait_s: float | None  # median of TTFT - the server's own prompt_ms: waiting for a slot, and HTTP
+    attainment: Attainment | None
+    goodput_ps: Rate | None
+    in_flight_begin: float  # means over rounds
+    in_flight_end: float
+    waiting_end: float
+    is_overloaded: bool
+    drift: float | None  # median TTFT of the second half of the windows over that of the first
+
+
+def figures_of(arm: Arm) -> ArmFigures:
+    """The figures of an arm."""
+    inside, slo = arm.inside, arm.load.slo
+    went_well = [one.figures for one in inside if one.is_ok]
+    late_s = [one.delay_ns / NS for one in (due.figures for due in inside) if one.delay_ns is not None]
+    wait_s = [s for s in map(_wait_s, went_well) if s is not None]
+    is_bound = any(one.tpot_bounds_ns for one in went_well) and not any(one.tpot_ns is not None for one in went_well)
+    tpot = latency(arm, tpot_bound_s if is_bound else tpot_s)
+    n_failed = sum(not one.is_ok for of_round in arm.rounds for one in of_round.all)
+    failures = Counter(one.figures.failure or "failed" for one in inside if not one.is_ok)
+    return ArmFigures(
+        arm=arm,
+        n=len(inside),
+        n_ok=len(went_well),
+        failures=dict(failures.most_common()),
+        n_failed_outside=n_failed - failures.total(),
+        n_short=sum(one.is_short is True for one in went_well),
+        n_warm=sum(one.is_warm is True for one in went_well),
+        tokens_tps=rate(arm.rounds, lambda one: one.tokens_tps),
+        is_spread=any(one.sample.is_spread for of_round in arm.rounds for one in of_round.all),
+        requests_ps=rate(arm.rounds, lambda one: one.requests_ps),
+        user_tps=1 / tpot.median_s if tpot and not is_bound and tpot.median_s else None,
+        ttft=latency(arm, ttft_s),
+        tpot=tpot,
+        tpot_is_bound=is_bound,
+        e2e=latency(arm, e2e_s),
+        stall_s=max((one.longest_stall_ns / NS for one in went_well if one.longest_stall_ns is not None), default=None),
+        late_median_s=statistics.median(late_s) if late_s else None,
+        late_most_s=max(late_s, default=None),
+        wait_s=statistics.median(wait_s) if wait_s else None,
+        attainment=attainment(arm, slo) if slo else None,
+        goodput_ps=_goodput(arm, slo) if slo else None,
+        in_flight_begin=statistics.fmean(one.in_flight(one.begin_s) for one in arm.rounds),
+        in_flight_end=statistics.fmean(one.in_flight(one.end_s) for one in arm.rounds),
+        waiting_end=statistics.fmean(one.waiting(one.end_s) for one in arm.rounds),
+        is_overloaded=arm.is_overloaded,
+        drift=_drift(arm),
+    )
+
+
+def ttft_s(figures: Figures) -> float | None:
+    return _seconds(figures.ttft_due_ns)
+
+
+def tpot_s(figures: Figures) -> float | None:
+    return _seconds(figures.tpot_ns)
+
+
+def tpot_bound_s(figures: Figures) -> float | None:
+    """TPOT at most."""
+    return _seconds(figures.tpot_bounds_ns[1] if figures.tpot_bounds_ns else None)
+
+
+def e2e_s(figures: Figures) -> float | None:
+    return _seconds(figures.e2e_due_ns)
+
+
+def latency(arm: Arm, of: Callable[[Figures], float | None]) -> Latency | None:
+    """One latency of the arm's requests that have it; None where none has."""
+    by_round = [sorted(values(one.inside, of)) for one in arm.rounds]
+    ordered = sorted(value for own in by_round for value in own)
+    if not ordered:
+        return None
+    return Latency(
+        n=len(ordered),
+        median_s=statistics.median(ordered),
+        p95=tail(ordered, 0.95),
+        p99=tail(ordered, 0.99),
+        most_s=ordered[-1],
+        by_round_s=tuple(statistics.median(own) for own in by_round if own),
+    )
+
+
+def values(requests: Sequence[Due], of: Callable[[Figures], float | None]) -> list[float]:
+    """One figure of the requests that went well and have it."""
+    return [value for one in requests if one.is_ok and (value := of(one.figures)) is not None]
+
+
+def tail(ordered: Sequence[float], share: float) -> Tail | None:
+    """The value that `share` of the ordered ones do not exceed, by the nearest rank. None where none is beyond it."""
+    rank = math.ceil(round(share * len(ordered), 9))
+    return Tail(ordered[rank - 1], len(ordered) - rank) if 0 < rank < len(ordered) else None
+
+
+def rate(rounds: Sequence[Round], of: Callable[[Round], float | None]) -> Rate | None:
+    """A rate over the windows of rounds. None where one of them has none."""
+    known = [one for one in rounds if one.length_s]
+    by_round = [of(one) for one in known]
+    rates = [value for value in by_round if value is not None]
+    if not rates or len(rates) < len(by_round):
+        return None
+    whole = sum(value * one.length_s for value, one in zip(rates, known, strict=True))
+    return Rate(whole / sum(one.length_s for one in known), tuple(rates))
+
+
+def _goodput(arm: Arm, slo: Slo) -> Rate | None:
+    """Requests that were due in the windows and met every limit, per second."""
+    return rate(arm.rounds, lambda one: sum(due.figures.meets(slo) for due in one.inside) / one.length_s)
+
+
+def _drift(arm: Arm) -> float | None:
+    halves: tuple[list[float], list[float]] = ([], [])
+    for one in arm.rounds:
+        middle_s = (one.begin_s + one.end_s) / 2
+        halves[0].extend(values([due for due in one.inside if due.at_s < middle_s], ttft_s))
+        halves[1].extend(values([due for due in one.inside if due.at_s >= middle_s], ttft_s))
+    if min(map(len, halves)) < FEWEST or not statistics.median(halves[0]):
+        return None
+    return statistics.median(halves[1]) / statistics.median(halves[0])
+
+
+def _wait_s(figures: Figures) -> float | None:
+    if figures.ttft_ns is None or figures.timings is None or figures.timings.prompt_ms is None:
+        return None
+    return figures.ttft_ns / NS - figures.timings.prompt_ms / 1e3
+
+
+def _seconds(ns: float | None) -> float | None:
+    return None if ns is None else ns / NS

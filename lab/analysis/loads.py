@@ -1,0 +1,246 @@
+"""Loads as arms: which requests count, and how many tokens arrived, in the steady window of each round.
+
+The steady window of a round is [warmup_s, warmup_s + duration_s] from the start of its plan. A request belongs to it
+when it was due inside it (open loop: at its intended time; closed loop: when it was sent), whichever time it ended:
+the load goes on until it has. Rates are of what arrived inside the window, from all requests that overlap it. Rounds
+are the replicates: a range is over rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from lab.core import request_times as times
+from lab.core.load import CLOSED, CONSTANT, POISSON, REPLAY, Load
+from lab.core.record import OK
+from lab.core.request import STALLED, TIMEOUT, Request
+from lab.core.request_figures import Figures, figures
+
+NS = 1e9
+PAUSE_S = 0.5
+"""In a closed loop somebody always waits for an answer, or pauses after a failure (0.25 s). A round in which nothing
+happened for longer before the end of its window was given up."""
+
+MOST_GAPS = 6
+"""In an open loop of random arrivals a pause of so many mean gaps before the end is as good as impossible (0.2 %)."""
+
+ORDER = (CLOSED, POISSON, CONSTANT, REPLAY)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A request of a load, without its events: its figures, and the tokens that arrived inside the steady window.
+
+    `n_in_window` is None where its tokens are not counted. `is_spread`: only their sum is known, so they were spread
+    over the events in equal parts.
+    """
+
+    figures: Figures
+    n_in_window: float | None
+    is_spread: bool
+
+    @property
+    def load(self) -> Load:
+        load = self.figures.asked.load
+        assert load is not None
+        return load
+
+
+def sample(request: Request) -> Sample:
+    """A request of a load as a Sample. ValueError for a request that is of none."""
+    load = request.asked.load
+    if load is None:
+        raise ValueError("the request is of no load")
+    return Sample(figures(request), *_tokens(request, load))
+
+
+def _tokens(request: Request, load: Load) -> tuple[float | None, bool]:
+    indices = times.generated(request)
+    if request.sent_ns is None or not indices:
+        return 0.0, False
+    begin_ns = load.warmup_s * NS - request.sent_ns
+    inside = [i for i in indices if begin_ns <= request.events.arrive_ns[i] < begin_ns + load.duration_s * NS]
+    if request.events.n_tokens is not None:
+        return float(sum(request.events.n_tokens[i] for i in inside)), False
+    n = times.n_generated(request)
+    return (None, False) if n is None else (n * len(inside) / len(indices), n != len(indices))
+
+
+@dataclass(frozen=True)
+class Due:
+    """A sample and the time at which it was due, in seconds from the start of its plan."""
+
+    sample: Sample
+    at_s: float
+
+    @property
+    def figures(self) -> Figures:
+        return self.sample.figures
+
+    @property
+    def is_ok(self) -> bool:
+        return self.figures.status == OK
+
+    @property
+    def first_s(self) -> float:
+        """When its first token arrived. Infinity where none did."""
+        return self._at(self.figures.ttft_ns)
+
+    @property
+    def end_s(self) -> float:
+        """When it ended. Infinity for a timeout or a stall: how long those were waited for is not in a record."""
+        if self.figures.failure in (TIMEOUT, STALLED):
+            return math.inf
+        end_s = self._at(self.figures.e2e_ns if self.figures.ended_ns is None else self.figures.ended_ns)
+        return self.at_s if end_s == math.inf else end_s  # refused at once
+
+    def _at(self, ns: int | None) -> float:
+        sent_ns = self.figures.sent_ns
+        return math.inf if ns is None or sent_ns is None else (sent_ns + ns) / NS
+
+
+@dataclass(frozen=True)
+class Round:
+    """One arm in one round: all its requests in the order in which they were due, those of the warm-up too."""
+
+    load: Load
+    all: tuple[Due, ...]
+    is_cut_off: bool  # given up before the end of its window, as far as that can be seen
+
+    @property
+    def begin_s(self) -> float:
+        """The begin of the steady window."""
+        return self.load.warmup_s
+
+    @property
+    def length_s(self) -> float:
+        """The length of the steady window; of a round that was cut off, what there was of it."""
+        known_s = _reach_s(self.all) - self.begin_s if self.is_cut_off else self.load.duration_s
+        return max(0.0, min(self.load.duration_s, known_s))
+
+    @property
+    def end_s(self) -> float:
+        return self.begin_s + self.length_s
+
+    @cached_property
+    def inside(self) -> tuple[Due, ...]:
+        """The requests that were due inside the window."""
+        return tuple(one for one in self.all if self.begin_s <= one.at_s < self.end_s)
+
+    @property
+    def tokens_tps(self) -> float | None:
+        """Tokens that arrived inside the window, per second. None where a request that went well has no count."""
+        if not self.length_s or any(one.sample.n_in_window is None for one in self.all if one.is_ok):
+            return None
+        return sum(one.sample.n_in_window or 0.0 for one in self.all) / self.length_s
+
+    @property
+    def requests_ps(self) -> float | None:
+        """Requests that ended well inside the window, per second."""
+        if not self.length_s:
+            return None
+        return sum(one.is_ok and self.begin_s <= one.end_s < self.end_s for one in self.all) / self.length_s
+
+    def in_flight(self, at_s: float) -> int:
+        """Requests that were due and had not ended then."""
+        return sum(one.at_s <= at_s < one.end_s for one in self.all)
+
+    def waiting(self, at_s: float) -> int:
+        """Requests that were due and had no first token then."""
+        return sum(one.at_s <= at_s < min(one.first_s, one.end_s) for one in self.all)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A load in all its rounds. Rounds that were cut off count only where there is no other."""
+
+    label: str
+    load: Load  # of its first round
+    rounds: tuple[Round, ...]
+    n_cut_off: int
+
+    @property
+    def inside(self) -> tuple[Due, ...]:
+        """The requests that were due inside the steady window of a round."""
+        return tuple(one for of_round in self.rounds for one in of_round.inside)
+
+    @property
+    def level(self) -> float | None:
+        """Users, or requests per second; None for a replay."""
+        return self.load.concurrency if self.load.arrivals == CLOSED else self.load.rate
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether requests of an open loop came faster than they ended: it has no steady state.
+
+        More are in flight at the end of the windows than at the begin, by more than random arrivals explain: 2 standard
+        deviations of a Poisson count of all that came, and at least 3.
+        """
+        growth = sum(one.in_flight(one.end_s) - one.in_flight(one.begin_s) for one in self.rounds)
+        return self.load.arrivals != CLOSED and growth >= 3 and growth > 2 * math.sqrt(len(self.inside))
+
+
+def arms(samples: Sequence[Sample]) -> tuple[Arm, ...]:
+    """The arms of a session of loads: closed loops by their users, then open ones by their rate, then replays."""
+    by_arm: dict[tuple[object, ...], dict[int, list[Sample]]] = {}
+    for one in samples:
+        load = one.load
+        key = load.arrivals, load.concurrency, load.rate, load.lengths
+        if not one.figures.asked.warmup:
+            by_arm.setdefault(key, {}).setdefault(load.round, []).append(one)
+    has_lengths = len({key[-1] for key in by_arm}) > 1
+    last = max(map(_date_s, samples), default=0.0)
+    made = [_arm(by_round, has_lengths, last) for by_round in by_arm.values()]
+    return tuple(sorted(made, key=lambda arm: (ORDER.index(arm.load.arrivals), arm.level or 0, arm.load.lengths)))
+
+
+def _arm(by_round: dict[int, list[Sample]], has_lengths: bool, last: float) -> Arm:
+    rounds = [_round(own, max(map(_date_s, own)) == last) for _, own in sorted(by_round.items())]
+    whole = [one for one in rounds if not one.is_cut_off]
+    load = rounds[0].load
+    label = f"{load.words}, {load.lengths}" if has_lengths else load.words
+    return Arm(label, load, tuple(whole or rounds), len(rounds) - len(whole))
+
+
+def _round(samples: Sequence[Sample], is_last: bool) -> Round:
+    """A round of an arm, with the times at which its requests were due.
+
+    A request of a closed loop that found no connection has no time of sending: its date gives it, counted from the
+    start of the plan, which the dates of the others show.
+    """
+    starts = [_date_s(one) - one.figures.sent_ns / NS for one in samples if one.figures.sent_ns is not None]
+    start_s = min(starts or map(_date_s, samples))
+    in_order = tuple(sorted((Due(one, _at_s(one, start_s)) for one in samples), key=lambda due: due.at_s))
+    return Round(samples[0].load, in_order, _is_cut_off(samples[0].load, in_order, is_last))
+
+
+def _is_cut_off(load: Load, requests: Sequence[Due], is_last: bool) -> bool:
+    """Whether nothing happened before the end of the window, where something should have.
+
+    In an open loop only the last round of all can have been given up, and only a pause that is longer than chance
+    explains shows it. Never for a replay.
+    """
+    silent_s = load.warmup_s + load.duration_s - _reach_s(requests)
+    if load.arrivals == CLOSED:
+        return silent_s > PAUSE_S
+    return is_last and silent_s * (load.rate or 0) > (MOST_GAPS if load.arrivals == POISSON else 1.5)
+
+
+def _reach_s(requests: Sequence[Due]) -> float:
+    """Up to when something is known to have happened."""
+    return max(at_s for one in requests for at_s in (one.at_s, one.end_s) if at_s < math.inf)
+
+
+def _at_s(one: Sample, start_s: float) -> float:
+    for ns in (one.figures.scheduled_ns, one.figures.sent_ns):
+        if ns is not None:
+            return ns / NS
+    return _date_s(one) - start_s
+
+
+def _date_s(one: Sample) -> float:
+    return datetime.fromisoformat(one.figures.started_at).timestamp()

@@ -1,0 +1,118 @@
+"""Requests as rows of the same tables as runs, with what only a request has.
+
+Prefill is not visible through a server: a row has TTFT, and no prefill time. A request of which a part of the prompt
+came from a cache, and one whose answer was shorter than asked for, are measured, but no repeats of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lab.analysis import setup_columns
+from lab.core.record import OK, Record
+from lab.core.request import RequestRecord
+from lab.core.request_figures import Figures, figures
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FIGURES = (
+    *("first_output_s", "stall_ms", "tpot_low_ms", "tpot_high_ms", "n_answer"),
+    *("server_prompt_s", "server_decode_s"),
+)
+"""Figures that only requests have. `tpot_low_ms` and `tpot_high_ms` are TPOT at least and at most; the last two are
+llama-server's own times."""
+
+KINDS = ("warm", "short")
+"""What sets requests of equal setup and length apart: whether a part of the prompt came from a cache, and whether the
+answer was shorter than asked for. None where the server does not say it."""
+
+
+def loads_of(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
+    """The requests that were a part of a load."""
+    return [one for one in records if isinstance(one, RequestRecord) and one.request.asked.load is not None]
+
+
+def alone(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
+    """The requests that ran alone, one after the other."""
+    return [one for one in records if isinstance(one, RequestRecord) and one.request.asked.load is None]
+
+
+def of_engine(records: Sequence[Record | RequestRecord]) -> list[Record]:
+    """The runs of the engine."""
+    return [one for one in records if isinstance(one, Record)]
+
+
+def went_well(record: RequestRecord) -> bool:
+    """Whether it ended well and is no warm-up."""
+    return record.request.status == OK and not record.request.asked.warmup
+
+
+def is_measured(record: RequestRecord) -> bool:
+    """Whether it is a measurement like the others: it went well, cold as far as known, and its answer is whole."""
+    if not went_well(record):
+        return False
+    one = figures(record.request)
+    return one.is_warm is not True and one.is_short is not True
+
+
+def measured(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that count: timed, gone well, of requests those that ran alone, cold, with a whole answer."""
+    rows = rows[(rows.status == OK) & ~rows.warmup]
+    if "server" not in rows:
+        return rows
+    is_apart = rows.server.notna() & ((rows.warm == True) | (rows.short == True) | rows.lever.notna())  # noqa: E712
+    return rows[~is_apart]
+
+
+def n_prompt(one: Figures) -> int | None:
+    """Tokens of the prompt: as asked for, else as the server counted them."""
+    known = (one.asked.n_prompt, one.asked.n_prompt_counted, one.n_prompt)
+    return next((n for n in known if n is not None), None)
+
+
+def run_row(record: RequestRecord, index: int) -> dict[str, Any]:
+    """The row of `lab.runs` of a request. Figures of an engine are left out; a time that is not derivable is NaN."""
+    one = figures(record.request)
+    asked, timings = one.asked, one.timings
+    low, high = one.tpot_bounds_ns or (None, None)
+    return {
+        "run": index,
+        "session": record.session,
+        **setup_columns.of_request(record),
+        "n_prompt": n_prompt(one),
+        "n_gen": asked.n_gen,
+        "repeat": asked.repeat,
+        "block": None,
+        "virtual": record.machine.virtual,
+        "warmup": asked.warmup,
+        "disturbed": False,
+        "status": one.status,
+        "error": one.error,
+        "started_at": one.started_at,
+        "ttft_s": _or_nan(one.ttft_ns, 1e-9),
+        "tpot_ms": _or_nan(one.tpot_ns, 1e-6),
+        "decode_tps": 1e9 / one.tpot_ns if one.tpot_ns else float("nan"),
+        "e2e_s": _or_nan(one.e2e_ns, 1e-9),
+        "lever": None if asked.load is None else asked.load.words,
+        "url": record.endpoint.url,
+        "warm": one.is_warm,
+        "short": one.is_short,
+        "n_prompt_counted": one.n_prompt,
+        "n_cached": one.n_cached,
+        "n_answer": one.n_generated,
+        "n_events": one.n_events,
+        "first_output_s": _or_nan(one.first_output_ns, 1e-9),
+        "stall_ms": _or_nan(one.longest_stall_ns, 1e-6),
+        "tpot_low_ms": _or_nan(low, 1e-6),
+        "tpot_high_ms": _or_nan(high, 1e-6),
+        "server_prompt_s": _or_nan(timings.prompt_ms if timings else None, 1e-3),
+        "server_decode_s": _or_nan(timings.gen_ms if timings else None, 1e-3),
+        "failure": one.failure,
+        "finish_reason": one.finish_reason,
+    }
+
+
+def _or_nan(value: float | None, factor: float) -> float:
+    return float("nan") if value is None else value * factor

@@ -1,0 +1,195 @@
+"""The setup of a run or a request as columns of a table: everything that must be equal for two to be repeats.
+
+Of a server only some of it is visible: which it is, and what it says of its settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lab.core.record import Record, Settings
+from lab.core.request import Endpoint, RequestRecord, ServerSettings
+from lab.runner import machine
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PLACING = (
+    *("device", "split_mode", "tensor_split", "main_gpu", "n_cpu_moe", "override_tensor"),
+    *("kv_offload", "op_offload", "mmap", "lib", "prefill_wait"),
+)
+"""Settings of where a model runs."""
+
+SERVING = ("server", "api", "n_slots", "slot_ctx", "model_file", "quantization")
+"""Of requests: the server and its address, and what it says of itself. A table without requests lacks these columns."""
+
+SETUP = (
+    "model",
+    "model_sha256",
+    *SERVING,
+    "machine",
+    "devices",
+    "power",
+    "ram_gb",
+    "os",
+    "llama_cpp_python",
+    "llama_cpp_commit",
+    "system_info",
+    "n_gpu_layers",
+    "n_threads",
+    "n_threads_batch",
+    "n_batch",
+    "n_ubatch",
+    "flash_attn",
+    "type_k",
+    "type_v",
+    "kv_unified",
+    *PLACING,
+    "prompt",
+    "prompt_sha256",
+    "sweep_every",
+    "variant",
+)
+"""What must be equal, apart from n_prompt and n_gen, for runs to be repeats of each other."""
+
+IDENTITY = ("model_sha256", "devices", "power", "ram_gb", "os", "llama_cpp_commit", "system_info", "prompt_sha256")
+"""Parts of a setup that are shown only where nothing else differs between two setups."""
+
+OF_CLIENT = ("machine", "power", "ram_gb", "os")
+"""Parts of the setup of a request that are of the machine of the client."""
+
+
+def fields(table: pd.DataFrame) -> list[str]:
+    """The names of SETUP that a table has as columns."""
+    return [name for name in SETUP if name in table.columns]
+
+
+def of_engine_only() -> list[str]:
+    """The names of SETUP that no request has: what a server does not show of its engine."""
+    return [name for name in SETUP if name not in ("model", *SERVING, *OF_CLIENT, "variant")]
+
+
+def differing(table: pd.DataFrame, n_setups: int) -> list[str]:
+    """The fewest fields in which setups differ: those that people chose before those of IDENTITY."""
+    if table.variant.nunique() == n_setups:
+        return ["variant"]
+    names: list[str] = []
+    n_distinct = 1
+    present = fields(table)
+    chosen = sorted((name for name in present if name not in IDENTITY), key=lambda name: name != "server")
+    for name in (*chosen, *(name for name in present if name in IDENTITY)):
+        n = table.groupby([*names, name], dropna=False).ngroups
+        if n > n_distinct:
+            names.append(name)
+            n_distinct = n
+    names.sort(key=SETUP.index)
+    return names if {"model", "machine"} & set(names) else ["model", *names]
+
+
+def named(row: pd.Series, names: Sequence[str]) -> list[str]:
+    """The named fields of a setup in words. Without a sweep or a variant these two are left out."""
+    words = []
+    for name in names:
+        value = row[name]
+        if value != value or value is None:
+            if name == "server":
+                words.append(unset(name))
+            elif unset(name) != "none":
+                words.append(f"{name} {unset(name)}")
+            continue
+        text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+        if name in ("model", "server", "machine", "variant"):
+            words.append(f"client {text}" if name == "machine" and is_request(row) else text)
+        else:
+            words.append(f"{name} {text if len(text) <= 40 else f'{text[:12]}...'}")
+    return words
+
+
+def is_request(row: Any) -> bool:
+    """Whether a row (of any table) is of requests to a server, not of runs of the engine."""
+    return isinstance(row.get("server"), str)
+
+
+def unset(name: str) -> str:
+    """What it means that a field of a setup has no value: there is none, llama.cpp chose it, or it is not known."""
+    if name == "server":
+        return "in process"
+    return "none" if name in ("sweep_every", "variant", "api") else "default" if name in PLACING else "unknown"
+
+
+def model_label(record: Record) -> str:
+    """Name and quantization as titles show them, and whether the weights are random or re-quantised."""
+    model = record.model
+    origin = {"synthetic": " (random weights)", "requantized": " (re-quantised)"}.get(model.source, "")
+    return f"{model.name}{'' if model.quantization is None else f' {model.quantization}'}{origin}"
+
+
+def server_label(endpoint: Endpoint) -> str:
+    """Such as "llama-server b6000 at http://127.0.0.1:8080/v1". A server at another address is another server."""
+    words = [word for word in (endpoint.server or "server", endpoint.version) if word]
+    return f"{' '.join(words)} at {endpoint.url}"
+
+
+def of_run(record: Record) -> dict[str, Any]:
+    """The setup of a run. What the record does not say is None."""
+    settings, own = record.settings, ("flash_attn", "devices", *PLACING)
+    return {
+        "model": model_label(record),
+        "machine": machine.label(record.machine, settings),
+        "devices": _offload_devices(record),
+        "power": record.machine.power,
+        "model_sha256": record.model.sha256,
+        "ram_gb": _ram_gb(record),
+        "os": record.machine.os,
+        "llama_cpp_python": record.machine.llama_cpp_python,
+        "llama_cpp_commit": record.machine.llama_cpp_commit,
+        "system_info": record.machine.system_info,
+        "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
+        **{name: getattr(settings, name) for name in SETUP if hasattr(settings, name) and name not in own},
+        **_placing(settings),
+        "sweep_every": record.run.every,
+        "variant": record.run.variant,
+    }
+
+
+def of_request(record: RequestRecord) -> dict[str, Any]:
+    """The setup of a request: the server, what it says of itself, and the machine of the client. The rest is None."""
+    endpoint = record.endpoint
+    settings = endpoint.settings or ServerSettings()
+    return dict.fromkeys(SETUP) | {
+        "model": record.model,
+        "server": server_label(endpoint),
+        "api": endpoint.api,
+        "n_slots": settings.n_slots,
+        "slot_ctx": settings.n_ctx,
+        "model_file": settings.model_file,
+        "quantization": settings.quantization,
+        "machine": machine.label(record.machine),
+        "power": record.machine.power,
+        "ram_gb": _ram_gb(record),
+        "os": record.machine.os,
+    }
+
+
+def _ram_gb(record: Record | RequestRecord) -> int | None:
+    return None if record.machine.ram_bytes is None else round(record.machine.ram_bytes / 1e9)
+
+
+def _placing(settings: Settings) -> dict[str, Any]:
+    """The settings of PLACING, lists as one string; None where llama.cpp chooses."""
+    values = {name: getattr(settings, "devices" if name == "device" else name) for name in PLACING}
+    words = {
+        name: ",".join(f"{part:g}" if isinstance(part, float) else part for part in value)
+        for name, value in values.items()
+        if isinstance(value, tuple)
+    }
+    waits = {"prefill_wait": settings.prefill_wait or "step"}
+    return values | words | waits
+
+
+def _offload_devices(record: Record) -> str | None:
+    """All devices that layers could be offloaded to, such as "2 x NVIDIA H200". None where no device is known."""
+    if not record.machine.devices:
+        return None
+    return machine.in_words(machine.accelerators(record.machine.devices)) or "none"

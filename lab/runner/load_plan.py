@@ -1,0 +1,258 @@
+"""What a load will be, before anything is sent: its arms, its rounds, the times of its requests, and how many at most.
+
+An arm is a level of load: so many users, a rate, or a replay. Each round measures every arm once, in random order,
+because servers and machines drift. One arm in one round is a window: a warm-up, then the steady window.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.core.load import CLOSED, CONSTANT, POISSON, REPLAY, Load, Slo, parse_slo
+from lab.endpoints.wire import MOST_AT_ONCE
+from lab.errors import LabError
+from lab.runner import load_lengths
+from lab.runner.load_lengths import Call, Lengths
+
+DEFAULT_CONCURRENCY = "1,2,4,8"
+WARMUP_S, DURATION_S, ROUNDS = 5.0, 20.0, 2
+MAX_REQUESTS = 2000
+TIMEOUT_S, STALL_S = 300.0, 60.0
+MOST_LOST = 20
+"""Requests in a row without a connection after which a server counts as gone."""
+
+MOST_ARMS, MOST_ROUNDS = 50, 100
+LONGEST_S = 86_400.0
+MOST_REQUESTS = 10_000_000
+LEAST_RATE, MOST_RATE = 0.001, 10_000.0
+REST = 2.0
+"""Times of an open loop are there for so many times its windows: the load goes on while their requests end."""
+
+Numbers = str | float | Sequence[float]
+
+
+@dataclass(frozen=True)
+class Window:
+    """One arm in one round. `times_ns` are those of an open loop, counted from its start."""
+
+    load: Load
+    times_ns: tuple[int, ...] | None = None
+
+    @property
+    def stop_s(self) -> float:
+        """When the steady window ends."""
+        return self.load.warmup_s + self.load.duration_s
+
+    @property
+    def words(self) -> str:
+        """Such as "8 users, round 2"."""
+        return f"{self.load.words}, round {self.load.round + 1}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadPlan:
+    """A session of loads."""
+
+    windows: tuple[Window, ...]  # in the order in which they are measured
+    prompts: Lengths  # `values` are the lengths of the prompts to make
+    answers: Lengths | None  # None: as in `calls`
+    calls: tuple[Call, ...]  # of a file to replay
+    max_requests: int
+    timeout_s: float
+    seed: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def n_most(self) -> int:
+        """Requests that are sent at most."""
+        if self.windows[0].times_ns is None:
+            return self.max_requests
+        return sum(len(window.times_ns or ()) for window in self.windows)
+
+    @property
+    def seconds(self) -> float:
+        """How long the windows take, without the ends of their last requests."""
+        return sum(window.stop_s for window in self.windows)
+
+    @property
+    def longest_answer(self) -> int:
+        return max(call.n_gen for call in self.calls) if self.answers is None else max(self.answers.values)
+
+    def order(self, window: Window, n: int) -> tuple[tuple[int, int], ...]:
+        """Of n requests of a window: which prompt, and how many tokens to generate. Alike for all arms of a round."""
+        if self.answers is None:
+            values = self.prompts.values
+            calls = self.calls[:n]
+            return tuple((load_lengths.nearest(values, call.n_prompt), call.n_gen) for call in calls)
+        return load_lengths.drawn(self.prompts, self.answers, n, f"{self.seed} {window.load.round}")
+
+
+def make_plan(
+    *,
+    concurrency: Numbers | None = None,
+    rate: Numbers | None = None,
+    arrivals: str = POISSON,
+    replay: str | Path | None = None,
+    prompt_len: str | int = 256,
+    gen: str | int = 64,
+    warmup: float | None = None,
+    duration: float | None = None,
+    rounds: int | None = None,
+    slo: str | Slo | None = None,
+    max_requests: int = MAX_REQUESTS,
+    timeout: float = TIMEOUT_S,
+    seed: int = 1,
+) -> LoadPlan:
+    """The plan of a load: a closed loop for each of `concurrency`, an open loop for each `rate`, or a replay.
+
+    Lengths are those of load_lengths.parse. With `replay` they come from a file, and the times too unless
+    `concurrency` or `rate` is given. LabError for what is not possible, and where more than `max_requests` could be
+    needed.
+    """
+    if concurrency is not None and rate is not None:
+        raise LabError("A load is a closed loop (--concurrency) or an open one (--rate).", "Give one of the two.")
+    calls, notes = load_lengths.read(Path(replay)) if replay is not None else ([], [])
+    prompts, answers = load_lengths.parse("--prompt-len", prompt_len), load_lengths.parse("--gen", gen)
+    lengths = f"{prompts.words} + {answers.words} tokens"
+    is_replay = bool(calls) and concurrency is None and rate is None
+    if calls:
+        lengths = f"as in {Path(replay or '').name}"
+        prompts = Lengths(lengths, load_lengths.pool(calls))
+        notes += _rounded(prompts, calls)
+    if is_replay:
+        rounds, warmup, duration = 1 if rounds is None else rounds, warmup or 0.0, duration or _span_s(calls, replay)
+    base = Load(
+        arrivals=REPLAY if is_replay else CLOSED,
+        round=0,
+        warmup_s=_checked("--warmup", WARMUP_S if warmup is None else warmup, 0, LONGEST_S),
+        duration_s=_checked("--duration", DURATION_S if duration is None else duration, 0.1, LONGEST_S),
+        lengths=lengths,
+        seed=seed,
+        slo=parse_slo(slo) if isinstance(slo, str) else slo,
+    )
+    arms = [base] if is_replay else _arms(base, concurrency, rate, arrivals)
+    rounds = int(_checked("--rounds", ROUNDS if rounds is None else rounds, 1, MOST_ROUNDS))
+    max_requests = int(_checked("--max-requests", max_requests, 1, MOST_REQUESTS))
+    _check_number(arms, rounds, max_requests)
+    plan = LoadPlan(
+        windows=tuple(_windows(arms, rounds, calls, seed)),
+        prompts=prompts,
+        answers=None if calls else answers,
+        calls=tuple(calls),
+        max_requests=max_requests,
+        timeout_s=_checked("--timeout", timeout, 0.1, LONGEST_S),
+        seed=seed,
+        notes=tuple(notes),
+    )
+    if plan.n_most > max_requests:
+        raise _too_many(f"{plan.n_most:,}", max_requests)
+    return plan
+
+
+def _checked(option: str, value: float, least: float, most: float) -> float:
+    if not least <= value <= most:  # also for NaN
+        raise LabError(f"{option} {value:g} is not possible.", f"Give a number from {least:g} to {most:,g}.")
+    return float(value)
+
+
+def _span_s(calls: Sequence[Call], replay: str | Path | None) -> float:
+    """How long a replay lasts, its last request included; at least 1 s."""
+    last_s = calls[-1].at_s
+    if last_s is None:
+        raise LabError(f"The requests in {replay} have no times.", "Give --concurrency or --rate to use their lengths.")
+    return max(1.0, last_s + 0.001)
+
+
+def _rounded(prompts: Lengths, calls: Sequence[Call]) -> list[str]:
+    """A note where prompts will not have the lengths of the file."""
+    values = prompts.values
+    differences = sorted(
+        abs(values[load_lengths.nearest(values, call.n_prompt)] - call.n_prompt) / call.n_prompt for call in calls
+    )
+    if not differences[-1]:
+        return []
+    median, most = differences[len(differences) // 2], differences[-1]
+    return [
+        f"The prompts have {len(values)} lengths, those nearest to the file's: {median:.1%} off in the median, "
+        f"{most:.0%} at most. Answers have the file's."
+    ]
+
+
+def _arms(base: Load, concurrency: Numbers | None, rate: Numbers | None, arrivals: str) -> list[Load]:
+    if rate is None:
+        users = _numbers("--concurrency", DEFAULT_CONCURRENCY if concurrency is None else concurrency)
+        if wrong := [n for n in users if n != int(n) or not 1 <= n <= MOST_AT_ONCE]:
+            raise LabError(
+                f"--concurrency {wrong[0]:g} is not possible.", f"Give whole numbers from 1 to {MOST_AT_ONCE}."
+            )
+        return [dataclasses.replace(base, concurrency=int(n)) for n in users]
+    if arrivals not in (POISSON, CONSTANT):
+        raise LabError(f"--arrivals {arrivals} is not known.", f"It is {POISSON} or {CONSTANT}.")
+    rates = [_checked("--rate", rate, LEAST_RATE, MOST_RATE) for rate in _numbers("--rate", rate)]
+    return [dataclasses.replace(base, arrivals=arrivals, rate=rate) for rate in rates]
+
+
+def _numbers(option: str, asked: Numbers) -> list[float]:
+    """Different numbers, from text with commas or as they are."""
+    parts = asked.split(",") if isinstance(asked, str) else asked if isinstance(asked, Sequence) else [asked]
+    try:
+        numbers = list(dict.fromkeys(float(part) for part in parts))
+    except ValueError:
+        numbers = []
+    if not 1 <= len(numbers) <= MOST_ARMS:
+        raise LabError(f"{option} {asked} is not understood.", f"Give up to {MOST_ARMS} numbers with commas: 1,2,4")
+    return numbers
+
+
+def _check_number(arms: Sequence[Load], rounds: int, most: int) -> None:
+    """LabError where a closed loop has fewer requests than users, or an open one is sure to need more than `most`."""
+    if arms[0].arrivals == CLOSED:
+        users = max(arm.concurrency or 0 for arm in arms)
+        if most // (len(arms) * rounds) < users:
+            raise LabError(
+                f"{most:,} requests in {len(arms) * rounds} windows are not one for each of {users} users.",
+                f"Allow more: --max-requests {10 * users * len(arms) * rounds}",
+            )
+        return
+    needed = sum((arm.rate or 0) * REST * (arm.warmup_s + arm.duration_s) for arm in arms) * rounds
+    if needed > most + 10 * math.sqrt(needed):
+        raise _too_many(f"about {needed:,.0f}", most)
+
+
+def _too_many(needed: str, most: int) -> LabError:
+    return LabError(
+        f"This load could need {needed} requests, with those under which the last ones of each window end; "
+        f"{most:,} are allowed.",
+        "Allow more with --max-requests, or take lower rates, a shorter --duration or fewer --rounds.",
+    )
+
+
+def _windows(arms: Sequence[Load], rounds: int, calls: Sequence[Call], seed: int) -> Iterator[Window]:
+    """All arms in each round, in random order."""
+    for n in range(rounds):
+        for arm in random.Random(f"{seed} {n}").sample(arms, len(arms)):
+            load = dataclasses.replace(arm, round=n)
+            times_s = _times_s(load, calls)
+            yield Window(load, None if times_s is None else tuple(round(at_s * 1e9) for at_s in times_s))
+
+
+def _times_s(load: Load, calls: Sequence[Call]) -> Iterator[float] | None:
+    """When the requests of an open loop are due; None for a closed one."""
+    end_s = REST * (load.warmup_s + load.duration_s)
+    rng = random.Random(f"{load.seed} {load.rate} {load.round}")
+    rate = load.rate or 0.0
+    if load.arrivals == CLOSED:
+        return None
+    if load.arrivals == REPLAY:
+        times_s: Iterator[float] = (call.at_s or 0.0 for call in calls)
+    elif load.arrivals == CONSTANT:
+        times_s = (i / rate for i in itertools.count())
+    else:
+        times_s = itertools.accumulate(rng.expovariate(rate) for _ in itertools.repeat(None))
+    return itertools.takewhile(lambda at_s: at_s < end_s, times_s)

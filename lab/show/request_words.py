@@ -1,0 +1,134 @@
+"""Doubts about the figures of requests, in sentences: what is set apart, and what a server does not show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lab.analysis import wording
+from lab.core import request_times as times
+from lab.core.request import REASONING, RequestRecord
+from lab.core.request_figures import Figures, figures
+
+NEAR = 20
+"""A figure that is less than so many times the client's own error is named."""
+
+
+def doubts(chosen: Sequence[RequestRecord]) -> list[str]:
+    """Sentences on requests of one setup that went well: which are set apart and why, what is not known, and what is
+    near the error of the client itself."""
+    ones = [figures(record.request) for record in chosen]
+    makers = (_warm, _short, _lengths, _counts, _bounds)
+    words = [maker(ones) for maker in makers] + [_gaps(chosen), _reasoning(chosen), _client(chosen)]
+    return [sentence for sentence in words if sentence]
+
+
+def _warm(ones: Sequence[Figures]) -> str:
+    warm = [one for one in ones if one.is_warm]
+    if warm:
+        cached = sorted(one.n_cached or 0 for one in warm)
+        return (
+            f"{len(warm)} of {len(ones)} requests had {_ends(cached)} tokens of their prompts from the server's cache: "
+            "they are warm, and have rows of their own."
+        )
+    if any(one.is_warm is None for one in ones):
+        return (
+            "The server does not say whether tokens of a prompt came from its cache. Each prompt began with another "
+            "nonce, so a cache of prefixes had nothing to give."
+        )
+    return ""
+
+
+def _short(ones: Sequence[Figures]) -> str:
+    short = [one for one in ones if one.is_short]
+    if not short:
+        return ""
+    got = sorted(one.n_generated or 0 for one in short)
+    reasons = " or ".join(sorted({one.finish_reason or "no reason given" for one in short}))
+    return (
+        f"{len(short)} of {len(ones)} answers were shorter than asked for ({_ends(got)} tokens; the reason of the end: "
+        f"{reasons}): they have rows of their own."
+    )
+
+
+def _lengths(ones: Sequence[Figures]) -> str:
+    pairs = [(one.asked.n_prompt, one.n_prompt) for one in ones]
+    other = sorted({(asked, n) for asked, n in pairs if asked is not None and n is not None and asked != n})
+    if not other:
+        return ""
+    named = [f"{n:,} instead of {asked:,}" for asked, n in other]
+    more = f", and {len(named) - 4} more" if len(named) > 4 else ""
+    return f"By the server's count prompts had other lengths than asked for: {', '.join(named[:4])}{more}."
+
+
+def _counts(ones: Sequence[Figures]) -> str:
+    n_unknown = sum(one.n_generated is None for one in ones)
+    if n_unknown:
+        return f"How many tokens the answer had is not known of {n_unknown} of {len(ones)} requests, so TPOT is not."
+    return ""
+
+
+def _bounds(ones: Sequence[Figures]) -> str:
+    n = sum(one.tpot_ns is None and one.tpot_bounds_ns is not None for one in ones)
+    if not n:
+        return ""
+    return (
+        f"How many tokens came with the first event is not known of {n} of {len(ones)} requests: their TPOT lies "
+        "between the two figures."
+    )
+
+
+def _gaps(chosen: Sequence[RequestRecord]) -> str:
+    """On tokens per event, and on how the tokens of the answers were counted."""
+    words = []
+    ways = {record.request.usage.counted_by for record in chosen if record.request.usage}
+    if "twin" in ways:
+        words.append("The stream did not count tokens: the same request, not streamed, did.")
+    if "tokenize" in ways:
+        words.append("The stream did not count tokens: its text was tokenised afterwards, which may join some.")
+    unknown = [record.request for record in chosen if times.itl_ns(record.request) is None]
+    if unknown:
+        words.append(
+            "The server does not say how many tokens are in an event: gaps are those between events (inter-chunk "
+            "latency), not between tokens (ITL)."
+        )
+        pairs = [(len(times.generated(request)), times.n_generated(request)) for request in unknown]
+        if differ := [(n_events, n) for n_events, n in pairs if n is not None and n != n_events]:
+            words.append(f"{differ[0][0]:,} events brought {differ[0][1]:,} tokens, for example.")
+    return " ".join(words)
+
+
+def _reasoning(chosen: Sequence[RequestRecord]) -> str:
+    with_some = [record.request for record in chosen if REASONING in record.request.events.kind]
+    if not with_some:
+        return ""
+    n_none = sum(times.first_output_ns(request) is None for request in with_some)
+    none = f" {n_none} of them ended before anything else came." if n_none else ""
+    return f"{len(with_some)} of {len(chosen)} answers began with reasoning, whose tokens count as tokens.{none}"
+
+
+def _client(chosen: Sequence[RequestRecord]) -> str:
+    """Where figures are near the error of the client's own stamps."""
+    errors = [record.client_error_ns for record in chosen if record.client_error_ns is not None]
+    if not errors:
+        return ""
+    error = max(p99 for _, p99 in errors)
+    near = []
+    ones = [figures(record.request) for record in chosen]
+    for name, values in (
+        ("TTFT", [one.ttft_ns for one in ones]),
+        ("TPOT", [one.tpot_bounds_ns[0] if one.tpot_bounds_ns else None for one in ones]),
+    ):
+        known = [value for value in values if value is not None]
+        if known and min(known) < NEAR * error:
+            near.append(f"{name} (from {wording.seconds(min(known) / 1e9)} on)")
+    if not near:
+        return ""
+    return (
+        f"{' and '.join(near)} is near the error of the client itself: its stamps of null events were up to "
+        f"{wording.seconds(error / 1e9)} late (99 %)."
+    )
+
+
+def _ends(numbers: Sequence[int]) -> str:
+    """The least and the greatest of sorted numbers."""
+    return f"{numbers[0]:,}" if numbers[0] == numbers[-1] else f"{numbers[0]:,} to {numbers[-1]:,}"

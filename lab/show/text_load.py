@@ -1,0 +1,241 @@
+"""Loads as text: a table of arms, and sentences on what they show and what they cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from lab.analysis import load_capacity, load_figures, loads
+from lab.analysis.load_figures import ArmFigures, Latency, Rate
+from lab.analysis.loads import Sample
+from lab.analysis.wording import digits, seconds
+from lab.core.load import CLOSED
+from lab.core.request import Endpoint
+from lab.show.console import grid_of
+
+LATE_S = 0.01
+"""A client that sent a request so much later than intended was too busy, and it is said as a warning."""
+
+DRIFT = 1.5
+"""Where TTFT of one half of the windows is so many times that of the other, it is said."""
+
+DEFINITIONS = (
+    "Rates: tokens that arrived in the steady window; 1 / median TPOT for a user. TTFT, TPOT, E2E: of requests that "
+    "were due in the window and went well; percentiles with how many of these were slower, where any was."
+)
+Cells = list[str]
+"""The lines of a cell."""
+
+
+def print_load(samples: Sequence[Sample], endpoint: Endpoint, out: Console) -> None:
+    """Prints the arms of a session of loads, and what they show."""
+    shown = [load_figures.figures_of(arm) for arm in loads.arms(samples)]
+    if not shown:
+        out.print("There is no request of a load.")
+        return
+    headings, rows = cells(shown)
+    grid = grid_of(*headings)
+    for row in rows:
+        grid.add_row(*(Text(lines[0]) + Text("".join(f"\n{one}" for one in lines[1:]), style="dim") for lines in row))
+    out.print(Text(heading(shown), style="bold"))
+    out.print(grid)
+    for sentence in [*sentences(shown, endpoint), DEFINITIONS]:
+        out.print(sentence)
+
+
+def heading(shown: Sequence[ArmFigures]) -> str:
+    """Which load it was: lengths, windows, rounds."""
+    loads_of = [one.arm.load for one in shown]
+    lengths = _and(list(dict.fromkeys(load.lengths for load in loads_of)))
+    windows = _and(list(dict.fromkeys(f"{load.duration_s:g} s" for load in loads_of)))
+    warmups = _and(list(dict.fromkeys(f"{load.warmup_s:g} s" for load in loads_of)))
+    n = max(len(one.arm.rounds) for one in shown)
+    rounds = "1 round" if n == 1 else f"{n} rounds, ranges are over them"
+    return f"{lengths}; window of {windows} after {warmups} of warm-up; {rounds}"
+
+
+def cells(shown: Sequence[ArmFigures]) -> tuple[list[str], list[list[Cells]]]:
+    """The headings of the table of arms, and its rows."""
+    has_limits = any(one.attainment for one in shown)
+    tpot = "TPOT\nms" + (", at most" if any(one.tpot_is_bound for one in shown) else "")
+    headings = ["load", "requests", "TTFT\ns", tpot, "E2E\ns", "longest\nstall s", "all\ntokens/s", "a user\ntokens/s"]
+    headings += ["within\nlimits", "goodput\nper s"] if has_limits else ["ended\nper s"]
+    rows = []
+    for one in shown:
+        n_failed = one.n - one.n_ok
+        row = [
+            [one.arm.label, f"{one.n} request{'s' * (one.n != 1)}", *([f"{n_failed} failed"] if n_failed else [])],
+            _beyond(one),
+            _latency(one.ttft, 1),
+            _latency(one.tpot, 1e3),
+            _latency(one.e2e, 1),
+            [_number(one.stall_s)],
+            _rate(one.tokens_tps),
+            [_number(one.user_tps)],
+        ]
+        met = one.attainment
+        share = [f"{met.share:.0%}", f"{met.low:.0%}-{met.high:.0%}"] if met else ["-"]
+        row += [share, _rate(one.goodput_ps)] if has_limits else [_rate(one.requests_ps)]
+        rows.append(row)
+    return headings, rows
+
+
+def sentences(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
+    """What the arms show, and what must be known to read them."""
+    return [*capacities(shown), *_slots(shown, endpoint), *_unsteady(shown), *_lateness(shown), *_doubts(shown)]
+
+
+def capacities(shown: Sequence[ArmFigures]) -> list[str]:
+    """Capacity in words, for each of the lengths."""
+    words = []
+    all_lengths = list(dict.fromkeys(one.arm.load.lengths for one in shown))
+    for lengths in all_lengths:
+        arms = [one.arm for one in shown if one.arm.load.lengths == lengths]
+        capacity = load_capacity.capacity(arms)
+        slo = arms[0].load.slo
+        if capacity is not None and slo is not None:
+            of = f" with {lengths}" if len(all_lengths) > 1 else ""
+            limits = f" within {slo.words}" if slo.words else ""
+            words.append(f"Capacity{of} (90 % of requests{limits}): {capacity.words}.")
+    return words
+
+
+def as_rows(samples: Sequence[Sample], endpoint: Endpoint) -> dict[str, Any]:
+    """The arms by name and unit, capacity and the sentences, for JSON."""
+    shown = [load_figures.figures_of(arm) for arm in loads.arms(samples)]
+    capacity = load_capacity.capacity([one.arm for one in shown])
+    return {
+        "arms": [_as_row(one) for one in shown],
+        "capacity": dataclasses.asdict(capacity) if capacity else None,
+        "n_slots": endpoint.settings.n_slots if endpoint.settings else None,
+        "sentences": sentences(shown, endpoint) if shown else [],
+    }
+
+
+def _as_row(one: ArmFigures) -> dict[str, Any]:
+    row: dict[str, Any] = {"load": one.arm.label, "n_rounds": len(one.arm.rounds), "n_cut_off": one.arm.n_cut_off}
+    row |= {"window_s": [of_round.length_s for of_round in one.arm.rounds]}
+    row |= {f"load_{name}": value for name, value in dataclasses.asdict(one.arm.load).items() if name != "round"}
+    for field in dataclasses.fields(one):
+        value = getattr(one, field.name)
+        if field.name == "attainment":
+            row |= (
+                {"attainment": value.share, "attainment_low": value.low, "attainment_high": value.high} if value else {}
+            )
+        elif isinstance(value, Latency):
+            row |= {f"{field.name}_{name}": part for name, part in dataclasses.asdict(value).items()}
+        elif field.name != "arm":
+            row[field.name] = dataclasses.asdict(value) if isinstance(value, Rate) else value
+    return row
+
+
+def _slots(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
+    n_slots = endpoint.settings.n_slots if endpoint.settings else None
+    words = []
+    if n_slots is not None:
+        over = [one for one in shown if one.arm.load.arrivals == CLOSED and (one.arm.level or 0) > n_slots]
+        waits = [f"{one.arm.label}, {n_slots} slots: {int(one.arm.level or 0) - n_slots} wait" for one in over]
+        words += [f"{'; '.join(waits)}."] if waits else []
+    if known := [one for one in shown if one.wait_s is not None]:
+        parts = [f"{_ms(one.wait_s or 0)} with {one.arm.label}" for one in known]
+        words.append(
+            f"TTFT without the server's own prompt time (median): {_and(parts)}. That is waiting for a slot, "
+            "tokenising and HTTP."
+        )
+    return words
+
+
+def _unsteady(shown: Sequence[ArmFigures]) -> list[str]:
+    words = []
+    for one in shown:
+        if one.arm.is_overloaded:
+            words.append(
+                f"! {one.arm.label}: requests came faster than they ended. {one.in_flight_begin:.0f} were in flight "
+                f"at the begin of the window and {one.in_flight_end:.0f} at its end ({one.waiting_end:.0f} of them "
+                "waiting for a first token): there is no steady state, and a longer window would show longer waits."
+            )
+        elif one.drift is not None and not 1 / DRIFT < one.drift < DRIFT:
+            words.append(
+                f"! {one.arm.label}: TTFT of the second half of the window was {digits(one.drift)}x that of the first. "
+                "It was not steady yet, or swings slowly: a longer --warmup and --duration show which."
+            )
+    return words
+
+
+def _lateness(shown: Sequence[ArmFigures]) -> list[str]:
+    late = [one for one in shown if one.late_most_s is not None]
+    if not late:
+        return []
+    worst = max(late, key=lambda one: one.late_most_s or 0)
+    median, most = max(one.late_median_s or 0 for one in late), worst.late_most_s or 0
+    mark = "! " if most > LATE_S else ""
+    return [
+        f"{mark}The client sent requests {seconds(median)} later than intended (median of the worst arm; at most "
+        f"{seconds(most)}, with {worst.arm.label}); TTFT and E2E count from the intended time."
+    ]
+
+
+def _doubts(shown: Sequence[ArmFigures]) -> list[str]:
+    words = []
+    for one in shown:
+        label = one.arm.label
+        if one.failures:
+            classes = _and([f"{n} {name}" for name, n in one.failures.items()])
+            words.append(f"! {label}: {one.n - one.n_ok} of {one.n} requests failed ({classes}).")
+        if one.n_failed_outside:
+            words.append(f"! {label}: {one.n_failed_outside} more failed before or after the window.")
+        if not one.n:
+            words.append(f"! {label}: no request was due in the window. Longer: --duration")
+        if one.arm.n_cut_off:
+            kept = "left out" if not one.arm.rounds[0].is_cut_off else "all there is: long requests are missing in it"
+            n = one.arm.n_cut_off
+            words.append(f"! {label}: {n} round{'s' * (n > 1)} ended before the end of the window, {kept}.")
+        if one.n_short:
+            words.append(f"! {label}: {one.n_short} answers were shorter than asked for.")
+        if one.n_warm:
+            words.append(f"! {label}: of {one.n_warm} requests a part of the prompt came from the server's cache.")
+        if one.tokens_tps is None and one.n_ok:
+            words.append(f"{label}: tokens are not counted by the server, so there is no rate of tokens.")
+    if any(one.is_spread for one in shown):
+        words.append("The server does not say how many tokens are in an event: they are spread over events evenly.")
+    return words
+
+
+def _rate(rate: Rate | None) -> Cells:
+    if rate is None:
+        return ["-"]
+    return [digits(rate.value), *([f"{digits(rate.low)}-{digits(rate.high)}"] if len(rate.by_round) > 1 else [])]
+
+
+def _beyond(one: ArmFigures) -> Cells:
+    """The names of the lines with percentiles; how many requests are beyond, of each latency where they differ."""
+    known = [latency for latency in (one.ttft, one.tpot, one.e2e) if latency]
+    lines = ["median"]
+    for name, tails in (("95 %", [of.p95 for of in known]), ("99 %", [of.p99 for of in known])):
+        counts = list(dict.fromkeys(tail.n_beyond if tail else 0 for tail in tails))
+        lines += [f"{name} ({', '.join(map(str, counts))})"] if any(counts) else []
+    return lines
+
+
+def _latency(latency: Latency | None, factor: float) -> Cells:
+    if latency is None:
+        return ["-"]
+    return [digits(factor * latency.median_s)] + [
+        digits(factor * tail.value_s) for tail in (latency.p95, latency.p99) if tail
+    ]
+
+
+def _ms(value_s: float) -> str:
+    return "under 0.1 ms" if value_s < 1e-4 else seconds(value_s)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else digits(value)
+
+
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

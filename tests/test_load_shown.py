@@ -1,0 +1,346 @@
+"""What loads showed: arms of planted requests, their figures, text and pictures."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from lab.analysis import load_capacity, load_figures, loads
+from lab.analysis.load_capacity import FAILS, HOLDS, UNSURE
+from lab.analysis.load_figures import ArmFigures, Tail
+from lab.analysis.loads import Arm, Sample
+from lab.core.load import CLOSED, POISSON, Load, Slo
+from lab.core.record import FAILED, OK
+from lab.core.request import (
+    RATE_LIMITED,
+    REFUSED,
+    TEXT,
+    TIMEOUT,
+    Asked,
+    Endpoint,
+    Events,
+    Request,
+    ServerSettings,
+    ServerTimings,
+    Usage,
+)
+from lab.show import text_load
+from lab.show.console import console
+
+SLO = Slo(ttft_s=0.5, tpot_s=0.1)
+LOAD = Load(
+    arrivals=CLOSED, concurrency=1, round=0, warmup_s=1, duration_s=4, lengths="10 prompt tokens", seed=1, slo=SLO
+)
+OPEN = dataclasses.replace(LOAD, arrivals=POISSON, concurrency=None, rate=2.0)
+
+
+def planted(
+    at_s: float, load: Load = LOAD, ttft_s: float = 0.1, gap_s: float = 0.05, n: int = 5, **changes: Any
+) -> Request:
+    """A request with n tokens, an event each: the first after `ttft_s`, the others in steps of `gap_s`."""
+    arrive_ns = tuple(round(1e9 * (ttft_s + gap_s * i)) for i in range(n))
+    request = Request(
+        asked=Asked(n_prompt=10, n_gen=n, load=load),
+        started_at=f"2026-01-01T00:{load.round:02}:{at_s:09.6f}Z",
+        scheduled_ns=None if load.arrivals == CLOSED else round(1e9 * at_s),
+        sent_ns=round(1e9 * at_s),
+        ended_ns=arrive_ns[-1],
+        status=OK,
+        events=Events(arrive_ns, (9,) * n, (TEXT,) * n, (1,) * n),
+        usage=Usage(prompt_tokens=10, completion_tokens=n, cached_tokens=0),
+    )
+    return dataclasses.replace(request, **changes)
+
+
+def failed(at_s: float, load: Load = LOAD, failure: str = TIMEOUT, **changes: Any) -> Request:
+    return planted(at_s, load, status=FAILED, failure=failure, events=Events(), usage=None, ended_ns=None, **changes)
+
+
+def arm(*requests: Request) -> Arm:
+    (only,) = loads.arms([loads.sample(request) for request in requests])
+    return only
+
+
+def n_in_window(request: Request) -> float | None:
+    return loads.sample(request).n_in_window
+
+
+def test_tokens_count_that_arrived_inside_the_window() -> None:
+    assert n_in_window(planted(2)) == 5
+    assert n_in_window(planted(0.8)) == 3  # 0.9, 0.95 are of the warm-up; 1.0 is in the window
+    assert n_in_window(planted(4.85)) == 1  # 4.95; 5.0 is behind it
+    assert n_in_window(planted(0)) == n_in_window(planted(5)) == 0
+    assert n_in_window(failed(2)) == 0
+
+
+def test_tokens_are_spread_over_events_only_where_each_is_not_counted() -> None:
+    uncounted = dataclasses.replace(planted(0.8).events, n_tokens=None)
+    assert loads.sample(planted(0.8, events=uncounted)) == loads.sample(planted(0.8))
+    bundled = loads.sample(planted(0.8, events=uncounted, usage=Usage(completion_tokens=20)))
+    assert (bundled.n_in_window, bundled.is_spread) == (12, True)
+    unknown: Sample = loads.sample(planted(0.8, events=uncounted, usage=None))
+    assert (unknown.n_in_window, unknown.is_spread) == (None, False)
+
+
+def test_a_request_that_ran_alone_is_of_no_load() -> None:
+    with pytest.raises(ValueError, match="no load"):
+        loads.sample(planted(1, asked=Asked(n_prompt=1, n_gen=1)))
+
+
+def test_a_request_belongs_to_the_window_in_which_it_was_due() -> None:
+    requests = [planted(at_s) for at_s in (0.9, 1.0, 4.9, 5.0)]
+    assert [due.at_s for due in arm(*requests).inside] == [1.0, 4.9]
+    late = planted(1.5, OPEN, scheduled_ns=900_000_000)  # intended in the warm-up
+    assert [due.at_s for due in arm(late, planted(5.1, OPEN)).inside] == []
+
+
+def test_rates_are_of_all_that_arrived_inside_the_window() -> None:
+    (only,) = arm(planted(0.8), planted(2), planted(4.85)).rounds
+    assert only.tokens_tps == (3 + 5 + 1) / 4
+    assert only.requests_ps == 2 / 4  # the last one ends at 5.15 s
+    uncounted = dataclasses.replace(planted(2).events, n_tokens=None)
+    assert arm(planted(2, events=uncounted, usage=None), planted(5)).rounds[0].tokens_tps is None
+
+
+def test_arms_are_in_order_of_their_load() -> None:
+    several = [
+        dataclasses.replace(LOAD, concurrency=16),
+        dataclasses.replace(LOAD, concurrency=2),
+        dataclasses.replace(OPEN, rate=0.5),
+        OPEN,
+    ]
+    shown = loads.arms([loads.sample(planted(4.9, load)) for load in reversed(several)])
+    assert [one.label for one in shown] == ["2 users", "16 users", "0.5 requests/s", "2 requests/s"]
+
+
+def test_a_round_that_was_given_up_counts_only_where_there_is_no_other() -> None:
+    cut = [planted(at_s) for at_s in (0.0, 1.5, 2.0)]
+    only = arm(*cut)
+    assert only.n_cut_off == 1
+    assert only.rounds[0].length_s == pytest.approx(2.3 - 1)
+    again = dataclasses.replace(LOAD, round=1)
+    both = arm(*cut, planted(1.5, again), planted(4.9, again))
+    assert (both.n_cut_off, len(both.rounds), both.rounds[0].load.round) == (1, 1, 1)
+
+
+def test_an_open_loop_was_given_up_where_chance_does_not_explain_the_pause() -> None:
+    busy = dataclasses.replace(OPEN, rate=10.0)
+    assert arm(planted(1, busy), planted(4.3, busy)).n_cut_off == 0
+    assert arm(planted(1, busy), planted(3, busy)).n_cut_off == 1
+    assert arm(planted(1, OPEN), planted(3, OPEN)).n_cut_off == 0
+    later = dataclasses.replace(busy, round=1)  # the first round ended, or there would be no second
+    assert arm(planted(1, busy), planted(3, busy), planted(4.9, later)).n_cut_off == 0
+
+
+def test_a_request_without_a_connection_was_due_at_its_date() -> None:
+    refused = failed(2, failure=REFUSED, sent_ns=None)
+    (only,) = arm(planted(0.5), refused, planted(4.8)).rounds
+    assert [due.at_s for due in only.inside] == [pytest.approx(2), 4.8]
+    alone = arm(*(failed(at_s, failure=REFUSED, sent_ns=None) for at_s in (0, 2, 4.8)))
+    assert [due.at_s for due in alone.inside] == [pytest.approx(2), pytest.approx(4.8)]
+
+
+def test_requests_in_flight_and_waiting() -> None:
+    (only,) = arm(planted(1), planted(1.2), failed(1.25), failed(4, failure=REFUSED), planted(4.9)).rounds
+    assert (only.in_flight(1.22), only.waiting(1.22)) == (2, 1)
+    assert (only.in_flight(3), only.waiting(3)) == (1, 1)  # nobody knows how long the timeout was
+    assert only.in_flight(4) == 1
+
+
+def figures(*requests: Request) -> ArmFigures:
+    return load_figures.figures_of(arm(*requests))
+
+
+def spaced(n: int, load: Load = LOAD, **changes: Any) -> list[Request]:
+    """n requests, evenly over the window, and one behind it, so that the round is whole."""
+    inside = [planted(1 + 3.6 * (i + 0.5) / n, load, **changes) for i in range(n)]
+    return [*inside, planted(5.1, load)]
+
+
+def with_ttft(times_s: list[float], load: Load = LOAD) -> list[Request]:
+    return [planted(1 + 3.9 * i / len(times_s), load, ttft) for i, ttft in enumerate(times_s)] + [planted(5.1, load)]
+
+
+def test_percentiles_are_values_that_were_measured_and_say_how_many_are_beyond() -> None:
+    ttft = figures(*with_ttft([0.001 * i for i in range(200, 0, -1)])).ttft
+    assert ttft is not None
+    assert (ttft.n, ttft.most_s) == (200, 0.2)
+    assert ttft.median_s == pytest.approx(0.1005)
+    assert (ttft.p95, ttft.p99) == (Tail(0.19, 10), Tail(0.198, 2))
+    few = figures(*with_ttft([0.001 * i for i in range(1, 100)])).ttft
+    assert few is not None and few.p95 == Tail(0.095, 4) and few.p99 is None  # nothing is beyond the 99th of 99
+    fewer = figures(*with_ttft([0.1] * 19)).ttft
+    assert fewer is not None and fewer.p95 is None
+
+
+def test_in_an_open_loop_waits_count_from_the_intended_time() -> None:
+    late = planted(2.5, OPEN, 0.1, scheduled_ns=2_000_000_000)
+    shown = figures(late, planted(4.9, OPEN, 0.1))
+    assert shown.ttft is not None and shown.ttft.most_s == pytest.approx(0.6)
+    assert shown.e2e is not None and shown.e2e.most_s == pytest.approx(0.8)
+    assert shown.late_median_s == pytest.approx(0.25)
+    assert shown.late_most_s == pytest.approx(0.5)
+    assert shown.attainment is not None and shown.attainment.n_good == 1  # 0.6 s from the intended time is too long
+    assert figures(planted(4.9)).late_most_s is None
+
+
+def test_failures_count_as_bad_and_not_as_latencies() -> None:
+    shown = figures(*spaced(8), failed(2), failed(2.1), failed(3, failure=RATE_LIMITED), failed(0.5))
+    assert (shown.n, shown.n_ok, shown.failures) == (11, 8, {TIMEOUT: 2, RATE_LIMITED: 1})
+    assert shown.n_failed_outside == 1
+    assert shown.ttft is not None and shown.ttft.n == 8
+    assert shown.attainment is not None and (shown.attainment.n_good, shown.attainment.n) == (8, 11)
+    assert shown.goodput_ps is not None and shown.goodput_ps.value == 8 / 4
+
+
+def test_an_unknown_figure_does_not_keep_a_limit() -> None:
+    uncounted = dataclasses.replace(planted(2).events, n_tokens=None)
+    shown = figures(planted(2, events=uncounted, usage=None), planted(5.1))
+    assert shown.attainment is not None and shown.attainment.n_good == 0
+    assert (shown.tpot, shown.tokens_tps) == (None, None)
+
+
+def test_tpot_is_a_bound_where_nobody_says_how_many_tokens_are_in_an_event() -> None:
+    uncounted = dataclasses.replace(planted(2).events, n_tokens=None)
+    shown = figures(planted(2, events=uncounted, usage=Usage(completion_tokens=9)), failed(5.1))
+    assert shown.tpot_is_bound and shown.user_tps is None
+    assert shown.tpot is not None and shown.tpot.median_s == pytest.approx(0.05)
+
+
+def test_rates_have_their_range_over_rounds() -> None:
+    again = dataclasses.replace(LOAD, round=1)
+    shown = figures(*spaced(8), *spaced(4, again))
+    rate = shown.tokens_tps
+    assert rate is not None
+    assert (rate.value, rate.low, rate.high, rate.by_round) == (7.5, 5, 10, (10.0, 5.0))
+    assert shown.user_tps == pytest.approx(1 / 0.05)
+
+
+def test_the_longest_stall_and_the_wait_for_a_slot() -> None:
+    timings = ServerTimings(prompt_ms=30.0)
+    shown = figures(*spaced(4, timings=timings), planted(2, gap_s=0.3, timings=timings))
+    assert shown.stall_s == pytest.approx(0.3)
+    assert shown.wait_s == pytest.approx(0.07)
+    assert figures(*spaced(4)).wait_s is None
+
+
+def test_an_open_loop_that_piles_up_is_overloaded() -> None:
+    busy = dataclasses.replace(OPEN, rate=10.0)
+    waits = [planted(0.1 * i, busy, 0.1 + 0.08 * i) for i in range(50)]
+    shown = figures(*waits)
+    assert shown.arm.is_overloaded
+    assert shown.in_flight_end > shown.in_flight_begin + 10
+    assert not figures(*spaced(40, busy)).arm.is_overloaded
+    users = dataclasses.replace(LOAD, concurrency=10)
+    assert not arm(*(planted(0.1 * i, users, 0.1 + 0.08 * i) for i in range(50))).is_overloaded
+
+
+def test_halves_of_the_window_are_compared() -> None:
+    assert figures(*with_ttft([0.1] * 10 + [0.3] * 10)).drift == pytest.approx(3)
+    assert figures(*with_ttft([0.1] * 4 + [0.3] * 4)).drift is None
+
+
+@pytest.mark.parametrize(
+    ("n_good", "n", "verdict"), [(60, 60, HOLDS), (20, 20, UNSURE), (40, 80, FAILS), (0, 5, FAILS), (0, 1, UNSURE)]
+)
+def test_an_arm_holds_or_not_or_too_few_requests_show_it(n_good: int, n: int, verdict: str) -> None:
+    step = max(1, n // max(1, n_good))
+    times_s = [0.05 if i % step == 0 and i // step < n_good else 5.0 for i in range(n)]
+    shown = figures(*with_ttft(times_s)).attainment
+    assert shown is not None and (shown.n_good, shown.verdict) == (n_good, verdict)
+
+
+def test_bunches_of_slow_requests_make_attainment_less_sure() -> None:
+    apart = figures(*with_ttft(([0.3] * 19 + [0.6]) * 5)).attainment
+    bunched = figures(*with_ttft([0.3] * 60 + [0.6] * 5 + [0.3] * 35)).attainment
+    assert apart is not None and bunched is not None and apart.n_good == bunched.n_good == 95
+    assert bunched.low < 0.85 < apart.low
+
+
+def capacity_words(*holding: tuple[float, int], load: Load = OPEN) -> str:
+    """Of arms at a rate, each with so many of 80 requests within the limits."""
+    requests = []
+    for rate, n_good in holding:
+        level = {"rate": rate} if load is OPEN else {"concurrency": int(rate)}
+        bad = {80 * (2 * i + 1) // (2 * (80 - n_good)) for i in range(80 - n_good)}
+        times_s = [5.0 if i in bad else 0.05 for i in range(80)]
+        requests += with_ttft(times_s, dataclasses.replace(load, **level))
+    capacity = load_capacity.capacity(loads.arms([loads.sample(request) for request in requests]))
+    assert capacity is not None
+    return capacity.words
+
+
+def test_capacity_in_words() -> None:
+    assert capacity_words((1, 80), (2, 80), (4, 20)) == "between 2 and 4 requests/s"
+    assert capacity_words((1, 80), (2, 80)) == "all arms hold: it is at least 2 requests/s"
+    assert capacity_words((0.5, 10), (2, 20)) == "none holds: it is below 0.5 requests/s"
+    assert capacity_words((1, 80), (2, 72), (4, 20)) == "between 1 and 4 requests/s; by its share alone it is 2"
+    assert capacity_words((1, 72)) == "it cannot be told from so few requests; by its share alone it is 1"
+    assert capacity_words((1, 20), (2, 80)) == "none holds: it is below 1 requests/s"  # all lower arms must hold
+    assert capacity_words((1, 80), (2, 20), load=LOAD) == "between 1 and 2 users"
+    assert capacity_words((1, 20), load=LOAD) == "none holds: it is below 1 user"
+
+
+def test_capacity_needs_limits_and_a_load_with_a_level() -> None:
+    assert load_capacity.capacity([arm(planted(4.9, dataclasses.replace(LOAD, slo=None)))]) is None
+    assert load_capacity.capacity([]) is None
+    assert load_capacity.capacity([arm(*spaced(60))], Slo(ttft_s=0.01)) is not None
+
+
+def test_an_overloaded_arm_does_not_hold() -> None:
+    busy = dataclasses.replace(OPEN, rate=10.0, slo=Slo(ttft_s=60))
+    capacity = load_capacity.capacity([arm(*(planted(0.1 * i, busy, 0.1 + 0.08 * i) for i in range(200)))])
+    assert capacity is not None and (capacity.at_least, capacity.best) == (None, 10)
+
+
+ENDPOINT = Endpoint(url="http://127.0.0.1:1/v1", api="chat", settings=ServerSettings(n_slots=4))
+
+
+def printed(*requests: Request, capsys: pytest.CaptureFixture[str]) -> str:
+    text_load.print_load([loads.sample(request) for request in requests], ENDPOINT, console())
+    return capsys.readouterr().out
+
+
+def test_a_load_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    many = dataclasses.replace(LOAD, concurrency=16)
+    text = printed(*spaced(60), *spaced(120, many, ttft_s=2.0), failed(2, many), capsys=capsys)
+    assert "16 users, 4 slots: 12 wait." in text
+    assert "Capacity (90 % of requests within TTFT 500 ms, TPOT 100 ms): between 1 and 16 users." in text
+    assert "! 16 users: 1 of 121 requests failed (1 timeout)." in text
+    assert "121 requests  95 % (6)" in text and "99 % (1)" in text
+    assert "1 round" in text
+
+
+def test_a_load_without_limits_or_answers_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = dataclasses.replace(LOAD, slo=None)
+    text = printed(*(failed(0.1 * i, plain, REFUSED) for i in range(51)), capsys=capsys)
+    assert "Capacity" not in text and "limits" not in text
+    assert "! 1 user: 40 of 40 requests failed (40 connection refused)." in text
+    assert "! 1 user: 11 more failed before or after the window." in text
+    assert printed(capsys=capsys) == "There is no request of a load.\n"
+
+
+def test_doubts_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    warm = Usage(prompt_tokens=10, completion_tokens=4, cached_tokens=3)
+    events = dataclasses.replace(planted(2).events, n_tokens=None)
+    text = printed(*spaced(9, usage=warm), planted(2, events=events, usage=warm, gap_s=0.4), capsys=capsys)
+    assert "of 10 requests a part of the prompt came from the server's cache" in text
+    assert "10 answers were shorter than asked for" in text
+    assert "they are spread over events evenly" in text
+    cut_off = printed(planted(0), planted(1.5), capsys=capsys)
+    assert "1 round ended before the end of the window, all there is" in cut_off
+    late = planted(2.5, OPEN, scheduled_ns=2_000_000_000)
+    assert "! The client sent requests 500 ms later than intended" in printed(late, planted(9, OPEN), capsys=capsys)
+    busy = dataclasses.replace(OPEN, rate=10.0)
+    piled = printed(*(planted(0.1 * i, busy, 0.1 + 0.08 * i) for i in range(50)), capsys=capsys)
+    assert "requests came faster than they ended" in piled
+
+
+def test_rows_name_their_units() -> None:
+    rows = text_load.as_rows([loads.sample(request) for request in spaced(60)], ENDPOINT)
+    (row,) = rows["arms"]
+    assert row["load"] == "1 user" and row["load_concurrency"] == 1
+    assert row["ttft_median_s"] == 0.1 and row["ttft_p95"] == {"value_s": 0.1, "n_beyond": 3}
+    assert row["tokens_tps"] == {"value": 60 * 5 / 4, "by_round": (75.0,)}
+    assert (row["attainment"], rows["capacity"]["at_least"], rows["n_slots"]) == (1.0, 1, 4)
+    assert text_load.as_rows([], ENDPOINT)["arms"] == []
