@@ -206,7 +206,7 @@ def test_the_table_the_json_and_the_picture_have_all_parts(tmp_path: Path, capsy
     (document,) = text_doors.as_rows(runs, requests)
     ttft = document["rows"][0]["phases"][0]
     assert ttft["unexplained_ms"] == pytest.approx(ttft["server_ms"] - sum(part["ms"] for part in ttft["parts"]))
-    (draw,) = plot_doors.drawings(runs, requests).values()
+    (draw,) = plot_doors.drawings([*runs, *requests]).values()
     figure = canvas.drawn(draw, (8, 5))
     ttft_ax = figure.axes[0]
     ends = {round(bar.get_x() + bar.get_width(), 6) for bar in ttft_ax.patches}  # type: ignore[attr-defined]
@@ -253,7 +253,11 @@ def test_both_ways_through_a_null_server(planted: str, tmp_path: Path) -> None:
     assert tpot.ms(door_parts.SAMPLING) == pytest.approx(2.0)
     assert ttft.ms(door_parts.OTHERWISE) == pytest.approx(200 - N_PROMPT - 1)
     code, shown, _ = run_lab("show", path)
-    assert code == 0 and "through" in shown
+    assert code == 0 and "medians of 2 blocks" in shown and door_parts.UNEXPLAINED in shown
+    code, shown, _ = run_lab("show", "--json", path)
+    assert code == 0 and len(json.loads(shown)["both_ways"][0]["rows"][0]["phases"]) == 2
+    code, shown, _ = run_lab("plot", path)
+    assert code == 0 and "-ways.png" in shown
 
 
 def test_a_server_with_another_model_is_refused(planted: str, tmp_path: Path) -> None:

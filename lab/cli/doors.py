@@ -124,7 +124,7 @@ def _show(lines: list[Record | RequestRecord], path: Path, plots: bool, as_json:
     if not as_json:
         text_doors.print_parts(records, requests, out)
     failures = text_doors.failures(records, requests)
-    made = plot_doors.drawings(records, requests) if plots else {}
+    made = plot_doors.drawings(lines) if plots else {}
     drawn = [str(one) for name, draw in made.items() for one in canvas.write(draw, path.parent, f"{path.stem}-{name}")]
     if as_json:
         parts = text_doors.as_rows(records, requests)

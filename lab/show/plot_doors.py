@@ -25,10 +25,11 @@ SIZE = (9.0, 2.2)
 """Inches: how wide, and how high for each length."""
 
 
-def drawings(records: Sequence[Record], requests: Sequence[RequestRecord]) -> dict[str, Callable[[Figure], Figure]]:
+def drawings(lines: Sequence[Record | RequestRecord]) -> dict[str, Callable[[Figure], Figure]]:
     """The picture of each session that has both sides, by its name."""
     made = {}
-    found = text_doors.sessions(records, requests)
+    records = [line for line in lines if isinstance(line, Record)]
+    found = text_doors.sessions(records, [line for line in lines if isinstance(line, RequestRecord)])
     for number, (ours, theirs) in enumerate(found, 1):
         rows = door_parts.rows(ours, theirs)
         model, endpoint = ours[0].model, theirs[0].endpoint
