@@ -37,7 +37,7 @@ from lab.endpoints.access import Answer
 from lab.endpoints.null_behaviour import Behaviour, NullSettings
 from lab.endpoints.null_server import null_server
 from lab.errors import LabError
-from lab.experiments import door_parts, door_probes, door_settings, doors
+from lab.experiments import both_ways, door_parts, door_probes, door_settings
 from lab.process.wire import Vocabulary
 from lab.process.worker import Worker
 from lab.runner.servers import connect
@@ -222,10 +222,10 @@ def planted() -> Iterator[str]:
 
 def measured(url: str, tmp_path: Path, worker: FakeWorker, n_blocks: int = 2) -> list[Record | RequestRecord]:
     with connect(url) as server:
-        turns = doors.prepare(server, worker, [N_PROMPT], N_GEN, n_blocks, threads=2)  # type: ignore[arg-type]
+        turns = both_ways.prepare(server, worker, [N_PROMPT], N_GEN, n_blocks, threads=2)  # type: ignore[arg-type]
         turns = dataclasses.replace(turns, samplers=(("top_k", 40.0),), new_worker=lambda: worker)  # type: ignore[arg-type,return-value]
-        path = doors.new_file(turns, tmp_path)
-        return list(doors.execute(turns, path, lambda status: None))
+        path = both_ways.new_file(turns, tmp_path)
+        return list(both_ways.execute(turns, path, lambda status: None))
 
 
 def test_both_ways_through_a_null_server(planted: str, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_what_cannot_be_is_said_before(planted: str, fake_worker: FakeWorker) ->
             ({"prompt_len": "100000"}, "has room for 100,000 tokens"),
         ):
             with pytest.raises(LabError, match=words):
-                doors.prepare(server, fake_worker, **asked)  # type: ignore[arg-type]
+                both_ways.prepare(server, fake_worker, **asked)  # type: ignore[arg-type]
     code, _, error = run_lab("doors")
     assert code == 1 and "Which server?" in error
 
@@ -304,7 +304,7 @@ def test_pieces_are_read_back_as_written() -> None:
     record = make_request()
     assert parse_line(f"{to_json(record)}\n".encode()) == record
     assert json.loads(to_json(record))["request"]["pieces"]["http_ns"] == [MS, 2 * MS, 50 * MS]
-    assert lab.doors is doors.doors
+    assert lab.doors is both_ways.doors
 
 
 def test_the_engine_times_the_samplers_of_a_server(mini: Path) -> None:

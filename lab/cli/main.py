@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
+from lab.cli.both_ways import doors
 from lab.cli.calibrating import calibrate
 from lab.cli.claiming import claims
 from lab.cli.comparing import compare, export, import_
-from lab.cli.doors import doors
 from lab.cli.endpoints import endpoint
 from lab.cli.experimenting import batch, prefix, speculate, stall
 from lab.cli.explaining import ceilings, explain, predict

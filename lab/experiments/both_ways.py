@@ -177,7 +177,7 @@ def _block(
                 time.sleep(SETTLE_S)
                 if is_in_process:
                     own = dataclasses.replace(case, n_prompt=prompt.n_tokens)
-                    yield line(engine.run(own, block, given=ids))
+                    yield line(engine.run(own, block, given=ids or ()))
                 else:
                     watch(Status("through the server", case, block))
                     yield _through(turns, path, case, block, prompt, sampling_ns)
