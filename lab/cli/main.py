@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
+from lab.cli.both_ways import doors
 from lab.cli.calibrating import calibrate
 from lab.cli.claiming import claims
 from lab.cli.comparing import compare, export, import_
-from lab.cli.doors import doors
 from lab.cli.endpoints import endpoint
 from lab.cli.experimenting import batch, prefix, speculate, stall
 from lab.cli.explaining import ceilings, explain, predict
@@ -76,7 +76,7 @@ def main() -> None:
 def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     """Print the tables of results files (or folders of them) again."""
     from lab.analysis.request_table import alone, loads_of
-    from lab.show import console, levers, text_claims, text_places, text_requests, text_results
+    from lab.show import console, levers, text_claims, text_doors, text_places, text_requests, text_results
 
     reading = read_runs(results, "place") if placement else read(results)
     records = list(reading.records)
@@ -100,6 +100,7 @@ def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
         text_claims.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
     if alone(reading.requests):
         text_requests.print_requests(reading.requests, out)
+    text_doors.print_parts(records, reading.requests, out)
     if busy := loads_of(reading.requests):
         out.print(f"\n{len(busy):,} requests were parts of loads: they are not in the table above.")
 

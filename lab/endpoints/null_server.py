@@ -127,7 +127,12 @@ class _State:
                 return _json(writer, 404, {"error": {"message": "no chat here"}})
             self.n_requests += 1
             return await self._generate(writer, json.loads(text), headers, now)
-        return self._small(writer, path, json.loads(text) if text else {})
+        question = json.loads(text) if text else {}
+        delays_ms = {"/apply-template": self.settings.template_ms}
+        delays_ms |= {"/tokenize": self.settings.tokenize_ms if "content" in question else 0.0}
+        if path in delays_ms:
+            await asyncio.sleep(delays_ms[path] / 1e3)
+        return self._small(writer, path, question)
 
     def _small(self, writer: asyncio.StreamWriter, path: str, body: dict[str, Any]) -> bool:
         """Questions that generate nothing."""
@@ -141,8 +146,8 @@ class _State:
         if path == "/apply-template" and settings.has_tokenize:
             marks = "<t> " * null_behaviour.TEMPLATE_TOKENS
             return _json(writer, 200, {"prompt": marks + null_behaviour.prompt_of(body)})
-        if path == "/tokenize" and settings.has_tokenize and "content" in body:
-            return _json(writer, 200, {"tokens": list(range(len(str(body["content"]).split())))})
+        if path == "/tokenize" and settings.has_tokenize:
+            return _json(writer, 200, {"tokens": list(range(len(str(body.get("content", "")).split())))})
         if path == "/null/sent":
             return _json(writer, 200, {"streams": self.streams, "n_requests": self.n_requests})
         if path == "/health":
@@ -178,6 +183,7 @@ class _State:
             await asyncio.sleep(3600)
         log = _log(body, now, n_cached)
         self.streams.append(log)
+        await asyncio.sleep(how.slot_ms / 1e3)
         writer.write(_STREAM)
         return await _stream(writer, list(null_behaviour.chunks(body, how, n_cached)), how, now, log)
 
