@@ -154,7 +154,7 @@ def measured(name: str, n_rounds: int, tools: Sequence[str]) -> None:
         folder = Path(root)
         tokenizer = tool_runs.word_tokenizer(folder / "words", WORDS)
         if file is not None:
-            tokenizer = tool_runs.gguf_tokenizer(folder, file)
+            tokenizer = tool_runs.gguf_tokenizer(file)
         text = " ".join(random.Random(1).choices(WORDS, k=4 * N_PROMPT))
         for number in range(n_rounds):
             order = tools if number % 2 == 0 else tools[::-1]

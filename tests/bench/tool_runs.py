@@ -170,15 +170,16 @@ def _tokenizer(folder: Path, parsed: Mapping[str, Any]) -> Path:
     return folder
 
 
-def gguf_tokenizer(folder: Path, model: Path) -> Path:
-    """The tokenizer of a GGUF file as a folder, made by the transformers library in vLLM's environment."""
+def gguf_tokenizer(model: Path) -> Path:
+    """The tokenizer of a GGUF file as a folder, made once by the transformers library in vLLM's environment."""
     code = (
         "import sys; from transformers import AutoTokenizer as A; "
         "A.from_pretrained(sys.argv[1], gguf_file=sys.argv[2]).save_pretrained(sys.argv[3])"
     )
-    made = folder / "tokenizer"
-    names = [str(model.parent), model.name, str(made)]
-    _call("vllm", ["python", "-c", code, *names], folder, {"HF_HUB_OFFLINE": "1"})
+    made = FOLDER / f"tokenizer-{model.stem}"
+    if not made.exists():
+        names = [str(model.parent), model.name, str(made)]
+        _call("vllm", ["python", "-c", code, *names], FOLDER, {"HF_HUB_OFFLINE": "1"})
     return made
 
 
