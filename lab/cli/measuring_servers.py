@@ -34,10 +34,11 @@ def check_options(context: click.Context, url: str | None) -> None:
     options = given(context)
     if url is None:
         wrong = [option for name, option in options.items() if name in OF_SERVERS]
-        problem = "about a server, and no --url is given.", "Name the server: --url http://127.0.0.1:8080/v1"
+        problem = "only for a server, and no --url is given.", "Name the server: --url http://127.0.0.1:8080/v1"
     else:
         wrong = [option for name, option in options.items() if name not in (*OF_SERVERS, *OF_BOTH)]
-        problem = "about the lab's own engine, not about a server.", "Leave it out: a server has settings of its own."
+        hint = f"Leave {'it' if len(wrong) == 1 else 'them'} out: a server has settings of its own."
+        problem = "only for the lab's own engine, not for a server.", hint
     if wrong:
         raise LabError(f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} {problem[0]}", problem[1])
 

@@ -122,7 +122,7 @@ def least(how: Counter) -> int:
 def impossible(n: int, n_least: int) -> LabError:
     """Why a prompt of n tokens cannot be, where the shortest one has `n_least`."""
     return LabError(
-        f"A prompt of {n:,} tokens is not possible: the shortest one has {n_least:,}.",
+        f"A prompt of {n:,} token{'s' * (n != 1)} is not possible: the shortest one has {n_least:,}.",
         "Its first letters and the template of a chat take that many (--api completions has no template).",
     )
 

@@ -16,9 +16,10 @@ def sentences(endpoint: Endpoint, counter: Counter | None, n_gen: int) -> Iterat
             f"Whether the server streams token by token is not known ({how.get('streaming')}): one that holds tokens "
             "back has a TTFT that is later than its first token."
         )
+    own = " What the server says of its own times is shown apart." if endpoint.can("server timings") == YES else ""
     yield (
         "Prefill time is not visible from outside: TTFT stands for it, with the server's queue, its tokenizer and its "
-        "first token in it."
+        f"first token in it.{own}"
     )
     if endpoint.can("tokens per event") != YES:
         yield (
@@ -36,7 +37,7 @@ def sentences(endpoint: Endpoint, counter: Counter | None, n_gen: int) -> Iterat
             "The server does not say how much of a prompt came from a cache: nobody can say whether a run was warm. "
             "Each prompt begins with letters of its own, so only the template before them can have come from one."
         )
-    if endpoint.can("ignore_eos") != YES:
+    if endpoint.can("ignore_eos") != YES and n_gen > 1:
         yield f"Answers may end before {n_gen:,} tokens ({how.get('ignore_eos')}): those that do are shown apart."
     yield from _of_settings(endpoint)
     if counter is not None and counter.by == USAGE:
