@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.running import EXIT_FAILED, collect
+from lab.cli.files import any_good
+from lab.cli.running import EXIT_FAILED, collect, write_files
 from lab.cli.servers import confirm, given
 from lab.errors import LabError
 
@@ -92,6 +93,7 @@ def _show(records: list[RequestRecord], path: Path, plan: ServerPlan, asked: dic
     """Prints the table, then draws: drawing may fail."""
     import dataclasses
 
+    from lab.analysis.comparison import AT_LEAST
     from lab.show import console, text_requests
 
     if not records:
@@ -99,9 +101,9 @@ def _show(records: list[RequestRecord], path: Path, plan: ServerPlan, asked: dic
     as_json, out = asked["as_json"], console.console()
     if not as_json:
         text_requests.print_requests(records, out)
-    files = {"session": path.stem, "results": str(path)}
-    if not as_json:
-        out.print(f"\n{'results':8} {path}")
+    files = write_files(records, path, not asked["no_plot"], asked["report"], AT_LEAST, None if as_json else out)
+    if not as_json and any_good(records):
+        out.print(f"next     a page to hand on: lab report {path}")
     if as_json:
         known = {"endpoint": dataclasses.asdict(plan.server.endpoint), "model": plan.server.model}
         rows = {"rows": text_requests.as_rows(records), "warnings": text_requests.warnings(records)}
