@@ -210,11 +210,12 @@ def test_the_text_of_an_answer_can_be_shown(plain: Server, tmp_path: Path) -> No
     assert "".join(status.text for status in seen) == " word" * 5
 
 
-def endpoint_that(settings: ServerSettings | None = None, **answers: str) -> Endpoint:
+def endpoint_that(settings: ServerSettings | None, server: str = "llama-server", **answers: str) -> Endpoint:
     names = ("streaming", "usage in streams", "tokens per event", "cached tokens", "ignore_eos", "server timings")
     known = {name: answers.get(name.replace(" ", "_"), YES) for name in names}
     capabilities = tuple(Capability(name, answer, "as seen") for name, answer in known.items())
-    return Endpoint(url="http://127.0.0.1:1/v1", api=CHAT, capabilities=capabilities, settings=settings)
+    url = "http://127.0.0.1:1/v1"
+    return Endpoint(url=url, api=CHAT, server=server, capabilities=capabilities, settings=settings)
 
 
 def test_what_cannot_be_measured_is_said_before() -> None:
@@ -232,6 +233,7 @@ def test_what_cannot_be_measured_is_said_before() -> None:
         (endpoint_that(all_known, tokens_per_event=NO), "TPOT lies between two bounds"),
         (endpoint_that(all_known, cached_tokens=NO), "nobody can say whether a run was warm"),
         (endpoint_that(all_known, ignore_eos=NO), "may end before 64 tokens (as seen)"),
+        (endpoint_that(all_known, "SGLang"), "share the template"),
         (endpoint_that(None), "how long its context is"),
         (endpoint_that(ServerSettings(n_slots=1, n_ctx=4096)), "one request at a time"),
     ):
