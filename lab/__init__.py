@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lab.runner.session import measure as measure
     from lab.runner.session import sweep as sweep
     from lab.runner.side_by_side import ab as ab
+    from lab.runner.through_server import endpoint as endpoint
     from lab.show.canvas import plot_lines as plot_lines
     from lab.show.page import report as report
     from lab.show.plot_runs import plot_decode as plot_decode
@@ -45,6 +46,7 @@ _MODULES = {
     "measure": "runner.session",
     "sweep": "runner.session",
     "ab": "runner.side_by_side",
+    "endpoint": "runner.through_server",
     "batch": "experiments.batching",
     "prefix": "experiments.prefix_cache",
     "stall": "experiments.stalls",

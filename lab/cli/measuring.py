@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lab.cli import measuring_servers
 from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, UNTIL, Share, WithVariants, parse_variant, with_options
 from lab.cli.running import carry_out, collect, write_files
+from lab.cli.servers import REACHING, URL
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ LEAST_SHARE = 1e-4
 
 
 @click.command()
+@click.pass_context
 @with_options(
     click.option(
         "--prompt-len",
@@ -42,17 +45,26 @@ LEAST_SHARE = 1e-4
     *SETTINGS,
     SEED,
     *OUTPUT,
-    click.option("--stream", is_flag=True, help="Show the generated text as it comes."),
+    click.option("--stream", is_flag=True, help="Show the generated text as it comes (of a server: when it is whole)."),
     DRY_RUN,
+    URL,
+    *REACHING,
 )
-def measure(**asked: Any) -> None:
+def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     """Time every token of generations at several prompt lengths.
 
     Without options: a first look that takes about half a minute on two cores. Each run prefills a prompt and
     generates --gen tokens; its time stamps go into a new file in --out the moment it ends. Exit status: 0
     when all runs went well, 1 when some failed, 130 after Ctrl-C.
+
+    With --url a server is asked instead, one request at a time, and --model is its name for a model (its only
+    one, if none is named); how the engine runs a model is then the server's affair. First the lab says what
+    it can see of this server and what it cannot.
     """
-    _measure(**asked)
+    measuring_servers.check_options(context, url)
+    if url is not None:
+        return measuring_servers.measure(context, url, asked)
+    _measure(**{name: value for name, value in asked.items() if name not in measuring_servers.OF_SERVERS})
 
 
 @click.command()

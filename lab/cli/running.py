@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from lab.core.record import Record
+    from lab.core.request import RequestRecord
     from lab.experiments.claim_verdicts import Verdicts
     from lab.runner.planned import Plan
     from lab.runner.progress import ShowStatus
@@ -67,21 +68,29 @@ def carry_out(
 
 
 def collect(
-    runs: Any, path: Path, err: Console, stream_to: Console | None, in_blocks: bool = False
-) -> tuple[list[Record], LabError | None]:
-    """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one."""
+    runs: Any,
+    path: Path,
+    err: Console,
+    stream_to: Console | None,
+    in_blocks: bool = False,
+    describe: Callable[[Any], str] | None = None,
+) -> tuple[list[Any], LabError | None]:
+    """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one.
+
+    `describe` gives the line of a finished record, where they are not runs of the engine.
+    """
     from lab.show import console, text_results
 
-    records: list[Record] = []
+    records: list[Record | RequestRecord] = []
     try:
-        with console.progress(err, stream_to, text_results.finished, in_blocks) as (watch, finished):
+        with console.progress(err, stream_to, describe or text_results.finished, in_blocks) as (watch, finished):
             for record in runs(watch):
                 records.append(record)
                 finished(record)
     except LabError as error:
         return records, error
     except KeyboardInterrupt:
-        n = sum(record.run.status == "ok" and not record.run.warmup for record in records)
+        n = sum(any_good([record]) for record in records)
         word = "1 finished run is" if n == 1 else f"{n} finished runs are"
         err.print(f"\nInterrupted. {word} in {path}" if n else "\nInterrupted before a run was finished.")
         sys.exit(EXIT_INTERRUPTED)
@@ -117,7 +126,7 @@ def _show(
 
 
 def write_files(
-    records: list[Record],
+    records: Sequence[Record | RequestRecord],
     path: Path,
     plots: bool,
     report: bool,
@@ -127,9 +136,12 @@ def write_files(
     judged: Sequence[tuple[str, Verdicts]] = (),
 ) -> dict[str, Any]:
     """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
+    from lab.analysis.request_table import of_engine
     from lab.experiments import claim_session
     from lab.show import page
     from lab.why import probing
+
+    runs = of_engine(records)
 
     def named(kind: str, file: Path) -> str:
         if out:
@@ -139,17 +151,17 @@ def write_files(
     if out:
         out.print()
     files: dict[str, Any] = {"session": path.stem, "results": named("results", path)}
-    of_claims = claim_drawings(records, (str(path),)) if plots else []
+    of_claims = claim_drawings(runs, (str(path),)) if plots else []
     drawn = draw(records, path.parent, path.stem, shown, of_claims) if plots else []
     files["plots"] = [named("plot", plot) for plot in drawn]
     files["report"] = None
     if report and any_good(records):
-        known, others = probing.kept(path.parent, note), other_sessions((str(path),), records)
+        known, others = probing.kept(path.parent, note), other_sessions((str(path),), runs)
         if judged:
             known = claim_session.known_ceilings(path.parent)
         target = path.with_suffix(".html")
         files["report"] = named("report", page.report(target, records, known, at_least, others, judged))
-    if out and any_good([record for record in records if record.run.lever is None and record.run.part is None]):
-        ceilings = "lab ceilings" + (" --lib FOLDER" if any(record.settings.lib for record in records) else "")
+    if out and any_good([record for record in runs if record.run.lever is None and record.run.part is None]):
+        ceilings = "lab ceilings" + (" --lib FOLDER" if any(record.settings.lib for record in runs) else "")
         out.print(f"next     what limited it: {ceilings} && lab explain {path}; a page to hand on: lab report {path}")
     return files

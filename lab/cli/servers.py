@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+from click.core import ParameterSource
 
 URL = click.option("--url", metavar="URL", help="A server that speaks OpenAI's API: http://127.0.0.1:8080/v1")
 REACHING = [
@@ -14,6 +15,15 @@ REACHING = [
 """How to reach a server."""
 
 SERVED_MODEL = click.option("--model", "-m", help="The server's name for it.  [default: its only one]")
+
+
+def given(context: click.Context) -> dict[str, str]:
+    """The parameters that the user gave on the command line, and how each is written, such as --threads."""
+    return {
+        str(option.name): max(option.opts, key=len)
+        for option in context.command.params
+        if option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    }
 
 
 def confirm(url: str, what: str, yes: bool) -> None:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -64,9 +64,10 @@ class Client:
         self._listener.start()
         self.pid = int(self._replies.get() or 0)
 
-    def run(self, plan: Plan) -> Iterator[Reply]:
+    def run(self, plan: Plan, watch: Callable[[], None] = lambda: None) -> Iterator[Reply]:
         """Send the requests of a plan; each reply as it ends. Raises ClientDied if the process ends before they do.
 
+        `watch` is called ten times a second meanwhile.
         Who stops asking for replies before the end gives the plan up: the process ends, with what is in flight.
         """
         path = Path(self._folder.name) / f"plan-{self._n_plans}"
@@ -81,6 +82,7 @@ class Client:
         with path.open("rb") as file:
             try:
                 while answer is None:
+                    watch()
                     with suppress(queue.Empty):
                         answer = self._replies.get(timeout=POLL_S)
                     yield from self._read(file)

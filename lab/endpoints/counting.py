@@ -1,8 +1,8 @@
 """The tokens of an answer whose stream did not count them: by the server's tokenizer, or by the same request again.
 
 llama_cpp.server streams no usage at all. The same request with the same seed, not streamed, says how many tokens it
-had, and costs one more generation. It counts only where its answer is the same too: a cache or another batch changes the
-last bits of a sum, and from there on the text. Else the text is tokenised, which may join what was generated apart.
+had, and costs one more generation. It counts only where its answer is the same too: a cache or another batch changes
+the last bits of a sum, and with them the text. Else the text is tokenised, which may join what was generated apart.
 """
 
 from __future__ import annotations

@@ -72,9 +72,7 @@ class Plan:
 
     def round(self, repeat: int, cases: Sequence[Case]) -> list[tuple[int, Case]]:
         """(repeat, case) once for each of `cases`, shuffled by the seed."""
-        shuffled = sorted(cases, key=lambda case: (case.n_prompt, self.cases.index(case)))
-        random.Random(f"{self.seed} {repeat}").shuffle(shuffled)
-        return [(repeat, case) for case in shuffled]
+        return shuffled(sorted(cases, key=lambda case: (case.n_prompt, self.cases.index(case))), self.seed, repeat)
 
     def n_tokens(self, case: Case) -> tuple[int, int]:
         """How many tokens a run of it prefills, and how many it chooses."""
@@ -88,3 +86,10 @@ class Plan:
         room = with_room(self.settings, [case])
         own = of_context(self.model, room)
         return own if self.draft is None else own.beside(of_context(self.draft.model, room))
+
+
+def shuffled(cases: Sequence[Case], seed: int, repeat: int) -> list[tuple[int, Case]]:
+    """(repeat, case) once for each of `cases`, in an order that the seed and the repeat decide."""
+    order = list(cases)
+    random.Random(f"{seed} {repeat}").shuffle(order)
+    return [(repeat, case) for case in order]

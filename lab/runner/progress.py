@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import codecs
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lab.core import request_times as times
 from lab.core.record import DECODE, DRAFT, VERIFY, Run
+from lab.core.request import Request
 from lab.process.wire import Progress
 from lab.runner.case import Case
 
@@ -20,7 +23,7 @@ from lab.runner.case import Case
 class Status:
     """What the lab is doing now. Times in seconds; what is not known yet is None."""
 
-    doing: str  # loading the model, making room, warming up, prefill, decode
+    doing: str  # loading the model, making room, warming up, prefill, decode, answering
     case: Case | None = None
     repeat: int | None = None
     rate_tps: float | None = None
@@ -41,6 +44,16 @@ class Status:
 
 
 ShowStatus = Callable[[Status], None]
+
+WARMING_UP = "warming up"
+ANSWERING = "answering"
+"""What a server does: whether it is at the prompt or at the answer is not known before the end."""
+
+IN_A_RUN = ("prefill", "decode", ANSWERING)
+"""What is done in a run that is measured."""
+
+LOOK_S = 0.5
+"""How often something is said of a request that lasts."""
 
 
 def duration(seconds: float) -> str:
@@ -77,13 +90,23 @@ class Reporter:
         """Remember what the tokens of a run cost, for the forecast."""
         self._n_learned += 1
         steps = run.steps
-        n_prefilled, n_chosen = self._n_tokens(case)
         lasted = [0, 0]
         for kind, start, end in zip(steps.kind, steps.start_ns, steps.end_ns, strict=True):
             lasted[kind in (DECODE, DRAFT, VERIFY)] += end - start
-        if n_prefilled and lasted[False]:
-            prefill = lasted[False] / n_prefilled
-            decode = lasted[True] / n_chosen if lasted[True] else prefill
+        self._learn(case, lasted[False], lasted[True], self._n_tokens(case)[1])
+
+    def learn_request(self, case: Case, request: Request) -> None:
+        """Remember what the tokens of a request cost."""
+        ttft, e2e = times.ttft_ns(request), times.e2e_ns(request)
+        if ttft is not None and e2e is not None:
+            self._n_learned += 1
+            self._learn(case, ttft, e2e - ttft, request.asked.n_gen)
+
+    def _learn(self, case: Case, prefill_ns: int, decode_ns: int, n_chosen: int) -> None:
+        n_prefilled = self._n_tokens(case)[0]
+        if n_prefilled and prefill_ns:
+            prefill = prefill_ns / n_prefilled
+            decode = decode_ns / n_chosen if decode_ns else prefill
             self._costs[case] = prefill / 1e9, decode / 1e9
 
     def progress_watcher(
@@ -117,8 +140,24 @@ class Reporter:
             rest = self._seconds(n_prefill - progress.n_prefilled, n_gen - n, case)
             if rest is not None:
                 rest = max(0.0, rest - (now - changed))
-            doing = "warming up" if warmup else "decode" if decoding else "prefill"
+            doing = WARMING_UP if warmup else "decode" if decoding else "prefill"
             self.report_status(doing, case, repeat, rate, rest, text)
+
+        return look
+
+    def answer_watcher(self, case: Case, repeat: int, warmup: bool) -> Callable[[], None]:
+        """What to call again and again while a server answers."""
+        started, reported = time.monotonic(), -math.inf
+        doing = WARMING_UP if warmup else ANSWERING
+        whole = self._seconds(*self._n_tokens(case), case)
+
+        def look() -> None:
+            nonlocal reported
+            now = time.monotonic()
+            if now - reported >= LOOK_S:
+                reported = now
+                rest = None if whole is None else max(0.0, whole - (now - started))
+                self.report_status(doing, case, repeat, rest_s=rest)
 
         return look
 
@@ -134,7 +173,7 @@ class Reporter:
         """Report one status. `rest_s` is what the present run still takes; the forecast of the others is added."""
         later = self._later()
         left = None if rest_s is None or later is None else rest_s + later
-        n_running = 1 if doing in ("prefill", "decode") else 0
+        n_running = 1 if doing in IN_A_RUN else 0
         self._watch(
             Status(
                 doing=doing,

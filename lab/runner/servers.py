@@ -45,19 +45,23 @@ class Server:
 
         LabError where the server cannot count tokens, or n is not possible.
         """
+        start = offset(seed, repeat, len(text.split()))
+        return prompts.make(n, self.how_to_count, text, random.Random(), start)
+
+    @property
+    def how_to_count(self) -> Counter:
+        """How the server counts the tokens of a prompt. LabError where it cannot."""
         if self.counter is None:
             raise LabError(
                 f"The length of prompts for {self.endpoint.url} cannot be counted.",
                 "The server has neither a tokenizer to ask nor counts of tokens in its answers.",
             )
-        start = offset(seed, repeat, len(text.split()))
-        return prompts.make(n, self.counter, text, random.Random(), start)
+        return self.counter
 
-    def ask(self, prompt: Prompt, asked: Asked) -> Ask:
-        """The request for a prompt. Each time it is sent, its prompt begins with another nonce."""
-        return body.ask_for(
-            self.endpoint.api, self.model, prompt.text, asked, self.endpoint.accepted, nonce=prompt.nonce
-        )
+    def ask(self, prompt: Prompt, asked: Asked, is_sent_once: bool = False) -> Ask:
+        """The request for a prompt. Unless it is sent once, its prompt begins with another nonce each time."""
+        nonce = None if is_sent_once else prompt.nonce
+        return body.ask_for(self.endpoint.api, self.model, prompt.text, asked, self.endpoint.accepted, nonce)
 
     @property
     def temperature(self) -> float | None:

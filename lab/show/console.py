@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lab.core.record import Record
-from lab.runner.progress import ShowStatus, Status, duration
+from lab.core.request import RequestRecord
+from lab.runner.progress import IN_A_RUN, WARMING_UP, ShowStatus, Status, duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -77,12 +78,12 @@ def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
 
 @contextmanager
 def progress(
-    err: Console, stream_to: Console | None, describe_run: Callable[[Record], str], in_blocks: bool = False
+    err: Console, stream_to: Console | None, describe_run: Callable[[Any], str], in_blocks: bool = False
 ) -> Iterator[tuple[ShowStatus, Any]]:
     """Shows progress: a bar on a terminal, a line per run elsewhere, or the generated text.
 
-    `describe_run` returns the line of a finished run. With `in_blocks` the start of the engine is printed only once.
-    Yields two functions: the first takes a Status, the second a finished Record.
+    `describe_run` returns the line of a finished run or request. With `in_blocks` the start of the engine is printed
+    only once. Yields two functions: the first takes a Status, the second a finished Record or RequestRecord.
     """
     if err.is_terminal and stream_to is None:
         with _bar(err) as bar:
@@ -94,18 +95,18 @@ def progress(
 
     def watch(status: Status) -> None:
         nonlocal latest
-        if stream_to and status.doing in ("prefill", "decode"):
-            if (status.case, status.repeat) != (latest.case, latest.repeat) or latest.doing == "warming up":
+        if stream_to and status.doing in IN_A_RUN:
+            if (status.case, status.repeat) != (latest.case, latest.repeat) or latest.doing == WARMING_UP:
                 head = f"\n--- {status.case.name if status.case else ''}, repeat {(status.repeat or 0) + 1}"
                 stream_to.print(Text(head, style="bold"))
             stream_to.print(status.text, end="")
-        elif status.doing not in ("prefill", "decode", latest.doing) and (not n_finished or not in_blocks):
+        elif status.doing not in (*IN_A_RUN, latest.doing) and (not n_finished or not in_blocks):
             err.print(f"{status.doing} ...")
         latest = status
 
-    def finished(record: Record) -> None:
+    def finished(record: Record | RequestRecord) -> None:
         nonlocal n_finished
-        if record.run.warmup:
+        if record.run.warmup if isinstance(record, Record) else record.request.asked.warmup:
             return
         n_finished += 1
         if stream_to:

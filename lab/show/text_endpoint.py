@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from rich.console import Console
 
 from lab.core.request import Endpoint
-from lab.show.console import grid_of
+from lab.runner.through_server import ServerPlan
+from lab.show.console import console, grid_of, print_json
 
 
 def print_endpoint(endpoint: Endpoint, model: str, models: Sequence[str], out: Console) -> None:
@@ -18,4 +20,31 @@ def print_endpoint(endpoint: Endpoint, model: str, models: Sequence[str], out: C
     grid = grid_of("what it can do", "answer", "as seen in")
     for one in endpoint.capabilities:
         grid.add_row(one.name, one.answer, one.how)
+    out.print(grid)
+
+
+def print_unseen(unseen: Sequence[str], out: Console) -> None:
+    """What cannot be measured through this server, and why."""
+    out.print("\nWhat cannot be seen of it:")
+    for sentence in unseen:
+        out.print(f"- {sentence}")
+
+
+def print_plan(plan: ServerPlan, as_json: bool) -> None:
+    """Prints what `--dry-run` shows of a server."""
+    wanted = plan.wanted
+    if as_json:
+        cases = [
+            {"n_prompt": case.n_prompt, "n_gen": case.n_gen, "refused": plan.refused.get(case)} for case in wanted.cases
+        ]
+        known = {"endpoint": dataclasses.asdict(plan.server.endpoint), "model": plan.server.model}
+        print_json({**known, "unseen": plan.unseen, "cases": cases, "repeat": wanted.n_repeat})
+        return
+    out = console()
+    rounds, n_gen = f"{wanted.n_repeat} round{'s' * (wanted.n_repeat != 1)}", wanted.cases[0].n_gen
+    out.print(f"\nPlan: {rounds}, {n_gen:,} token{'s' * (n_gen != 1)} asked for in each request")
+    grid = grid_of("prompt\ntokens", "requests", "note")
+    for case in wanted.cases:
+        n = "0" if case in plan.refused else f"{wanted.n_repeat}"
+        grid.add_row(f"{case.n_prompt:,}", n, plan.refused.get(case, ""))
     out.print(grid)

@@ -1,0 +1,281 @@
+"""The main job through a server: requests of several prompt lengths, one at a time, each on disk the moment it ends.
+
+As with the engine, lengths are interleaved in rounds and shuffled within each, since machines drift. Before the rounds,
+each length is asked for once, untimed and marked: a server, too, loads kernels and touches memory when it sees a length
+for the first time, and some load the model only then. A request that fails is a record, and the rest goes on; a length
+that fails again and again is given up, and so is a server that is gone.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import random
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.core.record import FAILED, OK
+from lab.core.request import LOST, NOT_SENT, REFUSED, Asked, Events, Request, RequestRecord
+from lab.endpoints import prompts as server_prompts
+from lab.endpoints.prompts import Prompt
+from lab.endpoints.selftest import client_error
+from lab.endpoints.wire import Plan
+from lab.errors import LabError
+from lab.process.worker import MAX_TOKENS
+from lab.runner import notebook, unseen
+from lab.runner.blank_run import utc_now
+from lab.runner.case import Case
+from lab.runner.keeping import save, unless_empty
+from lab.runner.lengths import check_lengths, parse_lengths
+from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT
+from lab.runner.planned import shuffled
+from lab.runner.progress import ANSWERING, Reporter, ShowStatus
+from lab.runner.prompts import TEXT, Source, source
+from lab.runner.servers import Server, connect
+
+DEFAULT_LENGTHS = "100,1000"
+"""Without 10: with its template, the shortest prompt of most chats is longer."""
+
+WARMUP_GEN = 16
+"""Tokens that a warm-up generates at most."""
+
+MAX_FAILURES = 3
+"""After so many failures in a row of one length, that length is given up."""
+
+MAX_GONE = 3
+"""After so many requests in a row that did not reach the server or lost it, the session ends."""
+
+PAUSE_S = 1.0
+"""How long is waited after a failure."""
+
+GONE = (REFUSED, LOST, NOT_SENT)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be measured, whatever the server is."""
+
+    cases: tuple[Case, ...]
+    n_repeat: int
+    source: Source
+    seed: int
+
+    @property
+    def words(self) -> str:
+        """What a server will be sent, at most."""
+        n_runs = len(self.cases) * (self.n_repeat + 1)
+        most = max(case.n_prompt + case.n_gen for case in self.cases)
+        return f"{n_runs:,} requests for up to {most:,} tokens each, and small ones to learn what it can do"
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """What a server will be asked. `refused` says of cases that cannot be why not, `unseen` what will not be seen."""
+
+    server: Server
+    wanted: Wanted
+    refused: dict[Case, str]
+    unseen: tuple[str, ...]
+
+    @property
+    def possible(self) -> list[Case]:
+        """The cases that will be tried, from the shortest prompt on."""
+        return sorted((case for case in self.wanted.cases if case not in self.refused), key=lambda case: case.n_prompt)
+
+
+def endpoint(
+    url: str,
+    prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
+    gen: int = DEFAULT_GEN,
+    repeat: int | None = None,
+    *,
+    model: str | None = None,
+    api: str | None = None,
+    api_key_env: str | None = None,
+    headers: Sequence[str] = (),
+    prompt: str = TEXT,
+    seed: int = 1,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+) -> list[RequestRecord]:
+    """Measure a server that speaks OpenAI's API and return the records, which are also in a new file in `out`.
+
+        records = lab.endpoint("http://127.0.0.1:8080/v1", "100,1000", gen=100)
+
+    Without `repeat` three runs of each length. `model` is the server's name for it (None: its only one), `api` chat or
+    completions (None: what it has), `api_key_env` the environment variable that holds the key, `headers` are written
+    NAME: VALUE. `watch` is called with a `Status` twice a second; without one, a notebook shows a line. Failed
+    requests are records too (see `record.request.status`), and are warned of. LabError where nobody answers.
+    """
+    asked = wanted(prompt_len, gen, repeat, prompt, seed)
+    with connect(url, model, api, api_key_env, headers) as server, notebook.watching() as watching:
+        plan = make_plan(server, asked)
+        records = list(execute(plan, new_results_file(plan, Path(out)), watch or watching))
+    sent = [record.request for record in records if record.request.failure != NOT_SENT]
+    errors = [request.error for request in sent if request.error]
+    for warning in [*plan.refused.values(), *([f"{len(errors)} requests failed: {errors[0]}"] if errors else [])]:
+        warnings.warn(warning, stacklevel=2)
+    return records
+
+
+def wanted(
+    prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
+    gen: int = DEFAULT_GEN,
+    repeat: int | None = None,
+    prompt: str = TEXT,
+    seed: int = 1,
+) -> Wanted:
+    """What is asked for, checked as far as that goes without a server. LabError for what cannot be."""
+    lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
+    check_lengths(lengths)
+    n_repeat = DEFAULT_REPEAT if repeat is None else repeat
+    for name, value, most in (("gen", gen, MAX_TOKENS), ("repeat", n_repeat, 10_000)):
+        if not 1 <= value <= most:
+            raise LabError(f"--{name} {value:,} is not possible.", f"Give a whole number from 1 to {most:,}.")
+    text = source(prompt)
+    if text.text is None:
+        raise LabError(
+            f"--prompt {prompt} is not possible through a server, which takes text and not tokens.",
+            "Use --prompt text, some of the lab's texts by name, or a text file.",
+        )
+    return Wanted(tuple(Case(n, gen) for n in lengths), n_repeat, text, seed)
+
+
+def make_plan(server: Server, asked: Wanted) -> ServerPlan:
+    """The plan for a server. LabError where it cannot count the tokens of a prompt."""
+    n_least = server_prompts.least(server.how_to_count)
+    settings = server.endpoint.settings
+    n_ctx = settings.n_ctx if settings else None
+    refused = {}
+    for case in asked.cases:
+        if case.n_prompt < n_least:
+            refused[case] = str(server_prompts.impossible(case.n_prompt, n_least)).replace("\n", " ")
+        elif n_ctx is not None and case.n_prompt + case.n_gen > n_ctx:
+            refused[case] = (
+                f"{case.n_prompt:,} prompt tokens and {case.n_gen:,} more do not fit into the server's context of "
+                f"{n_ctx:,} tokens (of one request). Ask for less, or start the server with a longer context."
+            )
+    not_seen = unseen.sentences(server.endpoint, server.counter, asked.cases[0].n_gen)
+    return ServerPlan(server, asked, refused, tuple(not_seen))
+
+
+def new_results_file(plan: ServerPlan, folder: Path) -> Path:
+    """Create the session's file, and find out now whether the requests will have room in it."""
+    n_bytes = sum((4000 + 60 * case.n_gen) * (plan.wanted.n_repeat + 1) for case in plan.wanted.cases)
+    return plan.server.new_file(folder, n_bytes)
+
+
+def execute(plan: ServerPlan, path: Path, watch: ShowStatus, stream: bool = False) -> Iterator[RequestRecord]:
+    """Send the plan's requests, each appended to `path` the moment it ends, and yield their records.
+
+    With `stream` the statuses have the generated text, whole, when a request has ended. Raises LabError when the server
+    is gone. Whoever stops iterating (Ctrl-C) keeps everything that has been yielded.
+    """
+    todo = [run for repeat in range(plan.wanted.n_repeat) for run in shuffled(plan.possible, plan.wanted.seed, repeat)]
+    reporter = Reporter(watch, todo, lambda case: (case.n_prompt, case.n_gen))
+    with unless_empty(path):
+        error_ns = None
+        if todo:
+            reporter.report_status("measuring the client's own error")
+            error_ns = client_error()
+        for request in _requests(_Session(plan, reporter, stream), todo):
+            record = plan.server.record(path.stem, request, error_ns)
+            save(path, record)
+            yield record
+
+
+@dataclass
+class _Session:
+    """A plan while it runs."""
+
+    plan: ServerPlan
+    reporter: Reporter
+    stream: bool
+    prompts: dict[int, Prompt] = field(default_factory=dict)  # where one for each length has to do
+    n_failed: collections.Counter[Case] = field(default_factory=collections.Counter)  # in a row
+    n_gone: int = 0  # in a row
+
+    def send(self, case: Case, repeat: int, warmup: bool = False) -> Request:
+        """One request, and what it means for those to come."""
+        try:
+            request = self._send(case, repeat, warmup, self._prompt(case, repeat))
+        except server_prompts.NotCounted as problem:
+            request = not_sent(case, repeat, problem.what, warmup)
+        is_ok = request.status == OK
+        self.n_failed[case] = 0 if is_ok else self.n_failed[case] + 1
+        self.n_gone = self.n_gone + 1 if request.failure in GONE else 0
+        if is_ok:
+            self.reporter.learn_request(case, request)
+        return request
+
+    def _send(self, case: Case, repeat: int, warmup: bool, prompt: Prompt) -> Request:
+        server = self.plan.server
+        asked = Asked(
+            n_prompt=case.n_prompt,
+            n_prompt_counted=prompt.n_tokens,
+            counted_by=prompt.counted_by,
+            n_gen=min(WARMUP_GEN, case.n_gen) if warmup else case.n_gen,
+            temperature=server.temperature,
+            seed=self.plan.wanted.seed,
+            ignore_eos=server.ignores_eos,
+            repeat=repeat,
+            warmup=warmup,
+            prompt_sha256=hashlib.sha256(prompt.body.encode()).hexdigest(),
+        )
+        ask = server.ask(prompt, asked, is_sent_once=True)
+        watch = self.reporter.answer_watcher(case, repeat, warmup)
+        (reply,) = server.client.run(Plan(asks=(ask,), api=server.endpoint.api), watch)
+        if warmup:
+            return reply.request
+        if self.stream:
+            self.reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=reply.text)
+        return server.counted(ask, reply)
+
+    def _prompt(self, case: Case, repeat: int) -> Prompt:
+        """A prompt that was never sent: cut at another place for each repeat, where counting costs nothing."""
+        wanted, n = self.plan.wanted, case.n_prompt
+        if n in self.prompts:
+            return server_prompts.renewed(self.prompts[n], random.Random())
+        prompt = self.plan.server.prompt(n, wanted.source.text or "", wanted.seed, repeat)
+        if prompt.counted_by == server_prompts.USAGE:
+            self.prompts[n] = prompt
+        return prompt
+
+
+def _requests(session: _Session, todo: list[tuple[int, Case]]) -> Iterator[Request]:
+    plan = session.plan
+    for case, reason in plan.refused.items():
+        yield not_sent(case, 0, reason)
+    warmups = [(0, case) for case in plan.possible]
+    while warmups or todo:
+        is_warmup = bool(warmups)
+        repeat, case = (warmups or todo).pop(0)
+        request = session.send(case, repeat, is_warmup)
+        yield request
+        if session.n_gone >= MAX_GONE:
+            raise LabError(
+                f"The server at {plan.server.endpoint.url} is gone: {session.n_gone} requests in a row failed "
+                f"({request.failure}: {request.error}).",
+                "Look into its log, start it again, and measure anew. What had ended is kept.",
+            )
+        if session.n_failed[case] >= MAX_FAILURES and (left := [run for run in todo if run[1] == case]):
+            todo[:] = [run for run in todo if run[1] != case]
+            more = f"{len(left)} more {'was' if len(left) == 1 else 'were'} not sent"
+            yield not_sent(case, left[0][0], f"After {MAX_FAILURES} failures in a row {more}.")
+        if request.status != OK and (warmups or todo):
+            time.sleep(PAUSE_S)
+
+
+def not_sent(case: Case, repeat: int, reason: str, warmup: bool = False) -> Request:
+    """The request that could not be sent."""
+    return Request(
+        asked=Asked(n_prompt=case.n_prompt, n_gen=case.n_gen, repeat=repeat, warmup=warmup),
+        started_at=utc_now(),
+        status=FAILED,
+        failure=NOT_SENT,
+        error=reason,
+        events=Events(),
+    )
