@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lab.core.results import read as read
     from lab.experiments.batching import batch as batch
     from lab.experiments.claim_session import claims as claims
+    from lab.experiments.doors import doors as doors
     from lab.experiments.prefix_cache import prefix as prefix
     from lab.experiments.speculation import speculate as speculate
     from lab.experiments.stalls import stall as stall
@@ -50,6 +51,7 @@ _MODULES = {
     "endpoint": "runner.through_server",
     "load": "runner.loading",
     "batch": "experiments.batching",
+    "doors": "experiments.doors",
     "prefix": "experiments.prefix_cache",
     "stall": "experiments.stalls",
     "speculate": "experiments.speculation",

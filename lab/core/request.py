@@ -133,6 +133,21 @@ class ServerTimings:
     n_draft_accepted: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """What a server does besides running the model, asked for piece by piece: of `lab doors`, raw.
+
+    Each of the columns holds times from the sending of a question with the prompt in it to the first byte of its
+    answer. None: the server has no such question.
+    """
+
+    http_ns: tuple[int, ...] = ()  # the server only reads it
+    template_ns: tuple[int, ...] | None = None  # it applies the template of a chat
+    tokenize_ns: tuple[int, ...] | None = None  # it tokenises the prompt
+    whole: ServerTimings | None = None  # of the same request, not streamed
+    sampling_ns: tuple[int, ...] | None = None  # the server's way to choose a token, in the lab's engine
+
+
 @dataclass(frozen=True)
 class Events:
     """One row per event of the stream, as columns of equal length. `n_bytes` is on the wire, inside HTTP.
@@ -172,6 +187,7 @@ class Request:
     tokens_by: str | None = None  # where n_tokens of the events comes from: token ids, usage, timings, logprobs
     usage: Usage | None = None
     timings: ServerTimings | None = None
+    pieces: Pieces | None = None  # of `lab doors`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ def _run(access: Access, plan: Plan, path: Path) -> None:
     with path.open("wb") as file, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(arrivals)) as runner:
         gc.collect()
         gc.freeze()  # a search for garbage takes milliseconds; without what is here already, microseconds
-        runner.run(_run_plan(target(access, plan.api, arrivals), plan, file))
+        runner.run(_run_plan(target(access, plan.api, arrivals, plan.path), plan, file))
 
 
 async def _run_plan(to: Target, plan: Plan, file: IO[bytes]) -> None:

@@ -46,9 +46,10 @@ class Target:
     turn: Turn
 
 
-def target(access: Access, api: str, arrivals: Arrivals) -> Target:
-    """Where the requests for an interface go, and the headers that they all have."""
-    url = httpcore2.URL(f"{access.url}/{'chat/completions' if api == 'chat' else 'completions'}")
+def target(access: Access, api: str, arrivals: Arrivals, path: str | None = None) -> Target:
+    """Where the requests for an interface (or for another path) go, and the headers that they all have."""
+    interface = f"{access.url}/{'chat/completions' if api == 'chat' else 'completions'}"
+    url = httpcore2.URL(interface if path is None else access.root + path)
     port = b"" if url.port is None else b":%d" % url.port
     fixed = {
         "Accept": "text/event-stream",
@@ -176,7 +177,7 @@ async def _send_and_read(answer: Answer, to: Target, ask: Ask, plan: Plan, got: 
         async with asyncio.timeout(plan.timeout_s):
             response = await http.handle_async_request(request)
             try:
-                await _read(response, answer, got, to.access)
+                await _read(response, answer, got, to.access, plan.path is not None)
             finally:
                 await response.aclose()
                 answer.end()
@@ -190,15 +191,15 @@ async def _send_and_read(answer: Answer, to: Target, ask: Ask, plan: Plan, got: 
         raise _Failure(LOST, str(problem) or "the connection was lost") from None
 
 
-async def _read(response: httpcore2.Response, answer: Answer, got: _Got, access: Access) -> None:
+async def _read(response: httpcore2.Response, answer: Answer, got: _Got, access: Access, is_whole: bool) -> None:
     got.http_status = response.status
     kind = {name.lower(): value for name, value in response.headers}.get(b"content-type", b"").lower()
-    got.is_stream = response.status == 200 and b"json" not in kind and b"html" not in kind
+    got.is_stream = response.status == 200 and b"json" not in kind and b"html" not in kind and not is_whole
     async for data in response.aiter_stream():
         got.add(answer.read_ns, data)
-        if not got.is_stream and got.n_bytes > MOST_ERROR_BYTES:
+        if not got.is_stream and not is_whole and got.n_bytes > MOST_ERROR_BYTES:
             break
-    if got.is_stream:
+    if got.is_stream or (is_whole and response.status == 200):
         return
     parsed, error = read(got.body, response.status, access)
     failures = {200: NO_STREAM if error is None else ERROR_INSIDE, 429: RATE_LIMITED}

@@ -15,7 +15,7 @@ TEMPLATE_TOKENS = 5
 """Tokens that the template of a chat adds to a prompt."""
 
 WORD = " word"
-ACCEPT, FIRST, NEVER = "accept", "first", "never"
+ACCEPT, FIRST, NEVER, EMPTY = "accept", "first", "never", "empty"
 ASKED, ALWAYS, RUNNING = "asked", "always", "running"
 
 
@@ -24,10 +24,12 @@ class Behaviour:
     """How a model of the null server answers."""
 
     first_ms: float = 20.0  # from the whole request to the first event with content
+    prompt_token_ms: float = 0.0  # what a token of the prompt that is not cached adds to it
     gap_ms: float = 5.0  # between events with content
     bundle: int = 1  # tokens in an event
     n_held: int = 0  # tokens that the first event has more than others
-    role: str = FIRST  # when the empty chunk with the role comes: accept, first (with the first content), never
+    role: str = FIRST  # when the empty chunk with the role comes: accept, first (with the first content), never;
+    # empty: a chunk at accept without content and without role, also of a completion
     n_reasoning: int = 0  # events with reasoning before the others
     reasoning_field: str = "reasoning_content"
     stall_after: int | None = None  # after so many events with content comes a pause
@@ -88,8 +90,15 @@ def n_words(body: dict[str, Any]) -> int:
 
 def prompt_of(body: dict[str, Any]) -> str:
     if "messages" in body:
-        return " ".join(str(message.get("content")) for message in body["messages"])
+        return " ".join(_text(message.get("content")) for message in body["messages"])
     return str(body.get("prompt", ""))
+
+
+def _text(content: Any) -> str:
+    """The text of a message, which may come in parts."""
+    if isinstance(content, list):
+        return " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return str(content)
 
 
 def n_answer(body: dict[str, Any], how: Behaviour) -> tuple[int, str]:
@@ -109,6 +118,8 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
     wants_usage = how.usage == ALWAYS or (how.usage in (ASKED, RUNNING) and bool(options.get("include_usage")))
     has_running_usage = how.usage == RUNNING and bool(options.get("continuous_usage_stats"))
     n_prompt = n_words(body)
+    kind = "chat.completion.chunk" if is_chat else "text_completion"
+    first_ms = how.first_ms + how.prompt_token_ms * (n_prompt - n_cached)
 
     def event(content: dict[str, Any], finish: str | None, n: int, ids: int = 0) -> bytes:
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
@@ -118,7 +129,7 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
             choice["text"] = "".join(map(str, content.values()))
         if how.token_ids and body.get("return_token_ids"):
             choice["token_ids"] = list(range(ids))
-        chunk: dict[str, Any] = {"object": "chunk", "model": body.get("model"), "choices": [choice]}
+        chunk: dict[str, Any] = {"object": kind, "model": body.get("model"), "choices": [choice]}
         if has_running_usage:
             chunk["usage"] = usage(n_prompt, n, None)
         if how.timings and body.get("timings_per_token"):
@@ -127,11 +138,11 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
 
     if how.pings:
         yield Chunk(0.0, f": ping{how.end}".encode(), 0)
-    if is_chat and how.role != NEVER:
-        yield Chunk(
-            0.0 if how.role == ACCEPT else how.first_ms, event({"role": "assistant", "content": ""}, None, 0), 0
-        )
-    n, at_ms, n_events = 0, how.first_ms, 0
+    if how.role == EMPTY:
+        yield Chunk(0.0, event({"content": ""}, None, 0), 0)
+    elif is_chat and how.role != NEVER:
+        yield Chunk(0.0 if how.role == ACCEPT else first_ms, event({"role": "assistant", "content": ""}, None, 0), 0)
+    n, at_ms, n_events = 0, first_ms, 0
     while n < n_all:
         n_more = min(how.bundle + (how.n_held if n == 0 else 0), n_all - n)
         n += n_more
@@ -142,7 +153,7 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
     at_ms -= how.gap_ms if n_events else 0.0
     yield Chunk(at_ms, event({}, reason, n), 0)
     if wants_usage:
-        last: dict[str, Any] = {"object": "chunk", "choices": []}
+        last: dict[str, Any] = {"object": kind, "choices": []}
         last["usage"] = usage(n_prompt, n_all, n_cached if how.gives_cached else None)
         if how.timings:
             last["timings"] = timings(n_prompt, n_all, n_cached)
@@ -178,4 +189,9 @@ def whole(body: dict[str, Any], how: Behaviour, n_cached: int) -> dict[str, Any]
     content = WORD * n_all
     choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
     choice |= {"message": {"role": "assistant", "content": content}} if "messages" in body else {"text": content}
-    return {"choices": [choice], "usage": usage(n_words(body), n_all, n_cached if how.gives_cached else None)}
+    kind = "chat.completion" if "messages" in body else "text_completion"
+    return {
+        "object": kind,
+        "choices": [choice],
+        "usage": usage(n_words(body), n_all, n_cached if how.gives_cached else None),
+    }

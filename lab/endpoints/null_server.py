@@ -3,8 +3,10 @@
     with null_server(NullSettings()) as server:
         Client(access(server.url))
 
-Events are scheduled by one clock, from the moment at which the request was whole. When each was really sent is kept,
-and GET /null/sent gives it, by the `seed` of the request. Models may also misbehave:
+Events are scheduled by one clock, from the moment at which the request was whole. When each was really sent is kept:
+GET /null/sent gives a list of `streams` in the order in which they came (`seed` and `model` of the request,
+`received_ns`, tokens of the prompt, and for each event with content `due_ns`, `sent_ns`, `n_tokens`). Models may also
+misbehave:
 
 429, 500, 400, 401 (statuses), html (a page), error (an error inside a 200), late error (after some events), wrong JSON,
 half a line, cut off (no end), lost (the connection closes in the middle), endless line, stall (nothing after the
@@ -99,7 +101,7 @@ class _State:
     def __init__(self, settings: NullSettings) -> None:
         self.settings = settings
         self.prompts: list[list[str]] = []
-        self.sent: dict[str, dict[str, list[int]]] = {}
+        self.streams: list[dict[str, Any]] = []
         self.n_requests = 0
         self.n_of_model: collections.Counter[str] = collections.Counter()
 
@@ -142,7 +144,9 @@ class _State:
         if path == "/tokenize" and settings.has_tokenize and "content" in body:
             return _json(writer, 200, {"tokens": list(range(len(str(body["content"]).split())))})
         if path == "/null/sent":
-            return _json(writer, 200, {"sent": self.sent, "n_requests": self.n_requests})
+            return _json(writer, 200, {"streams": self.streams, "n_requests": self.n_requests})
+        if path == "/health":
+            return _json(writer, 200, {"status": "ok"})
         return _json(writer, 404, {"error": {"message": "there is nothing here"}})
 
     async def _generate(
@@ -172,7 +176,8 @@ class _State:
             return _json(writer, 200, {"error": {"message": "the model is not loaded"}})
         if how.fails == "never":
             await asyncio.sleep(3600)
-        log = self.sent.setdefault(str(body.get("seed")), {"due_ns": [], "sent_ns": [], "n_tokens": []})
+        log = _log(body, now, n_cached)
+        self.streams.append(log)
         writer.write(_STREAM)
         return await _stream(writer, list(null_behaviour.chunks(body, how, n_cached)), how, now, log)
 
@@ -186,12 +191,19 @@ class _State:
         return common
 
 
+def _log(body: dict[str, Any], now: int, n_cached: int) -> dict[str, Any]:
+    """What is kept of a stream; when its events were sent is added later."""
+    prompt = {"n_prompt": null_behaviour.n_words(body), "n_cached": n_cached}
+    asked = {"model": body.get("model"), "seed": body.get("seed"), "is_chat": "messages" in body}
+    return {"received_ns": now, **asked, **prompt, "due_ns": [], "sent_ns": [], "n_tokens": []}
+
+
 def _n_common(one: list[str], other: list[str]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 async def _stream(
-    writer: asyncio.StreamWriter, chunks: list[Chunk], how: Behaviour, now: int, log: dict[str, list[int]]
+    writer: asyncio.StreamWriter, chunks: list[Chunk], how: Behaviour, now: int, log: dict[str, Any]
 ) -> bool:
     """Send each chunk at its time. False where the connection has to be closed."""
     for number, chunk in enumerate(chunks):

@@ -70,11 +70,12 @@ def _test(url: str, n_streams: int, n_tokens: int, n_rounds: int, rate: float) -
     with Client(asked) as client:
         replies = list(client.run(Plan(asks=asks, api=CHAT, n_at_once=n_streams)))
         start_ns = client.start_ns or 0
-    sent = as_dict(as_dict(ask(asked, f"{asked.root}/null/sent").parsed).get("sent"))
+    streams = as_dict(ask(asked, f"{asked.root}/null/sent").parsed)["streams"]
+    logs = {stream["seed"]: stream for stream in streams}
     errors_ns, late_ns = [], []
     for reply in replies:
-        log = as_dict(sent.get(str(reply.request.asked.seed)))
-        errors_ns += _errors_ns(reply, log.get("sent_ns", []), start_ns)
+        log = logs[reply.request.asked.seed]
+        errors_ns += _errors_ns(reply, log["sent_ns"], start_ns)
         late_ns += [a - b for a, b in zip(log["sent_ns"], log["due_ns"], strict=True)]
     return SelfTest(
         n_streams=n_streams,

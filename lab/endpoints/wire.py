@@ -68,6 +68,7 @@ class Plan:
     stop_s: float | None = None
     order: tuple[tuple[int, int], ...] = ()
     most_lost: int | None = None
+    path: str | None = None  # what is asked instead of the interface, such as /tokenize; its answer is no stream
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_at_once <= MOST_AT_ONCE:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -213,6 +213,11 @@ class Worker:
         outcome = from_json(Outcome, self._ask("run", look, script=json.loads(to_json(list(script)))))
         look()
         return outcome
+
+    def time_sampling(self, samplers: Sequence[tuple[str, float]], n_times: int) -> tuple[int, ...]:
+        """Nanoseconds that llama.cpp's `samplers` (name and value) take to choose a token, after a step each."""
+        answer = self._ask("time_sampling", samplers=[list(one) for one in samplers], n_times=n_times)
+        return tuple(json.loads(answer))
 
     def probe(self, probe: Probe) -> Rate:
         """Time one kernel."""

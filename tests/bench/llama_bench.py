@@ -1,4 +1,4 @@
-"""llama-bench and llama-batched-bench of the very llama.cpp that the lab runs on, as the other side of benchmarks.
+"""llama-bench, llama-batched-bench and llama-server of the very llama.cpp that the lab runs on, as the other side.
 
 Built once each (5 to 10 minutes on 2 cores) from the source distribution of the installed llama-cpp-python and
 kept in the user's cache folder. It runs on the shared libraries inside the installed llama-cpp-python, so
@@ -12,6 +12,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -35,6 +36,11 @@ def program(name: str = "llama-bench") -> Path:
             if library.name.startswith(("libggml", "libllama.")):
                 library.unlink()  # the installed ones shall run, not these
     return built
+
+
+def is_built(name: str) -> bool:
+    """Whether the program of that name is there already."""
+    return (_home() / "build" / "bin" / name).exists()
 
 
 def source() -> Path:
@@ -88,14 +94,18 @@ def in_turns(
         print(in_all(name, our_rate, their_rate, len(ratios), spread))
 
 
-def _answer(program: Path, *options: str) -> str:
-    """Its stdout, where it runs on the libraries of the installed llama-cpp-python."""
+def environment() -> dict[str, str]:
+    """The environment in which a program runs on the libraries of the installed llama-cpp-python."""
     spec = find_spec("llama_cpp")
     assert spec is not None and spec.origin is not None
     libraries = str(Path(spec.origin).parent / "lib")
-    environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "DYLD_LIBRARY_PATH": libraries}
+    return {**os.environ, "LD_LIBRARY_PATH": libraries, "DYLD_LIBRARY_PATH": libraries}
+
+
+def _answer(program: Path, *options: str) -> str:
+    """Its stdout."""
     command = [str(program), *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout
 
 
 def _home() -> Path:
@@ -112,7 +122,9 @@ def _build(folder: Path, name: str) -> None:
         "CMAKE_BUILD_TYPE": "Release",
         "BUILD_SHARED_LIBS": "ON",
         "LLAMA_CURL": "OFF",
+        "LLAMA_OPENSSL": "OFF",
         "LLAMA_BUILD_TESTS": "OFF",
+        "LLAMA_USE_PREBUILT_UI": "OFF",  # or the server's pages would be fetched from the network
     }
     defined = [f"-D{name}={value}" for name, value in options.items()]
     subprocess.run([*cmake, "-S", str(source()), "-B", str(folder / "build"), *defined], check=True)
@@ -130,4 +142,4 @@ def _fetch(folder: Path, uv: str, requirement: str) -> None:
 
 
 if __name__ == "__main__":
-    print(program())
+    print(program(*sys.argv[1:]))

@@ -1,0 +1,241 @@
+"""The same model in process and through a server, in turns: what does the way through the server cost?
+
+A server is slower than the bench of the same model for many reasons at once: HTTP, templates and tokenisers, waiting
+for a slot, samplers, a stream that is written while the model computes, other settings. Here both get the same tokens
+and lengths, one after the other in random order, in blocks; each block has a fresh engine in process, and asks the
+server for each piece of the way by itself (door_probes.py). What the pieces are, and what they leave of the whole, is
+door_parts.py.
+
+Idle threads of llama.cpp spin for a moment before they sleep, so after each turn nothing is done for SETTLE_S.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.core.record import Record, Run
+from lab.core.request import Asked, Request, RequestRecord
+from lab.errors import LabError
+from lab.experiments import door_probes
+from lab.models import catalog
+from lab.process.worker import Worker
+from lab.runner import keeping, machine, notebook, prompts
+from lab.runner.case import Case
+from lab.runner.lengths import parse_lengths
+from lab.runner.plan import make_plan
+from lab.runner.planned import Plan
+from lab.runner.progress import Reporter, ShowStatus, Status
+from lab.runner.servers import Server, connect
+from lab.runner.warm_engine import WarmEngine
+
+DEFAULT_LENGTHS, DEFAULT_GEN, N_BLOCKS = "512", 64, 6
+
+SETTLE_S = 0.5
+"""Between two turns: longer than idle threads spin (ggml-cpu.c: some 0.2 s without OpenMP, less with it)."""
+
+N_SAMPLINGS = 32
+N_WARMUP_GEN = 4
+LINE_BYTES = 40_000
+GIVEN = "as the server was given"
+"""The source of prompts, in the settings of a record."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What is measured: a server, and a plan for the same model in process."""
+
+    server: Server
+    plan: Plan
+    n_blocks: int
+    lengths: tuple[int, ...]
+    samplers: tuple[tuple[str, float], ...] | None
+    new_worker: Callable[[], Worker] = Worker
+
+
+def doors(
+    url: str,
+    model: str = catalog.DEFAULT,
+    prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
+    gen: int = DEFAULT_GEN,
+    blocks: int = N_BLOCKS,
+    *,
+    served_model: str | None = None,
+    api: str | None = None,
+    api_key_env: str | None = None,
+    headers: Sequence[str] = (),
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    **settings: Any,
+) -> list[Record | RequestRecord]:
+    """Measure a model in process and through a server that has it, in turns. Returns the lines of the results file.
+
+        lines = lab.doors("http://127.0.0.1:8080/v1", "MODEL.gguf", "512", gen=64)
+
+    `settings` are those of `measure`: give those with which the server was started. LabError where the server cannot
+    be reached, or has another model.
+    """
+    with connect(url, served_model, api, api_key_env, headers) as server:
+        with Worker() as worker:
+            turns = prepare(server, worker, prompt_len, gen, blocks, model=model, **settings)
+        path = new_file(turns, Path(out))
+        with notebook.watching() as watching:
+            return list(execute(turns, path, watch or watching))
+
+
+def prepare(
+    server: Server,
+    worker: Worker,
+    prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
+    gen: int = DEFAULT_GEN,
+    blocks: int = N_BLOCKS,
+    **asked: Any,
+) -> Turns:
+    """Check what can be checked before. LabError for what cannot be."""
+    if not 1 <= blocks <= 1000:
+        raise LabError(f"--blocks {blocks} is not possible.", "Give a whole number from 1 to 1,000.")
+    if gen < 2:
+        raise LabError(f"--gen {gen} is not possible.", "Give 2 or more: the first token shows no decode.")
+    if asked.get("prompt") == prompts.RANDOM:
+        raise LabError("A server cannot be given random tokens.", "Use --prompt text, or a file.")
+    lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
+    plan = make_plan(worker, lengths, gen, blocks, **asked)
+    if plan.refused:
+        raise LabError(" ".join(plan.refused.values()), "Take shorter prompts or a smaller model.")
+    room = server.endpoint.settings.n_ctx if server.endpoint.settings else None
+    if room is not None and max(lengths) + gen > room:
+        raise LabError(
+            f"A slot of the server has room for {room:,} tokens, not for {max(lengths):,} and {gen:,} more.",
+            "Take shorter prompts, or start it with a larger --ctx-size.",
+        )
+    plan = dataclasses.replace(
+        plan, settings=dataclasses.replace(plan.settings, prompt=GIVEN, prompt_sha256=plan.prompt.sha256)
+    )
+    return Turns(server, plan, blocks, lengths, door_probes.samplers(server))
+
+
+def new_file(turns: Turns, folder: Path) -> Path:
+    """A results file for both sides."""
+    gen = turns.plan.cases[0].n_gen
+    n_bytes = (LINE_BYTES + 250 * gen) * (turns.n_blocks + 1) * len(turns.lengths)
+    return keeping.new_file(folder, f"{machine.slug(turns.plan.model.name)}-both-ways", n_bytes)
+
+
+def execute(turns: Turns, path: Path, watch: ShowStatus) -> Iterator[Record | RequestRecord]:
+    """Measure in blocks. Each line is appended to `path` as soon as it is whole, and yielded.
+
+    A request that fails, or an engine that refuses, leaves its line, and the block goes on.
+    """
+    chance = random.Random(turns.plan.seed)
+    with keeping.unless_empty(path):
+        for number, length in enumerate(turns.lengths):
+            watch(Status("warming up the server"))
+            yield from _kept(path, [_warm_up(turns, path, number, length)])
+        for block in range(turns.n_blocks):
+            for line in _block(turns, path, block, watch, chance):
+                keeping.save(path, line)
+                yield line
+
+
+def _kept(path: Path, lines: Sequence[RequestRecord]) -> Iterator[RequestRecord]:
+    for line in lines:
+        keeping.save(path, line)
+        yield line
+
+
+def _block(
+    turns: Turns, path: Path, block: int, watch: ShowStatus, chance: random.Random
+) -> Iterator[Record | RequestRecord]:
+    """One block: a fresh engine, and for each length both sides, in random order."""
+    plan = turns.plan
+    cases = chance.sample(list(plan.cases), len(plan.cases))
+    todo = [(block, case) for case in cases]
+    with turns.new_worker() as worker:
+        engine = WarmEngine(plan, worker, Reporter(watch, todo, plan.n_tokens))
+        engine.load()
+        engine.open(plan.cases)
+
+        def line(run: Run) -> Record:
+            return Record(path.stem, plan.machine, engine.model, engine.settings, dataclasses.replace(run, block=block))
+
+        for _, run in engine.warm_up(plan.cases):
+            yield line(run)
+        sampling_ns = worker.time_sampling(turns.samplers, N_SAMPLINGS) if turns.samplers else None
+        for case in cases:
+            prompt = turns.server.prompt(case.n_prompt, _text(plan), plan.seed, block)
+            ids = door_probes.token_ids(turns.server, prompt.text)
+            _check(ids, prompt.n_tokens, turns)
+            sides = [True, False]
+            chance.shuffle(sides)
+            for is_in_process in sides:
+                time.sleep(SETTLE_S)
+                if is_in_process:
+                    own = dataclasses.replace(case, n_prompt=prompt.n_tokens)
+                    yield line(engine.run(own, block, given=ids))
+                else:
+                    watch(Status("through the server", case, block))
+                    yield _through(turns, path, case, block, prompt, sampling_ns)
+
+
+def _text(plan: Plan) -> str:
+    assert plan.prompt.text is not None  # `prepare` refuses random prompts
+    return plan.prompt.text
+
+
+def _check(ids: Sequence[int] | None, n_tokens: int, turns: Turns) -> None:
+    """LabError where the server's tokens cannot be those of the model in process."""
+    if ids is None:
+        return
+    n_vocab = turns.plan.model.n_vocab
+    if len(ids) != n_tokens or (n_vocab is not None and max(ids) >= n_vocab):
+        raise LabError(
+            f"The server's tokens are not those of {turns.plan.model.name}.",
+            "Name the file of the model that the server has: -m MODEL.gguf",
+        )
+
+
+def _asked(turns: Turns, n: int, n_tokens: int, by: str, n_gen: int, block: int) -> Asked:
+    return Asked(
+        n_prompt=n,
+        n_prompt_counted=n_tokens,
+        counted_by=by,
+        n_gen=n_gen,
+        temperature=turns.server.temperature,
+        seed=turns.plan.seed,
+        ignore_eos=turns.server.ignores_eos,
+        repeat=block,
+    )
+
+
+def _through(
+    turns: Turns, path: Path, case: Case, block: int, prompt: Any, sampling_ns: tuple[int, ...] | None
+) -> RequestRecord:
+    """The request of a block, with its pieces."""
+    server = turns.server
+    asked = _asked(turns, case.n_prompt, prompt.n_tokens, prompt.counted_by, case.n_gen, block)
+    ask = server.ask(prompt, asked)
+    sent = dataclasses.replace(ask, nonce=None)  # the very prompt that the engine gets
+    request = _send(server, sent)
+    time.sleep(SETTLE_S)
+    pieces = door_probes.pieces(server, prompt.text, ask, sampling_ns)
+    return server.record(path.stem, dataclasses.replace(request, pieces=pieces))
+
+
+def _warm_up(turns: Turns, path: Path, number: int, length: int) -> RequestRecord:
+    server = turns.server
+    prompt = server.prompt(length, _text(turns.plan), turns.plan.seed, -1 - number)
+    asked = _asked(turns, length, prompt.n_tokens, prompt.counted_by, N_WARMUP_GEN, 0)
+    request = _send(server, server.ask(prompt, dataclasses.replace(asked, warmup=True)))
+    return server.record(path.stem, request)
+
+
+def _send(server: Server, ask: Any) -> Request:
+    from lab.endpoints.wire import Plan as Requests
+
+    (reply,) = server.client.run(Requests(asks=(ask,), api=server.endpoint.api))
+    return server.counted(ask, reply)

@@ -1,0 +1,293 @@
+"""Real servers with the embedded model: what they stream, cache and count is what the lab takes them to do.
+
+llama-server is the one inside the xllamacpp wheel, or one that a benchmark built; llama_cpp.server is that of the
+llama-cpp-python on which the lab runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from lab.core import request_times as times
+from lab.core.record import FAILED, OK
+from lab.core.request import (
+    CHAT,
+    COMPLETIONS,
+    CUT_OFF,
+    DONE,
+    HALF_LINE,
+    LOST,
+    OTHER,
+    REFUSED,
+    ROLE,
+    TEXT,
+    USAGE,
+    Asked,
+    Request,
+)
+from lab.core.request_figures import figures
+from lab.endpoints import body
+from lab.endpoints.probe import LONG
+from lab.endpoints.wire import Ask, Plan
+from lab.errors import LabError
+from lab.runner.servers import Server, connect
+from tests.bench import llama_bench
+from tests.conftest import run_lab
+from tests.servers import NAME, RealServer, llama_cpp_server, llama_server, wheel_server
+
+WORDS = "The keeper of the lighthouse counted ships and wrote their names into a long grey book every evening. " * 20
+ONE_THREAD = ("--threads", "1", "--ctx-size", "2048", "--parallel", "2")
+ONE_THREAD_OF_PYTHON = ("--n_threads", "1", "--n_threads_batch", "1", "--n_ctx", "1024")
+LLAMA, PYTHON = "llama-server", "llama_cpp.server"
+
+
+@contextmanager
+def a_llama_server(model: Path) -> Iterator[RealServer]:
+    """A llama-server with two slots."""
+    if not find_spec("xllamacpp") and not llama_bench.is_built("llama-server"):
+        pytest.skip("no llama-server here: neither the xllamacpp wheel nor one that a benchmark built")
+    start = wheel_server if find_spec("xllamacpp") else llama_server
+    with start(model, *ONE_THREAD) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def llama(embedded: Path) -> Iterator[RealServer]:
+    with a_llama_server(embedded) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def python(embedded: Path) -> Iterator[RealServer]:
+    """A llama_cpp.server, which has one slot."""
+    with llama_cpp_server(embedded, *ONE_THREAD_OF_PYTHON) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def reached(llama: RealServer, python: RealServer) -> Iterator[dict[tuple[str, str], Server]]:
+    """Both servers through both interfaces, each probed once."""
+    with (
+        connect(llama.url, api=CHAT) as llama_chat,
+        connect(llama.url, api=COMPLETIONS) as llama_text,
+        connect(python.url, api=CHAT) as python_chat,
+        connect(python.url, api=COMPLETIONS) as python_text,
+    ):
+        yield {
+            (LLAMA, CHAT): llama_chat,
+            (LLAMA, COMPLETIONS): llama_text,
+            (PYTHON, CHAT): python_chat,
+            (PYTHON, COMPLETIONS): python_text,
+        }
+
+
+ALL = [(server, api) for server in (LLAMA, PYTHON) for api in (CHAT, COMPLETIONS)]
+
+
+def asked(server: Server, n_prompt: int, n_gen: int) -> Asked:
+    return Asked(n_prompt=n_prompt, n_gen=n_gen, temperature=server.temperature, seed=1, ignore_eos=server.ignores_eos)
+
+
+def send(server: Server, ask: Ask) -> Request:
+    (reply,) = server.client.run(Plan(asks=(ask,), api=server.endpoint.api))
+    return server.counted(ask, reply)
+
+
+def ask_of(server: Server, n_prompt: int, n_gen: int) -> Ask:
+    return server.ask(server.prompt(n_prompt, WORDS, seed=1, repeat=0), asked(server, n_prompt, n_gen))
+
+
+def as_it_is(ask: Ask, **fields: object) -> Ask:
+    """The same request, whose prompt does not change from one sending to the next; a field of None is left out."""
+    changed = json.loads(ask.body) | fields
+    kept = {name: value for name, value in changed.items() if value is not None}
+    return dataclasses.replace(ask, nonce=None, body=json.dumps(kept))
+
+
+# What they can do
+
+
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
+def test_what_llama_server_can_do(reached: dict[tuple[str, str], Server], api: str) -> None:
+    endpoint = reached[LLAMA, api].endpoint
+    assert endpoint.server == LLAMA and endpoint.api == api and endpoint.settings is not None
+    assert (endpoint.settings.n_slots, endpoint.settings.n_ctx) == (2, 1024)
+    assert endpoint.settings.model_file == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert {one.name for one in endpoint.capabilities if one.answer == "no"} == {"token ids"}
+    unknown = {"reasoning field"} | ({"ignore_eos"} if api == COMPLETIONS else set())  # a text goes on without it, too
+    assert {one.name for one in endpoint.capabilities if one.answer == "unknown"} == unknown
+    assert set(endpoint.accepted) == {body.INCLUDE_USAGE, body.IGNORE_EOS, body.TIMINGS, body.NO_CACHE}
+
+
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
+def test_what_llama_cpp_server_can_do(reached: dict[tuple[str, str], Server], api: str) -> None:
+    endpoint = reached[PYTHON, api].endpoint
+    assert endpoint.server == PYTHON and endpoint.api == api and endpoint.settings is None
+    able = {one.name for one in endpoint.capabilities if one.answer == "yes"}
+    assert able == {"streaming"} | ({"tokenize"} if api == COMPLETIONS else set())
+    assert body.INCLUDE_USAGE not in endpoint.accepted and body.IGNORE_EOS not in endpoint.accepted
+
+
+def test_a_probe_is_a_command(llama: RealServer) -> None:
+    status, out, err = run_lab("endpoint", "probe", llama.url, "--json")
+    assert status == 0, err
+    known = json.loads(out)
+    assert known["model"] == NAME and known["endpoint"]["server"] == LLAMA
+
+
+@pytest.mark.parametrize("which", [LLAMA, PYTHON])
+def test_another_model_is_not_there_though_the_server_would_answer(
+    llama: RealServer, python: RealServer, which: str
+) -> None:
+    server = llama if which == LLAMA else python
+    fields = {"model": "another", "prompt": "One", "max_tokens": 1}
+    asked = urllib.request.Request(
+        f"{server.url}/completions", json.dumps(fields).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(asked) as answer:  # a server with one model answers with that one
+        assert json.load(answer)["usage"]["completion_tokens"] == 1
+    with pytest.raises(LabError, match="The server has no model another"), connect(server.url, model="another"):
+        pass
+
+
+# What they stream
+
+
+@pytest.mark.parametrize("which", ALL)
+@pytest.mark.parametrize("n", [48, 97])
+def test_a_prompt_has_exactly_n_of_the_servers_tokens(
+    reached: dict[tuple[str, str], Server], which: tuple[str, str], n: int
+) -> None:
+    server = reached[which]
+    prompt = server.prompt(n, WORDS, seed=1, repeat=0)
+    ask = as_it_is(server.ask(prompt, asked(server, n, 2)), stream=None, stream_options=None)
+    path = "chat/completions" if which[1] == CHAT else "completions"
+    request = urllib.request.Request(
+        f"{server.access.url}/{path}", ask.body.encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        assert json.load(answer)["usage"]["prompt_tokens"] == prompt.n_tokens == n
+    usage = send(server, server.ask(prompt, asked(server, n, 2))).usage  # with another nonce
+    assert usage is not None and usage.prompt_tokens == n
+
+
+@pytest.mark.parametrize("which", ALL)
+def test_each_token_is_an_event_and_nothing_comes_before_prefill(
+    reached: dict[tuple[str, str], Server], which: tuple[str, str]
+) -> None:
+    server = reached[which]
+    request = send(server, ask_of(server, 64, 10))
+    assert request.status == OK, request.error
+    kinds = request.events.kind
+    assert kinds.count(TEXT) == 10 == times.n_generated(request)
+    assert kinds[: 2 if which[1] == CHAT else 1] == ((ROLE, TEXT) if which[1] == CHAT else (TEXT,))
+    assert set(kinds[kinds.count(ROLE) + 10 :]) <= {OTHER, USAGE, DONE} and kinds[-1] == DONE
+    assert request.headers_ns is not None and request.headers_ns <= request.events.arrive_ns[0]
+    assert request.finish_reason == "length"
+    if which[0] == PYTHON:
+        assert request.tokens_by is None and request.timings is None and USAGE not in kinds
+        assert request.usage is not None and request.usage.counted_by == "twin"
+        assert figures(request).tpot_ns is not None and times.itl_ns(request) is None
+    else:
+        assert request.tokens_by == "timings" and times.itl_ns(request) == times.chunk_gaps_ns(request)
+
+
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
+def test_llama_servers_own_times_lie_within_ours(reached: dict[tuple[str, str], Server], api: str) -> None:
+    request = send(reached[LLAMA, api], ask_of(reached[LLAMA, api], 64, 10))
+    timings, ttft_ns, e2e_ns = request.timings, times.ttft_ns(request), times.e2e_ns(request)
+    assert timings is not None and timings.prompt_ms and timings.gen_ms and ttft_ns and e2e_ns
+    assert (timings.n_prompt, timings.n_gen, timings.n_cached) == (64, 10, 0)
+    assert timings.prompt_ms * 1e6 <= ttft_ns
+    assert request.events.arrive_ns[0] >= timings.prompt_ms * 1e6  # a role comes after prefill, too
+    assert (timings.prompt_ms + timings.gen_ms) * 1e6 <= e2e_ns
+
+
+# Caches
+
+
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
+def test_llama_server_caches_unless_it_is_asked_not_to(reached: dict[tuple[str, str], Server], api: str) -> None:
+    server = reached[LLAMA, api]
+    ask = ask_of(server, 64, 4)
+    cold = [figures(send(server, as_it_is(ask))) for _ in range(2)]
+    warm = [figures(send(server, as_it_is(ask, cache_prompt=None))) for _ in range(2)][1]
+    assert [one.n_cached for one in cold] == [0, 0] and [one.is_warm for one in cold] == [False, False]
+    assert warm.n_cached == 63 and warm.is_warm  # its last token is always computed
+    assert warm.timings is not None and warm.timings.n_prompt == 1
+
+
+def test_a_nonce_is_behind_the_template_of_a_chat(reached: dict[tuple[str, str], Server]) -> None:
+    def cached(api: str) -> int | None:
+        ask = dataclasses.replace(ask_of(reached[LLAMA, api], 64, 4))
+        fields = {name: value for name, value in json.loads(ask.body).items() if name != "cache_prompt"}
+        asks = dataclasses.replace(ask, body=json.dumps(fields))
+        return [figures(send(reached[LLAMA, api], asks)).n_cached for _ in range(2)][1]
+
+    n_cached = cached(CHAT)
+    assert n_cached is not None and 20 <= n_cached < 40  # what the template puts first is the same in all prompts
+    assert (cached(COMPLETIONS) or 0) <= 1  # two nonces may begin alike
+
+
+def test_llama_cpp_server_caches_and_does_not_say_so(
+    reached: dict[tuple[str, str], Server], python: RealServer
+) -> None:
+    server = reached[PYTHON, COMPLETIONS]
+    ask = as_it_is(ask_of(server, 64, 4))
+    n_hits = python.log.read_text().count("prefix-match hit")
+    request = send(server, ask)  # the twin, which counts its tokens, hits the cache
+    assert python.log.read_text().count("prefix-match hit") == n_hits + 1
+    assert figures(request).n_cached is None and figures(request).is_warm is None
+
+
+# The end of an answer
+
+
+def test_an_answer_that_ends_by_itself_is_short_unless_its_end_is_ignored(
+    reached: dict[tuple[str, str], Server],
+) -> None:
+    def answer(which: str, ignore_eos: bool | None) -> Request:
+        server = reached[which, CHAT]
+        question = dataclasses.replace(asked(server, 0, 48), ignore_eos=ignore_eos)
+        return send(server, body.ask_for(CHAT, server.model, LONG, question, server.endpoint.accepted))
+
+    on, off, python = answer(LLAMA, True), answer(LLAMA, False), answer(PYTHON, None)
+    assert (on.finish_reason, figures(on).n_generated, figures(on).is_short) == ("length", 48, False)
+    for request in (off, python):
+        assert request.finish_reason == "stop" and figures(request).is_short
+
+
+def test_a_server_that_dies_in_mid_stream_is_a_connection_lost(embedded: Path) -> None:
+    with a_llama_server(embedded) as started, connect(started.url, api=COMPLETIONS) as server:
+        ask = ask_of(server, 48, 900)
+
+        def n_decoded() -> int:
+            with urllib.request.urlopen(f"{server.access.root}/slots") as answer:
+                slots = json.load(answer)
+            return max((slot["next_token"][0]["n_decoded"] for slot in slots if slot["is_processing"]), default=0)
+
+        def kill() -> None:
+            while n_decoded() < 5:
+                time.sleep(0.01)
+            os.kill(started.pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill, daemon=True)
+        killer.start()
+        (reply,) = server.client.run(Plan(asks=(ask,), api=COMPLETIONS))
+        killer.join(30)
+        assert reply.request.status == FAILED and reply.request.failure in (LOST, HALF_LINE, CUT_OFF)
+        assert 0 < reply.request.events.kind.count(TEXT) < 900
+        (after,) = server.client.run(Plan(asks=(ask,), api=COMPLETIONS))
+        assert after.request.failure == REFUSED
