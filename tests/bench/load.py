@@ -95,7 +95,7 @@ def truth_of_open_loops(seconds: float) -> None:
         tokens = sum(loads.sample(request).n_in_window or 0 for request in requests)
         print(
             f"  {rate:2}/s: {len(requests)} requests, {len(requests) / sent_s[-1]:.2f}/s; gaps exponential with "
-            f"p = {p:.2f}; late {late}, {late_us[-1]:.0f} at most; tokens in the window {tokens:.0f}, sent in it {truth}"
+            f"p = {p:.2f}; late {late}, {late_us[-1]:.0f} at most; window: {tokens:.0f} tokens, sent {truth}"
         )
 
 
