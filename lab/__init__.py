@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from lab.analysis.table import summary as summary
     from lab.core.results import read as read
     from lab.experiments.batching import batch as batch
+    from lab.experiments.both_ways import doors as doors
     from lab.experiments.claim_session import claims as claims
-    from lab.experiments.doors import doors as doors
     from lab.experiments.prefix_cache import prefix as prefix
     from lab.experiments.speculation import speculate as speculate
     from lab.experiments.stalls import stall as stall
+    from lab.runner.loading import load as load
     from lab.runner.session import measure as measure
     from lab.runner.session import sweep as sweep
     from lab.runner.side_by_side import ab as ab
@@ -48,8 +49,9 @@ _MODULES = {
     "sweep": "runner.session",
     "ab": "runner.side_by_side",
     "endpoint": "runner.through_server",
+    "load": "runner.loading",
     "batch": "experiments.batching",
-    "doors": "experiments.doors",
+    "doors": "experiments.both_ways",
     "prefix": "experiments.prefix_cache",
     "stall": "experiments.stalls",
     "speculate": "experiments.speculation",

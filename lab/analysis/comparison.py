@@ -106,9 +106,7 @@ def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -
     """
     if not records:
         raise LabError("There is nothing to compare: no records are given.", "Measure some: lab measure")
-    rows = request_table.measured(table.runs(records))
-    if _is_one_setup(rows):
-        rows = rows.assign(variant=[f"session {session}" for session in rows.session])
+    rows = sessions_apart(request_table.measured(table.runs(records)))
     setups = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
     if setups and rows.block.notna().all():  # of a trial: A is the base, whatever came first
         setups.sort(key=lambda group: str(group.rows.variant.iloc[0]))
@@ -128,13 +126,20 @@ def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -
 
 
 def by_session(records: Sequence[Record]) -> list[Record]:
-    """The same records; where all are of one setup, their sessions are made variants, so that they can be compared."""
+    """As `sessions_apart`, of records."""
     if not _is_one_setup(request_table.measured(table.runs(records))):
         return list(records)
     return [
         dataclasses.replace(record, run=dataclasses.replace(record.run, variant=f"session {record.session}"))
         for record in records
     ]
+
+
+def sessions_apart(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same rows; where all are of one setup, their sessions are made variants, so that they can be compared."""
+    if not _is_one_setup(rows):
+        return rows
+    return rows.assign(variant=[f"session {session}" for session in rows.session])
 
 
 def _is_one_setup(rows: pd.DataFrame) -> bool:
@@ -145,7 +150,7 @@ def _is_one_setup(rows: pd.DataFrame) -> bool:
 def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
     """The fields of the setup in which groups differ, with each group's value; None: see `setup_columns.unset`.
 
-    What no server shows of its engine is left out where the groups of an engine agree on it.
+    What only engines show, or only servers, is left out where all of them agree on it.
     """
     first = [group.rows.iloc[0] for group in setups]
     names = setup_columns.fields(setups[0].rows)
@@ -153,11 +158,14 @@ def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
     if any(group.rows.block.isna().all() for group in setups):  # not a trial: sessions, which differ in no setting
         del values["variant"]
     values["sweep_every"] = [None if every is None else int(every) for every in values["sweep_every"]]
-    seen = values
-    if any(map(setup_columns.is_request, first)):
-        of_engines = [number for number, row in enumerate(first) if not setup_columns.is_request(row)]
-        hidden = setup_columns.of_engine_only()
-        seen = {name: [of[i] for i in of_engines] if name in hidden else of for name, of in values.items()}
+    is_served = [setup_columns.is_request(row) for row in first]
+    seen = dict(values)
+    if any(is_served) and not all(is_served):  # what only one of the two kinds shows is compared among its own
+        for name, of_groups in values.items():
+            if name in setup_columns.of_engine_only():
+                seen[name] = [value for value, served in zip(of_groups, is_served, strict=True) if not served]
+            elif name in setup_columns.SERVING and name != "server":
+                seen[name] = [value for value, served in zip(of_groups, is_served, strict=True) if served]
     return {name: values[name] for name, of_groups in seen.items() if len(set(of_groups)) > 1}
 
 

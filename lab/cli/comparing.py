@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from lab.cli.files import draw, other_sessions, plot_folder, read
+from lab.cli.files import draw, note, other_sessions, plot_folder, read
 from lab.cli.options import Share
 from lab.errors import LabError
 
 FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("md", "csv", "json", "jsonl", "sql"), ("runs", "steps")
+TOOLS = ("guidellm", "aiperf", "vllm")
 
 
 @click.command()
@@ -35,17 +36,16 @@ def compare(
     """
     from lab.analysis import comparison as comparing
     from lab.analysis.spread import known_spreads
-    from lab.show import console, text_compare, text_results
+    from lab.show import console, text_compare, text_requests, text_results
 
-    records = list(read(results).records)
+    reading = read(results)
+    records = reading.measured
     groups = comparing.groups(records, base)
-    known = known_spreads([*records, *other_sessions(results, records)])
+    known = known_spreads([*records, *other_sessions(results, reading.records)])
     comparisons = comparing.compare_groups(groups, at_least, known)
-    plots = (
-        []
-        if no_plot
-        else draw(comparing.by_session(records), plot_folder(results, out), f"{Path(results[0]).stem}-compared")
-    )
+    apart = reading.measured if reading.requests else comparing.by_session(reading.records)
+    stem = f"{Path(results[0]).stem}-compared"
+    plots = [] if no_plot else draw(apart, plot_folder(results, out), stem, by_session=True)
     if as_json:
         console.print_json(
             {**text_compare.comparisons_as_json(groups, comparisons), "plots": [str(plot) for plot in plots]}
@@ -53,7 +53,7 @@ def compare(
         return
     stdout = console.console()
     text_compare.print_comparisons(groups, comparisons, at_least, stdout)
-    for sentence in text_results.warnings(records):
+    for sentence in [*text_results.warnings(reading.records), *text_requests.warnings(reading.requests)]:
         stdout.print(f"{text_results.DISTURBED} {sentence}")
     for plot in plots:
         stdout.print(f"plot     {plot}")
@@ -65,10 +65,10 @@ def compare(
     "--format",
     "-f",
     "form",
-    type=click.Choice(FORMATS),
+    type=click.Choice((*FORMATS, *TOOLS)),
     default="llama-bench",
     show_default=True,
-    help="As llama-bench prints its tests, or all runs or steps as a table.",
+    help="As llama-bench prints its tests, all runs or steps as a table, or requests to servers as these tools do.",
 )
 @click.option(
     "--as", "kind", type=click.Choice(KINDS), default="json", show_default=True, help="Which output of llama-bench."
@@ -78,21 +78,31 @@ def compare(
 )
 @click.option("--out", "-o", metavar="FILE", help="Write into this file.  [default: stdout]")
 def export(results: tuple[str, ...], form: str, kind: str, table: str, out: str | None) -> None:
-    """Write results for other tools: llama-bench's own columns, or tables of runs and steps."""
+    """Write results for other tools: llama-bench's own columns, tables of runs and steps, or figures of requests.
+
+    guidellm, aiperf and vllm are requests to servers by the definitions and in the JSON fields of GuideLLM, AIPerf and
+    vllm bench serve, which are not the lab's: GuideLLM's time per output token has TTFT in it, for one.
+    """
+    if form in TOOLS:
+        _write(_for_tool(results, form).encode(), out)
+        return
     from lab.analysis import llama_bench_format
     from lab.analysis import table as tables
 
-    records = list(read(results).records)
+    reading = read(results)
     if form == "llama-bench":
-        plain = [record for record in records if record.run.lever is None]
+        plain = [record for record in reading.records if record.run.lever is None]
+        if not reading.records:
+            raise LabError("llama-bench has no rows for requests to servers.", "Use --format csv or parquet.")
         if not plain:
             raise LabError(
                 "There are only experiments here, which llama-bench has no rows for.", "Use --format csv or parquet."
             )
-        records = plain
-        _write(llama_bench_format.write(llama_bench_format.llama_bench_rows(records), kind).encode(), out)
+        _write(llama_bench_format.write(llama_bench_format.llama_bench_rows(plain), kind).encode(), out)
         return
-    rows = tables.runs(records) if table == "runs" else tables.steps(records)
+    if table == "steps" and not reading.records:
+        raise LabError("Requests to servers have no steps.", "Use --table runs: a row is a request.")
+    rows = tables.runs(reading.measured) if table == "runs" else tables.steps(reading.records)
     if form == "csv":
         _write(rows.to_csv(index=False).encode(), out)
         return
@@ -102,6 +112,16 @@ def export(results: tuple[str, ...], form: str, kind: str, table: str, out: str 
         _write(rows.to_parquet(index=False), out)
     except ImportError:
         raise LabError("Parquet needs a library that is not installed.", "python3 -m uv pip install pyarrow") from None
+
+
+def _for_tool(results: tuple[str, ...], form: str) -> str:
+    from lab.analysis import tool_formats
+    from lab.core.results import read as read_files
+
+    contents = read_files(results)
+    for sentence in contents.skipped:
+        note(sentence)
+    return tool_formats.written(contents.requests, form)
 
 
 @click.command("import")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from lab.cli.files import RESULTS, ceilings_of, plot_folder, read
+from lab.cli.files import RESULTS, ceilings_of, plot_folder, read_runs
 from lab.cli.options import DEVICE, SETTINGS, with_options
 from lab.errors import LabError
 
@@ -79,7 +79,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     from lab.show.plot_why import save_why
     from lab.why import advice, experiment_advice, probing, roofline, where
 
-    reading = read(results)
+    reading = read_runs(results, "explain")
     records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
     if not records:
         raise LabError("There is no run that went well, so nothing to explain.", "Look at the errors: lab show RESULTS")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lab.core.record import Ceilings, Record
+    from lab.core.request import RequestRecord
     from lab.core.results import Contents
     from lab.experiments.claim_verdicts import Verdicts
     from lab.show.claim_pictures import Drawing
@@ -24,14 +25,28 @@ RESULTS = "results"
 
 
 def read(results: tuple[str, ...]) -> Contents:
-    """The contents of files and folders; a note on stderr for what is skipped. LabError where there is no run."""
+    """The contents of files and folders; a note on stderr for what is skipped.
+
+    LabError where there is neither a run nor a request.
+    """
     from lab.core.results import read as read_files
 
     reading = read_files(results)
     for sentence in reading.skipped:
         note(sentence)
-    if not reading.records:
+    if not (reading.records or reading.requests):
         raise LabError(f"There is no run in {' '.join(results)}.", "Measure some: lab measure")
+    return reading
+
+
+def read_runs(results: tuple[str, ...], what: str) -> Contents:
+    """As `read`, for what needs steps of an engine, in words such as "explain". LabError where there are none."""
+    reading = read(results)
+    if not reading.records:
+        raise LabError(
+            f"There are only requests to servers in {' '.join(results)}, and no steps of an engine to {what}.",
+            "Measure the model in process: lab measure -m MODEL. What the requests show: lab show RESULTS",
+        )
     return reading
 
 
@@ -55,32 +70,41 @@ def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
     return Path(out) if out else first if first.is_dir() else first.parent
 
 
-def any_good(records: Sequence[Record]) -> bool:
-    """Whether there is a timed run without an error."""
-    from lab.core.record import OK
+def any_good(records: Sequence[Record | RequestRecord]) -> bool:
+    """Whether there is a timed run, or a request, without an error."""
+    from lab.analysis.request_table import went_well
+    from lab.core.record import OK, Record
 
-    return any(record.run.status == OK and not record.run.warmup for record in records)
+    return any(
+        record.run.status == OK and not record.run.warmup if isinstance(record, Record) else went_well(record)
+        for record in records
+    )
 
 
 def draw(
-    records: Sequence[Record],
+    records: Sequence[Record | RequestRecord],
     folder: Path,
     stem: str,
     shown: Sequence[Section] = (),
     of_claims: Sequence[Drawing] = (),
+    by_session: bool = False,
 ) -> list[Path]:
     """Draws the plots that there is data for, of experiments those `shown`; their paths: `<stem>-prefill.png` ...
 
-    Of runs that were made for claims those in `of_claims`.
+    Of runs that were made for claims those in `of_claims`. Requests share pictures with runs; with `by_session`
+    sessions of one setup are drawn apart.
     """
+    from lab.analysis import request_table
     from lab.experiments.claim_parts import PARTS
-    from lab.show import canvas, levers, plot_network, plot_runs
+    from lab.show import canvas, levers, plot_doors, plot_network, plot_requests, plot_runs
 
     if not any_good(records):
         return []
     sizes: dict[str, tuple[float, float]] = {"prefill": (8, 5), "decode": (8, 5), "network": (8, 5)}
-    plain = [record for record in records if record.run.part not in PARTS]
-    drawings = {**plot_runs.drawings(plain), **plot_network.drawings(plain), **levers.drawings(shown)}
+    plain = [record for record in request_table.of_engine(records) if record.run.part not in PARTS]
+    with_requests = plot_requests.drawings([*plain, *request_table.alone(records)], by_session)
+    drawings = {**plot_runs.drawings(plain), **with_requests}
+    drawings |= {**plot_network.drawings(plain), **levers.drawings(shown), **plot_doors.drawings(records)}
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
     wanted += [(one.name, one.draw, one.size) for one in of_claims]
     return [path for name, drawing, size in wanted for path in canvas.write(drawing, folder, f"{stem}-{name}", size)]
@@ -144,17 +168,27 @@ def verdicts_of(
 
 
 def as_json_rows(
-    records: Sequence[Record], shown: Sequence[Section] = (), judged: Sequence[tuple[str, Verdicts]] = ()
+    records: Sequence[Record],
+    shown: Sequence[Section] = (),
+    judged: Sequence[tuple[str, Verdicts]] = (),
+    requests: Sequence[RequestRecord] = (),
 ) -> dict[str, Any]:
-    """The rows of the summary, of experiments and of claims, what disturbed the runs, and what failed."""
+    """The rows of the summary, of experiments, claims and requests, what disturbed the runs, and what failed."""
     from lab.analysis import table
-    from lab.show import levers, text_results
+    from lab.show import levers, text_doors, text_requests, text_results
 
+    both_ways = text_doors.as_rows(records, requests)
     rows = table.summary(table.runs([record for record in records if record.run.part is None]))
     of_claims = [{"session": name, **row} for name, verdicts in judged for row in verdicts.rows]
     return {
-        "rows": [*rows.to_dict("records"), *levers.as_rows(shown), *of_claims],
+        "rows": [
+            *rows.to_dict("records"),
+            *levers.as_rows(shown),
+            *of_claims,
+            *text_requests.as_rows(requests),
+        ],
         **levers.more(shown),
-        "warnings": text_results.warnings(records),
-        "failures": text_results.failures(records),
+        **({"both_ways": both_ways} if both_ways else {}),
+        "warnings": [*text_results.warnings(records), *text_requests.warnings(requests)],
+        "failures": [*text_results.failures(records), *text_requests.failures(requests)],
     }

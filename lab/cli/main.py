@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
+from lab.cli.both_ways import doors
 from lab.cli.calibrating import calibrate
 from lab.cli.claiming import claims
 from lab.cli.comparing import compare, export, import_
-from lab.cli.doors import doors
 from lab.cli.endpoints import endpoint
 from lab.cli.experimenting import batch, prefix, speculate, stall
 from lab.cli.explaining import ceilings, explain, predict
@@ -27,8 +27,10 @@ from lab.cli.files import (
     other_sessions,
     plot_folder,
     read,
+    read_runs,
     verdicts_of,
 )
+from lab.cli.loading import load
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.networking import network
@@ -73,9 +75,10 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables.")
 def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     """Print the tables of results files (or folders of them) again."""
-    from lab.show import console, levers, text_claims, text_places, text_results
+    from lab.analysis.request_table import alone, loads_of
+    from lab.show import console, levers, text_claims, text_doors, text_places, text_requests, text_results
 
-    reading = read(results)
+    reading = read_runs(results, "place") if placement else read(results)
     records = list(reading.records)
     if placement:
         placed = text_places.recorded(records)
@@ -87,7 +90,7 @@ def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     shown = experiments(records, results, reading.ceilings)
     judged = verdicts_of(records, results, reading.ceilings)
     if as_json:
-        console.print_json(as_json_rows(records, shown, judged))
+        console.print_json(as_json_rows(records, shown, judged, reading.requests))
         return
     out = console.console()
     if rest := [record for record in records if record.run.part is None]:
@@ -95,6 +98,11 @@ def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
         levers.print_sections(shown, out)
     for name, verdicts in judged:
         text_claims.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
+    if alone(reading.requests):
+        text_requests.print_requests(reading.requests, out)
+    text_doors.print_parts(records, reading.requests, out)
+    if busy := loads_of(reading.requests):
+        out.print(f"\n{len(busy):,} requests were parts of loads: they are not in the table above.")
 
 
 @lab.command()
@@ -104,12 +112,12 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
     """Draw the plots of results files (or folders of them) again, all in one picture."""
     reading = read(results)
     records, first = list(reading.records), Path(results[0])
-    if not any_good(records):
+    if not any_good(reading.measured):
         raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
     shown = experiments(records, results, reading.ceilings)
     of_claims = claim_drawings(records, results, reading.ceilings)
-    for path in draw(records, plot_folder(results, out), stem, shown, of_claims):
+    for path in draw(reading.measured, plot_folder(results, out), stem, shown, of_claims):
         click.echo(path)
 
 
@@ -142,7 +150,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     judged = verdicts_of(reading.records, results, known)
     if judged:
         known += known_ceilings(plot_folder(results, None))
-    click.echo(page.report(path, reading.records, known, at_least, others, judged))
+    click.echo(page.report(path, reading.measured, known, at_least, others, judged))
 
 
 @lab.command()
@@ -208,6 +216,7 @@ for command in (
     models,
     endpoint,
     doors,
+    load,
     rpc_server,
     network,
 ):

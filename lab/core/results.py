@@ -39,15 +39,23 @@ class Contents:
     ceilings: tuple[Ceilings, ...]
     skipped: tuple[str, ...]
     requests: tuple[RequestRecord, ...] = ()
+    begin_with_request: bool = False  # the first line was a request, not a run
+
+    @property
+    def measured(self) -> list[Record | RequestRecord]:
+        """Runs, then requests; the other way round where the first line was a request."""
+        if self.begin_with_request:
+            return [*self.requests, *self.records]
+        return [*self.records, *self.requests]
 
 
-def append(path: Path, record: Line) -> None:
-    """Append one line and flush it to the disk. After a failed write the file ends as before, whole."""
-    line = (to_json(record) + "\n").encode()
+def append(path: Path, *lines: Line) -> None:
+    """Append lines and flush them to the disk. After a failed write the file ends as before, whole."""
+    data = "".join(to_json(line) + "\n" for line in lines).encode()
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         try:
-            if file.write(line) != len(line):
+            if file.write(data) != len(data):
                 raise OSError("the disk is full")
             os.fsync(file.fileno())
         except OSError:
@@ -72,6 +80,7 @@ def read(paths: Iterable[str | Path]) -> Contents:
     ceilings: list[Ceilings] = []
     requests: list[RequestRecord] = []
     skipped: list[str] = []
+    begin_with_request = False
     known: set[Hashable] = set()
     with _no_garbage_collection():
         for path in _files(paths):
@@ -87,6 +96,7 @@ def read(paths: Iterable[str | Path]) -> Contents:
                 elif identity in known:
                     problems.setdefault("it was read before", []).append(number)
                 elif isinstance(parsed, RequestRecord):
+                    begin_with_request = begin_with_request or not records
                     requests.append(parsed)
                 else:
                     records.append(parsed)
@@ -94,7 +104,7 @@ def read(paths: Iterable[str | Path]) -> Contents:
             for problem, numbers in problems.items():
                 more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
                 skipped.append(f"{printable(path.name)} line {numbers[0]}{more} skipped: {problem}")
-    return Contents(tuple(records), tuple(ceilings), tuple(skipped), tuple(requests))
+    return Contents(tuple(records), tuple(ceilings), tuple(skipped), tuple(requests), begin_with_request)
 
 
 def _parsed_lines(path: Path) -> Iterator[tuple[int, Line | str]]:
@@ -111,8 +121,13 @@ def _parsed_lines(path: Path) -> Iterator[tuple[int, Line | str]]:
 
 def _identity(parsed: Line) -> Hashable:
     """What only the same run has, in a file and in a page made of it: its session, when it began, how it went."""
-    if isinstance(parsed, Ceilings | RequestRecord):
+    if isinstance(parsed, Ceilings):
         return parsed
+    if isinstance(parsed, RequestRecord):
+        request = parsed.request
+        whose = parsed.session, parsed.endpoint.url, parsed.model, request.asked
+        when = request.started_at, request.scheduled_ns, request.sent_ns, request.ended_ns
+        return whose, when, request.status, request.error, request.events.arrive_ns[:1], request.usage
     run = parsed.run
     began = parsed.session, run.started_at, run.n_prompt, run.n_gen, run.repeat, run.warmup, run.block, run.variant
     return began, run.status, run.error, run.noise, run.totals, run.steps.end_ns

@@ -39,11 +39,16 @@ class Behaviour:
     has_cache: bool = False  # whether prompts are remembered, and not only where cache_prompt is false
     token_ids: bool = False
     timings: bool = False  # llama-server's
+    prompt_ms: float = 1.0  # what they say
+    gen_ms: float = 1.0
+    whole_gen_ms: float = 1.0  # of answers that are not streamed
+    slot_ms: float = 0.0  # from the whole request to the head of a streamed answer
     stops_after: int | None = None  # tokens after which it stops by itself
     obeys_ignore_eos: bool = True
     pings: bool = False  # a comment before the first event
     has_crlf: bool = False  # whether lines end as on Windows
     fails: str | None = None  # see null_server.py
+    fails_every: int = 1  # which of its requests fail: 20 for every twentieth
     strict: bool = False  # refuses options that are not OpenAI's
 
     @property
@@ -58,6 +63,8 @@ class NullSettings:
 
     models: dict[str, Behaviour] = field(default_factory=lambda: {"null": Behaviour()})
     has_tokenize: bool = True
+    template_ms: float = 0.0  # that /apply-template takes
+    tokenize_ms: float = 0.0  # that /tokenize takes for a text
     n_slots: int | None = 16  # None: no /props
     n_ctx: int = 100_000
     api_key: str | None = field(default=None, repr=False)
@@ -132,7 +139,7 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
         if has_running_usage:
             chunk["usage"] = usage(n_prompt, n, None)
         if how.timings and body.get("timings_per_token"):
-            chunk["timings"] = timings(n_prompt, n, n_cached)
+            chunk["timings"] = timings(n_prompt, n, n_cached, how.prompt_ms, how.gen_ms)
         return written(chunk, how)
 
     if how.pings:
@@ -155,7 +162,7 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
         last: dict[str, Any] = {"object": kind, "choices": []}
         last["usage"] = usage(n_prompt, n_all, n_cached if how.gives_cached else None)
         if how.timings:
-            last["timings"] = timings(n_prompt, n_all, n_cached)
+            last["timings"] = timings(n_prompt, n_all, n_cached, how.prompt_ms, how.gen_ms)
         yield Chunk(at_ms, written(last, how), 0)
     yield Chunk(at_ms, f"data: [DONE]{how.end}".encode(), 0)
 
@@ -172,13 +179,13 @@ def usage(n_prompt: int, n: int, n_cached: int | None) -> dict[str, Any]:
     return counts
 
 
-def timings(n_prompt: int, n: int, n_cached: int) -> dict[str, Any]:
+def timings(n_prompt: int, n: int, n_cached: int, prompt_ms: float, gen_ms: float) -> dict[str, Any]:
     return {
         "cache_n": n_cached,
         "prompt_n": n_prompt - n_cached,
-        "prompt_ms": 1.0,
+        "prompt_ms": prompt_ms,
         "predicted_n": n,
-        "predicted_ms": 1.0,
+        "predicted_ms": gen_ms,
     }
 
 
@@ -189,8 +196,8 @@ def whole(body: dict[str, Any], how: Behaviour, n_cached: int) -> dict[str, Any]
     choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
     choice |= {"message": {"role": "assistant", "content": content}} if "messages" in body else {"text": content}
     kind = "chat.completion" if "messages" in body else "text_completion"
-    return {
-        "object": kind,
-        "choices": [choice],
-        "usage": usage(n_words(body), n_all, n_cached if how.gives_cached else None),
-    }
+    counts = usage(n_words(body), n_all, n_cached if how.gives_cached else None)
+    answer: dict[str, Any] = {"object": kind, "choices": [choice], "usage": counts}
+    if how.timings:
+        answer["timings"] = timings(n_words(body), n_all, n_cached, how.prompt_ms, how.whole_gen_ms)
+    return answer

@@ -10,12 +10,15 @@ misbehave:
 
 429, 500, 400, 401 (statuses), html (a page), error (an error inside a 200), late error (after some events), wrong JSON,
 half a line, cut off (no end), lost (the connection closes in the middle), endless line, stall (nothing after the
-first event), never (no answer), whole (not streamed, though asked), echo (a 400 that quotes the headers).
+first event), never (no answer), whole (not streamed, though asked), echo (a 400 that quotes the headers), dies (the
+server's process ends).
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
+import dataclasses
 import json
 import os
 import selectors
@@ -100,6 +103,7 @@ class _State:
         self.prompts: list[list[str]] = []
         self.streams: list[dict[str, Any]] = []
         self.n_requests = 0
+        self.n_of_model: collections.Counter[str] = collections.Counter()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -123,7 +127,12 @@ class _State:
                 return _json(writer, 404, {"error": {"message": "no chat here"}})
             self.n_requests += 1
             return await self._generate(writer, json.loads(text), headers, now)
-        return self._small(writer, path, json.loads(text) if text else {})
+        question = json.loads(text) if text else {}
+        delays_ms = {"/apply-template": self.settings.template_ms}
+        delays_ms |= {"/tokenize": self.settings.tokenize_ms if "content" in question else 0.0}
+        if path in delays_ms:
+            await asyncio.sleep(delays_ms[path] / 1e3)
+        return self._small(writer, path, question)
 
     def _small(self, writer: asyncio.StreamWriter, path: str, body: dict[str, Any]) -> bool:
         """Questions that generate nothing."""
@@ -137,8 +146,8 @@ class _State:
         if path == "/apply-template" and settings.has_tokenize:
             marks = "<t> " * null_behaviour.TEMPLATE_TOKENS
             return _json(writer, 200, {"prompt": marks + null_behaviour.prompt_of(body)})
-        if path == "/tokenize" and settings.has_tokenize and "content" in body:
-            return _json(writer, 200, {"tokens": list(range(len(str(body["content"]).split())))})
+        if path == "/tokenize" and settings.has_tokenize:
+            return _json(writer, 200, {"tokens": list(range(len(str(body.get("content", "")).split())))})
         if path == "/null/sent":
             return _json(writer, 200, {"streams": self.streams, "n_requests": self.n_requests})
         if path == "/health":
@@ -151,6 +160,11 @@ class _State:
         how = self.settings.models.get(str(body.get("model")))
         if how is None:
             return _json(writer, 404, {"error": {"message": "there is no such model"}})
+        self.n_of_model[str(body["model"])] += 1
+        if self.n_of_model[str(body["model"])] % how.fails_every:
+            how = dataclasses.replace(how, fails=None)
+        if how.fails == "dies":
+            os._exit(1)
         if how.strict and body.keys() - OPENAI:
             unknown = ", ".join(sorted(body.keys() - OPENAI))
             return _json(writer, 400, {"error": {"message": f"Unrecognized request arguments supplied: {unknown}"}})
@@ -169,6 +183,7 @@ class _State:
             await asyncio.sleep(3600)
         log = _log(body, now, n_cached)
         self.streams.append(log)
+        await asyncio.sleep(how.slot_ms / 1e3)
         writer.write(_STREAM)
         return await _stream(writer, list(null_behaviour.chunks(body, how, n_cached)), how, now, log)
 

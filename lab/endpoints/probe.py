@@ -74,9 +74,15 @@ def probe(access: Access, client: Client, model: str | None = None, api: str | N
     """
     listed = ask(access, f"{access.url}/models")
     if listed.status is None:
-        raise LabError(f"No server answers at {access.url}: {listed.error}.", "Start it, or check the address.")
+        hint = "Start it, or check the address."
+        if access.url.startswith("https:"):
+            hint += " One without TLS begins with http://."
+        raise LabError(f"No server answers at {access.url}: {listed.error}.", hint)
     if listed.status in (401, 403):
-        raise LabError(f"{access.url}: {listed.error}.", "Name the variable that holds the key: --api-key-env NAME")
+        hint = "Name the environment variable that holds the key: --api-key-env NAME"
+        if access.api_key_env:
+            hint = f"Look at what the environment variable {access.api_key_env} holds."
+        raise LabError(f"{access.url}: {listed.error}.", hint)
     models = model_names(listed.parsed)
     chosen = choose_model(models, model)
     name, version, settings = describe(access, listed.parsed)

@@ -177,8 +177,10 @@ def execute(plan: ServerPlan, path: Path, watch: ShowStatus, stream: bool = Fals
     todo = [run for repeat in range(plan.wanted.n_repeat) for run in shuffled(plan.possible, plan.wanted.seed, repeat)]
     reporter = Reporter(watch, todo, lambda case: (case.n_prompt, case.n_gen))
     with unless_empty(path):
-        reporter.report_status("measuring the client's own error")
-        error_ns = client_error()
+        error_ns = None
+        if todo:
+            reporter.report_status("measuring the client's own error")
+            error_ns = client_error()
         for request in _requests(_Session(plan, reporter, stream), todo):
             record = plan.server.record(path.stem, request, error_ns)
             save(path, record)
@@ -201,7 +203,7 @@ class _Session:
         try:
             request = self._send(case, repeat, warmup, self._prompt(case, repeat))
         except server_prompts.NotCounted as problem:
-            request = not_sent(case, repeat, str(problem), warmup)
+            request = not_sent(case, repeat, problem.what, warmup)
         is_ok = request.status == OK
         self.n_failed[case] = 0 if is_ok else self.n_failed[case] + 1
         self.n_gone = self.n_gone + 1 if request.failure in GONE else 0
@@ -229,7 +231,7 @@ class _Session:
         if warmup:
             return reply.request
         if self.stream:
-            self.reporter.report_status(ANSWERING, case, repeat, text=reply.text)
+            self.reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=reply.text)
         return server.counted(ask, reply)
 
     def _prompt(self, case: Case, repeat: int) -> Prompt:

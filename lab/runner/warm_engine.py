@@ -129,12 +129,7 @@ class WarmEngine:
             yield settings, self.run(Case(max(lengths), 1), 0, warmup=True, waits_once=wait == offload.END)
 
     def run(
-        self,
-        case: Case,
-        repeat: int,
-        warmup: bool = False,
-        waits_once: bool | None = None,
-        given: Sequence[int] | None = None,
+        self, case: Case, repeat: int, warmup: bool = False, waits_once: bool | None = None, given: Sequence[int] = ()
     ) -> Run:
         """One run on the open context. `waits_once`: for the last prefill step only; None: as the settings say.
 
@@ -142,7 +137,7 @@ class WarmEngine:
         """
         write = self.plan.write if case.lever else measured_run
         cut = functools.partial(self._text, self._source(case), repeat)
-        script = write(case, cut if given is None else lambda sequence, n: list(given), self.settings)
+        script = write(case, (lambda sequence, n: list(given)) if given else cut, self.settings)
         if self.settings.prefill_wait == offload.END if waits_once is None else waits_once:
             script = scripts.wait_once(script)
         if not warmup and self._sentinel is None:
@@ -180,7 +175,7 @@ class WarmEngine:
             error=None,
             steps=outcome.steps,
             token_ids=outcome.token_ids,
-            prompt_offset=self._offset(self._source(case), repeat, 0) if given is None else None,
+            prompt_offset=self._offset(self._source(case), repeat, 0) if not given else None,
             end_of_generation_at=outcome.end_at,
             noise=readings,
             engine=self.n_starts,

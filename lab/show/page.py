@@ -7,21 +7,30 @@ are inserted unescaped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import comparison, disturbances, table, wording
-from lab.analysis.spread import Spread, known_spreads
+from lab.analysis import comparison, disturbances, request_table, table, wording
+from lab.analysis.spread import known_spreads
 from lab.core import results
 from lab.core.record import OK, Ceilings, Record
+from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.experiments.claim_verdicts import Verdicts
-from lab.show import claims_page, levers, plot_runs, plot_why, reproduce, text_compare, text_results, text_why
+from lab.show import (
+    claims_page,
+    levers,
+    page_requests,
+    plot_why,
+    reproduce,
+    text_results,
+    text_why,
+)
 from lab.show.lever_kinds import Section
-from lab.show.page_parts import Picture, energy, facts, picture, shares
+from lab.show.page_parts import Picture, comparisons, curves, energy, facts, picture, shares
 from lab.why import probing, roofline, where
 
 if TYPE_CHECKING:
@@ -43,13 +52,13 @@ class Why:
 
 def report(
     path: str | Path,
-    records: Sequence[Record],
+    records: Sequence[Record | RequestRecord],
     ceilings: Sequence[Ceilings] = (),
     at_least: float = comparison.AT_LEAST,
     others: Sequence[Record] = (),
     judged: Sequence[tuple[str, Verdicts]] = (),
 ) -> Path:
-    """Write records as one HTML page that carries its data, and return its path.
+    """Write records (runs, requests to servers) as one HTML page that carries its data, and return its path.
 
         lab.report("results/page.html", records, [lab.ceilings()])
 
@@ -67,7 +76,7 @@ def report(
 
 
 def html(
-    records: Sequence[Record],
+    records: Sequence[Record | RequestRecord],
     known: Sequence[Ceilings],
     at_least: float = comparison.AT_LEAST,
     others: Sequence[Record] = (),
@@ -76,15 +85,17 @@ def html(
     """The whole page as HTML. Differences smaller than `at_least` are not claimed."""
     if not records:
         raise LabError("There is nothing to report: no records are given.", "Measure some: lab measure")
-    claims = claims_page.sections(records, known, others, judged)
-    rest = [record for record in records if record.run.part is None]
+    of_engine, alone = request_table.of_engine(records), request_table.alone(records)
+    claims = claims_page.sections(of_engine, known, others, judged)
+    rest = [record for record in of_engine if record.run.part is None]
     if not rest:
-        return _claims(records, known, claims)
+        return _without_runs(records, known, claims, at_least)
     apart = comparison.by_session(rest)
     rows = table.runs(apart)
     rows = rows[(rows.status == OK) & ~rows.warmup]
     timed = [record for record in apart if record.run.status == OK and not record.run.warmup]
-    if not timed:
+    served = page_requests.setups(alone)
+    if not (timed or served):
         raise LabError("There is nothing to report: no run went well.", "Look at the errors: lab show RESULTS")
     setups = [(label, part, [apart[i] for i in dict.fromkeys(part.run)]) for label, part in table.setups(rows)]
     shown, whys, used = levers.sections(timed, known, others), list[Why](), list[Ceilings]()
@@ -94,49 +105,73 @@ def html(
         for n_gen in sorted(set(part[part.lever.isna()].n_gen)):
             alike = [record for record in chosen if record.run.n_gen == n_gen and record.run.lever is None]
             whys.append(_why(f"{label}, {n_gen:,} tokens generated", alike, known, len(whys)))
-    days = sorted({record.run.started_at[:10] for record in timed})
+    labels = [*(label for label, _, _ in setups), *(one["label"] for one in served)]
     return _render(
         records,
         used,
-        question=text_results.question([label for label, _, _ in setups], levers.questions(shown)),
+        question=text_results.question(labels, levers.questions(shown)),
         times=[
-            *(time for label, part, _ in setups for time in text_results.times(label if len(setups) > 1 else "", part)),
+            *(time for label, part, _ in setups for time in text_results.times(label if len(labels) > 1 else "", part)),
             *(section.sentences[0] for section in shown),
+            *page_requests.times(alone, len(labels) > 1),
         ],
         experiments=_experiments(shown),
-        dates=days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
+        dates=_dates([*timed, *alone]),
         setups=[
-            {"label": name, "facts": facts(own[0]), "parts": _parts(name, part, apart)} for name, part, own in setups
+            *(
+                {"label": name, "facts": facts(own[0]), "parts": _parts(name, part, apart)}
+                for name, part, own in setups
+            ),
+            *served,
         ],
+        served=page_requests.served(alone),
         failures=text_results.failures(rest),
         claims=claims,
-        curves=_curves(timed, setups),
+        curves=list((curves(timed, setups) | page_requests.curves([*timed, *alone])).values()),
         shares=[share for label, part, _ in setups for share in shares(label, part)],
         whys=whys,
-        **_comparison(timed, len(setups), at_least, known_spreads([*rest, *others])),
+        **comparisons([*timed, *alone], at_least, known_spreads([*rest, *others, *alone])),
     )
 
 
-def _claims(records: Sequence[Record], known: Sequence[Ceilings], claims: Sequence[dict[str, Any]]) -> str:
-    """The page of sessions of claims alone."""
-    days = sorted({record.run.started_at[:10] for record in records})
-    firsts = [next(r for r in records if r.session == name) for name in dict.fromkeys(r.session for r in records)]
+def _without_runs(
+    records: Sequence[Record | RequestRecord],
+    known: Sequence[Ceilings],
+    claims: Sequence[dict[str, Any]],
+    at_least: float,
+) -> str:
+    """The page of sessions of claims, or of requests to servers, alone."""
+    own, alone = request_table.of_engine(records), request_table.alone(records)
+    served = page_requests.setups(alone)
+    if not (own or served):
+        raise LabError("There is nothing to report: no request went well.", "Look at the errors: lab show RESULTS")
+    firsts = [next(r for r in own if r.session == name) for name in dict.fromkeys(r.session for r in own)]
     used = [best for first in firsts if (best := probing.known(known, where.of_record(first)))]
     nothing: list[Any] = []
+    compared = comparisons(alone, at_least, known_spreads(alone))
     return _render(
         records,
         used,
-        question=claims_page.QUESTION,
-        answers=[section["summary"] for section in claims],
-        times=nothing,
-        dates=days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
-        setups=[{"label": first.session, "facts": facts(first), "parts": nothing} for first in firsts],
+        question=claims_page.QUESTION if own else page_requests.question(alone),
+        times=page_requests.times(alone, len(served) > 1),
+        dates=_dates(records),
+        setups=[*({"label": first.session, "facts": facts(first), "parts": nothing} for first in firsts), *served],
+        served=page_requests.served(alone),
         claims=claims,
-        **dict.fromkeys(("experiments", "failures", "comparisons", "curves", "shares", "whys"), nothing),
+        curves=list(page_requests.curves(alone).values()),
+        **compared | {"answers": [*(section["summary"] for section in claims), *compared["answers"]]},
+        **dict.fromkeys(("experiments", "failures", "shares", "whys"), nothing),
     )
 
 
-def _render(records: Sequence[Record], used: Sequence[Ceilings], **parts: Any) -> str:
+def _dates(records: Sequence[Record | RequestRecord]) -> str:
+    """The day, or the first and the last day, of these runs and requests."""
+    begun = (one.run.started_at if isinstance(one, Record) else one.request.started_at for one in records)
+    days = sorted({moment[:10] for moment in begun})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+def _render(records: Sequence[Record | RequestRecord], used: Sequence[Ceilings], **parts: Any) -> str:
     """The template filled with parts, and the records and the ceilings that they were explained by."""
     import jinja2
 
@@ -149,9 +184,6 @@ def _render(records: Sequence[Record], used: Sequence[Ceilings], **parts: Any) -
         packed=results.pack([*records, *lines]),
         **parts,
     )
-
-
-Setup = tuple[str, Any, list[Record]]  # label, its rows of table.runs, its records
 
 
 def _experiments(shown: Sequence[Section]) -> list[dict[str, Any]]:
@@ -197,6 +229,7 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
         tables.append(
             {
                 "caption": f"{label}: {text_results.heading(part)}",
+                "counted": "runs",
                 "headings": headings,
                 "rows": shown,
                 "notes": [*([walks] if walks else []), *disturbances.drift(list(mine.values()))],
@@ -205,49 +238,6 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
             }
         )
     return tables
-
-
-def _comparison(
-    records: Sequence[Record], n_setups: int, at_least: float, spreads: Mapping[tuple[Any, str], Spread]
-) -> dict[str, Any]:
-    """Comparisons of the setups with the first one."""
-    if n_setups < 2:
-        return {"comparisons": [], "answers": []}
-    groups = comparison.groups(records)
-    comparisons = comparison.compare_groups(groups, at_least, spreads)
-    return {
-        "answers": text_compare.answers(comparisons),
-        "base": groups[0].label,
-        "differences": text_compare.differences(groups),
-        "compared": text_compare.headings(comparisons),
-        "comparisons": [
-            {
-                "other": compared.other,
-                "rows": [text_compare.comparison_cells(row) for row in compared.rows],
-                "left_out": text_compare.left_out(compared),
-            }
-            for compared in comparisons
-        ],
-        "how_compared": text_compare.how_compared(groups, comparisons, at_least),
-    }
-
-
-def _curves(records: Sequence[Record], setups: Sequence[Setup]) -> list[Picture]:
-    shows = " ".join(
-        f"{label}: {' '.join(text_results.findings(part))}"
-        for label, rows, _ in setups
-        for _, part in table.summary(rows).groupby("n_gen")
-    )
-    captions = {
-        "prefill": "Prefill: time until the prompt is processed. Points are runs, the line their median; the dashed "
-        "line is what the time would be in proportion.",
-        "decode": "Decode: time of each generated token. Points are tokens, the line their running median.",
-        "sweep": "Both curves in one walk through the context. Points are runs, the dashed line the fitted law.",
-    }
-    return [
-        picture(draw, name, captions[name], shows, (5, 7.6 if name == "sweep" else 3.9))
-        for name, draw in plot_runs.drawings(records, stacked=True).items()
-    ]
 
 
 def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings], number: int) -> Why:

@@ -1,17 +1,23 @@
-"""Parts of a page: pictures with captions, the facts of a setup, energy, and where the time of a request goes."""
+"""Parts of a page: pictures, the facts of a setup, energy, comparisons, and where the time of a request goes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import table, wording
+from lab.analysis import comparison, table, wording
+from lab.analysis.spread import Spread
 from lab.core.record import Record
-from lab.show import svg, text_energy, text_setup
+from lab.core.request import RequestRecord
+from lab.errors import LabError
+from lab.show import plot_runs, svg, text_compare, text_energy, text_results, text_setup
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+Setup = tuple[str, Any, list[Record]]  # label, its rows of table.runs, its records
 
 
 @dataclass(frozen=True)
@@ -74,3 +80,48 @@ def shares(label: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
         if shown:
             tables.append({"caption": f"{label}: a prompt and {n_gen:,} generated tokens", "rows": shown})
     return tables
+
+
+def comparisons(
+    records: Sequence[Record | RequestRecord], at_least: float, spreads: Mapping[tuple[Any, str], Spread]
+) -> dict[str, Any]:
+    """Comparisons of the setups, or of sessions of one, with the first."""
+    try:
+        groups = comparison.groups(records)
+    except LabError:  # there is only one
+        return {"comparisons": [], "answers": []}
+    compared_groups = comparison.compare_groups(groups, at_least, spreads)
+    return {
+        "answers": text_compare.answers(compared_groups),
+        "base": groups[0].label,
+        "differences": text_compare.differences(groups),
+        "compared": text_compare.headings(compared_groups),
+        "comparisons": [
+            {
+                "other": compared.other,
+                "rows": [text_compare.comparison_cells(row) for row in compared.rows],
+                "left_out": text_compare.left_out(compared),
+            }
+            for compared in compared_groups
+        ],
+        "how_compared": text_compare.how_compared(groups, compared_groups, at_least),
+    }
+
+
+def curves(records: Sequence[Record], setups: Sequence[Setup]) -> dict[str, Picture]:
+    """The pictures of plain runs, by name."""
+    shows = " ".join(
+        f"{label}: {' '.join(text_results.findings(part))}"
+        for label, rows, _ in setups
+        for _, part in table.summary(rows).groupby("n_gen")
+    )
+    captions = {
+        "prefill": "Prefill: time until the prompt is processed. Points are runs, the line their median; the dashed "
+        "line is what the time would be in proportion.",
+        "decode": "Decode: time of each generated token. Points are tokens, the line their running median.",
+        "sweep": "Both curves in one walk through the context. Points are runs, the dashed line the fitted law.",
+    }
+    return {
+        name: picture(draw, name, captions[name], shows, (5, 7.6 if name == "sweep" else 3.9))
+        for name, draw in plot_runs.drawings(records, stacked=True).items()
+    }

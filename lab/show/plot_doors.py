@@ -12,23 +12,24 @@ from lab.experiments import door_parts
 from lab.experiments.door_parts import ENGINE, ORDER, UNEXPLAINED, Phase, Row
 from lab.runner import machine
 from lab.show import text_doors
-from lab.show.canvas import COLOURS, GRID, INK
+from lab.show.canvas import COLOURS, GRID, GUIDE, INK, plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SHADES = dict(zip(ORDER, (*COLOURS[:6], "#F0E442", COLOURS[6]), strict=True))
+SHADES = dict(zip(ORDER, (*COLOURS[:6], "#F0E442", GUIDE), strict=True))
 """The colour of each part, in all pictures the same."""
 
 SIZE = (9.0, 2.2)
 """Inches: how wide, and how high for each length."""
 
 
-def drawings(records: Sequence[Record], requests: Sequence[RequestRecord]) -> dict[str, Callable[[Figure], Figure]]:
+def drawings(lines: Sequence[Record | RequestRecord]) -> dict[str, Callable[[Figure], Figure]]:
     """The picture of each session that has both sides, by its name."""
     made = {}
-    found = text_doors.sessions(records, requests)
+    records = [line for line in lines if isinstance(line, Record)]
+    found = text_doors.sessions(records, [line for line in lines if isinstance(line, RequestRecord)])
     for number, (ours, theirs) in enumerate(found, 1):
         rows = door_parts.rows(ours, theirs)
         model, endpoint = ours[0].model, theirs[0].endpoint
@@ -86,6 +87,7 @@ def _bars(ax: Axes, row: Row, phase: Phase) -> None:
         ax.annotate(f" {digits(ms)}", (end, y), va="center", fontsize=9, color=INK)
     ax.set_xlim(0, 1.15 * max(phase.in_process_ms, high))
     ax.set_yticks([1, 0], ["in process", "through\nthe server"], fontsize=9)
+    plain_ticks(ax.xaxis)
     ax.set_xlabel(f"{phase.name} (ms)")
     ax.set_title(f"{row.n_prompt:,} prompt tokens, {row.n_gen:,} generated", fontsize=10)
     ax.grid(True, axis="x", color=GRID, lw=0.6)

@@ -9,12 +9,14 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import setup_columns, sweep_laws, table
+from lab.analysis import request_table, setup_columns, sweep_laws, table
 from lab.analysis.wording import digits, seconds
 from lab.core import phases
 from lab.core.record import OK, PREFILL, Record
+from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.runner import machine
+from lab.show import plot_requests
 from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, new_axes, plain_ticks, tidy, unbroken
 
 if TYPE_CHECKING:
@@ -32,14 +34,18 @@ WIDE = 12
 """Where the slowest line of a decode plot takes more than so many times the fastest, the axis is logarithmic."""
 
 
-def plot_prefill(records: Sequence[Record], ax: Axes | None = None) -> Axes:
+def plot_prefill(records: Sequence[Record | RequestRecord], ax: Axes | None = None) -> Axes:
     """Prefill time against prompt length, both logarithmic: points are runs, the thick line their medians.
+
+    Where there are requests to servers, which show no prefill, it is TTFT of all (plot_requests.py).
 
         lab.plot_prefill(records)
 
     Thin lines are single runs, step by step. The dashed grey line is proportional to the length, at the lowest
     time per token that was measured.
     """
+    if request_table.alone(records):
+        return plot_requests.plot_ttft(records, ax)
     records = _timed(records)
     ax = ax or new_axes()
     run_rows = table.runs(records)
@@ -82,8 +88,10 @@ def plot_prefill(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     return _finish(ax, "Prefill: time until the prompt is processed", records)
 
 
-def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
+def plot_decode(records: Sequence[Record | RequestRecord], ax: Axes | None = None) -> Axes:
     """Decode time per token (ITL) against the token's place in the generation, one line a prompt length.
+
+    Where there are requests to servers, see plot_requests.py: their gaps may be those between events.
 
         lab.plot_decode(records)
 
@@ -92,6 +100,8 @@ def plot_decode(records: Sequence[Record], ax: Axes | None = None) -> Axes:
     """
     from matplotlib.ticker import MaxNLocator
 
+    if request_table.alone(records):
+        return plot_requests.plot_gaps(records, ax)
     records = _timed(records)
     ax = ax or new_axes()
     decode = table.steps(records)
@@ -207,9 +217,10 @@ def _band(ax: Axes, runs: pd.DataFrame, x: pd.Series, figure: str, style: dict[s
     ax.plot(x, runs[figure], ls="", ms=4, alpha=0.6, mew=0, **style, label=label)
 
 
-def _timed(records: Sequence[Record]) -> list[Record]:
-    timed = _plain(records)
-    if not timed and any(record.run.lever for record in records):
+def _timed(records: Sequence[Record | RequestRecord]) -> list[Record]:
+    of_engine = request_table.of_engine(records)
+    timed = _plain(of_engine)
+    if not timed and (any(record.run.lever for record in of_engine) or request_table.loads_of(records)):
         raise LabError("There is nothing to draw: these are experiments.", "Their pictures: lab plot RESULTS")
     if not timed:
         raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")

@@ -8,20 +8,36 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
+from lab.analysis import request_table
 from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import Record, Run
+from lab.core.request import RequestRecord
 from lab.experiments import claim_parts
 from lab.experiments.claim_list import CLAIMS
 from lab.models import catalog
 from lab.runner.as_options import options
 
 
-def commands(records: Sequence[Record]) -> list[str]:
+def commands(records: Sequence[Record | RequestRecord]) -> list[str]:
     """The command line of each session."""
-    sessions = dict.fromkeys(record.session for record in records)
-    made = [command([record for record in records if record.session == name]) for name in sessions]
+    made = [command(own) for own in _by_session(request_table.of_engine(records))]
+    made += [request_command(own) for own in _by_session(request_table.alone(records))]
     return [line for line in dict.fromkeys(made) if line]
+
+
+def _by_session(records: Sequence[Any]) -> list[list[Any]]:
+    return [[one for one in records if one.session == name] for name in dict.fromkeys(one.session for one in records)]
+
+
+def request_command(records: Sequence[RequestRecord]) -> str:
+    """The command line of one session of requests that ran alone. Keys and headers are in no record."""
+    first, asked = records[0], [record.request.asked for record in records]
+    lengths = sorted({one.n_prompt for one in asked if one.n_prompt is not None})
+    words = ["lab", "measure", "--url", first.endpoint.url, "--model", first.model, "--api", first.endpoint.api]
+    words += ["--prompt-len", ",".join(map(str, lengths))] if lengths else []
+    return shlex.join([*words, "--gen", str(asked[0].n_gen), "--repeat", str(1 + max(one.repeat for one in asked))])
 
 
 def command(records: Sequence[Record]) -> str | None:

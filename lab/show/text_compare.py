@@ -181,14 +181,22 @@ def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_
     ]
     if sources := dict.fromkeys(compared.energy_of for compared in comparisons if compared.energy_of):
         sentences.append(f"Energy is that of {text_energy.scope(sources)}; its ratio is read as that of times.")
+    n_served = sum(setup_columns.is_request(group.rows.iloc[0]) for group in groups)
     if spreads := dict.fromkeys(words for compared in comparisons for words in compared.spreads):
+        by_session = "several sessions of lab measure --url" if n_served else ""
+        measured_by = filter(None, ["lab calibrate" if n_served < len(groups) else "", by_session])
         sentences.append(
             "Sessions of one machine differ from each other; a difference is claimed only beyond that. Taken for one "
-            f"standard deviation: {'; '.join(spreads)}. Measure it: lab calibrate."
+            f"standard deviation: {'; '.join(spreads)}. Measure it: {', '.join(measured_by)}."
         )
     if True not in kinds and all(group.rows.machine.iloc[0] == groups[0].rows.machine.iloc[0] for group in groups):
+        see = "" if n_served == len(groups) > 1 else " See lab doors." if n_served else " See lab ab."
+        sentences.append(f"These sessions were not measured side by side: part of a difference may be the hour.{see}")
+    if 0 < n_served < len(groups):
         sentences.append(
-            "These sessions were not measured side by side: part of a difference may be the hour. See lab ab."
+            "In process, TTFT is prefill and the choice of one token. Through a server it also has templates and "
+            "tokenising, queueing, HTTP and the client; TPOT is of the times at which tokens arrive. How the server's "
+            "engine is set is not visible, and not among the differences."
         )
     return sentences
 

@@ -14,11 +14,9 @@ from lab.cli.servers import REACHING, URL, confirm
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from lab.core.record import Record
     from lab.core.request import RequestRecord
-    from lab.experiments.doors import Turns
+    from lab.experiments.both_ways import Turns
 
 
 @click.command()
@@ -59,7 +57,7 @@ def doors(
     templating, tokenising, scheduling, and what is not explained. Start the server on this machine, and give the lab
     the settings with which it was started (threads, ubatch, flash attention, cache types), since no server says them.
     """
-    from lab.experiments.doors import new_file, prepare
+    from lab.experiments.both_ways import new_file, prepare
     from lab.process.worker import Worker
     from lab.runner.servers import connect
     from lab.show import console, text_doors, text_endpoint, text_setup
@@ -86,10 +84,10 @@ def doors(
         sys.exit(EXIT_FAILED)
 
 
-def _collect(turns: Turns, path: Path, err: Console) -> tuple[list[Record | RequestRecord], LabError | None]:
+def _collect(turns: Turns, path: Path, err: Any) -> tuple[list[Record | RequestRecord], LabError | None]:
     """Measures and shows progress. Returns the lines, and the LabError that ended it, if there was one."""
     from lab.core.request import RequestRecord
-    from lab.experiments.doors import execute
+    from lab.experiments.both_ways import execute
     from lab.show import console, text_doors, text_results
 
     lines: list[Record | RequestRecord] = []
@@ -124,7 +122,7 @@ def _show(lines: list[Record | RequestRecord], path: Path, plots: bool, as_json:
     if not as_json:
         text_doors.print_parts(records, requests, out)
     failures = text_doors.failures(records, requests)
-    made = plot_doors.drawings(records, requests) if plots else {}
+    made = plot_doors.drawings(lines) if plots else {}
     drawn = [str(one) for name, draw in made.items() for one in canvas.write(draw, path.parent, f"{path.stem}-{name}")]
     if as_json:
         parts = text_doors.as_rows(records, requests)
