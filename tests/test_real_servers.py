@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from lab.core import request_times as times
+from lab.core import results
 from lab.core.record import FAILED, OK
 from lab.core.request import (
     CHAT,
@@ -301,3 +302,36 @@ def test_an_answer_that_the_next_request_interrupts_is_cut_off(embedded: Path) -
         interrupted = [reply.request for reply in server.client.run(plan) if reply.request.status == FAILED]
     assert interrupted and all(request.failure in (CUT_OFF, LOST) for request in interrupted)
     assert all(request.events.kind.count(TEXT) < 60 and DONE in request.events.kind for request in interrupted)
+
+
+# The commands, end to end
+
+
+@pytest.mark.parametrize("which", [LLAMA, PYTHON])
+def test_the_main_job_through_a_server(llama: RealServer, python: RealServer, which: str, tmp_path: Path) -> None:
+    url = (llama if which == LLAMA else python).url
+    options = ("--api", COMPLETIONS, "-p", "48", "-n", "6", "--repeat", "2", "--out", tmp_path, "--json")
+    status, out, err = run_lab("measure", "--url", url, *options)
+    assert status == 0, err
+    assert "Traceback" not in err and json.loads(out)
+    (path,) = tmp_path.glob("*.jsonl")
+    lines = results.read([path]).requests
+    timed = [one.request for one in lines if not one.request.asked.warmup]
+    assert [one.status for one in timed] == [OK, OK]
+    assert [times.n_generated(one) for one in timed] == [6, 6] and len(list(tmp_path.glob("*.png"))) == 2
+    assert {figures(one).is_warm for one in timed} == ({False} if which == LLAMA else {None})
+
+
+@pytest.mark.parametrize("which", [LLAMA, PYTHON])
+def test_a_load_on_a_server(llama: RealServer, python: RealServer, which: str, tmp_path: Path) -> None:
+    url = (llama if which == LLAMA else python).url
+    options = ("--api", COMPLETIONS, "-p", "24", "-n", "3", "-c", "1,3", "--rounds", "1", "--warmup", "0.2")
+    status, out, err = run_lab("load", "--url", url, *options, "--duration", "1", "--out", tmp_path, "--json")
+    assert status == 0, err
+    assert "Traceback" not in err and json.loads(out)
+    (path,) = tmp_path.glob("*.jsonl")
+    requests = [one.request for one in results.read([path]).requests if one.request.asked.load]
+    assert {one.asked.load.concurrency for one in requests if one.asked.load} == {1, 3}
+    assert {one.status for one in requests} == {OK}
+    if which == LLAMA:  # two slots: a third user waits before the server begins
+        assert all(one.timings is not None and figures(one).n_cached == 0 for one in requests)
