@@ -113,8 +113,8 @@ def phases_of(records: list[Record], requests: list[RequestRecord]) -> dict[str,
 
 
 def test_the_parts_are_the_planted_ones_and_add_up() -> None:
-    found = phases_of([run_of(0)], [make_request(0)])
-    ttft, tpot = found["TTFT"], found["TPOT"]
+    phases = phases_of([run_of(0)], [make_request(0)])
+    ttft, tpot = phases["TTFT"], phases["TPOT"]
     assert {part.name: round(part.ms, 6) for part in ttft.parts} == {
         door_parts.ENGINE: 21.0,
         door_parts.OTHERWISE: 47.0,
@@ -135,7 +135,7 @@ def test_the_parts_are_the_planted_ones_and_add_up() -> None:
     assert not ttft.hidden and not tpot.hidden
 
 
-def test_each_part_is_the_median_over_blocks_and_only_pairs_count() -> None:
+def test_each_part_is_the_mean_over_blocks_and_only_pairs_count() -> None:
     requests = [make_request(block, head_ms=30.0 + block) for block in range(4)]
     requests.append(make_request(0, asked=Asked(n_prompt=20, n_prompt_counted=20, n_gen=5, warmup=True)))
     runs = [run_of(block, 10.0 + block) for block in (0, 1, 2, 7)]
@@ -143,6 +143,15 @@ def test_each_part_is_the_median_over_blocks_and_only_pairs_count() -> None:
     slot = next(part for part in row.phases[0].parts if part.name == door_parts.SLOT)
     assert (row.n_blocks, slot.ms, slot.low_ms, slot.high_ms) == (3, 19.0, 18.0, 20.0)
     assert row.phases[1].spread == pytest.approx(2 / 12)
+
+
+def test_the_outer_blocks_are_in_the_ranges_only_and_the_parts_add_up_to_what_is_left() -> None:
+    late = (100.0, 90.0, 500.0, 100.0)
+    requests = [make_request(block, ttft_ms=ms) for block, ms in enumerate(late)]
+    (row,) = door_parts.rows([run_of(block) for block in range(4)], requests)
+    ttft = row.phases[0]
+    assert (row.n_blocks, row.n_middle, ttft.server_ms) == (4, 2, 100.0)
+    assert ttft.unexplained_ms == pytest.approx(2.0)
 
 
 def test_a_prompt_from_a_cache_and_a_short_answer_do_not_count_and_are_named() -> None:
@@ -156,15 +165,15 @@ def test_a_prompt_from_a_cache_and_a_short_answer_do_not_count_and_are_named() -
 def test_without_times_of_the_server_the_rest_is_not_explained_and_said_so() -> None:
     bare = make_request(pieces=Pieces(http_ns=(2 * MS,)))
     bare = dataclasses.replace(bare, request=dataclasses.replace(bare.request, timings=None))
-    found = phases_of([run_of(0)], [bare])
-    assert found["TTFT"].unexplained_ms == pytest.approx(100 - 21 - 2)
-    assert set(found["TTFT"].hidden) == {
+    phases = phases_of([run_of(0)], [bare])
+    assert phases["TTFT"].unexplained_ms == pytest.approx(100 - 21 - 2)
+    assert set(phases["TTFT"].hidden) == {
         door_parts.OTHERWISE,
         door_parts.TEMPLATE,
         door_parts.TOKENIZE,
         door_parts.SLOT,
     }
-    assert found["TPOT"].unexplained_ms == pytest.approx(3.0)
+    assert phases["TPOT"].unexplained_ms == pytest.approx(3.0)
     (row,) = door_parts.rows([run_of(0)], [bare])
     assert any("cannot be measured on this server" in words for words in door_settings.sentences([row]))
     other = dataclasses.replace(ENDPOINT, server="vLLM")
@@ -172,9 +181,9 @@ def test_without_times_of_the_server_the_rest_is_not_explained_and_said_so() -> 
 
 
 def test_a_head_that_comes_with_the_first_token_does_not_say_when_the_slot_began() -> None:
-    found = phases_of([run_of(0)], [make_request(head_ms=99.0)])
-    assert found["TTFT"].hidden == (door_parts.SLOT,)
-    assert found["TTFT"].unexplained_ms == pytest.approx(20.0)
+    phases = phases_of([run_of(0)], [make_request(head_ms=99.0)])
+    assert phases["TTFT"].hidden == (door_parts.SLOT,)
+    assert phases["TTFT"].unexplained_ms == pytest.approx(20.0)
 
 
 def test_settings_say_what_differs_and_what_is_not_known() -> None:
@@ -253,7 +262,7 @@ def test_both_ways_through_a_null_server(planted: str, tmp_path: Path) -> None:
     assert tpot.ms(door_parts.SAMPLING) == pytest.approx(2.0)
     assert ttft.ms(door_parts.OTHERWISE) == pytest.approx(200 - N_PROMPT - 1)
     code, shown, _ = run_lab("show", path)
-    assert code == 0 and "medians of 2 blocks" in shown and door_parts.UNEXPLAINED in shown
+    assert code == 0 and "means of 2 blocks" in shown and door_parts.UNEXPLAINED in shown
     code, shown, _ = run_lab("show", "--json", path)
     assert code == 0 and len(json.loads(shown)["both_ways"][0]["rows"][0]["phases"]) == 2
     code, shown, _ = run_lab("plot", path)

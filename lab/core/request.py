@@ -135,7 +135,7 @@ class ServerTimings:
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """What a server does besides running the model, asked for piece by piece: of `lab doors`, raw.
+    """What a server does apart from running the model, asked for piece by piece: of `lab doors`, raw.
 
     Each of the columns holds times from the sending of a question with the prompt in it to the first byte of its
     answer. None: the server has no such question.

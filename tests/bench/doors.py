@@ -104,16 +104,16 @@ def planted(folder: Path, blocks: int) -> None:
 
 def idle(folder: Path) -> None:
     """The engine's TPOT in process while a llama-server is idle, and without one."""
-    found: dict[bool, list[float]] = {True: [], False: []}
+    tpot_ms: dict[bool, list[float]] = {True: [], False: []}
     for number in range(N_IDLE):
         for has_server in (True, False) if number % 2 else (False, True):
             if has_server:
                 with real_server():
                     time.sleep(1)
-                    found[True].append(alone_ms(folder))
+                    tpot_ms[True].append(alone_ms(folder))
             else:
-                found[False].append(alone_ms(folder))
-    with_idle, without = (statistics.median(found[has]) for has in (True, False))
+                tpot_ms[False].append(alone_ms(folder))
+    with_idle, without = (statistics.median(tpot_ms[has]) for has in (True, False))
     ratio = with_idle / without - 1
     print(f"\nThe engine alone: {without:.3f} ms a token; with an idle llama-server {with_idle:.3f} ({ratio:+.1%})")
 
