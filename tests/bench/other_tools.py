@@ -138,7 +138,7 @@ def served(name: str) -> Iterator[tuple[str, str, Path | None]]:
 def lab_group(server: Server, prompts: Sequence[str], n_at_once: int) -> Group:
     """The lab's requests: each prompt once."""
     load = Load(
-        arrivals=CLOSED, concurrency=n_at_once, round=0, warmup_s=0, duration_s=0, lengths=f"{N_PROMPT}", seed=1
+        arrivals=CLOSED, concurrency=n_at_once, round=0, warmup_s=0, duration_s=3600, lengths=f"{N_PROMPT}", seed=1
     )
     asked = Asked(n_prompt=N_PROMPT, n_gen=N_GEN, temperature=0.0, seed=1, ignore_eos=server.ignores_eos, load=load)
     asks = tuple(ask_for(CHAT, server.model, prompt, asked, server.endpoint.accepted) for prompt in prompts)

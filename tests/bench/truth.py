@@ -27,7 +27,7 @@ from typing import Any
 from lab.core import request_times as times
 from lab.core.request import CHAT, Asked, Request
 from lab.endpoints.access import access, ask
-from lab.endpoints.null_behaviour import ACCEPT, ASKED, EMPTY, NEVER, TEMPLATE_TOKENS, Behaviour, NullSettings
+from lab.endpoints.null_behaviour import ACCEPT, ASKED, EMPTY, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
 from lab.endpoints.null_server import null_server
 from lab.endpoints.wire import Plan
 from lab.runner.servers import connect
@@ -43,8 +43,11 @@ EVEN = Behaviour(first_ms=100, gap_ms=10, usage=ASKED)
 BUNDLED = replace(EVEN, gap_ms=40, bundle=4)
 BEHAVIOURS: dict[str, tuple[Behaviour, str]] = {
     "even": (EVEN, "a token every 10 ms, the first after 100 ms"),
-    "bundled": (BUNDLED, "four tokens in an event, every 40 ms"),
-    "held": (replace(EVEN, n_held=11), "twelve tokens in the first event, then one each"),
+    "bundled": (BUNDLED, "four tokens in an event, every 40 ms; they are counted at the end"),
+    "held": (
+        replace(EVEN, n_held=11, usage=RUNNING),
+        "twelve tokens in the first event, then one each; running counts for who asks for them",
+    ),
     "no usage": (replace(BUNDLED, usage=NEVER), "four tokens in an event, and no usage streamed"),
     "role": (replace(EVEN, role=ACCEPT), "a chunk with an empty role at once, the first token after 100 ms"),
     "empty": (replace(EVEN, role=EMPTY), "an empty chunk without a role at once"),
@@ -215,7 +218,7 @@ def measured(name: str, folder: Path) -> dict[str, Cell | str]:
             n_at_once=1,
             tokenizer=tokenizer,
         )
-        runs = dict(tool_runs.TOOLS) | ({PER_CHUNK: tool_runs.aiperf_per_chunk} if name in ("bundled", "held") else {})
+        runs = dict(tool_runs.TOOLS) | ({PER_CHUNK: tool_runs.aiperf_per_chunk} if how.usage == RUNNING else {})
         for _ in range(2 if how.has_cache else 1):
             requests = lab_run(server.url, model)
         cells[LAB] = Cell(of_the_lab(requests), of_the_log(streams()[-N:], how))
