@@ -69,6 +69,7 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._free_ns = 0  # since when it has been free
         self.is_open = False
+        self.was_used = False
 
     @property
     def is_ready(self) -> bool:
@@ -81,6 +82,7 @@ class Connection(asyncio.Protocol):
 
         `over` is set when its answer has arrived whole, which is before it is read.
         """
+        self.was_used = True
         self._answer = Answer(self, stall_s, turn, over, due_ns)
         return self._answer
 
