@@ -222,7 +222,8 @@ def _capabilities(
     counting = counter.by if counter else None
     yield Capability("tokenize", YES if counting == prompts.TOKENIZE else NO, _COUNTING[counting])
     has_slots = settings is not None and settings.n_slots is not None
-    how = f"{settings.n_slots} slots, a context of {settings.n_ctx} tokens" if settings else ""
+    slots = "1 slot" if settings and settings.n_slots == 1 else f"{settings.n_slots} slots" if settings else ""
+    how = f"{slots}, a context of {settings.n_ctx} tokens" if settings else ""
     yield _seen("settings", has_slots, how, "the server gives no number of slots")
     reasons = any(REASONING in request.events.kind for request in requests)
     yield Capability("reasoning field", YES if reasons else UNKNOWN, "seen" if reasons else "no answer had reasoning")
