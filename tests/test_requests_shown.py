@@ -268,7 +268,7 @@ def test_the_picture_of_ttft_has_points_medians_and_a_guide_in_proportion() -> N
 
 
 def test_an_engine_and_a_server_share_pictures_of_ttft_and_decode() -> None:
-    both = [make_record(make_run(20, 5, decode_ms=10)), *session()]
+    both: list[Record | RequestRecord] = [make_record(make_run(20, 5, decode_ms=10)), *session()]
     ax = lab.plot_prefill(both)
     assert labels_of(ax)[:2] == [
         "tiny Q4_0, in process: median",
