@@ -51,6 +51,11 @@ def title(endpoint: Endpoint, model: str, machine: Machine) -> str:
     return f"{model} on {server}{slots}; client: {machines.label(machine)}"
 
 
+def size(name: str) -> tuple[float, float]:
+    """Inches of the picture of that name."""
+    return (11, 7) if name.startswith("timeline") else (11, 5)
+
+
 def drawings(samples: Sequence[Sample], title: str, n_slots: int | None = None) -> dict[str, Callable[[Figure], Any]]:
     """What draws the pictures that there is data for: load, throughput, timeline.
 
