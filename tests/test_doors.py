@@ -223,6 +223,12 @@ def test_the_table_the_json_and_the_picture_have_all_parts(tmp_path: Path, capsy
     assert all(path.exists() for path in canvas.write(draw, tmp_path, "ways"))
 
 
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No llama-server is here whose threads could spin."""
+    monkeypatch.setattr(both_ways, "SETTLE_S", 0.0)
+
+
 @pytest.fixture(scope="module")
 def planted() -> Iterator[str]:
     with null_server(SETTINGS) as server:
