@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lab.experiments.prefix_cache import prefix as prefix
     from lab.experiments.speculation import speculate as speculate
     from lab.experiments.stalls import stall as stall
+    from lab.runner.loading import load as load
     from lab.runner.session import measure as measure
     from lab.runner.session import sweep as sweep
     from lab.runner.side_by_side import ab as ab
@@ -48,6 +49,7 @@ _MODULES = {
     "sweep": "runner.session",
     "ab": "runner.side_by_side",
     "endpoint": "runner.through_server",
+    "load": "runner.loading",
     "batch": "experiments.batching",
     "doors": "experiments.both_ways",
     "prefix": "experiments.prefix_cache",

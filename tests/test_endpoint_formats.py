@@ -11,6 +11,7 @@ import pytest
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import (
+    CUT_OFF,
     DONE,
     ERROR,
     ERROR_INSIDE,
@@ -288,6 +289,14 @@ def test_llama_server_reasoning_and_error() -> None:
     assert (stream.failure, stream.error) == (ERROR_INSIDE, "Context size has been exceeded.")
 
 
+# llama-cpp-python 0.3.36 llama_cpp/server/app.py (get_event_publisher): where interrupt_requests is on, which it is
+# unless it is switched off, the answer to one request ends in its middle when the next one arrives
+def test_llama_cpp_server_interrupted() -> None:
+    stream = read(sse(delta({"role": "assistant"})), sse(delta({"content": "Hi"})), sse("[DONE]"))
+    assert stream.failure == CUT_OFF and stream.error is not None and "in mid-answer" in stream.error
+    whole(read(sse(delta({"content": "Hi"}, usage=usage(3, 1))), sse("[DONE]")))
+
+
 # llama-cpp-python 0.3.36 llama_cpp/llama_chat_format.py (_convert_text_completion_chunks_to_chat), sent by
 # sse-starlette: lines end with CRLF, a ping is a comment with a date, and there is no usage
 def test_llama_cpp_server() -> None:
@@ -311,7 +320,8 @@ def test_llama_cpp_server() -> None:
 # https://html.spec.whatwg.org/multipage/server-sent-events.html, 9.2.6: comments, other fields, data of several lines
 def test_server_sent_events_as_specified() -> None:
     stream = read(
-        b': a comment\nevent: message\nid: 7\nretry: 1000\ndata: {"choices":\ndata:[{"delta":{"content":"x"}}]}\n\n',
+        b': a comment\nevent: message\nid: 7\nretry: 1000\ndata: {"choices":\n',
+        b'data:[{"finish_reason":"stop","delta":{"content":"x"}}]}\n\n',
         b"event: ping\ndata: {}\n\n",
         b"data:[DONE]\n\n",
     )
@@ -332,7 +342,7 @@ def test_bytes_may_be_cut_anywhere(n: int) -> None:
 
 def test_the_last_empty_line_may_be_missing() -> None:
     for rest in (b"data: [DONE]\n", b"data: [DONE]"):
-        stream = read(sse(delta({"content": "x"})), rest)
+        stream = read(sse(delta({"content": "x"}, "stop")), rest)
         whole(stream)
         assert stream.events.kind == (TEXT, DONE)
 

@@ -278,6 +278,22 @@ def test_trap_7_prompts_of_a_tokenizer_with_long_words_are_exact() -> None:
         assert prompts.make(n, counter, "unbreakable extraordinary", random.Random(n)).n_tokens == n
 
 
+@pytest.mark.parametrize(("by", "most"), [("tokenize", 16), ("usage", 9)])
+def test_trap_7_few_counts_do_where_each_costs_a_prefill(by: str, most: int) -> None:
+    words = [("a", "some", "syllables", "internationalization")[i * i % 4 if i % 7 else 3] for i in range(997)]
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return 20 + sum(1 + len(word) // 5 for word in text.split())
+
+    for n in (100, 1000, 10_000):
+        counted.clear()
+        prompt = prompts.make(n, prompts.Counter(by, count), " ".join(words), random.Random(n), start=n)
+        assert prompt.n_tokens == count(prompt.text) == n
+        assert len(counted) - 1 <= most
+
+
 def test_trap_7_a_prompt_cannot_be_shorter_than_the_template() -> None:
     counter = prompts.Counter("tokenize", lambda text: len(text.split()) + 20)
     with pytest.raises(LabError, match="A prompt of 10 tokens is not possible: the shortest one has 28"):

@@ -24,8 +24,9 @@ from lab.core.request import (
     ServerTimings,
     Usage,
 )
-from lab.show import text_load
+from lab.show import canvas, plot_load, svg, text_load
 from lab.show.console import console
+from tests.conftest import MACHINE
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.1)
 LOAD = Load(
@@ -344,3 +345,87 @@ def test_rows_name_their_units() -> None:
     assert row["tokens_tps"] == {"value": 60 * 5 / 4, "by_round": (75.0,)}
     assert (row["attainment"], rows["capacity"]["at_least"], rows["n_slots"]) == (1.0, 1, 4)
     assert text_load.as_rows([], ENDPOINT)["arms"] == []
+
+
+def pictures(*requests: Request) -> dict[str, Any]:
+    return plot_load.drawings([loads.sample(request) for request in requests], "tiny on a server", 4)
+
+
+def texts(figure: Any) -> str:
+    from matplotlib.text import Text
+
+    return " | ".join(text.get_text() for text in figure.findobj(Text))
+
+
+def levels(*users: int) -> list[Request]:
+    return [one for n in users for one in spaced(60, dataclasses.replace(LOAD, concurrency=n), ttft_s=0.1 * n)]
+
+
+def test_latency_over_load_is_drawn() -> None:
+    many = dataclasses.replace(LOAD, concurrency=16)
+    drawn = pictures(*levels(1, 4, 8, 16), failed(2, many))
+    assert list(drawn) == ["load", "throughput", "timeline"]
+    figure = canvas.drawn(drawn["load"], (11, 5))
+    ttft, tpot = figure.axes
+    lines: dict[str, Any] = {str(line.get_label()): line for line in ttft.lines}
+    assert len(lines["requests"].get_ydata()) == 60  # each of an arm
+    assert list(lines["median"].get_ydata()) == pytest.approx([0.1, 0.4, 0.8, 1.6])
+    assert "p99" not in texts(figure) and "99 %" not in texts(figure)  # 60 requests cannot show it
+    assert [tick.get_text() for tick in tpot.get_xticklabels()] == ["1", "4", "8", "16"]
+    assert "1 of 61\nfailed" in texts(figure)
+    assert "limit: TTFT 500 ms, TPOT 100 ms" in texts(figure)
+    (guide,) = (line for label, line in lines.items() if "slots" in label)
+    assert list(guide.get_xdata()) == [1.5, 1.5]  # between 4 and 8 users
+
+
+def test_throughput_is_drawn_with_one_label_for_arms_on_top_of_each_other() -> None:
+    again = [dataclasses.replace(LOAD, round=1, concurrency=n) for n in (1, 2)]
+    both = [*spaced(30, again[0], ttft_s=0.1), *spaced(30, again[1], ttft_s=0.2)]
+    figure = canvas.drawn(pictures(*levels(1, 2), *both)["throughput"], (11, 5))
+    assert "range over 2 rounds" in texts(figure)
+    assert "1, 2 users" in texts(figure.axes[1]) and "1, 2 users" not in texts(figure.axes[0])
+
+
+def test_the_timeline_has_a_bar_a_request_and_marks_failures() -> None:
+    many = dataclasses.replace(LOAD, concurrency=9)
+    requests = [*levels(*range(1, 9)), *spaced(400, many), failed(2, many, failure=RATE_LIMITED)]
+    figure = canvas.drawn(pictures(*requests)["timeline"], (11, 7))
+    shown = [ax for ax in figure.axes if ax.get_visible()]
+    assert len(shown) == 6
+    assert shown[0].get_title() == "1 user: 61 requests"
+    assert len(shown[0].patches) == 1 + 2 * 61  # the window; waiting and being answered
+    assert shown[-1].get_title() == "9 users: 402 requests, 1 of 3 drawn"
+    (legend,) = figure.legends
+    assert "failed: rate limited" in [text.get_text() for text in legend.get_texts()]
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [failed(0.1 * i, failure=REFUSED) for i in range(51)],
+        [planted(0)],
+        [planted(2), planted(5.1)],
+        [planted(2, n=1), planted(5.1, n=1)],
+        spaced(300, OPEN),
+        spaced(3, dataclasses.replace(LOAD, arrivals="replay", concurrency=None)),
+        [*spaced(3), *spaced(3, OPEN)],
+    ],
+)
+def test_whatever_happened_can_be_drawn(requests: list[Request]) -> None:
+    for name, draw in pictures(*requests).items():
+        assert "tiny on a server" in texts(canvas.drawn(draw, (8, 5)))
+        assert svg.inline(draw, name, (8, 5)).startswith("<svg")
+
+
+def test_open_and_closed_loops_have_pictures_of_their_own() -> None:
+    names = list(pictures(*spaced(3), *spaced(3, OPEN)))
+    assert names == ["load", "throughput", "timeline", "load-2", "throughput-2", "timeline-2"]
+    assert pictures() == {}
+
+
+def test_a_picture_names_model_server_and_client() -> None:
+    named = dataclasses.replace(ENDPOINT, server="llama-server", version="b1")
+    title = plot_load.title(named, "tiny", MACHINE)
+    assert title == "tiny on llama-server b1, 4 slots; client: Test CPU, 4 cores"
+    unnamed = dataclasses.replace(ENDPOINT, settings=None)
+    assert plot_load.title(unnamed, "tiny", MACHINE).startswith("tiny on a server without a name; client")

@@ -105,8 +105,9 @@ def send(server: Server, ask: Ask) -> Request:
     return server.counted(ask, reply)
 
 
-def ask_of(server: Server, n_prompt: int, n_gen: int) -> Ask:
-    return server.ask(server.prompt(n_prompt, WORDS, seed=1, repeat=0), asked(server, n_prompt, n_gen))
+def ask_of(server: Server, n_prompt: int, n_gen: int, is_sent_once: bool = False) -> Ask:
+    prompt = server.prompt(n_prompt, WORDS, seed=1, repeat=0)
+    return server.ask(prompt, asked(server, n_prompt, n_gen), is_sent_once)
 
 
 def as_it_is(ask: Ask, **fields: object) -> Ask:
@@ -179,7 +180,7 @@ def test_a_prompt_has_exactly_n_of_the_servers_tokens(
     )
     with urllib.request.urlopen(request) as answer:
         assert json.load(answer)["usage"]["prompt_tokens"] == prompt.n_tokens == n
-    usage = send(server, server.ask(prompt, asked(server, n, 2))).usage  # with another nonce
+    usage = send(server, ask_of(server, n, 2, is_sent_once=True)).usage  # with another nonce
     assert usage is not None and usage.prompt_tokens == n
 
 
@@ -188,7 +189,7 @@ def test_each_token_is_an_event_and_nothing_comes_before_prefill(
     reached: dict[tuple[str, str], Server], which: tuple[str, str]
 ) -> None:
     server = reached[which]
-    request = send(server, ask_of(server, 64, 10))
+    request = send(server, ask_of(server, 64, 10, is_sent_once=True))
     assert request.status == OK, request.error
     kinds = request.events.kind
     assert kinds.count(TEXT) == 10 == times.n_generated(request)
@@ -291,3 +292,12 @@ def test_a_server_that_dies_in_mid_stream_is_a_connection_lost(embedded: Path) -
         assert 0 < reply.request.events.kind.count(TEXT) < 900
         (after,) = server.client.run(Plan(asks=(ask,), api=COMPLETIONS))
         assert after.request.failure == REFUSED
+
+
+def test_an_answer_that_the_next_request_interrupts_is_cut_off(embedded: Path) -> None:
+    options = (*ONE_THREAD_OF_PYTHON, "--interrupt_requests", "true")  # as it is unless it is switched off
+    with llama_cpp_server(embedded, *options) as started, connect(started.url, api=COMPLETIONS) as server:
+        plan = Plan(asks=(ask_of(server, 48, 60),) * 2, api=COMPLETIONS, n_at_once=2)
+        interrupted = [reply.request for reply in server.client.run(plan) if reply.request.status == FAILED]
+    assert interrupted and all(request.failure in (CUT_OFF, LOST) for request in interrupted)
+    assert all(request.events.kind.count(TEXT) < 60 and DONE in request.events.kind for request in interrupted)

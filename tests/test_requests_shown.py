@@ -1,14 +1,19 @@
 """Requests to servers in the tables, words, pictures and pages of the main job."""
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lab
-from lab.analysis import request_table, table
+from lab.analysis import comparison, request_table, table
+from lab.analysis.spread import known_spreads
+from lab.analysis.verdicts import SLOWER
+from lab.core import results
 from lab.core.load import CLOSED, Load
-from lab.core.record import FAILED
+from lab.core.record import FAILED, Record
 from lab.core.request import (
     REASONING,
     STALLED,
@@ -21,8 +26,9 @@ from lab.core.request import (
     ServerTimings,
     Usage,
 )
-from lab.show import console, text_requests
-from tests.conftest import make_record, make_run
+from lab.errors import LabError
+from lab.show import console, page, plot_requests, reproduce, text_compare, text_requests
+from tests.conftest import make_record, make_run, run_lab
 from tests.test_request import make_request, make_request_record
 
 MS = 1_000_000
@@ -230,3 +236,266 @@ def test_rows_as_json_have_the_figures() -> None:
 def test_a_run_of_the_engine_still_has_a_label_of_model_and_machine() -> None:
     ((label, _),) = table.setups(lab.runs([make_record(make_run())]))
     assert label == "tiny Q4_0, Test CPU, 4 cores"
+
+
+# Pictures
+
+
+def labels_of(ax: Any) -> list[str]:
+    return [text.get_text().replace("\n", " ") for text in ax.get_legend().get_texts()]
+
+
+def x_of(line: Any) -> list[float]:
+    return list(line.get_xdata())
+
+
+def y_of(line: Any) -> list[float]:
+    return list(line.get_ydata())
+
+
+def test_the_picture_of_ttft_has_points_medians_and_a_guide_in_proportion() -> None:
+    ax = lab.plot_prefill(session())
+    assert ax.get_ylabel() == "TTFT (s)" and (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    assert labels_of(ax) == ["median over requests", "requests", "in proportion: 1.51 ms a token, as at 100"]
+    median, points, _ = ax.get_lines()
+    assert y_of(median) == pytest.approx([0.061, 0.151])
+    assert len(x_of(points)) == 6
+    assert ax.get_title().split("\n") == [
+        "TTFT: time until the first token arrives",
+        "tiny through llama-server at http://127.0.0.1:1/v1",
+        "client Test CPU, 4 cores; 3 repeats",
+    ]
+
+
+def test_an_engine_and_a_server_share_pictures_of_ttft_and_decode() -> None:
+    both: list[Record | RequestRecord] = [make_record(make_run(20, 5, decode_ms=10)), *session()]
+    ax = lab.plot_prefill(both)
+    assert labels_of(ax)[:2] == [
+        "tiny Q4_0, in process: median",
+        "tiny, llama-server at http://127.0.0.1:1/v1: median",
+    ]
+    assert y_of(ax.get_lines()[0]) == pytest.approx([0.021])  # TTFT: 20 ms of prefill, 1 ms to choose
+    decode = lab.plot_decode(both)
+    assert decode.get_ylabel() == "time since the token before (ms)"
+    assert len(labels_of(decode)) == 3
+    assert "in process and through" in decode.get_title()
+
+
+def test_tokens_that_came_together_have_a_gap_of_0_and_a_line_of_means() -> None:
+    ax = lab.plot_decode([served(n_gen=9, n_tokens=(1, 2, 2, 2, 2))])
+    points, line = ax.get_lines()
+    assert y_of(points) == [10, 0] * 4
+    assert x_of(points) == list(range(2, 10))
+    assert y_of(line) == pytest.approx([5.0] * 8)
+    assert labels_of(ax) == ["after 100 prompt tokens, mean"]
+
+
+def test_without_tokens_per_event_the_gaps_are_named_inter_chunk_latency() -> None:
+    ax = lab.plot_decode([served(n_tokens=None, n_gen=9)])
+    assert "inter-chunk latency" in ax.get_title() and ax.get_ylabel() == "time since the event before (ms)"
+    assert y_of(ax.get_lines()[0]) == [10] * 4
+    both = lab.plot_decode([served(n_tokens=None, n_gen=9), served(n_prompt=10)])
+    assert both.get_ylabel() == "time since the token or event before (ms)"
+    assert labels_of(both) == [
+        "after 10 prompt tokens, between tokens",
+        "after 100 prompt tokens, between events",
+    ]
+
+
+def test_points_above_the_axis_are_counted_and_slow_and_fast_ones_share_it() -> None:
+    stalled = [served(repeat=i) for i in range(9)]
+    arrive = (50 * MS, 60 * MS, 70 * MS, 80 * MS, 9000 * MS, 9000 * MS)
+    events = dataclasses.replace(stalled[0].request.events, arrive_ns=arrive)
+    ax = lab.plot_decode([*stalled, served(repeat=9, events=events)])
+    assert labels_of(ax) == ["after 100 prompt tokens (1 point above the axis)"]
+    assert lab.plot_decode([served(), served(10, gap_ms=500)]).get_yscale() == "log"
+
+
+def test_warm_and_short_ones_are_lines_of_their_own() -> None:
+    ax = lab.plot_prefill([served(), served(n_prompt=10), served(cached=90, first_ms=5), served(n_gen=9, usage=None)])
+    assert labels_of(ax)[:2] == ["median over requests", "requests"]
+    assert "warm: median" in labels_of(ax)
+    assert labels_of(ax)[-1] == "in proportion: 0.500 ms a token, as at 100"  # not that of the warm one
+
+
+@pytest.mark.parametrize("draw", [lab.plot_prefill, lab.plot_decode])
+def test_nothing_to_draw_is_an_error(draw: Any) -> None:
+    with pytest.raises(LabError, match="nothing to draw"):
+        draw([served(status=FAILED, failure=STALLED)])
+    load = Load(arrivals=CLOSED, concurrency=8, round=0, warmup_s=1, duration_s=10, lengths="100", seed=1)
+    with pytest.raises(LabError, match="nothing to draw"):
+        draw([served(asked=Asked(n_prompt=100, n_gen=5, load=load))])
+    assert plot_requests.drawings([served(status=FAILED)]) == {}
+    assert plot_requests.drawings([make_record()]) == {}
+
+
+# Comparisons
+
+
+def compared(*groups: list[Any]) -> comparison.Comparison:
+    (one,) = comparison.compare([record for group in groups for record in group])
+    return one
+
+
+def other_server(records: list[RequestRecord], **changes: Any) -> list[RequestRecord]:
+    changed = {"url": "http://127.0.0.1:2/v1", **changes}
+    return [dataclasses.replace(r, endpoint=dataclasses.replace(r.endpoint, **changed)) for r in records]
+
+
+def test_servers_are_compared_by_ttft_and_tpot() -> None:
+    rows = compared(session(), other_server(session(first_ms=50, gap_ms=30))).rows
+    assert [(row.n_prompt, row.figure) for row in rows] == [
+        *((10, "ttft_s"), (10, "tpot_ms"), (100, "ttft_s"), (100, "tpot_ms"))
+    ]
+    assert (rows[0].estimate, rows[1].estimate) == pytest.approx((1, 3))
+    assert rows[1].verdict == SLOWER and rows[0].n_gen is None and rows[1].n_gen == 5
+
+
+def test_warm_short_and_busy_requests_are_not_compared() -> None:
+    load = Load(arrivals=CLOSED, concurrency=8, round=0, warmup_s=1, duration_s=10, lengths="100", seed=1)
+    apart = [
+        served(first_ms=1, cached=50),
+        served(first_ms=1, usage=Usage(completion_tokens=2, cached_tokens=0)),
+        served(first_ms=1, asked=Asked(n_prompt=100, n_gen=5, load=load)),
+    ]
+    rows = compared([*session(), *apart], other_server(session())).rows
+    assert {row.n_base for row in rows} == {3} and rows[2].estimate == pytest.approx(1)
+    with pytest.raises(LabError, match="nothing to compare"):
+        comparison.groups(apart)
+
+
+def test_sessions_of_one_server_are_compared() -> None:
+    one = compared(session(name="a"), session(name="b", gap_ms=30))
+    assert (one.base, one.other) == ("session a", "session b")
+
+
+def test_an_engine_and_a_server_are_compared_ttft_with_ttft(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = [make_record(make_run(100, 5, i, decode_ms=10)) for i in range(3)]
+    groups = comparison.groups([*engine, *session(first_ms=2)])
+    comparisons = comparison.compare_groups(groups)
+    assert [(row.n_prompt, row.figure) for row in comparisons[0].rows] == [(100, "ttft_s"), (100, "tpot_ms")]
+    assert comparisons[0].rows[0].base == pytest.approx(0.101) and comparisons[0].rows[0].other == pytest.approx(0.103)
+    text_compare.print_comparisons(groups, comparisons, 0.01, console.console())
+    out = capsys.readouterr().out
+    assert "Only in the base: prefill at 100." in out
+    assert "In process, TTFT is prefill and the choice of one token." in out and "See lab doors." in out
+    assert "  server: in process | llama-server at http://127.0.0.1:1/v1" in out
+    assert "n_threads" not in out and "n_slots" not in out
+
+
+def test_engines_are_compared_as_ever() -> None:
+    faster = [make_record(make_run(100, 5, i, prefill_ms=2), session="b") for i in range(3)]
+    rows = compared([make_record(make_run(100, 5, i)) for i in range(3)], faster).rows
+    assert "ttft_s" not in {row.figure for row in rows}
+
+
+def test_sessions_show_how_much_a_server_differs_from_itself() -> None:
+    sessions = [session(first_ms=50 + i, name=f"{i}") for i in range(4)]
+    known = known_spreads([one for own in sessions for one in own])
+    assert {figure for _, figure in known} == {"ttft_s", "tpot_ms"}
+    assert {machine[-1] for machine, _ in known} == {"llama-server at http://127.0.0.1:1/v1"}
+    far = other_server(session(), url="http://example.org/v1")
+    (compared_far,) = comparison.compare([*session(), *far])
+    assert any("the machine of the server is not known" in words for words in compared_far.spreads)
+
+
+# Files, commands and pages
+
+
+def write(path: Path, records: list[Any]) -> str:
+    for record in records:
+        results.append(path, record)
+    return str(path)
+
+
+def numbered(records: list[RequestRecord]) -> list[RequestRecord]:
+    """The same, each sent at a time of its own."""
+    return [
+        dataclasses.replace(record, request=dataclasses.replace(record.request, sent_ns=i))
+        for i, record in enumerate(records)
+    ]
+
+
+def test_the_order_of_files_is_kept(tmp_path: Path) -> None:
+    runs = write(tmp_path / "a.jsonl", [make_record()])
+    requests = write(tmp_path / "b.jsonl", [served()])
+    assert [type(one) for one in results.read([runs, requests]).measured] == [Record, RequestRecord]
+    assert [type(one) for one in results.read([requests, runs]).measured] == [RequestRecord, Record]
+
+
+def test_two_requests_are_told_apart_by_when_they_were_sent(tmp_path: Path) -> None:
+    one, other = numbered([served(), served()])
+    contents = results.read([write(tmp_path / "a.jsonl", [one, other, one])])
+    assert contents.requests == (one, other)
+    assert contents.skipped == ("a.jsonl line 3 skipped: it was read before",)
+
+
+def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", numbered(session()))
+    status, out, _ = run_lab("show", file)
+    assert status == 0 and "prefill alone is not visible" in out
+    rows = json.loads(run_lab("show", file, "--json")[1])["rows"]
+    assert [row["n_prompt"] for row in rows] == [10, 100]
+    drawn = run_lab("plot", file)[1].split()
+    assert [Path(one).name for one in drawn] == ["a-prefill.png", "a-prefill.svg", "a-decode.png", "a-decode.svg"]
+    table_of_runs = run_lab("export", "--format", "csv", file)[1].splitlines()
+    assert len(table_of_runs) == 7 and "ttft_s" in table_of_runs[0]
+    for wrong, words in (
+        (("explain", file), "only requests to servers"),
+        (("show", "--placement", file), "only requests to servers"),
+        (("export", file), "llama-bench has no rows"),
+        (("export", "--format", "csv", "--table", "steps", file), "have no steps"),
+        (("compare", file), "nothing to compare"),
+    ):
+        status, _, err = run_lab(*wrong)
+        assert status == 1 and words in err, wrong
+
+
+def test_the_commands_read_files_with_both(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [make_record(make_run(100)), *numbered(session())])
+    shown = run_lab("show", file)[1]
+    assert shown.index("tokens generated per run") < shown.index("tokens asked for in each request")
+    assert [Path(one).name for one in run_lab("plot", file)[1].split()][::2] == ["a-prefill.png", "a-decode.png"]
+    document = json.loads(run_lab("compare", file, "--json", "--no-plot")[1])
+    assert [row["figure"] for row in document["comparisons"][0]["rows"]] == ["ttft_s", "tpot_ms"]
+
+
+def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path) -> None:
+    records = numbered([*session(), served(repeat=7, status=FAILED, failure=STALLED, error="nothing for 60 s")])
+    path = lab.report(tmp_path / "page.html", records)
+    text = path.read_text()
+    assert "<h1>How fast does tiny answer through llama-server?</h1>" in text
+    assert "Of a prompt of 100 tokens the first token arrives after 151 ms; after it each token takes 10.0 ms" in text
+    assert "llama-server at http://127.0.0.1:1/v1, through chat" in text and "4 slots" in text
+    assert "what the server can do" in text and "streaming" in text
+    assert "failed: 1 of 7 requests, stalled" in text
+    assert text.count("<svg") == 2 and "prefill s" not in text
+    assert "lab measure --url http://127.0.0.1:1/v1 --model tiny --api chat --prompt-len 10,100 --gen 5" in text
+    assert results.read([path]).requests == tuple(records)
+    assert run_lab("show", path)[0] == 0
+
+
+def test_a_page_has_runs_and_requests_and_compares_them(tmp_path: Path) -> None:
+    text = lab.report(tmp_path / "page.html", [make_record(make_run(100)), *numbered(session())]).read_text()
+    assert "<h2>Figures</h2>" in text and "<h2>Through a server</h2>" in text
+    assert "Which is faster: tiny Q4_0, Test CPU, 4 cores or tiny, llama-server" in text
+    assert "In process, TTFT is prefill and the choice of one token." in text
+    assert text.count("<svg") == 2  # one picture of TTFT, one of decode
+
+
+def test_a_page_needs_a_request_that_went_well() -> None:
+    with pytest.raises(LabError, match="no request went well"):
+        page.html([served(status=FAILED, failure=STALLED)], [])
+
+
+def test_strings_of_a_server_cannot_act_in_a_page() -> None:
+    evil = dataclasses.replace(served(), model="<script>alert(1)</script>$x$")
+    text = page.html([evil], [])
+    assert "<script>alert" not in text and "&lt;script&gt;alert(1)" in text
+
+
+def test_the_command_of_a_session_of_requests() -> None:
+    assert reproduce.commands([*session(), make_record()]) == [
+        "lab measure --prompt-len 20 --gen 5 --repeat 1 --model tiny.gguf --threads 2 --ubatch 8",
+        "lab measure --url http://127.0.0.1:1/v1 --model tiny --api chat --prompt-len 10,100 --gen 5 --repeat 3",
+    ]

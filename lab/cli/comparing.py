@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from lab.cli.files import draw, other_sessions, plot_folder, read
+from lab.cli.files import draw, note, other_sessions, plot_folder, read
 from lab.cli.options import Share
 from lab.errors import LabError
 
 FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("md", "csv", "json", "jsonl", "sql"), ("runs", "steps")
+TOOLS = ("guidellm", "aiperf", "vllm")
 
 
 @click.command()
@@ -64,10 +65,10 @@ def compare(
     "--format",
     "-f",
     "form",
-    type=click.Choice(FORMATS),
+    type=click.Choice((*FORMATS, *TOOLS)),
     default="llama-bench",
     show_default=True,
-    help="As llama-bench prints its tests, or all runs or steps as a table.",
+    help="As llama-bench prints its tests, all runs or steps as a table, or requests to servers as these tools do.",
 )
 @click.option(
     "--as", "kind", type=click.Choice(KINDS), default="json", show_default=True, help="Which output of llama-bench."
@@ -77,7 +78,14 @@ def compare(
 )
 @click.option("--out", "-o", metavar="FILE", help="Write into this file.  [default: stdout]")
 def export(results: tuple[str, ...], form: str, kind: str, table: str, out: str | None) -> None:
-    """Write results for other tools: llama-bench's own columns, or tables of runs and steps."""
+    """Write results for other tools: llama-bench's own columns, tables of runs and steps, or figures of requests.
+
+    guidellm, aiperf and vllm are requests to servers by the definitions and in the JSON fields of GuideLLM, AIPerf and
+    vllm bench serve, which are not the lab's: GuideLLM's time per output token has TTFT in it, for one.
+    """
+    if form in TOOLS:
+        _write(_for_tool(results, form).encode(), out)
+        return
     from lab.analysis import llama_bench_format
     from lab.analysis import table as tables
 
@@ -104,6 +112,16 @@ def export(results: tuple[str, ...], form: str, kind: str, table: str, out: str 
         _write(rows.to_parquet(index=False), out)
     except ImportError:
         raise LabError("Parquet needs a library that is not installed.", "python3 -m uv pip install pyarrow") from None
+
+
+def _for_tool(results: tuple[str, ...], form: str) -> str:
+    from lab.analysis import tool_formats
+    from lab.core.results import read as read_files
+
+    contents = read_files(results)
+    for sentence in contents.skipped:
+        note(sentence)
+    return tool_formats.written(contents.requests, form)
 
 
 @click.command("import")

@@ -30,6 +30,7 @@ from lab.cli.files import (
     read_runs,
     verdicts_of,
 )
+from lab.cli.loading import load
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.networking import network
@@ -215,6 +216,7 @@ for command in (
     models,
     endpoint,
     doors,
+    load,
     rpc_server,
     network,
 ):

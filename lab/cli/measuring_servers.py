@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.running import EXIT_FAILED, collect
+from lab.cli.files import any_good
+from lab.cli.running import EXIT_FAILED, collect, write_files
 from lab.cli.servers import confirm, given
 from lab.errors import LabError
 
@@ -34,10 +35,11 @@ def check_options(context: click.Context, url: str | None) -> None:
     options = given(context)
     if url is None:
         wrong = [option for name, option in options.items() if name in OF_SERVERS]
-        problem = "about a server, and no --url is given.", "Name the server: --url http://127.0.0.1:8080/v1"
+        problem = "only for a server, and no --url is given.", "Name the server: --url http://127.0.0.1:8080/v1"
     else:
         wrong = [option for name, option in options.items() if name not in (*OF_SERVERS, *OF_BOTH)]
-        problem = "about the lab's own engine, not about a server.", "Leave it out: a server has settings of its own."
+        hint = f"Leave {'it' if len(wrong) == 1 else 'them'} out: a server has settings of its own."
+        problem = "only for the lab's own engine, not for a server.", hint
     if wrong:
         raise LabError(f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} {problem[0]}", problem[1])
 
@@ -91,6 +93,7 @@ def _show(records: list[RequestRecord], path: Path, plan: ServerPlan, asked: dic
     """Prints the table, then draws: drawing may fail."""
     import dataclasses
 
+    from lab.analysis.comparison import AT_LEAST
     from lab.show import console, text_requests
 
     if not records:
@@ -98,9 +101,9 @@ def _show(records: list[RequestRecord], path: Path, plan: ServerPlan, asked: dic
     as_json, out = asked["as_json"], console.console()
     if not as_json:
         text_requests.print_requests(records, out)
-    files = {"session": path.stem, "results": str(path)}
-    if not as_json:
-        out.print(f"\n{'results':8} {path}")
+    files = write_files(records, path, not asked["no_plot"], asked["report"], AT_LEAST, None if as_json else out)
+    if not as_json and any_good(records):
+        out.print(f"next     a page to hand on: lab report {path}")
     if as_json:
         known = {"endpoint": dataclasses.asdict(plan.server.endpoint), "model": plan.server.model}
         rows = {"rows": text_requests.as_rows(records), "warnings": text_requests.warnings(records)}

@@ -90,20 +90,11 @@ def collect(
     except LabError as error:
         return records, error
     except KeyboardInterrupt:
-        n = sum(map(is_good, records))
+        n = sum(any_good([record]) for record in records)
         word = "1 finished run is" if n == 1 else f"{n} finished runs are"
         err.print(f"\nInterrupted. {word} in {path}" if n else "\nInterrupted before a run was finished.")
         sys.exit(EXIT_INTERRUPTED)
     return records, None
-
-
-def is_good(record: Record | RequestRecord) -> bool:
-    """Whether a run or request is no warm-up and went well."""
-    from lab.core.record import OK, Record
-
-    if isinstance(record, Record):
-        return record.run.status == OK and not record.run.warmup
-    return record.request.status == OK and not record.request.asked.warmup
 
 
 def _show(
@@ -135,7 +126,7 @@ def _show(
 
 
 def write_files(
-    records: list[Record],
+    records: Sequence[Record | RequestRecord],
     path: Path,
     plots: bool,
     report: bool,
@@ -145,9 +136,12 @@ def write_files(
     judged: Sequence[tuple[str, Verdicts]] = (),
 ) -> dict[str, Any]:
     """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
+    from lab.analysis.request_table import of_engine
     from lab.experiments import claim_session
     from lab.show import page
     from lab.why import probing
+
+    runs = of_engine(records)
 
     def named(kind: str, file: Path) -> str:
         if out:
@@ -157,17 +151,17 @@ def write_files(
     if out:
         out.print()
     files: dict[str, Any] = {"session": path.stem, "results": named("results", path)}
-    of_claims = claim_drawings(records, (str(path),)) if plots else []
+    of_claims = claim_drawings(runs, (str(path),)) if plots else []
     drawn = draw(records, path.parent, path.stem, shown, of_claims) if plots else []
     files["plots"] = [named("plot", plot) for plot in drawn]
     files["report"] = None
     if report and any_good(records):
-        known, others = probing.kept(path.parent, note), other_sessions((str(path),), records)
+        known, others = probing.kept(path.parent, note), other_sessions((str(path),), runs)
         if judged:
             known = claim_session.known_ceilings(path.parent)
         target = path.with_suffix(".html")
         files["report"] = named("report", page.report(target, records, known, at_least, others, judged))
-    if out and any_good([record for record in records if record.run.lever is None and record.run.part is None]):
-        ceilings = "lab ceilings" + (" --lib FOLDER" if any(record.settings.lib for record in records) else "")
+    if out and any_good([record for record in runs if record.run.lever is None and record.run.part is None]):
+        ceilings = "lab ceilings" + (" --lib FOLDER" if any(record.settings.lib for record in runs) else "")
         out.print(f"next     what limited it: {ceilings} && lab explain {path}; a page to hand on: lab report {path}")
     return files

@@ -49,13 +49,13 @@ class Contents:
         return [*self.records, *self.requests]
 
 
-def append(path: Path, record: Line) -> None:
-    """Append one line and flush it to the disk. After a failed write the file ends as before, whole."""
-    line = (to_json(record) + "\n").encode()
+def append(path: Path, *lines: Line) -> None:
+    """Append lines and flush them to the disk. After a failed write the file ends as before, whole."""
+    data = "".join(to_json(line) + "\n" for line in lines).encode()
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         try:
-            if file.write(line) != len(line):
+            if file.write(data) != len(data):
                 raise OSError("the disk is full")
             os.fsync(file.fileno())
         except OSError:

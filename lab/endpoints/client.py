@@ -65,7 +65,8 @@ class Client:
         self.pid = int(self._replies.get() or 0)
 
     def run(self, plan: Plan, watch: Callable[[], None] = lambda: None) -> Iterator[Reply]:
-        """Send the requests of a plan; each reply as it ends. As `batches`; `watch` is called ten times a second."""
+        """Send the requests of a plan; each reply as it ends, as `batches` does. `watch` is called now and then."""
+        watch()
         for replies in self.batches(plan, POLL_S):
             watch()
             yield from replies

@@ -13,6 +13,7 @@ import asyncio
 import selectors
 import time
 from collections import deque
+from datetime import UTC, datetime
 from typing import Any
 
 import httpcore2
@@ -68,6 +69,7 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._free_ns = 0  # since when it has been free
         self.is_open = False
+        self.was_used = False
 
     @property
     def is_ready(self) -> bool:
@@ -75,9 +77,13 @@ class Connection(asyncio.Protocol):
         is_fresh = time.perf_counter_ns() - self._free_ns < FRESH_S * 1e9
         return self.is_open and self._answer is None and is_fresh
 
-    def begin(self, stall_s: float, turn: Turn, over: asyncio.Event) -> Answer:
-        """The next request. `over` is set when its answer has arrived whole, which is before it is read."""
-        self._answer = Answer(self, stall_s, turn, over)
+    def begin(self, stall_s: float, turn: Turn, over: asyncio.Event, due_ns: int | None = None) -> Answer:
+        """The next request, which is not written before `due_ns`.
+
+        `over` is set when its answer has arrived whole, which is before it is read.
+        """
+        self.was_used = True
+        self._answer = Answer(self, stall_s, turn, over, due_ns)
         return self._answer
 
     def free(self, answer: Answer) -> None:
@@ -124,8 +130,12 @@ class Answer(httpcore2.AsyncNetworkStream):
     one is read.
     """
 
-    def __init__(self, connection: Connection, stall_s: float, turn: Turn, over: asyncio.Event) -> None:
+    def __init__(
+        self, connection: Connection, stall_s: float, turn: Turn, over: asyncio.Event, due_ns: int | None
+    ) -> None:
         self._connection, self._stall_s, self._turn, self._over = connection, stall_s, turn, over
+        self._due_ns = due_ns
+        self.started_at = utc_now()
         self.sent_ns: int | None = None  # when the request was written
         self.first_ns: int | None = None  # when the first byte of the answer arrived
         self.last_ns: int | None = None  # when the last one did
@@ -182,7 +192,7 @@ class Answer(httpcore2.AsyncNetworkStream):
         self._outgoing.append(buffer)  # head and body leave together
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        self._send()
+        await self._send()
         while self._is_open and (self._is_held or not self._waiting):
             await self._wait()
         await self._turn.wait()
@@ -197,13 +207,18 @@ class Answer(httpcore2.AsyncNetworkStream):
             self._connection.pause(False)
         return data
 
-    def _send(self) -> None:
-        if self._outgoing:
-            request = b"".join(self._outgoing)
-            self._outgoing.clear()
-            if self.sent_ns is None:
-                self.sent_ns = time.perf_counter_ns()
-            self._connection.write(request)
+    async def _send(self) -> None:
+        """Write the request, when it is due: all is ready by then."""
+        if not self._outgoing:
+            return
+        request = b"".join(self._outgoing)
+        self._outgoing.clear()
+        while self._due_ns is not None and (left_ns := self._due_ns - time.perf_counter_ns()) > 0:
+            await asyncio.sleep(left_ns / 1e9)
+        if self.sent_ns is None:
+            self.sent_ns = time.perf_counter_ns()
+        self._connection.write(request)
+        self.started_at = utc_now()
 
     async def _wait(self) -> None:
         """Until bytes may be read, or for HELD_S. Raises Stalled."""
@@ -244,3 +259,8 @@ async def connect(url: httpcore2.URL, timeout_s: float, arrivals: Arrivals) -> C
         _, connection = await loop.create_connection(lambda: Connection(arrivals), host, port, **tls)  # type: ignore[call-overload]
     assert isinstance(connection, Connection)
     return connection
+
+
+def utc_now() -> str:
+    """Such as 2026-01-31T12:00:00.123456Z."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -93,8 +93,10 @@ def parsing(pieces: Sequence[Piece], sent_ns: int) -> Generator[None, None, Stre
         yield
     if lines.half:
         rows.fail(HALF_LINE, f"the answer ends in the middle of a line of {len(lines.half):,} bytes")
-    elif not rows.is_done and rows.finish_reason is None:
+    elif rows.finish_reason is None and not rows.is_done:
         rows.fail(CUT_OFF, "the stream ended without a reason of the end and without [DONE]")
+    elif rows.finish_reason is None and rows.is_begun and not rows.is_counted:
+        rows.fail(CUT_OFF, "the stream ended with [DONE] in mid-answer: no reason of the end, no count of its tokens")
     return rows.stream()
 
 
@@ -152,6 +154,16 @@ class _Rows:
     _counts: dict[str, list[int | None]] = field(
         default_factory=lambda: {_TOKEN_IDS: [], _USAGE: [], _TIMINGS: [], _LOGPROBS: []}
     )
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is generated content."""
+        return any(kind in GENERATED for kind in self._kind)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the server counted the tokens of the answer."""
+        return self._usage is not None
 
     def fail(self, failure: str, error: str) -> None:
         """Note a failure; the first one counts."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import httpcore2
 
@@ -26,7 +24,7 @@ from lab.core.request import (
     Request,
 )
 from lab.endpoints.access import Access, all_headers, hidden, read
-from lab.endpoints.connection import Answer, Arrivals, Connection, Stalled, Turn, connect
+from lab.endpoints.connection import Answer, Arrivals, Connection, Stalled, Turn, connect, utc_now
 from lab.endpoints.events import Piece, Stream, parsing
 from lab.endpoints.wire import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, Plan
 
@@ -37,7 +35,7 @@ MOST_ERROR_BYTES = 64_000
 Headers = list[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Target:
     """Where the requests of a plan go."""
 
@@ -46,6 +44,7 @@ class Target:
     headers: Headers = field(repr=False)
     arrivals: Arrivals
     turn: Turn
+    hangs_up: bool = False  # whether the server was seen to end a connection after an answer, without a word
 
 
 def target(access: Access, api: str, arrivals: Arrivals, path: str | None = None) -> Target:
@@ -78,7 +77,7 @@ class Line:
 
     async def open(self, to: Target) -> None:
         """A new connection, if the last one cannot be used. Raises OSError or TimeoutError."""
-        if not self.is_ready:
+        if not self.is_ready or (to.hangs_up and self.connection and self.connection.was_used):
             self.close()
             self.connection = await connect(to.url, CONNECT_S, to.arrivals)
 
@@ -132,19 +131,29 @@ async def exchange(
 ) -> tuple[Request, str]:
     """Send a request, once, at its time, and read its answer. Gives it and its text; never raises for a server.
 
+    Where the server hangs up after each answer (llama-server does, and does not say so), a request may be sent just
+    when the connection ends. Nobody has read it then, so it goes out again, over a new one; later ones have new ones.
     `over` is set when the answer has arrived whole and `line` is free, which is before the answer is read.
     """
     was_connected = line.is_ready
     got, stream, problem, answer = _Got(), None, None, None
-    started_at = _utc()
+    started_at = utc_now()
     try:
         await _open(line, to)
-        await _until(start_ns, scheduled_ns)
-        await _open(line, to)  # the server may have hung up meanwhile
         assert line.connection
-        answer = line.connection.begin(plan.stall_s, to.turn, over)
-        started_at = _utc()
-        await _send_and_read(answer, to, ask, plan, got)
+        due_ns = None if scheduled_ns is None else start_ns + scheduled_ns
+        was_used = line.connection.was_used
+        answer = line.connection.begin(plan.stall_s, to.turn, over, due_ns)
+        try:
+            await _send_and_read(answer, to, ask, plan, got)
+        except _Failure as failure:
+            if not was_used or failure.failure != LOST or answer.first_ns is not None:
+                raise
+            to.hangs_up, was_connected = True, False
+            line.close()
+            await _open(line, to)
+            answer = line.connection.begin(plan.stall_s, to.turn, over, due_ns)
+            await _send_and_read(answer, to, ask, plan, got)
     except _Failure as failure:
         problem = failure
     if got.is_stream:
@@ -169,13 +178,6 @@ async def _open(line: Line, to: Target) -> None:
         raise _Failure(TIMEOUT, f"no connection within {CONNECT_S:g} s") from None
     except OSError as problem:
         raise _Failure(REFUSED, f"no connection: {problem.strerror or problem}") from None
-
-
-async def _until(start_ns: int, scheduled_ns: int | None) -> None:
-    """Sleep until a time that counts from `start_ns`."""
-    if scheduled_ns is not None:
-        while (left_ns := start_ns + scheduled_ns - time.perf_counter_ns()) > 0:
-            await asyncio.sleep(left_ns / 1e9)
 
 
 async def _send_and_read(answer: Answer, to: Target, ask: Ask, plan: Plan, got: _Got) -> None:
@@ -248,7 +250,7 @@ def _request(
     sent_ns, first_ns, last_ns = (answer.sent_ns, answer.first_ns, answer.last_ns) if answer else (None, None, None)
     return Request(
         asked=ask.asked,
-        started_at=started_at,
+        started_at=answer.started_at if answer else started_at,
         scheduled_ns=scheduled_ns,
         sent_ns=None if sent_ns is None else sent_ns - start_ns,
         was_connected=was_connected,
@@ -277,7 +279,3 @@ async def rehearse() -> None:
         got.add(0, data)
     await response.aclose()
     await _parsed(got, 0, Turn())
-
-
-def _utc() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -48,6 +48,7 @@ class Behaviour:
     pings: bool = False  # a comment before the first event
     has_crlf: bool = False  # whether lines end as on Windows
     fails: str | None = None  # see null_server.py
+    fails_every: int = 1  # which of its requests fail: 20 for every twentieth
     strict: bool = False  # refuses options that are not OpenAI's
 
     @property

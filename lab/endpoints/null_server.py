@@ -10,12 +10,15 @@ misbehave:
 
 429, 500, 400, 401 (statuses), html (a page), error (an error inside a 200), late error (after some events), wrong JSON,
 half a line, cut off (no end), lost (the connection closes in the middle), endless line, stall (nothing after the
-first event), never (no answer), whole (not streamed, though asked), echo (a 400 that quotes the headers).
+first event), never (no answer), whole (not streamed, though asked), echo (a 400 that quotes the headers), dies (the
+server's process ends).
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
+import dataclasses
 import json
 import os
 import selectors
@@ -100,6 +103,7 @@ class _State:
         self.prompts: list[list[str]] = []
         self.streams: list[dict[str, Any]] = []
         self.n_requests = 0
+        self.n_of_model: collections.Counter[str] = collections.Counter()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -156,6 +160,11 @@ class _State:
         how = self.settings.models.get(str(body.get("model")))
         if how is None:
             return _json(writer, 404, {"error": {"message": "there is no such model"}})
+        self.n_of_model[str(body["model"])] += 1
+        if self.n_of_model[str(body["model"])] % how.fails_every:
+            how = dataclasses.replace(how, fails=None)
+        if how.fails == "dies":
+            os._exit(1)
         if how.strict and body.keys() - OPENAI:
             unknown = ", ".join(sorted(body.keys() - OPENAI))
             return _json(writer, 400, {"error": {"message": f"Unrecognized request arguments supplied: {unknown}"}})

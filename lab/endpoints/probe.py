@@ -74,9 +74,15 @@ def probe(access: Access, client: Client, model: str | None = None, api: str | N
     """
     listed = ask(access, f"{access.url}/models")
     if listed.status is None:
-        raise LabError(f"No server answers at {access.url}: {listed.error}.", "Start it, or check the address.")
+        hint = "Start it, or check the address."
+        if access.url.startswith("https:"):
+            hint += " One without TLS begins with http://."
+        raise LabError(f"No server answers at {access.url}: {listed.error}.", hint)
     if listed.status in (401, 403):
-        raise LabError(f"{access.url}: {listed.error}.", "Name the variable that holds the key: --api-key-env NAME")
+        hint = "Name the environment variable that holds the key: --api-key-env NAME"
+        if access.api_key_env:
+            hint = f"Look at what the environment variable {access.api_key_env} holds."
+        raise LabError(f"{access.url}: {listed.error}.", hint)
     models = model_names(listed.parsed)
     chosen = choose_model(models, model)
     name, version, settings = describe(access, listed.parsed)
@@ -216,7 +222,8 @@ def _capabilities(
     counting = counter.by if counter else None
     yield Capability("tokenize", YES if counting == prompts.TOKENIZE else NO, _COUNTING[counting])
     has_slots = settings is not None and settings.n_slots is not None
-    how = f"{settings.n_slots} slots, a context of {settings.n_ctx} tokens" if settings else ""
+    slots = "1 slot" if settings and settings.n_slots == 1 else f"{settings.n_slots} slots" if settings else ""
+    how = f"{slots}, a context of {settings.n_ctx} tokens" if settings else ""
     yield _seen("settings", has_slots, how, "the server gives no number of slots")
     reasons = any(REASONING in request.events.kind for request in requests)
     yield Capability("reasoning field", YES if reasons else UNKNOWN, "seen" if reasons else "no answer had reasoning")

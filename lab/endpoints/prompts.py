@@ -31,6 +31,9 @@ MOST_COUNTS = 24
 FILLERS = (" a", " the", " x", " 1", ".")
 """What makes a prompt a little longer; in most vocabularies one token each."""
 
+NEAR = 50
+"""Where counting costs a prefill, the last n/50 tokens of a prompt may be fillers."""
+
 Count = Callable[[str], int | None]
 
 
@@ -122,7 +125,7 @@ def least(how: Counter) -> int:
 def impossible(n: int, n_least: int) -> LabError:
     """Why a prompt of n tokens cannot be, where the shortest one has `n_least`."""
     return LabError(
-        f"A prompt of {n:,} tokens is not possible: the shortest one has {n_least:,}.",
+        f"A prompt of {n:,} token{'s' * (n != 1)} is not possible: the shortest one has {n_least:,}.",
         "Its first letters and the template of a chat take that many (--api completions has no template).",
     )
 
@@ -150,7 +153,8 @@ def make(n: int, how: Counter, source: str, rng: random.Random, start: int = 0) 
     n_least = count(head)
     if n_least > n:
         raise impossible(n, n_least)
-    k = _most_words(n, n_least, lambda k: count(first_words(k)), MOST_COUNTS - 10)
+    n_enough = n - n // NEAR if how.by == USAGE else n  # each of its counts prefills a prompt: fillers do the rest
+    k = _most_words(n, n_least, n_enough, lambda k: count(first_words(k)))
     text = _filled(first_words(k), n, count, counts)
     n_tokens = counts[text]
     prompt = Prompt(text, n_tokens, how.by, head)
@@ -170,24 +174,27 @@ def _counted(how: Counter, text: str) -> int:
     return n_tokens
 
 
-def _most_words(n: int, least: int, count: Callable[[int], int], n_counts: int) -> int:
-    """How many words fit into n tokens: by the tokens per word so far, and by halves where that does not close in."""
-    low, n_low = 0, least
-    high: int | None = None
-    per_word = 1.5
-    for turn in range(n_counts):
-        if n_low == n or (high is not None and high - low <= 1):
+def _most_words(n: int, n_least: int, n_enough: int, count: Callable[[int], int]) -> int:
+    """How many words fit into n tokens (`n_enough` will do): between two that are known by a straight line, and by
+    halves where that does not close in.
+    """
+    aim = (n + n_enough) / 2
+    low, n_low = 0, n_least
+    high, n_high = 0, 0  # 0: none is known that is too many
+    for turn in range(MOST_COUNTS - 10):
+        if n_low >= n_enough or high - low == 1:
             break
-        guess = low + max(1, int((n - n_low) / per_word))
-        if high is not None:
-            guess = min(guess, high - 1) if turn % 3 else (low + high) // 2
-        guess = max(guess, low + 1)
+        if high:
+            share = 0.5 if turn % 4 == 3 else (aim - n_low) / (n_high - n_low)
+            guess = min(high - 1, low + max(1, round(share * (high - low))))
+        else:
+            per_word = (n_low - n_least) / low if low else 1.5
+            guess = low + max(1, round((aim - n_low) / max(0.2, per_word)))
         n_guess = count(guess)
-        per_word = max(0.2, (n_guess - least) / guess)
         if n_guess <= n:
             low, n_low = guess, n_guess
         else:
-            high = guess
+            high, n_high = guess, n_guess
     return low
 
 

@@ -50,15 +50,15 @@ def unless_empty(path: Path) -> Iterator[None]:
             path.unlink()
 
 
-def save(path: Path, line: Line) -> None:
+def save(path: Path, *lines: Line) -> None:
     """Append, and where the disk has filled up meanwhile, save the run elsewhere before giving up."""
     try:
-        results.append(path, line)
+        results.append(path, *lines)
     except OSError as problem:
         rescue = Path(tempfile.gettempdir()) / path.name
         what = f"The results file {path} cannot be written any more: {problem.strerror or problem}."
         try:
-            results.append(rescue, line)
+            results.append(rescue, *lines)
         except OSError:
             raise LabError(
                 what, f"The runs before this one are in it. This one could not be saved in {rescue} either."

@@ -187,7 +187,7 @@ def _rounded(prompts: Lengths, calls: Sequence[Call]) -> list[str]:
 def _arms(base: Load, concurrency: Numbers | None, rate: Numbers | None, arrivals: str) -> list[Load]:
     if rate is None:
         users = _numbers("--concurrency", DEFAULT_CONCURRENCY if concurrency is None else concurrency)
-        if wrong := [n for n in users if n != int(n) or not 1 <= n <= MOST_AT_ONCE]:
+        if wrong := [n for n in users if not (1 <= n <= MOST_AT_ONCE and n == int(n))]:
             raise LabError(
                 f"--concurrency {wrong[0]:g} is not possible.", f"Give whole numbers from 1 to {MOST_AT_ONCE}."
             )

@@ -93,17 +93,17 @@ class Reporter:
         lasted = [0, 0]
         for kind, start, end in zip(steps.kind, steps.start_ns, steps.end_ns, strict=True):
             lasted[kind in (DECODE, DRAFT, VERIFY)] += end - start
-        self._learn(case, lasted[False], lasted[True])
+        self._learn(case, lasted[False], lasted[True], self._n_tokens(case)[1])
 
     def learn_request(self, case: Case, request: Request) -> None:
         """Remember what the tokens of a request cost."""
         ttft, e2e = times.ttft_ns(request), times.e2e_ns(request)
         if ttft is not None and e2e is not None:
             self._n_learned += 1
-            self._learn(case, ttft, e2e - ttft)
+            self._learn(case, ttft, e2e - ttft, request.asked.n_gen)
 
-    def _learn(self, case: Case, prefill_ns: int, decode_ns: int) -> None:
-        n_prefilled, n_chosen = self._n_tokens(case)
+    def _learn(self, case: Case, prefill_ns: int, decode_ns: int, n_chosen: int) -> None:
+        n_prefilled = self._n_tokens(case)[0]
         if n_prefilled and prefill_ns:
             prefill = prefill_ns / n_prefilled
             decode = decode_ns / n_chosen if decode_ns else prefill

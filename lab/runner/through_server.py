@@ -177,9 +177,11 @@ def execute(plan: ServerPlan, path: Path, watch: ShowStatus, stream: bool = Fals
     todo = [run for repeat in range(plan.wanted.n_repeat) for run in shuffled(plan.possible, plan.wanted.seed, repeat)]
     reporter = Reporter(watch, todo, lambda case: (case.n_prompt, case.n_gen))
     with unless_empty(path):
-        reporter.report_status("measuring the client's own error")
-        error_ns = client_error()
-        for request in _requests(_Session(plan, reporter, stream), todo):
+        error_ns = None
+        if todo:
+            reporter.report_status("measuring the client's own error")
+            error_ns = client_error()
+        for request in _requests(_Session(plan, reporter, stream), todo, path):
             record = plan.server.record(path.stem, request, error_ns)
             save(path, record)
             yield record
@@ -201,7 +203,7 @@ class _Session:
         try:
             request = self._send(case, repeat, warmup, self._prompt(case, repeat))
         except server_prompts.NotCounted as problem:
-            request = not_sent(case, repeat, str(problem), warmup)
+            request = not_sent(case, repeat, problem.what, warmup)
         is_ok = request.status == OK
         self.n_failed[case] = 0 if is_ok else self.n_failed[case] + 1
         self.n_gone = self.n_gone + 1 if request.failure in GONE else 0
@@ -229,21 +231,21 @@ class _Session:
         if warmup:
             return reply.request
         if self.stream:
-            self.reporter.report_status(ANSWERING, case, repeat, text=reply.text)
+            self.reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=reply.text)
         return server.counted(ask, reply)
 
     def _prompt(self, case: Case, repeat: int) -> Prompt:
         """A prompt that was never sent: cut at another place for each repeat, where counting costs nothing."""
-        wanted, n = self.plan.wanted, case.n_prompt
+        asked, n = self.plan.wanted, case.n_prompt
         if n in self.prompts:
             return server_prompts.renewed(self.prompts[n], random.Random())
-        prompt = self.plan.server.prompt(n, wanted.source.text or "", wanted.seed, repeat)
+        prompt = self.plan.server.prompt(n, asked.source.text or "", asked.seed, repeat)
         if prompt.counted_by == server_prompts.USAGE:
             self.prompts[n] = prompt
         return prompt
 
 
-def _requests(session: _Session, todo: list[tuple[int, Case]]) -> Iterator[Request]:
+def _requests(session: _Session, todo: list[tuple[int, Case]], path: Path) -> Iterator[Request]:
     plan = session.plan
     for case, reason in plan.refused.items():
         yield not_sent(case, 0, reason)
@@ -256,8 +258,8 @@ def _requests(session: _Session, todo: list[tuple[int, Case]]) -> Iterator[Reque
         if session.n_gone >= MAX_GONE:
             raise LabError(
                 f"The server at {plan.server.endpoint.url} is gone: {session.n_gone} requests in a row failed "
-                f"({request.failure}: {request.error}).",
-                "Look into its log, start it again, and measure anew. What had ended is kept.",
+                f"({request.failure}: {(request.error or '').rstrip('.')}).",
+                f"Look into its log, and start it again. What had ended is in {path}",
             )
         if session.n_failed[case] >= MAX_FAILURES and (left := [run for run in todo if run[1] == case]):
             todo[:] = [run for run in todo if run[1] != case]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lab.core.request import YES, Endpoint
+from lab.core.request import CHAT, YES, Endpoint
 from lab.endpoints.prompts import MOST_COUNTS, USAGE, Counter
 
 
@@ -16,9 +16,10 @@ def sentences(endpoint: Endpoint, counter: Counter | None, n_gen: int) -> Iterat
             f"Whether the server streams token by token is not known ({how.get('streaming')}): one that holds tokens "
             "back has a TTFT that is later than its first token."
         )
+    own = " What the server says of its own times is shown apart." if endpoint.can("server timings") == YES else ""
     yield (
         "Prefill time is not visible from outside: TTFT stands for it, with the server's queue, its tokenizer and its "
-        "first token in it."
+        f"first token in it.{own}"
     )
     if endpoint.can("tokens per event") != YES:
         yield (
@@ -36,13 +37,18 @@ def sentences(endpoint: Endpoint, counter: Counter | None, n_gen: int) -> Iterat
             "The server does not say how much of a prompt came from a cache: nobody can say whether a run was warm. "
             "Each prompt begins with letters of its own, so only the template before them can have come from one."
         )
-    if endpoint.can("ignore_eos") != YES:
+    elif endpoint.api == CHAT and endpoint.server != "llama-server":  # which takes cache_prompt: false
+        yield (
+            "All chats share the template before their prompts, which the server may have in a cache: runs for which "
+            "it says so are shown apart, as warm. --api completions has no template."
+        )
+    if endpoint.can("ignore_eos") != YES and n_gen > 1:
         yield f"Answers may end before {n_gen:,} tokens ({how.get('ignore_eos')}): those that do are shown apart."
     yield from _of_settings(endpoint)
     if counter is not None and counter.by == USAGE:
         yield (
-            f"The server has no tokenizer to ask: a prompt of exactly n tokens is found by up to {MOST_COUNTS} "
-            "requests for one token, once for each length; its repeats differ in their first letters only."
+            f"The server has no tokenizer to ask: a prompt of exactly n tokens is found by some requests for one token "
+            f"(at most {MOST_COUNTS}), once for each length; its repeats differ in their first letters only."
         )
 
 

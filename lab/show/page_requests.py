@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis import request_table, table, wording
 from lab.core.record import Record
 from lab.core.request import RequestRecord
-from lab.show import plot_requests, request_words, text_requests, text_setup
+from lab.show import plot_requests, request_words, text_requests, text_results, text_setup
 from lab.show.page_parts import Picture, picture
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def sections(records: Sequence[Record | RequestRecord]) -> list[dict[str, Any]]:
         }
         shown.append(
             {
+                "label": label,
                 "tables": [_table(label, part) for _, part in table.summary(rows).groupby("n_gen")],
                 "capabilities": [capabilities] if capabilities["rows"] else [],
                 "warnings": request_words.doubts(chosen),
@@ -81,11 +82,11 @@ def facts(record: RequestRecord) -> dict[str, str]:
     return texts | ({"settings": known} if known else {}) | {"client": text_setup.facts(record.machine)["machine"]}
 
 
-def times(records: Sequence[Record | RequestRecord]) -> list[str]:
+def times(records: Sequence[Record | RequestRecord], with_labels: bool) -> list[str]:
     """A sentence on the longest prompt of each setup."""
     own = [record for record in _good(records) if request_table.is_measured(record)] or _good(records)
-    found = table.setups(table.runs(own)) if own else []
-    return [_time(label if len(found) > 1 else "", table.summary(rows).iloc[-1].to_dict()) for label, rows in found]
+    of_setup = table.setups(table.runs(own)) if own else []
+    return [_time(label if with_labels else "", table.summary(rows).iloc[-1].to_dict()) for label, rows in of_setup]
 
 
 def question(records: Sequence[Record | RequestRecord]) -> str:
@@ -94,7 +95,7 @@ def question(records: Sequence[Record | RequestRecord]) -> str:
     if len(labels) == 1:
         first = _good(records)[0]
         return f"How fast does {first.model} answer through {first.endpoint.server or 'its server'}?"
-    return f"Which of these {len(labels)} is fastest?"
+    return text_results.question(labels)
 
 
 def curves(records: Sequence[Record | RequestRecord]) -> dict[str, Picture]:

@@ -68,7 +68,7 @@ def plot_ttft(records: Records, ax: Axes | None = None, by_session: bool = False
     `by_session` sessions of one setup are drawn apart. LabError where there is nothing to draw.
     """
     rows = _rows(records, by_session)
-    rows = rows[rows.ttft_s.notna() & rows.n_prompt.notna()]
+    rows = rows[(rows.ttft_s > 0) & (rows.n_prompt > 0)]
     if rows.empty:
         raise LabError("There is nothing to draw: no request went well.", "Look at the errors: lab show RESULTS")
     ax = ax or new_axes()
@@ -123,7 +123,7 @@ def plot_gaps(records: Records, ax: Axes | None = None, by_session: bool = False
         label += f", between {'tokens' if own[0].of_tokens else 'events'}" if has_both else ""
         _line_of_gaps(ax, own, label, top, colour, marker, LINES[line.setup % len(LINES)] if line.is_usual else ":")
     middles = [statistics.median(_positive(one)) for one in used if _positive(one)]
-    if max(middles) > WIDE * min(middles) and not any(one.came_together for one in used):
+    if middles and max(middles) > WIDE * min(middles) and not any(one.came_together for one in used):
         ax.set_yscale("log")
         ax.set_ylim(0.7 * min(middles), top)
         plain_ticks(ax.yaxis)
@@ -148,7 +148,9 @@ def drawings(records: Records, by_session: bool = False) -> dict[str, Callable[[
     good = [record for record in request_table.alone(records) if request_table.went_well(record)]
     kept = [record for record in records if not isinstance(record, Record) or not record.run.every]
     draw_by_name: dict[str, Callable[[Figure], Any]] = {}
-    if any(times.ttft_ns(record.request) and table.runs([record]).n_prompt.notna().all() for record in good):
+    if any(
+        times.ttft_ns(record.request) and (request_table.run_row(record, 0)["n_prompt"] or 0) > 0 for record in good
+    ):
         draw_by_name["prefill"] = lambda figure: plot_ttft(kept, figure.subplots(), by_session)
     if any(times.chunk_gaps_ns(record.request) for record in good):
         draw_by_name["decode"] = lambda figure: plot_gaps(kept, figure.subplots(), by_session)

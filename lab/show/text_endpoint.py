@@ -41,7 +41,8 @@ def print_plan(plan: ServerPlan, as_json: bool) -> None:
         print_json({**known, "unseen": plan.unseen, "cases": cases, "repeat": wanted.n_repeat})
         return
     out = console()
-    out.print(f"Plan: {wanted.n_repeat} rounds, {wanted.cases[0].n_gen:,} tokens asked for in each request")
+    rounds, n_gen = f"{wanted.n_repeat} round{'s' * (wanted.n_repeat != 1)}", wanted.cases[0].n_gen
+    out.print(f"\nPlan: {rounds}, {n_gen:,} token{'s' * (n_gen != 1)} asked for in each request")
     grid = grid_of("prompt\ntokens", "requests", "note")
     for case in wanted.cases:
         n = "0" if case in plan.refused else f"{wanted.n_repeat}"

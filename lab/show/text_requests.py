@@ -141,8 +141,8 @@ def own_times(rows: pd.DataFrame) -> list[list[str]]:
 
 def findings(rows: pd.DataFrame) -> list[str]:
     """Sentences on a summary of one setup and one n_gen: TTFT over the length, and its share of the whole."""
-    rows = rows[~((rows.warm == True) | (rows.short == True)) & rows.ttft_s.notna()]  # noqa: E712
-    rows = rows[rows.n_prompt.notna()].sort_values("n_prompt")
+    rows = rows[~((rows.warm == True) | (rows.short == True)) & (rows.ttft_s > 0)]  # noqa: E712
+    rows = rows[rows.n_prompt > 0].sort_values("n_prompt")
     if rows.empty:
         return []
     sentences = []
@@ -203,8 +203,9 @@ def _name(one: Figures) -> str:
 def _figure(row: dict[str, Any], name: str) -> tuple[str, str]:
     """The cell of a figure; of TPOT and the rate from it "a to b" where a request of the row has only bounds."""
     if name in ("tpot_ms", "decode_tps") and row["n_bounds"]:
-        ends = row["tpot_low_ms"], row["tpot_high_ms"]
-        ends = ends if name == "tpot_ms" else (1e3 / ends[1], 1e3 / ends[0])
+        ends = [row["tpot_low_ms"], row["tpot_high_ms"]]
+        if name == "decode_tps":
+            ends = [1e3 / ms if ms > 0 else float("nan") for ms in reversed(ends)]
         return " to ".join(map(wording.digits, ends)), ""
     return _cell(row, name, wording.digits)
 

@@ -1,0 +1,276 @@
+"""The pictures of loads: latency over load, throughput against latency.
+
+Every request is a point, and lines are what the table gives: medians, and percentiles that some request is beyond. The
+timeline of requests is in plot_timeline.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lab.analysis import load_figures, loads
+from lab.analysis.load_figures import ArmFigures, Latency, Rate
+from lab.analysis.loads import Sample
+from lab.core.load import CLOSED
+from lab.core.record import Machine
+from lab.core.request import Endpoint
+from lab.core.request_figures import Figures
+from lab.runner import machine as machines
+from lab.show import plot_timeline
+from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, plain_ticks, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_POINTS = 400
+"""Points of an arm: of more requests, evenly spread ones of their order."""
+
+WIDTH = 0.16
+"""Over how much of the distance to an arm's neighbour its points are spread, to each side."""
+
+WIDE = 12
+"""Where the largest value is so many times the smallest median, an axis of latencies is logarithmic."""
+
+NEAR = 0.05
+"""Points of the throughput picture that are nearer (as a share of both axes) have one label."""
+
+TITLES = {
+    "load": "Latency over load",
+    "throughput": "Throughput against latency",
+    "timeline": "The timeline of requests",
+}
+
+
+def title(endpoint: Endpoint, model: str, machine: Machine) -> str:
+    """Which model, server and client: such as "tiny on llama-server b1, 4 slots; client: 8 cores"."""
+    server = " ".join(word for word in (endpoint.server, endpoint.version) if word) or "a server without a name"
+    n_slots = endpoint.settings.n_slots if endpoint.settings else None
+    slots = "" if n_slots is None else f", {n_slots} slot{'s' * (n_slots != 1)}"
+    return f"{model} on {server}{slots}; client: {machines.label(machine)}"
+
+
+def drawings(samples: Sequence[Sample], title: str, n_slots: int | None = None) -> dict[str, Callable[[Figure], Any]]:
+    """What draws the pictures that there is data for: load, throughput, timeline.
+
+    Of open loops beside closed ones, or of several lengths, each has its own: load-2, ... `n_slots` of the server are
+    drawn beside its users.
+    """
+    groups: dict[tuple[bool, str], list[ArmFigures]] = {}
+    for arm in loads.arms(samples):
+        groups.setdefault((arm.load.arrivals == CLOSED, arm.load.lengths), []).append(load_figures.figures_of(arm))
+    draw_by_name: dict[str, Callable[[Figure], Any]] = {}
+    for number, ((_, lengths), shown) in enumerate(groups.items(), 1):
+        suffix = f"-{number}" if number > 1 else ""
+        below = f"{title}\n{lengths}; {_window(shown)}"
+        if any(one.ttft for one in shown):
+            draw_by_name[f"load{suffix}"] = _titled(plot_latency, shown, f"{TITLES['load']}\n{below}", n_slots)
+        if any(one.tokens_tps and one.ttft for one in shown):
+            draw_by_name[f"throughput{suffix}"] = _titled(plot_throughput, shown, f"{TITLES['throughput']}\n{below}")
+        arms = [one.arm for one in shown]
+        draw_by_name[f"timeline{suffix}"] = _titled(
+            plot_timeline.plot_timeline, arms, f"{TITLES['timeline']}\n{title}\n{lengths}"
+        )
+    return draw_by_name
+
+
+def _titled(draw: Callable[..., Any], of: Sequence[Any], title: str, *more: Any) -> Callable[[Figure], Any]:
+    def titled(figure: Figure) -> None:
+        draw(of, figure, *more)
+        figure.suptitle(title, fontsize=11)
+
+    return titled
+
+
+def _window(shown: Sequence[ArmFigures]) -> str:
+    load, n = shown[0].arm.load, max(len(one.arm.rounds) for one in shown)
+    return f"window of {load.duration_s:g} s, {n} round{'s' * (n > 1)}"
+
+
+def plot_latency(shown: Sequence[ArmFigures], figure: Figure, n_slots: int | None = None) -> None:
+    """TTFT and TPOT over the load: a point a request, lines of the median and of percentiles.
+
+    Limits are dashed; where users are more than the server's slots, the slots are a dotted line.
+    """
+    slo = next((one.arm.load.slo for one in shown if one.arm.load.slo), None)
+    has_tpot = any(one.tpot for one in shown)
+    axes = figure.subplots(1, 1 + has_tpot, squeeze=False)[0]
+    is_bound = any(one.tpot_is_bound for one in shown)
+    of_tpot = load_figures.tpot_bound_s if is_bound else load_figures.tpot_s
+    _latency_panel(axes[0], shown, "ttft", load_figures.ttft_s, 1, slo.ttft_s if slo else None)
+    is_open = shown[0].arm.load.arrivals != CLOSED
+    axes[0].set_ylabel("TTFT (s)" + (" from the intended time" if is_open else ""))
+    if has_tpot:
+        _latency_panel(axes[1], shown, "tpot", of_tpot, 1e3, slo.tpot_s if slo else None)
+        axes[1].set_ylabel("TPOT (ms)" + (", at most" if is_bound else ""))
+    for ax in axes:
+        _load_axis(ax, shown, n_slots)
+        _plain(ax)
+    if slo and slo.words:
+        axes[0].plot([], [], color=GUIDE, ls="--", lw=1.4, label=f"limit: {slo.words}")
+    _failures(axes[0], shown)
+    _legend(figure, axes[0])
+
+
+def _plain(ax: Axes) -> None:
+    """A tidy panel without a legend of its own."""
+    legend = tidy(ax).get_legend()
+    if legend is not None:
+        legend.remove()
+
+
+def _legend(figure: Figure, ax: Axes) -> None:
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+
+
+def _latency_panel(
+    ax: Axes,
+    shown: Sequence[ArmFigures],
+    name: str,
+    of: Callable[[Figures], float | None],
+    factor: float,
+    limit_s: float | None,
+) -> None:
+    lines: dict[str, tuple[list[float], list[float]]] = {"median": ([], []), "95 %": ([], []), "99 %": ([], [])}
+    largest = 0.0
+    for place, one in zip(_places(shown), shown, strict=True):
+        measured = sorted(factor * value for value in load_figures.values(one.arm.inside, of))
+        largest = max([largest, *measured])
+        drawn = _thinned(measured)
+        xs = [place + WIDTH * (2 * (0.618034 * i % 1) - 1) for i in range(len(drawn))]
+        label = "requests" if place == 0 else None
+        ax.plot(xs, drawn, ls="", marker="o", ms=3, alpha=0.3, mew=0, color=COLOURS[5], label=label)
+        latency: Latency | None = getattr(one, name)
+        if latency is None:
+            continue
+        tails = (("median", latency.median_s), *_tails(latency))
+        for line, value in tails:
+            lines[line][0].append(place)
+            lines[line][1].append(factor * value)
+    for number, (line, (xs, ys)) in enumerate(lines.items()):
+        if xs:
+            style: dict[str, Any] = {
+                "color": COLOURS[(0, 1, 3)[number]],
+                "ls": LINES[number],
+                "marker": MARKERS[number],
+            }
+            ax.plot(xs, ys, lw=1.8, ms=5, label=line, **style)
+    medians = [y for y in lines["median"][1] if y > 0]
+    if medians and max(largest, factor * (limit_s or 0)) > WIDE * min(medians):
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(0, 1.08 * max(largest, factor * (limit_s or 0)))
+    plain_ticks(ax.yaxis)
+    if limit_s is not None:
+        ax.axhline(factor * limit_s, color=GUIDE, ls="--", lw=1.4)
+
+
+def _tails(latency: Latency) -> list[tuple[str, float]]:
+    return [(name, tail.value_s) for name, tail in (("95 %", latency.p95), ("99 %", latency.p99)) if tail]
+
+
+def _thinned(ordered: Sequence[float]) -> list[float]:
+    """At most MOST_POINTS of ordered values, evenly spread, with both ends."""
+    if len(ordered) <= MOST_POINTS:
+        return list(ordered)
+    return [ordered[i * (len(ordered) - 1) // (MOST_POINTS - 1)] for i in range(MOST_POINTS)]
+
+
+def _places(shown: Sequence[ArmFigures]) -> list[int]:
+    """Arms stand in order, at equal distances: their levels are whatever was asked for."""
+    return list(range(len(shown)))
+
+
+def _load_axis(ax: Axes, shown: Sequence[ArmFigures], n_slots: int | None) -> None:
+    levels = [one.arm.level for one in shown]
+    names = ["replay" if level is None else f"{level:g}" for level in levels]
+    ax.set_xticks(_places(shown), names)
+    ax.set_xlim(-0.5, len(shown) - 0.5)
+    is_closed = shown[0].arm.load.arrivals == CLOSED
+    ax.set_xlabel("users" if is_closed else "requests per second")
+    n_inside = sum(level is not None and n_slots is not None and level <= n_slots for level in levels)
+    if is_closed and n_slots is not None and n_inside < len(levels):
+        words = f"right of it: more users than the server's {n_slots} slot{'s' * (n_slots > 1)}"
+        ax.axvline(n_inside - 0.5, color=GUIDE, ls=":", lw=1.4, label=words)
+
+
+def _failures(ax: Axes, shown: Sequence[ArmFigures]) -> None:
+    for place, one in zip(_places(shown), shown, strict=True):
+        if n := one.n - one.n_ok:
+            text = f"{n} of {one.n}\nfailed"
+            ax.text(place, 1.0, text, transform=ax.get_xaxis_transform(), ha="center", va="bottom", fontsize=8)
+
+
+def plot_throughput(shown: Sequence[ArmFigures], figure: Figure) -> None:
+    """Tokens per second of all users over median TTFT, and over median TPOT: a point an arm, its range over rounds."""
+    names = [name for name in ("ttft", "tpot") if any(getattr(one, name) and one.tokens_tps for one in shown)]
+    axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    is_bound = any(one.tpot_is_bound for one in shown)
+    words = {"ttft": ("median TTFT (s)", 1.0), "tpot": ("median TPOT (ms)" + (", at most" if is_bound else ""), 1e3)}
+    for ax, name in zip(axes, names, strict=True):
+        label, factor = words[name]
+        known = [
+            (one, _median_and_range(latency, factor), rate)
+            for one in shown
+            if (latency := getattr(one, name)) and (rate := one.tokens_tps)
+        ]
+        _throughput_panel(ax, known)
+        ax.set_xlabel(label)
+        plain_ticks(ax.xaxis)
+        plain_ticks(ax.yaxis)
+        _plain(ax)
+    axes[0].set_ylabel("tokens per second, all users")
+    _legend(figure, axes[0])
+
+
+def _median_and_range(latency: Latency, factor: float) -> tuple[float, float, float]:
+    """The median, and the range of the medians of rounds."""
+    return factor * latency.median_s, factor * min(latency.by_round_s), factor * max(latency.by_round_s)
+
+
+def _throughput_panel(ax: Axes, known: Sequence[tuple[ArmFigures, tuple[float, float, float], Rate]]) -> None:
+    xs = [middle for _, (middle, _, _), _ in known]
+    ys = [rate.value for _, _, rate in known]
+    x_range = _to_ends([of for _, of, _ in known])
+    y_range = _to_ends([(rate.value, rate.low, rate.high) for _, _, rate in known])
+    n = max(len(one.arm.rounds) for one, _, _ in known)
+    ax.plot(xs, ys, color=GUIDE, lw=1, zorder=1)
+    style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 7, "color": COLOURS[0], "zorder": 2}
+    if n > 1:
+        label = f"an arm, and its range over {n} rounds"
+        ax.errorbar(xs, ys, xerr=x_range, yerr=y_range, capsize=3, label=label, **style)
+    else:
+        ax.plot(xs, ys, label="an arm", **style)
+    if max(xs) > WIDE * min(xs) > 0:
+        ax.set_xscale("log")
+        ax.set_xlim(right=2 * max(xs))
+    else:
+        ax.set_xlim(0, 1.3 * max(xs))
+    ax.set_ylim(0, 1.15 * max([rate.high for _, _, rate in known] + [1e-9]))
+    for x, y, text in _labels(ax, known, xs, ys):
+        ax.annotate(text, (x, y), xytext=(7, -4), textcoords="offset points", va="top", fontsize=9)
+
+
+def _to_ends(ranges: Sequence[tuple[float, float, float]]) -> list[list[float]]:
+    """How far the low and the high ends are from each middle: never negative, as a median of all need not be inside."""
+    return [[max(0, middle - low) for middle, low, _ in ranges], [max(0, high - middle) for middle, _, high in ranges]]
+
+
+def _labels(
+    ax: Axes, known: Sequence[tuple[ArmFigures, Any, Any]], xs: Sequence[float], ys: Sequence[float]
+) -> list[tuple[float, float, str]]:
+    """Where labels stand; arms that are drawn on top of each other have one."""
+    places: list[tuple[float, float]] = [
+        tuple(ax.transAxes.inverted().transform(ax.transData.transform(point))) for point in zip(xs, ys, strict=True)
+    ]
+    groups: list[list[int]] = []
+    for i, (x, y) in enumerate(places):
+        near = next((g for g in groups if max(abs(places[g[-1]][0] - x), abs(places[g[-1]][1] - y)) < NEAR), None)
+        groups.append([i]) if near is None else near.append(i)
+    made = []
+    for group in groups:
+        arms = [known[i][0].arm for i in group]
+        first = [f"{arm.level:g}" if arm.level is not None else arm.label for arm in arms[:-1]]
+        made.append((xs[group[-1]], ys[group[-1]], ", ".join([*first, arms[-1].load.words])))
+    return made

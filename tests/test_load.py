@@ -1,0 +1,443 @@
+"""Loads: lengths, times and windows as planned, each request kept, each failure a class, against the null server."""
+
+import dataclasses
+import itertools
+import json
+import math
+import signal
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lab
+from lab.core.load import CLOSED, CONSTANT, POISSON, REPLAY, parse_slo
+from lab.core.record import FAILED, OK
+from lab.core.request import (
+    CUT_OFF,
+    ERROR_INSIDE,
+    HALF_LINE,
+    LONG_LINE,
+    LOST,
+    RATE_LIMITED,
+    REFUSED,
+    SERVER_ERROR,
+    STALLED,
+    TIMEOUT,
+    WRONG_JSON,
+    Request,
+    RequestRecord,
+)
+from lab.endpoints.access import access, ask
+from lab.endpoints.null_behaviour import NEVER, RUNNING, Behaviour, NullSettings
+from lab.endpoints.null_server import NullServer, null_server
+from lab.endpoints.wire import MOST_AT_ONCE
+from lab.errors import LabError
+from lab.runner import load_lengths, load_plan, loading
+from lab.runner.load_plan import make_plan
+from lab.runner.progress import Status
+from lab.runner.servers import connect
+from tests.conftest import run_lab, start_lab
+
+FAST: dict[str, Any] = {"first_ms": 4.0, "gap_ms": 1.0, "usage": RUNNING}
+SHORT: dict[str, Any] = {"prompt_len": 40, "gen": 4, "warmup": 0.1, "duration": 0.2, "rounds": 1}
+
+
+@pytest.fixture(autouse=True)
+def no_second_for_the_client_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "client_error", lambda n_streams: (1000 * n_streams, 2000))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NullServer]:
+    with null_server(NullSettings(models={"null": Behaviour(**FAST)})) as started:
+        yield started
+
+
+def of(records: list[RequestRecord], words: str | None = None) -> list[Request]:
+    """The requests of an arm, in the order in which they were sent."""
+    own = [one.request for one in records if words is None or load_of(one.request).words == words]
+    return sorted(own, key=lambda request: request.sent_ns or 0)
+
+
+def load_of(request: Request) -> Any:
+    assert request.asked.load is not None
+    return request.asked.load
+
+
+def most_in_flight(requests: list[Request]) -> int:
+    """Between the sending of the first byte and the arrival of the last one."""
+    begun = [(one.sent_ns or 0, 1) for one in requests]
+    over = [((one.sent_ns or 0) + (one.ended_ns or 0), -1) for one in requests]
+    return max(itertools.accumulate(change for _, change in sorted(begun + over)))
+
+
+# Lengths
+
+
+def test_a_length_is_a_number_or_a_distribution_as_its_quantiles() -> None:
+    assert load_lengths.parse("--gen", 64).values == (64,)
+    assert load_lengths.parse("--gen", "5-8").values == (5, 6, 7, 8)
+    uniform = load_lengths.parse("--gen", "100-1000").values
+    assert len(uniform) == load_lengths.MOST_VALUES and uniform[0] == 114 and uniform[-1] == 986
+    assert statistics.mean(uniform) == pytest.approx(550, abs=1)
+    normal = load_lengths.parse("--gen", "normal:500,100").values
+    assert statistics.mean(normal) == pytest.approx(500, abs=1) and statistics.pstdev(normal) == pytest.approx(
+        98, abs=2
+    )
+    heavy = load_lengths.parse("--gen", "lognormal:300,0.8").values
+    assert heavy[15] < 300 < heavy[16]
+    assert heavy[7] < 300 * math.exp(-0.8 * 0.6745) < heavy[8]  # a quarter of a normal's values lies below -0.6745
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "-5", "10-5", "0-10", "1e3", "normal:50,100", "normal:5", "lognormal:0,1", "lognormal:300,11", "x"],
+)
+def test_lengths_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(LabError, match="--gen"):
+        load_lengths.parse("--gen", text)
+
+
+def test_lengths_are_drawn_from_shuffled_decks_by_the_seed() -> None:
+    prompts, answers = load_lengths.Lengths("", (10, 20, 30, 40)), load_lengths.Lengths("", (1, 2))
+    drawn = load_lengths.drawn(prompts, answers, 40, "1 0")
+    assert drawn == load_lengths.drawn(prompts, answers, 40, "1 0") != load_lengths.drawn(prompts, answers, 40, "1 1")
+    for deck in (
+        itertools.batched(drawn, 4) if hasattr(itertools, "batched") else [drawn[i : i + 4] for i in range(0, 40, 4)]
+    ):
+        assert sorted(index for index, _ in deck) == [0, 1, 2, 3]
+    assert set(Counter(n_gen for _, n_gen in drawn).values()) == {20}
+    assert len(set(drawn)) == 8  # apart from each other
+
+
+def test_a_file_to_replay_has_the_lab_s_names_or_mooncake_s(tmp_path: Path) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"n_prompt": 5, "n_gen": 2, "at_s": 7.5}\n\n{"n_prompt": 6, "n_gen": 3, "at_s": 7}\n')
+    assert load_lengths.read(own) == ([load_lengths.Call(6, 3, 0.0), load_lengths.Call(5, 2, 0.5)], [])
+    mooncake = tmp_path / "mooncake.jsonl"
+    mooncake.write_text(
+        '{"timestamp": 3000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n'
+        '{"timestamp": 6052, "input_length": 7322, "output_length": 490, "hash_ids": [0, 14]}\n'
+    )
+    calls, notes = load_lengths.read(mooncake)
+    assert [(call.n_prompt, call.n_gen) for call in calls] == [(6758, 500), (7322, 490)] and not notes
+    assert calls[1].at_s == pytest.approx(3.052)
+
+
+def test_bad_lines_of_a_file_are_named_by_their_number(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    good = '{"n_prompt": 5, "n_gen": 2}'
+    path.write_text(f'nonsense\n{good}\n[1]\n{{"n_prompt": 5}}\n{{"n_prompt": true, "n_gen": 2}}\nmore nonsense\n')
+    calls, notes = load_lengths.read(path)
+    assert calls == [load_lengths.Call(5, 2, None)]
+    assert notes == [
+        "calls.jsonl line 1 and 1 more skipped: it is not JSON.",
+        "calls.jsonl line 3 skipped: it is no JSON object.",
+        "calls.jsonl line 4 skipped: n_gen is missing.",
+        "calls.jsonl line 5 skipped: n_prompt is no number of tokens.",
+    ]
+    for text, words in (
+        ("", "is empty"),
+        ("\n \n", "is empty"),
+        ("{}\n", "n_prompt is missing"),
+        (good + '\n{"n_prompt": 5, "n_gen": 2, "at_s": 1}\n', "Only some lines"),
+        ('{"n_prompt": 5, "n_gen": 2, "at_s": NaN}\n', "at_s is no time"),
+    ):
+        path.write_text(text)
+        with pytest.raises(LabError, match=words):
+            load_lengths.read(path)
+    with pytest.raises(LabError, match="cannot be read"):
+        load_lengths.read(tmp_path / "none.jsonl")
+
+
+def test_many_lengths_of_a_file_share_a_few_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    path.write_text("".join(json.dumps({"n_prompt": 100 + i, "n_gen": i + 1, "at_s": i}) + "\n" for i in range(500)))
+    plan = make_plan(replay=path)
+    assert len(plan.prompts.values) == load_lengths.MOST_VALUES
+    order = plan.order(plan.windows[0], 500)
+    assert [n_gen for _, n_gen in order] == list(range(1, 501))
+    assert max(abs(plan.prompts.values[index] - (100 + i)) for i, (index, _) in enumerate(order)) <= 8
+    assert "32 lengths, those nearest" in plan.notes[0]
+
+
+# The plan
+
+
+def test_each_round_measures_every_arm_once_in_another_order() -> None:
+    plan = make_plan(rounds=20, max_requests=10_000)
+    rounds = [[one.load.concurrency for one in plan.windows if one.load.round == n] for n in range(20)]
+    assert (
+        all(set(levels) == {1, 2, 4, 8} and len(levels) == 4 for levels in rounds) and len(set(map(tuple, rounds))) > 5
+    )
+    assert plan == make_plan(rounds=20, max_requests=10_000) != make_plan(rounds=20, max_requests=10_000, seed=2)
+    assert {one.load.arrivals for one in plan.windows} == {CLOSED} and plan.windows[0].stop_s == 25
+
+
+def test_an_open_loop_has_times_for_its_windows_and_as_much_again() -> None:
+    evenly = make_plan(rate="2", arrivals="constant", warmup=1, duration=4, rounds=1).windows[0]
+    assert evenly.times_ns == tuple(range(0, 10_000_000_000, 500_000_000)) and evenly.load.arrivals == CONSTANT
+    first, second = make_plan(rate=[50], warmup=1, duration=4, rounds=2).windows
+    assert first.load.arrivals == POISSON and first.times_ns != second.times_ns
+    assert first.times_ns and list(first.times_ns) == sorted(first.times_ns) and max(first.times_ns) < 10e9
+    assert len(first.times_ns) == pytest.approx(500, abs=5 * 500**0.5)
+
+
+def test_a_replay_takes_as_long_as_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    path.write_text("".join(json.dumps({"n_prompt": 9, "n_gen": 2, "at_s": i / 2}) + "\n" for i in range(9)))
+    (window,) = make_plan(replay=path).windows
+    assert window.times_ns == tuple(i * 500_000_000 for i in range(9))
+    assert (window.load.arrivals, window.load.warmup_s, window.load.lengths) == (REPLAY, 0, "as in calls.jsonl")
+    assert 4 < window.stop_s < 4.01  # the last request is inside
+    users = make_plan(replay=path, concurrency=2, rounds=1).windows[0]
+    assert users.times_ns is None and users.load.words == "2 users"
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"concurrency": "1", "rate": "1"}, "closed loop"),
+        ({"concurrency": "0"}, "--concurrency 0"),
+        ({"concurrency": "-1"}, "--concurrency -1"),
+        ({"concurrency": "1.5"}, "--concurrency 1.5"),
+        ({"concurrency": 10_000}, f"from 1 to {MOST_AT_ONCE}"),
+        ({"concurrency": "nan"}, "--concurrency nan"),
+        ({"concurrency": "one"}, "--concurrency one"),
+        ({"concurrency": ""}, "--concurrency"),
+        ({"rate": "0"}, "--rate 0"),
+        ({"rate": "-2"}, "--rate -2"),
+        ({"rate": "inf"}, "--rate inf"),
+        ({"rate": "1", "arrivals": "bursts"}, "--arrivals bursts"),
+        ({"duration": 0}, "--duration 0"),
+        ({"warmup": -1}, "--warmup -1"),
+        ({"rounds": 0}, "--rounds 0"),
+        ({"timeout": 0}, "--timeout 0"),
+        ({"max_requests": 0}, "--max-requests 0"),
+        ({"max_requests": 5}, "not one for each of 8 users"),
+        ({"rate": "100"}, "about 10,000 requests"),
+        ({"rate": "21.5"}, r"could need \d,\d\d\d requests"),
+        ({"slo": "fast"}, "'fast'"),
+        ({"slo": "ttft=1"}, "'ttft=1'"),
+        ({"slo": "ttft=-1s"}, "ttft=-1s"),
+        ({"slo": "ttft=1s,ttft=2s"}, "ttft=2s"),
+        ({"slo": "tpot=0ms"}, "tpot=0ms"),
+        ({"gen": "0"}, "--gen 0"),
+        ({"replay": "none.jsonl"}, "none.jsonl"),
+    ],
+)
+def test_loads_that_are_not_possible_are_refused(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(LabError, match=words):
+        make_plan(**asked)
+
+
+def test_limits_are_read() -> None:
+    slo = parse_slo("ttft=1s, TPOT=50ms,e2e=2.5s")
+    assert (slo.ttft_s, slo.tpot_s, slo.e2e_s) == (1, 0.05, 2.5) and slo.words == "TTFT 1 s, TPOT 50 ms, E2E 2.5 s"
+
+
+# Measuring
+
+
+def test_a_closed_loop_has_so_many_users(server: NullServer, tmp_path: Path) -> None:
+    asked = SHORT | {"prompt_len": "40-43", "gen": "3-5", "rounds": 2}
+    records = lab.load(server.url, concurrency=[1, 3], slo="ttft=1s", out=tmp_path, **asked)
+    (path,) = tmp_path.glob("*.jsonl")
+    kept = lab.read([path]).requests
+    assert sorted(map(repr, kept)) == sorted(map(repr, records)) and records[0].client_error_ns == (3000, 2000)
+    for words, n_users in (("1 user", 1), ("3 users", 3)):
+        for n in range(2):
+            own = [one for one in of(records, words) if load_of(one).round == n]
+            assert most_in_flight(own) == n_users
+            assert max(one.sent_ns or 0 for one in own) > 0.3e9  # the load goes on under the last of the window
+            assert {one.asked.n_prompt for one in own} >= {40, 41, 42, 43}
+    for one in of(records):
+        assert one.status == OK and one.usage and one.asked.load and one.asked.load.slo == parse_slo("ttft=1s")
+        assert (one.usage.prompt_tokens, one.usage.completion_tokens) == (one.asked.n_prompt, one.asked.n_gen)
+        assert one.scheduled_ns is None and one.usage.cached_tokens == 0
+
+
+def test_between_two_windows_the_server_is_idle(server: NullServer, tmp_path: Path) -> None:
+    records = lab.load(server.url, concurrency="2,3", out=tmp_path, **SHORT)
+    ended: dict[str, str] = {}
+    begun: dict[str, str] = {}
+    for one in of(records):
+        words = load_of(one).words
+        begun[words] = min(begun.get(words, one.started_at), one.started_at)
+        ended[words] = max(ended.get(words, one.started_at), one.started_at)
+    first, second = sorted(begun, key=lambda words: begun[words])
+    assert ended[first] < begun[second]
+
+
+def test_an_open_loop_sends_at_its_times_over_few_connections(server: NullServer, tmp_path: Path) -> None:
+    records = lab.load(server.url, rate=40, out=tmp_path, **SHORT)
+    times_ns = make_plan(rate=40, **SHORT).windows[0].times_ns
+    requests = of(records)
+    assert tuple(one.scheduled_ns for one in requests) == (times_ns or ())[: len(requests)]
+    assert all((one.sent_ns or 0) >= (one.scheduled_ns or 0) and one.was_connected for one in requests)
+    assert sum((one.scheduled_ns or 0) <= 0.3e9 for one in requests) == sum(ns <= 0.3e9 for ns in times_ns or ())
+
+
+def test_a_replay_has_the_lengths_and_times_of_its_file(server: NullServer, tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    path.write_text("".join(json.dumps({"n_prompt": 30 + i, "n_gen": 2 + i, "at_s": i / 50}) + "\n" for i in range(10)))
+    requests = of(lab.load(server.url, replay=path, out=tmp_path / "out"))
+    assert [one.scheduled_ns for one in requests] == [i * 20_000_000 for i in range(10)]
+    assert [(one.asked.n_prompt, one.asked.n_gen) for one in requests] == [(30 + i, 2 + i) for i in range(10)]
+    assert [one.usage.completion_tokens for one in requests if one.usage] == [2 + i for i in range(10)]
+
+
+def test_never_more_than_max_requests_are_sent(server: NullServer, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"users, round 1 ended after .* its share of --max-requests, 10, was used up"):
+        records = lab.load(server.url, concurrency="2,4", max_requests=20, out=tmp_path, **SHORT | {"duration": 60})
+    assert Counter(load_of(one).words for one in of(records)) == {"2 users": 10, "4 users": 10}
+
+
+def n_requests(server: NullServer) -> int:
+    """Requests for tokens that a null server has had."""
+    asked = access(server.url)
+    return int((ask(asked, f"{asked.root}/null/sent").parsed or {})["n_requests"])
+
+
+def test_answers_that_no_stream_counts_are_tokenised_afterwards_and_never_sent_again(tmp_path: Path) -> None:
+    with null_server(NullSettings(models={"null": Behaviour(**FAST | {"usage": NEVER})})) as plain:
+        with connect(plain.url):
+            n_probes = n_requests(plain)
+        records = lab.load(plain.url, concurrency=2, out=tmp_path, **SHORT)
+        assert n_requests(plain) == 2 * n_probes + len(records)
+    assert {
+        (one.request.usage.completion_tokens, one.request.usage.counted_by) for one in records if one.request.usage
+    } == {(4, "tokenize")}
+    assert all(one.request.usage for one in records)
+
+
+def test_tokens_that_nobody_counts_are_said_once(tmp_path: Path) -> None:
+    settings = NullSettings(models={"null": Behaviour(**FAST | {"usage": NEVER})}, has_tokenize=False)
+    with null_server(settings) as plain, pytest.warns(UserWarning, match="no rates of tokens") as notes:
+        records = lab.load(plain.url, concurrency="1,2", out=tmp_path, **SHORT)
+    assert len(notes) == 1 and records and all(one.request.usage is None for one in records)
+
+
+FAILING = {
+    "429": RATE_LIMITED,
+    "500": SERVER_ERROR,
+    "error": ERROR_INSIDE,
+    "late error": ERROR_INSIDE,
+    "wrong JSON": WRONG_JSON,
+    "half a line": HALF_LINE,
+    "cut off": CUT_OFF,
+    "lost": LOST,
+    "endless line": LONG_LINE,
+    "stall": STALLED,
+    "never": TIMEOUT,
+}
+
+
+@pytest.fixture(scope="module")
+def failing() -> Iterator[NullServer]:
+    models = {name: Behaviour(fails=name, fails_every=15, **FAST) for name in FAILING}
+    with null_server(NullSettings(models=models)) as started:
+        yield started
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_failure_has_its_class_and_the_rest_goes_on(
+    failing: NullServer, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "STALL_S", 0.3)
+    timeout = 0.4 if name == "never" else 20
+    with pytest.warns(UserWarning, match=r"\d requests failed: "):
+        records = lab.load(failing.url, rate=100, model=name, timeout=timeout, out=tmp_path, **SHORT)
+    requests = of(records)
+    bad = [one for one in requests if one.status == FAILED]
+    assert {one.failure for one in bad} == {FAILING[name]} and len(bad) >= len(requests) // 15
+    assert all(one.usage and one.usage.completion_tokens == 4 for one in requests if one.status == OK)
+    assert sum((one.scheduled_ns or 0) <= 0.3e9 for one in requests) >= 15
+
+
+def test_a_server_that_dies_ends_the_session_and_what_had_ended_is_kept(tmp_path: Path) -> None:
+    behaviour = Behaviour(fails="dies", fails_every=40, **FAST)
+    with (
+        null_server(NullSettings(models={"null": behaviour})) as dying,
+        pytest.raises(LabError, match="is gone") as gone,
+    ):
+        lab.load(dying.url, concurrency="3", out=tmp_path, **SHORT | {"duration": 60})
+    (path,) = tmp_path.glob("*.jsonl")
+    assert str(path) in gone.value.hint
+    requests = [one.request for one in lab.read([path]).requests]
+    assert sum(one.status == OK for one in requests) >= 20
+    assert {one.failure for one in requests if one.status == FAILED} <= {REFUSED, LOST}
+    assert load_plan.MOST_LOST <= sum(one.status == FAILED for one in requests) <= load_plan.MOST_LOST + 6
+
+
+def test_ctrl_c_keeps_what_had_ended(server: NullServer, tmp_path: Path) -> None:
+    def watch(status: Status) -> None:
+        if status.part and "requests" in status.doing:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lab.load(server.url, concurrency=4, out=tmp_path, watch=watch, **SHORT | {"duration": 60})
+    (path,) = tmp_path.glob("*.jsonl")
+    read = lab.read([path])
+    assert len(read.requests) > 20 and not read.skipped
+
+
+# The command
+
+
+def test_the_command_shows_and_keeps(server: NullServer, tmp_path: Path) -> None:
+    options = [part for name, value in SHORT.items() for part in (f"--{name.replace('_', '-')}", value)]
+    common = ["load", "--url", server.url, "--out", tmp_path, "--no-plot", *options]
+    status, out, err = run_lab(*common, "-c", "1,2", "--slo", "ttft=1s")
+    assert status == 0, err
+    assert "model    null" in out and "2 users" in out and "results  " in out
+    assert "1 user, round 1 of 1: " in err and "sizing prompts ..." in err
+    status, out, err = run_lab(*common, "--rate", "20", "--json")
+    assert status == 0, err
+    known = json.loads(out)
+    assert len(lab.read([known["results"]]).requests) >= 3
+
+
+def test_a_dry_run_sends_nothing(tmp_path: Path) -> None:
+    status, out, err = run_lab("load", "--url", "http://server.invalid/v1", "--dry-run", "--rounds", "3")
+    assert (status, err) == (0, "") and "1 user, 2 users, 4 users, 8 users; in 3 rounds" in out and "5 min 0 s" in out
+    status, out, _ = run_lab("load", "--url", "http://server.invalid/v1", "--dry-run", "--rate", "1", "--json")
+    assert json.loads(out)["loads"] == ["1 request/s"] and json.loads(out)["max_requests"] < 150
+
+
+def test_another_machine_is_asked_for_once_with_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def confirm(text: str, **_: Any) -> None:
+        asked.append(text)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("click.confirm", confirm)
+    assert run_lab("load", "--url", "http://server.invalid/v1", "--max-requests", "777")[0] == 130
+    assert len(asked) == 1 and "at most 777 requests" in asked[0]
+
+
+def test_nothing_but_failures_is_a_failure(tmp_path: Path) -> None:
+    behaviour = Behaviour(fails="500", fails_every=1, **FAST)
+    with null_server(NullSettings(models={"null": behaviour})) as bad:
+        status, _, err = run_lab("load", "--url", bad.url, "--out", tmp_path, "--no-plot")
+    assert status == 1 and "server error" in err and not list(tmp_path.glob("*.jsonl"))
+
+
+def test_ctrl_c_says_where_what_had_ended_is(server: NullServer, tmp_path: Path) -> None:
+    options = ("-c", "4", "--gen", "4", "--prompt-len", "40", "--warmup", "0", "--no-plot", "--out", tmp_path)
+    process = start_lab("load", "--url", server.url, *options)
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size for path in tmp_path.glob("*.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    (path,) = tmp_path.glob("*.jsonl")
+    read = lab.read([path])
+    assert process.returncode == 130 and f"{len(read.requests):,} requests in {path}" in err and not read.skipped
+    assert dataclasses.asdict(read.requests[0].endpoint)["url"] == server.url

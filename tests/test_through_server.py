@@ -1,0 +1,324 @@
+"""The main job through a server, against the null server: what is sent, kept, refused, said before, and given up."""
+
+import dataclasses
+import itertools
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lab
+from lab.core import results
+from lab.core.record import FAILED, OK
+from lab.core.request import CHAT, NO, NOT_SENT, RATE_LIMITED, UNKNOWN, YES, Capability, Endpoint, ServerSettings
+from lab.core.request_figures import figures
+from lab.endpoints import prompts
+from lab.endpoints.null_behaviour import NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
+from lab.endpoints.null_server import NullServer, null_server
+from lab.errors import LabError
+from lab.runner import through_server, unseen
+from lab.runner.progress import ANSWERING, WARMING_UP, Status
+from lab.runner.servers import Server, connect
+from lab.runner.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, make_plan, new_results_file, wanted
+from tests.conftest import run_lab
+
+FAST: dict[str, Any] = {"first_ms": 2.0, "gap_ms": 0.2}
+MODELS = {
+    "plain": Behaviour(usage=RUNNING, **FAST),
+    "uncounted": Behaviour(usage=NEVER, **FAST),
+    "short": Behaviour(usage=RUNNING, stops_after=3, obeys_ignore_eos=False, **FAST),
+    "429": Behaviour(fails="429"),
+}
+LEAST = 8 + TEMPLATE_TOKENS
+"""Tokens of the shortest prompt of a chat: the nonce and the template."""
+
+KEY = "a-key-that-nobody-prints"
+
+
+@pytest.fixture(scope="module")
+def null() -> Iterator[NullServer]:
+    with null_server(NullSettings(models=MODELS, n_ctx=500)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def plain(null: NullServer) -> Iterator[Server]:
+    with connect(null.url, "plain") as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's error is measured elsewhere, and nobody has to be given time to recover."""
+    monkeypatch.setattr(through_server, "client_error", lambda: (40_000, 300_000))
+    monkeypatch.setattr(through_server, "PAUSE_S", 0.0)
+
+
+def run(server: Server, folder: Path, seen: list[Status] | None = None, stream: bool = False, **asked: Any) -> Any:
+    """The records of a session, and its file."""
+    plan = make_plan(server, wanted(**{"prompt_len": "20,60", "gen": 5, "repeat": 2, **asked}))
+    path = new_results_file(plan, folder)
+    return list(execute(plan, path, (seen if seen is not None else []).append, stream)), path
+
+
+def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path) -> None:
+    records, path = run(plain, tmp_path, gen=20)
+    assert list(results.read([path]).requests) == records
+    asked = [record.request.asked for record in records]
+    assert [(one.n_prompt, one.n_gen, one.warmup) for one in asked[:2]] == [
+        (20, WARMUP_GEN, True),
+        (60, WARMUP_GEN, True),
+    ]
+    assert [one.repeat for one in asked[2:]] == [0, 0, 1, 1]
+    assert [sorted(one.n_prompt or 0 for one in asked[i : i + 2]) for i in (2, 4)] == [[20, 60], [20, 60]]
+    for record in records:
+        request = record.request
+        assert request.status == OK and request.usage and request.usage.prompt_tokens == request.asked.n_prompt
+        assert (request.asked.n_prompt_counted, request.asked.counted_by) == (request.asked.n_prompt, "tokenize")
+        assert (request.asked.temperature, request.asked.ignore_eos, request.asked.seed) == (0.0, True, 1)
+        assert request.was_connected and request.asked.load is None
+        assert (record.session, record.client_error_ns) == (path.stem, (40_000, 300_000))
+        assert figures(request).is_warm is False
+    texts = {one.prompt_sha256 for one in asked if one.n_prompt == 60 and not one.warmup}
+    assert len(texts) == 2  # cut at another place for each repeat
+
+
+def test_rounds_are_shuffled_by_the_seed(plain: Server, tmp_path: Path) -> None:
+    def order(seed: int) -> list[int]:
+        records, _ = run(plain, tmp_path, prompt_len="13,14,15,16", repeat=1, gen=1, seed=seed)
+        return [record.request.asked.n_prompt for record in records if not record.request.asked.warmup]
+
+    first = order(1)
+    assert first == order(1) and first != order(2) and sorted(first) == [13, 14, 15, 16]
+
+
+def test_what_cannot_be_is_refused_and_the_rest_goes_on(plain: Server, tmp_path: Path) -> None:
+    records, _ = run(plain, tmp_path, prompt_len=f"{LEAST - 1},{LEAST},495,496", repeat=1)
+    sent = {record.request.asked.n_prompt for record in records if record.request.status == OK}
+    refused = {
+        record.request.asked.n_prompt: record.request for record in records if record.request.failure == NOT_SENT
+    }
+    assert sent == {LEAST, 495} and refused.keys() == {LEAST - 1, 496}
+    assert f"the shortest one has {LEAST}" in str(refused[LEAST - 1].error)
+    assert "context of 500 tokens" in str(refused[496].error)
+    assert all(request.status == FAILED and request.sent_ns is None for request in refused.values())
+
+
+def test_where_nothing_is_possible_nothing_is_sent(plain: Server, tmp_path: Path) -> None:
+    records, _ = run(plain, tmp_path, prompt_len="1")
+    assert [record.request.failure for record in records] == [NOT_SENT]
+    assert records[0].client_error_ns is None
+
+
+def test_without_a_tokenizer_one_prompt_serves_all_repeats_with_another_nonce(tmp_path: Path) -> None:
+    settings = NullSettings(models={"m": Behaviour(has_cache=True, usage=RUNNING, **FAST)}, has_tokenize=False)
+    with null_server(settings) as started, connect(started.url, "m") as server:
+        records, _ = run(server, tmp_path, prompt_len="60", repeat=3)
+        assert any("has no tokenizer to ask" in sentence for sentence in make_plan(server, wanted("60")).unseen)
+    assert {record.request.asked.counted_by for record in records} == {"usage"}
+    assert len({record.request.asked.prompt_sha256 for record in records}) == 1
+    assert all(record.request.usage.prompt_tokens == 60 for record in records)
+    assert all(record.request.usage.cached_tokens == 0 for record in records)  # asked not to use its cache
+
+
+def test_an_answer_that_the_stream_did_not_count_is_counted_by_a_twin(null: NullServer, tmp_path: Path) -> None:
+    with connect(null.url, "uncounted") as server:
+        records, _ = run(server, tmp_path, prompt_len="20", repeat=1)
+    warmup, measured = (record.request.usage for record in records)
+    assert warmup is None  # nobody looks at it
+    assert (measured.completion_tokens, measured.counted_by, measured.prompt_tokens) == (5, "twin", 20)
+
+
+def test_a_server_that_cannot_count_prompts_is_refused(plain: Server) -> None:
+    with pytest.raises(LabError, match="cannot be counted"):
+        make_plan(dataclasses.replace(plain, counter=None), wanted("20"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"prompt_len": "0"}, "length of 0"),
+        ({"prompt_len": "ten"}, "'ten' is not a prompt length"),
+        ({"prompt_len": [5, 5]}, "5 is given 2 times"),
+        ({"gen": 0}, "--gen 0"),
+        ({"repeat": 0}, "--repeat 0"),
+        ({"prompt": "random"}, "--prompt random"),
+        ({"prompt": "no-such-file"}, "no-such-file"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_a_server_is_asked(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(LabError, match=words):
+        wanted(**asked)
+
+
+def test_a_length_that_fails_again_and_again_is_given_up(plain: Server, tmp_path: Path) -> None:
+    failing = dataclasses.replace(plain, model="429")
+    records, _ = run(failing, tmp_path, prompt_len="20", repeat=9)
+    requests = [record.request for record in records]
+    assert [request.failure for request in requests] == [RATE_LIMITED] * MAX_FAILURES + [NOT_SENT]
+    assert "7 more were not sent" in str(requests[-1].error)
+
+
+def test_a_server_that_is_gone_ends_the_session_and_what_ended_is_kept(tmp_path: Path) -> None:
+    with null_server(NullSettings(models=MODELS)) as started, connect(started.url, "plain") as server:
+        plan = make_plan(server, wanted("20", 5, repeat=99))
+        path = new_results_file(plan, tmp_path)
+        records = []
+        with pytest.raises(LabError, match="is gone: 3 requests in a row failed"):
+            for record in execute(plan, path, lambda status: None):
+                records.append(record)
+                if len(records) == 3:
+                    os.kill(started.pid, signal.SIGKILL)
+    assert [record.request.status for record in records] == [OK] * 3 + [FAILED] * MAX_GONE
+    assert list(results.read([path]).requests) == records
+
+
+def test_who_stops_keeps_what_ended(null: NullServer, tmp_path: Path) -> None:
+    with connect(null.url, "plain") as server:
+        plan = make_plan(server, wanted("20", 5, repeat=99))
+        path = new_results_file(plan, tmp_path)
+        records = list(itertools.islice(execute(plan, path, lambda status: None), 3))
+        assert list(results.read([path]).requests) == records
+        empty = new_results_file(plan, tmp_path)
+
+        def interrupt(status: Status) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            next(execute(plan, empty, interrupt))
+        assert not empty.exists()
+
+
+def test_progress_counts_requests_and_forecasts(plain: Server, tmp_path: Path) -> None:
+    seen: list[Status] = []
+    run(plain, tmp_path, seen)
+    assert {status.doing for status in seen} >= {WARMING_UP, ANSWERING}
+    answering = [status for status in seen if status.doing == ANSWERING]
+    assert {status.n_runs_done for status in answering} == {0, 1, 2, 3}
+    assert {status.n_runs for status in seen} == {4}
+    assert all(status.left_s is not None for status in answering)  # learned from the warm-ups
+    assert not any(status.text for status in seen)
+
+
+def test_the_text_of_an_answer_can_be_shown(plain: Server, tmp_path: Path) -> None:
+    seen: list[Status] = []
+    run(plain, tmp_path, seen, stream=True, prompt_len="20", repeat=1)
+    assert "".join(status.text for status in seen) == " word" * 5
+
+
+def endpoint_that(settings: ServerSettings | None, server: str = "llama-server", **answers: str) -> Endpoint:
+    names = ("streaming", "usage in streams", "tokens per event", "cached tokens", "ignore_eos", "server timings")
+    known = {name: answers.get(name.replace(" ", "_"), YES) for name in names}
+    capabilities = tuple(Capability(name, answer, "as seen") for name, answer in known.items())
+    url = "http://127.0.0.1:1/v1"
+    return Endpoint(url=url, api=CHAT, server=server, capabilities=capabilities, settings=settings)
+
+
+def test_what_cannot_be_measured_is_said_before() -> None:
+    tokenize, usage = (prompts.Counter(by, lambda text: 1) for by in ("tokenize", "usage"))
+    all_known = ServerSettings(n_slots=4, n_ctx=4096)
+
+    def words(endpoint: Endpoint, counter: prompts.Counter = tokenize, n_gen: int = 64) -> str:
+        return " ".join(unseen.sentences(endpoint, counter, n_gen))
+
+    best = words(endpoint_that(all_known))
+    assert "TTFT stands for it" in best and "shown apart" in best and "cannot be seen from here" in best
+    for endpoint, sentence in (
+        (endpoint_that(all_known, streaming=UNKNOWN), "holds tokens back"),
+        (endpoint_that(all_known, usage_in_streams=NO), "one more generation"),
+        (endpoint_that(all_known, tokens_per_event=NO), "TPOT lies between two bounds"),
+        (endpoint_that(all_known, cached_tokens=NO), "nobody can say whether a run was warm"),
+        (endpoint_that(all_known, ignore_eos=NO), "may end before 64 tokens (as seen)"),
+        (endpoint_that(all_known, "SGLang"), "share the template"),
+        (endpoint_that(None), "how long its context is"),
+        (endpoint_that(ServerSettings(n_slots=1, n_ctx=4096)), "one request at a time"),
+    ):
+        assert sentence in words(endpoint) and sentence not in best
+    assert "has no tokenizer to ask" in words(endpoint_that(all_known), usage)
+    assert "may end before" not in words(endpoint_that(all_known, ignore_eos=NO), n_gen=1)
+
+
+def test_as_python(null: NullServer, tmp_path: Path) -> None:
+    seen: list[Status] = []
+    with pytest.warns(UserWarning, match="the shortest one has"):
+        records = lab.endpoint(
+            null.url, [5, 20], gen=4, repeat=1, model="short", out=tmp_path, prompt="story", watch=seen.append
+        )
+    assert [record.request.status for record in records] == [FAILED, OK, OK]
+    assert figures(records[-1].request).is_short is True
+    assert records[-1].model == "short" and seen
+    assert lab.read([tmp_path]).requests == tuple(records)
+
+
+def test_the_command_says_what_it_can_do_first_and_measures(
+    null: NullServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THE_KEY", KEY)
+    asked = ("-m", "plain", "-p", "20,60", "-n", 5, "-r", 2, "--out", tmp_path, "--api-key-env", "THE_KEY")
+    status, out, err = run_lab("measure", "--url", null.url, *asked, "--header", f"X-Team: {KEY}2", "--no-plot")
+    assert status == 0, err
+    assert out.index("as seen in") < out.index("What cannot be seen of it") < out.index("5 tokens asked for")
+    assert "20 prompt tokens, repeat 2: TTFT" in err and "left" in err
+    (path,) = tmp_path.glob("*.jsonl")
+    assert KEY not in out + err + path.read_text() and str(path) in out
+
+
+def test_the_command_as_json(null: NullServer, tmp_path: Path) -> None:
+    asked = ("-m", "plain", "-p", "5,20", "-n", 3, "-r", 1, "--out", tmp_path, "--json", "--no-plot")
+    status, out, err = run_lab("measure", "--url", null.url, *asked)
+    document = json.loads(out)
+    assert status == 1  # a length was refused
+    assert document["model"] == "plain" and document["endpoint"]["url"] == null.url
+    assert [row["n_prompt"] for row in document["rows"]] == [20]
+    assert len(document["failures"]) == 1 and any("TTFT stands" in sentence for sentence in document["unseen"])
+    assert "as seen in" in err
+
+
+def test_a_dry_run_measures_nothing(null: NullServer, tmp_path: Path) -> None:
+    asked = ("measure", "--url", null.url, "-m", "plain", "-p", "5,20", "--out", tmp_path / "none", "--dry-run")
+    status, out, _ = run_lab(*asked)
+    assert status == 0 and "Plan: 3 rounds" in out and "the shortest one has" in out
+    status, out, _ = run_lab(*asked, "--json")
+    assert [case["refused"] is None for case in json.loads(out)["cases"]] == [False, True]
+    assert not (tmp_path / "none").exists()
+
+
+def test_options_of_the_other_kind_are_refused_by_name(null: NullServer) -> None:
+    for asked, words in (
+        (("--url", null.url, "--threads", 2, "-u", 64), ("--threads, --ubatch are only for", "Leave them out")),
+        (("--url", null.url, "--until", "2%"), ("--until is only for the lab's own engine",)),
+        (("--api", "chat", "--yes"), ("--api, --yes are only for a server", "--url http")),
+        (("--api-key-env", "X"), ("--api-key-env is only for a server",)),
+        (("--url", null.url), (f"The server has {len(MODELS)} models",)),
+        (("--url", null.url, "-m", "no-such"), ("no model no-such",)),
+    ):
+        status, out, err = run_lab("measure", *asked)
+        assert status == 1 and out == "" and all(word in err for word in words), err
+
+
+def test_ctrl_c_says_what_is_kept(null: NullServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*asked: Any) -> Iterator[Any]:
+        for n, record in enumerate(execute(*asked)):
+            if n == 3:  # after a warm-up and two requests
+                raise KeyboardInterrupt
+            yield record
+
+    monkeypatch.setattr(through_server, "execute", interrupted)
+    status, _, err = run_lab("measure", "--url", null.url, "-m", "plain", "-p", "20", "-n", 2, "--out", tmp_path)
+    assert status == 130 and "Interrupted. 2 finished runs are in" in err
+
+
+def test_another_machine_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions: list[str] = []
+
+    def confirm(question: str, **_: Any) -> None:
+        questions.append(question)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("click.confirm", confirm)
+    assert run_lab("measure", "--url", "http://server.invalid/v1", "-p", "100,1000", "-n", 50, "-r", 2)[0] == 130
+    assert "6 requests for up to 1,050 tokens each" in questions[0]
