@@ -223,6 +223,12 @@ def test_the_table_the_json_and_the_picture_have_all_parts(tmp_path: Path, capsy
     assert all(path.exists() for path in canvas.write(draw, tmp_path, "ways"))
 
 
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No llama-server is here whose threads could spin."""
+    monkeypatch.setattr(both_ways, "SETTLE_S", 0.0)
+
+
 @pytest.fixture(scope="module")
 def planted() -> Iterator[str]:
     with null_server(SETTINGS) as server:
@@ -326,3 +332,32 @@ def test_the_engine_times_the_samplers_of_a_server(mini: Path) -> None:
         assert len(spent) == 5 and min(spent) > 0
         with pytest.raises(LabError, match="does not know the sampler dry"):
             worker.time_sampling((("dry", 1.0),), 1)
+
+
+def test_a_server_without_times_and_tokenizer_gets_a_prompt_of_as_many_tokens(tmp_path: Path) -> None:
+    settings = NullSettings(models={"null": Behaviour(first_ms=5.0, gap_ms=1.0)}, has_tokenize=False, n_slots=None)
+    worker = SamplingWorker()
+    with null_server(settings) as server:
+        lines = measured(server.url, tmp_path, worker, n_blocks=1)
+    contents = read(tmp_path.glob("*.jsonl"))
+    assert len(lines) == len(contents.records) + len(contents.requests)
+    (request,) = [record.request for record in contents.requests if not record.request.asked.warmup]
+    assert request.pieces is not None and len(request.pieces.http_ns) == door_probes.N_QUESTIONS
+    assert request.pieces.template_ns is None and request.pieces.whole is None
+    assert len(worker.prompts[-1]) == N_PROMPT
+    (row,) = door_parts.rows(contents.records, contents.requests)
+    assert [part.name for part in row.phases[0].parts] == [door_parts.ENGINE, door_parts.HTTP]
+    assert door_parts.STREAM in row.phases[1].hidden
+
+
+def test_the_command_measures_both_ways(planted: str, embedded: Path, tmp_path: Path) -> None:
+    options = ("-m", embedded, "-p", N_PROMPT, "-n", 4, "--blocks", 1, "-t", 1, "-o", tmp_path)
+    code, shown, error = run_lab("doors", "--url", planted, *options, "--json")
+    assert code == 0, error
+    document = json.loads(shown)
+    (session,) = document["sessions"]
+    assert [phase["name"] for phase in session["rows"][0]["phases"]] == ["TTFT", "TPOT"]
+    assert Path(document["results"]).exists() and all(Path(plot).exists() for plot in document["plots"])
+    (run,) = [record.run for record in read([document["results"]]).records if not record.run.warmup]
+    assert (run.n_prompt, run.n_gen, run.block, run.prompt_offset) == (N_PROMPT, 4, 0, None)
+    assert sum(run.steps.n_tokens) == N_PROMPT + 3
