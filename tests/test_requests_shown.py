@@ -287,7 +287,7 @@ def test_tokens_that_came_together_have_a_gap_of_0_and_a_line_of_means() -> None
     assert y_of(points) == [10, 0] * 4
     assert x_of(points) == list(range(2, 10))
     assert y_of(line) == pytest.approx([5.0] * 8)
-    assert labels_of(ax) == ["after 100 prompt tokens, mean"]
+    assert labels_of(ax) == ["after 100 prompt tokens, running mean"]
 
 
 def test_without_tokens_per_event_the_gaps_are_named_inter_chunk_latency() -> None:
