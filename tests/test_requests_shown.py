@@ -287,7 +287,7 @@ def test_tokens_that_came_together_have_a_gap_of_0_and_a_line_of_means() -> None
     assert y_of(points) == [10, 0] * 4
     assert x_of(points) == list(range(2, 10))
     assert y_of(line) == pytest.approx([5.0] * 8)
-    assert labels_of(ax) == ["after 100 prompt tokens, mean"]
+    assert labels_of(ax) == ["after 100 prompt tokens, running mean"]
 
 
 def test_without_tokens_per_event_the_gaps_are_named_inter_chunk_latency() -> None:
@@ -499,3 +499,12 @@ def test_the_command_of_a_session_of_requests() -> None:
         "lab measure --prompt-len 20 --gen 5 --repeat 1 --model tiny.gguf --threads 2 --ubatch 8",
         "lab measure --url http://127.0.0.1:1/v1 --model tiny --api chat --prompt-len 10,100 --gen 5 --repeat 3",
     ]
+
+
+def test_other_sessions_of_a_server_show_how_much_it_differs_from_itself(tmp_path: Path) -> None:
+    for number in range(4):
+        write(tmp_path / f"{number}.jsonl", session(first_ms=50 + number, name=f"{number}"))
+    file = write(tmp_path / "a.jsonl", [*session(name="a"), *other_server(session(name="b"))])
+    document = json.loads(run_lab("compare", file, "--json", "--no-plot")[1])
+    (compared_two,) = document["comparisons"]
+    assert any("from 5 sessions of this machine" in words for words in compared_two["spreads"])

@@ -64,6 +64,14 @@ def other_sessions(results: tuple[str, ...], records: Sequence[Record]) -> list[
     )
 
 
+def other_requests(results: tuple[str, ...], requests: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """Requests of other sessions that lie where the results are; none where there are no `requests` to compare."""
+    from lab.runner import calibration
+
+    folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
+    return calibration.other_requests(folders, requests) if requests else []
+
+
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
     """The folder for plots: `out`, else that of the first results file."""
     first = Path(results[0])

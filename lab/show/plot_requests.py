@@ -206,13 +206,13 @@ def _line_of_gaps(ax: Axes, own: Sequence[Gaps], label: str, top: float, colour:
     places = [place for one in own for place in one.places]
     ms = [value for one in own for value in one.ms]
     ax.plot(places, ms, ls="", marker=marker, ms=3, alpha=0.3, mew=0, color=colour)
+    is_mean = any(one.came_together for one in own)
+    label += ", running mean" if is_mean else ""
     above = [place for place, value in zip(places, ms, strict=True) if value > top]
     if above:
         ax.plot(above, [top] * len(above), ls="", marker="^", ms=5, color=colour, clip_on=False)
         label += f" ({len(above)} point{'s' * (len(above) > 1)} above the axis)"
-    is_mean = any(one.came_together for one in own)
     centre = statistics.fmean if is_mean else statistics.median
-    label += ", mean" if is_mean else ""
     by_place: dict[int, list[float]] = {}
     for place, value in zip(places, ms, strict=True):
         by_place.setdefault(place, []).append(value)
