@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     SERVED_MODEL,
     *REACHING,
     SEED,
-    *OUTPUT,
+    *OUTPUT[:3],  # without --report: pages have no loads
     click.option("--dry-run", is_flag=True, help="Show the loads and how long they take, and send nothing."),
 )
 def load(
@@ -81,7 +81,6 @@ def load(
     out: str,
     as_json: bool,
     no_plot: bool,
-    report: bool,
     dry_run: bool,
     **asked: Any,
 ) -> None:
@@ -120,7 +119,7 @@ def load(
             return loading.execute(plan, server, text, path, watch, note)
 
         samples, problem = _collect(requests, path, err)
-    _show(samples, server, path, as_json, not no_plot, report)
+    _show(samples, server, path, as_json, not no_plot)
     if problem:
         raise problem
     if not any(one.figures.status == "ok" for one in samples):
@@ -176,7 +175,7 @@ def _progress(err: Console) -> Iterator[ShowStatus]:
             err.print(last.words)
 
 
-def _show(samples: list[Sample], server: Server, path: Path, as_json: bool, plots: bool, report: bool) -> None:
+def _show(samples: list[Sample], server: Server, path: Path, as_json: bool, plots: bool) -> None:
     """Prints the table, then draws: drawing may fail."""
     from lab.show import canvas, console, text_load
 
