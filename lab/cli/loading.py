@@ -16,8 +16,6 @@ from lab.cli.servers import REACHING, SERVED_MODEL, confirm
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from lab.analysis.loads import Sample
     from lab.runner.load_plan import LoadPlan
     from lab.runner.progress import ShowStatus, Status
@@ -127,7 +125,7 @@ def load(
 
 
 def _collect(
-    requests: Callable[[ShowStatus], Iterator[Any]], path: Path, err: Console
+    requests: Callable[[ShowStatus], Iterator[Any]], path: Path, err: Any
 ) -> tuple[list[Sample], LabError | None]:
     """Measures with progress. Returns a sample of each request, and the LabError that ended it, if there was one."""
     from lab.analysis import loads
@@ -149,7 +147,7 @@ def _collect(
 
 
 @contextmanager
-def _progress(err: Console) -> Iterator[ShowStatus]:
+def _progress(err: Any) -> Iterator[ShowStatus]:
     """A bar on a terminal; elsewhere a line for each window when it is over, and one for what comes before."""
     from lab.runner.progress import duration
     from lab.show import console

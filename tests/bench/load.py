@@ -43,13 +43,13 @@ def served(**changes: Any) -> NullSettings:
     )
 
 
-def run(server: Server, each: Callable[[Any], None], **asked: Any) -> None:
-    """A load, as `lab load` measures it; `each` gets every record."""
+def run(server: Server, keep: Callable[[Any], object], **asked: Any) -> None:
+    """A load, as `lab load` measures it; `keep` gets all records."""
     plan = make_plan(prompt_len=40, **asked)
     with tempfile.TemporaryDirectory() as folder:
         path = loading.new_results_file(plan, server, Path(folder))
         for record in loading.execute(plan, server, loading.prompt_text("text"), path, lambda _: None, lambda _: None):
-            each(record)
+            keep(record)
 
 
 def sent_ns(server: NullServer) -> list[int]:
