@@ -9,7 +9,6 @@ from lab.analysis import load_capacity, load_figures, loads
 from lab.analysis.load_capacity import FAILS, HOLDS, UNSURE
 from lab.analysis.load_figures import ArmFigures, Tail
 from lab.analysis.loads import Arm, Sample
-from lab.core.load import CLOSED, POISSON, Load, Slo
 from lab.core.record import FAILED, OK
 from lab.core.request import (
     RATE_LIMITED,
@@ -24,6 +23,7 @@ from lab.core.request import (
     ServerTimings,
     Usage,
 )
+from lab.core.server_load import CLOSED, POISSON, Load, Slo
 from lab.show import canvas, plot_load, svg, text_load
 from lab.show.console import console
 from tests.conftest import MACHINE

@@ -7,7 +7,6 @@ import pytest
 
 import lab
 from lab.analysis import request_table, table
-from lab.core.load import CLOSED, Load
 from lab.core.record import FAILED
 from lab.core.request import (
     REASONING,
@@ -21,6 +20,7 @@ from lab.core.request import (
     ServerTimings,
     Usage,
 )
+from lab.core.server_load import CLOSED, Load
 from lab.show import console, text_requests
 from tests.conftest import make_record, make_run
 from tests.test_request import make_request, make_request_record

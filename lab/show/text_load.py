@@ -13,8 +13,8 @@ from lab.analysis import load_capacity, load_figures, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Sample
 from lab.analysis.wording import digits, seconds
-from lab.core.load import CLOSED
 from lab.core.request import Endpoint
+from lab.core.server_load import CLOSED
 from lab.show.console import grid_of
 
 LATE_S = 0.01
