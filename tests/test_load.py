@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import lab
-from lab.core.load import CLOSED, CONSTANT, POISSON, REPLAY, parse_slo
 from lab.core.record import FAILED, OK
 from lab.core.request import (
     CUT_OFF,
@@ -32,6 +31,7 @@ from lab.core.request import (
     Request,
     RequestRecord,
 )
+from lab.core.server_load import CLOSED, CONSTANT, POISSON, REPLAY, parse_slo
 from lab.endpoints.access import access, ask
 from lab.endpoints.null_behaviour import NEVER, RUNNING, Behaviour, NullSettings
 from lab.endpoints.null_server import NullServer, null_server

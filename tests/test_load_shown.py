@@ -12,7 +12,6 @@ from lab.analysis.load_capacity import FAILS, HOLDS, UNSURE
 from lab.analysis.load_figures import ArmFigures, Tail
 from lab.analysis.loads import Arm, Sample
 from lab.core import results, stats
-from lab.core.load import CLOSED, POISSON, Load, Slo
 from lab.core.record import FAILED, OK
 from lab.core.request import (
     RATE_LIMITED,
@@ -28,6 +27,7 @@ from lab.core.request import (
     ServerTimings,
     Usage,
 )
+from lab.core.server_load import CLOSED, POISSON, Load, Slo
 from lab.show import canvas, plot_load, reproduce, svg, text_load
 from lab.show.console import console
 from tests.conftest import MACHINE, make_record, run_lab

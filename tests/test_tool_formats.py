@@ -10,7 +10,6 @@ import pytest
 from lab.analysis import guidellm_format, tool_formats
 from lab.cli.comparing import TOOLS
 from lab.core import results
-from lab.core.load import CLOSED, POISSON, Load
 from lab.core.record import FAILED
 from lab.core.request import (
     CHAT,
@@ -28,6 +27,7 @@ from lab.core.request import (
     RequestRecord,
     Usage,
 )
+from lab.core.server_load import CLOSED, POISSON, Load
 from lab.errors import LabError
 from tests.conftest import make_record, run_lab
 from tests.test_request import make_request, make_request_record

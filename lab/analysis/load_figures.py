@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from lab.analysis.load_capacity import Attainment, attainment
 from lab.analysis.loads import NS, Arm, Due, Round
-from lab.core.load import Slo
 from lab.core.request_figures import Figures
+from lab.core.server_load import Slo
 
 FEWEST = 8
 """Requests in each half of the windows from which on the halves are compared."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from lab.core.load import CLOSED
 from lab.core.record import OK
 from lab.core.request import Endpoint, Request, RequestRecord
+from lab.core.server_load import CLOSED
 
 NS_PER_MS, NS_PER_S = 1e6, 1e9
 

@@ -16,8 +16,6 @@ from lab.cli.servers import REACHING, SERVED_MODEL, confirm
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from lab.analysis.loads import Sample
     from lab.runner.load_plan import LoadPlan
     from lab.runner.progress import ShowStatus, Status
@@ -67,7 +65,7 @@ if TYPE_CHECKING:
     SERVED_MODEL,
     *REACHING,
     SEED,
-    *OUTPUT,
+    *OUTPUT[:3],  # without --report: pages have no loads
     click.option("--dry-run", is_flag=True, help="Show the loads and how long they take, and send nothing."),
 )
 def load(
@@ -81,7 +79,6 @@ def load(
     out: str,
     as_json: bool,
     no_plot: bool,
-    report: bool,
     dry_run: bool,
     **asked: Any,
 ) -> None:
@@ -120,7 +117,7 @@ def load(
             return loading.execute(plan, server, text, path, watch, note)
 
         samples, problem = _collect(requests, path, err)
-    _show(samples, server, path, as_json, not no_plot, report)
+    _show(samples, server, path, as_json, not no_plot)
     if problem:
         raise problem
     if not any(one.figures.status == "ok" for one in samples):
@@ -128,7 +125,7 @@ def load(
 
 
 def _collect(
-    requests: Callable[[ShowStatus], Iterator[Any]], path: Path, err: Console
+    requests: Callable[[ShowStatus], Iterator[Any]], path: Path, err: Any
 ) -> tuple[list[Sample], LabError | None]:
     """Measures with progress. Returns a sample of each request, and the LabError that ended it, if there was one."""
     from lab.analysis import loads
@@ -150,7 +147,7 @@ def _collect(
 
 
 @contextmanager
-def _progress(err: Console) -> Iterator[ShowStatus]:
+def _progress(err: Any) -> Iterator[ShowStatus]:
     """A bar on a terminal; elsewhere a line for each window when it is over, and one for what comes before."""
     from lab.runner.progress import duration
     from lab.show import console
@@ -176,7 +173,7 @@ def _progress(err: Console) -> Iterator[ShowStatus]:
             err.print(last.words)
 
 
-def _show(samples: list[Sample], server: Server, path: Path, as_json: bool, plots: bool, report: bool) -> None:
+def _show(samples: list[Sample], server: Server, path: Path, as_json: bool, plots: bool) -> None:
     """Prints the table, then draws: drawing may fail."""
     from lab.show import canvas, console, text_load
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from lab.core.load import Load
 from lab.core.record import SCHEMA, Machine
+from lab.core.server_load import Load
 
 ROLE = "role"  # the role of who answers, without content
 TEXT = "text"  # also ids of tokens that make no whole letter yet

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis import load_figures, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Sample
-from lab.core.load import CLOSED
 from lab.core.record import Machine
 from lab.core.request import Endpoint
 from lab.core.request_figures import Figures
+from lab.core.server_load import CLOSED
 from lab.runner import machine as machines
 from lab.show import plot_timeline
 from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, plain_ticks, tidy

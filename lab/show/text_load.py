@@ -13,9 +13,9 @@ from lab.analysis import load_capacity, load_figures, load_sessions, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Sample
 from lab.analysis.wording import digits, seconds
-from lab.core.load import CLOSED
 from lab.core.record import Record
 from lab.core.request import Endpoint, RequestRecord
+from lab.core.server_load import CLOSED
 from lab.show import plot_load
 from lab.show.console import grid_of
 

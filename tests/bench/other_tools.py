@@ -24,8 +24,8 @@ from typing import Any
 from lab.analysis import aiperf_format, guidellm_format, vllm_format
 from lab.analysis.tool_groups import Group, groups
 from lab.core import request_times as times
-from lab.core.load import CLOSED, Load
 from lab.core.request import CHAT, Asked
+from lab.core.server_load import CLOSED, Load
 from lab.endpoints.body import ask_for
 from lab.endpoints.null_behaviour import Behaviour, NullSettings
 from lab.endpoints.null_server import null_server
