@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import lab
 from lab.analysis import comparison, load_capacity, load_figures, load_sessions, loads
 from lab.analysis.load_capacity import FAILS, HOLDS, UNSURE
 from lab.analysis.load_figures import ArmFigures, Tail
@@ -28,6 +29,7 @@ from lab.core.request import (
     Usage,
 )
 from lab.core.server_load import CLOSED, POISSON, Load, Slo
+from lab.errors import LabError
 from lab.show import canvas, plot_load, reproduce, svg, text_load
 from lab.show.console import console
 from tests.conftest import MACHINE, make_record, run_lab
@@ -346,8 +348,9 @@ def test_rows_name_their_units() -> None:
     rows = text_load.as_rows([loads.sample(request) for request in spaced(60)], ENDPOINT)
     (row,) = rows["arms"]
     assert row["load"] == "1 user" and row["load_concurrency"] == 1
-    assert row["ttft_median_s"] == 0.1 and row["ttft_p95"] == {"value_s": 0.1, "n_beyond": 3}
-    assert row["tokens_tps"] == {"value": 60 * 5 / 4, "by_round": (75.0,)}
+    assert (row["ttft_median_s"], row["ttft_p95_s"], row["ttft_p95_beyond"]) == (0.1, 0.1, 3)
+    assert (row["ttft_p99_s"], row["ttft_p99_beyond"]) == (None, None)
+    assert (row["tokens_tps"], row["tokens_tps_by_round"]) == (60 * 5 / 4, [75.0])
     assert (row["attainment"], rows["capacity"]["at_least"], rows["n_slots"]) == (1.0, 1, 4)
     assert text_load.as_rows([], ENDPOINT)["arms"] == []
 
@@ -559,3 +562,18 @@ def test_the_command_of_a_load_is_known_but_for_a_replay() -> None:
     assert command.endswith(
         "--rate 2 --prompt-len 10-20 --gen 5 --warmup 1 --duration 4 --rounds 1 --slo ttft=1s,tpot=0.05s --seed 1"
     )
+
+
+def test_loads_are_a_table_and_pictures_in_python() -> None:
+    records = [*recorded("one", three_rounds(1, 16)), *recorded("two", [failed(0.1 * i) for i in range(51)])]
+    rows = lab.arms(records)
+    assert list(rows.load) == ["1 user", "16 users", "1 user"]
+    assert list(rows.session) == ["one", "one", "two"]
+    assert list(rows.ttft_median_s[:2]) == pytest.approx([0.101, 1.616])
+    assert list(rows.n_ok) == [120, 120, 0] and rows.ttft_median_s.isna().tolist() == [False, False, True]
+    assert "The timeline of requests" in texts(lab.plot_arms(records, "timeline"))
+    assert lab.arms([make_record()]).empty
+    with pytest.raises(LabError, match="no request is of a load"):
+        lab.plot_arms([make_record()])
+    with pytest.raises(LabError, match="no picture 'wrong'"):
+        lab.plot_arms(records, "wrong")

@@ -191,7 +191,7 @@ def _show(samples: list[Sample], server: Server, path: Path, as_json: bool, plot
         settings = server.endpoint.settings
         drawings = plot_load.drawings(samples, title, settings.n_slots if settings else None)
         for name, draw in drawings.items():
-            for plot in canvas.write(draw, path.parent, f"{path.stem}-{name}", (11, 5)):
+            for plot in canvas.write(draw, path.parent, f"{path.stem}-{name}", plot_load.size(name)):
                 files["plots"].append(str(plot))
                 if not as_json:
                     out.print(f"plot     {plot}")

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from lab.analysis import load_capacity, load_figures, load_sessions, loads
+from lab.analysis import load_capacity, load_figures, load_sessions, load_table, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Sample
 from lab.analysis.wording import digits, seconds
@@ -127,28 +127,11 @@ def as_rows(samples: Sequence[Sample], endpoint: Endpoint) -> dict[str, Any]:
     shown = [load_figures.figures_of(arm) for arm in loads.arms(samples)]
     capacity = load_capacity.capacity([one.arm for one in shown])
     return {
-        "arms": [_as_row(one) for one in shown],
+        "arms": [load_table.as_row(one) for one in shown],
         "capacity": dataclasses.asdict(capacity) if capacity else None,
         "n_slots": endpoint.settings.n_slots if endpoint.settings else None,
         "sentences": sentences(shown, endpoint) if shown else [],
     }
-
-
-def _as_row(one: ArmFigures) -> dict[str, Any]:
-    row: dict[str, Any] = {"load": one.arm.label, "n_rounds": len(one.arm.rounds), "n_cut_off": one.arm.n_cut_off}
-    row |= {"window_s": [of_round.length_s for of_round in one.arm.rounds]}
-    row |= {f"load_{name}": value for name, value in dataclasses.asdict(one.arm.load).items() if name != "round"}
-    for field in dataclasses.fields(one):
-        value = getattr(one, field.name)
-        if field.name == "attainment":
-            row |= (
-                {"attainment": value.share, "attainment_low": value.low, "attainment_high": value.high} if value else {}
-            )
-        elif isinstance(value, Latency):
-            row |= {f"{field.name}_{name}": part for name, part in dataclasses.asdict(value).items()}
-        elif field.name != "arm":
-            row[field.name] = dataclasses.asdict(value) if isinstance(value, Rate) else value
-    return row
 
 
 def _slots(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
