@@ -147,9 +147,11 @@ def lab_group(server: Server, prompts: Sequence[str], n_at_once: int) -> Group:
     return group
 
 
-def measured(name: str, n_rounds: int, tools: Sequence[str]) -> None:
-    ratios: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
-    missing: dict[str, str] = {}
+Ratios = dict[tuple[int, str, str], list[tuple[float, float]]]  # ours and theirs by users, tool and field
+
+
+def measured(name: str, n_rounds: int, tools: Sequence[str], ratios: Ratios, missing: dict[str, str]) -> None:
+    """Fill `ratios`, and `missing` with why a tool has none; what there is stays where it is interrupted."""
     with tempfile.TemporaryDirectory() as root, served(name) as (url, model, file), connect(url, model, CHAT) as server:
         folder = Path(root)
         tokenizer = tool_runs.word_tokenizer(folder / "words", WORDS)
@@ -184,6 +186,9 @@ def measured(name: str, n_rounds: int, tools: Sequence[str]) -> None:
                         one, other = at(ours, path), at(theirs, path)
                         if one and other:
                             ratios.setdefault((n_at_once, tool, path), []).append((one, other))
+
+
+def print_ratios(name: str, ratios: Ratios, missing: dict[str, str]) -> None:
     for (n_at_once, tool, path), pairs in sorted(ratios.items()):
         lab, other = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
         ratio = statistics.median(theirs / ours for ours, theirs in pairs)
@@ -199,7 +204,12 @@ def main() -> None:
     tools = sys.argv[3:] or list(tool_runs.TOOLS)
     print(f"tool / lab, medians of {n_rounds} rounds of {N_REQUESTS} requests: {N_PROMPT} + {N_GEN} tokens")
     for name in names:
-        measured(name, n_rounds, tools)
+        ratios: Ratios = {}
+        missing: dict[str, str] = {}
+        try:
+            measured(name, n_rounds, tools, ratios, missing)
+        finally:
+            print_ratios(name, ratios, missing)
 
 
 if __name__ == "__main__":

@@ -278,6 +278,12 @@ def main() -> None:
     print("\n".join(notes))
 
 
+def _counts(figure: str, cells: dict[str, Cell | str]) -> str:
+    """The true counts, such as "0 or 25": what was in the cache depends on what a side sends."""
+    counts = {cell.truth[figure] or 0.0 for cell in cells.values() if isinstance(cell, Cell)}
+    return " or ".join(f"{count:.0f}" for count in sorted(counts))
+
+
 def _with_others(figure: str, tool: str, cells: dict[str, Cell | str]) -> str:
     """A cell, with GuideLLM's inter-token latency and AIPerf's other count in brackets."""
     text, cell, other = shown(figure, cells.get(tool)), cells.get(tool), cells.get(PER_CHUNK)
