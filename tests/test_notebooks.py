@@ -4,6 +4,7 @@ import ast
 import copy
 import re
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,17 @@ from lab.errors import LabError
 from lab.runner import notebook
 from lab.runner.case import Case
 from lab.runner.progress import Status
-from lab.show import answers, lesson
+from lab.show import answers, lesson, lesson_server
 from lab.why import datasheet
 from tests.conftest import MODEL, make_record, make_run
 from tests.test_explain import FAST
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("01-two-phases", "02-what-limits-each", "03-the-kv-cache", "04-your-machine-and-others", "05-the-levers")
-MEASURES = r"\blab\.(measure|ab|ceilings|batch|prefix|stall|speculate)\("
+NAMES = (
+    *("01-two-phases", "02-what-limits-each", "03-the-kv-cache", "04-your-machine-and-others", "05-the-levers"),
+    "06-through-a-server",
+)
+MEASURES = r"\blab\.(measure|ab|ceilings|batch|prefix|stall|speculate|endpoint|doors|load)\("
 ANSWERS = {  # of each exercise a right answer and a wrong one, in the names that the notebook has by then
     "01": [
         ("first.e2e_s + (500 - first.n_gen) * first.tpot_ms / 1e3", "500 * first.tpot_ms"),
@@ -36,7 +40,11 @@ ANSWERS = {  # of each exercise a right answer and a wrong one, in the names tha
     "03": [("0.94", "0.094"), ("344_064", "114_688"), ('"c"', '"b"')],
     "04": [("59", "273"), ("1_231", "800"), ('"a"', '"b"')],
     "05": [("1_600 / 4", "100"), ("1.48", "2.95"), ('"c"', '"a"')],
+    "06": [("2_000 / 100", "2_000 / 101"), ("2.7", "0.3"), ('"b"', '"a"')],
 }
+
+
+LESSON = (lesson.__name__, answers.__name__, lesson_server.__name__)
 
 
 def stored(name: str) -> Any:
@@ -113,18 +121,20 @@ def test_the_ridges_that_notebook_2_names_are_those_of_the_devices() -> None:
 
 
 def beyond_the_interface(source: str) -> list[str]:
-    """What a cell uses of the lab that is neither public nor of `lesson`, and every private name."""
+    """What a cell uses of the lab that is neither public nor of `lesson`, of other packages, and every private name."""
     found = []
-    allowed = {"import os", "import lab", "from lab.show import lesson"}
+    allowed = {"import lab", "from lab.show import lesson"}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom) and ast.unparse(node) not in allowed:
-            found.append(ast.unparse(node))
+            package = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+            if (package or "").partition(".")[0] not in sys.stdlib_module_names:
+                found.append(ast.unparse(node))
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
         if name.startswith("_"):
             found.append(name)
         if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
             continue
-        of_lesson = getattr(getattr(lesson, name, None), "__module__", None) in (lesson.__name__, answers.__name__)
+        of_lesson = getattr(getattr(lesson, name, None), "__module__", None) in LESSON
         if (node.value.id == "lab" and name not in lab._MODULES) or (node.value.id == "lesson" and not of_lesson):
             found.append(ast.unparse(node))
     return found
@@ -137,7 +147,15 @@ def test_a_notebook_uses_the_public_interface_only(name: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["import lab.core", "from lab import read", "lab.core", "lesson.wording.seconds(1)", "lesson._timed", "_ = 1"],
+    [
+        "import lab.core",
+        "import pandas",
+        "from lab import read",
+        "lab.core",
+        "lesson.wording.seconds(1)",
+        "lesson._timed",
+        "_ = 1",
+    ],
 )
 def test_what_is_not_public_is_seen(source: str) -> None:
     assert beyond_the_interface(source)

@@ -22,7 +22,7 @@ from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
-from lab.show import answers, console, levers, text_compare, text_results, text_why
+from lab.show import answers, console, lesson_server, levers, text_compare, text_results, text_why
 from lab.why import advice, datasheet, experiment_advice, prediction, probing, roofline, step_kernels, where
 from lab.why.datasheet import Device
 from lab.why.roofline import Explained, Roof
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 guess, check = answers.guess, answers.check
+serve, abilities, events = lesson_server.serve, lesson_server.abilities, lesson_server.events
+arms, show_load, draw_load = lesson_server.arms, lesson_server.show_load, lesson_server.draw_load
+both_ways, show_both_ways = lesson_server.both_ways, lesson_server.show_both_ways
+draw_both_ways = lesson_server.draw_both_ways
 
 
 def begin() -> None:

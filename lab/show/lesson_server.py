@@ -11,21 +11,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lab.analysis import load_figures, loads, request_table
+from lab.analysis.load_figures import ArmFigures
+from lab.core.record import Record
 from lab.core.request import RequestRecord
-from lab.core.request_figures import Figures, figures
 from lab.errors import LabError
+from lab.experiments import door_parts
+from lab.experiments.door_parts import Phase
 from lab.models import catalog
 from lab.process import spawning
 from lab.runner import limits
-from lab.show import console, text_endpoint
+from lab.show import console, plot_doors, plot_load, text_doors, text_endpoint, text_load
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 N_CTX = 2048
 START_S, END_S, LOOK_S = 120, 10, 0.1
@@ -129,6 +134,50 @@ def events(record: RequestRecord) -> pd.DataFrame:
     return pd.DataFrame({"arrive_ms": arrive_ms, "bytes": columns.n_bytes, "kind": columns.kind})
 
 
-def request(record: RequestRecord) -> Figures:
-    """The lab's own figures of a request, in nanoseconds."""
-    return figures(record.request)
+def arms(records: Sequence[RequestRecord]) -> tuple[ArmFigures, ...]:
+    """What each arm of a load showed, in order of the load: `ttft.median_s`, `tokens_tps.value` and more."""
+    return tuple(load_figures.figures_of(arm) for arm in loads.arms(_samples(records)))
+
+
+def show_load(records: Sequence[RequestRecord]) -> None:
+    """Print a load as `lab load` does."""
+    text_load.print_load(_samples(records), records[0].endpoint, console.console())
+
+
+def draw_load(records: Sequence[RequestRecord]) -> None:
+    """Draw the latency over a load, and the timeline of its requests, as `lab load` does."""
+    first = records[0]
+    title = plot_load.title(first.endpoint, first.model, first.machine)
+    made = plot_load.drawings(_samples(records), title)
+    _draw(made[name] for name in ("load", "timeline") if name in made)
+
+
+def both_ways(lines: Sequence[Record | RequestRecord]) -> dict[str, Phase]:
+    """TTFT and TPOT of lab.doors by name, with `in_process_ms` and `server_ms`. LabError where nothing went well."""
+    rows = door_parts.rows(request_table.of_engine(lines), request_table.alone(lines))
+    if not rows:
+        raise LabError("No block went well on both sides.", "Measure again.")
+    return {phase.name: phase for phase in rows[0].phases}
+
+
+def show_both_ways(lines: Sequence[Record | RequestRecord]) -> None:
+    """Print what lab.doors measured as `lab doors` does."""
+    text_doors.print_parts(request_table.of_engine(lines), request_table.alone(lines), console.console())
+
+
+def draw_both_ways(lines: Sequence[Record | RequestRecord]) -> None:
+    """Draw what lab.doors measured as `lab doors` does."""
+    _draw(plot_doors.drawings(lines).values())
+
+
+def _samples(records: Sequence[RequestRecord]) -> list[loads.Sample]:
+    return [loads.sample(one.request) for one in records if one.request.asked.load is not None]
+
+
+def _draw(drawings: Iterable[Callable[[Figure], object]]) -> None:
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    for draw in drawings:
+        with matplotlib.rc_context({"text.parse_math": False}):
+            draw(plt.figure(figsize=(10, 4.6), layout="constrained"))
