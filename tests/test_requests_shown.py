@@ -190,8 +190,9 @@ def test_figures_near_the_error_of_the_client_are_named() -> None:
         return text_requests.warnings([dataclasses.replace(served(), client_error_ns=(ns // 2, ns))])
 
     assert of_error(MS // 100) == []
-    assert "TPOT (from 10.0 ms on) is near the error of the client" in of_error(MS)[0]
-    assert "TTFT (from 50.0 ms on) and TPOT" in of_error(4 * MS)[0]
+    assert "Near the error of the client itself: single gaps (from 10.0 ms on)." in of_error(MS)[0]
+    every_span = "TTFT (from 50.0 ms on), the time of all further tokens (TPOT) (from 40.0 ms on), single gaps"
+    assert every_span in of_error(4 * MS)[0]
 
 
 def test_reasoning_has_a_time_to_first_output_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
