@@ -133,6 +133,13 @@ def test_a_single_setup_is_named_by_model_server_and_client() -> None:
     assert label == "tiny, llama-server at http://127.0.0.1:1/v1, client Test CPU, 4 cores"
 
 
+def test_a_model_that_is_called_by_its_path_is_labelled_by_its_file() -> None:
+    by_path = dataclasses.replace(served(), model="/home/me/models/tiny.gguf")
+    ((label, _),) = table.setups(lab.runs([by_path]))
+    assert label.startswith("tiny.gguf, llama-server")
+    assert "\ntiny.gguf through" in lab.plot_prefill([by_path]).get_title()
+
+
 def test_an_engine_and_a_server_are_named_apart() -> None:
     labels = [label for label, _ in table.setups(lab.runs([make_record(), served()]))]
     assert labels == ["tiny Q4_0, in process", "tiny, llama-server at http://127.0.0.1:1/v1"]
