@@ -133,6 +133,13 @@ def test_a_single_setup_is_named_by_model_server_and_client() -> None:
     assert label == "tiny, llama-server at http://127.0.0.1:1/v1, client Test CPU, 4 cores"
 
 
+def test_a_model_that_is_called_by_its_path_is_labelled_by_its_file() -> None:
+    by_path = dataclasses.replace(served(), model="/home/me/models/tiny.gguf")
+    ((label, _),) = table.setups(lab.runs([by_path]))
+    assert label.startswith("tiny.gguf, llama-server")
+    assert "\ntiny.gguf through" in lab.plot_prefill([by_path]).get_title()
+
+
 def test_an_engine_and_a_server_are_named_apart() -> None:
     labels = [label for label, _ in table.setups(lab.runs([make_record(), served()]))]
     assert labels == ["tiny Q4_0, in process", "tiny, llama-server at http://127.0.0.1:1/v1"]
@@ -190,8 +197,9 @@ def test_figures_near_the_error_of_the_client_are_named() -> None:
         return text_requests.warnings([dataclasses.replace(served(), client_error_ns=(ns // 2, ns))])
 
     assert of_error(MS // 100) == []
-    assert "TPOT (from 10.0 ms on) is near the error of the client" in of_error(MS)[0]
-    assert "TTFT (from 50.0 ms on) and TPOT" in of_error(4 * MS)[0]
+    assert "Near the error of the client itself: single gaps (from 10.0 ms on)." in of_error(MS)[0]
+    every_span = "TTFT (from 50.0 ms on), the time of all further tokens (TPOT) (from 40.0 ms on), single gaps"
+    assert every_span in of_error(4 * MS)[0]
 
 
 def test_reasoning_has_a_time_to_first_output_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

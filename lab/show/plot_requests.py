@@ -230,7 +230,11 @@ def _finish(ax: Axes, what: str, rows: pd.DataFrame) -> Axes:
     where = [f"through {_one_of(of_server.server, 'servers')}"] if len(of_server) else []
     where = (["in process"] if len(of_engine) else []) + where
     client = f"client {_one_of(of_server.machine, 'machines')}; " if len(of_server) else ""
-    lines = [what, f"{_one_of(rows.model, 'models')} {' and '.join(where)}", f"{client}{n_repeat}"]
+    lines = [
+        what,
+        f"{_one_of(rows.model.map(setup_columns.short_name), 'models')} {' and '.join(where)}",
+        f"{client}{n_repeat}",
+    ]
     figure = ax.get_figure(root=True)
     width = int(TITLE_WIDTH * figure.get_figwidth()) if figure else 80
     ax.set_title("\n".join("\n".join(textwrap.wrap(line, width)) for line in lines), fontsize=11, pad=9)
