@@ -433,7 +433,7 @@ def test_ctrl_c_says_where_what_had_ended_is(server: NullServer, tmp_path: Path)
     options = ("-c", "4", "--gen", "4", "--prompt-len", "40", "--warmup", "0", "--no-plot", "--out", tmp_path)
     process = start_lab("load", "--url", server.url, *options)
     deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in tmp_path.glob("*.jsonl")) and time.monotonic() < deadline:
+    while not any(b"\n" in path.read_bytes() for path in tmp_path.glob("*.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +113,7 @@ def load(
         )
         path = loading.new_results_file(plan, server, Path(out))
 
-        def requests(watch: ShowStatus) -> Iterator[Any]:
+        def requests(watch: ShowStatus) -> Generator[Any, None, None]:
             return loading.execute(plan, server, text, path, watch, note)
 
         samples, problem = _collect(requests, path, err)
@@ -125,20 +125,23 @@ def load(
 
 
 def _collect(
-    requests: Callable[[ShowStatus], Iterator[Any]], path: Path, err: Any
+    requests: Callable[[ShowStatus], Generator[Any, None, None]], path: Path, err: Any
 ) -> tuple[list[Sample], LabError | None]:
     """Measures with progress. Returns a sample of each request, and the LabError that ended it, if there was one."""
     from lab.analysis import loads
 
     samples: list[Sample] = []
     try:
-        with _progress(err) as watch:
-            for record in requests(watch):
+        with _progress(err) as watch, closing(requests(watch)) as running:
+            for record in running:
                 samples.append(loads.sample(record.request))
     except LabError as problem:
         return samples, problem
     except KeyboardInterrupt:
-        n = len(samples)
+        n = 0
+        if path.exists():
+            with path.open("rb") as file:
+                n = sum(1 for _ in file)
         err.print(
             f"\nInterrupted. {n:,} request{'s' * (n != 1)} in {path}" if n else "\nInterrupted: nothing had ended."
         )

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lab.core import request_times as times
@@ -131,7 +131,7 @@ def new_results_file(plan: LoadPlan, server: Server, folder: Path) -> Path:
 
 def execute(
     plan: LoadPlan, server: Server, text: str, path: Path, watch: ShowStatus, note: Note
-) -> Iterator[RequestRecord]:
+) -> Generator[RequestRecord, None, None]:
     """Measure the plan's windows; yield each record once it is in the file `path`.
 
     `note` is called with sentences that the user should read. LabError when the server is gone. Whoever stops
