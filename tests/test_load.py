@@ -405,7 +405,7 @@ def test_the_command_shows_and_keeps(server: NullServer, tmp_path: Path) -> None
 
 def test_a_dry_run_sends_nothing(tmp_path: Path) -> None:
     status, out, err = run_lab("load", "--url", "http://server.invalid/v1", "--dry-run", "--rounds", "3")
-    assert (status, err) == (0, "") and "1 user, 2 users, 4 users, 8 users; in 3 rounds" in out and "5 min 0 s" in out
+    assert (status, err) == (0, "") and "1 user, 2 users, 4 users, 8 users; in 3 rounds" in out and "4 min 0 s" in out
     status, out, _ = run_lab("load", "--url", "http://server.invalid/v1", "--dry-run", "--rate", "1", "--json")
     assert json.loads(out)["loads"] == ["1 request/s"] and json.loads(out)["max_requests"] < 150
 

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     ),
     click.option("--gen", "-n", default="64", show_default=True, help="Tokens of each answer, likewise."),
     click.option("--warmup", type=float, help="Seconds before the steady window.  [default: 5; 0 of a replay]"),
-    click.option("--duration", type=float, help="Seconds of the steady window.  [default: 20; a replay's own]"),
-    click.option("--rounds", type=int, help="How often each load is measured.  [default: 2; 1 of a replay]"),
+    click.option("--duration", type=float, help="Seconds of the steady window.  [default: 15; a replay's own]"),
+    click.option("--rounds", type=int, help="How often each load is measured.  [default: 3; 1 of a replay]"),
     click.option("--slo", metavar="LIMITS", help="Limits that a good answer keeps: ttft=1s,tpot=50ms,e2e=10s."),
     click.option(
         "--max-requests",
@@ -190,7 +190,7 @@ def _show(samples: list[Sample], server: Server, path: Path, as_json: bool, plot
     if plots:
         from lab.show import plot_load
 
-        title = plot_load.title(server.endpoint, server.model, server.machine)
+        title = plot_load.title(server.endpoint, server.model_name, server.machine)
         settings = server.endpoint.settings
         drawings = plot_load.drawings(samples, title, settings.n_slots if settings else None)
         for name, draw in drawings.items():

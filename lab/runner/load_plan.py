@@ -21,7 +21,7 @@ from lab.runner import load_lengths
 from lab.runner.load_lengths import Call, Lengths
 
 DEFAULT_CONCURRENCY = "1,2,4,8"
-WARMUP_S, DURATION_S, ROUNDS = 5.0, 20.0, 2
+WARMUP_S, DURATION_S, ROUNDS = 5.0, 15.0, 3
 MAX_REQUESTS = 2000
 TIMEOUT_S, STALL_S = 300.0, 60.0
 MOST_LOST = 20
