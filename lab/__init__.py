@@ -18,6 +18,7 @@ from lab.errors import LabError as LabError
 
 if TYPE_CHECKING:
     from lab.analysis.comparison import compare as compare
+    from lab.analysis.load_table import arms as arms
     from lab.analysis.table import runs as runs
     from lab.analysis.table import steps as steps
     from lab.analysis.table import summary as summary
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from lab.runner.through_server import endpoint as endpoint
     from lab.show.canvas import plot_lines as plot_lines
     from lab.show.page import report as report
+    from lab.show.plot_load import plot_arms as plot_arms
     from lab.show.plot_runs import plot_decode as plot_decode
     from lab.show.plot_runs import plot_prefill as plot_prefill
     from lab.show.plot_runs import plot_sweep as plot_sweep
@@ -60,6 +62,7 @@ _MODULES = {
     "runs": "analysis.table",
     "steps": "analysis.table",
     "summary": "analysis.table",
+    "arms": "analysis.load_table",
     "compare": "analysis.comparison",
     "ceilings": "why.probing",
     "explain": "why.roofline",
@@ -69,6 +72,7 @@ _MODULES = {
     "plot_sweep": "show.plot_runs",
     "plot_roofline": "show.plot_why",
     "plot_where": "show.plot_why",
+    "plot_arms": "show.plot_load",
     "plot_lines": "show.canvas",
     "report": "show.page",
 }

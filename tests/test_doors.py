@@ -113,8 +113,8 @@ def phases_of(records: list[Record], requests: list[RequestRecord]) -> dict[str,
 
 
 def test_the_parts_are_the_planted_ones_and_add_up() -> None:
-    found = phases_of([run_of(0)], [make_request(0)])
-    ttft, tpot = found["TTFT"], found["TPOT"]
+    phases = phases_of([run_of(0)], [make_request(0)])
+    ttft, tpot = phases["TTFT"], phases["TPOT"]
     assert {part.name: round(part.ms, 6) for part in ttft.parts} == {
         door_parts.ENGINE: 21.0,
         door_parts.OTHERWISE: 47.0,
@@ -135,7 +135,7 @@ def test_the_parts_are_the_planted_ones_and_add_up() -> None:
     assert not ttft.hidden and not tpot.hidden
 
 
-def test_each_part_is_the_median_over_blocks_and_only_pairs_count() -> None:
+def test_each_part_is_the_mean_over_blocks_and_only_pairs_count() -> None:
     requests = [make_request(block, head_ms=30.0 + block) for block in range(4)]
     requests.append(make_request(0, asked=Asked(n_prompt=20, n_prompt_counted=20, n_gen=5, warmup=True)))
     runs = [run_of(block, 10.0 + block) for block in (0, 1, 2, 7)]
@@ -143,6 +143,15 @@ def test_each_part_is_the_median_over_blocks_and_only_pairs_count() -> None:
     slot = next(part for part in row.phases[0].parts if part.name == door_parts.SLOT)
     assert (row.n_blocks, slot.ms, slot.low_ms, slot.high_ms) == (3, 19.0, 18.0, 20.0)
     assert row.phases[1].spread == pytest.approx(2 / 12)
+
+
+def test_the_outer_blocks_are_in_the_ranges_only_and_the_parts_add_up_to_what_is_left() -> None:
+    late = (100.0, 90.0, 500.0, 100.0)
+    requests = [make_request(block, ttft_ms=ms) for block, ms in enumerate(late)]
+    (row,) = door_parts.rows([run_of(block) for block in range(4)], requests)
+    ttft = row.phases[0]
+    assert (row.n_blocks, row.n_middle, ttft.server_ms) == (4, 2, 100.0)
+    assert ttft.unexplained_ms == pytest.approx(2.0)
 
 
 def test_a_prompt_from_a_cache_and_a_short_answer_do_not_count_and_are_named() -> None:
@@ -156,15 +165,15 @@ def test_a_prompt_from_a_cache_and_a_short_answer_do_not_count_and_are_named() -
 def test_without_times_of_the_server_the_rest_is_not_explained_and_said_so() -> None:
     bare = make_request(pieces=Pieces(http_ns=(2 * MS,)))
     bare = dataclasses.replace(bare, request=dataclasses.replace(bare.request, timings=None))
-    found = phases_of([run_of(0)], [bare])
-    assert found["TTFT"].unexplained_ms == pytest.approx(100 - 21 - 2)
-    assert set(found["TTFT"].hidden) == {
+    phases = phases_of([run_of(0)], [bare])
+    assert phases["TTFT"].unexplained_ms == pytest.approx(100 - 21 - 2)
+    assert set(phases["TTFT"].hidden) == {
         door_parts.OTHERWISE,
         door_parts.TEMPLATE,
         door_parts.TOKENIZE,
         door_parts.SLOT,
     }
-    assert found["TPOT"].unexplained_ms == pytest.approx(3.0)
+    assert phases["TPOT"].unexplained_ms == pytest.approx(3.0)
     (row,) = door_parts.rows([run_of(0)], [bare])
     assert any("cannot be measured on this server" in words for words in door_settings.sentences([row]))
     other = dataclasses.replace(ENDPOINT, server="vLLM")
@@ -172,9 +181,9 @@ def test_without_times_of_the_server_the_rest_is_not_explained_and_said_so() -> 
 
 
 def test_a_head_that_comes_with_the_first_token_does_not_say_when_the_slot_began() -> None:
-    found = phases_of([run_of(0)], [make_request(head_ms=99.0)])
-    assert found["TTFT"].hidden == (door_parts.SLOT,)
-    assert found["TTFT"].unexplained_ms == pytest.approx(20.0)
+    phases = phases_of([run_of(0)], [make_request(head_ms=99.0)])
+    assert phases["TTFT"].hidden == (door_parts.SLOT,)
+    assert phases["TTFT"].unexplained_ms == pytest.approx(20.0)
 
 
 def test_settings_say_what_differs_and_what_is_not_known() -> None:
@@ -212,6 +221,12 @@ def test_the_table_the_json_and_the_picture_have_all_parts(tmp_path: Path, capsy
     ends = {round(bar.get_x() + bar.get_width(), 6) for bar in ttft_ax.patches}  # type: ignore[attr-defined]
     assert {21.0, 98.0, 100.0} <= ends
     assert all(path.exists() for path in canvas.write(draw, tmp_path, "ways"))
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No llama-server is here whose threads could spin."""
+    monkeypatch.setattr(both_ways, "SETTLE_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +268,7 @@ def test_both_ways_through_a_null_server(planted: str, tmp_path: Path) -> None:
     assert tpot.ms(door_parts.SAMPLING) == pytest.approx(2.0)
     assert ttft.ms(door_parts.OTHERWISE) == pytest.approx(200 - N_PROMPT - 1)
     code, shown, _ = run_lab("show", path)
-    assert code == 0 and "medians of 2 blocks" in shown and door_parts.UNEXPLAINED in shown
+    assert code == 0 and "means of 2 blocks" in shown and door_parts.UNEXPLAINED in shown
     code, shown, _ = run_lab("show", "--json", path)
     assert code == 0 and len(json.loads(shown)["both_ways"][0]["rows"][0]["phases"]) == 2
     code, shown, _ = run_lab("plot", path)
@@ -317,3 +332,32 @@ def test_the_engine_times_the_samplers_of_a_server(mini: Path) -> None:
         assert len(spent) == 5 and min(spent) > 0
         with pytest.raises(LabError, match="does not know the sampler dry"):
             worker.time_sampling((("dry", 1.0),), 1)
+
+
+def test_a_server_without_times_and_tokenizer_gets_a_prompt_of_as_many_tokens(tmp_path: Path) -> None:
+    settings = NullSettings(models={"null": Behaviour(first_ms=5.0, gap_ms=1.0)}, has_tokenize=False, n_slots=None)
+    worker = SamplingWorker()
+    with null_server(settings) as server:
+        lines = measured(server.url, tmp_path, worker, n_blocks=1)
+    contents = read(tmp_path.glob("*.jsonl"))
+    assert len(lines) == len(contents.records) + len(contents.requests)
+    (request,) = [record.request for record in contents.requests if not record.request.asked.warmup]
+    assert request.pieces is not None and len(request.pieces.http_ns) == door_probes.N_QUESTIONS
+    assert request.pieces.template_ns is None and request.pieces.whole is None
+    assert len(worker.prompts[-1]) == N_PROMPT
+    (row,) = door_parts.rows(contents.records, contents.requests)
+    assert [part.name for part in row.phases[0].parts] == [door_parts.ENGINE, door_parts.HTTP]
+    assert door_parts.STREAM in row.phases[1].hidden
+
+
+def test_the_command_measures_both_ways(planted: str, embedded: Path, tmp_path: Path) -> None:
+    options = ("-m", embedded, "-p", N_PROMPT, "-n", 4, "--blocks", 1, "-t", 1, "-o", tmp_path)
+    code, shown, error = run_lab("doors", "--url", planted, *options, "--json")
+    assert code == 0, error
+    document = json.loads(shown)
+    (session,) = document["sessions"]
+    assert [phase["name"] for phase in session["rows"][0]["phases"]] == ["TTFT", "TPOT"]
+    assert Path(document["results"]).exists() and all(Path(plot).exists() for plot in document["plots"])
+    (run,) = [record.run for record in read([document["results"]]).records if not record.run.warmup]
+    assert (run.n_prompt, run.n_gen, run.block, run.prompt_offset) == (N_PROMPT, 4, 0, None)
+    assert sum(run.steps.n_tokens) == N_PROMPT + 3

@@ -126,3 +126,11 @@ def test_a_stream_may_have_another_content_type() -> None:
     assert answer([head, *map(chunk, EVENTS), b"0\r\n\r\n"]).status == OK
     page = answer([head, chunk(b"data: no stream\n\n"), b"0\r\n\r\n"])
     assert page.failure == WRONG_JSON
+
+
+def test_a_server_that_hangs_up_after_each_answer_gets_each_request_once() -> None:
+    """llama-server does, and does not say so: the next request may be on its way already."""
+    asked = Ask(asked=Asked(n_prompt=None, n_gen=2), body=json.dumps({"stream": True}))
+    with scripted(FRAMINGS["a chunk for each event"]) as url, Client(access(url)) as client:
+        replies = list(client.run(Plan(asks=(asked,), api=CHAT, n_requests=6, n_at_once=2, timeout_s=30)))
+    assert [reply.request.status for reply in replies] == [OK] * 6

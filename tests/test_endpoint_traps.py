@@ -47,7 +47,7 @@ from lab.endpoints.body import ask_for
 from lab.endpoints.client import Client, ClientDied
 from lab.endpoints.null_behaviour import ACCEPT, ALWAYS, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
 from lab.endpoints.null_server import null_server
-from lab.endpoints.probe import MOST_PROBES, probe
+from lab.endpoints.probe import MOST_PROBES, choose_model, probe, short_name
 from lab.endpoints.selftest import client_error, selftest
 from lab.endpoints.wire import Ask, Plan, Reply
 from lab.errors import LabError
@@ -597,3 +597,17 @@ def test_bodies_hold_what_was_asked() -> None:
     assert fields["cache_prompt"] is False
     bare = json.loads(make_ask("m", 5, api=COMPLETIONS, options=(options.MAX_COMPLETION,)).body)
     assert bare == {"model": "m", "prompt": "a b c", "max_completion_tokens": 5, "stream": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("/home/someone/models/tiny.Q4_0.gguf", "tiny.Q4_0.gguf"),
+        ("C:\\models\\tiny.gguf", "tiny.gguf"),
+        ("meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.2-3B"),
+        ("tiny", "tiny"),
+    ],
+)
+def test_a_models_path_is_nobodys_business(model: str, name: str) -> None:
+    assert short_name(model) == name
+    assert choose_model((model, "another"), name) == choose_model((model,), None) == model

@@ -1,15 +1,18 @@
 """What loads showed: arms of planted requests, their figures, text and pictures."""
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.analysis import load_capacity, load_figures, loads
+import lab
+from lab.analysis import comparison, load_capacity, load_figures, load_sessions, loads
 from lab.analysis.load_capacity import FAILS, HOLDS, UNSURE
 from lab.analysis.load_figures import ArmFigures, Tail
 from lab.analysis.loads import Arm, Sample
-from lab.core.load import CLOSED, POISSON, Load, Slo
+from lab.core import results, stats
 from lab.core.record import FAILED, OK
 from lab.core.request import (
     RATE_LIMITED,
@@ -20,13 +23,17 @@ from lab.core.request import (
     Endpoint,
     Events,
     Request,
+    RequestRecord,
     ServerSettings,
     ServerTimings,
     Usage,
 )
-from lab.show import canvas, plot_load, svg, text_load
+from lab.core.server_load import CLOSED, POISSON, Load, Slo
+from lab.errors import LabError
+from lab.show import canvas, plot_load, reproduce, svg, text_load
 from lab.show.console import console
-from tests.conftest import MACHINE
+from tests.conftest import MACHINE, make_record, run_lab
+from tests.test_request import make_request
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.1)
 LOAD = Load(
@@ -305,7 +312,7 @@ def printed(*requests: Request, capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_load_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     many = dataclasses.replace(LOAD, concurrency=16)
     text = printed(*spaced(60), *spaced(120, many, ttft_s=2.0), failed(2, many), capsys=capsys)
-    assert "16 users, 4 slots: 12 wait." in text
+    assert "16 users, 4 slots: 12 wait, by the server's own settings." in text
     assert "Capacity (90 % of requests within TTFT 500 ms, TPOT 100 ms): between 1 and 16 users." in text
     assert "! 16 users: 1 of 121 requests failed (1 timeout)." in text
     assert "121 requests  95 % (6)" in text and "99 % (1)" in text
@@ -341,8 +348,9 @@ def test_rows_name_their_units() -> None:
     rows = text_load.as_rows([loads.sample(request) for request in spaced(60)], ENDPOINT)
     (row,) = rows["arms"]
     assert row["load"] == "1 user" and row["load_concurrency"] == 1
-    assert row["ttft_median_s"] == 0.1 and row["ttft_p95"] == {"value_s": 0.1, "n_beyond": 3}
-    assert row["tokens_tps"] == {"value": 60 * 5 / 4, "by_round": (75.0,)}
+    assert (row["ttft_median_s"], row["ttft_p95_s"], row["ttft_p95_beyond"]) == (0.1, 0.1, 3)
+    assert (row["ttft_p99_s"], row["ttft_p99_beyond"]) == (None, None)
+    assert (row["tokens_tps"], row["tokens_tps_by_round"]) == (60 * 5 / 4, [75.0])
     assert (row["attainment"], rows["capacity"]["at_least"], rows["n_slots"]) == (1.0, 1, 4)
     assert text_load.as_rows([], ENDPOINT)["arms"] == []
 
@@ -429,3 +437,143 @@ def test_a_picture_names_model_server_and_client() -> None:
     assert title == "tiny on llama-server b1, 4 slots; client: Test CPU, 4 cores"
     unnamed = dataclasses.replace(ENDPOINT, settings=None)
     assert plot_load.title(unnamed, "tiny", MACHINE).startswith("tiny on a server without a name; client")
+
+
+def test_a_share_is_as_sure_as_its_batches_are_alike() -> None:
+    alike, bunched = [[True] * 18 + [False] * 2] * 5, [[True] * 20] * 4 + [[True] * 10 + [False] * 10]
+    plain = stats.share_interval(alike)
+    assert (plain.low, plain.high) == pytest.approx((0.824, 0.951), abs=1e-3)  # Clopper and Pearson of 90 of 100
+    assert stats.share_interval(bunched).low < 0.6
+    assert stats.share_interval(alike, bunched).low < 0.75  # what else comes in bunches counts too
+    assert stats.share_interval([[True] * 35]).low == pytest.approx(0.025 ** (1 / 35))
+    assert stats.share_interval([[False] * 35]).low == 0
+    with pytest.raises(ValueError, match="no draw"):
+        stats.share_interval([[]])
+
+
+def recorded(session: str, requests: list[Request], **changes: Any) -> list[RequestRecord]:
+    endpoint = dataclasses.replace(ENDPOINT, server="llama-server", **changes)
+    return [
+        RequestRecord(session=session, machine=MACHINE, endpoint=endpoint, model="tiny", request=request)
+        for request in requests
+    ]
+
+
+def three_rounds(*users: int, factor: float = 1.0) -> list[Request]:
+    return [
+        request
+        for n in users
+        for round_ in range(3)
+        for request in spaced(
+            40,
+            dataclasses.replace(LOAD, concurrency=n, round=round_, lengths="10 + 5 tokens"),
+            ttft_s=0.1 * factor * n * (1 + 0.01 * round_),
+        )
+    ]
+
+
+def written(path: Path, records: list[RequestRecord]) -> Path:
+    for record in records:
+        results.append(path, record)
+    return path
+
+
+@pytest.fixture
+def file_of_loads(tmp_path: Path, simulated: None) -> Path:
+    return written(tmp_path / "load.jsonl", recorded("load", three_rounds(1, 16)))
+
+
+def test_lab_show_prints_each_session_of_loads(file_of_loads: Path) -> None:
+    status, out, _ = run_lab("show", file_of_loads)
+    assert status == 0
+    assert "tiny on llama-server, 4 slots; client: Test CPU, 4 cores" in out
+    assert "16 users, 4 slots: 12 wait" in out and "3 rounds" in out
+    _, out, _ = run_lab("show", file_of_loads, "--json")
+    (session,) = json.loads(out)["loads"]
+    assert [arm["load"] for arm in session["arms"]] == ["1 user", "16 users"]
+    assert session["capacity"]["at_least"] == 1
+
+
+def test_lab_show_has_runs_requests_and_loads_apart(file_of_loads: Path) -> None:
+    results.append(file_of_loads, make_record())
+    written(file_of_loads, recorded("alone", [make_request()]))
+    _, out, _ = run_lab("show", file_of_loads, "--json")
+    shown = json.loads(out)
+    assert len(shown["rows"]) == 2 and len(shown["loads"]) == 1
+
+
+def test_lab_plot_draws_loads(file_of_loads: Path) -> None:
+    status, out, _ = run_lab("plot", file_of_loads)
+    assert status == 0
+    names = [Path(line).name for line in out.splitlines() if line.endswith(".png")]
+    assert names == ["load-load.png", "load-throughput.png", "load-timeline.png"]
+
+
+def test_lab_report_has_loads_and_carries_them(file_of_loads: Path, tmp_path: Path) -> None:
+    written(file_of_loads, recorded("again", three_rounds(1)))
+    page = tmp_path / "page.html"
+    status, _, _ = run_lab("report", file_of_loads, "--out", page)
+    assert status == 0
+    text = page.read_text()
+    assert "How much load does tiny stand through llama-server?" in text
+    assert text.count("<svg") == 6
+    assert "within TTFT 500 ms, TPOT 100 ms): between 1 and 16 users." in text
+    assert "lab load --url http://127.0.0.1:1/v1 --model tiny --api chat --concurrency 1,16 --prompt-len 10" in text
+    assert len(results.read([page]).requests) == 123 * 2 + 123
+
+
+def test_lab_report_of_loads_with_runs_and_requests(file_of_loads: Path, tmp_path: Path) -> None:
+    written(file_of_loads, recorded("alone", [make_request()]))
+    assert run_lab("report", file_of_loads, "--out", tmp_path / "served.html")[0] == 0
+    results.append(file_of_loads, make_record())
+    assert run_lab("report", file_of_loads, "--out", tmp_path / "all.html")[0] == 0
+    for name in ("served.html", "all.html"):
+        assert "<h2>Under load</h2>" in (tmp_path / name).read_text()
+
+
+def test_loads_are_compared_by_their_rounds(tmp_path: Path, simulated: None) -> None:
+    base = recorded("one", three_rounds(1, 2))
+    other = recorded("two", three_rounds(1, 4, factor=3.0), version="b2", url="http://127.0.0.1:2/v1")
+    (compared,) = comparison.compare([*base, *other])
+    ttft, tpot = compared.rows
+    assert (ttft.figure, ttft.lever, ttft.n_prompt, ttft.n_base, ttft.n_other) == ("ttft_s", "1 user", 10, 3, 3)
+    assert ttft.estimate == pytest.approx(3)
+    assert ttft.base == pytest.approx(0.101)
+    assert (tpot.figure, tpot.n_gen) == ("tpot_ms", 5)
+    assert tpot.estimate == pytest.approx(1)
+    assert any("2 users" in name for name in compared.only_base)
+    status, out, _ = run_lab("compare", written(tmp_path / "a.jsonl", [*base, *other]), "--no-plot")
+    assert status == 0 and "Of a load each run is a round" in out
+
+
+def test_loads_of_mixed_lengths_are_compared_by_their_words() -> None:
+    mixed = three_rounds(1)
+    mixed[0] = dataclasses.replace(mixed[0], asked=dataclasses.replace(mixed[0].asked, n_prompt=99))
+    rows = load_sessions.rows(recorded("one", mixed))
+    assert [(row.lever, row.n_prompt) for row in rows.itertuples()] == [("1 user, 10 + 5 tokens", 0)] * 3
+
+
+def test_the_command_of_a_load_is_known_but_for_a_replay() -> None:
+    replay = dataclasses.replace(LOAD, arrivals="replay", concurrency=None, lengths="as in calls.jsonl")
+    assert reproduce.load_command(recorded("s", spaced(3, replay))) is None
+    rates = dataclasses.replace(OPEN, lengths="10-20 + 5 tokens", slo=Slo(ttft_s=1, tpot_s=0.05))
+    command = reproduce.load_command(recorded("s", spaced(3, rates)))
+    assert command is not None
+    assert command.endswith(
+        "--rate 2 --prompt-len 10-20 --gen 5 --warmup 1 --duration 4 --rounds 1 --slo ttft=1s,tpot=0.05s --seed 1"
+    )
+
+
+def test_loads_are_a_table_and_pictures_in_python() -> None:
+    records = [*recorded("one", three_rounds(1, 16)), *recorded("two", [failed(0.1 * i) for i in range(51)])]
+    rows = lab.arms(records)
+    assert list(rows.load) == ["1 user", "16 users", "1 user"]
+    assert list(rows.session) == ["one", "one", "two"]
+    assert list(rows.ttft_median_s[:2]) == pytest.approx([0.101, 1.616])
+    assert list(rows.n_ok) == [120, 120, 0] and rows.ttft_median_s.isna().tolist() == [False, False, True]
+    assert "The timeline of requests" in texts(lab.plot_arms(records, "timeline"))
+    assert lab.arms([make_record()]).empty
+    with pytest.raises(LabError, match="no request is of a load"):
+        lab.plot_arms([make_record()])
+    with pytest.raises(LabError, match="no picture 'wrong'"):
+        lab.plot_arms(records, "wrong")

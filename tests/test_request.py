@@ -10,7 +10,6 @@ import pytest
 from lab.core import request_times as times
 from lab.core import results
 from lab.core.lines import parse_line, to_json
-from lab.core.load import Slo
 from lab.core.record import FAILED, OK
 from lab.core.request import (
     CHAT,
@@ -33,6 +32,7 @@ from lab.core.request import (
     Usage,
 )
 from lab.core.request_figures import figures
+from lab.core.server_load import Slo
 from tests.conftest import MACHINE, make_record
 
 KINDS = (ROLE, TEXT, TEXT, TEXT, OTHER, USAGE, DONE)

@@ -12,7 +12,6 @@ from lab.analysis import comparison, request_table, table
 from lab.analysis.spread import known_spreads
 from lab.analysis.verdicts import SLOWER
 from lab.core import results
-from lab.core.load import CLOSED, Load
 from lab.core.record import FAILED, Record
 from lab.core.request import (
     REASONING,
@@ -26,6 +25,7 @@ from lab.core.request import (
     ServerTimings,
     Usage,
 )
+from lab.core.server_load import CLOSED, Load
 from lab.errors import LabError
 from lab.show import console, page, plot_requests, reproduce, text_compare, text_requests
 from tests.conftest import make_record, make_run, run_lab
@@ -133,6 +133,13 @@ def test_a_single_setup_is_named_by_model_server_and_client() -> None:
     assert label == "tiny, llama-server at http://127.0.0.1:1/v1, client Test CPU, 4 cores"
 
 
+def test_a_model_that_is_called_by_its_path_is_labelled_by_its_file() -> None:
+    by_path = dataclasses.replace(served(), model="/home/me/models/tiny.gguf")
+    ((label, _),) = table.setups(lab.runs([by_path]))
+    assert label.startswith("tiny.gguf, llama-server")
+    assert "\ntiny.gguf through" in lab.plot_prefill([by_path]).get_title()
+
+
 def test_an_engine_and_a_server_are_named_apart() -> None:
     labels = [label for label, _ in table.setups(lab.runs([make_record(), served()]))]
     assert labels == ["tiny Q4_0, in process", "tiny, llama-server at http://127.0.0.1:1/v1"]
@@ -190,8 +197,9 @@ def test_figures_near_the_error_of_the_client_are_named() -> None:
         return text_requests.warnings([dataclasses.replace(served(), client_error_ns=(ns // 2, ns))])
 
     assert of_error(MS // 100) == []
-    assert "TPOT (from 10.0 ms on) is near the error of the client" in of_error(MS)[0]
-    assert "TTFT (from 50.0 ms on) and TPOT" in of_error(4 * MS)[0]
+    assert "Near the error of the client itself: single gaps (from 10.0 ms on)." in of_error(MS)[0]
+    every_span = "TTFT (from 50.0 ms on), the time of all further tokens (TPOT) (from 40.0 ms on), single gaps"
+    assert every_span in of_error(4 * MS)[0]
 
 
 def test_reasoning_has_a_time_to_first_output_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,7 +276,7 @@ def test_the_picture_of_ttft_has_points_medians_and_a_guide_in_proportion() -> N
 
 
 def test_an_engine_and_a_server_share_pictures_of_ttft_and_decode() -> None:
-    both = [make_record(make_run(20, 5, decode_ms=10)), *session()]
+    both: list[Record | RequestRecord] = [make_record(make_run(20, 5, decode_ms=10)), *session()]
     ax = lab.plot_prefill(both)
     assert labels_of(ax)[:2] == [
         "tiny Q4_0, in process: median",
@@ -287,7 +295,7 @@ def test_tokens_that_came_together_have_a_gap_of_0_and_a_line_of_means() -> None
     assert y_of(points) == [10, 0] * 4
     assert x_of(points) == list(range(2, 10))
     assert y_of(line) == pytest.approx([5.0] * 8)
-    assert labels_of(ax) == ["after 100 prompt tokens, mean"]
+    assert labels_of(ax) == ["after 100 prompt tokens, running mean"]
 
 
 def test_without_tokens_per_event_the_gaps_are_named_inter_chunk_latency() -> None:
@@ -499,3 +507,12 @@ def test_the_command_of_a_session_of_requests() -> None:
         "lab measure --prompt-len 20 --gen 5 --repeat 1 --model tiny.gguf --threads 2 --ubatch 8",
         "lab measure --url http://127.0.0.1:1/v1 --model tiny --api chat --prompt-len 10,100 --gen 5 --repeat 3",
     ]
+
+
+def test_other_sessions_of_a_server_show_how_much_it_differs_from_itself(tmp_path: Path) -> None:
+    for number in range(4):
+        write(tmp_path / f"{number}.jsonl", session(first_ms=50 + number, name=f"{number}"))
+    file = write(tmp_path / "a.jsonl", [*session(name="a"), *other_server(session(name="b"))])
+    document = json.loads(run_lab("compare", file, "--json", "--no-plot")[1])
+    (compared_two,) = document["comparisons"]
+    assert any("from 5 sessions of this machine" in words for words in compared_two["spreads"])

@@ -10,7 +10,6 @@ import pytest
 from lab.analysis import guidellm_format, tool_formats
 from lab.cli.comparing import TOOLS
 from lab.core import results
-from lab.core.load import CLOSED, POISSON, Load
 from lab.core.record import FAILED
 from lab.core.request import (
     CHAT,
@@ -28,6 +27,7 @@ from lab.core.request import (
     RequestRecord,
     Usage,
 )
+from lab.core.server_load import CLOSED, POISSON, Load
 from lab.errors import LabError
 from tests.conftest import make_record, run_lab
 from tests.test_request import make_request, make_request_record
@@ -164,11 +164,20 @@ def test_percentiles_of_guidellm_are_values_by_their_weights() -> None:
 
 def test_the_rounds_of_a_load_are_one_run_whose_times_add_up() -> None:
     other = dataclasses.replace(CHUNKED, round=1)
-    lines = [in_load(planted(), 0), in_load(planted(), 100), in_load(planted(), 7000, other)]
+    lines = [in_load(planted(), 0), in_load(planted(), 100), in_load(planted(), 700, other)]
     (run,) = as_lines("vllm", *lines)
     assert run["duration"] == pytest.approx(0.291 + 0.191)  # the pause between the rounds is no load
     assert run["max_concurrency"] == 2
     assert run["request_throughput"] == pytest.approx(3 / 0.482)
+
+
+def test_of_a_load_the_steady_window_counts() -> None:
+    load = dataclasses.replace(CHUNKED, warmup_s=0.5)
+    late = dataclasses.replace(in_load(planted(), 1600, load).request, scheduled_ns=1400 * MS)
+    lines = [in_load(planted(), sent_ms, load) for sent_ms in (499, 500, 1499, 1500)]
+    (run,) = as_lines("vllm", *lines, record(late))
+    assert run["completed"] == 3  # by when it was due, not sent
+    assert run["duration"] == pytest.approx(1.6 + 0.191 - 0.5)
 
 
 def test_each_load_is_a_run() -> None:

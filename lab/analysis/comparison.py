@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import request_table, setup_columns, table, verdicts
+from lab.analysis import load_sessions, request_table, setup_columns, table, verdicts
 from lab.analysis.sides import (
     FIGURE_NAMES,
     Key,
@@ -101,12 +101,12 @@ class Comparison:
 def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -> list[Group]:
     """The setups in order of appearance; the first, or the one whose label contains `base`, comes first.
 
-    Where all is one setup, its sessions are the groups. Requests of loads stay out, as do those that are warm or short.
-    LabError where there is nothing to compare.
+    Where all is one setup, its sessions are the groups. Requests that are warm or short stay out; of loads the rounds
+    are compared (load_sessions.py). LabError where there is nothing to compare.
     """
     if not records:
         raise LabError("There is nothing to compare: no records are given.", "Measure some: lab measure")
-    rows = sessions_apart(request_table.measured(table.runs(records)))
+    rows = sessions_apart(load_sessions.rows(records))
     setups = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
     if setups and rows.block.notna().all():  # of a trial: A is the base, whatever came first
         setups.sort(key=lambda group: str(group.rows.variant.iloc[0]))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from lab.analysis.loads import Arm
 from lab.core import stats
-from lab.core.load import CLOSED, Slo
+from lab.core.server_load import CLOSED, Slo
 
 SHARE = 0.9
 """Attainment from which on an arm holds."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from lab.analysis.load_capacity import Attainment, attainment
 from lab.analysis.loads import NS, Arm, Due, Round
-from lab.core.load import Slo
 from lab.core.request_figures import Figures
+from lab.core.server_load import Slo
 
 FEWEST = 8
 """Requests in each half of the windows from which on the halves are compared."""
@@ -86,7 +86,6 @@ class ArmFigures:
     in_flight_begin: float  # means over rounds
     in_flight_end: float
     waiting_end: float
-    is_overloaded: bool
     drift: float | None  # median TTFT of the second half of the windows over that of the first
 
 
@@ -125,7 +124,6 @@ def figures_of(arm: Arm) -> ArmFigures:
         in_flight_begin=statistics.fmean(one.in_flight(one.begin_s) for one in arm.rounds),
         in_flight_end=statistics.fmean(one.in_flight(one.end_s) for one in arm.rounds),
         waiting_end=statistics.fmean(one.waiting(one.end_s) for one in arm.rounds),
-        is_overloaded=arm.is_overloaded,
         drift=_drift(arm),
     )
 

@@ -15,10 +15,10 @@ from datetime import datetime
 from functools import cached_property
 
 from lab.core import request_times as times
-from lab.core.load import CLOSED, CONSTANT, POISSON, REPLAY, Load
 from lab.core.record import OK
 from lab.core.request import STALLED, TIMEOUT, Request
 from lab.core.request_figures import Figures, figures
+from lab.core.server_load import CLOSED, CONSTANT, POISSON, REPLAY, Load
 
 NS = 1e9
 PAUSE_S = 0.5

@@ -99,11 +99,17 @@ def named(row: pd.Series, names: Sequence[str]) -> list[str]:
                 words.append(f"{name} {unset(name)}")
             continue
         text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+        text = short_name(text) if name == "model" else text
         if name in ("model", "server", "machine", "variant"):
             words.append(f"client {text}" if name == "machine" and is_request(row) else text)
         else:
             words.append(f"{name} {text if len(text) <= 40 else f'{text[:12]}...'}")
     return words
+
+
+def short_name(model: str) -> str:
+    """A model's name for labels: llama-server without an alias calls its model by its whole path."""
+    return model.rpartition("/")[2] if model.startswith("/") else model
 
 
 def is_request(row: Any) -> bool:

@@ -109,5 +109,5 @@ def _kind(figure: str) -> str:
 
 
 def name_of(key: Key) -> str:
-    lever = f", {key[3]}" if key[3] else ""
-    return f"{FIGURE_NAMES[key[0]]} at {key[1]:,}{lever}" + (f" with {key[2]:,} generated" if key[2] else "")
+    at = ", ".join([*([f"{key[1]:,}"] if key[1] else []), *([key[3]] if key[3] else [])])
+    return f"{FIGURE_NAMES[key[0]]} at {at}" + (f" with {key[2]:,} generated" if key[2] else "")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from lab.core.load import CLOSED
 from lab.core.record import OK
 from lab.core.request import Endpoint, Request, RequestRecord
+from lab.core.server_load import CLOSED
 
 NS_PER_MS, NS_PER_S = 1e6, 1e9
 
@@ -42,15 +42,26 @@ class Group:
 
 
 def groups(records: Iterable[RequestRecord]) -> list[Group]:
-    """The requests without warm-ups, by session, server, model, interface and load (without a load: by lengths)."""
+    """The requests by session, server, model, interface and load (without a load: by lengths).
+
+    Warm-ups are left out, and of a load what was due before or after its steady window.
+    """
     collected: dict[object, list[RequestRecord]] = {}
     for record in records:
         asked = record.request.asked
-        if not asked.warmup:
+        if not asked.warmup and _is_inside(record.request):
             work = (asked.n_prompt, asked.n_gen) if asked.load is None else (asked.load.words, asked.load.lengths)
             key = record.session, record.endpoint.url, record.endpoint.api, record.model, asked.load is None, work
             collected.setdefault(key, []).append(record)
     return [Group(rows[0].endpoint, rows[0].model, tuple(row.request for row in rows)) for rows in collected.values()]
+
+
+def _is_inside(request: Request) -> bool:
+    """Whether a request was due inside the steady window of its load, if it is of one."""
+    load, due_ns = request.asked.load, request.sent_ns if request.scheduled_ns is None else request.scheduled_ns
+    if load is None or due_ns is None:
+        return True
+    return 0 <= due_ns - load.warmup_s * NS_PER_S < load.duration_s * NS_PER_S
 
 
 def seconds(requests: Sequence[Request], end_ns: Callable[[Request], int | None]) -> float | None:

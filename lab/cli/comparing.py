@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lab.cli.files import draw, note, other_sessions, plot_folder, read
+from lab.cli.files import draw, note, other_requests, other_sessions, plot_folder, read
 from lab.cli.options import Share
 from lab.errors import LabError
 
@@ -41,7 +41,8 @@ def compare(
     reading = read(results)
     records = reading.measured
     groups = comparing.groups(records, base)
-    known = known_spreads([*records, *other_sessions(results, reading.records)])
+    others = other_sessions(results, reading.records)
+    known = known_spreads([*records, *others, *other_requests(results, reading.requests)])
     comparisons = comparing.compare_groups(groups, at_least, known)
     apart = reading.measured if reading.requests else comparing.by_session(reading.records)
     stem = f"{Path(results[0]).stem}-compared"

@@ -10,7 +10,7 @@ import click
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lab.core.record import Ceilings, Record
     from lab.core.request import RequestRecord
@@ -64,6 +64,14 @@ def other_sessions(results: tuple[str, ...], records: Sequence[Record]) -> list[
     )
 
 
+def other_requests(results: tuple[str, ...], requests: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """Requests of other sessions that lie where the results are; none where there are no `requests` to compare."""
+    from lab.runner import calibration
+
+    folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
+    return calibration.other_requests(folders, requests) if requests else []
+
+
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
     """The folder for plots: `out`, else that of the first results file."""
     first = Path(results[0])
@@ -107,7 +115,24 @@ def draw(
     drawings |= {**plot_network.drawings(plain), **levers.drawings(shown), **plot_doors.drawings(records)}
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
     wanted += [(one.name, one.draw, one.size) for one in of_claims]
+    wanted += load_drawings(records)
     return [path for name, drawing, size in wanted for path in canvas.write(drawing, folder, f"{stem}-{name}", size)]
+
+
+def load_drawings(
+    records: Sequence[Record | RequestRecord],
+) -> list[tuple[str, Callable[[Any], Any], tuple[float, float]]]:
+    """The pictures of loads among the records: name, what draws it, and its size; of several sessions numbered."""
+    from lab.analysis import load_sessions
+    from lab.show import plot_load
+
+    sessions, wanted = load_sessions.sessions(records), []
+    for number, one in enumerate(sessions, 1):
+        prefix = f"{number}-" if len(sessions) > 1 else ""
+        n_slots = one.endpoint.settings.n_slots if one.endpoint.settings else None
+        drawn = plot_load.drawings(one.samples, plot_load.title(one.endpoint, one.model, one.machine), n_slots)
+        wanted += [(f"{prefix}{name}", draw, plot_load.size(name)) for name, draw in drawn.items()]
+    return wanted
 
 
 def claim_drawings(
@@ -175,7 +200,7 @@ def as_json_rows(
 ) -> dict[str, Any]:
     """The rows of the summary, of experiments, claims and requests, what disturbed the runs, and what failed."""
     from lab.analysis import table
-    from lab.show import levers, text_doors, text_requests, text_results
+    from lab.show import levers, text_doors, text_load, text_requests, text_results
 
     both_ways = text_doors.as_rows(records, requests)
     rows = table.summary(table.runs([record for record in records if record.run.part is None]))
@@ -189,6 +214,7 @@ def as_json_rows(
         ],
         **levers.more(shown),
         **({"both_ways": both_ways} if both_ways else {}),
+        **({"loads": of_loads} if (of_loads := text_load.sessions_as_rows(requests)) else {}),
         "warnings": [*text_results.warnings(records), *text_requests.warnings(requests)],
         "failures": [*text_results.failures(records), *text_requests.failures(requests)],
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,6 @@ from lab.cli.servers import REACHING, SERVED_MODEL, confirm
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from lab.analysis.loads import Sample
     from lab.runner.load_plan import LoadPlan
     from lab.runner.progress import ShowStatus, Status
@@ -53,8 +51,8 @@ if TYPE_CHECKING:
     ),
     click.option("--gen", "-n", default="64", show_default=True, help="Tokens of each answer, likewise."),
     click.option("--warmup", type=float, help="Seconds before the steady window.  [default: 5; 0 of a replay]"),
-    click.option("--duration", type=float, help="Seconds of the steady window.  [default: 20; a replay's own]"),
-    click.option("--rounds", type=int, help="How often each load is measured.  [default: 2; 1 of a replay]"),
+    click.option("--duration", type=float, help="Seconds of the steady window.  [default: 15; a replay's own]"),
+    click.option("--rounds", type=int, help="How often each load is measured.  [default: 3; 1 of a replay]"),
     click.option("--slo", metavar="LIMITS", help="Limits that a good answer keeps: ttft=1s,tpot=50ms,e2e=10s."),
     click.option(
         "--max-requests",
@@ -67,7 +65,7 @@ if TYPE_CHECKING:
     SERVED_MODEL,
     *REACHING,
     SEED,
-    *OUTPUT,
+    *OUTPUT[:3],  # without --report: pages have no loads
     click.option("--dry-run", is_flag=True, help="Show the loads and how long they take, and send nothing."),
 )
 def load(
@@ -81,7 +79,6 @@ def load(
     out: str,
     as_json: bool,
     no_plot: bool,
-    report: bool,
     dry_run: bool,
     **asked: Any,
 ) -> None:
@@ -116,11 +113,11 @@ def load(
         )
         path = loading.new_results_file(plan, server, Path(out))
 
-        def requests(watch: ShowStatus) -> Iterator[Any]:
+        def requests(watch: ShowStatus) -> Generator[Any, None, None]:
             return loading.execute(plan, server, text, path, watch, note)
 
         samples, problem = _collect(requests, path, err)
-    _show(samples, server, path, as_json, not no_plot, report)
+    _show(samples, server, path, as_json, not no_plot)
     if problem:
         raise problem
     if not any(one.figures.status == "ok" for one in samples):
@@ -128,20 +125,23 @@ def load(
 
 
 def _collect(
-    requests: Callable[[ShowStatus], Iterator[Any]], path: Path, err: Console
+    requests: Callable[[ShowStatus], Generator[Any, None, None]], path: Path, err: Any
 ) -> tuple[list[Sample], LabError | None]:
     """Measures with progress. Returns a sample of each request, and the LabError that ended it, if there was one."""
     from lab.analysis import loads
 
     samples: list[Sample] = []
     try:
-        with _progress(err) as watch:
-            for record in requests(watch):
+        with _progress(err) as watch, closing(requests(watch)) as running:
+            for record in running:
                 samples.append(loads.sample(record.request))
     except LabError as problem:
         return samples, problem
     except KeyboardInterrupt:
-        n = len(samples)
+        n = 0
+        if path.exists():
+            with path.open("rb") as file:
+                n = sum(1 for _ in file)
         err.print(
             f"\nInterrupted. {n:,} request{'s' * (n != 1)} in {path}" if n else "\nInterrupted: nothing had ended."
         )
@@ -150,7 +150,7 @@ def _collect(
 
 
 @contextmanager
-def _progress(err: Console) -> Iterator[ShowStatus]:
+def _progress(err: Any) -> Iterator[ShowStatus]:
     """A bar on a terminal; elsewhere a line for each window when it is over, and one for what comes before."""
     from lab.runner.progress import duration
     from lab.show import console
@@ -176,7 +176,7 @@ def _progress(err: Console) -> Iterator[ShowStatus]:
             err.print(last.words)
 
 
-def _show(samples: list[Sample], server: Server, path: Path, as_json: bool, plots: bool, report: bool) -> None:
+def _show(samples: list[Sample], server: Server, path: Path, as_json: bool, plots: bool) -> None:
     """Prints the table, then draws: drawing may fail."""
     from lab.show import canvas, console, text_load
 
@@ -190,11 +190,11 @@ def _show(samples: list[Sample], server: Server, path: Path, as_json: bool, plot
     if plots:
         from lab.show import plot_load
 
-        title = plot_load.title(server.endpoint, server.model, server.machine)
+        title = plot_load.title(server.endpoint, server.model_name, server.machine)
         settings = server.endpoint.settings
         drawings = plot_load.drawings(samples, title, settings.n_slots if settings else None)
         for name, draw in drawings.items():
-            for plot in canvas.write(draw, path.parent, f"{path.stem}-{name}", (11, 5)):
+            for plot in canvas.write(draw, path.parent, f"{path.stem}-{name}", plot_load.size(name)):
                 files["plots"].append(str(plot))
                 if not as_json:
                     out.print(f"plot     {plot}")

@@ -75,8 +75,8 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables.")
 def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     """Print the tables of results files (or folders of them) again."""
-    from lab.analysis.request_table import alone, loads_of
-    from lab.show import console, levers, text_claims, text_doors, text_places, text_requests, text_results
+    from lab.analysis.request_table import alone
+    from lab.show import console, levers, text_claims, text_doors, text_load, text_places, text_requests, text_results
 
     reading = read_runs(results, "place") if placement else read(results)
     records = list(reading.records)
@@ -101,8 +101,7 @@ def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     if alone(reading.requests):
         text_requests.print_requests(reading.requests, out)
     text_doors.print_parts(records, reading.requests, out)
-    if busy := loads_of(reading.requests):
-        out.print(f"\n{len(busy):,} requests were parts of loads: they are not in the table above.")
+    text_load.print_sessions(reading.requests, out)
 
 
 @lab.command()

@@ -57,9 +57,9 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     generates --gen tokens; its time stamps go into a new file in --out the moment it ends. Exit status: 0
     when all runs went well, 1 when some failed, 130 after Ctrl-C.
 
-    With --url a server is asked instead, one request at a time, and --model is its name for a model (its only
-    one, if none is named); how the engine runs a model is then the server's affair. First the lab says what
-    it can see of this server and what it cannot.
+    With --url a server is asked instead, one request at a time: by default three times for each of 100 and
+    1,000 prompt tokens. --model is then its name for a model (its only one, if none is named), and options of
+    the engine are refused. First the lab says what it can see of this server and what it cannot.
     """
     measuring_servers.check_options(context, url)
     if url is not None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from lab.core.load import Load
 from lab.core.record import SCHEMA, Machine
+from lab.core.server_load import Load
 
 ROLE = "role"  # the role of who answers, without content
 TEXT = "text"  # also ids of tokens that make no whole letter yet
@@ -135,7 +135,7 @@ class ServerTimings:
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """What a server does besides running the model, asked for piece by piece: of `lab doors`, raw.
+    """What a server does apart from running the model, asked for piece by piece: of `lab doors`, raw.
 
     Each of the columns holds times from the sending of a question with the prompt in it to the first byte of its
     answer. None: the server has no such question.

@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 
 from lab.core import request_times as times
-from lab.core.load import Slo
 from lab.core.record import OK
 from lab.core.request import Asked, Request, ServerTimings
+from lab.core.server_load import Slo
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,9 +128,8 @@ def share_interval(
     """The interval of a share of which batches were drawn, such as of requests that came one after the other.
 
     Clopper and Pearson's binomial interval of so many independent draws as the batches are worth (Korn & Graubard,
-    Survey Methodology 24, 1998): fewer where good and bad ones come in bunches, which makes batches differ by more than
-    chance. `alike` are batches of another property that bunches in the same way; the stronger bunching counts.
-    ValueError without a draw.
+    Survey Methodology 24, 1998): fewer where good ones come in bunches, so that batches differ by more than chance.
+    `alike` are batches of what bunches in the same way; the stronger bunching counts. ValueError without a draw.
     """
     from scipy.special import betaincinv, stdtrit
 
@@ -140,23 +139,22 @@ def share_interval(
     outside = (1 - confidence) / 2
     n_worth, effect = float(n), max(_design_effect(good), _design_effect(alike))
     if effect > 1:  # known from few batches only
-        n_batches = sum(1 for batch in good if batch)
-        n_worth *= (stdtrit(n - 1, 1 - outside) / stdtrit(n_batches - 1, 1 - outside)) ** 2 / effect
-    worth_good = n_worth * n_good / n
-    low = betaincinv(worth_good, n_worth - worth_good + 1, outside) if n_good else 0.0
-    high = betaincinv(worth_good + 1, n_worth - worth_good, 1 - outside) if n_good < n else 1.0
+        t_all, t_batches = (stdtrit(df, 1 - outside) for df in (n - 1, sum(map(bool, good)) - 1))
+        n_worth *= (t_all / t_batches) ** 2 / effect
+    bad_worth = n_worth * (n - n_good) / n
+    low = betaincinv(n_worth - bad_worth, bad_worth + 1, outside) if n_good else 0.0
+    high = betaincinv(n_worth - bad_worth + 1, bad_worth, 1 - outside) if n_good < n else 1.0
     return Interval(float(low), float(high))
 
 
 def _design_effect(batches: Sequence[Sequence[bool]]) -> float:
     """How many times the variance of a share is that of independent draws; 0 where it cannot be known."""
-    sizes = [(sum(batch), len(batch)) for batch in batches if batch]
-    n, n_good = sum(size for _, size in sizes), sum(good for good, _ in sizes)
-    if len(sizes) < 2 or n_good in (0, n):
+    own, n, n_good = [batch for batch in batches if batch], sum(map(len, batches)), sum(map(sum, batches))
+    if len(own) < 2 or n_good in (0, n):
         return 0.0
     share = n_good / n
-    between = sum((good - share * size) ** 2 for good, size in sizes) / n**2
-    return len(sizes) / (len(sizes) - 1) * between / (share * (1 - share) / n)
+    between = sum((sum(batch) - share * len(batch)) ** 2 for batch in own) / n
+    return len(own) / (len(own) - 1) * between / (share * (1 - share))
 
 
 def repeats_needed(values: Sequence[float], share: float, confidence: float = CONFIDENCE) -> int:

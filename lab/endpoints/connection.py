@@ -27,6 +27,9 @@ MOST_HELD = 1 << 20
 MOST_WAITING = 1 << 22
 """Bytes that wait before the server has to pause."""
 
+READ_AFTER_S = 0.005
+"""How long after its end an answer is read: until then the server, on the same cores, has taken the next request."""
+
 FRESH_S = 2.0
 """How long an idle connection is used again: servers hang up after 5 s (uvicorn, cpp-httplib), just when one sends."""
 
@@ -69,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._free_ns = 0  # since when it has been free
         self.is_open = False
+        self.was_used = False
 
     @property
     def is_ready(self) -> bool:
@@ -81,6 +85,7 @@ class Connection(asyncio.Protocol):
 
         `over` is set when its answer has arrived whole, which is before it is read.
         """
+        self.was_used = True
         self._answer = Answer(self, stall_s, turn, over, due_ns)
         return self._answer
 
@@ -143,6 +148,7 @@ class Answer(httpcore2.AsyncNetworkStream):
         self._tail = b""
         self._is_open = True
         self._is_held = True
+        self._is_whole = False  # and nothing of it was read yet
         self._is_good = False  # whether the connection can be used again after a chunked answer
         self._is_paused = False
         self._problem: Exception | None = None
@@ -165,7 +171,7 @@ class Answer(httpcore2.AsyncNetworkStream):
         self._tail = self._tail[-len(_END) :] + data[-len(_END) :]
         is_whole = self._tail.endswith(_END)
         if is_whole and self._is_good:
-            self._is_open = False
+            self._is_open, self._is_whole = False, True
             self._connection.free(self)
             self._over.set()
         if not self._is_held or is_whole or self._n_waiting > MOST_HELD:
@@ -193,6 +199,9 @@ class Answer(httpcore2.AsyncNetworkStream):
         await self._send()
         while self._is_open and (self._is_held or not self._waiting):
             await self._wait()
+        if self._is_whole:
+            self._is_whole = False
+            await asyncio.sleep(READ_AFTER_S)
         await self._turn.wait()
         if not self._waiting:
             if self._problem:

@@ -35,7 +35,7 @@ MOST_ERROR_BYTES = 64_000
 Headers = list[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Target:
     """Where the requests of a plan go."""
 
@@ -44,6 +44,7 @@ class Target:
     headers: Headers = field(repr=False)
     arrivals: Arrivals
     turn: Turn
+    hangs_up: bool = False  # whether the server was seen to end a connection after an answer, without a word
 
 
 def target(access: Access, api: str, arrivals: Arrivals, path: str | None = None) -> Target:
@@ -76,7 +77,7 @@ class Line:
 
     async def open(self, to: Target) -> None:
         """A new connection, if the last one cannot be used. Raises OSError or TimeoutError."""
-        if not self.is_ready:
+        if not self.is_ready or (to.hangs_up and self.connection and self.connection.was_used):
             self.close()
             self.connection = await connect(to.url, CONNECT_S, to.arrivals)
 
@@ -130,6 +131,8 @@ async def exchange(
 ) -> tuple[Request, str]:
     """Send a request, once, at its time, and read its answer. Gives it and its text; never raises for a server.
 
+    Where the server hangs up after each answer (llama-server does, and does not say so), a request may be sent just
+    when the connection ends. Nobody has read it then, so it goes out again, over a new one; later ones have new ones.
     `over` is set when the answer has arrived whole and `line` is free, which is before the answer is read.
     """
     was_connected = line.is_ready
@@ -139,8 +142,18 @@ async def exchange(
         await _open(line, to)
         assert line.connection
         due_ns = None if scheduled_ns is None else start_ns + scheduled_ns
+        was_used = line.connection.was_used
         answer = line.connection.begin(plan.stall_s, to.turn, over, due_ns)
-        await _send_and_read(answer, to, ask, plan, got)
+        try:
+            await _send_and_read(answer, to, ask, plan, got)
+        except _Failure as failure:
+            if not was_used or failure.failure != LOST or answer.first_ns is not None:
+                raise
+            to.hangs_up, was_connected = True, False
+            line.close()
+            await _open(line, to)
+            answer = line.connection.begin(plan.stall_s, to.turn, over, due_ns)
+            await _send_and_read(answer, to, ask, plan, got)
     except _Failure as failure:
         problem = failure
     if got.is_stream:

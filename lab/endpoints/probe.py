@@ -11,6 +11,7 @@ docs.sglang.io native_api (/get_server_info, /server_info); lmstudio.ai/docs/dev
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -106,12 +107,20 @@ def choose_model(models: tuple[str, ...], asked: str | None) -> str:
     """The model to ask. Raises LabError where the server has several and none was named, or another one was."""
     if asked is not None and (not models or asked in models):
         return asked
+    of_that_file = [model for model in models if short_name(model) == asked]
+    if len(of_that_file) == 1:
+        return of_that_file[0]
     names = ", ".join(models[:8]) + (f" and {len(models) - 8} more" if len(models) > 8 else "")
     if asked is not None:
         raise LabError(f"The server has no model {asked}.", f"It has {names}.")
     if len(models) != 1:
         raise LabError(f"The server has {len(models) or 'no'} models.", f"Name one with --model: {names or 'its name'}")
     return models[0]
+
+
+def short_name(model: str) -> str:
+    """A model as records name it: of a path only the file, since a folder may say whose machine it is."""
+    return re.split(r"[/\\]", model)[-1] if re.match(r"/|\\|[A-Za-z]:[/\\]", model) else model
 
 
 def describe(access: Access, listed: dict[str, Any] | None) -> tuple[str | None, str | None, ServerSettings | None]:
@@ -222,7 +231,8 @@ def _capabilities(
     counting = counter.by if counter else None
     yield Capability("tokenize", YES if counting == prompts.TOKENIZE else NO, _COUNTING[counting])
     has_slots = settings is not None and settings.n_slots is not None
-    how = f"{settings.n_slots} slots, a context of {settings.n_ctx} tokens" if settings else ""
+    slots = "1 slot" if settings and settings.n_slots == 1 else f"{settings.n_slots} slots" if settings else ""
+    how = f"{slots}, a context of {settings.n_ctx} tokens" if settings else ""
     yield _seen("settings", has_slots, how, "the server gives no number of slots")
     reasons = any(REASONING in request.events.kind for request in requests)
     yield Capability("reasoning field", YES if reasons else UNKNOWN, "seen" if reasons else "no answer had reasoning")

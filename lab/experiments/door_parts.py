@@ -14,7 +14,7 @@ other settings, or the draw of the process.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.core import phases
@@ -41,7 +41,7 @@ Times = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Part:
-    """One part: the median over blocks, and its range, in ms. Negative: the server needs less for it."""
+    """One part: its mean over the middle blocks, and its range over all, in ms. Negative: the server needs less."""
 
     name: str
     ms: float
@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Phase:
-    """TTFT or TPOT: both wholes, the parts of the server's, and what these leave of it. Medians over blocks, in ms.
+    """TTFT or TPOT: both wholes, the parts of the server's, and what these leave of it. Means, in ms.
 
     `spread` is how far the engines of the blocks lay apart in process: (largest - smallest) / median.
     `hidden` names parts that this server does not let be measured: they are in what is not explained.
@@ -87,6 +87,11 @@ class Row:
     n_blocks: int
     phases: tuple[Phase, ...]
 
+    @property
+    def n_middle(self) -> int:
+        """Blocks that the means are of."""
+        return self.n_blocks - 2 * (self.n_blocks // 4)
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -103,15 +108,15 @@ def pairs(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[
         for record in records
         if record.run.block is not None and record.run.status == OK and not record.run.warmup
     }
-    found = []
+    both = []
     for record in requests:
         asked, request = record.request.asked, record.request
         if request.pieces is None or request.status != OK or asked.warmup or figures(request).is_warm:
             continue
         run = runs.get((record.session, asked.repeat, asked.n_prompt_counted or 0, asked.n_gen))
         if run is not None and not figures(request).is_short:
-            found.append(Pair(run, request))
-    return found
+            both.append(Pair(run, request))
+    return both
 
 
 def rows(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[Row]:
@@ -201,24 +206,34 @@ def _per_token_ms(gen_ms: float | None, n_gen: int | None) -> float | None:
     return None if gen_ms is None or n_gen is None or n_gen < 2 else gen_ms / (n_gen - 1)
 
 
-def _phase(name: str, blocks: Sequence[tuple[float, float, Mapping[str, float | None]]]) -> Phase | None:
+def _phase(name: str, blocks: Sequence[tuple[float, float, Times]]) -> Phase | None:
+    """Means over the middle half of the blocks, by how much longer the server took; the ranges are those of all.
+
+    Means add up, which medians do not; without the outer blocks one that was disturbed does not count for all.
+    """
     if not blocks:
         return None
-    engines = [engine for engine, _, _ in blocks]
-    columns = {part: [ms for _, _, its in blocks if (ms := its.get(part)) is not None] for part in blocks[0][2]}
-    middle = statistics.median(engines)
-    parts = tuple(
-        Part(part, statistics.median(column), min(column), max(column))
+    ordered = sorted(blocks, key=lambda block: block[1] - block[0])
+    n_outer = len(ordered) // 4
+    middle = ordered[n_outer : len(ordered) - n_outer]
+    columns = {
+        part: [ms for _, _, its in ordered if (ms := its[part]) is not None]
         for part in ORDER
-        if (column := columns.get(part))
-    )
+        if all(part in its for _, _, its in ordered)
+    }
+    is_measured = {part: len(column) == len(ordered) for part, column in columns.items()}
+    engines = [engine for engine, _, _ in blocks]
     return Phase(
         name=name,
-        in_process_ms=middle,
-        server_ms=statistics.median(server for _, server, _ in blocks),
-        parts=parts,
-        spread=(max(engines) - min(engines)) / middle,
-        hidden=tuple(part for part, column in columns.items() if not column),
+        in_process_ms=statistics.fmean(engine for engine, _, _ in middle),
+        server_ms=statistics.fmean(server for _, server, _ in middle),
+        parts=tuple(
+            Part(part, statistics.fmean(its[part] or 0.0 for _, _, its in middle), min(column), max(column))
+            for part, column in columns.items()
+            if is_measured[part]
+        ),
+        spread=(max(engines) - min(engines)) / statistics.median(engines),
+        hidden=tuple(part for part in columns if not is_measured[part]),
     )
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from lab.core import results
 from lab.core.record import Ceilings, Record
+from lab.core.request import RequestRecord
+from lab.core.results import Contents
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner.planned import Plan
@@ -67,16 +69,27 @@ def neighbours(folders: Iterable[Path], records: Sequence[Record]) -> tuple[list
 
     At most MOST_NEARBY bytes are read, the newest files first; those that cannot be read are left out.
     """
-    paths = [path for folder in folders for path in (*folder.glob("*.jsonl"), *(folder / FOLDER).glob("*.jsonl"))]
-    nearby, ceilings, n_bytes = list[Record](), list[Ceilings](), 0
+    nearby, ceilings = list[Record](), list[Ceilings]()
     named = {record.session for record in records}
+    for contents in _nearby(folders):
+        nearby += [record for record in contents.records if record.session not in named]
+        ceilings += contents.ceilings
+    return nearby, ceilings
+
+
+def other_requests(folders: Iterable[Path], requests: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """As `other_sessions`, of requests to servers."""
+    named = {record.session for record in requests}
+    return [record for contents in _nearby(folders) for record in contents.requests if record.session not in named]
+
+
+def _nearby(folders: Iterable[Path]) -> Iterator[Contents]:
+    paths = [path for folder in folders for path in (*folder.glob("*.jsonl"), *(folder / FOLDER).glob("*.jsonl"))]
+    n_bytes = 0
     newest_first = sorted(filter(Path.is_file, paths), key=lambda path: path.name, reverse=True)  # names: times
     for path in newest_first:
         with contextlib.suppress(OSError, LabError):  # nobody asked for this file: it need not be readable
             n_bytes += path.stat().st_size
             if n_bytes > MOST_NEARBY:
                 break
-            contents = results.read([path])
-            nearby += [record for record in contents.records if record.session not in named]
-            ceilings += contents.ceilings
-    return nearby, ceilings
+            yield results.read([path])

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.core.load import CLOSED, CONSTANT, POISSON, REPLAY, Load, Slo, parse_slo
+from lab.core.server_load import CLOSED, CONSTANT, POISSON, REPLAY, Load, Slo, parse_slo
 from lab.endpoints.wire import MOST_AT_ONCE
 from lab.errors import LabError
 from lab.runner import load_lengths
 from lab.runner.load_lengths import Call, Lengths
 
 DEFAULT_CONCURRENCY = "1,2,4,8"
-WARMUP_S, DURATION_S, ROUNDS = 5.0, 20.0, 2
+WARMUP_S, DURATION_S, ROUNDS = 5.0, 15.0, 3
 MAX_REQUESTS = 2000
 TIMEOUT_S, STALL_S = 300.0, 60.0
 MOST_LOST = 20

@@ -11,13 +11,13 @@ import dataclasses
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lab.core import request_times as times
-from lab.core.load import POISSON, Slo
 from lab.core.record import OK
 from lab.core.request import LOST, REFUSED, Asked, RequestRecord
+from lab.core.server_load import POISSON, Slo
 from lab.endpoints import counting
 from lab.endpoints.client import ClientDied
 from lab.endpoints.selftest import client_error
@@ -131,7 +131,7 @@ def new_results_file(plan: LoadPlan, server: Server, folder: Path) -> Path:
 
 def execute(
     plan: LoadPlan, server: Server, text: str, path: Path, watch: ShowStatus, note: Note
-) -> Iterator[RequestRecord]:
+) -> Generator[RequestRecord, None, None]:
     """Measure the plan's windows; yield each record once it is in the file `path`.
 
     `note` is called with sentences that the user should read. LabError when the server is gone. Whoever stops

@@ -40,6 +40,11 @@ class Server:
     counter: Counter | None  # None: nobody can count the tokens of a prompt
     machine: Machine  # of the client
 
+    @property
+    def model_name(self) -> str:
+        """The model as records name it."""
+        return probe.short_name(self.model)
+
     def prompt(self, n: int, text: str, seed: int, repeat: int) -> Prompt:
         """A prompt of n tokens, cut from `text` at a place that depends on the seed and the repeat.
 
@@ -83,7 +88,7 @@ class Server:
             session=session,
             machine=self.machine,
             endpoint=self.endpoint,
-            model=self.model,
+            model=self.model_name,
             request=request,
             client_error_ns=client_error_ns,
         )
@@ -91,7 +96,7 @@ class Server:
     def new_file(self, folder: Path, n_bytes: int) -> Path:
         """A results file for requests, with room for so many bytes. LabError where there is none."""
         where = machine.slug(self.endpoint.server or "server")
-        return keeping.new_file(folder, f"{machine.slug(self.model)}-{where}", n_bytes)
+        return keeping.new_file(folder, f"{machine.slug(self.model_name)}-{where}", n_bytes)
 
 
 @contextmanager

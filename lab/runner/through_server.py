@@ -181,7 +181,7 @@ def execute(plan: ServerPlan, path: Path, watch: ShowStatus, stream: bool = Fals
         if todo:
             reporter.report_status("measuring the client's own error")
             error_ns = client_error()
-        for request in _requests(_Session(plan, reporter, stream), todo):
+        for request in _requests(_Session(plan, reporter, stream), todo, path):
             record = plan.server.record(path.stem, request, error_ns)
             save(path, record)
             yield record
@@ -236,16 +236,16 @@ class _Session:
 
     def _prompt(self, case: Case, repeat: int) -> Prompt:
         """A prompt that was never sent: cut at another place for each repeat, where counting costs nothing."""
-        wanted, n = self.plan.wanted, case.n_prompt
+        asked, n = self.plan.wanted, case.n_prompt
         if n in self.prompts:
             return server_prompts.renewed(self.prompts[n], random.Random())
-        prompt = self.plan.server.prompt(n, wanted.source.text or "", wanted.seed, repeat)
+        prompt = self.plan.server.prompt(n, asked.source.text or "", asked.seed, repeat)
         if prompt.counted_by == server_prompts.USAGE:
             self.prompts[n] = prompt
         return prompt
 
 
-def _requests(session: _Session, todo: list[tuple[int, Case]]) -> Iterator[Request]:
+def _requests(session: _Session, todo: list[tuple[int, Case]], path: Path) -> Iterator[Request]:
     plan = session.plan
     for case, reason in plan.refused.items():
         yield not_sent(case, 0, reason)
@@ -258,8 +258,8 @@ def _requests(session: _Session, todo: list[tuple[int, Case]]) -> Iterator[Reque
         if session.n_gone >= MAX_GONE:
             raise LabError(
                 f"The server at {plan.server.endpoint.url} is gone: {session.n_gone} requests in a row failed "
-                f"({request.failure}: {request.error}).",
-                "Look into its log, start it again, and measure anew. What had ended is kept.",
+                f"({request.failure}: {(request.error or '').rstrip('.')}).",
+                f"Look into its log, and start it again. What had ended is in {path}",
             )
         if session.n_failed[case] >= MAX_FAILURES and (left := [run for run in todo if run[1] == case]):
             todo[:] = [run for run in todo if run[1] != case]

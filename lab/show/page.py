@@ -23,6 +23,7 @@ from lab.experiments.claim_verdicts import Verdicts
 from lab.show import (
     claims_page,
     levers,
+    page_load,
     page_requests,
     plot_why,
     reproduce,
@@ -94,7 +95,8 @@ def html(
     rows = table.runs(apart)
     rows = rows[(rows.status == OK) & ~rows.warmup]
     timed = [record for record in apart if record.run.status == OK and not record.run.warmup]
-    served = page_requests.setups(alone)
+    served, busy = page_requests.setups(alone), page_load.sections(records)
+    served += page_load.setups(records, served)
     if not (timed or served):
         raise LabError("There is nothing to report: no run went well.", "Look at the errors: lab show RESULTS")
     setups = [(label, part, [apart[i] for i in dict.fromkeys(part.run)]) for label, part in table.setups(rows)]
@@ -114,9 +116,10 @@ def html(
             *(time for label, part, _ in setups for time in text_results.times(label if len(labels) > 1 else "", part)),
             *(section.sentences[0] for section in shown),
             *page_requests.times(alone, len(labels) > 1),
+            *page_load.answers(records),
         ],
         experiments=_experiments(shown),
-        dates=_dates([*timed, *alone]),
+        dates=_dates([*timed, *alone, *request_table.loads_of(records)]),
         setups=[
             *(
                 {"label": name, "facts": facts(own[0]), "parts": _parts(name, part, apart)}
@@ -125,12 +128,15 @@ def html(
             *served,
         ],
         served=page_requests.served(alone),
+        loads=busy,
         failures=text_results.failures(rest),
         claims=claims,
         curves=list((curves(timed, setups) | page_requests.curves([*timed, *alone])).values()),
         shares=[share for label, part, _ in setups for share in shares(label, part)],
         whys=whys,
-        **comparisons([*timed, *alone], at_least, known_spreads([*rest, *others, *alone])),
+        **comparisons(
+            [*timed, *alone, *request_table.loads_of(records)], at_least, known_spreads([*rest, *others, *alone])
+        ),
     )
 
 
@@ -142,21 +148,28 @@ def _without_runs(
 ) -> str:
     """The page of sessions of claims, or of requests to servers, alone."""
     own, alone = request_table.of_engine(records), request_table.alone(records)
-    served = page_requests.setups(alone)
+    served, busy = page_requests.setups(alone), page_load.sections(records)
+    only_loads = bool(busy and not (own or served))
+    served += page_load.setups(records, served)
     if not (own or served):
         raise LabError("There is nothing to report: no request went well.", "Look at the errors: lab show RESULTS")
     firsts = [next(r for r in own if r.session == name) for name in dict.fromkeys(r.session for r in own)]
     used = [best for first in firsts if (best := probing.known(known, where.of_record(first)))]
     nothing: list[Any] = []
-    compared = comparisons(alone, at_least, known_spreads(alone))
+    compared = comparisons([*alone, *request_table.loads_of(records)], at_least, known_spreads(alone))
     return _render(
         records,
         used,
-        question=claims_page.QUESTION if own else page_requests.question(alone),
-        times=page_requests.times(alone, len(served) > 1),
+        question=claims_page.QUESTION
+        if own
+        else page_load.question(records)
+        if only_loads
+        else page_requests.question(alone),
+        times=[*page_requests.times(alone, len(served) > 1), *page_load.answers(records)],
         dates=_dates(records),
         setups=[*({"label": first.session, "facts": facts(first), "parts": nothing} for first in firsts), *served],
         served=page_requests.served(alone),
+        loads=busy,
         claims=claims,
         curves=list(page_requests.curves(alone).values()),
         **compared | {"answers": [*(section["summary"] for section in claims), *compared["answers"]]},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import request_table, table, wording
+from lab.analysis import request_table, setup_columns, table, wording
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.show import plot_requests, request_words, text_requests, text_results, text_setup
@@ -94,7 +94,8 @@ def question(records: Sequence[Record | RequestRecord]) -> str:
     labels = [label for label, _ in table.setups(table.runs(_good(records)))]
     if len(labels) == 1:
         first = _good(records)[0]
-        return f"How fast does {first.model} answer through {first.endpoint.server or 'its server'}?"
+        name = setup_columns.short_name(first.model)
+        return f"How fast does {name} answer through {first.endpoint.server or 'its server'}?"
     return text_results.question(labels)
 
 

@@ -1,4 +1,4 @@
-"""The picture of both ways: TTFT and TPOT in process beside those through a server, whose parts are stacked."""
+"""The picture of both ways: TTFT and TPOT in process, and through a server, whose parts are stacked."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def drawings(lines: Sequence[Record | RequestRecord]) -> dict[str, Callable[[Fig
     """The picture of each session that has both sides, by its name."""
     made = {}
     records = [line for line in lines if isinstance(line, Record)]
-    found = text_doors.sessions(records, [line for line in lines if isinstance(line, RequestRecord)])
-    for number, (ours, theirs) in enumerate(found, 1):
+    sessions = text_doors.sessions(records, [line for line in lines if isinstance(line, RequestRecord)])
+    for number, (ours, theirs) in enumerate(sessions, 1):
         rows = door_parts.rows(ours, theirs)
         model, endpoint = ours[0].model, theirs[0].endpoint
         where = machine.label(ours[0].machine)
         title = (
             f"{model.name} {model.quantization or ''}, in process and through {endpoint.server or 'a server'}, {where}"
         )
-        name = "ways" if len(found) == 1 else f"{number}-ways"
+        name = "ways" if len(sessions) == 1 else f"{number}-ways"
         made[name] = drawing(rows, title)
     return made
 

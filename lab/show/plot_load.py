@@ -1,7 +1,7 @@
-"""The pictures of loads: latency over load, throughput against latency.
+"""The pictures of loads by name, and that of latency over load.
 
-Every request is a point, and lines are what the table gives: medians, and percentiles that some request is beyond. The
-timeline of requests is in plot_timeline.py.
+Each request is a point, and lines are what the table gives: medians, and percentiles that some request is beyond.
+Throughput is in plot_throughput.py, the timeline of requests in plot_timeline.py.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import load_figures, loads
-from lab.analysis.load_figures import ArmFigures, Latency, Rate
+from lab.analysis import load_figures, load_sessions, loads
+from lab.analysis.load_figures import ArmFigures, Latency
 from lab.analysis.loads import Sample
-from lab.core.load import CLOSED
-from lab.core.record import Machine
-from lab.core.request import Endpoint
+from lab.core.record import Machine, Record
+from lab.core.request import Endpoint, RequestRecord
 from lab.core.request_figures import Figures
+from lab.core.server_load import CLOSED
+from lab.errors import LabError
 from lab.runner import machine as machines
-from lab.show import plot_timeline
-from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, plain_ticks, tidy
+from lab.show import plot_throughput, plot_timeline
+from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, plain_ticks
+from lab.show.plot_throughput import WIDE, legend_below, plain_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,12 +31,6 @@ MOST_POINTS = 400
 
 WIDTH = 0.16
 """Over how much of the distance to an arm's neighbour its points are spread, to each side."""
-
-WIDE = 12
-"""Where the largest value is so many times the smallest median, an axis of latencies is logarithmic."""
-
-NEAR = 0.05
-"""Points of the throughput picture that are nearer (as a share of both axes) have one label."""
 
 TITLES = {
     "load": "Latency over load",
@@ -49,6 +45,34 @@ def title(endpoint: Endpoint, model: str, machine: Machine) -> str:
     n_slots = endpoint.settings.n_slots if endpoint.settings else None
     slots = "" if n_slots is None else f", {n_slots} slot{'s' * (n_slots != 1)}"
     return f"{model} on {server}{slots}; client: {machines.label(machine)}"
+
+
+def size(name: str) -> tuple[float, float]:
+    """Inches of the picture of that name."""
+    return (11, 7) if name.startswith("timeline") else (11, 5)
+
+
+def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", figure: Figure | None = None) -> Figure:
+    """A picture of the first session of loads among records: load (latency over it), throughput, or timeline.
+
+        lab.plot_arms(lab.load(url, concurrency="1,2,4"), "throughput")
+
+    LabError where there is nothing to draw.
+    """
+    sessions = load_sessions.sessions(records)
+    if not sessions:
+        raise LabError("There is nothing to draw: no request is of a load.", "Make some: lab load --url URL")
+    one = sessions[0]
+    n_slots = one.endpoint.settings.n_slots if one.endpoint.settings else None
+    drawn = drawings(one.samples, title(one.endpoint, one.model, one.machine), n_slots)
+    if name not in drawn:
+        raise LabError(f"There is no picture {name!r} of this load.", f"There is: {', '.join(drawn)}")
+    if figure is None:
+        import matplotlib.pyplot as plt
+
+        figure = plt.figure(figsize=size(name), layout="constrained")
+    drawn[name](figure)
+    return figure
 
 
 def drawings(samples: Sequence[Sample], title: str, n_slots: int | None = None) -> dict[str, Callable[[Figure], Any]]:
@@ -67,7 +91,9 @@ def drawings(samples: Sequence[Sample], title: str, n_slots: int | None = None) 
         if any(one.ttft for one in shown):
             draw_by_name[f"load{suffix}"] = _titled(plot_latency, shown, f"{TITLES['load']}\n{below}", n_slots)
         if any(one.tokens_tps and one.ttft for one in shown):
-            draw_by_name[f"throughput{suffix}"] = _titled(plot_throughput, shown, f"{TITLES['throughput']}\n{below}")
+            draw_by_name[f"throughput{suffix}"] = _titled(
+                plot_throughput.plot_throughput, shown, f"{TITLES['throughput']}\n{below}"
+            )
         arms = [one.arm for one in shown]
         draw_by_name[f"timeline{suffix}"] = _titled(
             plot_timeline.plot_timeline, arms, f"{TITLES['timeline']}\n{title}\n{lengths}"
@@ -106,22 +132,11 @@ def plot_latency(shown: Sequence[ArmFigures], figure: Figure, n_slots: int | Non
         axes[1].set_ylabel("TPOT (ms)" + (", at most" if is_bound else ""))
     for ax in axes:
         _load_axis(ax, shown, n_slots)
-        _plain(ax)
+        plain_panel(ax)
     if slo and slo.words:
         axes[0].plot([], [], color=GUIDE, ls="--", lw=1.4, label=f"limit: {slo.words}")
     _failures(axes[0], shown)
-    _legend(figure, axes[0])
-
-
-def _plain(ax: Axes) -> None:
-    """A tidy panel without a legend of its own."""
-    legend = tidy(ax).get_legend()
-    if legend is not None:
-        legend.remove()
-
-
-def _legend(figure: Figure, ax: Axes) -> None:
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    legend_below(figure, axes[0])
 
 
 def _latency_panel(
@@ -200,77 +215,3 @@ def _failures(ax: Axes, shown: Sequence[ArmFigures]) -> None:
         if n := one.n - one.n_ok:
             text = f"{n} of {one.n}\nfailed"
             ax.text(place, 1.0, text, transform=ax.get_xaxis_transform(), ha="center", va="bottom", fontsize=8)
-
-
-def plot_throughput(shown: Sequence[ArmFigures], figure: Figure) -> None:
-    """Tokens per second of all users over median TTFT, and over median TPOT: a point an arm, its range over rounds."""
-    names = [name for name in ("ttft", "tpot") if any(getattr(one, name) and one.tokens_tps for one in shown)]
-    axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-    is_bound = any(one.tpot_is_bound for one in shown)
-    words = {"ttft": ("median TTFT (s)", 1.0), "tpot": ("median TPOT (ms)" + (", at most" if is_bound else ""), 1e3)}
-    for ax, name in zip(axes, names, strict=True):
-        label, factor = words[name]
-        known = [
-            (one, _median_and_range(latency, factor), rate)
-            for one in shown
-            if (latency := getattr(one, name)) and (rate := one.tokens_tps)
-        ]
-        _throughput_panel(ax, known)
-        ax.set_xlabel(label)
-        plain_ticks(ax.xaxis)
-        plain_ticks(ax.yaxis)
-        _plain(ax)
-    axes[0].set_ylabel("tokens per second, all users")
-    _legend(figure, axes[0])
-
-
-def _median_and_range(latency: Latency, factor: float) -> tuple[float, float, float]:
-    """The median, and the range of the medians of rounds."""
-    return factor * latency.median_s, factor * min(latency.by_round_s), factor * max(latency.by_round_s)
-
-
-def _throughput_panel(ax: Axes, known: Sequence[tuple[ArmFigures, tuple[float, float, float], Rate]]) -> None:
-    xs = [middle for _, (middle, _, _), _ in known]
-    ys = [rate.value for _, _, rate in known]
-    x_range = _to_ends([of for _, of, _ in known])
-    y_range = _to_ends([(rate.value, rate.low, rate.high) for _, _, rate in known])
-    n = max(len(one.arm.rounds) for one, _, _ in known)
-    ax.plot(xs, ys, color=GUIDE, lw=1, zorder=1)
-    style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 7, "color": COLOURS[0], "zorder": 2}
-    if n > 1:
-        label = f"an arm, and its range over {n} rounds"
-        ax.errorbar(xs, ys, xerr=x_range, yerr=y_range, capsize=3, label=label, **style)
-    else:
-        ax.plot(xs, ys, label="an arm", **style)
-    if max(xs) > WIDE * min(xs) > 0:
-        ax.set_xscale("log")
-        ax.set_xlim(right=2 * max(xs))
-    else:
-        ax.set_xlim(0, 1.3 * max(xs))
-    ax.set_ylim(0, 1.15 * max([rate.high for _, _, rate in known] + [1e-9]))
-    for x, y, text in _labels(ax, known, xs, ys):
-        ax.annotate(text, (x, y), xytext=(7, -4), textcoords="offset points", va="top", fontsize=9)
-
-
-def _to_ends(ranges: Sequence[tuple[float, float, float]]) -> list[list[float]]:
-    """How far the low and the high ends are from each middle: never negative, as a median of all need not be inside."""
-    return [[max(0, middle - low) for middle, low, _ in ranges], [max(0, high - middle) for middle, _, high in ranges]]
-
-
-def _labels(
-    ax: Axes, known: Sequence[tuple[ArmFigures, Any, Any]], xs: Sequence[float], ys: Sequence[float]
-) -> list[tuple[float, float, str]]:
-    """Where labels stand; arms that are drawn on top of each other have one."""
-    places: list[tuple[float, float]] = [
-        tuple(ax.transAxes.inverted().transform(ax.transData.transform(point))) for point in zip(xs, ys, strict=True)
-    ]
-    groups: list[list[int]] = []
-    for i, (x, y) in enumerate(places):
-        near = next((g for g in groups if max(abs(places[g[-1]][0] - x), abs(places[g[-1]][1] - y)) < NEAR), None)
-        groups.append([i]) if near is None else near.append(i)
-    made = []
-    for group in groups:
-        arms = [known[i][0].arm for i in group]
-        first = [f"{arm.level:g}" if arm.level is not None else arm.label for arm in arms[:-1]]
-        made.append((xs[group[-1]], ys[group[-1]], ", ".join([*first, arms[-1].load.words])))
-    return made

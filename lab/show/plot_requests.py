@@ -206,13 +206,13 @@ def _line_of_gaps(ax: Axes, own: Sequence[Gaps], label: str, top: float, colour:
     places = [place for one in own for place in one.places]
     ms = [value for one in own for value in one.ms]
     ax.plot(places, ms, ls="", marker=marker, ms=3, alpha=0.3, mew=0, color=colour)
+    is_mean = any(one.came_together for one in own)
+    label += ", running mean" if is_mean else ""
     above = [place for place, value in zip(places, ms, strict=True) if value > top]
     if above:
         ax.plot(above, [top] * len(above), ls="", marker="^", ms=5, color=colour, clip_on=False)
         label += f" ({len(above)} point{'s' * (len(above) > 1)} above the axis)"
-    is_mean = any(one.came_together for one in own)
     centre = statistics.fmean if is_mean else statistics.median
-    label += ", mean" if is_mean else ""
     by_place: dict[int, list[float]] = {}
     for place, value in zip(places, ms, strict=True):
         by_place.setdefault(place, []).append(value)
@@ -230,7 +230,11 @@ def _finish(ax: Axes, what: str, rows: pd.DataFrame) -> Axes:
     where = [f"through {_one_of(of_server.server, 'servers')}"] if len(of_server) else []
     where = (["in process"] if len(of_engine) else []) + where
     client = f"client {_one_of(of_server.machine, 'machines')}; " if len(of_server) else ""
-    lines = [what, f"{_one_of(rows.model, 'models')} {' and '.join(where)}", f"{client}{n_repeat}"]
+    lines = [
+        what,
+        f"{_one_of(rows.model.map(setup_columns.short_name), 'models')} {' and '.join(where)}",
+        f"{client}{n_repeat}",
+    ]
     figure = ax.get_figure(root=True)
     width = int(TITLE_WIDTH * figure.get_figwidth()) if figure else 80
     ax.set_title("\n".join("\n".join(textwrap.wrap(line, width)) for line in lines), fontsize=11, pad=9)

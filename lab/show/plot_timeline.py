@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis.loads import Arm, Due, Round
-from lab.core.load import CLOSED
+from lab.core.server_load import CLOSED
 from lab.show.canvas import COLOURS, GRID, MARKERS, tidy
 
 if TYPE_CHECKING:

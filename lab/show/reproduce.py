@@ -6,6 +6,7 @@ value are left out, but for the number of threads: its default is another one on
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from lab.analysis import request_table
 from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import Record, Run
 from lab.core.request import RequestRecord
+from lab.core.server_load import CONSTANT
 from lab.experiments import claim_parts
 from lab.experiments.claim_list import CLAIMS
 from lab.models import catalog
@@ -24,6 +26,7 @@ def commands(records: Sequence[Record | RequestRecord]) -> list[str]:
     """The command line of each session."""
     made = [command(own) for own in _by_session(request_table.of_engine(records))]
     made += [request_command(own) for own in _by_session(request_table.alone(records))]
+    made += [load_command(own) for own in _by_session(request_table.loads_of(records))]
     return [line for line in dict.fromkeys(made) if line]
 
 
@@ -38,6 +41,27 @@ def request_command(records: Sequence[RequestRecord]) -> str:
     words = ["lab", "measure", "--url", first.endpoint.url, "--model", first.model, "--api", first.endpoint.api]
     words += ["--prompt-len", ",".join(map(str, lengths))] if lengths else []
     return shlex.join([*words, "--gen", str(asked[0].n_gen), "--repeat", str(1 + max(one.repeat for one in asked))])
+
+
+def load_command(records: Sequence[RequestRecord]) -> str | None:
+    """The command line of one session of loads; None for a replay, whose file is not in the records."""
+    first, of_loads = records[0], [one.request.asked.load for one in records if one.request.asked.load]
+    lengths = re.fullmatch(r"(\S+) \+ (\S+) tokens", of_loads[0].lengths)
+    if lengths is None:
+        return None
+    users = sorted({load.concurrency for load in of_loads if load.concurrency is not None})
+    rates = sorted({load.rate for load in of_loads if load.rate is not None})
+    words = ["lab", "load", "--url", first.endpoint.url, "--model", first.model, "--api", first.endpoint.api]
+    words += ["--concurrency", ",".join(map(str, users))] if users else []
+    words += ["--rate", ",".join(f"{rate:g}" for rate in rates)] if rates else []
+    words += ["--arrivals", CONSTANT] if of_loads[0].arrivals == CONSTANT else []
+    words += ["--prompt-len", lengths[1], "--gen", lengths[2], "--warmup", f"{of_loads[0].warmup_s:g}"]
+    words += ["--duration", f"{of_loads[0].duration_s:g}", "--rounds", str(1 + max(load.round for load in of_loads))]
+    slo = of_loads[0].slo
+    limits = (("ttft", slo.ttft_s), ("tpot", slo.tpot_s), ("e2e", slo.e2e_s)) if slo else ()
+    written = [f"{name}={limit:g}s" for name, limit in limits if limit is not None]
+    words += ["--slo", ",".join(written)] if written else []
+    return shlex.join([*words, "--seed", str(of_loads[0].seed)])
 
 
 def command(records: Sequence[Record]) -> str | None:

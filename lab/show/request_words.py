@@ -112,19 +112,23 @@ def _client(chosen: Sequence[RequestRecord]) -> str:
     if not errors:
         return ""
     error = max(p99 for _, p99 in errors)
-    near = []
     ones = [figures(record.request) for record in chosen]
-    for name, values in (
-        ("TTFT", [one.ttft_ns for one in ones]),
-        ("TPOT", [one.tpot_bounds_ns[0] if one.tpot_bounds_ns else None for one in ones]),
-    ):
-        known = [value for value in values if value is not None]
-        if known and min(known) < NEAR * error:
-            near.append(f"{name} (from {wording.seconds(min(known) / 1e9)} on)")
+    decodes = [one.e2e_ns - one.ttft_ns for one in ones if one.e2e_ns is not None and one.ttft_ns is not None]
+    gaps = [sorted(own)[len(own) // 2] for record in chosen if (own := times.chunk_gaps_ns(record.request))]
+    spans = {
+        "TTFT": [one.ttft_ns for one in ones if one.ttft_ns is not None],
+        "the time of all further tokens (TPOT)": [ns for ns in decodes if ns > 0],
+        "single gaps": gaps,
+    }
+    near = [
+        f"{name} (from {wording.seconds(min(known) / 1e9)} on)"
+        for name, known in spans.items()
+        if known and min(known) < NEAR * error
+    ]
     if not near:
         return ""
     return (
-        f"{' and '.join(near)} is near the error of the client itself: its stamps of null events were up to "
+        f"Near the error of the client itself: {', '.join(near)}. Its stamps of null events were up to "
         f"{wording.seconds(error / 1e9)} late (99 %)."
     )
 

@@ -111,6 +111,8 @@ def _range(ratios: Sequence[float]) -> str:
 
 def _what(row: comparison.Row) -> str:
     name = f"{row.lever}: {FIGURE_NAMES[row.figure]}" if row.lever else FIGURE_NAMES[row.figure]
+    if not row.n_prompt:  # of a load with mixed lengths
+        return name
     if row.n_gen is None:
         return f"{name} of {row.n_prompt:,} tokens"
     return f"{name} after {row.n_prompt:,} prompt tokens ({row.n_gen:,} generated)"
@@ -156,7 +158,7 @@ def headings(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
 def comparison_cells(row: comparison.Row) -> list[str]:
     """The cells of a row, under the `headings`."""
     return [
-        f"{row.n_prompt:,}" + (f"\n{row.lever}" if row.lever else ""),
+        "\n".join([*([f"{row.n_prompt:,}"] if row.n_prompt else []), *([row.lever] if row.lever else [])]),
         FIGURE_NAMES[row.figure] + ("" if row.figure in energy.COMPARED else f", {row.figure.rpartition('_')[2]}"),
         wording.digits(row.base),
         wording.digits(row.other),
@@ -192,6 +194,8 @@ def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_
     if True not in kinds and all(group.rows.machine.iloc[0] == groups[0].rows.machine.iloc[0] for group in groups):
         see = "" if n_served == len(groups) > 1 else " See lab doors." if n_served else " See lab ab."
         sentences.append(f"These sessions were not measured side by side: part of a difference may be the hour.{see}")
+    if n_served and any(row.lever for compared in comparisons for row in compared.rows):
+        sentences.append("Of a load each run is a round: its medians over the requests that were due in its window.")
     if 0 < n_served < len(groups):
         sentences.append(
             "In process, TTFT is prefill and the choice of one token. Through a server it also has templates and "

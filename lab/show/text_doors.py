@@ -27,7 +27,7 @@ def has_both(records: Sequence[Record], requests: Sequence[RequestRecord]) -> bo
 
 
 def print_parts(records: Sequence[Record], requests: Sequence[RequestRecord], out: Console) -> None:
-    """Prints for each server its settings beside those in process, the parts, and what they show; else nothing."""
+    """Prints for each server its settings and those in process, the parts, and what they show; else nothing."""
     for ours, theirs in sessions(records, requests):
         rows = door_parts.rows(ours, theirs)
         record, request = _first(ours, theirs)
@@ -128,8 +128,10 @@ def _print_settings(record: Record, request: RequestRecord, out: Console) -> Non
 def _print_phase(row: Row, phase: Phase, out: Console) -> None:
     what = f"{phase.name}, prompts of {row.n_prompt:,} tokens, {row.n_gen:,} generated; "
     blocks = f"{row.n_blocks} block{'s' * (row.n_blocks > 1)}"
+    if row.n_middle < row.n_blocks:
+        blocks = f"the middle {row.n_middle} of {blocks}"
     out.print()
-    out.print(Text(f"{what}medians of {blocks}", style="bold"))
+    out.print(Text(f"{what}means of {blocks}", style="bold"))
     grid = grid_of("part", "ms", "% of the\nwhole", "least and\nmost ms")
     for part in phase.parts:
         reach = f"{digits(part.low_ms)} {digits(part.high_ms)}"

@@ -9,12 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from lab.analysis import load_capacity, load_figures, loads
+from lab.analysis import load_capacity, load_figures, load_sessions, load_table, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Sample
 from lab.analysis.wording import digits, seconds
-from lab.core.load import CLOSED
-from lab.core.request import Endpoint
+from lab.core.record import Record
+from lab.core.request import Endpoint, RequestRecord
+from lab.core.server_load import CLOSED
+from lab.show import plot_load
 from lab.show.console import grid_of
 
 LATE_S = 0.01
@@ -29,6 +31,22 @@ DEFINITIONS = (
 )
 Cells = list[str]
 """The lines of a cell."""
+
+
+def print_sessions(records: Sequence[Record | RequestRecord], out: Console) -> None:
+    """Prints the loads among records, session by session."""
+    for session in load_sessions.sessions(records):
+        out.print()
+        out.print(plot_load.title(session.endpoint, session.model, session.machine))
+        print_load(session.samples, session.endpoint, out)
+
+
+def sessions_as_rows(records: Sequence[Record | RequestRecord]) -> list[dict[str, Any]]:
+    """The same for JSON."""
+    return [
+        {"session": one.name, "url": one.endpoint.url, "model": one.model, **as_rows(one.samples, one.endpoint)}
+        for one in load_sessions.sessions(records)
+    ]
 
 
 def print_load(samples: Sequence[Sample], endpoint: Endpoint, out: Console) -> None:
@@ -109,28 +127,11 @@ def as_rows(samples: Sequence[Sample], endpoint: Endpoint) -> dict[str, Any]:
     shown = [load_figures.figures_of(arm) for arm in loads.arms(samples)]
     capacity = load_capacity.capacity([one.arm for one in shown])
     return {
-        "arms": [_as_row(one) for one in shown],
+        "arms": [load_table.as_row(one) for one in shown],
         "capacity": dataclasses.asdict(capacity) if capacity else None,
         "n_slots": endpoint.settings.n_slots if endpoint.settings else None,
         "sentences": sentences(shown, endpoint) if shown else [],
     }
-
-
-def _as_row(one: ArmFigures) -> dict[str, Any]:
-    row: dict[str, Any] = {"load": one.arm.label, "n_rounds": len(one.arm.rounds), "n_cut_off": one.arm.n_cut_off}
-    row |= {"window_s": [of_round.length_s for of_round in one.arm.rounds]}
-    row |= {f"load_{name}": value for name, value in dataclasses.asdict(one.arm.load).items() if name != "round"}
-    for field in dataclasses.fields(one):
-        value = getattr(one, field.name)
-        if field.name == "attainment":
-            row |= (
-                {"attainment": value.share, "attainment_low": value.low, "attainment_high": value.high} if value else {}
-            )
-        elif isinstance(value, Latency):
-            row |= {f"{field.name}_{name}": part for name, part in dataclasses.asdict(value).items()}
-        elif field.name != "arm":
-            row[field.name] = dataclasses.asdict(value) if isinstance(value, Rate) else value
-    return row
 
 
 def _slots(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
@@ -139,7 +140,7 @@ def _slots(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
     if n_slots is not None:
         over = [one for one in shown if one.arm.load.arrivals == CLOSED and (one.arm.level or 0) > n_slots]
         waits = [f"{one.arm.label}, {n_slots} slots: {int(one.arm.level or 0) - n_slots} wait" for one in over]
-        words += [f"{'; '.join(waits)}."] if waits else []
+        words += [f"{'; '.join(waits)}, by the server's own settings."] if waits else []
     if known := [one for one in shown if one.wait_s is not None]:
         parts = [f"{_ms(one.wait_s or 0)} with {one.arm.label}" for one in known]
         words.append(

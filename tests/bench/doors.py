@@ -1,6 +1,6 @@
 """Do the parts of the way through a server add up to the whole? Within 5 % on the real llama-server is wanted.
 
-    python -m tests.bench.doors [--blocks 6] [--prompt-len 100,512] [--fresh]
+    python -m tests.bench.doors [--blocks 6] [--prompt-len 100,512] [--threads N] [--fresh]
 
 The lab measures llama-server on its own libraries and the same model in process, in turns. With --fresh the server is
 another process in each block: a process is some percent faster or slower for as long as it lives. Then the same against
@@ -39,14 +39,16 @@ PLANTED_MS = {TEMPLATE: 30.0, TOKENIZE: 20.0, SLOT: 15.0, STREAM: 1.0}
 
 
 @contextmanager
-def real_server() -> Iterator[RealServer]:
-    options = ("--threads", str(default_threads()), "--ctx-size", "4096")
+def real_server(n_threads: int) -> Iterator[RealServer]:
+    options = ("--threads", str(n_threads), "--ctx-size", "4096")
     with llama_server(catalog.embedded_path(), *options) as server:
         yield server
 
 
-def measure(url: str, folder: Path, lengths: str, blocks: int) -> list[Record | RequestRecord]:
-    return lab.doors(url, catalog.DEFAULT, lengths, GEN, blocks, out=folder, watch=lambda status: None)
+def measure(url: str, folder: Path, lengths: str, blocks: int, n_threads: int) -> list[Record | RequestRecord]:
+    return lab.doors(
+        url, catalog.DEFAULT, lengths, GEN, blocks, out=folder, watch=lambda status: None, threads=n_threads
+    )
 
 
 def rows_of(lines: Sequence[Record | RequestRecord]) -> list[Row]:
@@ -67,11 +69,11 @@ def print_row(row: Row) -> None:
         print(f"  {'in process':22}{phase.in_process_ms:10.3f} ms   blocks differ by {phase.spread:.1%}")
 
 
-def real(folder: Path, lengths: str, blocks: int, is_fresh: bool) -> None:
+def real(folder: Path, lengths: str, blocks: int, is_fresh: bool, n_threads: int) -> None:
     lines: list[Record | RequestRecord] = []
     for first in range(blocks if is_fresh else 1):
-        with real_server() as server:
-            lines += measure(server.url, folder / str(first), lengths, 1 if is_fresh else blocks)
+        with real_server(n_threads) as server:
+            lines += measure(server.url, folder / str(first), lengths, 1 if is_fresh else blocks, n_threads)
     for row in rows_of(lines):
         print_row(row)
 
@@ -102,24 +104,24 @@ def planted(folder: Path, blocks: int) -> None:
         print(f"  {phase.name:12} not explained {phase.unexplained_ms:+.3f} ms ({phase.unexplained:+.2%})")
 
 
-def idle(folder: Path) -> None:
+def idle(folder: Path, n_threads: int) -> None:
     """The engine's TPOT in process while a llama-server is idle, and without one."""
-    found: dict[bool, list[float]] = {True: [], False: []}
+    tpot_ms: dict[bool, list[float]] = {True: [], False: []}
     for number in range(N_IDLE):
         for has_server in (True, False) if number % 2 else (False, True):
             if has_server:
-                with real_server():
+                with real_server(n_threads):
                     time.sleep(1)
-                    found[True].append(alone_ms(folder))
+                    tpot_ms[True].append(alone_ms(folder, n_threads))
             else:
-                found[False].append(alone_ms(folder))
-    with_idle, without = (statistics.median(found[has]) for has in (True, False))
+                tpot_ms[False].append(alone_ms(folder, n_threads))
+    with_idle, without = (statistics.median(tpot_ms[has]) for has in (True, False))
     ratio = with_idle / without - 1
     print(f"\nThe engine alone: {without:.3f} ms a token; with an idle llama-server {with_idle:.3f} ({ratio:+.1%})")
 
 
-def alone_ms(folder: Path) -> float:
-    records = lab.measure([100], GEN, 1, out=folder, watch=lambda status: None)
+def alone_ms(folder: Path, n_threads: int) -> float:
+    records = lab.measure([100], GEN, 1, out=folder, watch=lambda status: None, threads=n_threads)
     return next((phases.tpot_ns(one.run) or 0.0) / 1e6 for one in records if not one.run.warmup)
 
 
@@ -127,17 +129,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--prompt-len", default="100,512")
+    parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--only", choices=("real", "planted", "idle"))
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if asked.only in (None, "real"):
-            real(folder / "real", asked.prompt_len, asked.blocks, asked.fresh)
+            real(folder / "real", asked.prompt_len, asked.blocks, asked.fresh, asked.threads)
         if asked.only in (None, "planted"):
             planted(folder / "planted", min(asked.blocks, 3))
         if asked.only in (None, "idle"):
-            idle(folder / "idle")
+            idle(folder / "idle", asked.threads)
 
 
 if __name__ == "__main__":

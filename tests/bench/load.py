@@ -43,20 +43,20 @@ def served(**changes: Any) -> NullSettings:
     )
 
 
-def run(server: Server, each: Callable[[Any], None], **asked: Any) -> None:
-    """A load, as `lab load` measures it; `each` gets every record."""
+def run(server: Server, keep: Callable[[Any], object], **asked: Any) -> None:
+    """A load, as `lab load` measures it; `keep` gets all records."""
     plan = make_plan(prompt_len=40, **asked)
     with tempfile.TemporaryDirectory() as folder:
         path = loading.new_results_file(plan, server, Path(folder))
         for record in loading.execute(plan, server, loading.prompt_text("text"), path, lambda _: None, lambda _: None):
-            each(record)
+            keep(record)
 
 
 def sent_ns(server: NullServer) -> list[int]:
     """When the null server sent each event with content, by the clock that all processes share."""
     asked = access(server.url)
-    log = (ask(asked, f"{asked.root}/null/sent").parsed or {})["sent"]
-    return [ns for one in log.values() for ns in one["sent_ns"]]
+    streams = (ask(asked, f"{asked.root}/null/sent").parsed or {})["streams"]
+    return [ns for stream in streams for ns in stream["sent_ns"]]
 
 
 def truth_of_closed_loops(seconds: float) -> None:
@@ -140,11 +140,12 @@ def reading(n_tokens: int) -> None:
                     keeping.save(path, *part)
                 replies += new
             asked = access(null.url)
-            sent = (ask(asked, f"{asked.root}/null/sent").parsed or {})["sent"]
+            streams = (ask(asked, f"{asked.root}/null/sent").parsed or {})["streams"]
+            sent = {stream["seed"]: stream["sent_ns"] for stream in streams}
             errors = [
                 ns
                 for reply in replies
-                for ns in _errors_ns(reply, sent[str(reply.request.asked.seed)]["sent_ns"], client.start_ns or 0)
+                for ns in _errors_ns(reply, sent[reply.request.asked.seed], client.start_ns or 0)
             ]
         shares = " ".join(f"{_share_us(errors, share):6,.0f}" for share in (0.5, 0.99, 1.0))
         print(f"  {words:30} median, 99 %, most: {shares} us")

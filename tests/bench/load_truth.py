@@ -26,9 +26,9 @@ from lab.analysis import load_capacity, load_figures, loads
 from lab.analysis.load_capacity import Attainment, Capacity
 from lab.analysis.loads import Arm
 from lab.core import stats
-from lab.core.load import CLOSED, POISSON, Load, Slo
 from lab.core.record import FAILED, OK
 from lab.core.request import RATE_LIMITED, TEXT, Asked, Events, Request, Usage
+from lab.core.server_load import CLOSED, POISSON, Load, Slo
 
 N_SLOTS, MEAN_S, LIMIT_S, N_TOKENS, N_ROUNDS = 4, 0.5, 0.5, 20, 3
 FULL = N_SLOTS / MEAN_S

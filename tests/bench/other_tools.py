@@ -24,8 +24,8 @@ from typing import Any
 from lab.analysis import aiperf_format, guidellm_format, vllm_format
 from lab.analysis.tool_groups import Group, groups
 from lab.core import request_times as times
-from lab.core.load import CLOSED, Load
 from lab.core.request import CHAT, Asked
+from lab.core.server_load import CLOSED, Load
 from lab.endpoints.body import ask_for
 from lab.endpoints.null_behaviour import Behaviour, NullSettings
 from lab.endpoints.null_server import null_server
@@ -138,7 +138,7 @@ def served(name: str) -> Iterator[tuple[str, str, Path | None]]:
 def lab_group(server: Server, prompts: Sequence[str], n_at_once: int) -> Group:
     """The lab's requests: each prompt once."""
     load = Load(
-        arrivals=CLOSED, concurrency=n_at_once, round=0, warmup_s=0, duration_s=0, lengths=f"{N_PROMPT}", seed=1
+        arrivals=CLOSED, concurrency=n_at_once, round=0, warmup_s=0, duration_s=3600, lengths=f"{N_PROMPT}", seed=1
     )
     asked = Asked(n_prompt=N_PROMPT, n_gen=N_GEN, temperature=0.0, seed=1, ignore_eos=server.ignores_eos, load=load)
     asks = tuple(ask_for(CHAT, server.model, prompt, asked, server.endpoint.accepted) for prompt in prompts)
@@ -147,9 +147,11 @@ def lab_group(server: Server, prompts: Sequence[str], n_at_once: int) -> Group:
     return group
 
 
-def measured(name: str, n_rounds: int, tools: Sequence[str]) -> None:
-    ratios: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
-    missing: dict[str, str] = {}
+Ratios = dict[tuple[int, str, str], list[tuple[float, float]]]  # ours and theirs by users, tool and field
+
+
+def measured(name: str, n_rounds: int, tools: Sequence[str], ratios: Ratios, missing: dict[str, str]) -> None:
+    """Fill `ratios`, and `missing` with why a tool has none; what there is stays where it is interrupted."""
     with tempfile.TemporaryDirectory() as root, served(name) as (url, model, file), connect(url, model, CHAT) as server:
         folder = Path(root)
         tokenizer = tool_runs.word_tokenizer(folder / "words", WORDS)
@@ -184,6 +186,9 @@ def measured(name: str, n_rounds: int, tools: Sequence[str]) -> None:
                         one, other = at(ours, path), at(theirs, path)
                         if one and other:
                             ratios.setdefault((n_at_once, tool, path), []).append((one, other))
+
+
+def print_ratios(name: str, ratios: Ratios, missing: dict[str, str]) -> None:
     for (n_at_once, tool, path), pairs in sorted(ratios.items()):
         lab, other = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
         ratio = statistics.median(theirs / ours for ours, theirs in pairs)
@@ -199,7 +204,12 @@ def main() -> None:
     tools = sys.argv[3:] or list(tool_runs.TOOLS)
     print(f"tool / lab, medians of {n_rounds} rounds of {N_REQUESTS} requests: {N_PROMPT} + {N_GEN} tokens")
     for name in names:
-        measured(name, n_rounds, tools)
+        ratios: Ratios = {}
+        missing: dict[str, str] = {}
+        try:
+            measured(name, n_rounds, tools, ratios, missing)
+        finally:
+            print_ratios(name, ratios, missing)
 
 
 if __name__ == "__main__":

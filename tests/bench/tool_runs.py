@@ -16,10 +16,11 @@ import functools
 import http.server
 import json
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -207,8 +208,10 @@ def _call(tool: str, command: Sequence[str], folder: Path, environment: Mapping[
     try:
         out, _ = run.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        os.killpg(run.pid, 9)
         raise ToolMissing(f"{tool} did not end within {TIMEOUT_S} s") from None
+    finally:
+        with suppress(ProcessLookupError):  # also what it has left behind
+            os.killpg(run.pid, signal.SIGKILL)
     if run.returncode:
         last = " | ".join(line.strip() for line in out.splitlines()[-6:] if line.strip())
         raise ToolMissing(f"{tool} ended with status {run.returncode}: {last[-600:]}")

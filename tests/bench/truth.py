@@ -27,7 +27,7 @@ from typing import Any
 from lab.core import request_times as times
 from lab.core.request import CHAT, Asked, Request
 from lab.endpoints.access import access, ask
-from lab.endpoints.null_behaviour import ACCEPT, ASKED, EMPTY, NEVER, TEMPLATE_TOKENS, Behaviour, NullSettings
+from lab.endpoints.null_behaviour import ACCEPT, ASKED, EMPTY, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
 from lab.endpoints.null_server import null_server
 from lab.endpoints.wire import Plan
 from lab.runner.servers import connect
@@ -43,8 +43,11 @@ EVEN = Behaviour(first_ms=100, gap_ms=10, usage=ASKED)
 BUNDLED = replace(EVEN, gap_ms=40, bundle=4)
 BEHAVIOURS: dict[str, tuple[Behaviour, str]] = {
     "even": (EVEN, "a token every 10 ms, the first after 100 ms"),
-    "bundled": (BUNDLED, "four tokens in an event, every 40 ms"),
-    "held": (replace(EVEN, n_held=11), "twelve tokens in the first event, then one each"),
+    "bundled": (BUNDLED, "four tokens in an event, every 40 ms; they are counted at the end"),
+    "held": (
+        replace(EVEN, n_held=11, usage=RUNNING),
+        "twelve tokens in the first event, then one each; running counts for who asks for them",
+    ),
     "no usage": (replace(BUNDLED, usage=NEVER), "four tokens in an event, and no usage streamed"),
     "role": (replace(EVEN, role=ACCEPT), "a chunk with an empty role at once, the first token after 100 ms"),
     "empty": (replace(EVEN, role=EMPTY), "an empty chunk without a role at once"),
@@ -52,7 +55,7 @@ BEHAVIOURS: dict[str, tuple[Behaviour, str]] = {
     "reasoning": (replace(EVEN, n_reasoning=16), "16 tokens of reasoning (reasoning_content), then 16 of the answer"),
     "cache": (
         replace(EVEN, first_ms=10, prompt_token_ms=3, has_cache=True),
-        "a cache of prompts: 10 ms and 3 ms for each token that is not in it; the second run of the same command",
+        "a cache, in which these prompts are from an earlier run: 10 ms, and 3 ms for each token that is not in it",
     ),
 }
 FIGURES = ("TTFT", "first output", "TPOT", "longest ITL", "tokens", "cached tokens")
@@ -62,7 +65,7 @@ WORTH = {  # what is shown of a behaviour: where it makes a difference
     "bundled": ("TPOT", "longest ITL", "tokens"),
     "held": ("TPOT", "tokens"),
     "no usage": ("TPOT", "tokens"),
-    "role": ("TTFT", "TPOT", "longest ITL"),
+    "role": ("TTFT", "TPOT"),
     "empty": ("TTFT", "TPOT", "longest ITL"),
     "stall": ("TPOT", "longest ITL"),
     "reasoning": ("TTFT", "first output", "TPOT", "tokens"),
@@ -215,15 +218,15 @@ def measured(name: str, folder: Path) -> dict[str, Cell | str]:
             n_at_once=1,
             tokenizer=tokenizer,
         )
-        runs = dict(tool_runs.TOOLS) | ({PER_CHUNK: tool_runs.aiperf_per_chunk} if name in ("bundled", "held") else {})
-        for _ in range(2 if how.has_cache else 1):
-            requests = lab_run(server.url, model)
+        runs = dict(tool_runs.TOOLS) | ({PER_CHUNK: tool_runs.aiperf_per_chunk} if how.usage == RUNNING else {})
+        for prompt in prompts if how.has_cache else ():
+            ask(reached, f"{server.url}/chat/completions", {"model": model, "messages": [{"content": prompt}]})
+        requests = lab_run(server.url, model)
         cells[LAB] = Cell(of_the_lab(requests), of_the_log(streams()[-N:], how))
         for tool, run in runs.items():
             try:
-                for number in range(2 if how.has_cache else 1):
-                    (place := folder / f"{name} {tool} {number}").mkdir()
-                    report = run(work, place)
+                (place := folder / f"{name} {tool}").mkdir()
+                report = run(work, place)
             except ToolMissing as problem:
                 cells[tool] = str(problem)
                 continue
@@ -273,6 +276,12 @@ def main() -> None:
                 row += [_with_others(figure, tool, cells) for tool in columns]
                 print(f"| {' | '.join(row)} |", flush=True)
     print("\n".join(notes))
+
+
+def _counts(figure: str, cells: dict[str, Cell | str]) -> str:
+    """The true counts, such as "0 or 25": what was in the cache depends on what a side sends."""
+    counts = {cell.truth[figure] or 0.0 for cell in cells.values() if isinstance(cell, Cell)}
+    return " or ".join(f"{count:.0f}" for count in sorted(counts))
 
 
 def _with_others(figure: str, tool: str, cells: dict[str, Cell | str]) -> str:

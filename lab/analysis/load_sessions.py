@@ -1,0 +1,103 @@
+"""Sessions of loads among records: whose they are, and rows by which they can be compared with others.
+
+Requests of one round wait in the same queue: they are no replicates of each other. So what is compared of two sessions
+are the medians of rounds, a row a round, as if each were a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lab.analysis import load_figures, loads, request_table, table
+from lab.analysis.loads import Arm, Round, Sample
+from lab.core.record import OK, Machine, Record
+from lab.core.request import Endpoint, RequestRecord
+from lab.core.request_figures import Figures
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class LoadSession:
+    """The requests of one session of loads, and where they went."""
+
+    name: str
+    endpoint: Endpoint
+    model: str
+    machine: Machine  # of the client
+    samples: tuple[Sample, ...]
+
+
+def sessions(records: Sequence[Record | RequestRecord]) -> list[LoadSession]:
+    """The sessions of loads among records, in order of appearance."""
+    return [
+        LoadSession(name, own[0].endpoint, own[0].model, own[0].machine, _samples(own))
+        for name, own in _by_session(records).items()
+    ]
+
+
+def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
+    """What is compared: the rows of runs, and of requests that ran alone, that count; of loads one row a round."""
+    import pandas as pd
+
+    plain = [one for one in records if isinstance(one, Record) or one.request.asked.load is None]
+    counted = request_table.measured(table.runs(plain)) if plain else pd.DataFrame()
+    of_rounds = [row for own in _by_session(records).values() for row in _round_rows(own)]
+    if not of_rounds:
+        return counted
+    rounds = pd.DataFrame(of_rounds)
+    return rounds if counted.empty else pd.concat([counted, rounds], ignore_index=True)
+
+
+def _by_session(records: Sequence[Record | RequestRecord]) -> dict[str, list[RequestRecord]]:
+    by_session: dict[str, list[RequestRecord]] = {}
+    for record in request_table.loads_of(records):
+        by_session.setdefault(record.session, []).append(record)
+    return by_session
+
+
+def _samples(records: Sequence[RequestRecord]) -> tuple[Sample, ...]:
+    return tuple(loads.sample(record.request) for record in records)
+
+
+def _round_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    (first,) = table.runs(records[:1]).to_dict("records")
+    for arm in loads.arms(_samples(records)):
+        same = {**first, **_same(arm)}
+        made += [{**same, **_medians(arm, of_round)} for of_round in arm.rounds if not of_round.is_cut_off]
+    return made
+
+
+def _same(arm: Arm) -> dict[str, Any]:
+    """What rounds of an arm share. `n_prompt` and `n_gen` are 0 where requests differ in them: the lever says how."""
+    asked = [one.figures for of_round in arm.rounds for one in of_round.all]
+    prompts = {request_table.n_prompt(one) or 0 for one in asked}
+    answers = {one.asked.n_gen for one in asked}
+    is_mixed = len(prompts) > 1 or len(answers) > 1
+    nothing = dict.fromkeys(("decode_tps", "warm", "short", "error", "failure", *request_table.FIGURES))
+    return nothing | {
+        "n_prompt": 0 if is_mixed else prompts.pop(),
+        "n_gen": 0 if is_mixed else answers.pop(),
+        "lever": f"{arm.load.words}, {arm.load.lengths}" if is_mixed else arm.load.words,
+        "status": OK,
+        "warmup": False,
+    }
+
+
+def _medians(arm: Arm, of_round: Round) -> dict[str, Any]:
+    alone = Arm(arm.label, arm.load, (of_round,), 0)
+    return {
+        "repeat": of_round.load.round,
+        "ttft_s": _median(alone, load_figures.ttft_s, 1),
+        "tpot_ms": _median(alone, load_figures.tpot_s, 1e3),
+        "e2e_s": _median(alone, load_figures.e2e_s, 1),
+    }
+
+
+def _median(arm: Arm, of: Callable[[Figures], float | None], factor: float) -> float:
+    latency = load_figures.latency(arm, of)
+    return factor * latency.median_s if latency else float("nan")
