@@ -155,7 +155,7 @@ def _latency_panel(
         drawn = _thinned(measured)
         xs = [place + WIDTH * (2 * (0.618034 * i % 1) - 1) for i in range(len(drawn))]
         label = "requests" if place == 0 else None
-        ax.plot(xs, drawn, ls="", marker="o", ms=3, alpha=0.3, mew=0, color=COLOURS[5], label=label)
+        ax.plot(xs, drawn, ls="", marker="o", ms=4, alpha=0.5, mew=0, color=COLOURS[5], label=label)
         latency: Latency | None = getattr(one, name)
         if latency is None:
             continue
