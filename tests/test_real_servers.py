@@ -10,6 +10,8 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -44,6 +46,7 @@ from lab.endpoints.probe import LONG
 from lab.endpoints.wire import Ask, Plan
 from lab.errors import LabError
 from lab.runner.servers import Server, connect
+from lab.show import lesson_server
 from tests.bench import llama_bench
 from tests.conftest import run_lab
 from tests.servers import NAME, RealServer, llama_cpp_server, llama_server, wheel_server
@@ -335,3 +338,23 @@ def test_a_load_on_a_server(llama: RealServer, python: RealServer, which: str, t
     assert {one.status for one in requests} == {OK}
     if which == LLAMA:  # two slots: a third user waits before the server begins
         assert all(one.timings is not None and figures(one).n_cached == 0 for one in requests)
+
+
+# The server of notebook 6
+
+
+def test_a_notebooks_server_ends_with_its_process() -> None:
+    code = "import os; from lab.show import lesson; print(lesson.serve(1).url, flush=True); os.kill(os.getpid(), 9)"
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    deadline = time.monotonic() + 30
+    with pytest.raises(OSError, match="refused|reset"):
+        while time.monotonic() < deadline:
+            urllib.request.urlopen(f"{killed.stdout.strip()}/models", timeout=5).close()
+            time.sleep(0.05)
+
+
+def test_a_server_that_cannot_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lesson_server, "NEEDS", ("fastapi", "no_such_package"))
+    with pytest.raises(LabError, match=r"not installed: no_such_package\.\n.*mini-lab\[server\]"):
+        lesson_server.serve()

@@ -48,4 +48,5 @@ def watching() -> Iterator[Callable[[Status], None]]:
         show(f"{status.words}{left}")
 
     yield watch
-    show(f"{n_runs} run{'s' * (n_runs != 1)} in {duration(time.monotonic() - started)}")
+    done = f"{n_runs} run{'s' * (n_runs != 1)}" if n_runs else "done"
+    show(f"{done} in {duration(time.monotonic() - started)}")
