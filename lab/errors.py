@@ -19,6 +19,7 @@ class LabError(Exception):
 
     def __init__(self, what: str, hint: str = "") -> None:
         what = printable(what)  # parts of it may come out of a file: nothing in it shall command the terminal
+        hint = "\n".join(map(printable, hint.split("\n")))
         super().__init__(f"{what}\n{hint}" if hint else what)
         self.what = what
         self.hint = hint

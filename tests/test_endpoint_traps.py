@@ -42,7 +42,7 @@ from lab.core.request import (
 from lab.core.request_figures import figures
 from lab.endpoints import body as options
 from lab.endpoints import counting, prompts
-from lab.endpoints.access import Access, access, ask
+from lab.endpoints.access import Access, access, ask, hidden, read
 from lab.endpoints.body import ask_for
 from lab.endpoints.client import Client, ClientDied
 from lab.endpoints.null_behaviour import ACCEPT, ALWAYS, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
@@ -91,6 +91,7 @@ MODELS = {name: Behaviour(fails=name, **FAST) for name in FAILING} | {
     "ids": Behaviour(token_ids=True, bundle=2, **FAST),
     "timings": Behaviour(timings=True, bundle=2, **FAST),
     "strict": Behaviour(strict=True, **FAST),
+    "even": Behaviour(first_ms=5.0, gap_ms=10.0),
     "pausing": Behaviour(stall_after=3, stall_ms=80.0, **FAST),
 }
 
@@ -611,3 +612,21 @@ def test_bodies_hold_what_was_asked() -> None:
 def test_a_models_path_is_nobodys_business(model: str, name: str) -> None:
     assert short_name(model) == name
     assert choose_model((model, "another"), name) == choose_model((model,), None) == model
+
+
+def test_what_arrived_before_a_timeout_is_kept(client: Client) -> None:
+    plan = Plan(asks=(make_ask("even", 200),), api=CHAT, timeout_s=0.3)
+    (reply,) = client.run(plan)
+    request = reply.request
+    assert (request.status, request.failure, request.http_status) == (FAILED, TIMEOUT, 200)
+    assert times.ttft_ns(request) is not None and 2 < len(times.generated(request)) < 100
+    assert (request.failed_ns or 0) >= 0.3e9 > (request.ended_ns or 0)
+
+
+def test_parts_of_secrets_are_hidden_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEY", 'ab"cdef')
+    asked = access("http://someone:pass@127.0.0.1:1/v1", "THE_KEY", ["X-Auth: Token t0p-secret", "Cookie: id=53cr37"])
+    text = hidden('someone pass t0p-secret 53cr37 ab"cdef and ab\\"cdef', asked)
+    assert text == "*** *** *** *** *** and ***"
+    quoted, error = read(b"x" * 190 + b" t0p-secret", 500, asked)
+    assert quoted is None and error and "t0p" not in error

@@ -102,6 +102,12 @@ def test_a_request_belongs_to_the_window_in_which_it_was_due() -> None:
     assert [due.at_s for due in arm(late, planted(5.1, OPEN)).inside] == []
 
 
+def test_a_round_in_which_the_server_hangs_is_a_round() -> None:
+    hung = arm(planted(0.5), planted(2), failed(3, failed_ns=60 * 10**9))
+    assert not hung.rounds[0].is_cut_off and [due.at_s for due in hung.inside] == [2, 3]
+    assert arm(planted(0.5), planted(2)).rounds[0].is_cut_off  # nobody asked after 2.3 s: it was given up
+
+
 def test_rates_are_of_all_that_arrived_inside_the_window() -> None:
     (only,) = arm(planted(0.8), planted(2), planted(4.85)).rounds
     assert only.tokens_tps == (3 + 5 + 1) / 4

@@ -161,6 +161,8 @@ def test_limits_are_met_by_figures_that_are_known() -> None:
     assert not figures(without_tokens(usage=None)).meets(Slo(tpot_s=1))  # not known
     assert figures(without_tokens()).meets(Slo(tpot_s=45e-9))  # at most 45 ns
     assert not figures(without_tokens()).meets(Slo(tpot_s=44e-9))
+    one = make_request(events=Events((7,), (1,), (TEXT,), (1,)), usage=Usage(completion_tokens=1))
+    assert figures(one).meets(Slo(ttft_s=8e-9, tpot_s=1e-9))  # it has no further token
 
 
 def test_short_answers_are_known() -> None:

@@ -95,7 +95,7 @@ def figures_of(arm: Arm) -> ArmFigures:
     went_well = [one.figures for one in inside if one.is_ok]
     late_s = [one.delay_ns / NS for one in (due.figures for due in inside) if one.delay_ns is not None]
     wait_s = [s for s in map(_wait_s, went_well) if s is not None]
-    is_bound = any(one.tpot_bounds_ns for one in went_well) and not any(one.tpot_ns is not None for one in went_well)
+    is_bound = any(one.tpot_bounds_ns and one.tpot_ns is None for one in went_well)
     tpot = latency(arm, tpot_bound_s if is_bound else tpot_s)
     n_failed = sum(not one.is_ok for of_round in arm.rounds for one in of_round.all)
     failures = Counter(one.figures.failure or "failed" for one in inside if not one.is_ok)

@@ -92,8 +92,8 @@ class Due:
 
     @property
     def end_s(self) -> float:
-        """When it ended. Infinity for a timeout or a stall: how long those were waited for is not in a record."""
-        if self.figures.failure in (TIMEOUT, STALLED):
+        """When it ended, well or not. Infinity for a timeout or a stall of which that is not known."""
+        if self.figures.failure in (TIMEOUT, STALLED) and self.figures.ended_ns is None:
             return math.inf
         end_s = self._at(self.figures.e2e_ns if self.figures.ended_ns is None else self.figures.ended_ns)
         return self.at_s if end_s == math.inf else end_s  # refused at once
@@ -195,7 +195,11 @@ def arms(samples: Sequence[Sample]) -> tuple[Arm, ...]:
     has_lengths = len({key[-1] for key in by_arm}) > 1
     last = max(map(_date_s, samples), default=0.0)
     made = [_arm(by_round, has_lengths, last) for by_round in by_arm.values()]
-    return tuple(sorted(made, key=lambda arm: (ORDER.index(arm.load.arrivals), arm.level or 0, arm.load.lengths)))
+    return tuple(sorted(made, key=lambda arm: (_place(arm.load), arm.level or 0, arm.load.lengths)))
+
+
+def _place(load: Load) -> int:
+    return ORDER.index(load.arrivals) if load.arrivals in ORDER else len(ORDER)
 
 
 def _arm(by_round: dict[int, list[Sample]], has_lengths: bool, last: float) -> Arm:
@@ -243,4 +247,7 @@ def _at_s(one: Sample, start_s: float) -> float:
 
 
 def _date_s(one: Sample) -> float:
-    return datetime.fromisoformat(one.figures.started_at).timestamp()
+    try:
+        return datetime.fromisoformat(one.figures.started_at).timestamp()
+    except ValueError:  # a damaged line
+        return 0.0

@@ -178,6 +178,7 @@ class Request:
     was_connected: bool | None = None  # whether the connection had been opened before
     headers_ns: int | None = None  # when the head of the answer arrived
     ended_ns: int | None = None  # when the last byte arrived
+    failed_ns: int | None = None  # when a request that had been sent was known to have failed, or was given up
     status: str  # ok, failed
     failure: str | None = None  # one of FAILURES
     error: str | None = None

@@ -72,7 +72,8 @@ class Figures:
         if self.status != OK:
             return math.inf
         tpot_ns = None if self.tpot_bounds_ns is None else self.tpot_bounds_ns[1]
-        figures_ns = (slo.ttft_s, self.ttft_due_ns), (slo.tpot_s, tpot_ns), (slo.e2e_s, self.e2e_due_ns)
+        tpot_limit_s = None if self.n_generated == 1 else slo.tpot_s  # there is no further token
+        figures_ns = (slo.ttft_s, self.ttft_due_ns), (tpot_limit_s, tpot_ns), (slo.e2e_s, self.e2e_due_ns)
         return max(
             (math.inf if ns is None else ns / (limit * 1e9) for limit, ns in figures_ns if limit is not None),
             default=0.0,
@@ -96,7 +97,7 @@ def figures(request: Request) -> Figures:
         scheduled_ns=request.scheduled_ns,
         sent_ns=request.sent_ns,
         delay_ns=times.dispatch_delay_ns(request),
-        ended_ns=request.ended_ns,
+        ended_ns=request.ended_ns if request.failed_ns is None else request.failed_ns,
         ttft_ns=times.ttft_ns(request),
         first_output_ns=times.first_output_ns(request),
         e2e_ns=times.e2e_ns(request),

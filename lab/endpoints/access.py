@@ -11,6 +11,7 @@ import ipaddress
 import json
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,8 +126,11 @@ def hidden(text: str, asked: Access) -> str:
     """`text`, printable, with every secret of `asked` replaced by ***."""
     secrets = [value for _, value in all_headers(asked)] + [key(asked) or ""]
     if asked.credentials:
-        secrets += [asked.credentials, asked.credentials.partition(":")[2], _base64(asked.credentials)]
-    parts = {part for secret in secrets for part in (secret, secret.removeprefix("Bearer ").removeprefix("Basic "))}
+        user, _, password = asked.credentials.partition(":")
+        secrets += [asked.credentials, user, password, _base64(asked.credentials)]
+    parts = {part for secret in secrets for part in (secret, *re.split(r"[\s=;,]+", secret))}
+    parts -= {"Bearer", "Basic", "Token", "application/json"}
+    parts |= {json.dumps(part)[1:-1] for part in parts}
     for secret in sorted(parts, key=len, reverse=True):
         if len(secret) > 3:  # shorter ones are no secrets, and would leave nothing readable
             text = text.replace(secret, "***")
@@ -152,9 +156,11 @@ def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: 
             httpx2.Client(timeout=timeout_s, headers=all_headers(asked), trust_env=False, verify=has_tls) as client,
             client.stream("GET" if body is None else "POST", url, json=body) as response,
         ):
-            text = b""
+            text, until = b"", time.monotonic() + timeout_s
             for part in response.iter_bytes():
                 text += part
+                if time.monotonic() > until:
+                    return Answer(response.status_code, None, f"no whole answer within {timeout_s:g} s")
                 if len(text) > MOST_ANSWER_BYTES:
                     return Answer(response.status_code, None, f"more than {MOST_ANSWER_BYTES:,} bytes came")
     except httpx2.TimeoutException:
@@ -176,7 +182,7 @@ def read(text: bytes, status: int, asked: Access) -> tuple[dict[str, Any] | None
     if status in (401, 403):  # servers quote the key
         error = "the server does not let this key in" if asked.api_key_env else "the server wants a key"
     elif status != 200 and error is None:
-        error = hidden(text[:200].decode(errors="replace").strip(), asked)
+        error = hidden(text.decode(errors="replace").strip(), asked)[:200]
     return parsed, None if error is None else hidden(error, asked)[:300]
 
 

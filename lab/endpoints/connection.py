@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import ssl
 import time
 from collections import deque
 from datetime import UTC, datetime
@@ -38,6 +39,10 @@ _END = b"\r\n0\r\n\r\n"  # of chunked encoding, or of anything in it: then httpc
 
 class Stalled(Exception):
     """No byte for too long after the first one."""
+
+
+class TimedOut(Exception):
+    """The answer was not whole in time. What had arrived has been read."""
 
 
 class Arrivals(selectors.SelectSelector):
@@ -80,13 +85,15 @@ class Connection(asyncio.Protocol):
         is_fresh = time.perf_counter_ns() - self._free_ns < FRESH_S * 1e9
         return self.is_open and self._answer is None and is_fresh
 
-    def begin(self, stall_s: float, turn: Turn, over: asyncio.Event, due_ns: int | None = None) -> Answer:
+    def begin(
+        self, stall_s: float, timeout_s: float, turn: Turn, over: asyncio.Event, due_ns: int | None = None
+    ) -> Answer:
         """The next request, which is not written before `due_ns`.
 
         `over` is set when its answer has arrived whole, which is before it is read.
         """
         self.was_used = True
-        self._answer = Answer(self, stall_s, turn, over, due_ns)
+        self._answer = Answer(self, stall_s, timeout_s, turn, over, due_ns)
         return self._answer
 
     def free(self, answer: Answer) -> None:
@@ -134,9 +141,16 @@ class Answer(httpcore2.AsyncNetworkStream):
     """
 
     def __init__(
-        self, connection: Connection, stall_s: float, turn: Turn, over: asyncio.Event, due_ns: int | None
+        self,
+        connection: Connection,
+        stall_s: float,
+        timeout_s: float,
+        turn: Turn,
+        over: asyncio.Event,
+        due_ns: int | None,
     ) -> None:
-        self._connection, self._stall_s, self._turn, self._over = connection, stall_s, turn, over
+        self._connection, self._turn, self._over = connection, turn, over
+        self._stall_s, self._timeout_s = stall_s, timeout_s
         self._due_ns = due_ns
         self.started_at = utc_now()
         self.sent_ns: int | None = None  # when the request was written
@@ -228,10 +242,16 @@ class Answer(httpcore2.AsyncNetworkStream):
         self.started_at = utc_now()
 
     async def _wait(self) -> None:
-        """Until bytes may be read, or for HELD_S. Raises Stalled."""
+        """Until bytes may be read, or for HELD_S. Raises Stalled or TimedOut."""
+        left_s = self._timeout_s - (time.perf_counter_ns() - (self.sent_ns or 0)) / 1e9
+        if left_s <= 0:
+            if not self._waiting:
+                raise TimedOut
+            self._is_held = False
+            return
         self._reader = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(HELD_S):
+            async with asyncio.timeout(min(HELD_S, left_s)):
                 await self._reader
         except TimeoutError:
             quiet_s = 0.0 if self.last_ns is None else (time.perf_counter_ns() - self.last_ns) / 1e9
@@ -254,13 +274,20 @@ class Answer(httpcore2.AsyncNetworkStream):
         return not self._is_open if info == "is_readable" else None
 
 
-async def connect(url: httpcore2.URL, timeout_s: float, arrivals: Arrivals) -> Connection:
-    """A new connection to the host of `url`. Raises OSError (certificates included) or TimeoutError."""
+def certificates(url: httpcore2.URL) -> ssl.SSLContext | None:
+    """What a connection to `url` is encrypted with: the system's certificates are read, which takes a while."""
     import httpx2
 
+    return httpx2.create_ssl_context() if url.scheme == b"https" else None
+
+
+async def connect(
+    url: httpcore2.URL, timeout_s: float, arrivals: Arrivals, context: ssl.SSLContext | None
+) -> Connection:
+    """A new connection to the host of `url`. Raises OSError (certificates included) or TimeoutError."""
     port = url.port or (443 if url.scheme == b"https" else 80)
     host = url.host.decode("ascii")
-    tls = {"ssl": httpx2.create_ssl_context(), "server_hostname": host} if url.scheme == b"https" else {}
+    tls = {"ssl": context, "server_hostname": host} if context else {}
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout_s):
         _, connection = await loop.create_connection(lambda: Connection(arrivals), host, port, **tls)  # type: ignore[call-overload]

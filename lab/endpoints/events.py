@@ -184,11 +184,11 @@ class _Rows:
         except (ValueError, RecursionError):
             chunk = None
         if not isinstance(chunk, dict):
-            self.fail(WRONG_JSON, f"an event is no JSON object: {data[:100]}")
+            self.fail(WRONG_JSON, f"an event is no JSON object: {data}")
             return self._append(ERROR, ns, n_bytes, {})
         message = error_in(chunk)
         if message is not None or event == "error":
-            self.fail(ERROR_INSIDE, message or data[:300])
+            self.fail(ERROR_INSIDE, message or data)
             return self._append(ERROR, ns, n_bytes, {})
         self._append(*self._read(chunk, ns, n_bytes))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+import time
 from dataclasses import dataclass, field
 
 import httpcore2
@@ -24,11 +26,27 @@ from lab.core.request import (
     Request,
 )
 from lab.endpoints.access import Access, all_headers, hidden, read
-from lab.endpoints.connection import Answer, Arrivals, Connection, Stalled, Turn, connect, utc_now
+from lab.endpoints.connection import (
+    Answer,
+    Arrivals,
+    Connection,
+    Stalled,
+    TimedOut,
+    Turn,
+    certificates,
+    connect,
+    utc_now,
+)
 from lab.endpoints.events import Piece, Stream, parsing
 from lab.endpoints.wire import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, Plan
 
 CONNECT_S = 10.0
+GRACE_S = 10.0
+"""How long the reading of what had arrived in time may take."""
+
+HUNG_UP_S = 1.0
+"""Within how long a request is lost that crossed the end of its connection."""
+
 MOST_ERROR_BYTES = 64_000
 """Bytes that are read of an answer that is an error."""
 
@@ -44,6 +62,7 @@ class Target:
     headers: Headers = field(repr=False)
     arrivals: Arrivals
     turn: Turn
+    context: ssl.SSLContext | None = None
     hangs_up: bool = False  # whether the server was seen to end a connection after an answer, without a word
 
 
@@ -61,7 +80,7 @@ def target(access: Access, api: str, arrivals: Arrivals, path: str | None = None
     given = {name.title(): value for name, value in all_headers(access)}
     host = b"[%b]" % url.host if b":" in url.host else url.host
     headers = [(name.encode(), value.encode()) for name, value in (fixed | given).items()]
-    return Target(access, url, [(b"Host", host + port), *headers], arrivals, Turn())
+    return Target(access, url, [(b"Host", host + port), *headers], arrivals, Turn(), certificates(url))
 
 
 @dataclass
@@ -79,7 +98,7 @@ class Line:
         """A new connection, if the last one cannot be used. Raises OSError or TimeoutError."""
         if not self.is_ready or (to.hangs_up and self.connection and self.connection.was_used):
             self.close()
-            self.connection = await connect(to.url, CONNECT_S, to.arrivals)
+            self.connection = await connect(to.url, CONNECT_S, to.arrivals, to.context)
 
     def close(self) -> None:
         if self.connection:
@@ -121,19 +140,12 @@ class _Got:
 
 
 async def exchange(
-    line: Line,
-    to: Target,
-    ask: Ask,
-    plan: Plan,
-    start_ns: int,
-    over: asyncio.Event,
-    scheduled_ns: int | None = None,
+    line: Line, to: Target, ask: Ask, plan: Plan, start_ns: int, over: asyncio.Event, scheduled_ns: int | None = None
 ) -> tuple[Request, str]:
     """Send a request, once, at its time, and read its answer. Gives it and its text; never raises for a server.
 
-    Where the server hangs up after each answer (llama-server does, and does not say so), a request may be sent just
-    when the connection ends. Nobody has read it then, so it goes out again, over a new one; later ones have new ones.
-    `over` is set when the answer has arrived whole and `line` is free, which is before the answer is read.
+    A server that hangs up after each answer (llama-server does, unsaid) may never read a request that crosses the end
+    of its connection: that one goes out again over a new one, and so do all later ones.
     """
     was_connected = line.is_ready
     got, stream, problem, answer = _Got(), None, None, None
@@ -143,16 +155,17 @@ async def exchange(
         assert line.connection
         due_ns = None if scheduled_ns is None else start_ns + scheduled_ns
         was_used = line.connection.was_used
-        answer = line.connection.begin(plan.stall_s, to.turn, over, due_ns)
+        answer = line.connection.begin(plan.stall_s, plan.timeout_s, to.turn, over, due_ns)
         try:
             await _send_and_read(answer, to, ask, plan, got)
         except _Failure as failure:
-            if not was_used or failure.failure != LOST or answer.first_ns is not None:
+            age_s = (time.perf_counter_ns() - (answer.sent_ns or 0)) / 1e9
+            if not was_used or failure.failure != LOST or answer.first_ns is not None or age_s > HUNG_UP_S:
                 raise
             to.hangs_up, was_connected = True, False
             line.close()
             await _open(line, to)
-            answer = line.connection.begin(plan.stall_s, to.turn, over, due_ns)
+            answer = line.connection.begin(plan.stall_s, plan.timeout_s, to.turn, over, due_ns)
             await _send_and_read(answer, to, ask, plan, got)
     except _Failure as failure:
         problem = failure
@@ -187,7 +200,7 @@ async def _send_and_read(answer: Answer, to: Target, ask: Ask, plan: Plan, got: 
     headers = [*to.headers, (b"Content-Length", b"%d" % len(body))]
     request = httpcore2.Request(b"POST", to.url, headers=headers, content=body)
     try:
-        async with asyncio.timeout(plan.timeout_s):
+        async with asyncio.timeout(plan.timeout_s + GRACE_S):
             response = await http.handle_async_request(request)
             try:
                 await _read(response, answer, got, to.access, plan.path is not None)
@@ -196,7 +209,7 @@ async def _send_and_read(answer: Answer, to: Target, ask: Ask, plan: Plan, got: 
                 answer.end()
     except Stalled:
         raise _Failure(STALLED, f"nothing came for {plan.stall_s:g} s") from None
-    except TimeoutError:
+    except (TimedOut, TimeoutError):
         raise _Failure(TIMEOUT, f"the answer was not whole after {plan.timeout_s:g} s") from None
     except httpcore2.LocalProtocolError:  # its message may hold a header
         raise _Failure(BAD_REQUEST, "the request cannot be written as HTTP") from None
@@ -256,6 +269,7 @@ def _request(
         was_connected=was_connected,
         headers_ns=None if sent_ns is None or first_ns is None else first_ns - sent_ns,
         ended_ns=None if sent_ns is None or last_ns is None else last_ns - sent_ns,
+        failed_ns=None if problem is None or sent_ns is None else time.perf_counter_ns() - sent_ns,
         status=FAILED if problem else OK,
         failure=problem.failure if problem else None,
         error=hidden(problem.error, access)[:300] if problem else None,

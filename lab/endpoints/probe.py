@@ -41,7 +41,7 @@ from lab.endpoints.body import ask_for
 from lab.endpoints.client import Client
 from lab.endpoints.fields import as_count, as_dict
 from lab.endpoints.wire import Plan
-from lab.errors import LabError
+from lab.errors import LabError, printable
 
 MOST_PROBES = 10
 """Requests for tokens that a probe sends at most, besides one for the counting of prompts."""
@@ -86,7 +86,7 @@ def probe(access: Access, client: Client, model: str | None = None, api: str | N
         raise LabError(f"{access.url}: {listed.error}.", hint)
     models = model_names(listed.parsed)
     chosen = choose_model(models, model)
-    name, version, settings = describe(access, listed.parsed)
+    name, version, settings = describe(access, listed.parsed, chosen)
     used, accepted, first = _first_answer(access, client, chosen, (api,) if api else (CHAT, COMPLETIONS))
     free, forced = _pair(client, chosen, used, accepted)
     working = tuple(_that_work(accepted, first, free, forced))
@@ -100,7 +100,7 @@ def model_names(parsed: dict[str, Any] | None) -> tuple[str, ...]:
     """The names in an answer of /v1/models."""
     data = as_dict(parsed).get("data")
     entries = data if isinstance(data, list) else []
-    return tuple(str(as_dict(entry)["id"]) for entry in entries if "id" in as_dict(entry))
+    return tuple(printable(str(as_dict(entry)["id"])) for entry in entries if "id" in as_dict(entry))
 
 
 def choose_model(models: tuple[str, ...], asked: str | None) -> str:
@@ -123,7 +123,9 @@ def short_name(model: str) -> str:
     return re.split(r"[/\\]", model)[-1] if re.match(r"/|\\|[A-Za-z]:[/\\]", model) else model
 
 
-def describe(access: Access, listed: dict[str, Any] | None) -> tuple[str | None, str | None, ServerSettings | None]:
+def describe(
+    access: Access, listed: dict[str, Any] | None, model: str
+) -> tuple[str | None, str | None, ServerSettings | None]:
     """Which server it is, its version, and its settings, as far as it gives them."""
     if (props := _get(access, "/props")) and "default_generation_settings" in props:
         generation = as_dict(props["default_generation_settings"])
@@ -138,7 +140,10 @@ def describe(access: Access, listed: dict[str, Any] | None) -> tuple[str | None,
     if (ollama := _get(access, "/api/version")) and "version" in ollama:
         return "Ollama", _string(ollama["version"]), None
     entries = as_dict(listed).get("data")
-    entry = as_dict(entries[0]) if isinstance(entries, list) and entries else {}
+    named = (
+        [as_dict(entry) for entry in entries if as_dict(entry).get("id") == model] if isinstance(entries, list) else []
+    )
+    entry = named[0] if named else {}
     limit = as_count(entry.get("max_model_len"))
     settings_of_model = ServerSettings(n_ctx=limit) if limit else None
     owner = entry.get("owned_by")
@@ -270,7 +275,7 @@ def _get(access: Access, path: str) -> dict[str, Any] | None:
 
 
 def _string(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
+    return printable(value) if isinstance(value, str) and value else None
 
 
 def _file_name(value: Any) -> str | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from lab.core.request import CHAT, Asked, Endpoint
 from lab.endpoints.access import Access, ask
-from lab.endpoints.body import body
+from lab.endpoints.body import MAX_COMPLETION, body
 from lab.endpoints.fields import as_count, as_dict, n_items, usage_of
 from lab.endpoints.wire import fresh_nonce
 from lab.errors import LabError
@@ -110,7 +110,8 @@ def by_extras(access: Access, api: str, model: str, text: str) -> int | None:
 
 def by_usage(access: Access, endpoint: Endpoint, model: str, text: str) -> int | None:
     """Tokens by the usage of a request for one token."""
-    asked = Asked(n_prompt=None, n_gen=1, temperature=0.0)
+    temperature = None if MAX_COMPLETION in endpoint.accepted else 0.0  # OpenAI's reasoning models refuse any
+    asked = Asked(n_prompt=None, n_gen=1, temperature=temperature)
     fields = body(endpoint.api, model, text, asked, endpoint.accepted, is_streamed=False)
     answer = ask(access, f"{access.url}/{'chat/completions' if endpoint.api == CHAT else 'completions'}", fields, 600.0)
     usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")))

@@ -23,6 +23,9 @@ from lab.runner.load_lengths import Call, Lengths
 DEFAULT_CONCURRENCY = "1,2,4,8"
 WARMUP_S, DURATION_S, ROUNDS = 5.0, 15.0, 3
 MAX_REQUESTS = 2000
+MOST_DRAWN = 20_000
+"""Lengths that are drawn for a window; then they come again."""
+
 TIMEOUT_S, STALL_S = 300.0, 60.0
 MOST_LOST = 20
 """Requests in a row without a connection after which a server counts as gone."""
@@ -90,7 +93,7 @@ class LoadPlan:
             values = self.prompts.values
             calls = self.calls[:n]
             return tuple((load_lengths.nearest(values, call.n_prompt), call.n_gen) for call in calls)
-        return load_lengths.drawn(self.prompts, self.answers, n, f"{self.seed} {window.load.round}")
+        return load_lengths.drawn(self.prompts, self.answers, min(n, MOST_DRAWN), f"{self.seed} {window.load.round}")
 
 
 def make_plan(

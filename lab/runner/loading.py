@@ -12,6 +12,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from lab.core import request_times as times
@@ -211,6 +212,10 @@ class _Session:
             yield from self._keep(uncounted)
         except (KeyboardInterrupt, ClientDied):
             yield from self._keep(_once((*client.given_up(), *uncounted)))
+            raise
+        except LabError:  # the disk is full: what is left goes where the first of it went
+            with suppress(LabError):
+                self._keep(_once((*client.given_up(), *uncounted)))
             raise
         except GeneratorExit:
             self._keep(_once((*client.given_up(), *uncounted)))
