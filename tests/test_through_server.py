@@ -193,6 +193,21 @@ def test_who_stops_keeps_what_ended(null: NullServer, tmp_path: Path) -> None:
         assert not empty.exists()
 
 
+def test_who_stops_while_an_answer_is_counted_keeps_it(
+    plain: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "counted", interrupted)
+    plan = make_plan(plain, wanted([40], 3, 1))
+    path = new_results_file(plan, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        list(execute(plan, path, lambda status: None))
+    (kept,) = (record.request for record in results.read([path]).requests if not record.request.asked.warmup)
+    assert kept.status == OK
+
+
 def test_progress_counts_requests_and_forecasts(plain: Server, tmp_path: Path) -> None:
     seen: list[Status] = []
     run(plain, tmp_path, seen)

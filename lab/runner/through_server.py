@@ -181,10 +181,16 @@ def execute(plan: ServerPlan, path: Path, watch: ShowStatus, stream: bool = Fals
         if todo:
             reporter.report_status("measuring the client's own error")
             error_ns = client_error()
-        for request in _requests(_Session(plan, reporter, stream), todo, path):
-            record = plan.server.record(path.stem, request, error_ns)
-            save(path, record)
-            yield record
+        session = _Session(plan, reporter, stream)
+        try:
+            for request in _requests(session, todo, path):
+                record = plan.server.record(path.stem, request, error_ns)
+                save(path, record)
+                yield record
+        except KeyboardInterrupt:
+            if session.uncounted:
+                save(path, plan.server.record(path.stem, session.uncounted, error_ns))
+            raise
 
 
 @dataclass
@@ -197,6 +203,7 @@ class _Session:
     prompts: dict[int, Prompt] = field(default_factory=dict)  # where one for each length has to do
     n_failed: collections.Counter[Case] = field(default_factory=collections.Counter)  # in a row
     n_gone: int = 0  # in a row
+    uncounted: Request | None = None  # has ended, and its tokens are being counted
 
     def send(self, case: Case, repeat: int, warmup: bool = False) -> Request:
         """One request, and what it means for those to come."""
@@ -232,7 +239,10 @@ class _Session:
             return reply.request
         if self.stream:
             self.reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=reply.text)
-        return server.counted(ask, reply)
+        self.uncounted = reply.request
+        counted = server.counted(ask, reply)
+        self.uncounted = None
+        return counted
 
     def _prompt(self, case: Case, repeat: int) -> Prompt:
         """A prompt that was never sent: cut at another place for each repeat, where counting costs nothing."""
