@@ -129,7 +129,8 @@ def test_a_whole_number_will_do_where_a_fraction_may_be(tmp_path: Path) -> None:
 def test_samples_come_back_as_they_are(path: Path) -> None:
     lines = path.read_text().splitlines()
     contents = results.read([path])
-    assert not contents.skipped and len(contents.records) + len(contents.ceilings) == len(lines)
+    n_read = len(contents.records) + len(contents.ceilings) + len(contents.requests)
+    assert not contents.skipped and n_read == len(lines)
     for line in lines:
         kept, whole = json.loads(to_json(parse_line(line.encode() + b"\n"))), json.loads(line)
         for name in {"n_seq_max", "kv_unified"} & set(kept.get("settings", {})) - set(whole.get("settings", {})):
