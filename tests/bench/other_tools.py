@@ -202,6 +202,8 @@ def main() -> None:
     names = sys.argv[1].split(",") if len(sys.argv) > 1 else ["null", "llama-server", "llama-cpp-python"]
     n_rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 5
     tools = sys.argv[3:] or list(tool_runs.TOOLS)
+    if unknown := set(tools) - set(tool_runs.TOOLS):
+        sys.exit(f"There is no tool {', '.join(unknown)}. Name some of: {', '.join(tool_runs.TOOLS)}")
     print(f"tool / lab, medians of {n_rounds} rounds of {N_REQUESTS} requests: {N_PROMPT} + {N_GEN} tokens")
     for name in names:
         ratios: Ratios = {}
