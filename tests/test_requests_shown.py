@@ -516,3 +516,10 @@ def test_other_sessions_of_a_server_show_how_much_it_differs_from_itself(tmp_pat
     document = json.loads(run_lab("compare", file, "--json", "--no-plot")[1])
     (compared_two,) = document["comparisons"]
     assert any("from 5 sessions of this machine" in words for words in compared_two["spreads"])
+
+
+def test_the_command_that_makes_it_again_has_the_length_of_answers_not_of_warm_ups() -> None:
+    short = Asked(n_prompt=10, n_gen=2, warmup=True)
+    records = [make_request_record(make_request(asked=short)), make_request_record()]
+    (command,) = reproduce.commands(records)
+    assert "--gen 6 --repeat 1" in command

@@ -40,7 +40,9 @@ def request_command(records: Sequence[RequestRecord]) -> str:
     lengths = sorted({one.n_prompt for one in asked if one.n_prompt is not None})
     words = ["lab", "measure", "--url", first.endpoint.url, "--model", first.model, "--api", first.endpoint.api]
     words += ["--prompt-len", ",".join(map(str, lengths))] if lengths else []
-    return shlex.join([*words, "--gen", str(asked[0].n_gen), "--repeat", str(1 + max(one.repeat for one in asked))])
+    return shlex.join(
+        [*words, "--gen", str(max(one.n_gen for one in asked)), "--repeat", str(1 + max(one.repeat for one in asked))]
+    )
 
 
 def load_command(records: Sequence[RequestRecord]) -> str | None:
