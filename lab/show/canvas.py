@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.analysis.wording import digits
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -66,6 +67,22 @@ def new_axes() -> Axes:
     figure = plt.figure(figsize=(8, 5), layout="constrained")
     with matplotlib.rc_context({"text.parse_math": False}):
         return figure.subplots()
+
+
+def over_prompt_lengths(ax: Axes, lengths: Sequence[float], per_token: Mapping[float, float]) -> None:
+    """Both axes logarithmic, over prompt lengths, with a guide from the shortest to the longest of `lengths`.
+
+    The guide is proportional to the length. `per_token` has the seconds per token that were measured, and at which
+    length; the fewest count.
+    """
+    cheapest = min(per_token)
+    guide = f"in proportion: {digits(1e3 * cheapest)} ms a token, as at {per_token[cheapest]:,.0f}"
+    ax.plot(lengths, [n * cheapest for n in lengths], color=GUIDE, ls="--", lw=1.2, label=guide)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    plain_ticks(ax.xaxis)
+    plain_ticks(ax.yaxis)
+    ax.set_xlabel("prompt length (tokens)")
 
 
 def plot_lines(

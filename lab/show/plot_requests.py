@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import comparison, request_table, setup_columns, table
-from lab.analysis.wording import digits
 from lab.core import phases
 from lab.core import request_times as times
 from lab.core.record import OK, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
-from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, new_axes, plain_ticks, tidy
+from lab.show.canvas import COLOURS, LINES, MARKERS, new_axes, over_prompt_lengths, plain_ticks, tidy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,14 +82,7 @@ def plot_ttft(records: Records, ax: Axes | None = None, by_session: bool = False
         ax.plot(x, y, ls="", ms=6, alpha=0.6, mew=0, color=colour, marker=marker, label=points)
         if line.is_usual or not any(one.is_usual for one in lines):
             per_token.update((float(seconds / n), float(n)) for n, seconds in medians.items())
-    cheapest, lengths = min(per_token), [rows.n_prompt.min(), rows.n_prompt.max()]
-    guide = f"in proportion: {digits(1e3 * cheapest)} ms a token, as at {per_token[cheapest]:,.0f}"
-    ax.plot(lengths, [n * cheapest for n in lengths], color=GUIDE, ls="--", lw=1.2, label=guide)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    plain_ticks(ax.xaxis)
-    plain_ticks(ax.yaxis)
-    ax.set_xlabel("prompt length (tokens)")
+    over_prompt_lengths(ax, [rows.n_prompt.min(), rows.n_prompt.max()], per_token)
     ax.set_ylabel("TTFT (s)")
     return _finish(ax, "TTFT: time until the first token arrives", rows)
 

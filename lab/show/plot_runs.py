@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import request_table, setup_columns, sweep_laws, table
-from lab.analysis.wording import digits, seconds
+from lab.analysis.wording import seconds
 from lab.core import phases
 from lab.core.record import OK, PREFILL, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.runner import machine
 from lab.show import plot_requests
-from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, new_axes, plain_ticks, tidy, unbroken
+from lab.show.canvas import COLOURS, LINES, MARKERS, new_axes, over_prompt_lengths, plain_ticks, tidy, unbroken
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,15 +75,7 @@ def plot_prefill(records: Sequence[Record | RequestRecord], ax: Axes | None = No
             label=None if name.strip() else "runs",
         )
         per_token.update((float(seconds / n), float(n)) for n, seconds in medians.items())
-    cheapest = min(per_token)
-    lengths = [run_rows.n_prompt.min(), run_rows.n_prompt.max()]
-    guide = f"in proportion: {digits(1e3 * cheapest)} ms a token, as at {per_token[cheapest]:,.0f}"
-    ax.plot(lengths, [n * cheapest for n in lengths], color=GUIDE, ls="--", lw=1.2, label=guide)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    plain_ticks(ax.xaxis)
-    plain_ticks(ax.yaxis)
-    ax.set_xlabel("prompt length (tokens)")
+    over_prompt_lengths(ax, [run_rows.n_prompt.min(), run_rows.n_prompt.max()], per_token)
     ax.set_ylabel("prefill time (s)")
     return _finish(ax, "Prefill: time until the prompt is processed", records)
 
