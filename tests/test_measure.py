@@ -14,7 +14,7 @@ from lab.core import results
 from lab.core.record import CRASHED, FAILED, OK, Device, Record
 from lab.errors import LabError
 from lab.process.worker import Worker
-from lab.runner import calibration
+from lab.runner import calibration, warm_engine
 from lab.runner.plan import MIN_FOR_INTERVAL, N_PILOT, make_plan
 from lab.runner.planned import Plan, Until
 from lab.runner.progress import Status
@@ -52,9 +52,20 @@ def test_every_run_is_made_recorded_and_on_disk(bench: Any) -> None:
     assert {r.session for r in records} == {path.stem}
 
 
-def test_a_cpu_is_warmed_up_by_one_short_run(bench: Any) -> None:
+def test_a_cpu_is_warmed_up_by_a_short_run_and_a_whole_step_in_each_engine(bench: Any) -> None:
     records, _ = bench(prompt_len="10,600,1112", repeat=2)
-    assert [r.run.n_prompt for r in records if r.run.warmup] == [32, 32]  # one for each engine
+    assert [r.run.n_prompt for r in records if r.run.warmup] == [32, 512, 32, 512]
+
+
+def test_a_whole_step_that_takes_long_is_not_warmed_up(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_engine, "FULL_WARMUP_S", 0.0)
+    records, _ = bench(prompt_len="10,600", repeat=1)
+    assert [r.run.n_prompt for r in records if r.run.warmup] == [32]
+
+
+def test_a_prompt_that_is_shorter_than_the_warm_up_has_no_second_one(bench: Any) -> None:
+    records, _ = bench(prompt_len="10", repeat=1)
+    assert [r.run.n_prompt for r in records if r.run.warmup] == [10]
 
 
 def test_every_shape_is_warmed_up_first_and_marked_on_a_gpu(bench: Any, fake_worker: FakeWorker) -> None:
@@ -127,7 +138,10 @@ def test_a_death_while_warming_up_is_told_and_tried_again(bench: Any, fake_worke
     fake_worker.on_run = die_once
     records, _ = bench(repeat=2)
     assert outcome(records) == [(10, 0, OK), (10, 1, OK), (600, 0, OK), (600, 1, OK)]
-    assert [r.run.status for r in records if r.run.warmup] == [CRASHED, OK, OK]
+    assert [r.run.status for r in records if r.run.warmup] == [
+        CRASHED,
+        *[OK] * 4,
+    ]  # a short run and a whole step in each engine
 
 
 def test_a_huge_refused_length_needs_no_room_on_the_disk(bench: Any) -> None:

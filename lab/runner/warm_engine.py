@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from lab.core import record
+from lab.core import phases, record
 from lab.core import script as scripts
 from lab.core.record import Run, Settings
 from lab.core.script import Script
@@ -30,7 +30,14 @@ N_WARMUP_TOKENS = 4
 """Tokens that a warm-up generates: some backends record their graphs at the second or third step."""
 
 N_WARMUP_PROMPT = 32
-"""Prompt tokens of the warm-up on a CPU."""
+"""Prompt tokens of the first warm-up on a CPU."""
+
+FULL_WARMUP_S = 2.0
+"""On a CPU a whole step is warmed up as well if it takes less time than this.
+
+The first whole step touches the compute buffer's pages for the first time: about 5,000 page faults for a step of 512
+tokens of SmolLM2, which cost 3 to 20 ms (tests/bench/warm_up.py). That is at most 1 % of a longer step.
+"""
 
 N_SENTINEL = 8
 """Decode steps of a sentinel that count; one before them does not."""
@@ -98,24 +105,27 @@ class WarmEngine:
         self._placement = self.worker.placement()
 
     def warm_up(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
-        """On a GPU one short run for every shape of step that these cases have; on the CPU a single one.
+        """On a GPU a short run for every shape of step of these cases; on a CPU a short one and a whole step.
 
-        GPU backends compile kernels and record graphs by shape. On the CPU the first run of a shape that was not warmed
-        up is as fast as the next ones (tests/bench/warm_up.py).
+        GPU backends compile kernels and record graphs by shape. On a CPU only the largest step matters, because it
+        touches all of the compute buffer (see FULL_WARMUP_S).
         """
         parts: set[int] = set()
         for case in cases:
             n, every = case.n_prompt, case.every or case.n_prompt
             parts |= {min(n, every), n % every or every}
         n_ubatch, n_gen = self.settings.n_ubatch, min(N_WARMUP_TOKENS, max(case.n_gen for case in cases))
-        shapes = {n if n <= n_ubatch else n_ubatch + n % n_ubatch for n in parts}
-        if self.settings.n_gpu_layers == 0:
-            shapes = {min(N_WARMUP_PROMPT, max(shapes))}
-        short = [Case(n, n_gen) for n in sorted(shapes)]
         if self.settings.n_gpu_layers:
-            short += [case for case in cases if case.lever]
-        for case in short:
-            yield self.settings, self.run(case, 0, warmup=True)
+            shapes = {n if n <= n_ubatch else n_ubatch + n % n_ubatch for n in parts}
+            for case in [*(Case(n, n_gen) for n in sorted(shapes)), *(case for case in cases if case.lever)]:
+                yield self.settings, self.run(case, 0, warmup=True)
+        else:
+            n_step = min(n_ubatch, max(parts))
+            short = self.run(Case(min(N_WARMUP_PROMPT, n_step), n_gen), 0, warmup=True)
+            yield self.settings, short
+            step_s = (phases.prefill_ns(short) or 0) / 1e9 * n_step / short.n_prompt
+            if short.n_prompt < n_step and step_s < FULL_WARMUP_S:
+                yield self.settings, self.run(Case(n_step, 1), 0, warmup=True)
         n_devices = len(machine.used(self.plan.machine, self.settings))
         if self.settings.prefill_wait == offload.END and n_devices > 1:
             yield from self._both_waits(cases)
