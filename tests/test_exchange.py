@@ -95,6 +95,14 @@ def test_import_of_prefill(tmp_path: Path) -> None:
     assert (first.settings.n_gpu_layers, first.settings.flash_attn, first.settings.seed) == (0, "auto", None)
 
 
+def test_repacking_is_exported_and_imported(records: list[Record], tmp_path: Path) -> None:
+    plain = [dataclasses.replace(r, settings=dataclasses.replace(r.settings, repack=False)) for r in records]
+    rows = llama_bench_format.llama_bench_rows([*records, *plain])
+    assert [row["repack"] for row in rows] == [True, True, False, False]
+    asked = [record.settings.repack for record in imported(tmp_path, {"repack": False}, {"repack": True})[0]]
+    assert asked == [False, False, None, None]
+
+
 def test_import_of_decode_at_a_depth_and_at_none(tmp_path: Path) -> None:
     deep, flat = imported(
         tmp_path, *({"n_prompt": 0, "n_gen": 10, "n_depth": n, "samples_ns": [10**8]} for n in (50, 0))

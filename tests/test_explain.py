@@ -21,7 +21,7 @@ from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner.plan import make_plan
 from lab.show import text_why
-from lab.why import advice, kernel_rates, plain_read, probe_plan, probing, roofline, step_kernels
+from lab.why import advice, kernel_rates, plain_read, probe_plan, probing, roofline, step_kernels, where
 from lab.why.where import Where
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
@@ -61,6 +61,23 @@ def test_the_best_of_all_measurements_counts() -> None:
     bad = dataclasses.replace(FAST, measured_at="2026-02-01T00:00:00Z", rates=(rate(MUL_MAT, "Q8_0", 1, 0.02, 400),))
     best = probing.known([FAST, bad], Where(MACHINE))
     assert best and best.measured_at == bad.measured_at and set(best.rates) == set(FAST.rates)
+
+
+def test_ceilings_without_repacking_are_apart() -> None:
+    plain = dataclasses.replace(FAST, repack=False, rates=(rate(MUL_MAT, "Q8_0", 1, 200, 400),))
+    of_plain = dataclasses.replace(SETTINGS, repack=False)
+    here, there = (where.of(MACHINE, BIG, settings) for settings in (SETTINGS, of_plain))
+    packed, unpacked = (probing.known([FAST, plain], place) for place in (here, there))
+    assert packed and packed.rates == FAST.rates
+    assert unpacked and unpacked.rates == plain.rates and unpacked.repack is False
+    with pytest.raises(LabError, match="without repacking are not measured") as problem:
+        probing.need([FAST], there, False, "these runs")
+    assert problem.value.hint.endswith("lab ceilings --no-repack")
+    with pytest.raises(LabError) as problem:
+        kernel_rates.of_matrix(unpacked, BIG, feed_forward("Q4_0"), 1, 2)
+    assert problem.value.hint.endswith("--no-repack")
+    probes = probing.probes(BIG, of_plain, device=None), probing.probes(BIG, of_plain, device="CUDA0")
+    assert [{probe.repack for probe in group if probe.op == MUL_MAT} for group in probes] == [{False}, {None}]
 
 
 def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None:
@@ -149,7 +166,8 @@ def test_products_are_timed_for_every_type(worker: Worker, kind: str) -> None:
     one, many = worker.probe(small(MUL_MAT, kind, 1)), worker.probe(small(MUL_MAT, kind, 64))
     assert one.n_bytes == pytest.approx(4 * 2**20, rel=0.2) and one.flops == many.flops / 64
     assert min(one.times_ns + many.times_ns) > 0
-    assert one.buffer.startswith("CPU")
+    plain = worker.probe(dataclasses.replace(small(MUL_MAT, kind, 1), repack=False))
+    assert plain.buffer == "CPU" and plain.n_bytes == one.n_bytes
 
 
 def test_attention_is_timed(worker: Worker) -> None:

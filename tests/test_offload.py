@@ -23,7 +23,7 @@ from lab.runner.as_options import option, options
 from lab.runner.plan import make_plan
 from lab.runner.planned import Draft, Plan
 from lab.show import reproduce, text_places, text_setup
-from tests.conftest import MACHINE, MODEL, FakeWorker, make_record, make_run, run_lab
+from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab
 
 MB = 10**6
 DEVICES = (
@@ -80,6 +80,9 @@ ASKED: list[tuple[str, str, object]] = [
     ("-nopo", "op_offload", False),
     ("--no-mmap", "mmap", False),
     ("--mmap", "mmap", True),
+    ("--no-repack", "repack", False),
+    ("-nr", "repack", False),
+    ("--repack", "repack", True),
     ("--rpc 10.0.0.1:50052", "rpc", ("10.0.0.1:50052",)),
     ("--prefill-wait end", "prefill_wait", "end"),
     ("--n-gpu-layers 3", "n_gpu_layers", 3),
@@ -320,6 +323,24 @@ def test_the_command_shows_where_it_lay(tmp_path: Path) -> None:
 )
 def test_layers_are_ranges(layers: list[int], words: str) -> None:
     assert text_places.ranges(layers, 3) == words
+
+
+def test_weights_are_repacked_or_not(mini: Path) -> None:
+    """Whatever the layouts of this CPU are called: CPU_REPACK, AMX or another name."""
+
+    def weights(repack: bool | None) -> dict[str, int]:
+        started.load(mini, dataclasses.replace(SETTINGS, repack=repack, mmap=False))
+        started.new_context(SETTINGS)
+        buffers = started.placement().buffers
+        assert {buffer.device for buffer in buffers} == {CPU}
+        return {buffer.name: buffer.n_bytes for buffer in buffers if buffer.part == "model"}
+
+    with Worker() as started:
+        usual, asked, plain = weights(None), weights(True), weights(False)
+    assert usual == asked and len(usual) > 1
+    assert (
+        plain.keys() == {CPU} and sum(plain.values()) <= sum(usual.values()) + 2**15
+    )  # the log has hundredths of a MiB
 
 
 # With servers

@@ -9,7 +9,8 @@ import pytest
 
 from lab.core import placement
 from lab.core.placement import CPU, Place, Tensor
-from lab.core.record import Device, Model, Placement, Settings
+from lab.core.record import Buffer, Device, Model, Placement, Settings
+from lab.engine.offload import read_log
 from lab.models import catalog, shapes, synthetic
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
@@ -123,11 +124,17 @@ def test_buffers_of_the_log_are_told_by_device() -> None:
     ]
     names = [
         *("RPC0[10.0.0.1:50052]", "RPC1[10.0.0.1:50052]", "RPC0[10.0.0.1:5005]", "RPC0[10.0.0.9:5005]", "MTL0_Mapped"),
-        *("MTL0", "CPU", "CPU_REPACK", "CPU_Mapped", "CUDA_Host", "BLAS"),
+        *("MTL0", "CPU", "CPU_REPACK", "CPU_Mapped", "CUDA_Host", "AMX", "BLAS"),
     ]
-    assert [placement.device_of(name, devices) for name in names] == [
-        *("RPC0", "RPC1", "RPC2", "RPC0[10.0.0.9:5005]", "MTL0", "MTL0", CPU, CPU, CPU, CPU, "BLAS")
+    assert [placement.device_of(Buffer("model", name, 1), devices) for name in names] == [
+        *("RPC0", "RPC1", "RPC2", "RPC0[10.0.0.9:5005]", "MTL0", "MTL0", CPU, CPU, CPU, CPU, CPU, "BLAS")
     ]
+    assert placement.device_of(Buffer("model", "FPGA_TILES", 1, CPU), devices) == CPU  # as ggml said
+    lines = ["load_tensors:  MTL0_Mapped model buffer size =     1.50 MiB", "x: TILES model buffer size = 1.00 MiB"]
+    assert read_log(lines, {"MTL0": "MTL0", "TILES": CPU})[1] == (
+        Buffer("model", "MTL0_Mapped", 3 * 2**19, "MTL0"),
+        Buffer("model", "TILES", 2**20, CPU),
+    )
 
 
 def test_devices_come_in_llama_cpps_order() -> None:
@@ -171,7 +178,7 @@ def real_and_planned(
     real = engine.placement()
     by_part: dict[tuple[str, str], int] = {}
     for buffer in real.buffers:
-        key = placement.device_of(buffer.name, here.devices), buffer.part
+        key = placement.device_of(buffer, here.devices), buffer.part
         by_part[key] = by_part.get(key, 0) + buffer.n_bytes
     return real, by_part, planned
 

@@ -54,7 +54,6 @@ DEFAULTS = {
     "lazy_mode": "auto",
     "embeddings": False,
     "no_host": False,
-    "repack": True,
     "fit_target": 0,
     "fit_min_ctx": 0,
 }
@@ -147,6 +146,7 @@ def _add(tests: dict[str, dict[str, Any]], record: Record, run: Run, test: tuple
         "type_v": settings.type_v,
         "n_gpu_layers": settings.n_gpu_layers,
         "flash_attn": FLASH_ATTN.get(settings.flash_attn),
+        "repack": settings.repack is not False,
         "no_op_offload": int(settings.n_gpu_layers == 0 and bool(offload)),
         "n_prompt": n_prompt,
         "n_gen": n_gen,
@@ -271,4 +271,5 @@ def _settings(row: Mapping[str, Any], n_ctx: int) -> Settings:
         type_k=str(row["type_k"]),
         type_v=str(row["type_v"]),
         prompt="random",
+        repack=False if str(row.get("repack")).lower() in ("0", "false") else None,
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PLACING = (
     *("device", "split_mode", "tensor_split", "main_gpu", "n_cpu_moe", "override_tensor"),
-    *("kv_offload", "op_offload", "mmap", "lib", "prefill_wait"),
+    *("kv_offload", "op_offload", "mmap", "repack", "lib", "prefill_wait"),
 )
 """Settings of where a model runs."""
 

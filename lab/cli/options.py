@@ -123,6 +123,12 @@ ENGINE = [
         help="Prefill on a device with weights in RAM too.  [default: on, with layers on a device]",
     ),
     click.option("--mmap/--no-mmap", default=None, help="Map the file into memory.  [default: llama.cpp's choice]"),
+    click.option(
+        "--repack/--no-repack",
+        " /-nr",
+        default=None,
+        help="Weights of the CPU in layouts of its own kernels (CPU_REPACK, AMX).  [default: on]",
+    ),
     RPC,
     LIB,
     click.option(

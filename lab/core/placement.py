@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from lab.core import memory
 from lab.core.memory import Memory, Widths
-from lab.core.record import Device, Model, Settings
+from lab.core.record import Buffer, Device, Model, Settings
 
 CPU = "CPU"
 EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
@@ -140,17 +140,21 @@ def device_of_override(buffer: str, names: Sequence[str]) -> str | None:
     return next((name for name in names if buffer == name or buffer.startswith(f"{name}[")), None)
 
 
-def device_of(buffer: str, devices: Sequence[Device]) -> str:
+def device_of(buffer: Buffer, devices: Sequence[Device]) -> str:
     """The name of the device in whose memory a buffer of llama.cpp's log lies.
 
-    RPC0[HOST:PORT] is device 0 of that server; CPU_REPACK, CPU_Mapped and the CUDA_Host of a GPU's driver are the
-    CPU's.
+    Where the record does not say it, as older ones, the buffer's name does: RPC0[HOST:PORT] is device 0 of that server;
+    CPU_REPACK, CPU_Mapped, AMX and the CUDA_Host of a GPU's driver are the CPU's.
     """
+    return buffer.device or _device_by_name(buffer.name, devices)
+
+
+def _device_by_name(buffer: str, devices: Sequence[Device]) -> str:
     if match := re.fullmatch(r"RPC(\d+)\[(.+)\]", buffer):
         endpoint = re.compile(rf"(?:^|\s){re.escape(match[2])}(?:[\s,]|$)")
         behind = [device.name for device in devices if endpoint.search(device.description)]
         return behind[int(match[1])] if int(match[1]) < len(behind) else buffer
-    if buffer.startswith(CPU) or buffer.endswith("_Host"):
+    if buffer.startswith((CPU, "AMX")) or buffer.endswith("_Host"):
         return CPU
     return next((device.name for device in devices if buffer in (device.name, f"{device.name}_Mapped")), buffer)
 

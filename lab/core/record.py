@@ -130,6 +130,7 @@ class Settings:
     kv_offload: bool | None = None
     op_offload: bool | None = None
     mmap: bool | None = None
+    repack: bool | None = None  # weights in the layouts of the CPU's own kernels (use_extra_bufts): CPU_REPACK, AMX
     rpc: tuple[str, ...] | None = None  # RPC servers, HOST:PORT
     lib: str | None = None  # libraries of another build: the end of their folder's path, and a part of their sum
     prefill_wait: str | None = None  # step: for each prefill step; end: once. None: step
@@ -139,12 +140,14 @@ class Settings:
 class Buffer:
     """Memory that llama.cpp took. `part` is model, KV, RS (of recurrent layers), compute or output.
 
-    `name` is llama.cpp's of the buffer: CPU_Mapped, CPU_REPACK, CUDA0, or RPC0[HOST:PORT] (device 0 of that server).
+    `name` is llama.cpp's of the buffer: CPU_Mapped, CPU_REPACK, AMX, CUDA0, or RPC0[HOST:PORT] (device 0 of that
+    server). `device` is the name of the device that it belongs to; None in older records, and where ggml does not say.
     """
 
     part: str
     name: str
     n_bytes: int
+    device: str | None = None
 
 
 @dataclass(frozen=True)
@@ -258,7 +261,7 @@ class Rate:
 
     op: str  # mul_mat, mul_mat_id, attention, read; upload, download: copies to and from a device
     type: str  # of the weights, or of the cache
-    buffer: str  # the kind of memory: CPU, CPU_REPACK, CUDA0
+    buffer: str  # the kind of memory: CPU, CPU_REPACK, AMX, CUDA0
     rows: int
     columns: int
     n_tokens: int
@@ -286,3 +289,4 @@ class Ceilings:
     schema: int = SCHEMA
     device: str | None = None  # by llama.cpp's name; None: the CPU, or (in older files) the first GPU
     others: tuple[Ceilings, ...] | None = None
+    repack: bool | None = None  # of the CPU: as in Settings

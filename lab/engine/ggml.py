@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from functools import cache
 from typing import Any
 
@@ -55,6 +56,15 @@ def device_of(lib: Any, name: str | None) -> Any:
     raise LabError(f"This build of llama.cpp has no device {name or 'CPU'}.", "See: lab machine")
 
 
+def extra_buffer_types(lib: Any, device: Any) -> list[Any]:
+    """The types of buffers beside a device's usual one, in llama.cpp's order: of a CPU the layouts that weights are
+    repacked to, such as AMX and CPU_REPACK."""
+    registry = P(lib.ggml_backend_dev_backend_reg(device))
+    address = lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
+    extra = ctypes.CFUNCTYPE(ctypes.POINTER(P), P)(address)(device) if address else None
+    return [P(pointer) for pointer in itertools.takewhile(bool, extra)] if extra else []
+
+
 def random_rows(lib: Any, name: str, rows: int, columns: int) -> bytes:
     """Random weights in a type: never zeros, which some kernels and memories are faster with.
 
@@ -101,10 +111,12 @@ def library() -> Any:
         "ggml_backend_tensor_get": (None, [P, P, SIZE, SIZE]),
         "ggml_backend_tensor_copy": (None, [P, P]),
         "ggml_backend_buft_alloc_buffer": (P, [P, SIZE]),
+        "ggml_backend_buft_is_host": (b, [P]),
         "ggml_backend_buft_name": (ctypes.c_char_p, [P]),
         "ggml_backend_buffer_free": (None, [P]),
         "ggml_backend_dev_backend_reg": (P, [P]),
         "ggml_backend_dev_buffer_type": (P, [P]),
+        "ggml_backend_dev_host_buffer_type": (P, [P]),
         "ggml_backend_dev_name": (ctypes.c_char_p, [P]),
         "ggml_backend_dev_init": (P, [P, ctypes.c_char_p]),
         "ggml_backend_dev_supports_op": (b, [P, P]),

@@ -13,7 +13,17 @@ from typing import Any
 
 from lab.core.record import Rate
 from lab.engine import remote, transfers
-from lab.engine.ggml import InitParams, P, check_columns, device_of, fill, library, random_rows, type_number
+from lab.engine.ggml import (
+    InitParams,
+    P,
+    check_columns,
+    device_of,
+    extra_buffer_types,
+    fill,
+    library,
+    random_rows,
+    type_number,
+)
 from lab.errors import LabError
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, UPLOAD, Probe
 
@@ -170,7 +180,7 @@ def _place(
     graph = P(lib.ggml_new_graph_custom(graphs, MAX_NODES, False))
     for product in products:
         lib.ggml_build_forward_expand(graph, product)
-    kind_of_buffer = _weights_buffer(lib, device, weights[0], products[0])
+    kind_of_buffer = _weights_buffer(lib, device, weights[0], products[0], probe.repack is not False)
     if kind_of_buffer is None:
         raise LabError(f"This device cannot multiply {probe.type} weights.", "Take another quantization.")
     _allocate(lib, context, kind_of_buffer, buffers)
@@ -215,19 +225,14 @@ def _attentions(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any, 
     return graph, lib.ggml_backend_buft_name(kind_of_buffer).decode(), n_layers * layer_bytes, flops
 
 
-def _weights_buffer(lib: Any, device: Any, weight: Any, product: Any) -> Any:
+def _weights_buffer(lib: Any, device: Any, weight: Any, product: Any, repacks: bool) -> Any:
     """The buffer type that llama.cpp would give such weights: the first of the device's own that supports the product.
 
     None where none does. Like llama.cpp, this asks with an empty buffer of each type in the weight's place: an
     unsupported type would end the process later.
     """
-    registry = P(lib.ggml_backend_dev_backend_reg(device))
-    address = lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
-    extra = ctypes.CFUNCTYPE(ctypes.POINTER(P), P)(address)(device) if address else None
     place = P.from_address(weight.value + 8)  # ggml_tensor.buffer, after the enum type
-    index = 0
-    while extra and extra[index]:
-        candidate = P(extra[index])
+    for candidate in extra_buffer_types(lib, device) if repacks else ():
         empty = P(lib.ggml_backend_buft_alloc_buffer(candidate, 0))
         place.value = empty.value
         supported = lib.ggml_backend_dev_supports_op(device, product)
@@ -235,7 +240,6 @@ def _weights_buffer(lib: Any, device: Any, weight: Any, product: Any) -> Any:
         lib.ggml_backend_buffer_free(empty)
         if supported:
             return candidate
-        index += 1
     return P(lib.ggml_backend_dev_buffer_type(device)) if remote.supports(lib, device, product) else None
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from lab.core.placement import CPU as CPU_NAME
 from lab.core.placement import EXPERTS
 from lab.core.record import Buffer, Settings
 from lab.engine import native
-from lab.engine.ggml import CPU, P, library
+from lab.engine.ggml import CPU, P, extra_buffer_types, library
 from lab.errors import LabError
 
 SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
@@ -39,6 +40,8 @@ def apply(params: Any, asked: Settings) -> tuple[Any, ...]:
         params.main_gpu = asked.main_gpu
     if asked.mmap is not None:
         params.load_mode = int(asked.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP
+    if asked.repack is not None:
+        params.use_extra_bufts = asked.repack
     alive: list[Any] = []
     if asked.devices is not None or asked.n_gpu_layers == 0:
         # With 0 layers and no list a GPU build keeps the weights where its GPU can read them, and prefills on it.
@@ -60,18 +63,39 @@ def apply(params: Any, asked: Settings) -> tuple[Any, ...]:
 
 def placed() -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
     """The device of every layer (the output last), and the buffers, that llama.cpp logged since its log was emptied."""
-    return read_log(native.log_lines())
+    return read_log(native.log_lines(), _owners())
 
 
-def read_log(lines: Iterable[str]) -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
-    """Likewise, from the lines of a log."""
+def read_log(
+    lines: Iterable[str], owners: Mapping[str, str] | None = None
+) -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
+    """Likewise, from the lines of a log. `owners` has the device of each type of buffer, by the type's name.
+
+    The log has only names. A buffer over a mapped file has that of its device's own type, and _Mapped.
+    """
     layers, buffers = [], []
     for line in lines:
         if match := _LAYER.search(line):
             layers.append(match[1])
         if match := _BUFFER.search(line):
-            buffers.append(Buffer(match[2], match[1], round(float(match[3]) * 2**20)))
+            owner = (owners or {}).get(match[1].removesuffix("_Mapped"))
+            buffers.append(Buffer(match[2], match[1], round(float(match[3]) * 2**20), owner))
     return tuple(layers), tuple(buffers)
+
+
+def _owners() -> dict[str, str]:
+    """The device of each type of buffer, by the type's name, as ggml's devices list their types.
+
+    Memory that the CPU can read is the CPU's: a GPU's driver has a type for such memory too (CUDA_Host).
+    """
+    lib, owners = library(), dict[str, str]()
+    for device in _devices(lib):
+        own = [P(kind(device)) for kind in (lib.ggml_backend_dev_buffer_type, lib.ggml_backend_dev_host_buffer_type)]
+        for buffer_type in (*filter(None, own), *extra_buffer_types(lib, device)):
+            name = lib.ggml_backend_buft_name(buffer_type).decode()
+            is_host = lib.ggml_backend_buft_is_host(buffer_type)
+            owners[name] = CPU_NAME if is_host else lib.ggml_backend_dev_name(device).decode()
+    return owners
 
 
 def free_memory() -> dict[str, int]:

@@ -90,7 +90,7 @@ class Probe:
     through `n_expert_used`. attention: `rows` heads of `columns`, `n_head_kv` for keys, over `n_positions` a layer.
     `n_bytes` is how much distinct memory (weights, or keys and values) one pass goes through, at least. upload,
     download: `columns` numbers of 4 bytes between this machine's memory and the device's. `device` is llama.cpp's name
-    of a device; None is the CPU.
+    of a device; None is the CPU. `repack` is that of Settings, for weights.
     """
 
     op: str
@@ -106,6 +106,7 @@ class Probe:
     n_positions: int | None = None
     n_expert: int | None = None
     n_expert_used: int | None = None
+    repack: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class Asked:
     kv_offload: bool | None = None
     op_offload: bool | None = None
     mmap: bool | None = None
+    repack: bool | None = None
     rpc: str | Sequence[str] | None = None
     lib: str | None = None
     prefill_wait: str | None = None
@@ -92,6 +93,7 @@ def settings(asked: Asked, n_gpu_layers: int, devices: Sequence[Device], model: 
         "kv_offload": asked.kv_offload,
         "op_offload": asked.op_offload,
         "mmap": asked.mmap,
+        "repack": asked.repack,
         "rpc": backend(asked).rpc or None,
         "lib": builds.name_of(asked.lib),
     }

@@ -82,7 +82,7 @@ def recorded(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 def _by_device(placement: Placement, record: Record) -> list[dict[str, Any]]:
     """Of each device its layers, the output last, and the bytes of llama.cpp's buffers, by part and by name."""
-    buffers = [(device_of(buffer.name, record.machine.devices), buffer) for buffer in placement.buffers]
+    buffers = [(device_of(buffer, record.machine.devices), buffer) for buffer in placement.buffers]
     names = dict.fromkeys([*placement.layers, *(device for device, _ in buffers)])
     found = []
     for name in sorted(names, key=lambda name: name == CPU):

@@ -76,7 +76,8 @@ def _on(ceilings: Ceilings, n_threads: int) -> str:
 
 
 def _option(ceilings: Ceilings, n_threads: int) -> str:
-    return "" if ceilings.on_gpu else f" --threads {n_threads}"
+    repack = " --no-repack" if ceilings.repack is False else ""
+    return "" if ceilings.on_gpu else f" --threads {n_threads}{repack}"
 
 
 def rate_of(rates: Sequence[Rate]) -> tuple[float, float]:

@@ -161,8 +161,8 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case
     layers = settings.n_gpu_layers if offload_of(model, settings) == "part" else None
     split = settings.split_mode, settings.tensor_split, settings.main_gpu, settings.n_cpu_moe, settings.override_tensor
     moved = settings.kv_offload, settings.op_offload, settings.prefill_wait if phase == PREFILL else None
-    cache_types = settings.type_k, settings.type_v
-    chosen = layers, threads, settings.n_ubatch, *cache_types, settings.flash_attn != "off", *split, *moved
+    types = settings.type_k, settings.type_v, settings.repack
+    chosen = layers, threads, settings.n_ubatch, *types, settings.flash_attn != "off", *split, *moved
     return Case(phase, length, shape, model.quantization, chosen)
 
 
@@ -218,8 +218,11 @@ def _rows_of(record: Record, ceilings: Ceilings, offload: str) -> list[Row]:
 
 def _is_on(record: Record, ceilings: Ceilings) -> bool:
     """Whether a run was made on the devices that ceilings are of."""
-    names = tuple(where.measured_on(one) for one in (ceilings, *(ceilings.others or ())))
-    return where.same_devices(where.of_record(record), Where(ceilings.machine, names))
+    parts = (ceilings, *(ceilings.others or ()))
+    is_same = where.same_devices(
+        where.of_record(record), Where(ceilings.machine, tuple(where.measured_on(one) for one in parts))
+    )
+    return is_same and all(where.repacks_alike(one, record.settings.repack) for one in parts)
 
 
 def _rows(record: Record, run: Run, parts_of: Callable[[Step], Parts | None], ceilings: Ceilings) -> Iterator[Row]:

@@ -75,9 +75,10 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = (), device: 
         n_bytes = pass_bytes(MANY if n_tokens <= 8 else MIDDLE if n_tokens <= 32 else FEW, device)
         rows = min(matrix.rows, MOST_ROWS)
         size = rows, matrix.columns, None, n_tokens, n_bytes, n_threads, device, SECONDS, None
+        repack = settings.repack if device is None else None
         if matrix.part == EXPERTS:
-            return Probe(MUL_MAT_ID, matrix.type, *size, matrix.n_expert, model.n_expert_used)
-        return Probe(MUL_MAT, matrix.type, *size)
+            return Probe(MUL_MAT_ID, matrix.type, *size, matrix.n_expert, model.n_expert_used, repack)
+        return Probe(MUL_MAT, matrix.type, *size, repack=repack)
 
     def at(matrix: Matrix, sizes: Sequence[int]) -> list[int]:
         """The output matrix works for few tokens only."""

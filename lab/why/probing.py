@@ -145,10 +145,9 @@ def _run_probes(
                 break
     finally:
         if rates:
-            save(
-                Ceilings(utc_now(), where.machine, name is not None, tuple(rates.values()), device=name),
-                folder,
-            )
+            repack = where.repack if name is None else None
+            of_device = utc_now(), where.machine, name is not None, tuple(rates.values())
+            save(Ceilings(*of_device, device=name, repack=repack), folder)
     return words
 
 
@@ -221,20 +220,23 @@ def _known(given: Sequence[Ceilings], where: Where, name: str | None, force: boo
     if force and alike and not fitting:
         last = alike[-1]
         here = last.machine
-        fitting = [old for old in alike if _is_of(old, Where(here), places.measured_on(last))]
+        fitting = [old for old in alike if _is_of(old, Where(here, repack=where.repack), places.measured_on(last))]
     if not fitting:
         return None
     best: dict[tuple[object, ...], Rate] = {}
     for rate in (rate for old in fitting for rate in old.rates):
         if key(rate) not in best or gbps(rate) > gbps(best[key(rate)]):  # a bad moment does not lower a ceiling
             best[key(rate)] = rate
-    return Ceilings(fitting[-1].measured_at, here, name is not None, tuple(best.values()), device=name)
+    return Ceilings(
+        fitting[-1].measured_at, here, name is not None, tuple(best.values()), device=name, repack=fitting[-1].repack
+    )
 
 
 def _is_of(ceilings: Ceilings, where: Where, name: str | None) -> bool:
     own = places.identity(ceilings.machine, places.measured_on(ceilings))
     is_same = places.same(ceilings.machine, where.machine)
-    return is_same and own == places.identity(where.machine, name)
+    alike = is_same and places.repacks_alike(ceilings, where.repack)
+    return alike and own == places.identity(where.machine, name)
 
 
 def need(given: Sequence[Ceilings], where: Where, force: bool, what: str) -> Ceilings:
@@ -247,6 +249,8 @@ def need(given: Sequence[Ceilings], where: Where, force: bool, what: str) -> Cei
     if len(where.devices) > 1:
         what = f"{places.label(lacking)} ({places.device_label(where.machine, lacking)}), for {what}"
     hint = "Measure them there, with the settings of the runs: lab ceilings" if lacking else HINT
+    if lacking is None and where.repack is False:
+        raise LabError(f"The ceilings of {what} without repacking are not measured.", f"{HINT} --no-repack")
     if others:
         other = others[-1]
         label = places.device_label(other.machine, places.measured_on(other))

@@ -25,9 +25,6 @@ from lab.why.probe_plan import used_types
 LEAST_COPIED = 32
 """Tokens of a step from which on weights are copied to a GPU (offload_op of ggml-cuda and ggml-vulkan)."""
 
-REPACKED = "CPU_REPACK"
-"""The buffer of weights that only the CPU can read."""
-
 VALUE_BYTES = 4
 
 Layers = tuple[str | None, ...]
@@ -200,7 +197,7 @@ class _Step:
         if name is not None or product.n_tokens < LEAST_COPIED or self.settings.op_offload is False:
             return name
         kept = [rate for rate in self.ceilings(None).rates if rate.type == product.matrix.type]
-        if any(rate.buffer == REPACKED for rate in kept):
+        if any(rate.buffer != where.CPU for rate in kept):  # only the CPU can read its repacked weights
             return name
         return next((other for other in self.by_device if other is not None and not self.is_remote(other)), name)
 

@@ -22,10 +22,14 @@ CPU = "CPU"
 
 @dataclass(frozen=True)
 class Where:
-    """What ceilings are measured of and looked for: a machine with its build, and devices of it by name."""
+    """What ceilings are measured of and looked for: a machine with its build, and devices of it by name.
+
+    `repack` is that of Settings: whether the CPU has its weights in layouts of its own kernels.
+    """
 
     machine: Machine
     devices: tuple[str | None, ...] = (None,)
+    repack: bool | None = None
 
 
 def of(here: Machine, model: Model, settings: Settings, placement: Placement | None = None) -> Where:
@@ -34,7 +38,7 @@ def of(here: Machine, model: Model, settings: Settings, placement: Placement | N
     ordered = [name for name, _ in counts.most_common()]
     if (settings.kv_offload is False or settings.n_cpu_moe) and None not in ordered:
         ordered.append(None)
-    return Where(here, tuple(ordered))
+    return Where(here, tuple(ordered), settings.repack)
 
 
 def of_record(record: Record) -> Where:
@@ -89,6 +93,11 @@ def measured_on(ceilings: Ceilings) -> str | None:
 def is_remote(one: Device) -> bool:
     """Whether an RPC server has the device."""
     return one.description.startswith("RPC server ")
+
+
+def repacks_alike(ceilings: Ceilings, repack: bool | None) -> bool:
+    """Whether ceilings hold for weights that are repacked, or not; of any other device than the CPU they always do."""
+    return ceilings.on_gpu or (ceilings.repack is False) == (repack is False)
 
 
 def identity(here: Machine, name: str | None) -> tuple[object, ...]:

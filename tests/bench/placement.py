@@ -65,7 +65,7 @@ def compared(worker: Worker, entry: catalog.Entry, path: Path, settings: Setting
     real = dict.fromkeys([*names, placement.CPU], 0)
     for buffer in read_log(worker.reserve(path, settings))[1]:
         if buffer.part == "compute":
-            real[placement.device_of(buffer.name, devices)] += buffer.n_bytes
+            real[placement.device_of(buffer, devices)] += buffer.n_bytes
     places = placement.of(model, settings, tensors, names, shares) or ()
     return [(place.device, place.memory.compute_bytes or 0, real[place.device]) for place in places]
 
