@@ -9,8 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +240,10 @@ class FakeWorker:
 
     def use(self, backend: Backend) -> None:
         self.backend = backend
+
+    @contextmanager
+    def ended_after(self, seconds: float) -> Iterator[None]:
+        yield
 
     def read_model(self, *_: object) -> Model:
         return self.model

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -49,12 +50,27 @@ POLL_S = 0.1
 MAX_TOKENS = 1 << 20
 """Most tokens of one run that fit into the progress file."""
 
+CRASHES = {
+    *(-getattr(signal, name) for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT") if hasattr(signal, name)),
+    *(0xC0000005, 0xC000001D, 0xC0000094),  # Windows: access violation, illegal instruction, division by zero
+}
+"""Exit statuses of a process that ended in native code."""
+
 # -P: a file named random.py in the folder where the lab is started shall not become part of it.
 _CHILD = "import sys; sys.path.append(sys.argv[2]); from lab.engine.child import serve; serve()"
 
 
 class WorkerDied(LabError):
-    """The child process ended in the middle of a request."""
+    """The child process ended in the middle of a request. `status` is its exit status, -N for signal N."""
+
+    def __init__(self, what: str, hint: str = "", status: int | None = None) -> None:
+        super().__init__(what, hint)
+        self.status = status
+
+    @property
+    def is_crash(self) -> bool:
+        """Whether native code crashed or gave up, by the status; being killed from outside is no crash."""
+        return self.status in CRASHES
 
 
 class Worker:
@@ -223,6 +239,16 @@ class Worker:
         """Time one kernel."""
         return from_json(Rate, self._ask("probe", probe=json.loads(to_json(probe))))
 
+    @contextmanager
+    def ended_after(self, seconds: float) -> Iterator[None]:
+        """The child is killed where the block takes longer: its request then ends with WorkerDied."""
+        timer = threading.Timer(seconds, self._kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def close(self) -> None:
         """End the child, whatever it is doing."""
         self._end_child()
@@ -266,7 +292,7 @@ class Worker:
                     look()
         if reply is DIED:
             self._replies.put(DIED)  # for the next request
-            raise WorkerDied(self._cause_of_death())
+            raise WorkerDied(self._cause_of_death(), status=self._process.wait())
         answer = json.loads(reply)
         if "error" in answer:
             raise LabError(answer["error"], answer["hint"])

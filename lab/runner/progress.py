@@ -33,6 +33,7 @@ class Status:
     left_s: float | None = None
     text: str = ""  # what was generated since the last status, where the text is streamed
     part: str = ""  # of a session with parts: which of them
+    note: str = ""  # what must be seen at once and stay
 
     @property
     def words(self) -> str:
@@ -187,6 +188,10 @@ class Reporter:
                 text=text,
             )
         )
+
+    def announce(self, sentence: str) -> None:
+        """Report what must be seen at once."""
+        self._watch(Status(sentence, note=sentence))
 
     def _later(self) -> float | None:
         """Seconds that the runs after the present one will take; computed again when one was added or has ended."""

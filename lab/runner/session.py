@@ -21,6 +21,7 @@ from lab.process.worker import Worker, WorkerDied
 from lab.runner import keeping, machine, notebook
 from lab.runner.blank_run import failed_run
 from lab.runner.case import Case
+from lab.runner.diagnosis import Diagnosed
 from lab.runner.energy import idle_watts
 from lab.runner.keeping import save, unless_empty
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, make_plan
@@ -29,8 +30,7 @@ from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.rounds import Rounds
 from lab.runner.warm_engine import WarmEngine
 
-MAX_CRASHES = 2
-"""After so many deaths of the engine in runs of one case, that case is given up."""
+Ended = Callable[[Case, int, LabError, int, bool], tuple[Settings, Run]]
 
 
 def measure(
@@ -149,32 +149,23 @@ def _runs(engine: WarmEngine, todo: list[tuple[int, Case]]) -> Iterator[tuple[Se
         rounds.given_up.add(case)
         todo[:] = [(repeat, its_case) for repeat, its_case in todo if its_case != case]
 
+    def ended(case: Case, repeat: int, problem: LabError, most: int, warmup: bool) -> tuple[Settings, Run]:
+        """The record of a failure. After `most` deaths the case is given up, unless the engine goes on otherwise."""
+        crashes[case] += 1
+        settings, words = engine.settings, engine.mend(problem)
+        if is_over := not words and (not isinstance(problem, WorkerDied) or crashes[case] >= most):
+            give_up(case)
+        run = failed_run(case, repeat, problem, warmup=bool(words) or (warmup and not is_over))
+        return settings, dataclasses.replace(run, error=words or run.error)
+
     while todo or _extend(todo, rounds, engine.reporter):
         if engine.warm and engine.round != todo[0][0]:
             if rounds.is_out_of_time():
                 break
             engine.renew()
         if not engine.warm:
-            engine.load()
-            engine.round = todo[0][0]
             possible = [case for case in plan.cases if case not in plan.refused and case not in rounds.given_up]
-            largest = max(possible, key=lambda case: plan.memory(case).total_bytes)
-            try:
-                engine.open(possible)
-            except LabError as problem:  # the largest case decides the size: that one did not work
-                give_up(largest)
-                yield engine.settings, failed_run(largest, 0, problem)
-                engine.recover(problem)
-                continue
-            try:
-                yield from engine.warm_up({case for _, case in todo})
-            except LabError as problem:
-                crashes[largest] += 1
-                given_up = not isinstance(problem, WorkerDied) or crashes[largest] >= MAX_CRASHES
-                if given_up:
-                    give_up(largest)
-                yield engine.settings, failed_run(largest, 0, problem, warmup=not given_up)
-                engine.recover(problem)
+            yield from _warmed(engine, possible, todo, ended)
             continue
         repeat, case = todo.pop(0)
         try:
@@ -182,11 +173,33 @@ def _runs(engine: WarmEngine, todo: list[tuple[int, Case]]) -> Iterator[tuple[Se
             rounds.done.append((case, run))
             yield engine.settings, run
         except LabError as problem:
-            crashes[case] += 1
-            if not isinstance(problem, WorkerDied) or crashes[case] >= MAX_CRASHES:
-                give_up(case)
-            yield engine.settings, failed_run(case, repeat, problem)
+            line = ended(case, repeat, problem, engine.most_crashes, False)
+            if line[1].warmup:  # with the change it runs
+                todo.insert(0, (repeat, case))
+            yield line
             engine.recover(problem)
+
+
+def _warmed(
+    engine: WarmEngine, possible: Sequence[Case], todo: Sequence[tuple[int, Case]], ended: Ended
+) -> Iterator[tuple[Settings, Run]]:
+    """Load, make room and warm up. A failure is that of the largest case, which decides the size of the context.
+
+    LabError where the model cannot be loaded, and no change that a diagnosis found helps.
+    """
+    largest = max(possible, key=lambda case: engine.plan.memory(case).total_bytes)
+    is_loaded = is_open = False
+    try:
+        engine.load()
+        is_loaded, engine.round = True, todo[0][0]
+        engine.open(possible)
+        is_open = True
+        yield from engine.warm_up({case for _, case in todo})
+    except LabError as problem:
+        if not is_loaded and (not isinstance(problem, Diagnosed) or problem.change is None):
+            raise
+        yield ended(largest, 0, problem, engine.most_crashes if is_open else 1, is_open)
+        engine.recover(problem)
 
 
 def _extend(todo: list[tuple[int, Case]], rounds: Rounds, reporter: Reporter) -> bool:

@@ -30,7 +30,7 @@ from lab.runner.keeping import save
 from lab.runner.plan import make_plan
 from lab.runner.planned import Plan
 from lab.runner.progress import Reporter, ShowStatus
-from lab.runner.session import MAX_CRASHES, new_results_file
+from lab.runner.session import new_results_file
 from lab.runner.warm_engine import WarmEngine
 
 N_BLOCKS = 10
@@ -126,8 +126,9 @@ def execute(
     """Make the trial's runs, each appended to `path` the moment it ends, and yield their records.
 
     With `n_turns` 1 each variant runs once in a block: more blocks in the same time, and a drift within one counts.
-    A variant that is refused, or whose engine dies twice, ends the trial with a LabError, after a record of
-    it; what was measured stays. Where variants use the same RPC servers, a block has one after the other.
+    A variant that is refused, or whose engine dies twice (once where that is found to last), ends the trial with a
+    LabError, after a record of it; what was measured stays. Where variants use the same RPC servers, a block has one
+    after the other.
     """
     first = next(iter(plans.values()))
     chance = random.Random(first.seed)
@@ -153,7 +154,7 @@ def execute(
                 yield line
         if run.status != OK:
             crashes[name] += 1
-            if run.status == FAILED or crashes[name] >= MAX_CRASHES:
+            if run.status == FAILED or crashes[name] >= engine.most_crashes:
                 raise LabError(f"{name}: {run.error}", "The runs before this are kept.")
             del todo[(n_blocks - block - 1) * per_block :]
 

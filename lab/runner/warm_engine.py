@@ -6,6 +6,7 @@ same); while it lasts the parent samples what other processes take, and counters
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import statistics
@@ -20,9 +21,10 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.process.wire import Progress
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import machine, noise_watch, offload, prompts
+from lab.runner import diagnosis, machine, noise_watch, offload, prompts
 from lab.runner.blank_run import is_of_draft, named, utc_now
 from lab.runner.case import Case, measured_run, with_room
+from lab.runner.diagnosis import Diagnosed
 from lab.runner.planned import Plan
 from lab.runner.progress import Reporter
 
@@ -41,6 +43,9 @@ tokens of SmolLM2, which cost 3 to 20 ms (tests/bench/warm_up.py). That is at mo
 
 N_SENTINEL = 8
 """Decode steps of a sentinel that count; one before them does not."""
+
+MAX_CRASHES = 2
+"""Deaths of the engine that a case may have, where they may be chance."""
 
 STATUS_S = 0.5
 """How often the progress is shown: rarely, since drawing it needs a core."""
@@ -63,6 +68,7 @@ class WarmEngine:
         self.warm = False
         self.round = -1  # the repeat for which the engine was started
         self.n_starts = n_starts
+        self.diagnosed: Diagnosed | None = None  # the first crash of native code, and what was found out about it
         self._idle_w = idle_w
         self._loaded = False
         self._sentinel: int | None = None  # the last one's time, on this context
@@ -79,7 +85,10 @@ class WarmEngine:
         self.worker.use(self.plan.backend)
         self.reporter.report_status("loading the model")
         draft = self.plan.draft
-        self._vocabulary = self.worker.load(self.plan.file.path, self.plan.settings, draft.file.path if draft else None)
+        with self._explained(N_WARMUP_PROMPT):
+            self._vocabulary = self.worker.load(
+                self.plan.file.path, self.plan.settings, draft.file.path if draft else None
+            )
         self._servers = machine.servers_here(self.settings.rpc or ())
         self.model = dataclasses.replace(self.model, description=self._vocabulary.description)
         for source in {self._source(case) for case in self.plan.cases} | {self.plan.prompt}:
@@ -101,7 +110,8 @@ class WarmEngine:
         """Make a context with room for each of these."""
         self.reporter.report_status("making room", max(cases, key=lambda case: case.n_prompt))
         self._sentinel = None
-        self.settings = self.worker.new_context(with_room(self.plan.settings, cases))
+        with self._explained(N_WARMUP_PROMPT):
+            self.settings = self.worker.new_context(with_room(self.plan.settings, cases))
         self._placement = self.worker.placement()
 
     def warm_up(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
@@ -145,6 +155,10 @@ class WarmEngine:
 
         `given`: the tokens of its only prompt, instead of a cut from the text.
         """
+        with self._explained(case.n_prompt):
+            return self._run(case, repeat, warmup, waits_once, given)
+
+    def _run(self, case: Case, repeat: int, warmup: bool, waits_once: bool | None, given: Sequence[int]) -> Run:
         write = self.plan.write if case.lever else measured_run
         cut = functools.partial(self._text, self._source(case), repeat)
         script = write(case, (lambda sequence, n: list(given)) if given else cut, self.settings)
@@ -201,6 +215,34 @@ class WarmEngine:
             raise LabError(f"The steps do not add up to {case.name}.", "Please report this as a bug.")
         self.reporter.learn(case, run)
         return run
+
+    @contextlib.contextmanager
+    def _explained(self, n_prompt: int) -> Iterator[None]:
+        """Where native code ends the engine, find out why, once: the death then says it (Diagnosed)."""
+        try:
+            yield
+        except WorkerDied as death:
+            if self.diagnosed or not death.is_crash:
+                raise
+            self.reporter.report_status(f"{death.what} Finding out why (at most {diagnosis.SECONDS:.0f} s)")
+            found = diagnosis.of_job(self.worker, self.plan, n_prompt, death)
+            self.diagnosed = found if isinstance(found, Diagnosed) else None
+            raise found from None
+
+    @property
+    def most_crashes(self) -> int:
+        """After so many deaths in runs of one case, that case is given up: one where it is known that they last."""
+        return 1 if self.diagnosed and self.diagnosed.is_lasting else MAX_CRASHES
+
+    def mend(self, problem: LabError) -> str:
+        """Go on with the setting that a diagnosis found. Says so at once, and returns what it said; "" for none."""
+        if not isinstance(problem, Diagnosed) or problem.change is None:
+            return ""
+        self.plan = dataclasses.replace(self.plan, settings=diagnosis.changed(self.plan.settings, problem.change))
+        self.settings = self.plan.settings
+        words = f"{problem.what} The session goes on with {problem.change.option}, which is not what was asked for."
+        self.reporter.announce(words)
+        return words
 
     def recover(self, problem: LabError) -> None:
         """After a failure: a dead engine is started again; one that only refused can go on."""

@@ -88,14 +88,16 @@ def progress(
     if err.is_terminal and stream_to is None:
         with _bar(err) as bar:
             task = bar.add_task("starting", total=1.0, left="")
-            yield lambda status: _move(bar, task, status), lambda record: None
+            yield lambda status: _move(bar, task, status, err), lambda record: None
         return
     latest = Status("starting")
     n_finished = 0
 
     def watch(status: Status) -> None:
         nonlocal latest
-        if stream_to and status.doing in IN_A_RUN:
+        if status.note:
+            err.print(f"Note: {status.note}", style="bold red")
+        elif stream_to and status.doing in IN_A_RUN:
             if (status.case, status.repeat) != (latest.case, latest.repeat) or latest.doing == WARMING_UP:
                 head = f"\n--- {status.case.name if status.case else ''}, repeat {(status.repeat or 0) + 1}"
                 stream_to.print(Text(head, style="bold"))
@@ -130,7 +132,9 @@ def _bar(err: Console) -> Progress:
     )
 
 
-def _move(bar: Progress, task: Any, status: Status) -> None:
+def _move(bar: Progress, task: Any, status: Status, err: Console) -> None:
+    if status.note:
+        return err.print(f"Note: {status.note}", style="bold red")
     left = f"{duration(status.left_s)} left" if status.left_s is not None else ""
     done = 0.0 if status.left_s is None else status.elapsed_s / max(1e-9, status.elapsed_s + status.left_s)
     bar.update(task, description=status.words, completed=done, left=left, refresh=True)

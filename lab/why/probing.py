@@ -23,7 +23,7 @@ from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT_ID, UPLOAD, Probe
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import machine, noise_watch, notebook
+from lab.runner import diagnosis, machine, noise_watch, notebook
 from lab.runner.blank_run import utc_now
 from lab.runner.plan import make_plan
 from lab.runner.planned import Plan
@@ -156,10 +156,11 @@ def _timed(worker: Worker, probe: Probe) -> Rate:
     try:
         return worker.probe(probe)
     except WorkerDied as problem:
-        raise WorkerDied(
-            f"{problem.what} It was measuring {_describe(probe)}.",
-            "Is the device still there? It may lack this kernel: leave the type out (--types), or take another model.",
-        ) from None
+        hint = (
+            "Is the device still there? It may lack this kernel: leave the type out (--types), or take another model."
+        )
+        death = WorkerDied(f"{problem.what} It was measuring {_describe(probe)}.", hint, problem.status)
+        raise diagnosis.of_probe(worker, probe, death) from None
 
 
 def _describe(probe: Probe) -> str:

@@ -1,0 +1,250 @@
+"""What is found out when native code ends the engine: with a fake engine, and with libraries that die for real."""
+
+import dataclasses
+import json
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from lab.core.record import CRASHED, OK, Rate, Record, Settings
+from lab.core.script import Script
+from lab.errors import LabError
+from lab.process.wire import MUL_MAT, Backend, Outcome, Probe, Progress, Vocabulary
+from lab.process.worker import Worker, WorkerDied
+from lab.runner import diagnosis, side_by_side
+from lab.runner.diagnosis import Diagnosed
+from lab.runner.plan import make_plan
+from lab.runner.planned import Plan
+from lab.runner.progress import Status
+from lab.runner.session import execute, new_results_file
+from lab.runner.side_by_side import plan as plan_trial
+from tests import faults
+from tests.conftest import SETTINGS, FakeWorker, run_lab
+
+WORDS = "The engine's process ended: SIGSEGV."
+
+
+class Faulty(FakeWorker):
+    """A fake engine that dies in runs under a condition on its settings and its script."""
+
+    def __init__(self, dies: Callable[[Settings, int], bool] = lambda settings, n_prompt: False) -> None:
+        super().__init__()
+        self.dies, self.deaths, self.status = dies, 0, -int(signal.SIGSEGV)
+
+    def load(self, *asked: Any) -> Vocabulary:
+        self.settings: Settings = asked[1]
+        return super().load(*asked)
+
+    def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
+        if self.dies(self.settings, sum(part.n_tokens for part in script[0].parts)):
+            self.deaths += 1
+            raise WorkerDied(WORDS, status=self.status)
+        return super().run(script, watch)
+
+    def probe(self, probe: Probe) -> Rate:
+        return Rate(probe.op, probe.type, "CPU", 1, 1, 1, 1, 1, 1, (1,))
+
+
+def planned(worker: Worker | FakeWorker, folder: Path, **asked: Any) -> Plan:
+    path = folder / "tiny.gguf"
+    path.write_bytes(b"GGUF")
+    options = {"prompt_len": "10,600", "gen": 5, "repeat": 2, "model": str(path), "threads": 2, **asked}
+    return make_plan(cast(Worker, worker), **options)
+
+
+def measured(worker: FakeWorker, folder: Path, **asked: Any) -> tuple[list[Record], list[Status]]:
+    plan, seen = planned(worker, folder, **asked), list[Status]()
+    path = new_results_file(plan, folder / "results")
+    return list(execute(plan, cast(Worker, worker), path, seen.append)), seen
+
+
+def outcome(records: list[Record]) -> list[tuple[int, int, str]]:
+    return sorted((r.run.n_prompt, r.run.repeat, r.run.status) for r in records if not r.run.warmup)
+
+
+ALL_WELL = [(10, 0, OK), (10, 1, OK), (600, 0, OK), (600, 1, OK)]
+
+
+@pytest.mark.parametrize(
+    ("dies", "option", "field", "value"),
+    [
+        (lambda settings, n: settings.repack is not False, "--no-repack", "repack", False),
+        (lambda settings, n: settings.flash_attn != "off", "--flash-attn off", "flash_attn", "off"),
+        (lambda settings, n: settings.n_threads > 1, "--threads 1", "n_threads_batch", 1),
+        (lambda settings, n: settings.mmap is not False, "--no-mmap", "mmap", False),
+    ],
+)
+def test_a_session_goes_on_with_the_setting_that_helps_and_says_so(
+    dies: Any, option: str, field: str, value: object, tmp_path: Path
+) -> None:
+    records, seen = measured(Faulty(dies), tmp_path)
+    assert outcome(records) == ALL_WELL
+    crash, *others = records
+    assert (crash.run.status, crash.run.warmup) == (CRASHED, True)
+    assert getattr(crash.settings, field) != value
+    assert {getattr(record.settings, field) for record in others} == {value}
+    assert {record.run.status for record in others} == {OK}
+    (note,) = [status.note for status in seen if status.note]
+    assert note == crash.run.error and f"The session goes on with {option}" in note
+
+
+def test_the_table_says_with_what_it_was_measured(tmp_path: Path) -> None:
+    measured(Faulty(lambda settings, n: settings.repack is not False), tmp_path)
+    status, out, _ = run_lab("show", tmp_path / "results")
+    assert status == 0 and "The session goes on with --no-repack" in out and "repack default" in out
+
+
+def test_a_run_that_dies_is_made_again_with_the_setting(tmp_path: Path) -> None:
+    """Its warm-up went well, as that of a run that is the first with a full step."""
+    records, _ = measured(Faulty(lambda settings, n: n > 100 and settings.n_threads > 1), tmp_path, repeat=1)
+    assert outcome(records) == [(10, 0, OK), (600, 0, OK)]
+    (crash,) = [record for record in records if record.run.status == CRASHED]
+    assert (crash.run.n_prompt, crash.settings.n_threads) == (600, 2)
+
+
+def test_where_nothing_helps_each_length_dies_once(tmp_path: Path) -> None:
+    worker = Faulty(lambda settings, n: n in (10, 32))
+    records, seen = measured(worker, tmp_path)
+    assert outcome(records) == [(10, 0, CRASHED), (600, 0, CRASHED)]
+    first, second = (str(record.run.error) for record in records)
+    assert "also with each of --no-repack, --flash-attn off, --threads 1, --no-mmap" in first
+    assert second == WORDS and not any(status.note for status in seen)
+    assert worker.deaths == 1 + 1 + 4 + 1  # the first, the trials, and the other length
+
+
+def test_two_causes_at_once_are_not_named(tmp_path: Path) -> None:
+    worker = Faulty(lambda settings, n: settings.flash_attn != "off" or settings.repack is not False)
+    records, _ = measured(worker, tmp_path)
+    assert {record.run.status for record in records} == {CRASHED}
+
+
+def test_a_crash_that_does_not_come_again_is_told_and_tried_again(tmp_path: Path) -> None:
+    deaths = iter([True])
+    records, _ = measured(Faulty(lambda settings, n: next(deaths, False)), tmp_path)
+    assert outcome(records) == ALL_WELL
+    assert "the crash did not come again" in str(records[0].run.error)
+    assert {record.settings.repack for record in records} == {None}
+
+
+def test_a_cause_needs_the_crash_before_and_after(tmp_path: Path) -> None:
+    """It dies at first and again, runs with the first change, and then without it too: that was not the cause."""
+    fates = iter([True, True, False])
+    records, _ = measured(Faulty(lambda settings, n: next(fates, False)), tmp_path)
+    assert not any("goes on with" in str(record.run.error) for record in records)
+
+
+def test_a_kill_from_outside_is_no_crash(tmp_path: Path) -> None:
+    worker = Faulty(lambda settings, n: n == 512)  # the first step of 600
+    worker.status = -9
+    records, _ = measured(worker, tmp_path, repeat=3)
+    assert outcome(records)[3:] == [(600, 0, CRASHED), (600, 1, CRASHED)]
+    assert {record.run.error for record in records if record.run.error} == {WORDS}
+
+
+def test_trials_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter(range(0, 1000, 9))
+    monkeypatch.setattr(diagnosis, "time", type("Clock", (), {"monotonic": staticmethod(lambda: next(moments))}))
+    worker = Faulty(lambda settings, n: n == 32)
+    records, _ = measured(worker, tmp_path)
+    assert "why was not found within 30 s" in str(records[0].run.error)
+    assert worker.deaths <= 5
+
+
+def test_a_device_is_left_out_first() -> None:
+    settings = dataclasses.replace(SETTINGS, n_gpu_layers=5, devices=("CUDA0",), type_v="q8_0", mmap=False)
+    changes = diagnosis.changes(settings)
+    assert [change.option for change in changes] == ["--n-gpu-layers 0", "--no-repack", "--threads 1"]
+    changed = diagnosis.changed(settings, changes[0])
+    assert (changed.n_gpu_layers, changed.devices, changed.type_v) == (0, None, "q8_0")
+
+
+def test_a_trial_of_variants_ends_with_the_cause(tmp_path: Path) -> None:
+    """To go on with another setting than a variant's would compare what nobody asked for."""
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+
+    def new_worker() -> Any:
+        return Faulty(lambda settings, n: settings.flash_attn == "on")
+
+    variants = [("-fa on", {"flash_attn": "on"}), ("-fa off", {"flash_attn": "off"})]
+    shared: dict[str, Any] = {"model": str(tmp_path / "tiny.gguf"), "prompt_len": "10", "gen": 5}
+    plans = plan_trial(new_worker(), variants, 3, **shared)
+    path = new_results_file(next(iter(plans.values())), tmp_path / "results")
+    records = []
+    with pytest.raises(LabError, match=r"A: -fa on: .*The cause is flash attention"):
+        for record in side_by_side.execute(plans, 3, path, lambda status: None, new_worker):
+            records.append(record)
+    assert [record.run.status for record in records if not record.run.warmup] == [CRASHED]
+
+
+# Libraries that die
+
+needs_linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or not shutil.which("gcc"), reason="plants faults with gcc and ELF libraries"
+)
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is busy with other things a trial takes longer than it does for people."""
+    monkeypatch.setattr(diagnosis, "SECONDS", 300.0)
+    monkeypatch.setattr(diagnosis, "TRIAL_S", 60.0)
+
+
+@pytest.fixture
+def engine() -> Iterator[Worker]:
+    with Worker() as worker:
+        yield worker
+
+
+@needs_linux
+@pytest.mark.parametrize(
+    ("fault", "words", "option"),
+    [
+        ("kernel", r"SIGILL.*So does a plain product in the CPU's memory", None),
+        ("repacked", r"SIGSEGV.*The cause is the layouts that weights are repacked to", "--no-repack"),
+        ("threads", r"SIGABRT.*The cause is several threads", "--threads 1"),
+        ("once", r"SIGSEGV.*did not come again", None),
+    ],
+)
+def test_the_cause_of_a_planted_fault_is_named(
+    fault: str, words: str, option: str | None, engine: Worker, mini: Path, tmp_path: Path, patience: None
+) -> None:
+    engine.use(Backend(str(faults.plant(fault, tmp_path))))
+    plan = make_plan(cast(Worker, FakeWorker()), "8", 4, 1, str(mini), prompt="random", threads=2)
+    with pytest.raises(WorkerDied) as death:
+        diagnosis.small_job(engine, plan, plan.settings, 8)
+    found = diagnosis.of_job(engine, plan, 8, death.value)
+    assert isinstance(found, Diagnosed)
+    assert re.search(words, found.what)
+    assert (found.change.option if found.change else None) == option
+    assert found.is_lasting == (fault != "once")
+
+
+@needs_linux
+def test_a_probe_that_dies_names_the_cause(engine: Worker, tmp_path: Path, patience: None) -> None:
+    engine.use(Backend(str(faults.plant("repacked", tmp_path))))
+    probe = Probe(MUL_MAT, "Q4_0", 256, 256, None, 1, 1, 2, None, 0.01)
+    with pytest.raises(WorkerDied) as death:
+        engine.probe(probe)
+    found = diagnosis.of_probe(engine, probe, death.value)
+    assert "a small job runs with --no-repack" in found.what and "Add --no-repack" in found.hint
+    assert engine.probe(dataclasses.replace(probe, repack=False)).buffer == "CPU"
+
+
+@needs_linux
+def test_a_measurement_goes_on_and_nothing_is_lost(mini: Path, tmp_path: Path, patience: None) -> None:
+    """The fault is met by the longer prompt only, after the shorter one was measured."""
+    libraries = faults.plant("long", tmp_path)
+    asked = ("-m", mini, "--prompt", "random", "-p", "8,40", "-n", "4", "-r", "1", "-t", "1", "--lib", libraries)
+    status, out, err = run_lab("measure", *asked, "--no-plot", "-o", tmp_path / "out", "--json")
+    document = json.loads(out)
+    assert status == 1 and "Finding out why" in err
+    assert [row["n_prompt"] for row in document["rows"]] == [8]
+    (failure,) = document["failures"]
+    assert failure.startswith("40 prompt tokens") and "also with each of --no-repack" in failure
