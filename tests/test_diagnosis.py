@@ -17,7 +17,7 @@ from lab.core.script import Script
 from lab.errors import LabError
 from lab.process.wire import MUL_MAT, Backend, Outcome, Probe, Progress, Vocabulary
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import diagnosis, side_by_side
+from lab.runner import builds, cpu_features, diagnosis, side_by_side
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.plan import make_plan
 from lab.runner.planned import Plan
@@ -182,6 +182,22 @@ def test_a_trial_of_variants_ends_with_the_cause(tmp_path: Path) -> None:
     assert [record.run.status for record in records if not record.run.warmup] == [CRASHED]
 
 
+# Builds of another machine
+
+
+def test_a_build_for_another_cpu_is_told_before_anything_is_loaded(
+    fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_worker.build = dataclasses.replace(fake_worker.build, system_info="CPU : AVX2 = 1 | AVX512 = 1 | REPACK = 1")
+    monkeypatch.setattr(cpu_features, "cpu_features", lambda: frozenset({"AVX2"}))
+    with pytest.raises(LabError, match="needs AVX512, which this CPU does not have") as problem:
+        planned(fake_worker, tmp_path)
+    assert builds.BUILD_HERE in problem.value.hint and not fake_worker.loads
+    for known in (frozenset({"AVX2", "AVX512"}), None):  # None: the system does not say
+        monkeypatch.setattr(cpu_features, "cpu_features", lambda known=known: known)
+        assert planned(fake_worker, tmp_path).cases
+
+
 # Libraries that die
 
 needs_linux = pytest.mark.skipif(
@@ -224,6 +240,14 @@ def test_the_cause_of_a_planted_fault_is_named(
     assert re.search(words, found.what)
     assert (found.change.option if found.change else None) == option
     assert found.is_lasting == (fault != "once")
+
+
+@needs_linux
+def test_a_build_that_ends_while_it_starts_is_told_in_a_sentence(engine: Worker, tmp_path: Path) -> None:
+    engine.use(Backend(str(faults.plant("start", tmp_path))))
+    with pytest.raises(LabError, match=r"SIGILL.*llama.cpp ends while it is started") as problem:
+        builds.of_worker(engine)
+    assert not isinstance(problem.value, WorkerDied) and "Build the llama.cpp" in problem.value.hint
 
 
 @needs_linux

@@ -172,7 +172,7 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
 
     with Worker() as worker:
         worker.use(offload.backend(offload.Asked(rpc=rpc, lib=lib)))
-        build, servers = worker.build, worker.servers
+        build, servers = builds.of_worker(worker), worker.servers
     here = this_machine.describe(
         build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices, builds.name_of(lib)
     )

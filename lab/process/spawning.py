@@ -54,7 +54,7 @@ def kill(process: subprocess.Popen[bytes], own_pid: Callable[[], int]) -> None:
 
 def cause_of_death(name: str, status: int, lines: Sequence[str]) -> str:
     """Why the process called `name` ended, with the last of the lines that it wrote to stderr."""
-    last_words = f" Its last words: {' | '.join(lines[-3:])}" if lines else ""
+    last_words = f" Its last words: {' | '.join(lines[-3:]).rstrip('.')}." if lines else ""
     return f"{name} ended: {explain_exit(status)}.{last_words}"
 
 

@@ -15,12 +15,37 @@ from pathlib import Path
 
 from lab.errors import LabError
 from lab.process.spawning import LIB_VARIABLE
-from lab.process.wire import Backend, Libraries
+from lab.process.wire import Backend, Build, Libraries
 from lab.process.worker import Worker, WorkerDied
+from lab.runner import cpu_features
 
 _LIBRARY = re.compile(r"(?:lib)?(llama|ggml(?:-[\w-]+)?)\.(?:so|dylib|dll|\d)[\w.]*")
 _LIBLLAMA = ("libllama.so", "libllama.dylib", "llama.dll", "libllama.dll")
 _BUILD = "Build the llama.cpp that is in the source distribution of the installed llama-cpp-python (see the README)."
+
+
+BUILD_HERE = "python3 -m uv sync --reinstall-package llama-cpp-python --no-cache-dir"
+"""The command that builds the installed llama.cpp anew."""
+
+
+def of_worker(worker: Worker) -> Build:
+    """The build that a worker runs on.
+
+    LabError where it was compiled for instructions that this CPU lacks (an environment, a container image or a cache of
+    another machine), also where it ends for that before it can say so.
+    """
+    hint = _BUILD if worker.backend.lib else f"Build it here: {BUILD_HERE}"
+    try:
+        build = worker.build
+    except WorkerDied as death:
+        if not death.is_crash:
+            raise
+        words = "llama.cpp ends while it is started, as a build for another CPU does."
+        raise LabError(f"{death.what} {words}", hint) from None
+    if lacking := sorted(cpu_features.missing(build.system_info) or ()):
+        words = f"This build of llama.cpp needs {', '.join(lacking)}, which this CPU does not have."
+        raise LabError(words, hint)
+    return build
 
 
 def folder_of(asked: str | None) -> str | None:

@@ -18,14 +18,13 @@ from lab.errors import LabError
 from lab.process.wire import MUL_MAT, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import prompts
+from lab.runner.builds import BUILD_HERE
 from lab.runner.planned import Plan
 
 SECONDS, TRIAL_S = 30.0, 10.0
 
 N_GEN = 4
 """Tokens that the small job writes."""
-
-BUILD_HERE = "python3 -m uv sync --reinstall-package llama-cpp-python --no-cache-dir"
 
 Job = Callable[[], object]
 

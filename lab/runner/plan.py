@@ -65,6 +65,7 @@ def make_plan(
     """
     asked = offload.Asked(**where)
     worker.use(offload.backend(asked))
+    build = builds.of_worker(worker)  # before the child computes anything
     lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
     check_lengths(lengths)
     ranges = {
@@ -97,7 +98,6 @@ def make_plan(
                 "Use --prompt random.",
             )
         source = prompts.source(prompts.RANDOM)
-    build = worker.build
     here = machine.describe(
         build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices, builds.name_of(asked.lib)
     )
