@@ -61,7 +61,7 @@ RPC = click.option(
     "--rpc", "-rpc", metavar="HOST:PORT", help="Use the devices of RPC servers (lab rpc-server), with commas."
 )
 ENGINE = [
-    click.option("--threads", "-t", type=int, help="Threads for decode.  [default: physical cores]"),
+    click.option("--threads", "-t", type=int, help="Threads for decode.  [default: fast physical cores]"),
     click.option("--threads-batch", type=int, help="Threads for prefill.  [default: as --threads]"),
     click.option("--batch", "-b", default=2048, show_default=True, help="Largest batch; caps --ubatch."),
     click.option("--ubatch", "-u", default=512, show_default=True, help="Tokens per prefill step."),
