@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -191,12 +190,14 @@ class WithVariants(click.Command):
 def parse_variant(text: str) -> dict[str, Any]:
     """The settings that a variant of `lab ab` names, such as `--threads 1 --flash-attn off`. LabError if it cannot."""
 
+    from lab.runner import as_options
+
     @with_options(*SETTINGS)
     def variant(**_: Any) -> None: ...
 
     command = click.command(add_help_option=False)(variant)
     try:
-        context = command.make_context("variant", shlex.split(text))
+        context = command.make_context("variant", as_options.words(text))
     except (click.ClickException, ValueError) as problem:
         message = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
         raise LabError(
