@@ -103,6 +103,93 @@ def test_a_group_outside_of_the_namespace_still_has_the_limits_that_can_be_seen(
     assert (limits.n_cores_usable(root), limits.default_threads(root)) == (0.5, 1)
 
 
+def cpus(root: Path, siblings: str, figures: dict[str, str] | None = None, quota: str = "max") -> Path:
+    """A folder that stands for `/` of a machine whose cores' siblings are such as `0-1 0-1 2 3`, core by core.
+
+    `figures` are files of each core, with a value for every core.
+    """
+    for n, text in enumerate(siblings.split()):
+        folder = root / f"sys/devices/system/cpu/cpu{n}"
+        contents = {"topology/thread_siblings_list": text}
+        contents |= {name: values.split()[n] for name, values in (figures or {}).items()}
+        for name, content in contents.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(content + "\n")
+    return tree(root, "0::/", [V2.format(inside="/")], {"cpu.max": f"{quota} 100000"})
+
+
+PAIRS = "0-1 0-1 2-3 2-3 4-5 4-5 6-7 6-7"  # four physical cores of two threads
+SINGLE = "0 1 2 3 4 5 6 7"
+HYBRID = "0-1 0-1 2-3 2-3 4 5 6 7"  # two performance cores of two threads, four efficiency cores
+PERFORMANCE = "0-3"
+LITTLE_FIRST = {"cpu_capacity": "397 397 397 397 1024 1024 1024 1024"}
+PRIME = {"cpu_capacity": "326 326 326 326 801 801 801 1024"}
+FAVOURED = {"cpufreq/cpuinfo_max_freq": "5400000 5400000 5800000 5800000 5400000 5400000 5400000 5400000"}
+DENSE = {"cpufreq/cpuinfo_max_freq": "5100000 5100000 5100000 5100000 3300000 3300000 3300000 3300000"}
+CLUSTERS = {"cpufreq/cpuinfo_max_freq": "1000000 1000000 1000000 1000000 2400000 2400000 2400000 2400000"}
+ALL = tuple(range(8))
+THREADS: list[tuple[str, int, str, dict[str, str], str | None, tuple[int, ...], str]] = [
+    # why, threads, siblings, figures, performance cores of an Intel CPU, allowed cores, quota of CPU time in 0.1 s
+    ("one thread for each physical core", 4, PAIRS, {}, None, ALL, "max"),
+    ("cores without siblings are all physical", 8, SINGLE, {}, None, ALL, "max"),
+    ("affinity: two threads of one core", 1, PAIRS, {}, None, (2, 3), "max"),
+    ("affinity: one thread of each core", 4, PAIRS, {}, None, (0, 2, 4, 6), "max"),
+    ("two NUMA nodes (0-3, 4-7): both have memory bandwidth", 8, SINGLE, {}, None, ALL, "max"),
+    ("the cores of one NUMA node, as numactl gives them", 4, SINGLE, {}, None, (4, 5, 6, 7), "max"),
+    ("a quota of 2.5 cores", 2, PAIRS, {}, None, ALL, "250000"),
+    ("a quota of half a core", 1, PAIRS, {}, None, ALL, "50000"),
+    ("a quota above the physical cores", 4, PAIRS, {}, None, ALL, "700000"),
+    ("Intel: performance cores only", 2, HYBRID, {}, PERFORMANCE, ALL, "max"),
+    ("Intel: one performance core is allowed, and slow ones", 1, HYBRID, {}, PERFORMANCE, (2, 3, 4, 5), "max"),
+    ("Intel: only slow ones are allowed", 3, HYBRID, {}, PERFORMANCE, (5, 6, 7), "max"),
+    ("Intel: a quota below the performance cores", 1, HYBRID, {}, PERFORMANCE, ALL, "150000"),
+    ("Arm: big cores only", 4, SINGLE, LITTLE_FIRST, None, ALL, "max"),
+    ("Arm: two big cores are allowed", 2, SINGLE, LITTLE_FIRST, None, (0, 1, 2, 4, 7), "max"),
+    ("Arm: only little cores are allowed", 3, SINGLE, LITTLE_FIRST, None, (0, 1, 2), "max"),
+    ("Arm: one prime and three big cores", 4, SINGLE, PRIME, None, ALL, "max"),
+    ("Arm: an old kernel that tells frequencies only", 4, SINGLE, CLUSTERS, None, ALL, "max"),
+    ("cores that clock a little higher make no second kind", 4, PAIRS, FAVOURED, None, ALL, "max"),
+    ("cores above half the speed of the fastest help", 8, SINGLE, DENSE, None, ALL, "max"),
+]
+
+
+@pytest.mark.parametrize(
+    ("why", "n", "siblings", "figures", "performance", "allowed", "quota"), THREADS, ids=[row[0] for row in THREADS]
+)
+def test_threads_by_default(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    why: str,
+    n: int,
+    siblings: str,
+    figures: dict[str, str],
+    performance: str | None,
+    allowed: tuple[int, ...],
+    quota: str,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(allowed), raising=False)
+    root = cpus(tmp_path, siblings, figures, quota)
+    if performance:
+        for kind, text in (("cpu_core", performance), ("cpu_atom", "4-7")):
+            (root / "sys/devices" / kind).mkdir()
+            (root / "sys/devices" / kind / "cpus").write_text(text + "\n")
+    assert limits.default_threads(root) == n, why
+
+
+def test_what_a_system_does_not_tell_is_what_psutil_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert limits.default_threads(tmp_path) == 32
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: None)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert limits.default_threads(tmp_path) == 1
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(limits, "sysctl", {"hw.perflevel0.physicalcpu": "6"}.get)
+    assert limits.default_threads(tmp_path) == 6
+
+
 def test_the_quota_is_part_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for quota, expected in ((1.5, (1, 1.5)), (0.5, (1, 0.5)), (8.0, (8, 8.0)), (None, (64, None)), (99.0, (64, None))):
         monkeypatch.setattr(limits, "cpu_quota", lambda root=None, quota=quota: quota)

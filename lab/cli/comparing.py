@@ -150,7 +150,7 @@ def import_(files: tuple[str, ...], out: str) -> None:
 def _write(data: bytes, out: str | None) -> None:
     """To a file, its folder made where it is missing, or to stdout."""
     if out is None:
-        click.echo(data.decode(), nl=False)
+        click.echo(data, nl=False)  # bytes: Windows would change letters and the ends of lines
         return
     try:
         Path(out).parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +60,7 @@ RPC = click.option(
     "--rpc", "-rpc", metavar="HOST:PORT", help="Use the devices of RPC servers (lab rpc-server), with commas."
 )
 ENGINE = [
-    click.option("--threads", "-t", type=int, help="Threads for decode.  [default: physical cores]"),
+    click.option("--threads", "-t", type=int, help="Threads for decode.  [default: fast physical cores]"),
     click.option("--threads-batch", type=int, help="Threads for prefill.  [default: as --threads]"),
     click.option("--batch", "-b", default=2048, show_default=True, help="Largest batch; caps --ubatch."),
     click.option("--ubatch", "-u", default=512, show_default=True, help="Tokens per prefill step."),
@@ -197,12 +196,14 @@ class WithVariants(click.Command):
 def parse_variant(text: str) -> dict[str, Any]:
     """The settings that a variant of `lab ab` names, such as `--threads 1 --flash-attn off`. LabError if it cannot."""
 
+    from lab.runner import as_options
+
     @with_options(*SETTINGS)
     def variant(**_: Any) -> None: ...
 
     command = click.command(add_help_option=False)(variant)
     try:
-        context = command.make_context("variant", shlex.split(text))
+        context = command.make_context("variant", as_options.words(text))
     except (click.ClickException, ValueError) as problem:
         message = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
         raise LabError(

@@ -27,7 +27,7 @@ WARNING = (
 @click.option(
     "--device", metavar="NAME,...", help="Devices to lend.  [default: every GPU; the CPU where there is none]"
 )
-@click.option("--threads", "-t", type=int, help="Threads of a CPU device.  [default: physical cores]")
+@click.option("--threads", "-t", type=int, help="Threads of a CPU device.  [default: fast physical cores]")
 @click.option("--cache", is_flag=True, help="Keep large tensors on disk, so that they are sent only once.")
 @click.option(
     "--open-network", is_flag=True, help="Allow a --host that other machines can reach. There is no password."

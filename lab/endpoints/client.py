@@ -11,7 +11,6 @@ A reply is there soon after its request has ended, while others run: what has en
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -20,14 +19,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from lab.core.lines import from_json, to_json
 from lab.core.request import Request
 from lab.endpoints.access import Access, hidden
 from lab.endpoints.wire import Plan, Reply
 from lab.errors import LabError
-from lab.process.spawning import explain_exit
+from lab.process.spawning import detached, explain_exit
 
 POLL_S = 0.1
 END_S = 5
@@ -49,16 +48,13 @@ class Client:
         self._stderr_path = Path(self._folder.name) / "stderr"
         self._n_plans = 0
         self._replies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        detached: dict[str, Any] = {"start_new_session": True}  # Ctrl-C reaches the parent alone
-        if os.name == "nt":
-            detached = {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
         with self._stderr_path.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _CHILD, str(Path(__file__).parents[2])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                **detached,
+                **detached(),
             )
         self._listener = threading.Thread(target=self._listen, args=(self._process, self._replies), daemon=True)
         self._listener.start()
@@ -139,7 +135,7 @@ class Client:
 
     def _cause_of_death(self) -> str:
         status = self._process.wait()
-        lines = self._stderr_path.read_text(errors="replace").strip().splitlines()
+        lines = self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         last_words = f" Its last words: {' | '.join(lines[-3:])}" if lines else ""
         return hidden(f"The client's process ended: {explain_exit(status)}.{last_words}", self._access)
 

@@ -45,7 +45,8 @@ def serve() -> None:
         _report(events, error=problem.what, hint=problem.hint)
         return
     _report(events, devices=[dataclasses.asdict(device) for device in lent])
-    threading.Thread(target=_report_clients, args=(os.fdopen(reading), events), daemon=True).start()
+    printed = os.fdopen(reading, encoding="utf-8", errors="replace")
+    threading.Thread(target=_report_clients, args=(printed, events), daemon=True).start()
     _run(start, asked["endpoint"], asked["cache"], asked["n_threads"], lent)
     sys.exit(1)  # it returns where it cannot listen, and has printed why
 

@@ -154,7 +154,7 @@ def settle(place: Slot) -> None:
     if place.ref:
         place.ref.parent.mkdir(parents=True, exist_ok=True)
         fresh = place.ref.with_name(f"{place.ref.name}.{os.getpid()}.tmp")
-        fresh.write_text(place.commit)
+        fresh.write_text(place.commit, encoding="utf-8")
         fresh.replace(place.ref)
 
 

@@ -299,6 +299,6 @@ class Worker:
         return str(answer["value"])
 
     def _cause_of_death(self) -> str:
-        lines = self._stderr_path.read_text(errors="replace").strip().splitlines()
+        lines = self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         verdict = self._verdict or rpc_server.lost(self.backend.rpc, self.backend.lib)
         return verdict + cause_of_death("The engine's process", self._process.wait(), lines)

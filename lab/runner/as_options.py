@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
+import shlex
 
 from lab.core.levers import Prefix, Stall
 from lab.core.record import Record, Settings
@@ -61,6 +63,18 @@ def option(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, (tuple, list)):
         return _flag(name), ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in value)
     return _flag(name), str(value)
+
+
+def words(text: str) -> list[str]:
+    """The words of a part of a command line, as a POSIX shell splits it; on Windows a backslash belongs to a path.
+
+    ValueError for a quotation that does not end.
+    """
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    if os.name == "nt":
+        lexer.escape = ""
+    return list(lexer)
 
 
 def _flag(name: str) -> str:

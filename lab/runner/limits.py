@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 MAX_THREADS = 512
@@ -36,12 +37,17 @@ def n_cores_usable(root: Path = ROOT) -> float | None:
 
 
 def default_threads(root: Path = ROOT) -> int:
-    """llama-bench's default: physical cores, of the fast kind where there are two; at most the usable ones."""
+    """Threads where the user names none: one for each fast physical core that this process may use.
+
+    Two threads of one physical core share its arithmetic. A step lasts as long as its slowest thread, so a slow core
+    delays the fast ones. All NUMA nodes count, because each brings memory bandwidth; a container's quota of CPU time
+    limits the number. On a machine without slow cores this is llama-bench's default.
+    """
     import psutil
 
-    physical = _n_fast_cores() or psutil.cpu_count(logical=False)
-    usable = n_cores_usable(root)
-    return max(1, min(math.floor(n) for n in (physical, usable, MAX_THREADS) if n))
+    physical = _n_fast_cores(root) or psutil.cpu_count(logical=False)
+    known = [math.floor(n) for n in (physical, n_cores_usable(root)) if n]
+    return max(1, min(*known, MAX_THREADS)) if known else 1
 
 
 def memory_available(root: Path = ROOT) -> int:
@@ -136,21 +142,47 @@ def _counts(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _n_fast_cores() -> int | None:
-    """Physical performance cores of a CPU that has two kinds of cores; None for others."""
+def _n_fast_cores(root: Path) -> int | None:
+    """Fast physical cores among those that this process may run on; None where the system does not tell.
+
+    macOS counts its performance cores. Linux names Intel's in /sys/devices/cpu_core (ABI/testing,
+    sysfs-bus-event_source-devices); of Arm's it gives the capacity of each core relative to the fastest one
+    (sysfs-devices-system-cpu), or its highest frequency.
+    """
     if sys.platform == "darwin":
         count = sysctl("hw.perflevel0.physicalcpu")
         return int(count) if count and count.isdigit() else None
-    ranges = [part.partition("-") for part in system_text("/sys/devices/cpu_core/cpus").strip().split(",") if part]
-    cpus = [n for first, _, last in ranges for n in range(int(first), int(last or first) + 1)]
-    siblings = {system_text(f"/sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list") for n in cpus}
-    return len(siblings) or None
+    folders = {n: root / f"sys/devices/system/cpu/cpu{n}" for n in own_cores() or ()}
+    performance = _cpu_list(system_text(root / "sys/devices/cpu_core/cpus")) & folders.keys()
+    siblings = {
+        system_text(folders[n] / "topology/thread_siblings_list")
+        for n in performance or _at_least_half_as_fast(folders)
+    }
+    return len(siblings - {""}) or None
+
+
+def _at_least_half_as_fast(folders: Mapping[int, Path]) -> set[int]:
+    """The logical cores that are at least half as fast as the fastest; all of them where their speeds are not known.
+
+    If as many slow cores as fast ones share the work equally, they make it faster only above one half.
+    """
+    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
+        speeds = {n: system_number(folder / name) or 0 for n, folder in folders.items()}
+        if all(speeds.values()):
+            return {n for n, speed in speeds.items() if 2 * speed >= max(speeds.values())}
+    return set(folders)
+
+
+def _cpu_list(text: str) -> set[int]:
+    """The numbers in a list as Linux writes it: `0-3,8` has 0, 1, 2, 3 and 8."""
+    ranges = [part.partition("-") for part in text.strip().split(",") if part]
+    return {n for first, _, last in ranges for n in range(int(first), int(last or first) + 1)}
 
 
 def system_text(path: str | Path) -> str:
     """A system file's text; empty where this system has no such file."""
     try:
-        return Path(path).read_text(errors="replace")
+        return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -164,7 +196,7 @@ def system_number(path: Path) -> int | None:
 def sysctl(name: str) -> str | None:
     """What macOS answers for `name`; None where it does not."""
     try:
-        answer = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=True)
+        answer = subprocess.run(["sysctl", "-n", name], capture_output=True, encoding="utf-8", timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None

@@ -11,10 +11,13 @@ import math
 import platform
 import re
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from lab.core.record import Device, Machine, Settings
+from lab.models import catalog
 from lab.runner import limits
 from lab.runner.limits import sysctl, system_text
 
@@ -149,20 +152,50 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text).strip("-.")[:40] or "unknown"
 
 
-def _cpu_name() -> str | None:
+def _cpu_name(root: Path = limits.ROOT) -> str | None:
     if sys.platform == "darwin":
         return sysctl("machdep.cpu.brand_string")
     if sys.platform == "win32":
         return platform.processor() or None
-    match = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", system_text("/proc/cpuinfo"), re.MULTILINE)
-    return match[1].strip() if match else None
+    if kernel := _emulated_on(root):
+        return f"{platform.machine()} emulated on {kernel}"
+    text = system_text(root / "proc/cpuinfo")
+    match = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", text, re.MULTILINE)
+    name = system_text(root / "proc/device-tree/model").strip("\0\n ") or (match[1].strip() if match else None)
+    cores = _arm_cores(text)
+    return f"{name} ({cores})" if name and cores else name or cores
 
 
-def _is_virtual() -> bool | None:
+def _arm_cores(cpuinfo: str) -> str | None:
+    """The cores of an Arm CPU, such as `4 x Cortex-A76, 4 x Cortex-A55`; None for other CPUs.
+
+    The names are those of models/arm_cores.toml. A core that is not in it has its numbers.
+    """
+    makers, parts = (re.findall(rf"^CPU {what}\s*:\s*(\w+)", cpuinfo, re.MULTILINE) for what in ("implementer", "part"))
+    with catalog.data_file("arm_cores.toml").open("rb") as file:
+        known = tomllib.load(file)
+    names = (
+        known.get(maker, {}).get(part, f"Arm core {maker}/{part}") for maker, part in zip(makers, parts, strict=False)
+    )
+    return ", ".join(f"{n} x {name}" for name, n in Counter(names).items()) or None
+
+
+def _emulated_on(root: Path) -> str | None:
+    """The architecture of the kernel where programs of another one are emulated (QEMU, Rosetta); None elsewhere.
+
+    Since 6.1 Linux has it in a file that emulators pass through. i686 and armv8l are 32-bit programs on a 64-bit CPU.
+    """
+    kernel = system_text(root / "proc/sys/kernel/arch").strip()
+    return kernel if kernel and platform.machine() not in (kernel, "i686", "armv8l") else None
+
+
+def _is_virtual(root: Path = limits.ROOT) -> bool | None:
     if sys.platform == "darwin":
         answer = sysctl("kern.hv_vmm_present")
         return None if answer is None else answer == "1"
-    flags = re.search(r"^flags\s*:(.+)$", system_text("/proc/cpuinfo"), re.MULTILINE)
+    if _emulated_on(root):
+        return True
+    flags = re.search(r"^flags\s*:(.+)$", system_text(root / "proc/cpuinfo"), re.MULTILINE)
     return "hypervisor" in flags[1].split() if flags else None
 
 

@@ -21,8 +21,7 @@ from lab.core.record import FAILED, OK, Record, Run
 from lab.errors import LabError
 from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
-from lab.runner import builds, limits, notebook
-from lab.runner.as_options import option
+from lab.runner import as_options, builds, limits, notebook
 from lab.runner.blank_run import failed_run
 from lab.runner.case import Case
 from lab.runner.energy import idle_watts
@@ -53,7 +52,7 @@ def ab(
     """
     named = [
         (
-            shlex.join(word for name, value in settings.items() for word in option(name, value)),
+            shlex.join(word for name, value in settings.items() for word in as_options.option(name, value)),
             settings,
         )
         for settings in variants
@@ -94,7 +93,7 @@ def plan(
 
 def _public(words: str, lib: str | None) -> str:
     """The words of a variant with only the end of its folder's path."""
-    return shlex.join(word.replace(lib, builds.short(lib)) for word in shlex.split(words)) if lib else words
+    return shlex.join(word.replace(lib, builds.short(lib)) for word in as_options.words(words)) if lib else words
 
 
 def check(plans: dict[str, Plan]) -> None:

@@ -39,8 +39,8 @@ def console(stderr: bool = False) -> Console:
 
 
 def print_json(value: object) -> None:
-    """One JSON document on stdout; NaN becomes null."""
-    print(json.dumps(_without_nan(value), indent=2, ensure_ascii=False))
+    """One JSON document on stdout, in ASCII, which every encoding of a stdout can write; NaN becomes null."""
+    print(json.dumps(_without_nan(value), indent=2))
 
 
 def grid_of(*headings: str) -> Table:

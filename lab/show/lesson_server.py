@@ -113,10 +113,10 @@ def serve(n_threads: int | None = None) -> OwnServer:
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < deadline:
-        if address := _ADDRESS.search(log.read_text(errors="replace")):
+        if address := _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace")):
             return address[1]
         time.sleep(LOOK_S)
-    lines = log.read_text(errors="replace").splitlines()
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     raise LabError(f"The server did not start: {' | '.join(lines[-3:])}", "Look whether memory is free, and try again.")
 
 

@@ -190,7 +190,7 @@ def _render(records: Sequence[Record | RequestRecord], used: Sequence[Ceilings],
 
     lines = dict.fromkeys(line for best in used for line in probing.lines(best))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         version=metadata.version("mini-lab"),
         commands=reproduce.commands(records),
         n_records=len(records),

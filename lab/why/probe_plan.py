@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import platform
 import re
-import subprocess
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from lab.core.record import Model, Settings
 from lab.core.shape import BLOCKS, EMBEDDING, EXPERTS, OUTPUT, Matrix
 from lab.errors import LabError
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, UPLOAD, Probe
+from lab.runner.limits import sysctl, system_text
 
 COLUMNS = (1, 2, 4, 8, 32, 128)
 """Batch sizes between decode and prefill; a full ubatch is added."""
@@ -198,11 +198,11 @@ def linux_cache(folder: Path) -> int:
     by_level: dict[int, dict[str, int]] = {}
     for index in folder.glob("cpu[0-9]*/cache/index*"):
         try:
-            level, size, shared = ((index / name).read_text().strip() for name in ("level", "size", "shared_cpu_list"))
+            level, size, shared = (system_text(index / name).strip() for name in ("level", "size", "shared_cpu_list"))
             number, unit = re.fullmatch(r"(\d+)([KMG]?)", size).groups()  # type: ignore[union-attr]
             n_bytes = int(number) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[unit]
             by_level.setdefault(int(level), {})[shared] = n_bytes
-        except (OSError, ValueError, AttributeError):  # what a system does not list, it does not have
+        except (ValueError, AttributeError):  # what a system does not list, it does not have
             continue
     return sum(by_level[max(by_level)].values()) if by_level else 0
 
@@ -212,13 +212,5 @@ def _mac_cache() -> int:
     if platform.system() != "Darwin":
         return 0
     names = ("hw.l3cachesize", "hw.perflevel0.l2cachesize", "hw.l2cachesize")
-    for name in names:
-        try:
-            answer = subprocess.run(
-                ["sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False
-            ).stdout
-        except (OSError, subprocess.SubprocessError):
-            return 0
-        if answer.strip().isdigit() and int(answer):
-            return int(answer)
-    return 0
+    answers = (sysctl(name) or "" for name in names)
+    return next((int(answer) for answer in answers if answer.isdigit() and int(answer)), 0)

@@ -12,20 +12,19 @@ Results files, plots and vulkan.json (the steps) go to FOLDER.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from tests.bench import llama_bench
+from tests.bench.steps import Step, walk
 
 PACKAGES = ("cmake", "g++", "glslc", "libvulkan-dev", "spirv-headers", "mesa-vulkan-drivers")
 NEWER = "trixie"
@@ -50,17 +49,17 @@ def libraries() -> Path:
     built = home / "build" / "bin"
     if not (built / "libllama.so").exists():
         home.mkdir(parents=True, exist_ok=True)
-        _install()
+        install(PACKAGES)
         _build(home, _headers(home))
     return built
 
 
-def _install() -> None:
+def install(packages: Sequence[str]) -> None:
     """Debian's packages, where one is missing."""
-    asked = subprocess.run(["dpkg", "-s", *PACKAGES], capture_output=True, check=False)
+    asked = subprocess.run(["dpkg", "-s", *packages], capture_output=True, check=False)
     if asked.returncode:
         subprocess.run(["apt-get", "update"], check=True)
-        subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES], check=True)
+        subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", *packages], check=True)
 
 
 def _headers(home: Path) -> Path:
@@ -154,7 +153,7 @@ def _busy(pid: int) -> psutil.Process | None:
     return next((child for child in children if sum(child.cpu_times()[:2]) > 8), None)
 
 
-def steps(lib: Path, out: Path) -> dict[str, tuple[Callable[[], tuple[int, str]], int, str]]:
+def steps(lib: Path, out: Path) -> dict[str, Step]:
     """By name: what is run, the exit status that it should have, and words that it should print."""
     on = ("--lib", str(lib), "--out", str(out))
     small = {"GGML_VK_FORCE_MAX_BUFFER_SIZE": str(20_000_000)}
@@ -179,21 +178,7 @@ def steps(lib: Path, out: Path) -> dict[str, tuple[Callable[[], tuple[int, str]]
 def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
-    lib = libraries()
-    report: dict[str, Any] = {}
-    for name, (run, wanted, words) in steps(lib, out).items():
-        if sys.argv[2:] and name not in sys.argv[2:]:
-            continue
-        started = time.monotonic()
-        status, text = run()
-        is_as_wanted = status == wanted and words in text and "Traceback" not in text
-        seconds = time.monotonic() - started
-        report[name] = {"is_as_wanted": is_as_wanted, "status": status, "seconds": round(seconds)}
-        print(f"{'ok   ' if is_as_wanted else 'WRONG'} {name:20} {seconds:4.0f} s, exit status {status}", flush=True)
-        if not is_as_wanted:
-            print(text)
-    (out / "vulkan.json").write_text(json.dumps(report, indent=1) + "\n")
-    sys.exit(not all(one["is_as_wanted"] for one in report.values()))
+    walk(steps(libraries(), out), sys.argv[2:], out / "vulkan.json")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,79 @@
+"""What machine this is: names of CPUs that Linux gives as numbers, and programs of another CPU that are emulated."""
+
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab.runner import machine
+
+X86 = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R)\nflags\t\t: fpu sse"
+BOARD = "Raspberry Pi 5 Model B Rev 1.0"
+
+
+def arm(*cores: str) -> str:
+    """/proc/cpuinfo of arm64 for cores such as `0x41/0xd0b`: it names neither a model nor flags."""
+    blocks = [
+        f"processor\t: {n}\nBogoMIPS\t: 108.00\nFeatures\t: fp asimd\nCPU implementer\t: {core.split('/')[0]}\n"
+        f"CPU architecture: 8\nCPU variant\t: 0x4\nCPU part\t: {core.split('/')[1]}\nCPU revision\t: 1\n"
+        for n, core in enumerate(cores)
+    ]
+    return "\n".join(blocks)
+
+
+def tree(root: Path, cpuinfo: str, kernel: str = "", model: str = "") -> Path:
+    for name, text in (("proc/cpuinfo", cpuinfo), ("proc/sys/kernel/arch", kernel), ("proc/device-tree/model", model)):
+        if text:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+
+
+A76, A55 = "0x41/0xd0b", "0x41/0xd05"
+NAMES = [
+    (arm(*[A76] * 4), BOARD + "\0", f"{BOARD} (4 x Cortex-A76)"),
+    (arm(*[A76] * 4) + f"\nRevision\t: d04170\nModel\t\t: {BOARD}\n", "", f"{BOARD} (4 x Cortex-A76)"),
+    (arm(*["0x41/0xd0c"] * 64), "", "64 x Neoverse-N1"),
+    (arm(*[A55] * 4, *[A76] * 4), "", "4 x Cortex-A55, 4 x Cortex-A76"),
+    (arm("0x41/0xfff", "0x99/0x001"), "", "1 x Arm core 0x41/0xfff, 1 x Arm core 0x99/0x001"),
+    (X86, "", "Intel(R) Xeon(R)"),
+    ("", "", None),
+]
+
+
+@pytest.mark.parametrize(("cpuinfo", "model", "name"), NAMES)
+def test_the_name_of_a_cpu(tmp_path: Path, cpuinfo: str, model: str, name: str | None) -> None:
+    assert machine._cpu_name(tree(tmp_path, cpuinfo, model=model)) == name
+
+
+# an emulator shows the host's /proc/cpuinfo, or makes one up
+EMULATED = [
+    ("aarch64", "x86_64", X86, "aarch64 emulated on x86_64", True),
+    ("aarch64", "x86_64", arm("0x41/0xd07"), "aarch64 emulated on x86_64", True),
+    ("x86_64", "aarch64", X86, "x86_64 emulated on aarch64", True),
+    ("x86_64", "x86_64", X86, "Intel(R) Xeon(R)", False),
+    ("i686", "x86_64", X86, "Intel(R) Xeon(R)", False),
+    ("armv8l", "aarch64", arm(A76), "1 x Cortex-A76", None),
+    ("aarch64", "", arm(A76), "1 x Cortex-A76", None),
+]
+
+
+@pytest.mark.parametrize(("seen", "kernel", "cpuinfo", "name", "virtual"), EMULATED)
+def test_programs_of_another_cpu_are_known_to_be_emulated(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seen: str,
+    kernel: str,
+    cpuinfo: str,
+    name: str,
+    virtual: bool | None,
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: seen)
+    root = tree(tmp_path, cpuinfo, kernel)
+    assert (machine._cpu_name(root), machine._is_virtual(root)) == (name, virtual)
