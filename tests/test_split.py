@@ -12,7 +12,7 @@ from lab.core import cost, phases, prefix_times, results, shape
 from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
 from lab.errors import LabError
-from lab.experiments import claims_of_phases, stall_search
+from lab.experiments import claims_of_time, stall_search
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
@@ -305,8 +305,8 @@ def test_steps_that_were_not_waited_for_are_not_shown_as_timed() -> None:
     thin = "inside each run, step by step"
     for record, is_drawn in ((timed, True), (once, False)):
         assert (thin in [line.get_label() for line in plot_runs.plot_prefill([record]).lines]) == is_drawn
-    assert claims_of_phases._growth_of_steps([once]) is None
-    assert claims_of_phases._growth_of_steps([make_record(make_run(40, 5, per_position_ms=0.01))]) is not None
+    assert claims_of_time.growth_of_steps([once]) is None
+    assert claims_of_time.growth_of_steps([make_record(make_run(40, 5, per_position_ms=0.01))]) is not None
 
 
 def test_a_newcomers_steps_count_by_their_sum_where_single_ones_are_not_timed() -> None:

@@ -50,7 +50,7 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
     from lab.experiments import claim_session, saved_states
     from lab.process.worker import Worker
     from lab.runner.session import new_results_file
-    from lab.show import console, text_claims, text_setup
+    from lab.show import claim_views, console, text_setup
 
     as_json, no_plot, report = asked.pop("as_json"), asked.pop("no_plot"), asked.pop("report")
     folder, dry_run = Path(asked.pop("out")), asked.pop("dry_run")
@@ -64,7 +64,7 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
             err.print(line)
         for warning in session.warnings:
             err.print(f"Note: {warning}", style="yellow")
-        for line in text_claims.plan_lines(session):
+        for line in claim_views.plan_lines(session):
             err.print(line)
         if dry_run:
             _print_plan(session, as_json)
@@ -87,11 +87,11 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
 def _show(verdicts: Verdicts, path: Path, as_json: bool, plots: bool, report: bool) -> None:
     """Prints the verdicts, then draws: drawing may fail."""
     from lab.analysis.comparison import AT_LEAST
-    from lab.show import console, text_claims
+    from lab.show import claim_views, console
 
     out = console.console()
     if not as_json:
-        text_claims.print_verdicts(verdicts, out)
+        claim_views.print_verdicts(verdicts, out)
     records, files, judged = list(verdicts.records), dict[str, Any](), [(path.stem, verdicts)]
     if records:
         files = write_files(records, path, plots, report, AT_LEAST, None if as_json else out, judged=judged)
@@ -101,10 +101,10 @@ def _show(verdicts: Verdicts, path: Path, as_json: bool, plots: bool, report: bo
 
 def _print_plan(session: Session, as_json: bool) -> None:
     """What `--dry-run` shows."""
-    from lab.show import console, text_claims
+    from lab.show import claim_views, console
 
     if not as_json:
-        console.console().print(text_claims.plan_table(session))
+        console.console().print(claim_views.plan_table(session))
         return
     n_runs = {name: sum(trial.n_runs for trial in trials) for name, trials in session.trials.items()}
     console.print_json(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lab.core.request import RequestRecord
     from lab.core.results import Contents
     from lab.experiments.claim_verdicts import Verdicts
-    from lab.show.claim_pictures import Drawing
+    from lab.show.claim_views import Drawing
     from lab.show.lever_kinds import Section
 
 
@@ -142,8 +142,8 @@ def claim_drawings(
     import dataclasses
 
     from lab.experiments import claim_session
-    from lab.show import claim_pictures
-    from lab.show.claim_pictures import Drawing
+    from lab.show import claim_views
+    from lab.show.claim_views import Drawing
 
     sessions = dict.fromkeys(record.session for record in records if record.run.part)
     if not sessions:
@@ -151,7 +151,7 @@ def claim_drawings(
     known = [*ceilings, *claim_session.known_ceilings(plot_folder(results, None))]
     others, made = other_sessions(results, records), list[Drawing]()
     for number, name in enumerate(sessions, 1):
-        own = claim_pictures.drawings([record for record in records if record.session == name], known, others)
+        own = claim_views.drawings([record for record in records if record.session == name], known, others)
         made += [dataclasses.replace(one, name=f"{number}-{one.name}") if len(sessions) > 1 else one for one in own]
     return made
 

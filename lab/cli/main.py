@@ -76,7 +76,7 @@ def main() -> None:
 def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     """Print the tables of results files (or folders of them) again."""
     from lab.analysis.request_table import alone
-    from lab.show import console, levers, text_claims, text_doors, text_load, text_places, text_requests, text_results
+    from lab.show import claim_views, console, levers, text_doors, text_load, text_places, text_requests, text_results
 
     reading = read_runs(results, "place") if placement else read(results)
     records = list(reading.records)
@@ -97,7 +97,7 @@ def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
         text_results.print_results(rest, out)
         levers.print_sections(shown, out)
     for name, verdicts in judged:
-        text_claims.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
+        claim_views.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
     if alone(reading.requests):
         text_requests.print_requests(reading.requests, out)
     text_doors.print_parts(records, reading.requests, out)

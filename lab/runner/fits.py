@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.core import placement
+from lab.core.lists import join_and
 from lab.core.memory import Memory
 from lab.core.placement import CPU, Place
 from lab.core.record import Device, Model, Settings
@@ -159,7 +160,7 @@ def _refusal(plan: Plan, case: Case, room: Room, where: Sequence[Place]) -> str:
     if len(names) == 1:
         sentence = f"{names[0]} needs {need:,.1f} GB for {layers} and has {have:,.1f} GB"
     else:
-        together = f"{', '.join(names[:-1])} and {names[-1]} share one memory"
+        together = f"{join_and(names)} share one memory"
         sentence = f"{together}: they need {need:,.1f} GB for {layers} and have {have:,.1f} GB"
     for n in range((plan.model.n_layer or 0) + 1, 0, -1):
         smaller = _with_layers(plan, n)

@@ -21,7 +21,7 @@ from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.experiments.claim_verdicts import Verdicts
 from lab.show import (
-    claims_page,
+    claim_views,
     levers,
     page_load,
     page_requests,
@@ -87,7 +87,7 @@ def html(
     if not records:
         raise LabError("There is nothing to report: no records are given.", "Measure some: lab measure")
     of_engine, alone = request_table.of_engine(records), request_table.alone(records)
-    claims = claims_page.sections(of_engine, known, others, judged)
+    claims = claim_views.sections(of_engine, known, others, judged)
     rest = [record for record in of_engine if record.run.part is None]
     if not rest:
         return _without_runs(records, known, claims, at_least)
@@ -160,7 +160,7 @@ def _without_runs(
     return _render(
         records,
         used,
-        question=claims_page.QUESTION
+        question=claim_views.QUESTION
         if own
         else page_load.question(records)
         if only_loads

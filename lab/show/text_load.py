@@ -13,6 +13,7 @@ from lab.analysis import load_capacity, load_figures, load_sessions, load_table,
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Sample
 from lab.analysis.wording import digits, seconds
+from lab.core.lists import join_and
 from lab.core.record import Record
 from lab.core.request import Endpoint, RequestRecord
 from lab.core.server_load import CLOSED
@@ -68,9 +69,9 @@ def print_load(samples: Sequence[Sample], endpoint: Endpoint, out: Console) -> N
 def heading(shown: Sequence[ArmFigures]) -> str:
     """Which load it was: lengths, windows, rounds."""
     loads_of = [one.arm.load for one in shown]
-    lengths = _and(list(dict.fromkeys(load.lengths for load in loads_of)))
-    windows = _and(list(dict.fromkeys(f"{load.duration_s:g} s" for load in loads_of)))
-    warmups = _and(list(dict.fromkeys(f"{load.warmup_s:g} s" for load in loads_of)))
+    lengths = join_and(list(dict.fromkeys(load.lengths for load in loads_of)))
+    windows = join_and(list(dict.fromkeys(f"{load.duration_s:g} s" for load in loads_of)))
+    warmups = join_and(list(dict.fromkeys(f"{load.warmup_s:g} s" for load in loads_of)))
     n = max(len(one.arm.rounds) for one in shown)
     rounds = "1 round" if n == 1 else f"{n} rounds, ranges are over them"
     return f"{lengths}; window of {windows} after {warmups} of warm-up; {rounds}"
@@ -144,7 +145,7 @@ def _slots(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
     if known := [one for one in shown if one.wait_s is not None]:
         parts = [f"{_ms(one.wait_s or 0)} with {one.arm.label}" for one in known]
         words.append(
-            f"TTFT without the server's own prompt time (median): {_and(parts)}. That is waiting for a slot, "
+            f"TTFT without the server's own prompt time (median): {join_and(parts)}. That is waiting for a slot, "
             "tokenising and HTTP."
         )
     return words
@@ -185,7 +186,7 @@ def _doubts(shown: Sequence[ArmFigures]) -> list[str]:
     for one in shown:
         label = one.arm.label
         if one.failures:
-            classes = _and([f"{n} {name}" for name, n in one.failures.items()])
+            classes = join_and([f"{n} {name}" for name, n in one.failures.items()])
             words.append(f"! {label}: {one.n - one.n_ok} of {one.n} requests failed ({classes}).")
         if one.n_failed_outside:
             words.append(f"! {label}: {one.n_failed_outside} more failed before or after the window.")
@@ -236,7 +237,3 @@ def _ms(value_s: float) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else digits(value)
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
