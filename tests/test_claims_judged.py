@@ -15,7 +15,7 @@ import pytest
 from lab.analysis import disturbances, spread
 from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import FAILED, Ceilings, Device, Model, Rate, Record, Settings
-from lab.experiments import batching, claim_parts, claims_of_hardware, prefix_cache, stall_script
+from lab.experiments import batching, claim_parts, claims_of_hardware, prefix_cache, stall_chunks
 from lab.experiments import claim as claim_rules
 from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Condition, Evidence, Judgement
 from lab.experiments.claim_verdicts import CLAIMS
@@ -192,10 +192,10 @@ def stall(ms: Callable[[int | None], float], n_runs: int = 2) -> list[Record]:
     settings = dataclasses.replace(SETTINGS, kv_unified=True, n_ubatch=512)
     records = []
     for chunk in (None, 100, 25):
-        case = stall_script.case(200, 1, chunk)
+        case = stall_chunks.case(200, 1, chunk)
         assert isinstance(case.lever, Stall)
         for i in range(n_runs):
-            steps = steps_of(stall_script.write(case, text, settings), prefill_ms=ms(chunk))
+            steps = steps_of(stall_chunks.write(case, text, settings), prefill_ms=ms(chunk))
             run = make_run(200, case.n_gen, i, part="stall", stall=case.lever, steps=steps)
             records.append(make_record(run, settings=settings))
     return records

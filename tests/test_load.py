@@ -17,21 +17,25 @@ import pytest
 import lab
 from lab.core.record import FAILED, OK
 from lab.core.request import (
+    CLOSED,
+    CONSTANT,
     CUT_OFF,
     ERROR_INSIDE,
     HALF_LINE,
     LONG_LINE,
     LOST,
+    POISSON,
     RATE_LIMITED,
     REFUSED,
+    REPLAY,
     SERVER_ERROR,
     STALLED,
     TIMEOUT,
     WRONG_JSON,
     Request,
     RequestRecord,
+    parse_slo,
 )
-from lab.core.server_load import CLOSED, CONSTANT, POISSON, REPLAY, parse_slo
 from lab.endpoints.access import access, ask
 from lab.endpoints.null_behaviour import NEVER, RUNNING, Behaviour, NullSettings
 from lab.endpoints.null_server import NullServer, null_server

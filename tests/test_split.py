@@ -12,7 +12,7 @@ from lab.core import cost, phases, prefix_times, results, shape
 from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
 from lab.errors import LabError
-from lab.experiments import claims_of_time, stall_search
+from lab.experiments import claims_of_time, stall_chunks
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
@@ -313,9 +313,9 @@ def test_a_newcomers_steps_count_by_their_sum_where_single_ones_are_not_timed() 
     steps = exact_steps(16, 1, 8)
     late = dataclasses.replace(steps, start_ns=(0, MS), ready_ns=(MS, 16 * MS), end_ns=(MS, 17 * MS))
     record = make_record(make_run(16, 1, steps=late))
-    assert stall_search._last_full_step_s(record) == pytest.approx(15e-3 / 8)
+    assert stall_chunks._last_full_step_s(record) == pytest.approx(15e-3 / 8)
     once = dataclasses.replace(record, settings=END)
-    assert stall_search._last_full_step_s(once) == pytest.approx(1e-3)
+    assert stall_chunks._last_full_step_s(once) == pytest.approx(1e-3)
 
 
 def test_sums_teach_where_single_steps_do_not() -> None:

@@ -60,7 +60,7 @@ def doors(
     from lab.experiments.both_ways import new_file, prepare
     from lab.process.worker import Worker
     from lab.runner.servers import connect
-    from lab.show import console, text_doors, text_endpoint, text_setup
+    from lab.show import console, door_views, text_endpoint, text_setup
 
     if url is None:
         raise LabError("Which server?", "Name it: --url http://127.0.0.1:8080/v1")
@@ -73,7 +73,7 @@ def doors(
             turns = prepare(server, worker, blocks=blocks, watch=transferring, **asked)
         for line in text_setup.describe(turns.plan.machine, turns.plan.model):
             text_out.print(line)
-        for warning in [*turns.plan.warnings, *text_doors.cannot(server.endpoint)]:
+        for warning in [*turns.plan.warnings, *door_views.cannot(server.endpoint)]:
             err.print(f"Note: {warning}", style="yellow")
         path = new_file(turns, Path(out))
         lines, problem = _collect(turns, path, err)
@@ -88,7 +88,7 @@ def _collect(turns: Turns, path: Path, err: Any) -> tuple[list[Record | RequestR
     """Measures and shows progress. Returns the lines, and the LabError that ended it, if there was one."""
     from lab.core.request import RequestRecord
     from lab.experiments.both_ways import execute
-    from lab.show import console, text_doors, text_results
+    from lab.show import console, door_views, text_results
 
     lines: list[Record | RequestRecord] = []
     try:
@@ -98,7 +98,7 @@ def _collect(turns: Turns, path: Path, err: Any) -> tuple[list[Record | RequestR
                 if not isinstance(line, RequestRecord):
                     finished(line)
                 elif not line.request.asked.warmup and not err.is_terminal:
-                    err.print(text_doors.finished(line))
+                    err.print(door_views.finished(line))
     except LabError as problem:
         return lines, problem
     except KeyboardInterrupt:
@@ -114,18 +114,18 @@ def _show(lines: list[Record | RequestRecord], path: Path, plots: bool, as_json:
     from lab.core.record import Record
     from lab.core.request import RequestRecord
     from lab.experiments import door_parts
-    from lab.show import canvas, console, plot_doors, text_doors
+    from lab.show import canvas, console, door_views
 
     records = [line for line in lines if isinstance(line, Record)]
     requests = [line for line in lines if isinstance(line, RequestRecord)]
     out = console.console()
     if not as_json:
-        text_doors.print_parts(records, requests, out)
-    failures = text_doors.failures(records, requests)
-    made = plot_doors.drawings(lines) if plots else {}
+        door_views.print_parts(records, requests, out)
+    failures = door_views.failures(records, requests)
+    made = door_views.drawings(lines) if plots else {}
     drawn = [str(one) for name, draw in made.items() for one in canvas.write(draw, path.parent, f"{path.stem}-{name}")]
     if as_json:
-        parts = text_doors.as_rows(records, requests)
+        parts = door_views.as_rows(records, requests)
         console.print_json({"results": str(path), "plots": drawn, "sessions": parts, "failures": failures})
     else:
         for failure in failures:

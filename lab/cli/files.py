@@ -104,7 +104,7 @@ def draw(
     """
     from lab.analysis import request_table
     from lab.experiments.claim_parts import PARTS
-    from lab.show import canvas, levers, plot_doors, plot_network, plot_requests, plot_runs
+    from lab.show import canvas, door_views, levers, plot_requests, plot_runs, plot_why
 
     if not any_good(records):
         return []
@@ -112,7 +112,7 @@ def draw(
     plain = [record for record in request_table.of_engine(records) if record.run.part not in PARTS]
     with_requests = plot_requests.drawings([*plain, *request_table.alone(records)], by_session)
     drawings = {**plot_runs.drawings(plain), **with_requests}
-    drawings |= {**plot_network.drawings(plain), **levers.drawings(shown), **plot_doors.drawings(records)}
+    drawings |= {**plot_why.drawings(plain), **levers.drawings(shown), **door_views.drawings(records)}
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
     wanted += [(one.name, one.draw, one.size) for one in of_claims]
     wanted += load_drawings(records)
@@ -200,9 +200,9 @@ def as_json_rows(
 ) -> dict[str, Any]:
     """The rows of the summary, of experiments, claims and requests, what disturbed the runs, and what failed."""
     from lab.analysis import table
-    from lab.show import levers, text_doors, text_load, text_requests, text_results
+    from lab.show import door_views, levers, text_load, text_requests, text_results
 
-    both_ways = text_doors.as_rows(records, requests)
+    both_ways = door_views.as_rows(records, requests)
     rows = table.summary(table.runs([record for record in records if record.run.part is None]))
     of_claims = [{"session": name, **row} for name, verdicts in judged for row in verdicts.rows]
     return {

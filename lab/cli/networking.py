@@ -78,15 +78,15 @@ def network(
 def _draw(answer: NetworkAnswer, folder: Path) -> list[Path]:
     """The picture; none where the time without a network is not known."""
     from lab.runner.machine import slug
-    from lab.show import canvas, plot_network
+    from lab.show import canvas, plot_why
 
     if answer.local_s is None:
         return []
     widths = sorted({cost.link.bytes_per_s or float("inf") for cost in answer.costs}, reverse=True)
-    curves = [plot_network.Curve(answer.local_s, answer.decode, answer.n_gen - 1, width) for width in widths]
+    curves = [plot_why.Curve(answer.local_s, answer.decode, answer.n_gen - 1, width) for width in widths]
     n_servers = len(set(answer.layers))
     name = f"{answer.model.name} {answer.model.quantization or ''}".strip()
     subject = f"{name} over {n_servers} {'server' if n_servers == 1 else 'servers'}, computing on {answer.where}"
     last_s = max(cost.link.round_trip_s for cost in answer.costs)
-    drawing = plot_network.drawing([], curves, subject, last_s)
+    drawing = plot_why.drawing([], curves, subject, last_s)
     return canvas.write(drawing, folder, f"network-{slug(name)}-{n_servers}-servers")

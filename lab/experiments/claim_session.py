@@ -19,7 +19,7 @@ from typing import Any
 from lab.core import results
 from lab.core.record import Ceilings, Record
 from lab.errors import LabError
-from lab.experiments import cases, claim_parts, claim_verdicts, saved_states
+from lab.experiments import cases, claim_parts, claim_verdicts
 from lab.experiments.claim import Claim
 from lab.experiments.claim_parts import CEILINGS, PARTS, Asked, Trial
 from lab.experiments.claim_verdicts import CLAIMS, Verdicts
@@ -106,7 +106,7 @@ def claims(
             words = f"of {len(sessions)} sessions: {', '.join(sessions)}" if sessions else "of no session of claims"
             raise LabError(f"These records are {words}.", "Give those of one: lab.read([path])")
         return judge(chosen, records, where.of_record(records[0]), folder, None, only is not None)
-    with Worker() as worker, notebook.watching() as watching, saved_states.folder_in(folder) as states:
+    with Worker() as worker, notebook.watching() as watching, cases.folder_in(folder) as states:
         planned = plan(worker, chosen, quick, states, folder, model=model, **settings)
         path = session.new_results_file(planned.base, folder, planned.n_runs)
         show = watch or watching

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.core.server_load import CLOSED, CONSTANT, POISSON, REPLAY, Load, Slo, parse_slo
+from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, Load, Slo, parse_slo
 from lab.endpoints.wire import MOST_AT_ONCE
 from lab.errors import LabError
 from lab.runner import load_lengths

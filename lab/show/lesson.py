@@ -23,7 +23,7 @@ from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
 from lab.show import answers, console, lesson_server, levers, text_compare, text_results, text_why
-from lab.why import advice, datasheet, experiment_advice, prediction, probing, roofline, step_kernels, where
+from lab.why import advice, datasheet, prediction, probing, roofline, step_kernels, where
 from lab.why.datasheet import Device
 from lab.why.roofline import Explained, Roof
 
@@ -101,7 +101,7 @@ def promises(records: Sequence[Record], ceilings: Ceilings) -> None:
 def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
     """Print the gains that the ceilings predict for the lab's experiments, as `lab explain` does."""
     timed = _timed(records)
-    for lever in experiment_advice.levers(roofline.explain(timed, ceilings), timed, ceilings):
+    for lever in advice.experiments(roofline.explain(timed, ceilings), timed, ceilings):
         print(text_why.advice_of(lever))
 
 

@@ -9,14 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from lab.analysis import load_capacity, load_figures, load_sessions, load_table, loads
+from lab.analysis import load_figures, load_sessions, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Sample
 from lab.analysis.wording import digits, seconds
 from lab.core.lists import join_and
 from lab.core.record import Record
-from lab.core.request import Endpoint, RequestRecord
-from lab.core.server_load import CLOSED
+from lab.core.request import CLOSED, Endpoint, RequestRecord
 from lab.show import plot_load
 from lab.show.console import grid_of
 
@@ -114,7 +113,7 @@ def capacities(shown: Sequence[ArmFigures]) -> list[str]:
     all_lengths = list(dict.fromkeys(one.arm.load.lengths for one in shown))
     for lengths in all_lengths:
         arms = [one.arm for one in shown if one.arm.load.lengths == lengths]
-        capacity = load_capacity.capacity(arms)
+        capacity = loads.capacity(arms)
         slo = arms[0].load.slo
         if capacity is not None and slo is not None:
             of = f" with {lengths}" if len(all_lengths) > 1 else ""
@@ -126,9 +125,9 @@ def capacities(shown: Sequence[ArmFigures]) -> list[str]:
 def as_rows(samples: Sequence[Sample], endpoint: Endpoint) -> dict[str, Any]:
     """The arms by name and unit, capacity and the sentences, for JSON."""
     shown = [load_figures.figures_of(arm) for arm in loads.arms(samples)]
-    capacity = load_capacity.capacity([one.arm for one in shown])
+    capacity = loads.capacity([one.arm for one in shown])
     return {
-        "arms": [load_table.as_row(one) for one in shown],
+        "arms": [load_sessions.as_row(one) for one in shown],
         "capacity": dataclasses.asdict(capacity) if capacity else None,
         "n_slots": endpoint.settings.n_slots if endpoint.settings else None,
         "sentences": sentences(shown, endpoint) if shown else [],

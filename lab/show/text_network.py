@@ -12,7 +12,7 @@ from rich.text import Text
 from lab.analysis.wording import digits
 from lab.core.link import bandwidth, milliseconds
 from lab.core.network import Traffic
-from lab.runner import network_cost
+from lab.runner import fits
 from lab.runner.planned import Plan
 from lab.show.console import grid_of
 from lab.why.network_prediction import NetworkAnswer
@@ -59,7 +59,7 @@ def print_network(answer: NetworkAnswer, out: Console) -> None:
 
 def planned(plan: Plan) -> dict[str, Any] | None:
     """What a plan's servers would cost, for JSON; None without servers, or where it is not known."""
-    cost = network_cost.of_plan(plan)
+    cost = fits.of_plan(plan)
     if cost is None:
         return None
     at = {bandwidth(width): {"token_s": cost.token_s(width), "prompt_s": cost.prompt_s(width)} for width in USUAL}
@@ -68,7 +68,7 @@ def planned(plan: Plan) -> dict[str, Any] | None:
 
 def plan_lines(plan: Plan) -> list[str]:
     """The same in words; how wide the network is nobody has measured."""
-    cost = network_cost.of_plan(plan)
+    cost = fits.of_plan(plan)
     if cost is None:
         return []
     decode, n_tokens = cost.decode, cost.n_gen - 1

@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lab.analysis import disturbances, pipelines, sweep_laws, table, wording
+from lab.analysis import disturbances, networks, sweep_laws, table, wording
 from lab.analysis.sides import FIGURE_NAMES
 from lab.core import lever_figures, phases
 from lab.core.record import OK, Record
 from lab.runner.plan import MIN_FOR_INTERVAL, join
 from lab.runner.planned import Plan
 from lab.runner.rounds import wide_rows
-from lab.show import text_energy
+from lab.show import text_compare
 from lab.show.console import grid_of
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ def print_results(records: Sequence[Record], out: Console) -> None:
                 out.print(Text(MEANINGS, style="dim"))
             for sentence in findings(part):
                 out.print(sentence)
-            if shown := text_energy.table_of(part):
+            if shown := text_compare.table_of(part):
                 out.print(f"\n{shown[0]}")
-                out.print(text_energy.energy_table(*shown[1:]))
-    for sentence in pipelines.sentences(records):
+                out.print(text_compare.energy_table(*shown[1:]))
+    for sentence in networks.sentences(records):
         out.print(sentence)
     if not any(record.run.status == OK and not record.run.warmup for record in records):
         out.print("\nNo run went well.")

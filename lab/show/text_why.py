@@ -13,10 +13,9 @@ from lab.process.wire import ATTENTION, DOWNLOAD, UPLOAD
 from lab.runner.plan import join
 from lab.show.console import grid_of
 from lab.show.plot_why import FEW
-from lab.why import advice, experiment_advice, plain_read, probing, roofline, where
-from lab.why.advice import Lever
+from lab.why import advice, plain_read, probing, roofline, where
+from lab.why.advice import BatchLever, ExperimentLever, Lever, PrefixLever, SpeculationLever
 from lab.why.datasheet import Device
-from lab.why.experiment_advice import BatchLever, ExperimentLever, PrefixLever, SpeculationLever
 from lab.why.prediction import Answer, Prediction
 from lab.why.roofline import Explained
 from lab.why.step_kernels import Kernels
@@ -190,7 +189,7 @@ BEYOND, TOO_LOW = 1.005, "the ceiling was measured too low; measure again: lab c
 def advised(rows: Sequence[Explained], records: Sequence[Record], ceilings: Ceilings) -> list[str]:
     """Sentences on all levers of one setup: other settings first, then the experiments."""
     of_settings = advice.levers(rows, records[0], ceilings)
-    return [advice_of(lever) for lever in (*of_settings, *experiment_advice.levers(rows, records, ceilings))]
+    return [advice_of(lever) for lever in (*of_settings, *advice.experiments(rows, records, ceilings))]
 
 
 def advice_of(lever: Lever | ExperimentLever) -> str:
