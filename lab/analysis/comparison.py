@@ -24,18 +24,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import load_sessions, request_table, setup_columns, table
-from lab.analysis.sides import (
+from lab.analysis.spread import (
     FIGURE_NAMES,
     Key,
     Side,
+    Spread,
     Values,
     compared_figures,
     is_of_one_source,
     is_second_choice,
+    known_spreads,
     sides_of,
     without,
 )
-from lab.analysis.spread import Spread, known_spreads
 from lab.core import energy, stats
 from lab.core.record import Record
 from lab.core.request import RequestRecord

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis import load_figures, loads, request_table, table
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Arm, Round, Sample
+from lab.core.lists import grouped
 from lab.core.record import OK, Machine, Record
 from lab.core.request import Endpoint, RequestRecord
 from lab.core.request_figures import Figures
@@ -57,10 +58,7 @@ def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
 
 
 def _by_session(records: Sequence[Record | RequestRecord]) -> dict[str, list[RequestRecord]]:
-    by_session: dict[str, list[RequestRecord]] = {}
-    for record in request_table.loads_of(records):
-        by_session.setdefault(record.session, []).append(record)
-    return by_session
+    return grouped(request_table.loads_of(records), lambda record: record.session)
 
 
 def _samples(records: Sequence[RequestRecord]) -> tuple[Sample, ...]:

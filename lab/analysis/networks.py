@@ -108,7 +108,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
 
 def _is_good(record: Record) -> bool:
     run = record.run
-    return run.status == OK and not run.warmup and run.link is not None and run.n_gen > 1 and run.lever is None
+    return run.is_timed and run.link is not None and run.n_gen > 1 and run.lever is None
 
 
 def _links(records: Sequence[Record]) -> set[Link]:

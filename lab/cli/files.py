@@ -81,12 +81,9 @@ def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
 def any_good(records: Sequence[Record | RequestRecord]) -> bool:
     """Whether there is a timed run, or a request, without an error."""
     from lab.analysis.request_table import went_well
-    from lab.core.record import OK, Record
+    from lab.core.record import Record
 
-    return any(
-        record.run.status == OK and not record.run.warmup if isinstance(record, Record) else went_well(record)
-        for record in records
-    )
+    return any(record.run.is_timed if isinstance(record, Record) else went_well(record) for record in records)
 
 
 def draw(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from lab.cli.both_ways import doors
+from lab.cli.both_ways import doors, network
 from lab.cli.calibrating import calibrate
 from lab.cli.comparing import compare, export, import_
 from lab.cli.endpoints import endpoint
@@ -32,7 +32,6 @@ from lab.cli.files import (
 from lab.cli.loading import load
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
-from lab.cli.networking import network
 from lab.cli.options import LIB, RPC, Share
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
 from lab.cli.serving import rpc_server

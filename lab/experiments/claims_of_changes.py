@@ -97,19 +97,13 @@ def decode_by_cache_type(evidence: Evidence) -> Measured:
     lengths = evidence.lengths("cache")
     n = rules.nearest(lengths, LONG) or 0
     types = grouped(lengths.get(n, []), lambda record: record.settings.type_k.lower())
-    return Measured(
-        [
-            [
-                rules.compared(
-                    f"decode with {kind} over f16 at {n:,}",
-                    types.get("f16", []),
-                    types.get(kind, []),
-                    phases.tpot_ns,
-                )
-            ]
-            for kind in ("q8_0", "q4_0")
-        ]
-    )
+    ratios = [
+        rules.compared(
+            f"decode with {kind} over f16 at {n:,}", types.get("f16", []), types.get(kind, []), phases.tpot_ns
+        )
+        for kind in ("q8_0", "q4_0")
+    ]
+    return Measured([[ratio] for ratio in ratios])
 
 
 def speed_up_of_guessing(evidence: Evidence) -> Measured:
@@ -186,16 +180,9 @@ CLAIMS = (
         9,
         "Batching raises decode's intensity until it turns compute-bound at a batch B*",
         ("batch", CEILINGS),
-        (
-            Condition(
-                "The number of sequences at which a step takes twice as long as with one, over that at which by the "
-                "machine's ceilings arithmetic takes as long as reading,",
-                1 / 1.5,
-                1.5,
-                "times",
-            ),
-        ),
+        (Condition("The number of sequences at which a step takes twice as long as with one, over B*,", 1 / 1.5, 1.5),),
         knee_over_ridge,
+        note="B* is the number at which by the machine's ceilings arithmetic takes as long as reading.",
         source="Pope et al. (2022)",
     ),
     Claim(
@@ -203,26 +190,18 @@ CLAIMS = (
         "Batched decode: each user is slower, the whole is faster",
         ("batch",),
         (
-            Condition(
-                "From each measured number of sequences to the next, up to 16, the growth of a step", 1, unit="times"
-            ),
-            Condition("That growth over the growth of the number of sequences", most=1, unit="times"),
+            Condition("The time of a step over that with the next smaller number of sequences", 1),
+            Condition("That ratio over the ratio of the numbers of sequences", most=1),
         ),
         steps_of_batches,
+        note="This must be so for all measured numbers, up to 16.",
         ignores_disturbances=True,
     ),
     Claim(
         13,
         "Quantization speeds decode up",
         ("quantizations",),
-        (
-            Condition(
-                "In blocks, from the largest file to the smallest, the time per token of each over that of the next "
-                "larger one",
-                most=1,
-                unit="times",
-            ),
-        ),
+        (Condition("In blocks, the time per token of each file over that of the next larger one", most=1),),
         decode_by_format,
         ignores_disturbances=True,
     ),
@@ -230,7 +209,7 @@ CLAIMS = (
         16,
         "Flash attention speeds prefill up significantly",
         ("flash",),
-        (Condition("In blocks, prefill of 4,000 tokens without it over prefill with it", 1.2, unit="times"),),
+        (Condition("In blocks, the time of prefill of 4,000 tokens without it over that with it", 1.2),),
         prefill_without_flash,
         ignores_disturbances=True,
         source="Dao et al. (2022)",
@@ -240,12 +219,8 @@ CLAIMS = (
         "A quantized cache speeds decode up",
         ("cache",),
         (
-            Condition(
-                "In blocks, after 3,500 tokens, the time per token with a cache in q8_0 over that with f16",
-                most=GAIN,
-                unit="times",
-            ),
-            Condition("The same with q4_0", most=GAIN, unit="times"),
+            Condition("In blocks, after 3,500 tokens, the time per token with q8_0 over that with f16", most=GAIN),
+            Condition("The same with q4_0", most=GAIN),
         ),
         decode_by_cache_type,
         note="A smaller gain counts as none.",
@@ -255,15 +230,9 @@ CLAIMS = (
         18,
         "Speculative decoding gives 2 to 3 times",
         ("speculation",),
-        (
-            Condition(
-                "The speed-up of the median text against plain decoding in the same repeat, with the better of the "
-                "drafts (lookup, a smaller model) at the better of its lengths,",
-                2,
-                unit="times",
-            ),
-        ),
+        (Condition("The speed-up of the median text against plain decoding in the same repeat", 2),),
         speed_up_of_guessing,
+        note="It is that of the better draft (lookup, a smaller model) at the better of its lengths.",
         ignores_disturbances=True,
         source="Leviathan et al. (2022)",
     ),
@@ -271,14 +240,7 @@ CLAIMS = (
         19,
         "Prompt caching pays the more, the longer the prefix",
         ("prefix",),
-        (
-            Condition(
-                "From each measured prefix to the next longer one, the ratio of the shares of the cold time to first "
-                "token that are left with the prefix cached",
-                most=1,
-                unit="times",
-            ),
-        ),
+        (Condition("The share of the cold TTFT that is left, over that with the next shorter prefix cached,", most=1),),
         cached_by_length,
         ignores_disturbances=True,
     ),
@@ -286,14 +248,7 @@ CLAIMS = (
         21,
         "Chunked prefill keeps the decode of others going",
         ("stall",),
-        (
-            Condition(
-                "From a prompt all at once to each smaller chunk, the ratio of the longest gaps between two tokens of "
-                "a stream",
-                most=1,
-                unit="times",
-            ),
-        ),
+        (Condition("The longest gap of a stream over that with the next larger chunk (or all at once)", most=1),),
         gaps_by_chunk,
         ignores_disturbances=True,
         source="Sarathi-Serve (2024)",

@@ -272,8 +272,8 @@ CLAIMS = (
             Condition(
                 "The share of the time that its kernels need at their best, at the longest prompt,", 60, unit="%"
             ),
-            Condition("The time of its FLOPs over that of its bytes, by the machine's roofs,", 1, unit="times"),
-            Condition("The time with fewer threads, of the factor by which these are fewer,", 85, unit="%"),
+            Condition("By the machine's roofs, the time of its FLOPs over that of its bytes", 1),
+            Condition("The time with fewer threads, as a share of the factor by which they are fewer,", 85, unit="%"),
         ),
         limit_of_prefill,
         note="The ceiling is that of the model's own kernels: another format may have faster ones.",
@@ -284,12 +284,11 @@ CLAIMS = (
         "Decode is memory-bound",
         ("lengths", "threads", CEILINGS),
         (
-            Condition(
-                "The bytes per second after the shortest prompt, of the most that any probe reads here,", 60, unit="%"
-            ),
-            Condition("The time with half the threads over that with all", most=1.3, unit="times"),
+            Condition("The share of the fastest probe's bytes per second that decode reads", 60, unit="%"),
+            Condition("Decode's time with half the threads over that with all", most=1.3),
         ),
         limit_of_decode,
+        note="The bytes are those after the shortest measured prompt.",
         source=BOOKS,
     ),
     Claim(
@@ -308,13 +307,7 @@ CLAIMS = (
         11,
         "The KV cache dominates decode's memory",
         ("lengths",),
-        (
-            Condition(
-                "The cache of one sequence over the weights, at the context that the model was trained for,",
-                1,
-                unit="times",
-            ),
-        ),
+        (Condition("The cache of one sequence over the weights, at the context that the model was trained for,", 1),),
         cache_over_weights,
         note="This is computed.",
         ignores_disturbances=True,
@@ -323,31 +316,18 @@ CLAIMS = (
         12,
         "Grouped-query attention cuts the cost of the cache",
         ("heads",),
-        (
-            Condition(
-                "For two shapes that differ in key-value heads alone, the ratio of the slopes of a token's time over "
-                "positions, relative to the ratio of the cache's bytes,",
-                0.75,
-                1.25,
-                "times",
-            ),
-        ),
+        (Condition("The ratio of the slopes of a token's time over that of the cache's bytes", 0.75, 1.25),),
         slopes_by_heads,
+        note="The slopes are those over positions, of two shapes that differ in key-value heads alone.",
         source="Ainslie et al. (2023)",
     ),
     Claim(
         14,
         "Decode yields at most bandwidth / bytes tokens per second",
         ("lengths", CEILINGS),
-        (
-            Condition(
-                "The bytes per second in every measured setup (lengths, quantizations), of the most that any probe "
-                "reads here,",
-                most=100,
-                unit="%",
-            ),
-        ),
+        (Condition("The share of the fastest probe's bytes per second that decode reads", most=100, unit="%"),),
         decode_under_the_roof,
+        note="This must be so in every measured setup (lengths, quantizations).",
         refuted="Nothing reads faster than it can: the ceilings are too low (lab ceilings --again), or the weights "
         "stay in the processor's cache.",
         also=("quantizations",),
@@ -356,7 +336,7 @@ CLAIMS = (
         15,
         "FLOP/s do not matter for decode",
         ("threads",),
-        (Condition("The time per token with half the threads over that with all, in blocks,", most=1.1, unit="times"),),
+        (Condition("The time per token with half the threads over that with all, in blocks,", most=1.1),),
         decode_with_less_arithmetic,
         refuted="Fewer threads also read less, which may be a part of it.",
         also=("quantizations",),
@@ -366,15 +346,10 @@ CLAIMS = (
         24,
         "Reusing the cache trades compute for memory traffic",
         ("lengths",),
-        (
-            Condition(
-                "The cache's share of the bytes of a decode step, at the context that the model was trained for,",
-                50,
-                unit="%",
-            ),
-        ),
+        (Condition("The cache's share of the bytes of a decode step", 50, unit="%"),),
         cache_of_a_step,
-        note="This is computed. How much of a token's time the context makes is measured and shown.",
+        note="This is computed, for the context that the model was trained for. How much of a token's time the "
+        "context makes is measured and shown.",
         also=("context",),
         ignores_disturbances=True,
     ),

@@ -123,7 +123,7 @@ def pairs(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[
     runs = {
         (record.session, record.run.block, record.run.n_prompt, record.run.n_gen): record.run
         for record in records
-        if record.run.block is not None and record.run.status == OK and not record.run.warmup
+        if record.run.block is not None and record.run.is_timed
     }
     both = []
     for record in requests:

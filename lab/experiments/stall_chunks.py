@@ -34,7 +34,7 @@ from lab.analysis.wording import seconds
 from lab.core import cost, gaps, phases, script
 from lab.core.gaps import Gaps
 from lab.core.levers import Stall
-from lab.core.record import MIXED, OK, PREFILL, Record, Run, Settings
+from lab.core.record import MIXED, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.process.worker import Worker
@@ -421,7 +421,7 @@ def _gaps(record: Record) -> Gaps:
 
 
 def _is_timed(record: Record) -> bool:
-    return record.run.status == OK and not record.run.warmup and gaps.of(record.run) is not None
+    return record.run.is_timed and gaps.of(record.run) is not None
 
 
 def _belongs(record: Record, n_prompt: int, n_streams: int) -> bool:

@@ -15,7 +15,7 @@ from lab.analysis import setup_columns, sweep_laws, table, wording
 from lab.analysis.sweep_laws import DecodeLaw, PrefillLaw
 from lab.core import cost, memory
 from lab.core.cost import StepCost
-from lab.core.record import OK, SCHEMA, Ceilings, Model, Record, Settings
+from lab.core.record import SCHEMA, Ceilings, Model, Record, Settings
 from lab.core.results import Contents
 from lab.core.shape import BLOCKS
 from lab.errors import LabError
@@ -271,7 +271,7 @@ def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
 
 def _timed(records: Sequence[Record]) -> list[Record]:
     """The records of timed runs without an error. LabError with the first error where there is none."""
-    timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+    timed = [record for record in records if record.run.is_timed]
     if not timed:
         errors = text_results.failures(records)
         raise LabError(f"No run went well. {' '.join(errors[:1])}".strip(), "Measure again, perhaps something smaller.")

@@ -19,7 +19,7 @@ from lab.analysis import setup_columns, table
 from lab.analysis.wording import seconds
 from lab.core import gaps, guesses, lever_figures, prefix_times
 from lab.core.gaps import Gaps
-from lab.core.record import OK, Record
+from lab.core.record import Record
 from lab.errors import LabError
 from lab.experiments import batching, prefix_cache, speculation_rows
 from lab.experiments.speculation_rows import CurveRow
@@ -199,7 +199,7 @@ def _draw(ax: Axes, number: int, runs: Sequence[Gaps]) -> None:
 
 def _panels(records: Sequence[Record]) -> dict[int | None, Lines]:
     """By chunk, in ascending order and all at once last: the runs of each line."""
-    timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+    timed = [record for record in records if record.run.is_timed]
     known = [(record, of) for record in timed if (of := gaps.of(record.run)) is not None]
     if not known:
         return {}

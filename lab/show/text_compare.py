@@ -15,7 +15,7 @@ from rich.text import Text
 
 from lab.analysis import comparison, setup_columns, wording
 from lab.analysis.comparison import Comparison, Group
-from lab.analysis.sides import FIGURE_NAMES
+from lab.analysis.spread import FIGURE_NAMES
 from lab.core import energy
 from lab.runner.energy import Counters
 from lab.show.console import grid_of

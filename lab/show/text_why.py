@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.analysis import wording
+from lab.core.lists import grouped
 from lab.core.record import Ceilings, Model, Rate, Record
 from lab.process.wire import ATTENTION, DOWNLOAD, UPLOAD
 from lab.runner.plan import join
@@ -164,9 +165,7 @@ WHY = {
 
 def verdicts(rows: Sequence[Explained]) -> list[str]:
     """Sentences on what limited each phase, and what share of its ceiling it reached; one for each limit."""
-    by_limit: dict[tuple[str, str], list[Explained]] = {}
-    for row in rows:
-        by_limit.setdefault((row.phase, row.limit), []).append(row)
+    by_limit = grouped(rows, lambda row: (row.phase, row.limit))
     sentences = []
     for (phase, limit), alike in by_limit.items():
         what = "Reading a prompt of" if phase == "prefill" else "Writing after a prompt of"

@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any
 
 from lab.core import cost, phases
-from lab.core.record import DECODE, OK, PREFILL, Ceilings, Model, Record, Settings
+from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.core.record import Device as Described
 from lab.errors import LabError
 from lab.models.catalog import data_file
@@ -280,7 +280,7 @@ def _reached(record: Record, device: Device) -> Iterator[tuple[str, int, float]]
 def _is_on(record: Record, device: Device) -> bool:
     """Whether a run went well and had all its layers on this device."""
     run = record.run
-    if run.status != OK or run.warmup or run.lever is not None or record.settings.n_gpu_layers == 0:
+    if not run.is_timed or run.lever is not None or record.settings.n_gpu_layers == 0:
         return False
     names = where.of_record(record).devices
     return len(names) == 1 and _recognised(where.device(record.machine, names[0])) == device
