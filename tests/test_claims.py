@@ -13,16 +13,25 @@ from lab.core import results
 from lab.core.record import FAILED, OK, Record
 from lab.errors import LabError
 from lab.experiments import claim_parts, claim_session, claim_verdicts
-from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Evidence, Figure, Judgement
-from lab.experiments.claim_list import CLAIMS
+from lab.experiments.claim import (
+    HOLDS,
+    HOLDS_NOT,
+    UNSURE,
+    UNTESTABLE,
+    Claim,
+    Condition,
+    Evidence,
+    Figure,
+    Judgement,
+    Measured,
+)
 from lab.experiments.claim_parts import CEILINGS, PARTS, Asked, Trial
-from lab.experiments.claim_progress import Progress
-from lab.experiments.claim_session import Session
-from lab.experiments.claim_verdicts import Judged, Verdicts
+from lab.experiments.claim_session import Progress, Session
+from lab.experiments.claim_verdicts import CLAIMS, Judged, Verdicts
 from lab.runner import calibration, side_by_side
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
-from lab.show import claim_pictures, claims_page, console, page, reproduce, text_claims
+from lab.show import claim_views, console, page, reproduce
 from lab.why.where import Where
 from tests.conftest import MACHINE, MODEL, FakeWorker, died, make_record, make_run, run_lab, run_process
 from tests.test_explain import FAST
@@ -55,13 +64,14 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> tuple[Claim, ...]:
 def claim(number: int, *parts: str) -> Claim:
     """Holds where every part was measured."""
 
-    def judge(evidence: Evidence) -> Judgement:
+    def measure(evidence: Evidence) -> Measured:
         lacking = [part for part in parts if part != CEILINGS and not evidence.of(part)]
         if lacking:
-            return Judgement(UNTESTABLE, f"{lacking[0]} is lacking.")
-        return Judgement(HOLDS, "", (Figure("runs", float(len(evidence.records)), "", 1, 99),))
+            raise LabError(f"{lacking[0]} is lacking.")
+        return Measured([[Figure("runs", float(len(evidence.records)), "", 1, 99)]])
 
-    return Claim(number, f"claim {number} <b>", f"criterion {number}", parts, judge, source="a book")
+    conditions = (Condition(f"Criterion {number}", 1),)
+    return Claim(number, f"claim {number} <b>", (), conditions, measure, also=parts, source="a book")
 
 
 def planned(worker: Any, folder: Path, only: str | None = None, quick: bool = True, **settings: Any) -> Session:
@@ -248,7 +258,7 @@ def test_a_part_that_cannot_be_planned_is_a_failed_run(worker: Any, tmp_path: Pa
     assert {name: str(problem) for name, problem in session.problems.items()} == {"batch": "There is no disk."}
     (record,) = run(session, worker, tmp_path / "a.jsonl")[0]
     assert (record.run.part, record.run.status, record.run.error) == ("batch", FAILED, "There is no disk.")
-    assert text_claims.failures([record]) == ["batch: There is no disk."]
+    assert claim_views.failures([record]) == ["batch: There is no disk."]
     assert list(results.read([tmp_path / "a.jsonl"]).records) == [record]
 
 
@@ -280,7 +290,7 @@ def test_an_interrupted_session_can_be_judged(worker: Any, tmp_path: Path, toys:
     assert name == "a" and [one.claim.number for one in verdicts.judged] == [1, 2, 3]
     assert [one.judgement.verdict for one in verdicts.judged] == [UNTESTABLE, UNTESTABLE, HOLDS]
     assert verdicts.unmeasured == (4, 5)
-    assert "Nothing was measured for 4, 5: lab claims --only 4,5" in text_claims.notes(verdicts)
+    assert "Nothing was measured for 4, 5: lab claims --only 4,5" in claim_views.notes(verdicts)
 
 
 def test_the_ceilings_that_are_known_go_with_the_runs(worker: Any, tmp_path: Path, toys: Any) -> None:
@@ -339,10 +349,10 @@ JUDGED = (
 
 
 def test_a_line_for_each_claim(capsys: pytest.CaptureFixture[str]) -> None:
-    text_claims.print_verdicts(Verdicts(JUDGED, (), (), False), console.console())
+    claim_views.print_verdicts(Verdicts(JUDGED, (), (), False), console.console())
     out = capsys.readouterr().out
-    assert "1 | claim 1 <b> | share: 64.2 % (61.0 to 67.0); n: 3.00 | criterion 1 | holds here\n" in out
-    assert "2 | claim 2 <b> | gain: 1.50 times | criterion 2 | does not hold here\n" in out
+    assert "1 | claim 1 <b> | share: 64.2 % (61.0 to 67.0); n: 3.00 | Criterion 1 is at least 1. | holds here\n" in out
+    assert "2 | claim 2 <b> | gain: 1.50 times | Criterion 2 is at least 1. | does not hold here\n" in out
     assert "2, does not hold here: Too slow.\n" in out and "4, not testable here: One machine.\n" in out
     assert "Of course." not in out
     assert "Of 4 claims 1 holds, 1 does not, 1 cannot be told and 1 is not testable here.\n" in out
@@ -354,7 +364,7 @@ def test_a_table_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
     out = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None, soft_wrap=True, markup=False)
-    text_claims.print_verdicts(Verdicts(JUDGED, ()), out)
+    claim_views.print_verdicts(Verdicts(JUDGED, ()), out)
     lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 100
     assert any("claim 2 <b>" in line and "does not hold" in line for line in lines)
@@ -391,7 +401,7 @@ def session_records(worker: Any, tmp_path: Path, toys: Any) -> list[Record]:
 
 
 def test_the_pictures_are_those_of_the_parts(session_records: list[Record]) -> None:
-    drawings = claim_pictures.drawings(session_records)
+    drawings = claim_views.drawings(session_records)
     assert [(one.part, one.name) for one in drawings] == [
         ("lengths", "lengths-prefill"),
         ("lengths", "lengths-decode"),
@@ -430,12 +440,12 @@ def test_a_page_of_claims_and_other_runs_has_both(session_records: list[Record])
 
 def test_a_record_names_no_file_and_nothing_in_a_page(toys: Any) -> None:
     records = [make_record(make_run(part="../<script>"), session="<script>"), of_part("batch")]
-    assert claim_pictures.drawings(records) == []
+    assert claim_views.drawings(records) == []
     assert "<script>" not in page.html(records, []).replace('<script type="application/gzip"', "")
 
 
 def test_verdicts_that_were_asked_for_are_those_of_the_page(session_records: list[Record]) -> None:
-    sections = claims_page.sections(session_records, judged=[("a", Verdicts(JUDGED, tuple(session_records)))])
+    sections = claim_views.sections(session_records, judged=[("a", Verdicts(JUDGED, tuple(session_records)))])
     assert [row["number"] for row in sections[0]["rows"]] == ["1", "2", "3", "4"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -14,9 +15,10 @@ import pytest
 from lab.analysis import disturbances, spread
 from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import FAILED, Ceilings, Device, Model, Rate, Record, Settings
-from lab.experiments import batching, claim_parts, claim_rules, claims_of_hardware, prefix_cache, stall_script
-from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Evidence, Judgement
-from lab.experiments.claim_list import CLAIMS
+from lab.experiments import batching, claim_parts, claims_of_hardware, prefix_cache, stall_chunks
+from lab.experiments import claim as claim_rules
+from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Condition, Evidence, Judgement
+from lab.experiments.claim_verdicts import CLAIMS
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.runner.case import Case
 from lab.why import datasheet
@@ -190,10 +192,10 @@ def stall(ms: Callable[[int | None], float], n_runs: int = 2) -> list[Record]:
     settings = dataclasses.replace(SETTINGS, kv_unified=True, n_ubatch=512)
     records = []
     for chunk in (None, 100, 25):
-        case = stall_script.case(200, 1, chunk)
+        case = stall_chunks.case(200, 1, chunk)
         assert isinstance(case.lever, Stall)
         for i in range(n_runs):
-            steps = steps_of(stall_script.write(case, text, settings), prefill_ms=ms(chunk))
+            steps = steps_of(stall_chunks.write(case, text, settings), prefill_ms=ms(chunk))
             run = make_run(200, case.n_gen, i, part="stall", stall=case.lever, steps=steps)
             records.append(make_record(run, settings=settings))
     return records
@@ -359,6 +361,27 @@ def test_a_criterion(number: int, verdict: str, judge: Callable[[], Judgement]) 
         assert figure.low is None or figure.high is None or figure.low <= figure.value <= figure.high, figure
 
 
+def test_verdicts_and_figures_stay_as_they_were() -> None:
+    """The golden file was written when each criterion was a function of its own, before claims became data."""
+    golden = [json.loads(line) for line in (Path(__file__).parent / "claims_golden.jsonl").read_text().splitlines()]
+    assert [case[0] for case in golden] == [f"{number} {name}" for number, name, _, _ in CASES]
+    for (name, verdict, figures), (_, _, _, judge) in zip(golden, CASES, strict=True):
+        judgement = judge()
+        known = [[one.name, one.value, one.low, one.high, one.unit, one.n] for one in judgement.figures]
+        assert judgement.verdict == verdict and len(known) == len(figures), name
+        for was, now in zip(figures, known, strict=True):
+            assert now == [was[0], *(x if x is None else pytest.approx(x, 1e-4) for x in was[1:4]), *was[4:]], name
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: str(claim.number))
+def test_a_criterion_is_made_of_its_conditions(claim: Claim) -> None:
+    assert claim.criterion.startswith(" ".join(f"{one.what} is {one.bounds}." for one in claim.conditions))
+    assert all(one.least > -math.inf or one.most < math.inf for one in claim.conditions)
+    moved = dataclasses.replace(claim.conditions[0], least=7.0, most=math.inf)
+    other = dataclasses.replace(claim, conditions=(moved, *claim.conditions[1:]))
+    assert "is at least 7" in other.criterion and claim.criterion != other.criterion
+
+
 @pytest.mark.parametrize(
     ("prefill", "decode", "verdict"),
     [
@@ -495,7 +518,7 @@ def test_the_device_of_a_run_is_that_of_its_accelerator(description: str, name: 
 
 def test_in_words_the_failing_conditions_come_first() -> None:
     words = judged(10, *batch(lambda n: 0.01 * (1 if n == 1 else n**0.5 + 1))).words
-    assert words.startswith("No: with 2 all together are faster than with 1") and "Yes: " in words
+    assert words.startswith("No: the same, over 2 times as many sequences (2 over 1): 1.2") and "Yes: " in words
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6])
@@ -503,5 +526,7 @@ def test_at_its_very_threshold_a_condition_is_rarely_decided(n: int) -> None:
     chance, n_decided = random.Random(n), 0
     for _ in range(400):
         ratios = [1.1 * math.exp(math.sqrt(2) * chance.gauss(0, spread.VIRTUAL)) for _ in range(n)]
-        n_decided += claim_rules.at_most("a ratio", claim_rules.figure("a ratio", ratios), 1.1).holds is not None
+        known = claim_rules.figure("a ratio", ratios)
+        assert known is not None
+        n_decided += Condition("A ratio", most=1.1).holds(known) is not None
     assert n_decided <= 0.08 * 400

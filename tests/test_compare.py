@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lab.analysis import comparison
+from lab.analysis.comparison import ALIKE, DISTURBED, FASTER, SLOWER, TOO_FEW
 from lab.analysis.spread import known_spreads
-from lab.analysis.verdicts import ALIKE, DISTURBED, FASTER, SLOWER, TOO_FEW
 from lab.core import results
 from lab.core.noise import Noise, NoiseReading, NoiseSamples
 from lab.core.record import CRASHED, FAILED, OK, Record, Settings, Totals

@@ -37,11 +37,11 @@ from lab.endpoints.access import Answer
 from lab.endpoints.null_behaviour import Behaviour, NullSettings
 from lab.endpoints.null_server import null_server
 from lab.errors import LabError
-from lab.experiments import both_ways, door_parts, door_probes, door_settings
+from lab.experiments import both_ways, door_parts
 from lab.process.wire import Vocabulary
 from lab.process.worker import Worker
 from lab.runner.servers import connect
-from lab.show import canvas, console, plot_doors, text_doors
+from lab.show import canvas, console, door_views
 from tests.conftest import MACHINE, MODEL, MS, FakeWorker, make_record, make_run, run_lab
 from tests.conftest import SETTINGS as SETTINGS_OF_RUNS
 
@@ -157,8 +157,8 @@ def test_the_outer_blocks_are_in_the_ranges_only_and_the_parts_add_up_to_what_is
 def test_a_prompt_from_a_cache_and_a_short_answer_do_not_count_and_are_named() -> None:
     warm = make_request(0, usage=Usage(prompt_tokens=20, completion_tokens=5, cached_tokens=7))
     short = make_request(1, usage=Usage(prompt_tokens=20, completion_tokens=3, cached_tokens=0))
-    assert not text_doors.has_both([run_of(0), run_of(1)], [warm, short])
-    words = text_doors.failures([], [warm, short])
+    assert not door_views.has_both([run_of(0), run_of(1)], [warm, short])
+    words = door_views.failures([], [warm, short])
     assert "7 tokens of the prompt came from a cache" in words[0] and "ended after 3 tokens" in words[1]
 
 
@@ -175,9 +175,9 @@ def test_without_times_of_the_server_the_rest_is_not_explained_and_said_so() -> 
     }
     assert phases["TPOT"].unexplained_ms == pytest.approx(3.0)
     (row,) = door_parts.rows([run_of(0)], [bare])
-    assert any("cannot be measured on this server" in words for words in door_settings.sentences([row]))
+    assert any("cannot be measured on this server" in words for words in door_parts.sentences([row]))
     other = dataclasses.replace(ENDPOINT, server="vLLM")
-    assert len(text_doors.cannot(other)) == 3 and not text_doors.cannot(ENDPOINT)
+    assert len(door_views.cannot(other)) == 3 and not door_views.cannot(ENDPOINT)
 
 
 def test_a_head_that_comes_with_the_first_token_does_not_say_when_the_slot_began() -> None:
@@ -189,7 +189,7 @@ def test_a_head_that_comes_with_the_first_token_does_not_say_when_the_slot_began
 def test_settings_say_what_differs_and_what_is_not_known() -> None:
     machine = dataclasses.replace(MACHINE, llama_cpp_commit="0c1e570-dirty")
     record = make_record(machine=machine, model=dataclasses.replace(MODEL, quantization="Q8_0"))
-    answers = {one.name: one.same for one in door_settings.settings(record, make_request())}
+    answers = {one.name: one.same for one in door_parts.settings(record, make_request())}
     assert answers["file of the model"] == answers["llama.cpp"] == YES
     assert answers["quantization"] == "no"
     assert answers["threads"] == answers["cache types"] == "unknown"
@@ -197,25 +197,25 @@ def test_settings_say_what_differs_and_what_is_not_known() -> None:
 
 def test_sentences_name_the_largest_parts_and_whether_processes_differ_as_much() -> None:
     (row,) = door_parts.rows([run_of(0)], [make_request(0)])
-    first, why, *_ = door_settings.sentences([row])
+    first, why, *_ = door_parts.sentences([row])
     assert "376.2% slower to the first token of 20 prompt tokens" in first
     assert first.index("engine, otherwise +47.0") < first.index("scheduling +18.0") < first.index("tokenising +7.0")
     assert "compare its threads, ubatch, flash attention and cache types" in why
     varied = [run_of(0), run_of(1, 30.0)]
     (row,) = door_parts.rows(varied, [make_request(0), make_request(1)])
-    assert any("differed as much from block to block" in words for words in door_settings.sentences([row]))
+    assert any("differed as much from block to block" in words for words in door_parts.sentences([row]))
 
 
 def test_the_table_the_json_and_the_picture_have_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, requests = [run_of(0)], [make_request(0)]
-    text_doors.print_parts(runs, requests, console.console())
+    door_views.print_parts(runs, requests, console.console())
     shown = capsys.readouterr().out
     for name in (*door_parts.ORDER, door_parts.UNEXPLAINED, "it does not say"):
         assert name in shown
-    (document,) = text_doors.as_rows(runs, requests)
+    (document,) = door_views.as_rows(runs, requests)
     ttft = document["rows"][0]["phases"][0]
     assert ttft["unexplained_ms"] == pytest.approx(ttft["server_ms"] - sum(part["ms"] for part in ttft["parts"]))
-    (draw,) = plot_doors.drawings([*runs, *requests]).values()
+    (draw,) = door_views.drawings([*runs, *requests]).values()
     figure = canvas.drawn(draw, (8, 5))
     ttft_ax = figure.axes[0]
     ends = {round(bar.get_x() + bar.get_width(), 6) for bar in ttft_ax.patches}  # type: ignore[attr-defined]
@@ -256,7 +256,7 @@ def test_both_ways_through_a_null_server(planted: str, tmp_path: Path) -> None:
     for request in requests:
         pieces = request.pieces
         assert pieces is not None and pieces.template_ns is not None and pieces.tokenize_ns is not None
-        assert len(pieces.http_ns) == len(pieces.tokenize_ns) == door_probes.N_QUESTIONS
+        assert len(pieces.http_ns) == len(pieces.tokenize_ns) == door_parts.N_QUESTIONS
         assert min(pieces.template_ns) >= 30 * MS and min(pieces.tokenize_ns) >= 20 * MS
         assert request.headers_ns is not None and request.headers_ns >= 65 * MS
         assert pieces.whole is not None and pieces.whole.gen_ms == 68.0
@@ -309,10 +309,10 @@ def test_samplers_are_those_that_the_server_names(monkeypatch: pytest.MonkeyPatc
     def answer(given: dict[str, Any]) -> Any:
         return lambda *_: Answer(200, {"default_generation_settings": {"params": given}}, None)
 
-    monkeypatch.setattr(door_probes, "ask", answer(params))
-    assert door_probes.samplers(server) == (("top_k", 40.0), ("min_p", 0.05), ("temperature", 0.0))
-    monkeypatch.setattr(door_probes, "ask", answer({**params, "repeat_penalty": 1.1}))
-    assert door_probes.samplers(server) is None
+    monkeypatch.setattr(door_parts, "ask", answer(params))
+    assert door_parts.samplers(server) == (("top_k", 40.0), ("min_p", 0.05), ("temperature", 0.0))
+    monkeypatch.setattr(door_parts, "ask", answer({**params, "repeat_penalty": 1.1}))
+    assert door_parts.samplers(server) is None
 
 
 def test_pieces_are_read_back_as_written() -> None:
@@ -342,7 +342,7 @@ def test_a_server_without_times_and_tokenizer_gets_a_prompt_of_as_many_tokens(tm
     contents = read(tmp_path.glob("*.jsonl"))
     assert len(lines) == len(contents.records) + len(contents.requests)
     (request,) = [record.request for record in contents.requests if not record.request.asked.warmup]
-    assert request.pieces is not None and len(request.pieces.http_ns) == door_probes.N_QUESTIONS
+    assert request.pieces is not None and len(request.pieces.http_ns) == door_parts.N_QUESTIONS
     assert request.pieces.template_ns is None and request.pieces.whole is None
     assert len(worker.prompts[-1]) == N_PROMPT
     (row,) = door_parts.rows(contents.records, contents.requests)

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import pytest
 
-from lab.analysis import comparison, table, verdicts
+from lab.analysis import comparison, table
 from lab.analysis.spread import known_spreads
 from lab.core import energy, phases
 from lab.core.lines import from_json, parse_line, to_json
@@ -31,7 +31,7 @@ from lab.runner.energy import Counter, EnergyWatch, counters
 from lab.runner.gpu_watch import GpuWatch
 from lab.runner.plan import make_plan
 from lab.runner.session import new_results_file
-from lab.show import console, page, text_compare, text_energy, text_results
+from lab.show import console, page, text_compare, text_results
 from tests.conftest import MACHINE, FakeWorker, make_record, make_run
 from tests.test_noise import stand_in
 
@@ -269,7 +269,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> GpuWatch:
 def test_a_machine_without_counters_says_so(tmp_path: Path, no_gpu: GpuWatch) -> None:
     nothing = counters(no_gpu, tmp_path)
     assert (nothing.readable, nothing.problems) == ((), ())
-    line = text_energy.which(nothing)
+    line = text_compare.which(nothing)
     assert line.startswith("not known: there is no RAPL (Linux has it")
     assert line.endswith(", no NVIDIA GPU that nvidia-ml-py finds, no battery that Linux shows")
 
@@ -292,7 +292,7 @@ def test_only_packages_and_their_memory_are_read(tmp_path: Path, no_gpu: GpuWatc
         ("package 1", PACKAGE, 262_143_328_850),
     ]
     assert made.problems == () and len(made.missing) == 2  # no GPU, no battery
-    assert text_energy.which(made).startswith("package 0 (RAPL), dram 0 (RAPL)")
+    assert text_compare.which(made).startswith("package 0 (RAPL), dram 0 (RAPL)")
     rapl(tmp_path, "intel-rapl:0", "package-0-die-1")
     assert "package 0 die 1" in {counter.name for counter in counters(no_gpu, tmp_path).readable}
 
@@ -305,7 +305,7 @@ def test_a_locked_counter_is_named_with_what_to_do(tmp_path: Path, no_gpu: GpuWa
     assert [counter.name for counter in made.readable] == ["dram 0"]
     (problem,) = made.problems
     assert "root alone" in problem and "sudo chmod a+r" in problem
-    assert text_energy.which(made) == f"dram 0 (RAPL); {problem}"
+    assert text_compare.which(made) == f"dram 0 (RAPL); {problem}"
 
 
 def test_nvml_counts_where_the_gpu_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -528,14 +528,14 @@ def test_energy_of_one_kind_of_source_is_compared_as_times_are() -> None:
     assert set(by_figure) == {"prefill_s", "tpot_ms", *energy.COMPARED}
     for figure in energy.COMPARED:
         row = by_figure[figure]
-        assert (row.verdict, row.words.partition(";")[0]) == (verdicts.MORE, "more energy: 2x as much")
+        assert (row.verdict, row.words.partition(";")[0]) == (comparison.MORE, "more energy: 2x as much")
         assert row.estimate == pytest.approx(2) and row.ratio is not None
     assert by_figure["prefill_j"].n_gen is None and by_figure["decode_j_per_token"].n_gen == N_GEN
-    assert by_figure["tpot_ms"].verdict == verdicts.ALIKE
+    assert by_figure["tpot_ms"].verdict == comparison.ALIKE
     assert (one.energy_of, one.energy_differs, one.only_base, one.only_other) == ("package", None, (), ())
     less = compared(session_of(20, "a"), session_of(10, "b", machine=OTHER))
     for row in less.rows[-1:]:
-        assert row.verdict == verdicts.LESS and row.words.startswith(
+        assert row.verdict == comparison.LESS and row.words.startswith(
             "less energy: 0.5x as much; all 6 runs of one side"
         )
 

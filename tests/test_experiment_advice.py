@@ -15,8 +15,8 @@ from lab.core import cost, results
 from lab.core.record import Ceilings, Record
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.show import page, text_why
-from lab.why import experiment_advice, roofline, step_kernels
-from lab.why.experiment_advice import BatchLever
+from lab.why import advice, roofline, step_kernels
+from lab.why.advice import BatchLever
 from tests.conftest import MACHINE, make_record, make_run, run_lab
 from tests.test_explain import BIG, FAST, WIDE, rate, timed
 
@@ -39,7 +39,7 @@ def tried(best: Ceilings, record: Record | None = None, ram_bytes: int = 10**12,
     machine = dataclasses.replace(MACHINE, cpu="Other CPU", ram_bytes=ram_bytes)
     records = [dataclasses.replace(given, machine=machine, **changes)]
     rows = roofline.explain([given], best)
-    return {lever.experiment: lever for lever in experiment_advice.levers(rows, records, best)}
+    return {lever.experiment: lever for lever in advice.experiments(rows, records, best)}
 
 
 def test_where_a_step_of_many_takes_as_long_as_of_one_all_experiments_pay() -> None:
@@ -116,12 +116,12 @@ def test_a_lever_is_not_named_where_it_cannot_be_pulled_or_predicted() -> None:
         SHARED, rates=tuple(dataclasses.replace(r, n_bytes=r.n_bytes // 10**6) for r in SHARED.rates)
     )
     assert "prefix" not in tried(slow)  # moving the cache takes longer than computing it
-    assert experiment_advice.levers([], [], SHARED) == []
+    assert advice.experiments([], [], SHARED) == []
 
 
 def test_the_explained_runs_teach_what_layers_cost_that_several_sequences_share() -> None:
     records = timed(3)  # decode takes three times its kernels: what is shared is more
-    named = experiment_advice.levers(roofline.explain(records, PROPORTIONAL), records, PROPORTIONAL)
+    named = advice.experiments(roofline.explain(records, PROPORTIONAL), records, PROPORTIONAL)
     (batch,) = [lever for lever in named if isinstance(lever, BatchLever)]
     assert batch.n_seq > 1 and 1 < batch.total_gain < 3.1
 

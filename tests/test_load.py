@@ -17,27 +17,31 @@ import pytest
 import lab
 from lab.core.record import FAILED, OK
 from lab.core.request import (
+    CLOSED,
+    CONSTANT,
     CUT_OFF,
     ERROR_INSIDE,
     HALF_LINE,
     LONG_LINE,
     LOST,
+    POISSON,
     RATE_LIMITED,
     REFUSED,
+    REPLAY,
     SERVER_ERROR,
     STALLED,
     TIMEOUT,
     WRONG_JSON,
     Request,
     RequestRecord,
+    parse_slo,
 )
-from lab.core.server_load import CLOSED, CONSTANT, POISSON, REPLAY, parse_slo
 from lab.endpoints.access import access, ask
 from lab.endpoints.null_behaviour import NEVER, RUNNING, Behaviour, NullSettings
 from lab.endpoints.null_server import NullServer, null_server
 from lab.endpoints.wire import MOST_AT_ONCE
 from lab.errors import LabError
-from lab.runner import load_lengths, load_plan, loading
+from lab.runner import load_plan, loading
 from lab.runner.load_plan import make_plan
 from lab.runner.progress import Status
 from lab.runner.servers import connect
@@ -80,16 +84,16 @@ def most_in_flight(requests: list[Request]) -> int:
 
 
 def test_a_length_is_a_number_or_a_distribution_as_its_quantiles() -> None:
-    assert load_lengths.parse("--gen", 64).values == (64,)
-    assert load_lengths.parse("--gen", "5-8").values == (5, 6, 7, 8)
-    uniform = load_lengths.parse("--gen", "100-1000").values
-    assert len(uniform) == load_lengths.MOST_VALUES and uniform[0] == 114 and uniform[-1] == 986
+    assert load_plan.parse("--gen", 64).values == (64,)
+    assert load_plan.parse("--gen", "5-8").values == (5, 6, 7, 8)
+    uniform = load_plan.parse("--gen", "100-1000").values
+    assert len(uniform) == load_plan.MOST_VALUES and uniform[0] == 114 and uniform[-1] == 986
     assert statistics.mean(uniform) == pytest.approx(550, abs=1)
-    normal = load_lengths.parse("--gen", "normal:500,100").values
+    normal = load_plan.parse("--gen", "normal:500,100").values
     assert statistics.mean(normal) == pytest.approx(500, abs=1) and statistics.pstdev(normal) == pytest.approx(
         98, abs=2
     )
-    heavy = load_lengths.parse("--gen", "lognormal:300,0.8").values
+    heavy = load_plan.parse("--gen", "lognormal:300,0.8").values
     assert heavy[15] < 300 < heavy[16]
     assert heavy[7] < 300 * math.exp(-0.8 * 0.6745) < heavy[8]  # a quarter of a normal's values lies below -0.6745
 
@@ -100,13 +104,13 @@ def test_a_length_is_a_number_or_a_distribution_as_its_quantiles() -> None:
 )
 def test_lengths_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(LabError, match="--gen"):
-        load_lengths.parse("--gen", text)
+        load_plan.parse("--gen", text)
 
 
 def test_lengths_are_drawn_from_shuffled_decks_by_the_seed() -> None:
-    prompts, answers = load_lengths.Lengths("", (10, 20, 30, 40)), load_lengths.Lengths("", (1, 2))
-    drawn = load_lengths.drawn(prompts, answers, 40, "1 0")
-    assert drawn == load_lengths.drawn(prompts, answers, 40, "1 0") != load_lengths.drawn(prompts, answers, 40, "1 1")
+    prompts, answers = load_plan.Lengths("", (10, 20, 30, 40)), load_plan.Lengths("", (1, 2))
+    drawn = load_plan.drawn(prompts, answers, 40, "1 0")
+    assert drawn == load_plan.drawn(prompts, answers, 40, "1 0") != load_plan.drawn(prompts, answers, 40, "1 1")
     for deck in (
         itertools.batched(drawn, 4) if hasattr(itertools, "batched") else [drawn[i : i + 4] for i in range(0, 40, 4)]
     ):
@@ -118,13 +122,13 @@ def test_lengths_are_drawn_from_shuffled_decks_by_the_seed() -> None:
 def test_a_file_to_replay_has_the_lab_s_names_or_mooncake_s(tmp_path: Path) -> None:
     own = tmp_path / "own.jsonl"
     own.write_text('{"n_prompt": 5, "n_gen": 2, "at_s": 7.5}\n\n{"n_prompt": 6, "n_gen": 3, "at_s": 7}\n')
-    assert load_lengths.read(own) == ([load_lengths.Call(6, 3, 0.0), load_lengths.Call(5, 2, 0.5)], [])
+    assert load_plan.read(own) == ([load_plan.Call(6, 3, 0.0), load_plan.Call(5, 2, 0.5)], [])
     mooncake = tmp_path / "mooncake.jsonl"
     mooncake.write_text(
         '{"timestamp": 3000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n'
         '{"timestamp": 6052, "input_length": 7322, "output_length": 490, "hash_ids": [0, 14]}\n'
     )
-    calls, notes = load_lengths.read(mooncake)
+    calls, notes = load_plan.read(mooncake)
     assert [(call.n_prompt, call.n_gen) for call in calls] == [(6758, 500), (7322, 490)] and not notes
     assert calls[1].at_s == pytest.approx(3.052)
 
@@ -133,8 +137,8 @@ def test_bad_lines_of_a_file_are_named_by_their_number(tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     good = '{"n_prompt": 5, "n_gen": 2}'
     path.write_text(f'nonsense\n{good}\n[1]\n{{"n_prompt": 5}}\n{{"n_prompt": true, "n_gen": 2}}\nmore nonsense\n')
-    calls, notes = load_lengths.read(path)
-    assert calls == [load_lengths.Call(5, 2, None)]
+    calls, notes = load_plan.read(path)
+    assert calls == [load_plan.Call(5, 2, None)]
     assert notes == [
         "calls.jsonl line 1 and 1 more skipped: it is not JSON.",
         "calls.jsonl line 3 skipped: it is no JSON object.",
@@ -150,16 +154,16 @@ def test_bad_lines_of_a_file_are_named_by_their_number(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         with pytest.raises(LabError, match=words):
-            load_lengths.read(path)
+            load_plan.read(path)
     with pytest.raises(LabError, match="cannot be read"):
-        load_lengths.read(tmp_path / "none.jsonl")
+        load_plan.read(tmp_path / "none.jsonl")
 
 
 def test_many_lengths_of_a_file_share_a_few_prompts(tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     path.write_text("".join(json.dumps({"n_prompt": 100 + i, "n_gen": i + 1, "at_s": i}) + "\n" for i in range(500)))
     plan = make_plan(replay=path)
-    assert len(plan.prompts.values) == load_lengths.MOST_VALUES
+    assert len(plan.prompts.values) == load_plan.MOST_VALUES
     order = plan.order(plan.windows[0], 500)
     assert [n_gen for _, n_gen in order] == list(range(1, 501))
     assert max(abs(plan.prompts.values[index] - (100 + i)) for i, (index, _) in enumerate(order)) <= 8

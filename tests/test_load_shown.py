@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 import lab
-from lab.analysis import comparison, load_capacity, load_figures, load_sessions, loads
-from lab.analysis.load_capacity import FAILS, HOLDS, UNSURE
+from lab.analysis import comparison, load_figures, load_sessions, loads
 from lab.analysis.load_figures import ArmFigures, Tail
-from lab.analysis.loads import Arm, Sample
+from lab.analysis.loads import FAILS, HOLDS, UNSURE, Arm, Sample
 from lab.core import results, stats
 from lab.core.record import FAILED, OK
 from lab.core.request import (
+    CLOSED,
+    POISSON,
     RATE_LIMITED,
     REFUSED,
     TEXT,
@@ -22,13 +23,14 @@ from lab.core.request import (
     Asked,
     Endpoint,
     Events,
+    Load,
     Request,
     RequestRecord,
     ServerSettings,
     ServerTimings,
+    Slo,
     Usage,
 )
-from lab.core.server_load import CLOSED, POISSON, Load, Slo
 from lab.errors import LabError
 from lab.show import canvas, plot_load, reproduce, svg, text_load
 from lab.show.console import console
@@ -279,7 +281,7 @@ def capacity_words(*holding: tuple[float, int], load: Load = OPEN) -> str:
         bad = {80 * (2 * i + 1) // (2 * (80 - n_good)) for i in range(80 - n_good)}
         times_s = [5.0 if i in bad else 0.05 for i in range(80)]
         requests += with_ttft(times_s, dataclasses.replace(load, **level))
-    capacity = load_capacity.capacity(loads.arms([loads.sample(request) for request in requests]))
+    capacity = loads.capacity(loads.arms([loads.sample(request) for request in requests]))
     assert capacity is not None
     return capacity.words
 
@@ -296,14 +298,14 @@ def test_capacity_in_words() -> None:
 
 
 def test_capacity_needs_limits_and_a_load_with_a_level() -> None:
-    assert load_capacity.capacity([arm(planted(4.9, dataclasses.replace(LOAD, slo=None)))]) is None
-    assert load_capacity.capacity([]) is None
-    assert load_capacity.capacity([arm(*spaced(60))], Slo(ttft_s=0.01)) is not None
+    assert loads.capacity([arm(planted(4.9, dataclasses.replace(LOAD, slo=None)))]) is None
+    assert loads.capacity([]) is None
+    assert loads.capacity([arm(*spaced(60))], Slo(ttft_s=0.01)) is not None
 
 
 def test_an_overloaded_arm_does_not_hold() -> None:
     busy = dataclasses.replace(OPEN, rate=10.0, slo=Slo(ttft_s=60))
-    capacity = load_capacity.capacity([arm(*(planted(0.1 * i, busy, 0.1 + 0.08 * i) for i in range(200)))])
+    capacity = loads.capacity([arm(*(planted(0.1 * i, busy, 0.1 + 0.08 * i) for i in range(200)))])
     assert capacity is not None and (capacity.at_least, capacity.best) == (None, 10)
 
 

@@ -23,7 +23,7 @@ from lab.models import synthetic
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Worker
-from lab.show import canvas, plot_network
+from lab.show import canvas, plot_why
 from lab.why import network_prediction
 from tests import miniature
 from tests.conftest import MODEL, SETTINGS, make_record, make_run, run_lab
@@ -146,11 +146,11 @@ def test_the_picture_has_a_line_for_each_bandwidth_and_every_run() -> None:
     links = [networks.LOCAL, Link(0.001, 1.25e8), Link(0.005, 1.25e8)]
     records = [record_over(over, 10 + 5 * i, repeat=n) for i, over in enumerate(links) for n in range(3)]
     rows = networks.rows(records)
-    curves = plot_network.curves_of(rows)
+    curves = plot_why.curves_of(rows)
     assert [curve.bytes_per_s for curve in curves] == [None, 1.25e8]
     assert curves[0].rate(0) == pytest.approx(100)
-    drawings = plot_network.drawings(records)
-    assert plot_network.drawings(records[:3]) == {}  # one network is no picture
+    drawings = plot_why.drawings(records)
+    assert plot_why.drawings(records[:3]) == {}  # one network is no picture
     figure = canvas.drawn(drawings["network"], (8, 5))
     (axes,) = figure.axes
     assert sum(len(list(line.get_xdata())) == 3 for line in axes.lines) == 3  # type: ignore[arg-type]

@@ -15,16 +15,7 @@ from lab.core import phases, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record, Steps
 from lab.errors import LabError
 from lab.models import catalog, shapes
-from lab.why import (
-    datasheet,
-    learning,
-    measured_device,
-    prediction,
-    prediction_words,
-    probing,
-    step_kernels,
-    uncertainty,
-)
+from lab.why import datasheet, learning, prediction, probing, step_kernels, uncertainty
 from lab.why.learning import Case, Costs, Point
 from lab.why.where import Where
 from tests.conftest import MACHINE, FakeWorker, exact_steps, make_record, make_run, run_lab
@@ -100,7 +91,7 @@ def test_disturbed_runs_count_only_where_there_are_no_others(monkeypatch: pytest
     assert all(point.is_disturbed for point in alone.points)
     wide, narrow = uncertainty.of(alone.points), uncertainty.of(learning.learn([quiet], FAST).points)
     assert wide.factor(alone.points[0].case) > 1.3 * narrow.factor(alone.points[0].case)
-    assert "2 of the points are of disturbed runs" in prediction_words.basis_here(alone, wide)
+    assert "2 of the points are of disturbed runs" in prediction.basis_here(alone, wide)
 
 
 def test_records_with_absurd_steps_teach_nothing() -> None:
@@ -163,7 +154,7 @@ def test_from_one_length_only_the_range_is_that_of_the_bench() -> None:
 def test_ceilings_that_are_too_low_are_said_to_be_and_lower_the_range() -> None:
     for factor, low in ((0.6, True), (1.0, False)):
         learned = learning.learn([timed(512, 1, factor)], FAST)
-        assert ("ceilings are too low" in prediction_words.basis_here(learned, uncertainty.of(learned.points))) == low
+        assert ("ceilings are too low" in prediction.basis_here(learned, uncertainty.of(learned.points))) == low
         (decode,) = [point for point in learned.points if point.case.phase == DECODE]
         row = ask([timed(512, 1, factor)], 512)
         assert row.tpot_s[0] < decode.seconds < row.tpot_s[1]
@@ -405,8 +396,8 @@ def its_ceilings() -> Ceilings:
     return dataclasses.replace(FAST, machine=THERE, on_gpu=True, device="CUDA0")
 
 
-def find(records: list[Record], known: list[Ceilings], model: Any = BIG) -> measured_device.Own | None:
-    return measured_device.find(datasheet.find_device("rtx-4090"), records, known, model, WIDE)
+def find(records: list[Record], known: list[Ceilings], model: Any = BIG) -> datasheet.Own | None:
+    return datasheet.find(datasheet.find_device("rtx-4090"), records, known, model, WIDE)
 
 
 def test_ceilings_and_runs_of_a_device_count_instead_of_its_datasheet() -> None:
@@ -419,7 +410,7 @@ def test_ceilings_and_runs_of_a_device_count_instead_of_its_datasheet() -> None:
     assert row.rests_on == own.rests_on and row.tpot_expected_s is not None
     by_datasheet = prediction.on_device(BIG, WIDE, device, None, 1024, 6)
     assert by_datasheet.tpot_s[1] < row.tpot_s[0] and by_datasheet.rests_on is None
-    assert "on such a device" in prediction_words.basis_of(device, own)
+    assert "on such a device" in prediction.basis_of(device, own)
 
 
 def test_runs_alone_say_which_part_of_the_datasheet_was_reached() -> None:
@@ -434,7 +425,7 @@ def test_runs_alone_say_which_part_of_the_datasheet_was_reached() -> None:
     assert row.tpot_s[0] < measured_s < row.tpot_s[1]
     other = find(records, [], dataclasses.replace(BIG, name="another"))
     assert other is not None and other.shares is not None and other.shares["decode"][0] < low
-    assert "1 runs on such a device" in prediction_words.basis_of(device, own)
+    assert "1 runs on such a device" in prediction.basis_of(device, own)
 
 
 def test_ceilings_alone_give_the_kernels_least_time() -> None:
@@ -443,8 +434,8 @@ def test_ceilings_alone_give_the_kernels_least_time() -> None:
     row = prediction.on_device(BIG, WIDE, device, own, 512, 6)
     kernels = step_kernels.total(BIG, WIDE, FAST, 1, 514, 1)
     assert kernels is not None and row.tpot_expected_s is None
-    assert row.tpot_s == pytest.approx((kernels.total_s, kernels.total_s / measured_device.KERNEL_SHARE))
-    assert "2026-01-01" in prediction_words.basis_of(device, own)
+    assert row.tpot_s == pytest.approx((kernels.total_s, kernels.total_s / datasheet.KERNEL_SHARE))
+    assert "2026-01-01" in prediction.basis_of(device, own)
     unknown = dataclasses.replace(its_ceilings(), rates=tuple(r for r in FAST.rates if r.type != "Q8_0"))
     assert find([], [unknown]) is None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.analysis import pipelines
+from lab.analysis import networks
 from lab.core import record, script
 from lab.core.record import Device
 from lab.errors import LabError
@@ -93,10 +93,10 @@ def test_both_ways_are_tried_in_the_warm_up_and_the_table_names_the_difference(e
         dataclasses.replace(slow, settings=settings["step"]),
         dataclasses.replace(fast, settings=settings["end"]),
     ]
-    (sentence,) = pipelines.sentences(records)
+    (sentence,) = networks.sentences(records)
     assert "1.20x as long" in sentence and "pipeline" in sentence
     same = [dataclasses.replace(fast, settings=settings[wait]) for wait in settings]
-    assert pipelines.sentences(same) == [] == pipelines.sentences(records[:1])
+    assert networks.sentences(same) == [] == networks.sentences(records[:1])
 
 
 def test_the_engine_chooses_the_same_tokens_either_way(embedded: Path) -> None:

@@ -18,14 +18,14 @@ from lab.core import script as scripts
 from lab.core.levers import Prefix
 from lab.core.record import COPY, FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record, Run
 from lab.errors import LabError
-from lab.experiments import crossing, prefix_cache, saved_states
+from lab.experiments import cases, prefix_cache
 from lab.models import catalog, synthetic
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner import limits, session
 from lab.runner.case import Case
 from lab.runner.session import execute, new_results_file
-from lab.show import canvas, plot_prefix
+from lab.show import canvas, plot_levers
 from lab.why import learning
 from lab.why.step_prediction import StepPrediction
 from tests import miniature
@@ -175,21 +175,21 @@ PREFILL_S = [0.1, 0.2, 0.4]
 def test_the_break_even_is_where_the_curves_cross(
     restore_s: list[float], n_tokens: float | None, is_measured: bool, words: str
 ) -> None:
-    one = crossing.find("RAM", LENGTHS, PREFILL_S, restore_s)
+    one = prefix_cache.find("RAM", LENGTHS, PREFILL_S, restore_s)
     assert one.n_tokens == (None if n_tokens is None else pytest.approx(n_tokens, rel=0.01))
     assert one.is_measured == is_measured
-    assert crossing.words(one) == words
+    assert prefix_cache.words(one) == words
 
 
 def test_one_length_alone_bounds_the_break_even_from_above() -> None:
-    assert crossing.find("disk", [100], [0.1], [0.02]).n_tokens == pytest.approx(20)  # as if all of it were fixed
-    assert crossing.find("disk", [100], [0.1], [0.2]).n_tokens is None
+    assert prefix_cache.find("disk", [100], [0.1], [0.02]).n_tokens == pytest.approx(20)  # as if all of it were fixed
+    assert prefix_cache.find("disk", [100], [0.1], [0.2]).n_tokens is None
 
 
 def test_a_network_takes_its_time_for_the_bytes_before_they_are_loaded() -> None:
-    over = crossing.over_networks([0.5], [10**9])
+    over = prefix_cache.over_networks([0.5], [10**9])
     assert over == {"1 Gbit/s": [8.5], "10 Gbit/s": [1.3], "100 Gbit/s": [0.58]}
-    assert crossing.over_networks([0.5, 0.5], [10**9, None]) == {}
+    assert prefix_cache.over_networks([0.5, 0.5], [10**9, None]) == {}
 
 
 def test_every_way_to_restore_has_a_break_even() -> None:
@@ -291,7 +291,7 @@ def states(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("is_there", [True, False])
 def test_the_folder_of_states_is_deleted_whatever_happens(tmp_path: Path, is_there: bool) -> None:
     out = tmp_path if is_there else tmp_path / "not" / "yet"
-    with pytest.raises(KeyboardInterrupt), saved_states.folder_in(out) as folder:
+    with pytest.raises(KeyboardInterrupt), cases.folder_in(out) as folder:
         assert folder.parent == tmp_path
         (folder / "state").write_bytes(b"state")
         raise KeyboardInterrupt
@@ -307,7 +307,7 @@ def test_where_nothing_can_be_written_the_folder_is_elsewhere(tmp_path: Path, mo
         return make(prefix=prefix)
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
-    with saved_states.folder_in(tmp_path) as folder:
+    with cases.folder_in(tmp_path) as folder:
         assert folder.is_dir() and folder.parent != tmp_path
     assert not folder.exists()
 
@@ -334,7 +334,7 @@ def test_no_state_is_left_when_the_engine_dies(
 def test_the_picture_has_every_way_and_the_break_even() -> None:
     of = records(4, 8, 40) + records(4, 8, 40, move_ms=6)
     rows = prefix_cache.rows(of)
-    figure = canvas.drawn(lambda figure: plot_prefix.plot_prefix(rows, of, "tiny Q4_0, Test CPU", figure), (8, 5))
+    figure = canvas.drawn(lambda figure: plot_levers.plot_prefix(rows, of, "tiny Q4_0, Test CPU", figure), (8, 5))
     (ax,) = figure.axes
     labels = ax.get_legend_handles_labels()[1]
     assert len(labels) == 4 and labels[2] == "restored from RAM (pays from about 6 tokens on)"
@@ -352,7 +352,7 @@ def real(embedded: Path) -> Iterator[Worker]:
 
 @pytest.mark.parametrize("kv_unified", ["on", "off"])
 def test_a_real_prefix_is_restored_bit_by_bit(real: Worker, tmp_path: Path, kv_unified: str) -> None:
-    with saved_states.folder_in(tmp_path) as folder:
+    with cases.folder_in(tmp_path) as folder:
         plan = prefix_cache.plan(
             real, "100", 20, 1, folder=folder, kv_unified=kv_unified, ubatch=64, model=catalog.DEFAULT, threads=1
         )

@@ -29,10 +29,10 @@ from lab.core.request import (
     RequestRecord,
     ServerSettings,
     ServerTimings,
+    Slo,
     Usage,
 )
 from lab.core.request_figures import figures
-from lab.core.server_load import Slo
 from tests.conftest import MACHINE, make_record
 
 KINDS = (ROLE, TEXT, TEXT, TEXT, OTHER, USAGE, DONE)

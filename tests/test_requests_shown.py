@@ -9,23 +9,24 @@ import pytest
 
 import lab
 from lab.analysis import comparison, request_table, table
+from lab.analysis.comparison import SLOWER
 from lab.analysis.spread import known_spreads
-from lab.analysis.verdicts import SLOWER
 from lab.core import results
 from lab.core.record import FAILED, Record
 from lab.core.request import (
+    CLOSED,
     REASONING,
     STALLED,
     TEXT,
     USAGE,
     Asked,
     Events,
+    Load,
     RequestRecord,
     ServerSettings,
     ServerTimings,
     Usage,
 )
-from lab.core.server_load import CLOSED, Load
 from lab.errors import LabError
 from lab.show import console, page, plot_requests, reproduce, text_compare, text_requests
 from tests.conftest import make_record, make_run, run_lab

@@ -17,7 +17,7 @@ from lab.core.levers import LOOKUP, Speculation
 from lab.core.lookup import Lookup
 from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Steps
 from lab.errors import LabError
-from lab.experiments import speculation, speculation_rows, speculation_words
+from lab.experiments import speculation, speculation_rows
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import prompts
@@ -189,7 +189,7 @@ def guessed(record: Record) -> bool:
 
 
 def sentences(records: list[Record]) -> list[str]:
-    return speculation_words.sentences(speculation_rows.rows(records), records)
+    return speculation_rows.sentences(speculation_rows.rows(records), records)
 
 
 def test_sessions_are_paired_with_themselves(fake_worker: FakeWorker, model_file: Path, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_without_plain_decoding_there_is_no_speed_up(fake_worker: FakeWorker, mo
     records = [r for r in measured(fake_worker, model_file, tmp_path, repeat=1) if guessed(r)]
     rows = speculation_rows.rows(records)
     assert rows and all(row.speed_up is None and row.plain_tpot_s is None for row in rows)
-    assert "could not be seen" in " ".join(speculation_words.sentences(rows, records))
+    assert "could not be seen" in " ".join(speculation_rows.sentences(rows, records))
 
 
 def test_a_draft_model_reads_the_prompt_and_is_recorded(

@@ -7,27 +7,29 @@ from typing import Any
 
 import pytest
 
-from lab.analysis import guidellm_format, tool_formats
+from lab.analysis import tool_formats
 from lab.cli.comparing import TOOLS
 from lab.core import results
 from lab.core.record import FAILED
 from lab.core.request import (
     CHAT,
+    CLOSED,
     COMPLETIONS,
     DONE,
     LOST,
     OTHER,
+    POISSON,
     REASONING,
     ROLE,
     TEXT,
     USAGE,
     Asked,
     Events,
+    Load,
     Request,
     RequestRecord,
     Usage,
 )
-from lab.core.server_load import CLOSED, POISSON, Load
 from lab.errors import LabError
 from tests.conftest import make_record, run_lab
 from tests.test_request import make_request, make_request_record
@@ -154,12 +156,12 @@ def test_guidellm_counts_events_where_nobody_counted_tokens() -> None:
 
 
 def test_percentiles_of_guidellm_are_values_by_their_weights() -> None:
-    summary = guidellm_format.distribution([(3.0, 1.0), (1.0, 2.0), (2.0, 1.0)])
+    summary = tool_formats.distribution([(3.0, 1.0), (1.0, 2.0), (2.0, 1.0)])
     assert summary is not None
     assert (summary["median"], summary["percentiles"]["p75"], summary["percentiles"]["p90"]) == (1.0, 2.0, 3.0)
     assert summary["mean"] == 7 / 4
     assert summary["count"] == 4
-    assert guidellm_format.distribution([]) is None
+    assert tool_formats.distribution([]) is None
 
 
 def test_the_rounds_of_a_load_are_one_run_whose_times_add_up() -> None:

@@ -7,6 +7,11 @@ find a difference by chance. Runs of `lab ab` were measured side by side in bloc
 which takes out whatever the machine did meanwhile. Other sessions were not, so a difference between them is claimed
 only beyond what sessions of one machine differ by (spread.py), and none of a session that was disturbed most of the
 time.
+
+What may be said of a ratio of times, or of energies, in a word and in a sentence.
+
+A difference is claimed where the whole interval lies beyond 1 by at least a given share. Everything else says how large
+a difference could still be, or how large it seems and why it is not claimed.
 """
 
 from __future__ import annotations
@@ -18,19 +23,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import load_sessions, request_table, setup_columns, table, verdicts
-from lab.analysis.sides import (
+from lab.analysis import load_sessions, request_table, setup_columns, table
+from lab.analysis.spread import (
     FIGURE_NAMES,
     Key,
     Side,
+    Spread,
     Values,
     compared_figures,
     is_of_one_source,
     is_second_choice,
+    known_spreads,
     sides_of,
     without,
 )
-from lab.analysis.spread import Spread, known_spreads
 from lab.core import energy, stats
 from lab.core.record import Record
 from lab.core.request import RequestRecord
@@ -39,6 +45,91 @@ from lab.errors import LabError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+FASTER, SLOWER, ALIKE, TOO_FEW, DISTURBED = "faster", "slower", "no difference", "too few runs", "disturbed"
+LESS, MORE = "less energy", "more energy"
+
+WIDEST = 0.5
+"""Where a difference of more than this cannot be excluded, "no difference" would say too much."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """The words for a ratio of what two sides took: {ratio} stands for it, {inverse} for 1 / it."""
+
+    less_verdict: str
+    more_verdict: str
+    less: str
+    more: str
+    about_less: str
+    about_equal: str
+    about_more: str
+    apart: str  # {larger} and {smaller} are the runs of the side that took more, and how many the other has
+
+
+TIME = Quantity(
+    FASTER,
+    SLOWER,
+    "faster: {inverse}x as fast",
+    "slower: {ratio}x the time",
+    "about {inverse} times as fast",
+    "about as fast",
+    "about {ratio} times as slow",
+    "; {larger} of the slower took longer than all {smaller} of the other",
+)
+ENERGY = Quantity(
+    LESS,
+    MORE,
+    "less energy: {ratio}x as much",
+    "more energy: {ratio}x as much",
+    "about {ratio} times the energy",
+    "about the same energy",
+    "about {ratio} times the energy",
+    "; {larger} of one side took more than all {smaller} of the other",
+)
+
+
+def about(estimate: float, quantity: Quantity = TIME) -> str:
+    """A ratio in words, without a claim."""
+    if _times(max(estimate, 1 / estimate), 2) == "1":
+        return quantity.about_equal
+    words = quantity.about_more if estimate > 1 else quantity.about_less
+    return words.format(ratio=_times(estimate, 2), inverse=_times(1 / estimate, 2))
+
+
+def _times(factor: float, n_digits: int) -> str:
+    """A factor with so many digits, and thousands separated."""
+    return f"{factor:,.0f}" if factor >= 100 else f"{factor:.{n_digits}g}"
+
+
+def apart(base: Sequence[float], other: Sequence[float], quantity: Quantity = TIME) -> str:
+    """That no run of one side reached those of the other, where that is so."""
+    if max(base) < min(other) or max(other) < min(base):
+        smaller, larger = (base, other) if max(base) < min(other) else (other, base)
+        runs = f"all {len(larger)} runs" if len(larger) > 1 else "the run"
+        return quantity.apart.format(larger=runs, smaller=len(smaller))
+    return ""
+
+
+def verdict(ratio: Ratio, at_least: float, quantity: Quantity = TIME) -> tuple[str, str]:
+    """What the interval of a ratio allows to say: the verdict and its words."""
+    if ratio.low > 1 + at_least:
+        return quantity.more_verdict, quantity.more.format(ratio=_times(ratio.estimate, 3))
+    if ratio.high < 1 / (1 + at_least):
+        factors = {"ratio": _times(ratio.estimate, 3), "inverse": _times(1 / ratio.estimate, 3)}
+        return quantity.less_verdict, quantity.less.format(**factors)
+    largest = max(ratio.high, 1 / ratio.low) - 1
+    if largest > WIDEST:
+        return TOO_FEW, f"too few or too uneven runs to be sure: {about(ratio.estimate, quantity)}"
+    if ratio.high < 1 or ratio.low > 1:
+        ends = sorted((ratio.low, ratio.high) if ratio.low > 1 else (1 / ratio.high, 1 / ratio.low))
+        word = quantity.more_verdict if ratio.low > 1 else quantity.less_verdict
+        return (
+            ALIKE,
+            f"{word} by {100 * (ends[0] - 1):.2g} to {100 * (ends[1] - 1):.2g} %: too near to none to be claimed",
+        )
+    return ALIKE, f"no difference larger than {100 * largest:.2g} %"
+
 
 AT_LEAST = 0.01
 """Differences below this are not claimed, however sure: memory layout and the like move a process that much."""
@@ -223,7 +314,7 @@ def _sources(side: Side) -> str:
 
 
 def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) -> Row:
-    quantity = verdicts.ENERGY if key[0] in energy.COMPARED else verdicts.TIME
+    quantity = ENERGY if key[0] in energy.COMPARED else TIME
     blocks = [unit for unit in base.values if unit in other.values and unit[1] is not None]
     ratio: Ratio | None = None
     if blocks:
@@ -247,16 +338,12 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
             ]
             ratio = stats.ratio(centres[0], centres[1], confidence)
             estimate = ratio.estimate
-    verdict, words = (
-        verdicts.verdict(ratio, at_least, quantity)
-        if ratio
-        else (verdicts.TOO_FEW, f"{few}: {verdicts.about(estimate, quantity)}")
-    )
+    told, words = verdict(ratio, at_least, quantity) if ratio else (TOO_FEW, f"{few}: {about(estimate, quantity)}")
     if not blocks and (base.is_doubtful or other.is_doubtful):
-        ratio, verdict = None, verdicts.DISTURBED
-        words = f"not sure, since half of the runs were disturbed or more: {verdicts.about(estimate, quantity)}"
-    if not blocks and verdict != verdicts.ALIKE and min(map(len, pairs)) > 1:
-        words += verdicts.apart(pairs[0], pairs[1], quantity)
+        ratio, told = None, DISTURBED
+        words = f"not sure, since half of the runs were disturbed or more: {about(estimate, quantity)}"
+    if not blocks and told != ALIKE and min(map(len, pairs)) > 1:
+        words += apart(pairs[0], pairs[1], quantity)
     return Row(
         n_prompt=key[1],
         n_gen=key[2],
@@ -269,7 +356,7 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
         paired=bool(blocks),
         estimate=estimate,
         ratio=ratio,
-        verdict=verdict,
+        verdict=told,
         words=words,
     )
 

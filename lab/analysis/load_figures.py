@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lab.analysis.load_capacity import Attainment, attainment
-from lab.analysis.loads import NS, Arm, Due, Round
+from lab.analysis.loads import NS, Arm, Attainment, Due, Round, attainment
+from lab.core.request import Slo
 from lab.core.request_figures import Figures
-from lab.core.server_load import Slo
 
 FEWEST = 8
 """Requests in each half of the windows from which on the halves are compared."""

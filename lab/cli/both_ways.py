@@ -1,7 +1,11 @@
-"""The command that measures a model in process and through a server, and takes the difference apart: doors."""
+"""The command that measures a model in process and through a server, and takes the difference apart: doors.
+
+The command that says what a network would cost: network.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +21,84 @@ if TYPE_CHECKING:
     from lab.core.record import Record
     from lab.core.request import RequestRecord
     from lab.experiments.both_ways import Turns
+    from lab.why.network_prediction import NetworkAnswer
+
+MOST_NETWORKS = 200
+
+
+@click.command()
+@with_options(
+    MODEL,
+    click.option("--servers", default=2, show_default=True, help="RPC servers that share the layers evenly."),
+    click.option(
+        "--latency", default="0.1ms,0.3ms,1ms", show_default=True, help="Round trips, as ping shows them, with commas."
+    ),
+    click.option("--bandwidth", default="1Gbit,10Gbit", show_default=True, help="Bits a second, with commas."),
+    click.option("--prompt-len", "-p", default=512, show_default=True, help="Tokens of the prompt."),
+    click.option("--gen", "-n", default=200, show_default=True, help="Tokens to generate."),
+    click.option("--device", "-d", help="What each server computes on: models/devices.toml.  [default: this machine]"),
+    click.option(
+        "--results", default="results", show_default=True, help="Folder with ceilings, and runs to learn from."
+    ),
+    click.option("--out", "-o", default="results", show_default=True, help="Folder for the picture."),
+    click.option("--no-plot", is_flag=True, help="Draw no picture."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
+)
+def network(
+    model: str,
+    servers: int,
+    latency: str,
+    bandwidth: str,
+    prompt_len: int,
+    gen: int,
+    device: str | None,
+    results: str,
+    out: str,
+    no_plot: bool,
+    as_json: bool,
+) -> None:
+    """Say what a network would cost a model that is split over RPC servers, before buying one.
+
+    Bytes and round trips of each token and of a prompt, the seconds that they take, and the decode rate that is left.
+    Neither servers nor the model need be here.
+    """
+    from lab.core.link import Link, parse_bandwidth, parse_round_trip
+    from lab.show import console, text_network
+    from lab.why import network_prediction
+
+    round_trips = [parse_round_trip(text) for text in latency.split(",")]
+    widths = [parse_bandwidth(text) for text in bandwidth.split(",")]
+    links = list(dict.fromkeys(Link(round_trip, width) for width in widths for round_trip in round_trips))
+    if len(links) > MOST_NETWORKS:
+        raise LabError(f"{len(links)} networks are too many.", f"Give at most {MOST_NETWORKS}.")
+    answer = network_prediction.ask(links, servers, model, prompt_len, gen, device, results)
+    plots = [] if no_plot else _draw(answer, Path(out))
+    if as_json:
+        n_layers = {device: answer.layers[:-1].count(device) for device in dict.fromkeys(answer.layers)}
+        document = {**dataclasses.asdict(answer), "model": answer.model.name, "layers": n_layers}
+        console.print_json({**document, "plots": [str(plot) for plot in plots]})
+        return
+    stdout = console.console()
+    text_network.print_network(answer, stdout)
+    for plot in plots:
+        stdout.print(f"plot     {plot}")
+
+
+def _draw(answer: NetworkAnswer, folder: Path) -> list[Path]:
+    """The picture; none where the time without a network is not known."""
+    from lab.runner.machine import slug
+    from lab.show import canvas, plot_why
+
+    if answer.local_s is None:
+        return []
+    widths = sorted({cost.link.bytes_per_s or float("inf") for cost in answer.costs}, reverse=True)
+    curves = [plot_why.Curve(answer.local_s, answer.decode, answer.n_gen - 1, width) for width in widths]
+    n_servers = len(set(answer.layers))
+    name = f"{answer.model.name} {answer.model.quantization or ''}".strip()
+    subject = f"{name} over {n_servers} {'server' if n_servers == 1 else 'servers'}, computing on {answer.where}"
+    last_s = max(cost.link.round_trip_s for cost in answer.costs)
+    drawing = plot_why.drawing([], curves, subject, last_s)
+    return canvas.write(drawing, folder, f"network-{slug(name)}-{n_servers}-servers")
 
 
 @click.command()
@@ -60,7 +142,7 @@ def doors(
     from lab.experiments.both_ways import new_file, prepare
     from lab.process.worker import Worker
     from lab.runner.servers import connect
-    from lab.show import console, text_doors, text_endpoint, text_setup
+    from lab.show import console, door_views, text_endpoint, text_setup
 
     if url is None:
         raise LabError("Which server?", "Name it: --url http://127.0.0.1:8080/v1")
@@ -73,7 +155,7 @@ def doors(
             turns = prepare(server, worker, blocks=blocks, watch=transferring, **asked)
         for line in text_setup.describe(turns.plan.machine, turns.plan.model):
             text_out.print(line)
-        for warning in [*turns.plan.warnings, *text_doors.cannot(server.endpoint)]:
+        for warning in [*turns.plan.warnings, *door_views.cannot(server.endpoint)]:
             err.print(f"Note: {warning}", style="yellow")
         path = new_file(turns, Path(out))
         lines, problem = _collect(turns, path, err)
@@ -88,7 +170,7 @@ def _collect(turns: Turns, path: Path, err: Any) -> tuple[list[Record | RequestR
     """Measures and shows progress. Returns the lines, and the LabError that ended it, if there was one."""
     from lab.core.request import RequestRecord
     from lab.experiments.both_ways import execute
-    from lab.show import console, text_doors, text_results
+    from lab.show import console, door_views, text_results
 
     lines: list[Record | RequestRecord] = []
     try:
@@ -98,7 +180,7 @@ def _collect(turns: Turns, path: Path, err: Any) -> tuple[list[Record | RequestR
                 if not isinstance(line, RequestRecord):
                     finished(line)
                 elif not line.request.asked.warmup and not err.is_terminal:
-                    err.print(text_doors.finished(line))
+                    err.print(door_views.finished(line))
     except LabError as problem:
         return lines, problem
     except KeyboardInterrupt:
@@ -114,18 +196,18 @@ def _show(lines: list[Record | RequestRecord], path: Path, plots: bool, as_json:
     from lab.core.record import Record
     from lab.core.request import RequestRecord
     from lab.experiments import door_parts
-    from lab.show import canvas, console, plot_doors, text_doors
+    from lab.show import canvas, console, door_views
 
     records = [line for line in lines if isinstance(line, Record)]
     requests = [line for line in lines if isinstance(line, RequestRecord)]
     out = console.console()
     if not as_json:
-        text_doors.print_parts(records, requests, out)
-    failures = text_doors.failures(records, requests)
-    made = plot_doors.drawings(lines) if plots else {}
+        door_views.print_parts(records, requests, out)
+    failures = door_views.failures(records, requests)
+    made = door_views.drawings(lines) if plots else {}
     drawn = [str(one) for name, draw in made.items() for one in canvas.write(draw, path.parent, f"{path.stem}-{name}")]
     if as_json:
-        parts = text_doors.as_rows(records, requests)
+        parts = door_views.as_rows(records, requests)
         console.print_json({"results": str(path), "plots": drawn, "sessions": parts, "failures": failures})
     else:
         for failure in failures:

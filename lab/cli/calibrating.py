@@ -34,8 +34,7 @@ def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any
     calibration inside of --out. lab compare takes from them how large a difference between two sessions must be to be
     claimed; without them it assumes a figure for the kind of machine. Spread over hours they see more.
     """
-    from lab.analysis.sides import FIGURE_NAMES
-    from lab.analysis.spread import known_spreads
+    from lab.analysis.spread import FIGURE_NAMES, known_spreads
     from lab.process.worker import Worker
     from lab.runner import calibration
     from lab.runner.plan import make_plan

@@ -1,20 +1,29 @@
-"""The commands that try a lever: batch, prefix, stall, speculate."""
+"""The commands that try a lever: batch, prefix, stall, speculate.
+
+The command that tries every claim of the textbooks: claims.
+"""
 
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.files import note, other_sessions
-from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, SEED, SETTINGS, UNIFIED, with_options
-from lab.cli.running import carry_out
+from lab.cli.files import as_json_rows, note, other_sessions
+from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, SETTINGS, UNIFIED, with_options
+from lab.cli.running import EXIT_FAILED, carry_out, collect, write_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lab.core.record import Record
+    from lab.experiments.claim_session import Session
+    from lab.experiments.claim_verdicts import Verdicts
+    from lab.runner.progress import ShowStatus
     from lab.why.step_prediction import StepPrediction
 
 REPEAT = click.option(
@@ -73,9 +82,9 @@ def prefix(out: str, **asked: Any) -> None:
     what the prefill law promises, and from which length restoring pays, over networks as well (by arithmetic). States
     are saved in a hidden folder in --out, and deleted.
     """
-    from lab.experiments import prefix_cache, saved_states
+    from lab.experiments import cases, prefix_cache
 
-    with saved_states.folder_in(out) as folder:
+    with cases.folder_in(out) as folder:
         carry_out(functools.partial(prefix_cache.plan, folder=folder), out, **asked)
 
 
@@ -107,14 +116,14 @@ def stall(out: str, max_stall: str | None, **asked: Any) -> None:
     the streams wait. Shows how many gaps were stalls (over twice the usual), the longest, the newcomer's time to first
     token, and what it costs in throughput, all with what the ceilings predict.
     """
-    from lab.experiments import stall_search, stalls
+    from lab.experiments import stall_chunks, stalls
 
     make = functools.partial(stalls.plan, max_stall=max_stall)
     if max_stall is None:
         carry_out(make, out, **asked)
         return
-    limit_s = stall_search.parse_duration(max_stall)
-    run = functools.partial(stall_search.execute, limit_s=limit_s, predict=_predictor(out))
+    limit_s = stall_chunks.parse_duration(max_stall)
+    run = functools.partial(stall_chunks.execute, limit_s=limit_s, predict=_predictor(out))
     carry_out(make, out, run=run, **asked)
 
 
@@ -168,3 +177,102 @@ def _predictor(out: str) -> Callable[[Record], StepPrediction | None]:
         return probing.kept(folder, note), other_sessions((str(folder / "none"),), [])
 
     return lambda record: step_prediction.prediction_for(record, *known())
+
+
+@click.command()
+@with_options(
+    click.option("--only", metavar="NUMBERS", help="Only these claims, such as 2,9, and what they need."),
+    click.option(
+        "--quick",
+        is_flag=True,
+        help="Short prompts and few repeats: at most 4 minutes on two cores with the embedded model.",
+    ),
+    MODEL,
+    PROMPT,
+    *ENGINE,
+    SEED,
+    *OUTPUT,
+    DRY_RUN,
+)
+def claims(only: str | None, quick: bool, **asked: Any) -> None:
+    """Try what texts about LLM inference claim: is it so on this machine?
+
+    \b
+      lab claims --quick                    # all that 4 minutes can test
+      lab claims --only 2,9 --report
+
+    Each claim has a criterion, fixed before the measurement: it holds here, does not hold here, cannot be told (too
+    noisy), or is not testable here, with the reason. What several claims need is measured once; all of it takes at most
+    25 minutes on two cores with the embedded model. Every run is in one file the moment it ends: lab show and lab
+    report judge that file again, also where the session was interrupted.
+    """
+    from lab.experiments import cases, claim_session
+    from lab.process.worker import Worker
+    from lab.runner.session import new_results_file
+    from lab.show import claim_views, console, text_setup
+
+    as_json, no_plot, report = asked.pop("as_json"), asked.pop("no_plot"), asked.pop("report")
+    folder, dry_run = Path(asked.pop("out")), asked.pop("dry_run")
+    chosen = claim_session.choose(only)
+    err = console.console(stderr=True)
+    with Worker() as worker, cases.folder_in(folder) as states:
+        with console.transfer(err) as transferring:
+            asked |= {"watch": transferring, "fetch": not dry_run}
+            session = claim_session.plan(worker, chosen, quick, states, folder, **asked)
+        for line in text_setup.describe(session.base.machine, session.base.model):
+            err.print(line)
+        for warning in session.warnings:
+            err.print(f"Note: {warning}", style="yellow")
+        for line in claim_views.plan_lines(session):
+            err.print(line)
+        if dry_run:
+            _print_plan(session, as_json)
+            return
+        path = new_results_file(session.base, folder, session.n_runs)
+
+        def runs(watch: ShowStatus) -> Iterator[Record]:
+            return claim_session.execute(session, worker, path, watch, err.print)
+
+        records, problem = collect(runs, path, err, None, in_blocks=True)
+    base = session.base
+    verdicts = claim_session.judge(chosen, records, claim_session.place_of(base), folder, quick)
+    _show(verdicts, path, as_json, not no_plot, report)
+    if problem:
+        raise problem
+    if any(record.run.error and record.run.part not in session.problems for record in records):
+        sys.exit(EXIT_FAILED)
+
+
+def _show(verdicts: Verdicts, path: Path, as_json: bool, plots: bool, report: bool) -> None:
+    """Prints the verdicts, then draws: drawing may fail."""
+    from lab.analysis.comparison import AT_LEAST
+    from lab.show import claim_views, console
+
+    out = console.console()
+    if not as_json:
+        claim_views.print_verdicts(verdicts, out)
+    records, files, judged = list(verdicts.records), dict[str, Any](), [(path.stem, verdicts)]
+    if records:
+        files = write_files(records, path, plots, report, AT_LEAST, None if as_json else out, judged=judged)
+    if as_json:
+        console.print_json({**files, **as_json_rows(records, judged=judged)})
+
+
+def _print_plan(session: Session, as_json: bool) -> None:
+    """What `--dry-run` shows."""
+    from lab.show import claim_views, console
+
+    if not as_json:
+        console.console().print(claim_views.plan_table(session))
+        return
+    n_runs = {name: sum(trial.n_runs for trial in trials) for name, trials in session.trials.items()}
+    console.print_json(
+        {
+            "claims": [claim.number for claim in session.claims],
+            "parts": [
+                {"part": name, "runs": n_runs.get(name), "expected_s": seconds}
+                for name, seconds in session.expected_s.items()
+            ],
+            "problems": {name: str(problem) for name, problem in session.problems.items()},
+        }
+    )

@@ -77,7 +77,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     from lab.core.record import OK
     from lab.show import console, text_why
     from lab.show.plot_why import save_why
-    from lab.why import advice, experiment_advice, probing, roofline, where
+    from lab.why import advice, probing, roofline, where
 
     reading = read_runs(results, "explain")
     records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
@@ -99,7 +99,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
         explained = roofline.explain(chosen, known)
         best = roofline.roof(known, where.layers_of(first))
         levers = advice.levers(explained, first, known)
-        tried = experiment_advice.levers(explained, chosen, known)
+        tried = advice.experiments(explained, chosen, known)
         stem = f"{source.stem}-{number + 1}" if len(setups) > 1 else source.stem
         plots = [] if no_plot else save_why(explained, best, label, target, stem)
         documents.append(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lab.core.request import RequestRecord
     from lab.core.results import Contents
     from lab.experiments.claim_verdicts import Verdicts
-    from lab.show.claim_pictures import Drawing
+    from lab.show.claim_views import Drawing
     from lab.show.lever_kinds import Section
 
 
@@ -81,12 +81,9 @@ def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
 def any_good(records: Sequence[Record | RequestRecord]) -> bool:
     """Whether there is a timed run, or a request, without an error."""
     from lab.analysis.request_table import went_well
-    from lab.core.record import OK, Record
+    from lab.core.record import Record
 
-    return any(
-        record.run.status == OK and not record.run.warmup if isinstance(record, Record) else went_well(record)
-        for record in records
-    )
+    return any(record.run.is_timed if isinstance(record, Record) else went_well(record) for record in records)
 
 
 def draw(
@@ -104,7 +101,7 @@ def draw(
     """
     from lab.analysis import request_table
     from lab.experiments.claim_parts import PARTS
-    from lab.show import canvas, levers, plot_doors, plot_network, plot_requests, plot_runs
+    from lab.show import canvas, door_views, levers, plot_requests, plot_runs, plot_why
 
     if not any_good(records):
         return []
@@ -112,7 +109,7 @@ def draw(
     plain = [record for record in request_table.of_engine(records) if record.run.part not in PARTS]
     with_requests = plot_requests.drawings([*plain, *request_table.alone(records)], by_session)
     drawings = {**plot_runs.drawings(plain), **with_requests}
-    drawings |= {**plot_network.drawings(plain), **levers.drawings(shown), **plot_doors.drawings(records)}
+    drawings |= {**plot_why.drawings(plain), **levers.drawings(shown), **door_views.drawings(records)}
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
     wanted += [(one.name, one.draw, one.size) for one in of_claims]
     wanted += load_drawings(records)
@@ -142,8 +139,8 @@ def claim_drawings(
     import dataclasses
 
     from lab.experiments import claim_session
-    from lab.show import claim_pictures
-    from lab.show.claim_pictures import Drawing
+    from lab.show import claim_views
+    from lab.show.claim_views import Drawing
 
     sessions = dict.fromkeys(record.session for record in records if record.run.part)
     if not sessions:
@@ -151,7 +148,7 @@ def claim_drawings(
     known = [*ceilings, *claim_session.known_ceilings(plot_folder(results, None))]
     others, made = other_sessions(results, records), list[Drawing]()
     for number, name in enumerate(sessions, 1):
-        own = claim_pictures.drawings([record for record in records if record.session == name], known, others)
+        own = claim_views.drawings([record for record in records if record.session == name], known, others)
         made += [dataclasses.replace(one, name=f"{number}-{one.name}") if len(sessions) > 1 else one for one in own]
     return made
 
@@ -200,9 +197,9 @@ def as_json_rows(
 ) -> dict[str, Any]:
     """The rows of the summary, of experiments, claims and requests, what disturbed the runs, and what failed."""
     from lab.analysis import table
-    from lab.show import levers, text_doors, text_load, text_requests, text_results
+    from lab.show import door_views, levers, text_load, text_requests, text_results
 
-    both_ways = text_doors.as_rows(records, requests)
+    both_ways = door_views.as_rows(records, requests)
     rows = table.summary(table.runs([record for record in records if record.run.part is None]))
     of_claims = [{"session": name, **row} for name, verdicts in judged for row in verdicts.rows]
     return {

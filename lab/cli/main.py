@@ -9,12 +9,11 @@ from pathlib import Path
 
 import click
 
-from lab.cli.both_ways import doors
+from lab.cli.both_ways import doors, network
 from lab.cli.calibrating import calibrate
-from lab.cli.claiming import claims
 from lab.cli.comparing import compare, export, import_
 from lab.cli.endpoints import endpoint
-from lab.cli.experimenting import batch, prefix, speculate, stall
+from lab.cli.experimenting import batch, claims, prefix, speculate, stall
 from lab.cli.explaining import ceilings, explain, predict
 from lab.cli.files import (
     RESULTS,
@@ -33,7 +32,6 @@ from lab.cli.files import (
 from lab.cli.loading import load
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
-from lab.cli.networking import network
 from lab.cli.options import LIB, RPC, Share
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
 from lab.cli.serving import rpc_server
@@ -76,7 +74,7 @@ def main() -> None:
 def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     """Print the tables of results files (or folders of them) again."""
     from lab.analysis.request_table import alone
-    from lab.show import console, levers, text_claims, text_doors, text_load, text_places, text_requests, text_results
+    from lab.show import claim_views, console, door_views, levers, text_load, text_places, text_requests, text_results
 
     reading = read_runs(results, "place") if placement else read(results)
     records = list(reading.records)
@@ -97,10 +95,10 @@ def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
         text_results.print_results(rest, out)
         levers.print_sections(shown, out)
     for name, verdicts in judged:
-        text_claims.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
+        claim_views.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
     if alone(reading.requests):
         text_requests.print_requests(reading.requests, out)
-    text_doors.print_parts(records, reading.requests, out)
+    door_views.print_parts(records, reading.requests, out)
     text_load.print_sessions(reading.requests, out)
 
 
@@ -168,7 +166,7 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
     from lab.runner import builds, energy, offload
     from lab.runner import machine as this_machine
     from lab.runner.gpu_watch import GpuWatch
-    from lab.show import console, text_energy, text_setup
+    from lab.show import console, text_compare, text_setup
 
     with Worker() as worker:
         worker.use(offload.backend(offload.Asked(rpc=rpc, lib=lib)))
@@ -191,7 +189,7 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
         memories = ", ".join(f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free" for free, total in server.memories)
         click.echo(f"server   {server.endpoint}: {1e3 * server.round_trip_s:.3g} ms for a small request; {memories}")
     click.echo(f"cores    {here.n_cores_physical} physical, {here.n_cores_usable} usable")
-    click.echo(f"energy   {text_energy.which(counters)}")
+    click.echo(f"energy   {text_compare.which(counters)}")
     click.echo(f"python   {here.python}")
     click.echo(f"flags    {here.system_info}")
 

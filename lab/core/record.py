@@ -242,6 +242,11 @@ class Run:
         """What it did, in words."""
         return name_of(self.n_prompt, self.lever)
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether it went well and is no warm-up: its times count."""
+        return self.status == OK and not self.warmup
+
 
 @dataclass(frozen=True)
 class Record:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from lab.core import request_times as times
 from lab.core.record import OK
-from lab.core.request import Asked, Request, ServerTimings
-from lab.core.server_load import Slo
+from lab.core.request import Asked, Request, ServerTimings, Slo
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from typing import Any
 from lab.core import cost, lever_figures, memory, script
 from lab.core.cost import StepCost
 from lab.core.levers import Batch
+from lab.core.lists import grouped
 from lab.core.record import COPY, PREFILL, Record, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
@@ -211,9 +212,7 @@ def _place(item: tuple[tuple[int, int, Batch], Any]) -> tuple[int, int, bool, in
 
 def alike(rows: Sequence[Row]) -> list[list[Row]]:
     """Rows that differ only in the number of sequences, together."""
-    groups: dict[tuple[int, int, bool], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.n_prompt, row.n_gen, row.is_shared), []).append(row)
+    groups = grouped(rows, lambda row: (row.n_prompt, row.n_gen, row.is_shared))
     return list(groups.values())
 
 

@@ -3,7 +3,7 @@
 A server is slower than the bench of the same model for many reasons at once: HTTP, templates and tokenisers, waiting
 for a slot, samplers, a stream that is written while the model computes, other settings. Here both get the same tokens
 and lengths, one after the other in random order, in blocks; each block has a fresh engine in process, and asks the
-server for each piece of the way by itself (door_probes.py). What the pieces are, and what they leave of the whole, is
+server for each piece of the way by itself (door_parts.py). What the pieces are, and what they leave of the whole, is
 door_parts.py.
 
 Idle threads of llama.cpp spin for a moment before they sleep, so after each turn nothing is done for SETTLE_S.
@@ -22,7 +22,7 @@ from typing import Any
 from lab.core.record import Record, Run
 from lab.core.request import Asked, Request, RequestRecord
 from lab.errors import LabError
-from lab.experiments import door_probes
+from lab.experiments import door_parts
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import keeping, machine, notebook, prompts
@@ -117,7 +117,7 @@ def prepare(
     plan = dataclasses.replace(
         plan, settings=dataclasses.replace(plan.settings, prompt=GIVEN, prompt_sha256=plan.prompt.sha256)
     )
-    return Turns(server, plan, blocks, lengths, door_probes.samplers(server))
+    return Turns(server, plan, blocks, lengths, door_parts.samplers(server))
 
 
 def new_file(turns: Turns, folder: Path) -> Path:
@@ -169,7 +169,7 @@ def _block(
         sampling_ns = worker.time_sampling(turns.samplers, N_SAMPLINGS) if turns.samplers else None
         for case in cases:
             prompt = turns.server.prompt(case.n_prompt, _text(plan), plan.seed, block)
-            ids = door_probes.token_ids(turns.server, prompt.text)
+            ids = door_parts.token_ids(turns.server, prompt.text)
             _check(ids, prompt.n_tokens, turns)
             sides = [True, False]
             chance.shuffle(sides)
@@ -223,7 +223,7 @@ def _through(
     sent = dataclasses.replace(ask, nonce=None)  # the very prompt that the engine gets
     request = _send(server, sent)
     time.sleep(SETTLE_S)
-    pieces = door_probes.pieces(server, prompt.text, ask, sampling_ns)
+    pieces = door_parts.pieces(server, prompt.text, ask, sampling_ns)
     return server.record(path.stem, dataclasses.replace(request, pieces=pieces))
 
 

@@ -1,13 +1,25 @@
-"""What the experiments share: numbers as users write them, and which models have a cache that can be copied and cut."""
+"""What the experiments share: numbers as users write them, and which models have a cache that can be copied and cut.
+
+Saved states: the folder that they go to, whether there is room for them, and which models have one to save.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import re
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from lab.core import layers
+from lab.core.levers import Prefix
+from lab.core.memory import kv_bytes_per_position
 from lab.core.record import Model
 from lab.errors import LabError
+from lab.runner import limits
+from lab.runner.planned import Plan
 
 KEEPS_NO_POSITIONS = {
     layers.UNCOUNTED["llama4"],
@@ -47,3 +59,54 @@ def numbers(
             raise LabError(f"{option} has {value:,} twice.", f"Give each number once{more}.")
         values.append(value)
     return tuple(sorted(values))
+
+
+@contextlib.contextmanager
+def folder_in(out: str | Path) -> Iterator[Path]:
+    """A folder for saved states, deleted afterwards: in `out`, or above it where that is yet to be made.
+
+    Where nothing can be written there, it is in the system's folder for temporary files.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            there = next(path for path in (Path(out).absolute(), *Path(out).absolute().parents) if path.is_dir())
+            str(there).encode()  # the engine is told in UTF-8
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".lab-states-", dir=there))
+        except (OSError, UnicodeError, StopIteration):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-states-"))
+        yield Path(folder)
+
+
+def check(model: Model, n_prefix: int, n_suffix: int) -> None:
+    """LabError for prompts longer than the model's context, and for models that do not keep every position.
+
+    What is to be used again must be there for every position: as a key and a value.
+    """
+    need_every_position(model)
+    n_left = None if model.n_ctx_train is None else model.n_ctx_train - n_suffix - 1
+    if n_left is not None and n_prefix > n_left:
+        raise LabError(
+            f"A prefix of {n_prefix:,} tokens and a suffix of {n_suffix:,} are longer than the context of "
+            f"{model.n_ctx_train:,} tokens that {model.name} was trained for.",
+            f"Give at most --prefix-len {n_left}." if n_left > 0 else "Give a shorter --suffix-len.",
+        )
+
+
+def with_room(plan: Plan, folder: Path) -> Plan:
+    """The same plan, that refuses cases whose saved states do not fit into memory next to the context, or on disk."""
+    refused = {}
+    available, free = limits.memory_available(), shutil.disk_usage(folder).free
+    per_position = kv_bytes_per_position(plan.model, plan.settings.type_k, plan.settings.type_v)
+    for case in plan.cases:
+        if per_position is None or not isinstance(case.lever, Prefix):
+            continue
+        n_bytes = case.lever.n_prefix * per_position
+        on_host = 0 if plan.settings.n_gpu_layers else plan.memory(case).total_bytes
+        what = f"The saved state of a prefix of {case.lever.n_prefix:,} tokens takes {n_bytes / 1e9:,.1f} GB"
+        if n_bytes + on_host > available:
+            refused[case] = (
+                f"{what} of memory, and its context {on_host / 1e9:,.1f} GB; {available / 1e9:,.1f} GB are available."
+            )
+        elif n_bytes > free:
+            refused[case] = f"{what}; {free / 1e9:,.1f} GB are free on the disk."
+    return dataclasses.replace(plan, refused={**refused, **plan.refused})

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,10 @@ from typing import Any
 from lab.core import results
 from lab.core.record import Ceilings, Record
 from lab.errors import LabError
-from lab.experiments import cases, claim_parts, claim_verdicts, saved_states
+from lab.experiments import cases, claim_parts, claim_verdicts
 from lab.experiments.claim import Claim
-from lab.experiments.claim_list import CLAIMS
 from lab.experiments.claim_parts import CEILINGS, PARTS, Asked, Trial
-from lab.experiments.claim_progress import Progress
-from lab.experiments.claim_verdicts import Verdicts
+from lab.experiments.claim_verdicts import CLAIMS, Verdicts
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND, Probe
 from lab.process.worker import Worker
@@ -38,6 +37,9 @@ from lab.why.where import Where
 
 RESULTS = Path("results")
 """Where ceilings and other machines' results are looked for besides the session's own folder."""
+
+SURE_S = 60.0
+"""Seconds of measuring that the expectation counts for, when it is corrected by what parts took."""
 
 QUICK_MOST_S = 240.0
 """What a quick session may take on 2 cores with the embedded model."""
@@ -104,7 +106,7 @@ def claims(
             words = f"of {len(sessions)} sessions: {', '.join(sessions)}" if sessions else "of no session of claims"
             raise LabError(f"These records are {words}.", "Give those of one: lab.read([path])")
         return judge(chosen, records, where.of_record(records[0]), folder, None, only is not None)
-    with Worker() as worker, notebook.watching() as watching, saved_states.folder_in(folder) as states:
+    with Worker() as worker, notebook.watching() as watching, cases.folder_in(folder) as states:
         planned = plan(worker, chosen, quick, states, folder, model=model, **settings)
         path = session.new_results_file(planned.base, folder, planned.n_runs)
         show = watch or watching
@@ -290,3 +292,50 @@ def _measure_ceilings(
         return
     if words:
         announce(f"While the ceilings were measured, {words}: some may be too low.")
+
+
+class Progress:
+    """Turns the statuses of runs into those of the session, of which `expected_s` says what each part is to take.
+
+    What parts are expected to take is corrected by what those before them took.
+    """
+
+    def __init__(self, expected_s: Mapping[str, float], watch: ShowStatus) -> None:
+        self.expected_s = dict(expected_s)
+        self._watch = watch
+        self._done: dict[str, float] = {}  # seconds that parts took
+        self._words = ""
+        self._name = ""
+        self._began = self._started = time.monotonic()
+
+    def begin(self, name: str) -> str:
+        """A part begins; a line that says so."""
+        self._name, self._began = name, time.monotonic()
+        number = 1 + list(self.expected_s).index(name)
+        self._words = f"part {number} of {len(self.expected_s)}, {name}"
+        what = PARTS[name].what if name in PARTS else "what the machine can do at best, kernel by kernel"
+        return f"{self._words}: {what}"
+
+    def end(self, name: str) -> None:
+        """A part has ended."""
+        self._done[name] = time.monotonic() - self._began
+
+    def watch(self, status: Status) -> None:
+        """Report the status of a run as one of the whole session."""
+        taken = time.monotonic() - self._began
+        own = status.left_s if status.left_s is not None else max(0.0, self._pace * self.expected_s[self._name] - taken)
+        later = sum(s for name, s in self.expected_s.items() if name not in self._done and name != self._name)
+        self._watch(
+            dataclasses.replace(
+                status,
+                part=self._words,
+                elapsed_s=time.monotonic() - self._started,
+                left_s=own + self._pace * later,
+            )
+        )
+
+    @property
+    def _pace(self) -> float:
+        """What parts took over what they were expected to take, so far; the first ones say little of it."""
+        expected = sum(self.expected_s[name] for name in self._done)
+        return (SURE_S + sum(self._done.values())) / (SURE_S + expected)

@@ -1,4 +1,4 @@
-"""Verdicts from records: each claim against its criterion, and why not where the evidence is missing.
+"""All claims, and verdicts from records: each claim against its criterion, and why not where evidence is missing.
 
 Nothing of this is stored: a file of runs is judged anew whenever it is shown.
 """
@@ -9,21 +9,34 @@ import dataclasses
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from lab.analysis.wording import digits
-from lab.core.record import OK, Ceilings, Record
-from lab.experiments import claim_parts
-from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Evidence, Figure, Judgement
-from lab.experiments.claim_list import CLAIMS
+from lab.core.lists import grouped, join_and
+from lab.core.record import Ceilings, Record
+from lab.experiments import claim_parts, claims_of_changes, claims_of_hardware, claims_of_limits, claims_of_time
+from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Evidence, Judgement
 from lab.experiments.claim_parts import CEILINGS
 from lab.why import probing, where
 from lab.why.where import Where
 
+CLAIMS: tuple[Claim, ...] = tuple(
+    sorted(
+        (*claims_of_time.CLAIMS, *claims_of_limits.CLAIMS, *claims_of_changes.CLAIMS, *claims_of_hardware.CLAIMS),
+        key=attrgetter("number"),
+    )
+)
+"""All claims in order."""
+
 MOST_SHOWN = 3
 """Figures of a claim that its line shows."""
 
-VERDICTS = {HOLDS: ("holds", "hold"), HOLDS_NOT: ("does not", "do not")}
+VERDICTS = {
+    HOLDS: ("holds", "hold"),
+    HOLDS_NOT: ("does not", "do not"),
+    UNSURE: (UNSURE, UNSURE),
+    UNTESTABLE: (f"is {UNTESTABLE}", f"are {UNTESTABLE}"),
+}
 """The verdicts in a sentence about one claim, and about several."""
 
 
@@ -50,7 +63,7 @@ class Judged:
     @property
     def first_figures(self) -> list[str]:
         """The figures in words; of many the first ones, and how many more there are."""
-        figures = list(map(figure_words, self.judgement.figures))
+        figures = [figure.words for figure in self.judgement.figures]
         if len(figures) > MOST_SHOWN:
             figures[MOST_SHOWN:] = [f"{len(figures) - MOST_SHOWN} more"]
         return figures
@@ -90,32 +103,13 @@ class Verdicts:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{summary(self.judged)}</p>"
 
 
-def figure_words(figure: Figure) -> str:
-    """`share: 64 % (61 to 67)`, a figure in a line."""
-    unit = f" {figure.unit}" if figure.unit else ""
-    ends = (
-        f" ({digits(figure.low)} to {digits(figure.high)})"
-        if figure.low is not None and figure.high is not None and figure.low != figure.high
-        else ""
-    )
-    return f"{figure.name}: {digits(figure.value)}{unit}{ends}"
-
-
 def summary(judged: Sequence[Judged]) -> str:
     """How many claims got each verdict, in a sentence."""
-    counts = {
-        verdict: sum(one.judgement.verdict == verdict for one in judged)
-        for verdict in (HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE)
-    }
-    parts = []
-    for verdict, n in counts.items():
-        if n:
-            one, several = VERDICTS.get(verdict, (verdict, verdict))
-            be = "" if verdict in VERDICTS or verdict == UNSURE else "is " if n == 1 else "are "
-            parts.append(f"{n} {be}{one if n == 1 else several}")
-    of = f"Of {len(judged)} claims " if len(judged) > 1 else "Of 1 claim "
-    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else "none is left"
-    return f"{of}{listed}."
+    verdicts = [one.judgement.verdict for one in judged]
+    counts = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
+    parts = [f"{n} {VERDICTS[verdict][n > 1]}" for verdict, n in counts.items() if n]
+    of = f"Of {len(judged)} claims" if len(judged) > 1 else "Of 1 claim"
+    return f"{of} {join_and(parts) or 'none is left'}."
 
 
 def of_sessions(
@@ -128,10 +122,11 @@ def of_sessions(
 
     A claim is left out where nothing was measured for it. `theirs` are ceilings that came with `others`.
     """
-    sessions = dict.fromkeys(record.session for record in records if record.run.part is not None)
+    sessions = grouped(records, lambda record: record.session)
     made = []
-    for name in sessions:
-        own = [record for record in records if record.session == name]
+    for name, own in sessions.items():
+        if all(record.run.part is None for record in own):
+            continue
         rest = [record for record in records if record.session != name]
         evidence = evidence_of(own, where.of_record(own[0]), known, [*rest, *others], theirs)
         made.append((name, verdicts(CLAIMS, evidence, are_chosen=False)))
@@ -176,7 +171,7 @@ def verdicts(claims: Sequence[Claim], evidence: Evidence, are_chosen: bool = Tru
 
 def failures(records: Sequence[Record]) -> dict[str, str]:
     """Parts of which no run went well, and the error of the first one."""
-    good = {record.run.part for record in records if record.run.status == OK and not record.run.warmup}
+    good = {record.run.part for record in records if record.run.is_timed}
     errors: dict[str, str] = {}
     for record in records:
         part = record.run.part

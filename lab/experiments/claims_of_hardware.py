@@ -1,6 +1,6 @@
 """Claims about hardware: which figure of a datasheet decides, and what a 7B does on a GPU that is not here.
 
-What nobody here has is predicted from its datasheet, and the words say so. A prediction can contradict a claim, but it
+What nobody here has is predicted from its datasheet, and the words say so. A prediction is shown beside a claim, but it
 does not stand in for a measurement that the claim is about.
 """
 
@@ -11,14 +11,15 @@ import statistics
 from collections.abc import Sequence
 
 from lab.analysis.wording import digits
-from lab.core import cost, phases, prefix_times
-from lab.core.record import OK, Model, Record, Run, Settings
-from lab.experiments import claim_rules as rules
+from lab.core import cost, phases, prefix_times, stats
+from lab.core.lists import grouped
+from lab.core.record import Model, Record, Run, Settings
+from lab.errors import LabError
+from lab.experiments import claim as rules
 from lab.experiments import prefix_cache
-from lab.experiments.claim import UNTESTABLE, Evidence, Figure, Judgement
+from lab.experiments.claim import ABOVE_0, Claim, Condition, Evidence, Figure, Measured
 from lab.experiments.claim_parts import CEILINGS
-from lab.experiments.claim_rules import Condition, claim
-from lab.experiments.claims_of_memory import TEXTBOOK
+from lab.experiments.claims_of_limits import TEXTBOOK
 from lab.models import catalog, shapes
 from lab.runner import machine
 from lab.why import datasheet, prediction, probing, roofline, where
@@ -36,24 +37,21 @@ def _seven(evidence: Evidence) -> tuple[Model, Settings]:
     return model, dataclasses.replace(settings, type_k="f16", type_v="f16", n_batch=2048, n_ubatch=512)
 
 
-def share_of_prefill(evidence: Evidence) -> Judgement:
-    """Claim 22."""
+def share_of_prefill(evidence: Evidence) -> Measured:
+    """Prefill's share of a short and of a long request to a 7B on an A100, predicted; and of one here, measured."""
     model, settings = _seven(evidence)
-    conditions, figures = [], []
-    for n_prompt, least, most in ((1_000, 0, 20), (100_000, 70, 90)):
+    predicted = []
+    for n_prompt in (1_000, 100_000):
         run = prediction.elsewhere(model, settings, datasheet.find_device(A100), n_prompt, 200)
         decode_s = [199 * tpot for tpot in run.tpot_s]
         low, high = (100 * p / (p + d) for p, d in zip(run.prefill_s, reversed(decode_s), strict=True))
-        known = Figure(f"predicted for {n_prompt:,} + 200 on an A100", (low + high) / 2, "%", low, high)
-        figures.append(known)
-        words = f"of {n_prompt:,} + 200 tokens prefill takes {(least + most) // 2} % within 10 points"
-        conditions.append(rules.between(words, known, least, most))
-    lengths = rules.by_length(evidence.of("lengths"))
+        predicted.append(Figure(f"predicted for {n_prompt:,} + 200 on an A100", (low + high) / 2, "%", low, high))
+    lengths = evidence.lengths()
     n = rules.nearest(lengths, 1000) or 0
-    here = rules.figure(f"measured here, {n:,} + 200", [_share(r.run) for r in lengths.get(n, [])], "%", 100)
+    here = rules.each({n: lengths.get(n, [])}, "measured here, {:,} + 200", _share, "%", 100)
     remark = f"Predicted for {model.name} in F16 from a datasheet, also beyond its {model.n_ctx_train or 0:,} tokens; "
     remark += "what was measured is another model on this machine."
-    return rules.decided(conditions, [*figures, here], remark)
+    return Measured([[known] for known in predicted], [*predicted, *here], remark)
 
 
 def _share(run: Run) -> float | None:
@@ -62,32 +60,25 @@ def _share(run: Run) -> float | None:
     return prefill / (prefill + 199 * tpot) if prefill and tpot else None
 
 
-def seven_on_gpus(evidence: Evidence) -> Judgement:
-    """Claim 23."""
+def seven_on_gpus(evidence: Evidence) -> Measured:
+    """Rates of a 7B on two GPUs: the limit, what is predicted, and what was measured where there is such a GPU."""
     model, settings = _seven(evidence)
-    conditions: list[Condition] = []
-    figures: list[Figure | None] = []
-    for name, least, most in ((A100, 100, 130), (H100, 50, 100)):
+    limits: list[Figure] = []
+    rates: list[Figure | None] = []
+    expected: list[Figure] = []
+    for name in (A100, H100):
         device = datasheet.find_device(name)
         run = prediction.elsewhere(model, settings, device, 1, 2)
-        if name == A100:
-            limit = Figure(f"limit on {device.about}", 1 / run.tpot_limit_s, "tokens/s")
-            figures.append(limit)
-            conditions.append(rules.between("the limit on an A100 is 145 tokens/s within 10 %", limit, 130.5, 159.5))
-        words = f"on {device.about} {least} to {most} tokens/s are seen"
-        rates = [_rate(r.run) for r in (*evidence.records, *evidence.others) if _is_seven_on(r, name)]
-        measured = rules.figure(f"measured on {device.about}", rates, "tokens/s")
+        limits.append(Figure(f"limit on {device.about}", 1 / run.tpot_limit_s, "tokens/s"))
         slow, fast = (1 / tpot for tpot in reversed(run.tpot_s))
-        expected = Figure(f"predicted for {device.about}", (slow + fast) / 2, "tokens/s", slow, fast)
-        figures += [expected, measured]
-        if measured is not None:
-            conditions.append(rules.between(words, measured, least, most))
-        else:
-            fits = ", which contradicts it" if fast < least or slow > most else ""
-            words += f" (predicted {slow:,.0f} to {fast:,.0f}{fits}; there is no such GPU here)"
-            conditions.append(Condition(words, None, is_missing=True))
+        expected.append(Figure(f"predicted for {device.about}", (slow + fast) / 2, "tokens/s", slow, fast))
+        seen = [_rate(r.run) for r in (*evidence.records, *evidence.others) if _is_seven_on(r, name)]
+        rates.append(rules.figure(f"measured on {device.about}", seen, "tokens/s"))
+    pairs = zip(expected, rates, strict=True)
+    unseen = [f"{known.words}; there is no such GPU here." for known, rate in pairs if rate is None]
     remark = f"For {model.name}; predictions take the part of a datasheet's bandwidth that published runs reached."
-    return rules.decided(conditions, figures, remark)
+    shown = [limits[0], expected[0], rates[0], expected[1], rates[1]]
+    return Measured((limits[:1], rates[:1], rates[1:]), shown, " ".join([*unseen, remark]))
 
 
 def _rate(run: Run) -> float | None:
@@ -96,7 +87,7 @@ def _rate(run: Run) -> float | None:
 
 
 def _is_plain(run: Run) -> bool:
-    return run.status == OK and not run.warmup and run.lever is None and run.every is None and run.n_gen > 1
+    return run.is_timed and run.lever is None and run.every is None and run.n_gen > 1
 
 
 def _is_seven_on(record: Record, name: str) -> bool:
@@ -113,35 +104,41 @@ def device_of(record: Record) -> datasheet.Device | None:
     return datasheet.recognise(offload[0].description, offload[0].memory_bytes)
 
 
-def bandwidth_predicts_better(evidence: Evidence) -> Judgement:
-    """Claim 27."""
-    rates: dict[tuple[object, ...], dict[str, list[tuple[Record, float]]]] = {}
+def order_of_machines(evidence: Evidence) -> Measured:
+    """How much better bandwidth orders the rates of machines than peak FLOP/s do."""
     usual = {setting_of(record) for record in evidence.of("lengths")}
-    for record in (*evidence.of("lengths"), *evidence.others):
-        rate = _rate(record.run) if record.run.variant is None and setting_of(record) in usual else None
-        if rate is not None and _roof(record, evidence) is not None:
-            key = record.model.name, record.model.quantization, record.run.n_prompt
-            label = machine.label(record.machine, record.settings)
-            rates.setdefault(key, {}).setdefault(label, []).append((record, rate))
-    best = max(rates, key=lambda key: len(rates[key]), default=None)
-    n = 0 if best is None else len(rates[best])
-    if best is None or n < FEWEST_MACHINES:
-        words = f"Of {n} machine{'s' * (n != 1)} a rate of one model and both roofs are known; {FEWEST_MACHINES} are "
-        return Judgement(UNTESTABLE, words + "needed. Add results of others, with their ceilings: lab ceilings")
+    runs = [
+        record
+        for record in (*evidence.of("lengths"), *evidence.others)
+        if record.run.variant is None and setting_of(record) in usual and _rate(record.run) is not None
+    ]
+    by_model = grouped(
+        [record for record in runs if _roof(record, evidence)],
+        lambda record: (record.model.name, record.model.quantization, record.run.n_prompt),
+    )
+    by_machine = [
+        grouped(own, lambda record: machine.label(record.machine, record.settings)) for own in by_model.values()
+    ]
+    machines = max(by_machine, key=len, default={})
+    n = len(machines)
+    if n < FEWEST_MACHINES:
+        raise LabError(
+            f"A rate of one model and both roofs are known of {n} machine{'s' * (n != 1)}, not of {FEWEST_MACHINES}.",
+            "Add results of others, with their ceilings: lab ceilings",
+        )
     points = []
-    for runs in rates[best].values():
-        roof = _roof(runs[0][0], evidence)
-        assert roof is not None
-        points.append((statistics.median(rate for _, rate in runs), roof.gbps, roof.gflops))
-    taus = _taus(points)
+    for own in machines.values():
+        best = _roof(own[0], evidence)
+        assert best is not None
+        points.append((statistics.median(_rate(record.run) or 0.0 for record in own), best.gbps, best.gflops))
     names = "rank correlation with bandwidth", "rank correlation with peak FLOP/s"
-    figures = [Figure(name, tau, n=n) for name, tau in zip(names, taus, strict=True) if tau is not None]
-    differences = [_difference(points)]
-    differences += [_difference([*points[:i], *points[i + 1 :]]) for i in range(n)]
-    holds = True if min(differences) > 0 else False if max(differences) < 0 else None
-    words = f"over {n} machines bandwidth orders the rates better, also with any one of them left out"
-    remark = f"{best[0]} {best[1] or ''} after {best[2]:,} tokens on {', '.join(rates[best])}."
-    return rules.decided([Condition(words, holds)], figures, remark)
+    figures = [Figure(name, tau, n=n) for name, tau in zip(names, _taus(points), strict=True) if tau is not None]
+    differences = [_difference(points), *(_difference([*points[:i], *points[i + 1 :]]) for i in range(n))]
+    most = max(differences) or ABOVE_0  # that both order them equally well refutes nothing
+    better = Figure("bandwidth's rank correlation less that of peak FLOP/s", differences[0], "", min(differences), most)
+    first = next(iter(machines.values()))[0]
+    after = f"{first.model.name} {first.model.quantization or ''} after {first.run.n_prompt:,} tokens"
+    return Measured(([better],), figures, f"{after} on {', '.join(machines)}.")
 
 
 def setting_of(record: Record) -> tuple[object, ...]:
@@ -160,8 +157,6 @@ def _roof(record: Record, evidence: Evidence) -> roofline.Roof | None:
 
 
 def _taus(points: Sequence[tuple[float, float, float]]) -> tuple[float | None, float | None]:
-    from lab.core import stats
-
     rates, gbps, gflops = zip(*points, strict=True)
     return stats.rank_correlation(gbps, rates), stats.rank_correlation(gflops, rates)
 
@@ -171,22 +166,20 @@ def _difference(points: Sequence[tuple[float, float, float]]) -> float:
     return (by_bandwidth or 0.0) - (by_peak or 0.0)
 
 
-def phases_want_different_hardware(evidence: Evidence) -> Judgement:
-    """Claim 28."""
-    records = evidence.of("prefix")
-    lengths = sorted({r.run.prefix.n_prefix for r in records if r.run.prefix})
-    longest = lengths[-1] if lengths else 0
-    shares = [_moving(r) for r in records if r.run.prefix and r.run.prefix.n_prefix == longest]
+def cost_of_moving(evidence: Evidence) -> Measured:
+    """Where both phases lie beside the machine's ridge, and what moving a cache takes of the prefill that it saves."""
+    records = [record for record in evidence.of("prefix") if record.run.prefix]
+    lengths = rules.ordered(records, lambda record: record.run.prefix.n_prefix if record.run.prefix else None)
+    longest = max(lengths, default=0)
+    shares = [_moving(record) for record in lengths.get(longest, [])]
     known = rules.figure(f"moving {longest:,} tokens over {GBIT} Gbit/s, of prefilling them", shares, "%", 100)
-    words = f"saving, moving over {GBIT} Gbit/s and restoring takes at least 10 % of the prefill that it saves"
-    conditions = [_on_both_sides(records[0], evidence), rules.at_least(words, known, 10)]
-    rows = prefix_cache.rows(records)
+    rows = prefix_cache.rows(evidence.of("prefix"))
     pays = [
         Figure(f"restoring {'over' if 'bit' in one.name else 'from'} {one.name} pays from", one.n_tokens, "tokens")
         for one in (prefix_cache.break_even(rows) if rows else [])
         if one.n_tokens is not None
     ]
-    return rules.decided(conditions, [known, *pays])
+    return Measured((*_beside_the_ridge(evidence.of("prefix")[0], evidence), [known]), [known, *pays])
 
 
 def _moving(record: Record) -> float | None:
@@ -198,58 +191,76 @@ def _moving(record: Record) -> float | None:
     return (taken["save_ram_s"] + 8 * run.state_bytes[0] / (GBIT * 1e9) + taken["load_ram_s"]) / taken["prefix_s"]
 
 
-def _on_both_sides(record: Record, evidence: Evidence) -> Condition:
-    """That the ridge lies between the intensities of a decode step and of a full prefill step."""
-    words, settings = "decode lies below the machine's ridge, prefill above it", record.settings
-    best = rules.roof(evidence.ceilings)
+def _beside_the_ridge(record: Record, evidence: Evidence) -> tuple[list[Figure], list[Figure]]:
+    """The ridge over the intensity of a decode step, and the intensity of a full prefill step over the ridge.
+
+    Empty without ceilings, and for an unknown shape.
+    """
+    best, settings = rules.roof(evidence.ceilings), record.settings
     types = settings.type_k, settings.type_v
     one = cost.step(record.model, 1, record.run.n_prompt, 1, *types)
     many = cost.step(record.model, settings.n_ubatch, 0, 0, *types)
     if best is None or one is None or many is None:
-        return Condition(f"{words} (no ceilings, or an unknown shape)", None, is_missing=True)
-    numbers = ", ".join(digits(value) for value in (one.intensity, best.ridge, many.intensity))
-    return Condition(f"{words} ({numbers} FLOPs per byte)", one.intensity < best.ridge < many.intensity)
+        return [], []
+    ridge, low, high = (f"{digits(value)} FLOPs per byte" for value in (best.ridge, one.intensity, many.intensity))
+    return (
+        [Figure(f"the ridge ({ridge}) over decode ({low})", best.ridge / one.intensity, "times")],
+        [Figure(f"prefill ({high}) over the ridge ({ridge})", many.intensity / best.ridge, "times")],
+    )
 
 
 CLAIMS = (
-    claim(
+    Claim(
         22,
         "A request of 1,000 + 200 tokens to a 7B is 10 % prefill, one of 100,000 + 200 is 80 %",
-        "Predicted for Llama 2 7B in F16 on an A100 (80 GB) from its datasheet, with what llama.cpp reaches of it: "
-        "both shares within 10 points, over the whole range of the prediction. The share of 1,000 + 200 here is "
-        "measured and shown, but it is that of another model.",
         ("lengths",),
+        (
+            Condition("Prefill's share of 1,000 + 200 tokens (Llama 2 7B in F16 on an A100 with 80 GB)", 0, 20, "%"),
+            Condition("Prefill's share of 100,000 + 200 tokens", 70, 90, "%"),
+        ),
         share_of_prefill,
+        note="Both are predicted from the datasheet, with what llama.cpp reaches of it. The share of 1,000 + 200 here "
+        "is measured and shown, but it is that of another model.",
         ignores_disturbances=True,
     ),
-    claim(
+    Claim(
         23,
         "A 7B in F16 on an A100: at most 145 tokens/s, seen 100 to 130; on an H100 50 to 100",
-        "The limit (bandwidth over bytes of a step of Llama 2 7B in F16) is 145 within 10 %. What is seen is "
-        "measured where such a GPU is; elsewhere a prediction that lies outside refutes it, and one that does not "
-        "proves nothing.",
         ("lengths",),
+        (
+            Condition("The limit on an A100 (bandwidth over the bytes of a step)", 0.9 * 145, 1.1 * 145, "tokens/s"),
+            Condition("The rate measured on an A100", 100, 130, "tokens/s"),
+            Condition("The rate measured on an H100", 50, 100, "tokens/s"),
+        ),
         seven_on_gpus,
+        note="For Llama 2 7B in F16. Elsewhere the rates are predicted and shown; a prediction proves nothing.",
         ignores_disturbances=True,
     ),
-    claim(
+    Claim(
         27,
         "Bandwidth predicts the token rate better than peak compute does",
-        "Over at least 4 machines whose bandwidth and peak are known (ceilings, or a GPU's datasheet), the rank "
-        "correlation (Kendall) of one model's decode rate with bandwidth is larger than with FLOP/s, whichever of "
-        "them is left out.",
         ("lengths",),
-        bandwidth_predicts_better,
+        (Condition("The rank correlation (Kendall) of decode rates with bandwidth less that with FLOP/s", ABOVE_0),),
+        order_of_machines,
+        note="This is for one model on at least 4 machines whose bandwidth and peak are known (ceilings, or a GPU's "
+        "datasheet), and also with any one of them left out.",
         ignores_disturbances=True,
     ),
-    claim(
+    Claim(
         28,
         "The phases want different hardware, and moving the cache costs",
-        "A decode step lies below the machine's ridge and a full prefill step above it; and saving the longest "
-        "measured prefix, moving it over 10 Gbit/s and restoring it takes at least 10 % of prefilling it. The "
-        "lengths from which moving pays are shown.",
         ("prefix",),
-        phases_want_different_hardware,
+        (
+            Condition("The machine's ridge over the intensity of a decode step", 1),
+            Condition("The intensity of a full prefill step over the ridge", 1),
+            Condition(
+                f"Saving, moving (over {GBIT} Gbit/s) and restoring a prefix, as a share of prefilling it,",
+                10,
+                unit="%",
+            ),
+        ),
+        cost_of_moving,
+        note="The prefix is the longest measured one. The lengths from which moving pays are shown.",
         also=(CEILINGS,),
         source="Splitwise (2023), DistServe (2024)",
     ),

@@ -1,146 +1,115 @@
-"""Claims about what limits a phase: arithmetic, memory traffic, or neither.
+"""Claims about what limits a phase (arithmetic, memory traffic, or neither), and about the cache's part in it.
 
 That a phase is near a roof is one sign, that it follows an intervention another: with half the threads half the FLOP/s
 are left, but mostly more than half of the memory's rate. Both are asked. What the machine does at best comes from its
-ceilings; what a step costs, from the model's shape.
+ceilings. FLOPs and bytes follow from the model's shape, time does not: a kernel may need longer than its bytes do. So
+what is claimed of bytes is computed, and what is claimed of time is measured.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
-from lab.core import cost, phases, shape
+from lab.core import cost, memory, phases, shape
 from lab.core.record import Model, Record, Run
 from lab.errors import LabError
-from lab.experiments import claim_rules as rules
-from lab.experiments.claim import UNTESTABLE, Evidence, Figure, Judgement
+from lab.experiments import claim as rules
+from lab.experiments.claim import Claim, Condition, Evidence, Figure, Measured
 from lab.experiments.claim_parts import CEILINGS
-from lab.experiments.claim_rules import Condition, claim
+from lab.models import catalog, shapes
 from lab.why import roofline, step_kernels
-
-OF_THREADS = 0.85
-"""Where arithmetic is the limit, fewer threads cost at least this share of the factor by which they are fewer."""
 
 BOOKS = "Pope et al. (2022); Austin et al. (2025)"
 
+TEXTBOOK = "llama-2-7b"
+"""The 7B of the textbooks: every head has keys and values of its own."""
 
-def prefill_is_compute_bound(evidence: Evidence) -> Judgement:
-    """Claim 1."""
-    best = evidence.ceilings
-    assert best is not None
-    lengths = rules.by_length(evidence.of("lengths"))
-    n, records = list(lengths.items())[-1]
-    row = next(row for row in roofline.explain(records, best) if row.phase == "prefill")
+
+def limit_of_prefill(evidence: Evidence) -> Measured:
+    """Prefill at the longest prompt against its kernels' ceilings, and with half the threads."""
+    n, records = list(evidence.lengths().items())[-1]
+    row = next(row for row in roofline.explain(records, evidence.best) if row.phase == "prefill")
     seconds = [taken / 1e9 for record in records if (taken := phases.prefill_ns(record.run))]
     reached = rules.figure(f"FLOP/s at {n:,} tokens", [row.flops / s for s in seconds], "GFLOP/s", 1e-9)
-    name = "of what its kernels alone reach"
-    share = rules.figure(name, [row.kernels.total_s / s for s in seconds], "%", 100)
+    share = rules.figure("of what its kernels alone reach", [row.kernels.total_s / s for s in seconds], "%", 100)
     half, n_times = _half_the_threads(evidence, "prefill", phases.prefill_ns, is_batch=True)
     if half is None:
         return _threads_are_not_it(evidence, [reached, share])
-    words = f"arithmetic alone takes longer than reading does, {row.arithmetic_s:.3g} s and {row.traffic_s:.3g} s"
-    least = OF_THREADS * n_times
-    conditions = [
-        rules.at_least("prefill reaches at least 60 % of its kernels' FLOP/s", share, 60),
-        Condition(words, row.arithmetic_s > row.traffic_s),
-        rules.at_least(f"half the threads take at least {least:.3g} times as long", half, least),
-    ]
-    return rules.decided(conditions, [reached, share, half])
+    words = f"arithmetic alone over reading alone, {row.arithmetic_s:.3g} s and {row.traffic_s:.3g} s"
+    of_threads = rules.scaled(half, 100 / n_times, f"{half.name}, of {n_times:.3g} times", "%")
+    roofs = Figure(words, row.arithmetic_s / row.traffic_s, "times")
+    return Measured(([share], [roofs], [of_threads]), [reached, share, half])
 
 
-def decode_is_memory_bound(evidence: Evidence) -> Judgement:
-    """Claim 2."""
-    best = evidence.ceilings
-    assert best is not None
-    n, records = next(iter(rules.by_length(evidence.of("lengths")).items()))
-    gbps = roofline.roof(best).gbps
+def limit_of_decode(evidence: Evidence) -> Measured:
+    """Bytes per second of decode after the shortest prompt against plain reading, and with half the threads."""
+    n, records = next(iter(evidence.lengths().items()))
+    gbps = roofline.roof(evidence.best).gbps
     rates = [_gbps(record, phases.decode_compute_mean_ns(record.run)) for record in records]
     reached = rules.figure(f"bytes per second after {n:,} tokens", rates, "GB/s")
     share = rules.figure("of plain reading", [rate and rate / gbps for rate in rates], "%", 100)
     if share is None and not any(rates):
-        return _not_counted(records[0].model)
+        raise _not_counted(records[0].model)
     half, _ = _half_the_threads(evidence, "decode", phases.tpot_ns)
     if half is None:
         return _threads_are_not_it(evidence, [reached, share])
-    conditions = [
-        rules.at_least("decode reads at least 60 % of what plain reading does", share, 60),
-        rules.at_most("half the threads take at most 1.3 times as long", half, 1.3),
-    ]
-    return rules.decided(conditions, [reached, share, half], _kernel_remark(records[0], evidence, gbps))
+    return Measured(([share], [half]), [reached, share, half], _kernel_remark(records[0], evidence, gbps))
 
 
-def arithmetic_does_not_matter(evidence: Evidence) -> Judgement:
-    """Claim 15."""
+def decode_with_less_arithmetic(evidence: Evidence) -> Measured:
+    """Decode with half the threads; and, as another intervention, with a format of nearly the same bytes."""
     half, _ = _half_the_threads(evidence, "decode", phases.tpot_ns)
     if half is None:
         return _threads_are_not_it(evidence, [])
-    same_bytes = _same_bytes(evidence)
-    remark = "" if half.low is None or half.low <= 1.1 else "Fewer threads also read less, which may be a part of it."
-    condition = rules.at_most("half the threads take at most 1.1 times as long in decode", half, 1.1)
-    return rules.decided([condition], [half, same_bytes], remark)
+    formats = rules.ordered(evidence.of("quantizations"), lambda record: record.model.quantization)
+    sides = formats.get("Q4_0", []), formats.get("Q4_1", [])
+    other = rules.compared("decode of Q4_1 over Q4_0 (1.1 times the bytes)", *sides, phases.tpot_ns)
+    return Measured(([half],), [half, other])
 
 
-def _same_bytes(evidence: Evidence) -> Figure | None:
-    """Another intervention on arithmetic: two formats of nearly the same bytes, each with kernels of its own."""
-    records = evidence.of("quantizations")
-    sides = [[record for record in records if record.model.quantization == kind] for kind in ("Q4_0", "Q4_1")]
-    return rules.compared("decode of Q4_1 over Q4_0 (1.1 times the bytes)", sides[0], sides[1], phases.tpot_ns)
-
-
-def never_above_the_roof(evidence: Evidence) -> Judgement:
-    """Claim 14."""
-    best = evidence.ceilings
-    assert best is not None
-    gbps = roofline.roof(best).gbps
-    groups: dict[str, list[Record]] = {}
-    for part in ("lengths", "quantizations"):
-        for record in evidence.of(part):
-            name = f"{record.model.quantization or record.model.name} after {record.run.n_prompt:,} tokens"
-            groups.setdefault(name, []).append(record)
-    figures = {
-        name: rules.figure(f"{name}, of the limit", [_of_limit(record, gbps) for record in records], "%", 100)
-        for name, records in groups.items()
-    }
-    known = {name: one for name, one in figures.items() if one is not None}
+def decode_under_the_roof(evidence: Evidence) -> Measured:
+    """Bytes per second of decode in every setup, of what any probe reads here."""
+    gbps = roofline.roof(evidence.best).gbps
+    groups = rules.ordered(
+        [*evidence.of("lengths"), *evidence.of("quantizations")],
+        lambda one: f"{one.model.quantization or one.model.name} after {one.run.n_prompt:,} tokens",
+    )
+    known = []
+    for name, records in groups.items():
+        rates = [_gbps(record, phases.tpot_ns(record.run)) for record in records]
+        if found := rules.figure(f"{name}, of the limit", [rate and rate / gbps for rate in rates], "%", 100):
+            known.append(found)
     if not known:
-        return _not_counted(evidence.of("lengths")[0].model)
-    ordered = sorted(known, key=lambda name: -known[name].value)
-    conditions = [rules.at_most(f"{name} at most 100 %", known[name], 100) for name in ordered]
-    judgement = rules.decided(conditions, [known[name] for name in ordered[:2]])
-    if any(condition.holds is False for condition in conditions):
-        words = " Nothing reads faster than it can: the ceilings are too low (lab ceilings --again), or the weights "
-        judgement = dataclasses.replace(judgement, words=judgement.words + words + "stay in the processor's cache.")
-    return judgement
+        raise _not_counted(evidence.of("lengths")[0].model)
+    known.sort(key=lambda one: -one.value)
+    return Measured((known,), known[:2])
 
 
-def _of_limit(record: Record, gbps: float) -> float | None:
-    rate = _gbps(record, phases.tpot_ns(record.run))
-    return None if rate is None else rate / gbps
-
-
-def intensity_by_phase(evidence: Evidence) -> Judgement:
-    """Claim 8."""
-    records = evidence.of("lengths")
-    model = as_f16(records[0].model)
+def intensity_by_phase(evidence: Evidence) -> Measured:
+    """FLOPs per byte of the steps of both phases, as they were, with weights in F16."""
+    first, lengths = evidence.of("lengths")[0], evidence.lengths()
+    model = as_f16(first.model)
     if model is None:
-        return _not_counted(records[0].model)
-    n_ubatch = records[0].settings.n_ubatch
-    figures, conditions, lengths = [], [], rules.by_length(records)
+        raise _not_counted(first.model)
+    tested: dict[bool, list[Figure | None]] = {True: [], False: []}
+    shown = []
     for n, alike in lengths.items():
-        for is_prefill in (True, False):
+        for is_prefill, phase, expected in ((True, "prefill", n), (False, "decode", 1)):
             value = _intensity(model, alike[0].run, is_prefill)
             if value is None:
                 continue
-            wanted, phase = (n, "prefill") if is_prefill else (1, "decode")
             known = Figure(f"{phase} at {n:,} tokens", value, "FLOPs per byte")
+            name = f"{known.name}, {value:.3g} FLOPs per byte, over {expected:,}"
+            tested[is_prefill].append(rules.scaled(known, 1 / expected, name, ""))
             if is_prefill or n == max(lengths):
-                figures.append(known)
-            words = f"{phase} at {n:,} tokens is {wanted:,} within a factor of 1.5"
-            conditions.append(rules.between(words, known, wanted / 1.5, 1.5 * wanted))
-    remark = f"Weights are read again for every {n_ubatch:,} tokens of a prompt, which no longer one exceeds by much."
-    is_beyond = any(record.run.n_prompt > n_ubatch for record in records)
-    return rules.decided(conditions, figures, remark if is_beyond else "")
+                shown.append(known)
+    n_ubatch = first.settings.n_ubatch
+    remark = (
+        f"Weights are read again for every {n_ubatch:,} tokens of a prompt, so longer ones reach no much higher one."
+    )
+    return Measured((tested[True], tested[False]), shown, remark if max(lengths) > n_ubatch else "")
 
 
 def as_f16(model: Model) -> Model | None:
@@ -154,7 +123,6 @@ def as_f16(model: Model) -> Model | None:
 
 
 def _intensity(model: Model, run: Run, is_prefill: bool) -> float | None:
-    """FLOPs per byte of the steps of a phase, as they were."""
     last = phases.n_prefill_steps(run) - 1
     chosen = [i for i in range(len(run.steps.kind)) if (i <= last) == is_prefill]
     costs = [cost.step(model, run.steps.n_tokens[i], run.steps.n_past[i], int(i >= last)) for i in chosen]
@@ -176,34 +144,28 @@ def _half_the_threads(
 
     None on a GPU, and where one side is missing.
     """
-    sides: dict[str | None, list[Record]] = {"all": [], "half": []}
-    for record in evidence.of("threads"):
-        if record.settings.n_gpu_layers == 0:
-            sides.setdefault(record.run.variant, []).append(record)
-    whole, half = sides["all"], sides["half"]
-    if not whole or not half:
+    on_cpu = [record for record in evidence.of("threads") if record.settings.n_gpu_layers == 0]
+    sides = rules.ordered(on_cpu, lambda record: record.run.variant)
+    if not {"all", "half"} <= sides.keys():
         return None, 1.0
-    chosen = [side[0].settings for side in (whole, half)]
+    chosen = [sides[side][0].settings for side in ("all", "half")]
     n_all, n_half = ((one.n_threads_batch if is_batch else one.n_threads) for one in chosen)
-    known = rules.compared(f"{phase} with {n_half} of {n_all} threads", whole, half, value)
+    known = rules.compared(f"{phase} with {n_half} of {n_all} threads", sides["all"], sides["half"], value)
     return known, n_all / max(1, n_half)
 
 
-def _threads_are_not_it(evidence: Evidence, figures: Sequence[Figure | None]) -> Judgement:
-    """Why there is no comparison of threads."""
+def _threads_are_not_it(evidence: Evidence, figures: Sequence[Figure | None]) -> Measured:
+    """What is shown where there is no comparison of threads, and why there is none."""
     if any(record.settings.n_gpu_layers > 0 for record in evidence.of("threads")):
-        words = "Layers are on a GPU here, where the CPU's threads decide nothing."
-    else:
-        words = "Half the threads, or all of them, were not measured."
-    return Judgement(UNTESTABLE, words, tuple(one for one in figures if one is not None))
+        return Measured((), figures, "Layers are on a GPU here, where the CPU's threads decide nothing.")
+    return Measured((), figures, "Half the threads, or all of them, were not measured.")
 
 
 def _kernel_remark(record: Record, evidence: Evidence, gbps: float) -> str:
     """How fast the model's own kernels read alone, where that is much less than memory gives."""
     settings, n_past = record.settings, record.run.n_prompt
-    assert evidence.ceilings is not None
     try:
-        kernels = step_kernels.total(record.model, settings, evidence.ceilings, 1, n_past, 1)
+        kernels = step_kernels.total(record.model, settings, evidence.best, 1, n_past, 1)
     except LabError:
         return ""
     step = cost.step(record.model, 1, n_past, 1, settings.type_k, settings.type_v)
@@ -215,56 +177,180 @@ def _kernel_remark(record: Record, evidence: Evidence, gbps: float) -> str:
     return f"The kernel is the limit: alone it reads {alone:.3g} GB/s of {gbps:.3g} that plain reading gives."
 
 
-def _not_counted(model: Model) -> Judgement:
-    return Judgement(UNTESTABLE, f"What a step of {model.name} costs is not known from its header.")
+def _not_counted(model: Model) -> LabError:
+    return LabError(f"What a step of {model.name} costs is not known from its header.")
+
+
+def _trained_context(model: Model) -> int:
+    """Positions that the model was trained for. LabError where that is not known."""
+    if not model.n_ctx_train:
+        raise LabError(f"The context that {model.name} was trained for is not known.")
+    return model.n_ctx_train
+
+
+def cache_over_weights(evidence: Evidence) -> Measured:
+    """Bytes of the cache at the trained context over those of the weights."""
+    record = evidence.of("lengths")[0]
+    model, n_ctx = record.model, _trained_context(record.model)
+    settings = dataclasses.replace(record.settings, n_ctx=n_ctx, n_seq_max=1)
+    cache, weights = memory.kv_cache_bytes(model, settings), sum(model.tensor_bytes.values()) or model.n_bytes
+    if cache is None or not weights:
+        raise LabError(f"How large the cache of {model.name} is, is not known from its header.")
+    known = Figure(f"cache over weights at {n_ctx:,} tokens", cache / weights, "times")
+    per_position = memory.kv_bytes_per_position(model, settings.type_k, settings.type_v)
+    crossing = Figure("cache outgrows weights at", weights / per_position, "tokens") if per_position else None
+    seven = shapes.model_of(catalog.find(TEXTBOOK), "F16")
+    of_seven = Figure(
+        f"the same of {seven.name} in F16 (trained for {seven.n_ctx_train or 0:,})",
+        (seven.n_bytes or 0) / (memory.kv_bytes_per_position(seven) or 1),
+        "tokens",
+    )
+    return Measured(([known],), [known, None if any(model.windows or ()) else crossing, of_seven])
+
+
+def slopes_by_heads(evidence: Evidence) -> Measured:
+    """The slopes of a token's time over positions with many and few key-value heads, against the bytes of the cache."""
+    by_heads = rules.ordered(evidence.of("heads"), lambda record: record.model.n_head_kv or None)
+    if len(by_heads) < 2:
+        return Measured(())
+    few, many = (by_heads[n] for n in (min(by_heads), max(by_heads)))
+    slopes = [
+        rules.slope(
+            f"a token per 1,000 positions with {side[0].model.n_head_kv} key-value heads",
+            rules.token_times(side),
+            "ms",
+            1e3,
+        )
+        for side in (few, many)
+    ]
+    n_bytes = [_bytes_per_position(side[0]) for side in (few, many)]
+    if None in slopes or not n_bytes[0] or not n_bytes[1]:
+        return Measured((), slopes)
+    of_bytes, ratio = n_bytes[1] / n_bytes[0], _over(slopes[1], slopes[0])
+    unknown = Figure("a slope cannot be told from 0, so nor can their ratio", 0.0, "times", 0.0, math.inf)
+    tested = rules.scaled(ratio, 1 / of_bytes, "ratio of the slopes over that of the bytes") or unknown
+    return Measured(([tested],), [ratio, Figure("ratio of the bytes", of_bytes, "times"), *slopes])
+
+
+def _over(many: Figure | None, few: Figure | None) -> Figure | None:
+    """The ratio of two slopes, as wide as both intervals together; None where one may be 0."""
+    if many is None or few is None or many.ends[0] <= 0 or few.ends[0] <= 0:
+        return None
+    low, high = many.ends[0] / few.ends[1], many.ends[1] / few.ends[0]
+    return Figure("ratio of the slopes", many.value / few.value, "times", low, high)
+
+
+def _bytes_per_position(record: Record) -> float | None:
+    return memory.kv_bytes_per_position(record.model, record.settings.type_k, record.settings.type_v)
+
+
+def cache_of_a_step(evidence: Evidence) -> Measured:
+    """The cache's share of a step's bytes at the trained context, and of a token's time where that was measured."""
+    record = evidence.of("lengths")[0]
+    model, settings, n_ctx = record.model, record.settings, _trained_context(record.model)
+    with_cache = cost.step(model, 1, n_ctx - 1, 1, settings.type_k, settings.type_v)
+    without = cost.step(model, n_ctx, 0, 1, settings.type_k, settings.type_v)
+    if with_cache is None or without is None:
+        raise _not_counted(model)
+    of_bytes = 100 * with_cache.kv_read_bytes / with_cache.n_bytes
+    share = Figure(f"cache of a step's bytes at {n_ctx:,} tokens", of_bytes, "%")
+    saved = Figure(f"FLOPs of a step without a cache, at {n_ctx:,}", without.flops / with_cache.flops, "times")
+    points, grown = rules.token_times(evidence.of("context")), None
+    if len({place for place, _ in points}) > 1:
+        (w, k), longest = rules.line(points), points[-1][0]
+        name = f"of a token's time at {longest:,.0f} that the context makes"
+        grown = Figure(name, 100 * k * longest / (w + k * longest), "%")
+    return Measured(([share],), [share, saved, grown])
 
 
 CLAIMS = (
-    claim(
+    Claim(
         1,
         "Prefill is compute-bound",
-        "At the longest measured prompt the kernels, at the best they reach alone, account for at least 60 % of the "
-        "time; by the machine's roofs its FLOPs take longer than its bytes; and fewer threads cost at least 85 % of "
-        "the factor by which they are fewer (1.7 for half). The ceiling is that of the model's own kernels: another "
-        "format may have faster ones.",
         ("lengths", "threads", CEILINGS),
-        prefill_is_compute_bound,
+        (
+            Condition(
+                "The share of the time that its kernels need at their best, at the longest prompt,", 60, unit="%"
+            ),
+            Condition("By the machine's roofs, the time of its FLOPs over that of its bytes", 1),
+            Condition("The time with fewer threads, as a share of the factor by which they are fewer,", 85, unit="%"),
+        ),
+        limit_of_prefill,
+        note="The ceiling is that of the model's own kernels: another format may have faster ones.",
         source=BOOKS,
     ),
-    claim(
+    Claim(
         2,
         "Decode is memory-bound",
-        "After the shortest measured prompt decode reads at least 60 % of the bytes per second that any probe reads "
-        "here, and half the threads take at most 1.3 times as long.",
         ("lengths", "threads", CEILINGS),
-        decode_is_memory_bound,
+        (
+            Condition("The share of the fastest probe's bytes per second that decode reads", 60, unit="%"),
+            Condition("Decode's time with half the threads over that with all", most=1.3),
+        ),
+        limit_of_decode,
+        note="The bytes are those after the shortest measured prompt.",
         source=BOOKS,
     ),
-    claim(
+    Claim(
         8,
         "Arithmetic intensity: prefill about P FLOPs per byte, decode about 1 (F16)",
-        "Computed from the steps as they ran, weights counted in F16: at every measured length prefill of P tokens is "
-        "P, and decode 1, within a factor of 1.5.",
         ("lengths",),
+        (
+            Condition("The FLOPs per byte of prefill over its tokens P, at every measured length,", 1 / 1.5, 1.5),
+            Condition("The FLOPs per byte of decode", 1 / 1.5, 1.5),
+        ),
         intensity_by_phase,
+        note="Computed from the steps as they ran, with weights counted in F16.",
         ignores_disturbances=True,
     ),
-    claim(
+    Claim(
+        11,
+        "The KV cache dominates decode's memory",
+        ("lengths",),
+        (Condition("The cache of one sequence over the weights, at the context that the model was trained for,", 1),),
+        cache_over_weights,
+        note="This is computed.",
+        ignores_disturbances=True,
+    ),
+    Claim(
+        12,
+        "Grouped-query attention cuts the cost of the cache",
+        ("heads",),
+        (Condition("The ratio of the slopes of a token's time over that of the cache's bytes", 0.75, 1.25),),
+        slopes_by_heads,
+        note="The slopes are those over positions, of two shapes that differ in key-value heads alone.",
+        source="Ainslie et al. (2023)",
+    ),
+    Claim(
         14,
         "Decode yields at most bandwidth / bytes tokens per second",
-        "In no measured setup (lengths, quantizations) the interval of the bytes read per second lies above the best "
-        "that any probe reads here; it must lie below in all of them.",
         ("lengths", CEILINGS),
-        never_above_the_roof,
+        (Condition("The share of the fastest probe's bytes per second that decode reads", most=100, unit="%"),),
+        decode_under_the_roof,
+        note="This must be so in every measured setup (lengths, quantizations).",
+        refuted="Nothing reads faster than it can: the ceilings are too low (lab ceilings --again), or the weights "
+        "stay in the processor's cache.",
         also=("quantizations",),
     ),
-    claim(
+    Claim(
         15,
         "FLOP/s do not matter for decode",
-        "Half the threads take at most 1.1 times as long per token, in blocks.",
         ("threads",),
-        arithmetic_does_not_matter,
+        (Condition("The time per token with half the threads over that with all, in blocks,", most=1.1),),
+        decode_with_less_arithmetic,
+        refuted="Fewer threads also read less, which may be a part of it.",
         also=("quantizations",),
+        ignores_disturbances=True,
+    ),
+    Claim(
+        24,
+        "Reusing the cache trades compute for memory traffic",
+        ("lengths",),
+        (Condition("The cache's share of the bytes of a decode step", 50, unit="%"),),
+        cache_of_a_step,
+        note="This is computed, for the context that the model was trained for. How much of a token's time the "
+        "context makes is measured and shown.",
+        also=("context",),
         ignores_disturbances=True,
     ),
 )

@@ -9,19 +9,36 @@ stream (the same request, not streamed, has none).
 `prompt_ms` and `predicted_ms` of llama-server begin with the prompt's first step and end with a chosen token
 (server-common.h, `server_slot_stats`), as TTFT and TPOT of a run in process do. What they differ by is a part too:
 other settings, or the draw of the process.
+
+What is asked of a server besides the measured request, so that each part of its way has a time of its own.
+
+llama-server's /tokenize reads a question whole before it looks for what to tokenise: a question without that is HTTP
+and the client alone. /apply-template does for its question what a chat does first, /tokenize what follows (llama.cpp
+tools/server/server-context.cpp). All are sent by the client that sends the measured requests, so its own cost is in
+each of them.
+
+The settings of both sides, as far as the server gives its own, and what parts of the way say in words.
 """
 
 from __future__ import annotations
 
+import json
+import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from lab.analysis.wording import digits
 from lab.core import phases
 from lab.core import request_times as times
 from lab.core.record import OK, Record, Run
-from lab.core.request import Request, RequestRecord
+from lab.core.request import CHAT, NO, UNKNOWN, YES, Asked, Pieces, Request, RequestRecord, ServerTimings
 from lab.core.request_figures import figures
+from lab.endpoints.access import ask
+from lab.endpoints.fields import as_dict, as_number, timings_of
+from lab.endpoints.wire import Ask, Plan, fresh_nonce
+from lab.runner.servers import Server
 
 TTFT, TPOT = "TTFT", "TPOT"
 ENGINE = "engine, as in process"
@@ -106,7 +123,7 @@ def pairs(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[
     runs = {
         (record.session, record.run.block, record.run.n_prompt, record.run.n_gen): record.run
         for record in records
-        if record.run.block is not None and record.run.status == OK and not record.run.warmup
+        if record.run.block is not None and record.run.is_timed
     }
     both = []
     for record in requests:
@@ -243,3 +260,201 @@ def _ms(ns: float | None) -> float | None:
 
 def _median_ms(column_ns: Sequence[int]) -> float | None:
     return statistics.median(column_ns) / 1e6 if column_ns else None
+
+
+N_QUESTIONS = 5
+"""Of each kind in a block."""
+
+LLAMA_SERVER = "llama-server"
+
+IDLE = {
+    "top_n_sigma": -1.0,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+    "xtc_probability": 0.0,
+    "mirostat": 0.0,
+    "dynatemp_range": 0.0,
+}
+"""Samplers that the lab cannot time, at the values at which they do nothing."""
+
+
+def token_ids(server: Server, text: str) -> list[int] | None:
+    """The tokens that the server makes of a prompt, its template included. None where it does not give them."""
+    if server.endpoint.server != LLAMA_SERVER:
+        return None
+    if server.endpoint.api == CHAT:
+        chat = ask(server.access, f"{server.access.root}/apply-template", _messages(text))
+        applied = as_dict(chat.parsed).get("prompt")
+        if chat.status != 200 or not isinstance(applied, str):
+            return None
+        text = applied
+    fields = {"content": text, "add_special": True, "parse_special": True}
+    ids = as_dict(ask(server.access, f"{server.access.root}/tokenize", fields).parsed).get("tokens")
+    return ids if isinstance(ids, list) and ids and all(type(one) is int for one in ids) else None
+
+
+def pieces(server: Server, text: str, sent: Ask, sampling_ns: tuple[int, ...] | None) -> Pieces:
+    """The pieces of the way of a request for the prompt `text`."""
+    if server.endpoint.server != LLAMA_SERVER:
+        return Pieces(http_ns=_times(server, {}, None) or (), sampling_ns=sampling_ns)
+    tokenize = {"content": text, "add_special": True, "parse_special": True}
+    is_chat = server.endpoint.api == CHAT
+    return Pieces(
+        http_ns=_times(server, {"unread": text}, "/tokenize") or (),
+        template_ns=_times(server, _messages(text), "/apply-template") if is_chat else None,
+        tokenize_ns=_times(server, tokenize, "/tokenize"),
+        whole=_whole(server, sent),
+        sampling_ns=sampling_ns,
+    )
+
+
+def samplers(server: Server) -> tuple[tuple[str, float], ...] | None:
+    """The samplers that a measured request goes through, and their values; None where the lab cannot time them."""
+    props = ask(server.access, f"{server.access.root}/props").parsed
+    params = as_dict(as_dict(as_dict(props).get("default_generation_settings")).get("params"))
+    names = params.get("samplers")
+    if not isinstance(names, list) or any(params.get(name, idle) != idle for name, idle in IDLE.items()):
+        return None
+    values = {**_values(params), "temperature": server.temperature or 0.0}
+    return tuple((name, values[name]) for name in names if name in values)
+
+
+def _values(params: Mapping[str, Any]) -> dict[str, float]:
+    named = {"top_k": "top_k", "typ_p": "typical_p", "top_p": "top_p", "min_p": "min_p"}
+    known = {name: as_number(params.get(field)) for name, field in named.items()}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _times(server: Server, fields: Mapping[str, Any], path: str | None) -> tuple[int, ...] | None:
+    """From the sending of a question to the first byte of its answer, N_QUESTIONS times.
+
+    Without `path` the interface itself is asked, for nothing: it refuses at once. None where no answer came.
+    """
+    question = Ask(asked=Asked(n_prompt=None, n_gen=0), body=json.dumps(fields))
+    plan = Plan(asks=(question,), api=server.endpoint.api, n_requests=N_QUESTIONS, path=path, timeout_s=60.0)
+    wanted = 200 if path else None
+    replies = [reply.request for reply in server.client.run(plan)]
+    answered = [request.headers_ns for request in replies if wanted in (None, request.http_status)]
+    return tuple(ns for ns in answered if ns is not None) or None
+
+
+def _whole(server: Server, sent: Ask) -> ServerTimings | None:
+    """The server's times of the same request, not streamed, with another nonce."""
+    fields = json.loads(sent.body)
+    for name in ("stream", "stream_options", "timings_per_token"):
+        fields.pop(name, None)
+    text = json.dumps(fields)
+    if sent.nonce is not None:
+        text = text.replace(sent.nonce, fresh_nonce(random.Random()), 1)
+    url = f"{server.access.url}/{'chat/completions' if server.endpoint.api == CHAT else 'completions'}"
+    answer = ask(server.access, url, json.loads(text), 600.0)
+    return timings_of(as_dict(as_dict(answer.parsed).get("timings"))) if answer.status == 200 else None
+
+
+def _messages(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+HIDDEN = "threads, ubatch, flash attention and cache types"
+"""Settings of the engine that no server gives."""
+
+LEAST = 0.001
+"""Of the whole: smaller parts are not named in sentences."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting on both sides; None where it is not known. `same`: yes, no or unknown."""
+
+    name: str
+    in_process: str | None
+    server: str | None
+    same: str
+
+
+def settings(record: Record, request: RequestRecord) -> list[Setting]:
+    """What can be held against each other, and what only the side in process gives."""
+    own, model = record.settings, record.model
+    theirs = request.endpoint.settings
+    build = theirs.build if theirs else None
+    commit = record.machine.llama_cpp_commit
+    same_build = UNKNOWN if not build or not commit else YES if commit[:7] in build else NO
+    slots = f"{theirs.n_slots}, each of {theirs.n_ctx:,} tokens" if theirs and theirs.n_slots and theirs.n_ctx else None
+    threads = str(own.n_threads) + ("" if own.n_threads == own.n_threads_batch else f", prefill {own.n_threads_batch}")
+    flash = own.flash_attn_resolved or own.flash_attn
+    return [
+        _held("file of the model", model.file.rpartition("/")[2], theirs.model_file if theirs else None),
+        _held("quantization", model.quantization, theirs.quantization if theirs else None),
+        Setting("llama.cpp", commit, build, same_build),
+        Setting("slots", f"1, of {own.n_ctx:,} tokens", slots, UNKNOWN),
+        *(
+            Setting(name, value, None, UNKNOWN)
+            for name, value in (
+                ("threads", threads),
+                ("ubatch", f"{own.n_ubatch:,}"),
+                ("flash attention", flash),
+                ("cache types", f"{own.type_k}, {own.type_v}"),
+            )
+        ),
+    ]
+
+
+def _held(name: str, own: str | None, theirs: str | None) -> Setting:
+    same = UNKNOWN if own is None or theirs is None else YES if own.lower() == theirs.lower() else NO
+    return Setting(name, own, theirs, same)
+
+
+def sentences(rows: Sequence[Row]) -> list[str]:
+    """What the parts show, in words."""
+    words = []
+    for row in rows:
+        for phase in row.phases:
+            words.append(_difference(row, phase))
+            words += [sentence for sentence in (_otherwise(phase), _hidden(phase)) if sentence]
+    return words
+
+
+def _difference(row: Row, phase: Phase) -> str:
+    more_ms = phase.server_ms - phase.in_process_ms
+    way = "slower" if more_ms >= 0 else "faster"
+    what = f"to the first token of {row.n_prompt:,} prompt tokens" if phase.name == TTFT else "for each further token"
+    named = sorted(
+        (part for part in phase.parts if part.name != ENGINE and abs(part.ms) >= LEAST * phase.server_ms),
+        key=lambda part: -abs(part.ms),
+    )
+    parts = [f"{part.name} {_signed(part.ms)}" for part in named] + [f"not explained {_signed(phase.unexplained_ms)}"]
+    return (
+        f"The server is {abs(more_ms) / phase.in_process_ms:.1%} {way} {what} ({digits(phase.server_ms)} instead of "
+        f"{digits(phase.in_process_ms)} ms): in ms, {', '.join(parts)}."
+    )
+
+
+def _signed(ms: float) -> str:
+    return f"{'-' if ms < 0 else '+'}{digits(abs(ms))}"
+
+
+def _otherwise(phase: Phase) -> str | None:
+    """Whether the engine in the server differs by more than engines in process do."""
+    ms = phase.ms(OTHERWISE)
+    if ms is None or abs(ms) < LEAST * phase.server_ms:
+        return None
+    share = abs(ms) / phase.in_process_ms
+    if share <= phase.spread:
+        return (
+            f"{phase.name}: the engine in the server differs by {share:.1%}; engines in process differed as much from "
+            f"block to block ({phase.spread:.1%}), so this may be its process, or the machine."
+        )
+    return (
+        f"{phase.name}: the engine in the server differs by {share:.1%}, engines in process from block to block by "
+        f"{phase.spread:.1%}: compare its {HIDDEN}, which it does not say, with those above."
+    )
+
+
+def _hidden(phase: Phase) -> str | None:
+    if not phase.hidden:
+        return None
+    return (
+        f"{phase.name}: {', '.join(phase.hidden)} cannot be measured on this server, and lie in what is not explained."
+    )

@@ -13,13 +13,21 @@ Every way ends with the same step or steps, of the suffix alone. So the logits m
 else was restored than what was computed. Saving is timed, but part of no way.
 
 Loading takes time in proportion to bytes, prefilling to arithmetic: where they meet is the length from which moving a
-cache pays (crossing.py).
+cache pays (py).
+
+From which length restoring a cache beats prefilling it: where two curves over length cross.
+
+Between two measured lengths a crossing is on the straight line between them. Outside, the curves are continued: towards
+shorter prefixes, prefilling in proportion to length (a short one costs rather more a token), restoring as a fixed cost
+and so much a token, both fitted; towards longer ones both as they grew last (prefilling grows rather faster). So both
+continuations err on one side: the true length is rather shorter.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,12 +35,11 @@ from pathlib import Path
 from typing import Any
 
 from lab.analysis.wording import seconds
-from lab.core import lever_figures, phases, prefix_times, script
+from lab.core import lever_figures, phases, prefix_times, script, stats
 from lab.core.levers import Prefix
 from lab.core.record import COPY, FORGET, LOAD, SAVE, Record, Settings
 from lab.core.script import Operation
-from lab.experiments import cases, crossing, saved_states
-from lab.experiments.crossing import BreakEven
+from lab.experiments import cases
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner.case import Case, Text
@@ -41,6 +48,104 @@ from lab.runner.planned import Plan
 from lab.runner.progress import ShowStatus
 from lab.runner.session import carry_out
 from lab.why.step_prediction import StepPrediction
+
+NETWORKS_GBIT = (1, 10, 100)
+"""Lines over which a cache could be moved, in 10^9 bits per second."""
+
+FARTHEST = 10
+"""How many times the longest measured length is still guessed at."""
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """From `n_tokens` on restoring from `name` wins: 1 is always, None is at no length that is known of.
+
+    `is_measured`: it lies between two measured lengths, of which `n_longest` is the last. `wins_at` are the measured
+    lengths at which restoring was faster. It takes `fixed_s`, and `per_token_s` for each token of the prefix.
+    """
+
+    name: str
+    n_tokens: float | None
+    is_measured: bool
+    n_longest: int
+    wins_at: tuple[int, ...]
+    fixed_s: float
+    per_token_s: float
+
+
+def find(name: str, lengths: Sequence[int], prefill_s: Sequence[float], restore_s: Sequence[float]) -> BreakEven:
+    """The crossing of two measured curves over ascending lengths. ValueError for none."""
+    fixed, per_token = _line(lengths, restore_s)
+    gaps = [prefill - restore for prefill, restore in zip(prefill_s, restore_s, strict=True)]
+
+    wins_at = tuple(n for n, gap in zip(lengths, gaps, strict=True) if gap > 0)
+
+    def crossed(n_tokens: float | None, is_measured: bool) -> BreakEven:
+        return BreakEven(name, n_tokens, is_measured, lengths[-1], wins_at, fixed, per_token)
+
+    if gaps[-1] <= 0:
+        return crossed(None if wins_at else _beyond(lengths, prefill_s, gaps[-1], per_token), False)
+    points = list(zip(lengths, gaps, strict=True))
+    for (n, gap), (n_next, gap_next) in reversed(list(itertools.pairwise(points))):
+        if gap <= 0 < gap_next:
+            return crossed(n - gap * (n_next - n) / (gap_next - gap), True)
+    gain = prefill_s[0] / lengths[0] - per_token
+    return crossed(min(lengths[0], max(1.0, fixed / gain)), False) if gain > 0 else crossed(lengths[0], True)
+
+
+def over_networks(load_s: Sequence[float], n_bytes: Sequence[int | None]) -> dict[str, list[float]]:
+    """What restoring takes over each network: the bytes on the line, then the load from memory. Empty without bytes.
+
+    What the line's delay adds is not counted, nor what sending and loading at once would save.
+    """
+    known = [n for n in n_bytes if n]
+    if len(known) < len(load_s):
+        return {}
+    return {
+        f"{gbit} Gbit/s": [load + 8 * n / (gbit * 1e9) for load, n in zip(load_s, known, strict=True)]
+        for gbit in NETWORKS_GBIT
+    }
+
+
+def sentence(known: Sequence[BreakEven]) -> str:
+    """All of them in one sentence."""
+    by_words: dict[str, list[str]] = {}
+    for one in known:
+        by_words.setdefault(words(one), []).append(f"{'over' if 'bit' in one.name else 'from'} {one.name}")
+    parts = [f"{words} ({', '.join(names)})" for words, names in by_words.items()]
+    return f"Restoring a prefix beats prefilling it {'; '.join(parts)}."
+
+
+def words(one: BreakEven) -> str:
+    if one.n_tokens is None:
+        lengths = ", ".join(f"{n:,}" for n in one.wins_at)
+        return (
+            f"only at {lengths}, not at {one.n_longest:,} tokens"
+            if lengths
+            else f"never up to {one.n_longest:,} tokens"
+        )
+    if one.n_tokens <= 1:
+        return "at every measured length"
+    about = f"from about {one.n_tokens:,.0f} tokens on"
+    return about if one.is_measured else f"{about}, which is beyond what was measured"
+
+
+def _line(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """A fixed cost and one for each token; of a single length everything is fixed, which is the most it can be."""
+    if len(lengths) < 2 or min(seconds) <= 0:
+        return seconds[0], 0.0
+    fixed, per_token = stats.fit([[1.0] * len(lengths), [float(n) for n in lengths]], seconds)
+    return fixed, per_token
+
+
+def _beyond(lengths: Sequence[int], prefill_s: Sequence[float], gap: float, per_token: float) -> float | None:
+    """Where the curves cross beyond the longest length; None where they do not, or far away."""
+    if len(lengths) < 2:
+        return None
+    gain = (prefill_s[-1] - prefill_s[-2]) / (lengths[-1] - lengths[-2]) - per_token
+    n_tokens = lengths[-1] - gap / gain if gain > 0 else None
+    return n_tokens if n_tokens is not None and n_tokens <= FARTHEST * lengths[-1] else None
+
 
 DEFAULT_PREFIXES, DEFAULT_SUFFIX = "256,1024,4096", 64
 MOVES = ("save_ram", "load_ram", "save_disk", "load_disk")
@@ -103,7 +208,7 @@ def prefix(
 
     States are saved on the disk of `out` and deleted again. The sequences share a cache, unless `kv_unified` is "off".
     """
-    with saved_states.folder_in(out) as folder:
+    with cases.folder_in(out) as folder:
 
         def make(worker: Worker) -> Plan:
             return plan(worker, prefix_len, suffix_len, repeat, folder=folder, model=model, **settings)
@@ -128,13 +233,13 @@ def plan(
     lengths = cases.numbers("--prefix-len", prefix_len, MAX_TOKENS)
     cases.numbers("--suffix-len", [suffix_len], MAX_TOKENS)
     made = make_plan(worker, [n + suffix_len for n in lengths], 1, repeat, kv_unified=kv_unified or "on", **asked)
-    saved_states.check(made.model, max(lengths), suffix_len)
+    cases.check(made.model, max(lengths), suffix_len)
     n_shared = 1 if made.settings.kv_unified else None  # what is shared takes its place once
     wanted = [
         Case(n, 1, lever=Prefix(n - suffix_len, suffix_len), sequences=(n + 1, n_shared or n + 1))
         for n in (case.n_prompt for case in made.cases)
     ]
-    return saved_states.with_room(with_cases(made, wanted, functools.partial(write, folder=folder)), folder)
+    return cases.with_room(with_cases(made, wanted, functools.partial(write, folder=folder)), folder)
 
 
 def write(case: Case, text: Text, settings: Settings, *, folder: Path) -> list[Operation]:
@@ -207,9 +312,9 @@ def break_even(measured: Sequence[Row]) -> list[BreakEven]:
     by_length = {row.n_prefix: row for row in sorted(measured, key=lambda row: row.n_prefix)}
     alike = list(by_length.values())
     loads = {"RAM": [row.load_ram_s for row in alike], "disk": [row.load_disk_s for row in alike]}
-    over_lines = crossing.over_networks(loads["RAM"], [row.state_bytes for row in alike])
+    over_lines = over_networks(loads["RAM"], [row.state_bytes for row in alike])
     prefill_s = [row.prefix_s for row in alike]
-    return [crossing.find(name, list(by_length), prefill_s, taken) for name, taken in {**loads, **over_lines}.items()]
+    return [find(name, list(by_length), prefill_s, taken) for name, taken in {**loads, **over_lines}.items()]
 
 
 def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> list[str]:
@@ -234,7 +339,7 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
             f"bytes at the memory's best rate takes {seconds(most.least_load_s)}."
         )
     words += _checked(measured)
-    words.append(crossing.sentence(break_even(measured)))
+    words.append(sentence(break_even(measured)))
     if not most.kv_unified:
         words.append(
             "Each sequence has a cache of its own: the first step after the copy copied all of it, however short the "

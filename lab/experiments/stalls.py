@@ -28,8 +28,8 @@ from lab.core import gaps, lever_figures
 from lab.core.gaps import Gaps
 from lab.core.levers import Stall
 from lab.core.record import Record
-from lab.experiments import cases, stall_prediction, stall_search
-from lab.experiments.stall_script import N_GEN, case, check_chunks, newcomer_ids, write
+from lab.experiments import cases, stall_chunks
+from lab.experiments.stall_chunks import N_GEN, case, check_chunks, newcomer_ids, write
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import session
@@ -104,8 +104,8 @@ def stall(
 
     if max_stall is None:
         return session.carry_out(make, out, watch)
-    limit_s = stall_search.parse_duration(max_stall)
-    return session.carry_out(make, out, watch, run=functools.partial(stall_search.execute, limit_s=limit_s))
+    limit_s = stall_chunks.parse_duration(max_stall)
+    return session.carry_out(make, out, watch, run=functools.partial(stall_chunks.execute, limit_s=limit_s))
 
 
 def plan(
@@ -123,7 +123,7 @@ def plan(
     Without `chunk`: the default ones that are no longer than the prompt, with `max_stall` none. LabError for what
     cannot be.
     """
-    limit_s = None if max_stall is None else stall_search.parse_duration(max_stall)
+    limit_s = None if max_stall is None else stall_chunks.parse_duration(max_stall)
     numbers = cases.numbers("--streams", streams, MOST_STREAMS)
     lengths = [prompt_len] if isinstance(prompt_len, int) else prompt_len
     asked["kv_unified"] = asked.get("kv_unified") or "on"
@@ -159,7 +159,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     for key, alike in sorted(by_case.items(), key=lambda item: _place(item[0])):
         n_prompt, n_gen, lever = key
         is_whole = prediction and alike[0].n_steps == -(-n_prompt // (lever.chunk or prediction.settings.n_ubatch))
-        expected = stall_prediction.expected(prediction, n_prompt, lever) if prediction and is_whole else None
+        expected = stall_chunks.expected(prediction, n_prompt, lever) if prediction and is_whole else None
         made.append(_row(n_prompt, lever, alike, at_once.get((n_prompt, n_gen, lever.n_streams)), expected))
     return made
 

@@ -1,15 +1,22 @@
-"""Whether what is planned fits: what each device and the CPU need, and have."""
+"""Whether what is planned fits: what each device and the CPU need, and have.
+
+What a plan's RPC servers cost on the network, from the round trips that they answered in.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.core import placement
+from lab.core import network, placement
+from lab.core.link import Link
+from lab.core.lists import join_and
 from lab.core.memory import Memory
+from lab.core.network import Traffic
 from lab.core.placement import CPU, Place
-from lab.core.record import Device, Model, Settings
+from lab.core.record import DECODE, PREFILL, Device, Model, Settings
 from lab.runner import limits, machine, offload
 from lab.runner.case import Case, with_room
 from lab.runner.planned import Plan
@@ -159,7 +166,7 @@ def _refusal(plan: Plan, case: Case, room: Room, where: Sequence[Place]) -> str:
     if len(names) == 1:
         sentence = f"{names[0]} needs {need:,.1f} GB for {layers} and has {have:,.1f} GB"
     else:
-        together = f"{', '.join(names[:-1])} and {names[-1]} share one memory"
+        together = f"{join_and(names)} share one memory"
         sentence = f"{together}: they need {need:,.1f} GB for {layers} and have {have:,.1f} GB"
     for n in range((plan.model.n_layer or 0) + 1, 0, -1):
         smaller = _with_layers(plan, n)
@@ -173,3 +180,45 @@ def _refusal(plan: Plan, case: Case, room: Room, where: Sequence[Place]) -> str:
 def _in_words(plan: Plan, name: str) -> str:
     device = next(device for device in plan.machine.devices if device.name == name)
     return f"{name} ({device.description})"
+
+
+@dataclass(frozen=True)
+class PlannedNetwork:
+    """The traffic of a prompt and of the n_gen - 1 tokens after it, and the mean round trip to the servers."""
+
+    n_prompt: int
+    n_gen: int
+    prompt: Traffic
+    decode: Traffic
+    round_trip_s: float
+
+    def token_s(self, bytes_per_s: float | None) -> float:
+        """What a network of such a bandwidth adds to each token."""
+        return network.seconds(self.decode, Link(self.round_trip_s, bytes_per_s)) / (self.n_gen - 1)
+
+    def prompt_s(self, bytes_per_s: float | None) -> float:
+        """What it adds to the prompt, at most."""
+        return network.seconds(self.prompt, Link(self.round_trip_s, bytes_per_s))
+
+
+def of_plan(plan: Plan) -> PlannedNetwork | None:
+    """For the plan's longest plain prompt; None without servers, or where the traffic cannot be worked out."""
+    plain = [case for case in plan.cases if case.lever is None and case.every is None and case.n_gen > 1]
+    if not plan.round_trips_s or not plain:
+        return None
+    case = max(plain, key=lambda case: case.n_prompt)
+    layers = _layers(plan, case)
+    if layers is None:
+        return None
+    traffic = network.of_request(plan.model, with_room(plan.settings, [case]), layers, case.n_prompt, case.n_gen)
+    if traffic is None:
+        return None
+    round_trip_s = statistics.fmean(plan.round_trips_s)
+    return PlannedNetwork(case.n_prompt, case.n_gen, traffic[PREFILL], traffic[DECODE], round_trip_s)
+
+
+def _layers(plan: Plan, case: Case) -> list[str] | None:
+    """The device of each layer, the output last."""
+    devices = {layer: place.device for place in places(plan, case) or () for layer in place.layers}
+    n_all = (plan.model.n_layer or 0) + 1
+    return [devices[layer] for layer in range(n_all)] if len(devices) == n_all else None

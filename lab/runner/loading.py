@@ -17,8 +17,7 @@ from pathlib import Path
 
 from lab.core import request_times as times
 from lab.core.record import OK
-from lab.core.request import LOST, REFUSED, Asked, RequestRecord
-from lab.core.server_load import POISSON, Slo
+from lab.core.request import LOST, POISSON, REFUSED, Asked, RequestRecord, Slo
 from lab.endpoints import counting
 from lab.endpoints.client import ClientDied
 from lab.endpoints.selftest import client_error

@@ -102,7 +102,7 @@ def wide_rows(runs: Sequence[Run], share: float) -> list[WideRow]:
 def _figures(runs: Sequence[Run]) -> dict[tuple[int, str], list[float]]:
     """Prefill times and TPOTs in ns, by prompt length and name, over the timed runs that went well."""
     figures: dict[tuple[int, str], list[float]] = {}
-    timed = (run for run in runs if run.status == record.OK and not run.warmup)
+    timed = (run for run in runs if run.is_timed)
     for leg in (leg for run in timed for leg in phases.by_length(run)):
         for name, value in (("prefill", phases.prefill_ns(leg)), ("TPOT", phases.tpot_ns(leg))):
             if value:

@@ -15,7 +15,7 @@ from lab.analysis import setup_columns, sweep_laws, table, wording
 from lab.analysis.sweep_laws import DecodeLaw, PrefillLaw
 from lab.core import cost, memory
 from lab.core.cost import StepCost
-from lab.core.record import OK, SCHEMA, Ceilings, Model, Record, Settings
+from lab.core.record import SCHEMA, Ceilings, Model, Record, Settings
 from lab.core.results import Contents
 from lab.core.shape import BLOCKS
 from lab.errors import LabError
@@ -23,7 +23,7 @@ from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
 from lab.show import answers, console, lesson_server, levers, text_compare, text_results, text_why
-from lab.why import advice, datasheet, experiment_advice, prediction, probing, roofline, step_kernels, where
+from lab.why import advice, datasheet, prediction, probing, roofline, step_kernels, where
 from lab.why.datasheet import Device
 from lab.why.roofline import Explained, Roof
 
@@ -101,7 +101,7 @@ def promises(records: Sequence[Record], ceilings: Ceilings) -> None:
 def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
     """Print the gains that the ceilings predict for the lab's experiments, as `lab explain` does."""
     timed = _timed(records)
-    for lever in experiment_advice.levers(roofline.explain(timed, ceilings), timed, ceilings):
+    for lever in advice.experiments(roofline.explain(timed, ceilings), timed, ceilings):
         print(text_why.advice_of(lever))
 
 
@@ -271,7 +271,7 @@ def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
 
 def _timed(records: Sequence[Record]) -> list[Record]:
     """The records of timed runs without an error. LabError with the first error where there is none."""
-    timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+    timed = [record for record in records if record.run.is_timed]
     if not timed:
         errors = text_results.failures(records)
         raise LabError(f"No run went well. {' '.join(errors[:1])}".strip(), "Measure again, perhaps something smaller.")

@@ -26,7 +26,7 @@ from lab.experiments.door_parts import Phase
 from lab.models import catalog
 from lab.process import spawning
 from lab.runner import limits
-from lab.show import console, plot_doors, plot_load, text_doors, text_endpoint, text_load
+from lab.show import console, door_views, plot_load, text_endpoint, text_load
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -162,12 +162,12 @@ def both_ways(lines: Sequence[Record | RequestRecord]) -> dict[str, Phase]:
 
 def show_both_ways(lines: Sequence[Record | RequestRecord]) -> None:
     """Print what lab.doors measured as `lab doors` does."""
-    text_doors.print_parts(request_table.of_engine(lines), request_table.alone(lines), console.console())
+    door_views.print_parts(request_table.of_engine(lines), request_table.alone(lines), console.console())
 
 
 def draw_both_ways(lines: Sequence[Record | RequestRecord]) -> None:
     """Draw what lab.doors measured as `lab doors` does."""
-    _draw(plot_doors.drawings(lines).values())
+    _draw(door_views.drawings(lines).values())
 
 
 def _samples(records: Sequence[RequestRecord]) -> list[loads.Sample]:

@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis.wording import digits
 from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import Record
-from lab.experiments import batching, prefix_cache, speculation_rows, speculation_words, stall_search, stalls
-from lab.show.plot_batch import plot_batch
-from lab.show.plot_prefix import plot_prefix
-from lab.show.plot_speculation import plot_curve, plot_speculation
-from lab.show.plot_stall import plot_stall
+from lab.experiments import batching, prefix_cache, speculation_rows, stall_chunks, stalls
+from lab.show.plot_levers import plot_batch, plot_curve, plot_prefix, plot_speculation, plot_stall
 from lab.why.step_prediction import StepPrediction
 
 if TYPE_CHECKING:
@@ -143,17 +140,17 @@ def _of_prefix(rows: Sequence[Any], records: Sequence[Record], prediction: StepP
 
 
 def _of_stall(rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
-    verdicts = stall_search.verdicts(records, prediction)
-    words = [*map(stall_search.sentence, verdicts), *stalls.sentences(rows, prediction), *stalls.check(records)]
+    verdicts = stall_chunks.verdicts(records, prediction)
+    words = [*map(stall_chunks.sentence, verdicts), *stalls.sentences(rows, prediction), *stalls.check(records)]
     return words, {"max_stall": verdicts}
 
 
 def _of_speculation(rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
-    return speculation_words.sentences(rows, records), {"parted": speculation_rows.partings(records)}
+    return speculation_rows.sentences(rows, records), {"parted": speculation_rows.partings(records)}
 
 
 def _of_curve(rows: Sequence[Any], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
-    return speculation_words.of_curve(rows), {}
+    return speculation_rows.of_curve(rows), {}
 
 
 def _draw_batch(section: Section, figure: Figure) -> None:

@@ -20,16 +20,7 @@ from lab.core.record import OK, Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.experiments.claim_verdicts import Verdicts
-from lab.show import (
-    claims_page,
-    levers,
-    page_load,
-    page_requests,
-    plot_why,
-    reproduce,
-    text_results,
-    text_why,
-)
+from lab.show import claim_views, levers, page_requests, plot_why, reproduce, text_results, text_why
 from lab.show.lever_kinds import Section
 from lab.show.page_parts import Picture, comparisons, curves, energy, facts, picture, shares
 from lab.why import probing, roofline, where
@@ -87,7 +78,7 @@ def html(
     if not records:
         raise LabError("There is nothing to report: no records are given.", "Measure some: lab measure")
     of_engine, alone = request_table.of_engine(records), request_table.alone(records)
-    claims = claims_page.sections(of_engine, known, others, judged)
+    claims = claim_views.sections(of_engine, known, others, judged)
     rest = [record for record in of_engine if record.run.part is None]
     if not rest:
         return _without_runs(records, known, claims, at_least)
@@ -95,8 +86,8 @@ def html(
     rows = table.runs(apart)
     rows = rows[(rows.status == OK) & ~rows.warmup]
     timed = [record for record in apart if record.run.status == OK and not record.run.warmup]
-    served, busy = page_requests.setups(alone), page_load.sections(records)
-    served += page_load.setups(records, served)
+    served, busy = page_requests.setups(alone), page_requests.load_sections(records)
+    served += page_requests.load_setups(records, served)
     if not (timed or served):
         raise LabError("There is nothing to report: no run went well.", "Look at the errors: lab show RESULTS")
     setups = [(label, part, [apart[i] for i in dict.fromkeys(part.run)]) for label, part in table.setups(rows)]
@@ -116,7 +107,7 @@ def html(
             *(time for label, part, _ in setups for time in text_results.times(label if len(labels) > 1 else "", part)),
             *(section.sentences[0] for section in shown),
             *page_requests.times(alone, len(labels) > 1),
-            *page_load.answers(records),
+            *page_requests.answers(records),
         ],
         experiments=_experiments(shown),
         dates=_dates([*timed, *alone, *request_table.loads_of(records)]),
@@ -148,9 +139,9 @@ def _without_runs(
 ) -> str:
     """The page of sessions of claims, or of requests to servers, alone."""
     own, alone = request_table.of_engine(records), request_table.alone(records)
-    served, busy = page_requests.setups(alone), page_load.sections(records)
+    served, busy = page_requests.setups(alone), page_requests.load_sections(records)
     only_loads = bool(busy and not (own or served))
-    served += page_load.setups(records, served)
+    served += page_requests.load_setups(records, served)
     if not (own or served):
         raise LabError("There is nothing to report: no request went well.", "Look at the errors: lab show RESULTS")
     firsts = [next(r for r in own if r.session == name) for name in dict.fromkeys(r.session for r in own)]
@@ -160,12 +151,12 @@ def _without_runs(
     return _render(
         records,
         used,
-        question=claims_page.QUESTION
+        question=claim_views.QUESTION
         if own
-        else page_load.question(records)
+        else page_requests.load_question(records)
         if only_loads
         else page_requests.question(alone),
-        times=[*page_requests.times(alone, len(served) > 1), *page_load.answers(records)],
+        times=[*page_requests.times(alone, len(served) > 1), *page_requests.answers(records)],
         dates=_dates(records),
         setups=[*({"label": first.session, "facts": facts(first), "parts": nothing} for first in firsts), *served],
         served=page_requests.served(alone),

@@ -11,7 +11,7 @@ from lab.analysis.spread import Spread
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
-from lab.show import plot_runs, svg, text_compare, text_energy, text_results, text_setup
+from lab.show import plot_runs, svg, text_compare, text_results, text_setup
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +59,7 @@ def facts(record: Record) -> dict[str, str]:
 
 def energy(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """The table of a summary's energy; none where it is not known."""
-    shown = text_energy.table_of(rows)
+    shown = text_compare.table_of(rows)
     return [dict(zip(("caption", "headings", "rows"), shown, strict=True))] if shown else []
 
 

@@ -1,30 +1,206 @@
 """The pictures of loads by name, and that of latency over load.
 
 Each request is a point, and lines are what the table gives: medians, and percentiles that some request is beyond.
-Throughput is in plot_throughput.py, the timeline of requests in plot_timeline.py.
+Throughput is in py, the timeline of requests in py.
+
+The picture of throughput against latency: what all users get, over what one waits.
+
+The picture of requests over time: when each came, waited, was answered, or failed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import load_figures, load_sessions, loads
-from lab.analysis.load_figures import ArmFigures, Latency
-from lab.analysis.loads import Sample
+from lab.analysis.load_figures import ArmFigures, Latency, Rate
+from lab.analysis.loads import Arm, Due, Round, Sample
 from lab.core.record import Machine, Record
-from lab.core.request import Endpoint, RequestRecord
+from lab.core.request import CLOSED, Endpoint, RequestRecord
 from lab.core.request_figures import Figures
-from lab.core.server_load import CLOSED
 from lab.errors import LabError
 from lab.runner import machine as machines
-from lab.show import plot_throughput, plot_timeline
-from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, plain_ticks
-from lab.show.plot_throughput import WIDE, legend_below, plain_panel
+from lab.show.canvas import COLOURS, GRID, GUIDE, LINES, MARKERS, plain_ticks, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+NEAR = 0.05
+"""Points that are nearer (as a share of both axes) have one label."""
+
+WIDE = 12
+"""Where the largest value is so many times the smallest median, an axis of latencies is logarithmic."""
+
+
+def plot_throughput(shown: Sequence[ArmFigures], figure: Figure) -> None:
+    """Tokens per second of all users over median TTFT, and over median TPOT: a point an arm, its range over rounds."""
+    names = [name for name in ("ttft", "tpot") if any(getattr(one, name) and one.tokens_tps for one in shown)]
+    axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    is_bound = any(one.tpot_is_bound for one in shown)
+    words = {"ttft": ("median TTFT (s)", 1.0), "tpot": ("median TPOT (ms)" + (", at most" if is_bound else ""), 1e3)}
+    for ax, name in zip(axes, names, strict=True):
+        label, factor = words[name]
+        known = [
+            (one, _median_and_range(latency, factor), rate)
+            for one in shown
+            if (latency := getattr(one, name)) and (rate := one.tokens_tps)
+        ]
+        _throughput_panel(ax, known)
+        ax.set_xlabel(label)
+        plain_ticks(ax.xaxis)
+        plain_ticks(ax.yaxis)
+        plain_panel(ax)
+    axes[0].set_ylabel("tokens per second, all users")
+    legend_below(figure, axes[0])
+
+
+def _median_and_range(latency: Latency, factor: float) -> tuple[float, float, float]:
+    """The median, and the range of the medians of rounds."""
+    return factor * latency.median_s, factor * min(latency.by_round_s), factor * max(latency.by_round_s)
+
+
+def _throughput_panel(ax: Axes, known: Sequence[tuple[ArmFigures, tuple[float, float, float], Rate]]) -> None:
+    xs = [middle for _, (middle, _, _), _ in known]
+    ys = [rate.value for _, _, rate in known]
+    x_range = _to_ends([of for _, of, _ in known])
+    y_range = _to_ends([(rate.value, rate.low, rate.high) for _, _, rate in known])
+    n = max(len(one.arm.rounds) for one, _, _ in known)
+    ax.plot(xs, ys, color=GUIDE, lw=1, zorder=1)
+    style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 7, "color": COLOURS[0], "zorder": 2}
+    if n > 1:
+        label = f"an arm, and its range over {n} rounds"
+        ax.errorbar(xs, ys, xerr=x_range, yerr=y_range, capsize=3, label=label, **style)
+    else:
+        ax.plot(xs, ys, label="an arm", **style)
+    if max(xs) > WIDE * min(xs) > 0:
+        ax.set_xscale("log")
+        ax.set_xlim(right=2 * max(xs))
+    else:
+        ax.set_xlim(0, 1.3 * max(xs))
+    ax.set_ylim(0, 1.15 * max([rate.high for _, _, rate in known] + [1e-9]))
+    for x, y, text in _labels(ax, known, xs, ys):
+        ax.annotate(text, (x, y), xytext=(7, -4), textcoords="offset points", va="top", fontsize=9)
+
+
+def _to_ends(ranges: Sequence[tuple[float, float, float]]) -> list[list[float]]:
+    """How far the low and the high ends are from each middle: never negative, as a median of all need not be inside."""
+    return [[max(0, middle - low) for middle, low, _ in ranges], [max(0, high - middle) for middle, _, high in ranges]]
+
+
+def _labels(
+    ax: Axes, known: Sequence[tuple[ArmFigures, Any, Any]], xs: Sequence[float], ys: Sequence[float]
+) -> list[tuple[float, float, str]]:
+    """Where labels stand; arms that are drawn on top of each other have one."""
+    places: list[tuple[float, float]] = [
+        tuple(ax.transAxes.inverted().transform(ax.transData.transform(point))) for point in zip(xs, ys, strict=True)
+    ]
+    groups: list[list[int]] = []
+    for i, (x, y) in enumerate(places):
+        near = next((g for g in groups if max(abs(places[g[-1]][0] - x), abs(places[g[-1]][1] - y)) < NEAR), None)
+        groups.append([i]) if near is None else near.append(i)
+    made = []
+    for group in groups:
+        arms = [known[i][0].arm for i in group]
+        first = [f"{arm.level:g}" if arm.level is not None else arm.label for arm in arms[:-1]]
+        made.append((xs[group[-1]], ys[group[-1]], ", ".join([*first, arms[-1].load.words])))
+    return made
+
+
+def plain_panel(ax: Axes) -> None:
+    """A tidy panel without a legend of its own."""
+    legend = tidy(ax).get_legend()
+    if legend is not None:
+        legend.remove()
+
+
+def legend_below(figure: Figure, ax: Axes) -> None:
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+
+
+MOST_PANELS, MOST_BARS = 6, 150
+FEWEST_ROWS = 10
+WAITING, ANSWERED = COLOURS[4], COLOURS[0]
+FAILED = (COLOURS[1], COLOURS[3], COLOURS[6], COLOURS[2], COLOURS[5])
+"""Colours of classes of failure, by their number."""
+
+
+def plot_timeline(arms: Sequence[Arm], figure: Figure) -> None:
+    """A bar a request of the first round of each arm: waiting for the first token, then being answered.
+
+    The steady window is shaded. A failure is a mark where the request was due. Of more than 6
+    arms the smallest, the largest and some between are drawn; of more than 150 requests, evenly spread ones.
+    """
+    chosen = list(arms)
+    if len(arms) > MOST_PANELS:
+        chosen = [arms[round(i * (len(arms) - 1) / (MOST_PANELS - 1))] for i in range(MOST_PANELS)]
+    n_columns = 1 if len(chosen) == 1 else 2 if len(chosen) in (2, 4) else 3
+    n_rows = math.ceil(len(chosen) / n_columns)
+    axes = figure.subplots(n_rows, n_columns, sharex=True, squeeze=False).flatten()
+    rounds = [arm.rounds[0] for arm in chosen]
+    classes = list(dict.fromkeys(name for of in rounds for one in of.all if (name := _failure(one))))
+    last_s = max(_last_s(of) for of in rounds)
+    for number, (ax, arm, of_round) in enumerate(zip(axes, chosen, rounds, strict=False)):
+        _panel(ax, arm, of_round, classes, last_s)
+        if number + n_columns >= len(chosen):
+            ax.set_xlabel("since the start (s)")
+            ax.xaxis.set_tick_params(labelbottom=True)
+        if number % n_columns == 0:
+            ax.set_ylabel("requests, in order")
+    for ax in axes[len(chosen) :]:
+        ax.set_visible(False)
+    _legend(axes[0], figure, classes, arms[0].load.arrivals != CLOSED)
+
+
+def _last_s(of_round: Round) -> float:
+    """Where the time axis ends: with the last answer, but at most half as far again as the window."""
+    end_s = of_round.begin_s + of_round.load.duration_s
+    return min(1.5 * end_s, max([end_s, *(one.end_s for one in of_round.all if one.is_ok)]))
+
+
+def _panel(ax: Axes, arm: Arm, of_round: Round, classes: Sequence[str], last_s: float) -> None:
+    ax.axvspan(of_round.begin_s, of_round.begin_s + of_round.load.duration_s, color=GRID, alpha=0.5, lw=0)
+    step = math.ceil(len(of_round.all) / MOST_BARS)
+    drawn = of_round.all[::step]
+    for row, one in enumerate(drawn):
+        if one.end_s < math.inf:
+            first_s = min(one.first_s, one.end_s)
+            ax.barh(row, first_s - one.at_s, left=one.at_s, height=0.9, color=WAITING, lw=0)
+            ax.barh(row, one.end_s - first_s, left=first_s, height=0.9, color=ANSWERED, lw=0)
+    for number, name in enumerate(classes):
+        failed = [(one.at_s, row) for row, one in enumerate(drawn) if _failure(one) == name]
+        colour, marker = _style(number)
+        ax.plot(*zip(*failed, strict=True), ls="", ms=5, mew=0, color=colour, marker=marker) if failed else None
+    n = len(of_round.all)
+    words = f"{arm.label}: {n} request{'s' * (n != 1)}" + (f", 1 of {step} drawn" if step > 1 else "")
+    ax.set_title(words, fontsize=10)
+    ax.set_xlim(0, last_s)
+    ax.set_ylim(max(len(drawn), FEWEST_ROWS) - 0.5, -0.5)
+    ax.set_yticks([])
+    tidy(ax)
+
+
+def _failure(one: Due) -> str | None:
+    return None if one.is_ok else one.figures.failure or "failed"
+
+
+def _style(number: int) -> tuple[str, str]:
+    return FAILED[number % len(FAILED)], MARKERS[number % len(MARKERS)]
+
+
+def _legend(ax: Axes, figure: Figure, classes: Sequence[str], is_open: bool) -> None:
+    from matplotlib.patches import Patch
+
+    wait = "waiting for its first token" + (", from its intended time" if is_open else "")
+    handles: list[Any] = [Patch(color=WAITING, label=wait), Patch(color=ANSWERED, label="being answered")]
+    handles += [Patch(color=GRID, alpha=0.5, label="the steady window")]
+    for number, name in enumerate(classes):
+        colour, marker = _style(number)
+        handles += ax.plot([], [], ls="", ms=6, mew=0, color=colour, marker=marker, label=f"failed: {name}")
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+
 
 MOST_POINTS = 400
 """Points of an arm: of more requests, evenly spread ones of their order."""
@@ -91,13 +267,9 @@ def drawings(samples: Sequence[Sample], title: str, n_slots: int | None = None) 
         if any(one.ttft for one in shown):
             draw_by_name[f"load{suffix}"] = _titled(plot_latency, shown, f"{TITLES['load']}\n{below}", n_slots)
         if any(one.tokens_tps and one.ttft for one in shown):
-            draw_by_name[f"throughput{suffix}"] = _titled(
-                plot_throughput.plot_throughput, shown, f"{TITLES['throughput']}\n{below}"
-            )
+            draw_by_name[f"throughput{suffix}"] = _titled(plot_throughput, shown, f"{TITLES['throughput']}\n{below}")
         arms = [one.arm for one in shown]
-        draw_by_name[f"timeline{suffix}"] = _titled(
-            plot_timeline.plot_timeline, arms, f"{TITLES['timeline']}\n{title}\n{lengths}"
-        )
+        draw_by_name[f"timeline{suffix}"] = _titled(plot_timeline, arms, f"{TITLES['timeline']}\n{title}\n{lengths}")
     return draw_by_name
 
 

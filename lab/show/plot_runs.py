@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis import request_table, setup_columns, sweep_laws, table
 from lab.analysis.wording import seconds
 from lab.core import phases
-from lab.core.record import OK, PREFILL, Record
+from lab.core.record import PREFILL, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.runner import machine
@@ -221,9 +221,7 @@ def _timed(records: Sequence[Record | RequestRecord]) -> list[Record]:
 
 def _plain(records: Sequence[Record]) -> list[Record]:
     """Timed runs that went well and are no experiment: those have pictures of their own."""
-    return [
-        record for record in records if record.run.status == OK and not record.run.warmup and record.run.lever is None
-    ]
+    return [record for record in records if record.run.is_timed and record.run.lever is None]
 
 
 def _styles() -> list[dict[str, Any]]:

@@ -14,10 +14,9 @@ from typing import Any
 from lab.analysis import request_table
 from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import Record, Run
-from lab.core.request import RequestRecord
-from lab.core.server_load import CONSTANT
+from lab.core.request import CONSTANT, RequestRecord
 from lab.experiments import claim_parts
-from lab.experiments.claim_list import CLAIMS
+from lab.experiments.claim_verdicts import CLAIMS
 from lab.models import catalog
 from lab.runner.as_options import options
 

@@ -1,20 +1,75 @@
-"""Comparisons as text: what differs between setups, and by how much."""
+"""Comparisons as text: what differs between setups, and by how much.
+
+Energy as text: what a prompt and a token cost, where that is known, and which counters this machine has.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from lab.analysis import comparison, setup_columns, verdicts, wording
+from lab.analysis import comparison, setup_columns, wording
 from lab.analysis.comparison import Comparison, Group
-from lab.analysis.sides import FIGURE_NAMES
+from lab.analysis.spread import FIGURE_NAMES
 from lab.core import energy
-from lab.show import text_energy
+from lab.runner.energy import Counters
 from lab.show.console import grid_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN = {
+    "prefill_j": "J per\nprompt",
+    "prefill_above_idle_j": "above\nidle",
+    "decode_j_per_token": "J per\ntoken",
+    "decode_above_idle_j_per_token": "above\nidle",
+    "prefill_w": "prefill\nW",
+    "decode_w": "decode\nW",
+    "idle_w": "idle\nW",
+}
+"""Figures of energy, and their headings."""
+
+
+def table_of(rows: pd.DataFrame) -> tuple[str, list[str], list[list[str]]] | None:
+    """Heading, headings of columns and cells (medians) of a summary's energy; None where there is none."""
+    if "energy_source" not in rows:
+        return None
+    shown = {name: heading for name, heading in SHOWN.items() if rows[name].notna().any()}
+    known = rows[rows[list(shown)].notna().any(axis="columns")]
+    if known.empty or set(shown) <= {"idle_w"}:
+        return None
+    heading = f"Energy of {scope(known.energy_source.unique())}; median"
+    lines = [
+        [f"{row['n_prompt']:,}", *(wording.digits(row[name]) for name in shown)] for row in known.to_dict("records")
+    ]
+    return heading, ["prompt\ntokens", *shown.values()], lines
+
+
+def scope(sources: Iterable[str]) -> str:
+    """What joules are of, in words."""
+    return f"{', '.join(sources)} (of all that ran on it, idle power included)"
+
+
+def energy_table(headings: list[str], lines: list[list[str]]) -> Table:
+    """The cells of `table_of` as a table."""
+    grid = grid_of(*headings)
+    for line in lines:
+        grid.add_row(*line)
+    return grid
+
+
+def which(counters: Counters) -> str:
+    """A line on the counters of a machine: those that can be read, and what to do about others."""
+    if not counters.readable and not counters.problems:
+        return f"not known: there is no {', no '.join(counters.missing)}"
+    known = ", ".join(f"{counter.name} ({counter.source})" for counter in counters.readable)
+    return "; ".join([*([known] if known else []), *counters.problems])
+
 
 COMPARED = ("prompt\ntokens", "figure", "base", "other", "n", "time\nratio", "interval", "verdict")
 """Headings of a comparison's table; where there is energy, `headings`."""
@@ -64,8 +119,8 @@ def _overall(compared: Comparison) -> str:
     claims, ratios = {row.verdict for row in rows}, sorted(row.estimate for row in rows)
     if not ratios:
         return f"{compared.other} and {compared.base} have no length in common."
-    by = "" if claims in ({verdicts.SLOWER}, {verdicts.FASTER}) else "By the medians, "
-    if claims == {verdicts.ALIKE}:
+    by = "" if claims in ({comparison.SLOWER}, {comparison.FASTER}) else "By the medians, "
+    if claims == {comparison.ALIKE}:
         return f"No difference between {compared.other} and {compared.base} can be claimed."
     if ratios[0] > 1:
         return f"{by}{compared.other} is slower than {compared.base}: it takes {_range(ratios)} times the time."
@@ -81,9 +136,9 @@ def _energy(compared: Comparison) -> str:
     if not rows:
         return ""
     claims, ratios = {row.verdict for row in rows}, sorted(row.estimate for row in rows)
-    if claims == {verdicts.ALIKE}:
+    if claims == {comparison.ALIKE}:
         return f"No difference in energy between {compared.other} and {compared.base} can be claimed."
-    by = "" if claims in ({verdicts.LESS}, {verdicts.MORE}) else "By the medians, "
+    by = "" if claims in ({comparison.LESS}, {comparison.MORE}) else "By the medians, "
     return f"{by}{compared.other} takes {_range(ratios)} times the energy of {compared.base}."
 
 
@@ -182,7 +237,7 @@ def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_
         "the two columns."
     ]
     if sources := dict.fromkeys(compared.energy_of for compared in comparisons if compared.energy_of):
-        sentences.append(f"Energy is that of {text_energy.scope(sources)}; its ratio is read as that of times.")
+        sentences.append(f"Energy is that of {scope(sources)}; its ratio is read as that of times.")
     n_served = sum(setup_columns.is_request(group.rows.iloc[0]) for group in groups)
     if spreads := dict.fromkeys(words for compared in comparisons for words in compared.spreads):
         by_session = "several sessions of lab measure --url" if n_served else ""

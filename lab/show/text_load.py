@@ -9,13 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from lab.analysis import load_capacity, load_figures, load_sessions, load_table, loads
+from lab.analysis import load_figures, load_sessions, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Sample
 from lab.analysis.wording import digits, seconds
+from lab.core.lists import join_and
 from lab.core.record import Record
-from lab.core.request import Endpoint, RequestRecord
-from lab.core.server_load import CLOSED
+from lab.core.request import CLOSED, Endpoint, RequestRecord
 from lab.show import plot_load
 from lab.show.console import grid_of
 
@@ -68,9 +68,9 @@ def print_load(samples: Sequence[Sample], endpoint: Endpoint, out: Console) -> N
 def heading(shown: Sequence[ArmFigures]) -> str:
     """Which load it was: lengths, windows, rounds."""
     loads_of = [one.arm.load for one in shown]
-    lengths = _and(list(dict.fromkeys(load.lengths for load in loads_of)))
-    windows = _and(list(dict.fromkeys(f"{load.duration_s:g} s" for load in loads_of)))
-    warmups = _and(list(dict.fromkeys(f"{load.warmup_s:g} s" for load in loads_of)))
+    lengths = join_and(list(dict.fromkeys(load.lengths for load in loads_of)))
+    windows = join_and(list(dict.fromkeys(f"{load.duration_s:g} s" for load in loads_of)))
+    warmups = join_and(list(dict.fromkeys(f"{load.warmup_s:g} s" for load in loads_of)))
     n = max(len(one.arm.rounds) for one in shown)
     rounds = "1 round" if n == 1 else f"{n} rounds, ranges are over them"
     return f"{lengths}; window of {windows} after {warmups} of warm-up; {rounds}"
@@ -113,7 +113,7 @@ def capacities(shown: Sequence[ArmFigures]) -> list[str]:
     all_lengths = list(dict.fromkeys(one.arm.load.lengths for one in shown))
     for lengths in all_lengths:
         arms = [one.arm for one in shown if one.arm.load.lengths == lengths]
-        capacity = load_capacity.capacity(arms)
+        capacity = loads.capacity(arms)
         slo = arms[0].load.slo
         if capacity is not None and slo is not None:
             of = f" with {lengths}" if len(all_lengths) > 1 else ""
@@ -125,9 +125,9 @@ def capacities(shown: Sequence[ArmFigures]) -> list[str]:
 def as_rows(samples: Sequence[Sample], endpoint: Endpoint) -> dict[str, Any]:
     """The arms by name and unit, capacity and the sentences, for JSON."""
     shown = [load_figures.figures_of(arm) for arm in loads.arms(samples)]
-    capacity = load_capacity.capacity([one.arm for one in shown])
+    capacity = loads.capacity([one.arm for one in shown])
     return {
-        "arms": [load_table.as_row(one) for one in shown],
+        "arms": [load_sessions.as_row(one) for one in shown],
         "capacity": dataclasses.asdict(capacity) if capacity else None,
         "n_slots": endpoint.settings.n_slots if endpoint.settings else None,
         "sentences": sentences(shown, endpoint) if shown else [],
@@ -144,7 +144,7 @@ def _slots(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
     if known := [one for one in shown if one.wait_s is not None]:
         parts = [f"{_ms(one.wait_s or 0)} with {one.arm.label}" for one in known]
         words.append(
-            f"TTFT without the server's own prompt time (median): {_and(parts)}. That is waiting for a slot, "
+            f"TTFT without the server's own prompt time (median): {join_and(parts)}. That is waiting for a slot, "
             "tokenising and HTTP."
         )
     return words
@@ -185,7 +185,7 @@ def _doubts(shown: Sequence[ArmFigures]) -> list[str]:
     for one in shown:
         label = one.arm.label
         if one.failures:
-            classes = _and([f"{n} {name}" for name, n in one.failures.items()])
+            classes = join_and([f"{n} {name}" for name, n in one.failures.items()])
             words.append(f"! {label}: {one.n - one.n_ok} of {one.n} requests failed ({classes}).")
         if one.n_failed_outside:
             words.append(f"! {label}: {one.n_failed_outside} more failed before or after the window.")
@@ -236,7 +236,3 @@ def _ms(value_s: float) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else digits(value)
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,18 +1,25 @@
-"""What networks would cost, as text."""
+"""What networks would cost, as text.
+
+What is printed of a model that is not on this machine: its sizes, and how to get it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
+from lab.analysis import wording
 from lab.analysis.wording import digits
 from lab.core.link import bandwidth, milliseconds
 from lab.core.network import Traffic
-from lab.runner import network_cost
+from lab.models.catalog import SYNTHETIC, Entry, Spec
+from lab.runner import fits
 from lab.runner.planned import Plan
 from lab.show.console import grid_of
 from lab.why.network_prediction import NetworkAnswer
@@ -59,7 +66,7 @@ def print_network(answer: NetworkAnswer, out: Console) -> None:
 
 def planned(plan: Plan) -> dict[str, Any] | None:
     """What a plan's servers would cost, for JSON; None without servers, or where it is not known."""
-    cost = network_cost.of_plan(plan)
+    cost = fits.of_plan(plan)
     if cost is None:
         return None
     at = {bandwidth(width): {"token_s": cost.token_s(width), "prompt_s": cost.prompt_s(width)} for width in USUAL}
@@ -68,7 +75,7 @@ def planned(plan: Plan) -> dict[str, Any] | None:
 
 def plan_lines(plan: Plan) -> list[str]:
     """The same in words; how wide the network is nobody has measured."""
-    cost = network_cost.of_plan(plan)
+    cost = fits.of_plan(plan)
     if cost is None:
         return []
     decode, n_tokens = cost.decode, cost.n_gen - 1
@@ -89,3 +96,28 @@ def _in_words(traffic: Traffic) -> str:
 
 def _size(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:,.3g} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:,.3g} kB"
+
+
+def sizes_table(by_quantization: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A row for each quantization: the file's size, what a decode step reads, and the context that fits."""
+    grid = grid_of("quantization", "MB", "MB read per decode step", "context that fits")
+    for quantization, figures in by_quantization.items():
+        read, fits = figures["weight_bytes_per_decode_step"], figures["n_ctx_that_fits"]
+        grid.add_row(
+            quantization,
+            wording.digits(figures["n_bytes"] / 1e6),
+            "unknown" if read is None else wording.digits(read / 1e6),
+            "unknown" if fits is None else f"{fits:,}" if fits else "none",
+        )
+    return grid
+
+
+def how_to_get(spec: Spec, entry: Entry, commands: list[str]) -> list[str]:
+    """Where the shape is from, and the commands that get the file, or make one with random weights."""
+    n_bytes = entry.n_bytes if spec.quantization in (None, entry.quantization) else None
+    lines = [f"Computed from the shape ({entry.shape_source}). The context is for the memory that is free now."]
+    if spec.source != SYNTHETIC:
+        download = f" (a download of about {n_bytes / 1e6:,.0f} MB)" if n_bytes else ""
+        lines.append(f"To get it: {commands[0]}{download}")
+    lines.append(f"With random weights, to measure its speed: {commands[-1]}")
+    return lines

@@ -9,14 +9,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lab.analysis import disturbances, pipelines, sweep_laws, table, wording
-from lab.analysis.sides import FIGURE_NAMES
+from lab.analysis import disturbances, networks, sweep_laws, table, wording
+from lab.analysis.spread import FIGURE_NAMES
 from lab.core import lever_figures, phases
+from lab.core.lists import grouped
 from lab.core.record import OK, Record
 from lab.runner.plan import MIN_FOR_INTERVAL, join
 from lab.runner.planned import Plan
 from lab.runner.rounds import wide_rows
-from lab.show import text_energy
+from lab.show import text_compare
 from lab.show.console import grid_of
 
 if TYPE_CHECKING:
@@ -89,12 +90,12 @@ def print_results(records: Sequence[Record], out: Console) -> None:
                 out.print(Text(MEANINGS, style="dim"))
             for sentence in findings(part):
                 out.print(sentence)
-            if shown := text_energy.table_of(part):
+            if shown := text_compare.table_of(part):
                 out.print(f"\n{shown[0]}")
-                out.print(text_energy.energy_table(*shown[1:]))
-    for sentence in pipelines.sentences(records):
+                out.print(text_compare.energy_table(*shown[1:]))
+    for sentence in networks.sentences(records):
         out.print(sentence)
-    if not any(record.run.status == OK and not record.run.warmup for record in records):
+    if not any(record.run.is_timed for record in records):
         out.print("\nNo run went well.")
     for sentence in warnings(records):
         out.print(Text(f"{DISTURBED} ", style="yellow") + Text(sentence))
@@ -119,10 +120,8 @@ def doubts(records: Sequence[Record]) -> str:
 
 def warnings(records: Sequence[Record]) -> list[str]:
     """Sentences on what disturbed the runs, by session, variant and prompt length, and on drift of whole sessions."""
-    by_length: dict[tuple[str, str | None, str], list[Record]] = {}
-    for record in records:
-        if record.run.status == OK and not record.run.warmup:
-            by_length.setdefault((record.session, record.run.variant, record.run.name), []).append(record)
+    timed = [record for record in records if record.run.is_timed]
+    by_length = grouped(timed, lambda record: (record.session, record.run.variant, record.run.name))
     by_run = [
         f"{what}{f', {variant}' if variant else ''}: {words}"
         for (_, variant, what), measured in by_length.items()
@@ -135,7 +134,7 @@ def still_wide(records: Sequence[Record], plan: Plan) -> list[str]:
     """With --until: a sentence that names the figures whose intervals are still too wide."""
     if plan.until is None:
         return []
-    runs = [record.run for record in records if record.run.status == OK and not record.run.warmup]
+    runs = [record.run for record in records if record.run.is_timed]
     if not runs:
         return []
     wide = wide_rows(runs, plan.until.share)

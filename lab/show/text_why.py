@@ -8,15 +8,15 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.analysis import wording
+from lab.core.lists import grouped
 from lab.core.record import Ceilings, Model, Rate, Record
 from lab.process.wire import ATTENTION, DOWNLOAD, UPLOAD
 from lab.runner.plan import join
 from lab.show.console import grid_of
 from lab.show.plot_why import FEW
-from lab.why import advice, experiment_advice, plain_read, probing, roofline, where
-from lab.why.advice import Lever
+from lab.why import advice, plain_read, probing, roofline, where
+from lab.why.advice import BatchLever, ExperimentLever, Lever, PrefixLever, SpeculationLever
 from lab.why.datasheet import Device
-from lab.why.experiment_advice import BatchLever, ExperimentLever, PrefixLever, SpeculationLever
 from lab.why.prediction import Answer, Prediction
 from lab.why.roofline import Explained
 from lab.why.step_kernels import Kernels
@@ -165,9 +165,7 @@ WHY = {
 
 def verdicts(rows: Sequence[Explained]) -> list[str]:
     """Sentences on what limited each phase, and what share of its ceiling it reached; one for each limit."""
-    by_limit: dict[tuple[str, str], list[Explained]] = {}
-    for row in rows:
-        by_limit.setdefault((row.phase, row.limit), []).append(row)
+    by_limit = grouped(rows, lambda row: (row.phase, row.limit))
     sentences = []
     for (phase, limit), alike in by_limit.items():
         what = "Reading a prompt of" if phase == "prefill" else "Writing after a prompt of"
@@ -190,7 +188,7 @@ BEYOND, TOO_LOW = 1.005, "the ceiling was measured too low; measure again: lab c
 def advised(rows: Sequence[Explained], records: Sequence[Record], ceilings: Ceilings) -> list[str]:
     """Sentences on all levers of one setup: other settings first, then the experiments."""
     of_settings = advice.levers(rows, records[0], ceilings)
-    return [advice_of(lever) for lever in (*of_settings, *experiment_advice.levers(rows, records, ceilings))]
+    return [advice_of(lever) for lever in (*of_settings, *advice.experiments(rows, records, ceilings))]
 
 
 def advice_of(lever: Lever | ExperimentLever) -> str:

@@ -4,6 +4,8 @@ On this machine the expectation comes from what its runs taught (lab/why/learnin
 it: how far off such predictions were of points that were held out, wider where it extrapolates. For a device that
 nobody here has there is only its datasheet: the theoretical limit is bytes over bandwidth, or FLOPs over peak; what
 people measure is a part of that, and the part that is taken here is stated with its source.
+
+What a prediction rests on, and where it goes beyond that, in words.
 """
 
 from __future__ import annotations
@@ -24,11 +26,76 @@ from lab.runner.fits import memory_for
 from lab.runner.lengths import check_lengths, parse_lengths
 from lab.runner.plan import make_plan
 from lab.runner.planned import Plan
-from lab.why import datasheet, learning, measured_device, prediction_words, probing, roofline, uncertainty, where
-from lab.why.datasheet import Device
-from lab.why.learning import Fit, Step
-from lab.why.measured_device import Own, Shares
-from lab.why.uncertainty import Uncertainty
+from lab.why import datasheet, learning, probing, roofline, uncertainty, where
+from lab.why.datasheet import KERNEL_SHARE, Device, Own, Shares
+from lab.why.learning import Case, Fit, Learned, Step
+from lab.why.uncertainty import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Uncertainty
+
+TOO_FAST = 1.1
+"""Runs that were so many times as fast as their kernels' ceilings show that the ceilings are too low."""
+
+
+def basis_here(learned: Learned, errors: Uncertainty) -> str:
+    """What a prediction for this machine rests on, in words."""
+    fit = learned.fit
+    sentence = (
+        f"Expected: {fit.prefill_factor:.2f} x the kernels' best time in prefill and {fit.decode_factor:.2f} x in "
+        f"decode, plus {1e6 * fit.per_layer_step_s:.3g} us per layer and step, plus "
+        f"{1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value; fitted to {learned.n_runs} runs of "
+        f"{', '.join(learned.models)} on this machine ({len(learned.points)} points: medians by length and phase), and "
+        "corrected by what runs of the same setup differ from that on average. "
+        f"Ranges: {uncertainty.DEVIATIONS:g} standard deviations of {len(errors.held_out)} predictions of points that "
+        "were held out, and of those of the lab's own bench (tests/bench/held_out.py) where few could be."
+    )
+    if n_disturbed := sum(point.is_disturbed for point in learned.points):
+        sentence += f" {n_disturbed} of the points are of disturbed runs, which widens all ranges."
+    fastest = min(errors.fastest(PREFILL), errors.fastest(DECODE))
+    if fastest < 1 / TOO_FAST:
+        sentence += (
+            f" Some of these runs took only {fastest:.2f} x their kernels' best time: ceilings are too low, so the "
+            "expectation is too slow, and the ranges reach down by as much. Run: lab ceilings --again"
+        )
+    return sentence
+
+
+def basis_of(device: Device, own: Own | None) -> str:
+    """What a prediction for a device of the datasheets rests on."""
+    if own is None:
+        return datasheet.basis(device)
+    if own.learned is not None:
+        here = basis_here(own.learned, uncertainty.of(own.learned.points))
+        return here.replace("on this machine", "on such a device")
+    if own.shares is None:
+        day = own.ceilings.measured_at[:10] if own.ceilings else ""
+        return (
+            f"From ceilings of such a device in the results ({day}): at least the time of its kernels, "
+            f"at most {1 / KERNEL_SHARE:.2f}x as long, as on CPUs. With runs it is surer: lab measure"
+        )
+    figures = {DECODE: f"{device.gbps:g} GB/s", PREFILL: f"{device.tflops:g} TFLOP/s" if device.tflops else ""}
+    parts = [f"{low:.0%} to {high:.0%} of {figures[phase]} in {phase}" for phase, (low, high) in own.shares.items()]
+    return (
+        f"From {own.n_runs} runs on such a device in the results: {' and '.join(parts)} of its datasheet "
+        f"({device.source}), widened by what other sessions differ by. With its ceilings it is surer: lab ceilings"
+    )
+
+
+def beyond(case: Case, errors: Uncertainty, wide: float) -> list[str]:
+    """In which ways a prediction extrapolates, and how wide its range is therefore; none: an empty list."""
+    known = errors.known[case.phase]
+    ways, longest = known.beyond(case), known.longest
+    what = "prompt" if case.phase == PREFILL else "context"
+    words = {
+        LONGER: f"to {case.length / longest:.3g} times the longest {what} learned from ({longest:,.0f} tokens)",
+        SHORTER: f"below the shortest {what} learned from ({known.shortest:,.0f} tokens)",
+        MODEL: "to another model",
+        QUANTIZATION: f"to another quantization ({case.quantization})",
+        SETTINGS: "to other settings (threads, --ubatch, cache types or flash attention)",
+    }
+    if not ways:
+        return []
+    beyond = ", ".join(words[way] for way in ways)
+    return [f"{case.phase} extrapolates {beyond}: range widened to {1 / wide:.2g} to {wide:.2g} times the expectation"]
+
 
 MOST_TOKENS = 10_000_000
 """More than any context that is asked about."""
@@ -108,20 +175,16 @@ def ask(
     needed = {n: memory_bytes(plan.model, plan.settings, n + gen) for n in lengths}
     folder = Path(results)
     if chosen:
-        own = measured_device.find(chosen, *_kept(folder), plan.model, plan.settings)
+        own = datasheet.find(chosen, *_kept(folder), plan.model, plan.settings)
         rows = [on_device(plan.model, plan.settings, chosen, own, n, gen) for n in lengths]
-        return Answer(
-            plan.model, chosen.about, rows, needed, chosen.memory_bytes, prediction_words.basis_of(chosen, own)
-        )
+        return Answer(plan.model, chosen.about, rows, needed, chosen.memory_bytes, basis_of(chosen, own))
     place = where.of(plan.machine, plan.model, plan.settings)
     records, known = _kept(folder)
     best = probing.need(known, place, False, "this machine")
     learned = learning.learn(records, best, learning.offload_of(plan.model, plan.settings))
     errors = uncertainty.of(learned.points)
     rows = [here(plan.model, plan.settings, best, learned.fit, errors, n, gen) for n in lengths]
-    return Answer(
-        plan.model, "this machine", rows, needed, memory_for(plan), prediction_words.basis_here(learned, errors)
-    )
+    return Answer(plan.model, "this machine", rows, needed, memory_for(plan), basis_here(learned, errors))
 
 
 def ask_all(
@@ -183,12 +246,12 @@ def here(
         limit = sum(_limit(model, settings, best, step) for step in steps)
         limits[phase] = limit
         if fit is None:
-            ranges[phase] = max(limit, costs.kernels_s), max(limit, costs.kernels_s) / measured_device.KERNEL_SHARE
+            ranges[phase] = max(limit, costs.kernels_s), max(limit, costs.kernels_s) / datasheet.KERNEL_SHARE
             continue
         expected[phase] = max(limit, fit.seconds(case, costs))
         wide = errors.factor(case)
         ranges[phase] = max(limit, expected[phase] / wide * errors.fastest(phase)), expected[phase] * wide
-        words += prediction_words.beyond(case, errors, wide)
+        words += beyond(case, errors, wide)
     return Prediction(
         n_prompt,
         n_gen,
@@ -236,7 +299,7 @@ def on_devices(
         (
             device,
             on_device(
-                model, settings, device, measured_device.find(device, records, known, model, settings), n_prompt, n_gen
+                model, settings, device, datasheet.find(device, records, known, model, settings), n_prompt, n_gen
             ),
             None if device.memory_bytes is None else need <= device.memory_bytes,
         )
@@ -254,8 +317,8 @@ def elsewhere(
     shares: Shares | None = None,
 ) -> Prediction:
     """A run on a device by its datasheet, of whose figures these shares are reached."""
-    shares = measured_device.datasheet_shares() if shares is None else shares
-    least = measured_device.limits(model, settings, device, n_prompt, n_gen)
+    shares = datasheet.datasheet_shares() if shares is None else shares
+    least = datasheet.limits(model, settings, device, n_prompt, n_gen)
     if least is None:
         raise _no_cost(model)
     prefill_s, token_s = least

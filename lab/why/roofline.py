@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.core import cost, phases
-from lab.core.record import OK, PREFILL, Ceilings, Record, Run
+from lab.core.record import PREFILL, Ceilings, Record, Run
 from lab.errors import LabError
 from lab.process.wire import MUL_MAT, MUL_MAT_ID
 from lab.why import plain_read, probing, step_kernels, where
@@ -124,7 +124,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
     by_length: dict[tuple[int, int, str], list[tuple[Run, Record]]] = {}
     for record in records:
         for run in phases.by_length(record.run):
-            if run.status == OK and not run.warmup and run.lever is None:
+            if run.is_timed and run.lever is None:
                 if run.totals is not None:
                     raise LabError("Imported results have no steps to explain.", "Measure here: lab measure")
                 for phase in ("prefill", "decode") if run.n_gen > 1 else ("prefill",):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from lab.core.lists import grouped
 from lab.core.record import DECODE, PREFILL
 from lab.why.learning import Case, Point, fit
 
@@ -128,9 +129,7 @@ def of(points: Sequence[Point]) -> Uncertainty:
 
 def _known(points: Sequence[Point]) -> dict[str, Known]:
     """What points cover, by phase."""
-    by_phase: dict[str, list[Case]] = {}
-    for point in points:
-        by_phase.setdefault(point.case.phase, []).append(point.case)
+    by_phase = grouped((point.case for point in points), lambda case: case.phase)
     known = {}
     for phase, cases in by_phase.items():
         quantizations: dict[object, set[str | None]] = {}

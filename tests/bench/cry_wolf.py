@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.analysis import comparison
-from lab.analysis.comparison import Row
-from lab.analysis.verdicts import ALIKE, TOO_FEW
+from lab.analysis.comparison import ALIKE, TOO_FEW, Row
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import side_by_side

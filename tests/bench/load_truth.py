@@ -22,13 +22,11 @@ from dataclasses import dataclass
 from scipy.optimize import brentq
 from scipy.special import gammainc
 
-from lab.analysis import load_capacity, load_figures, loads
-from lab.analysis.load_capacity import Attainment, Capacity
-from lab.analysis.loads import Arm
+from lab.analysis import load_figures, loads
+from lab.analysis.loads import Arm, Attainment, Capacity
 from lab.core import stats
 from lab.core.record import FAILED, OK
-from lab.core.request import RATE_LIMITED, TEXT, Asked, Events, Request, Usage
-from lab.core.server_load import CLOSED, POISSON, Load, Slo
+from lab.core.request import CLOSED, POISSON, RATE_LIMITED, TEXT, Asked, Events, Load, Request, Slo, Usage
 
 N_SLOTS, MEAN_S, LIMIT_S, N_TOKENS, N_ROUNDS = 4, 0.5, 0.5, 20, 3
 FULL = N_SLOTS / MEAN_S
@@ -145,7 +143,7 @@ def seen(arms: tuple[Arm, ...]) -> Seen:
     tails = [(one.ttft.p95, one.ttft.p99) if one.ttft else (None, None) for one in shown]
     return Seen(
         attainments=[one.attainment for one in shown],
-        capacity=load_capacity.capacity(arms),
+        capacity=loads.capacity(arms),
         tokens_tps=[one.tokens_tps.value if one.tokens_tps else None for one in shown],
         ttft_s=[load_figures.values(arm.inside, load_figures.ttft_s) for arm in arms],
         p95_s=[tail.value_s if tail else None for tail, _ in tails],

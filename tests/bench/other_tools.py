@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.analysis import aiperf_format, guidellm_format, vllm_format
-from lab.analysis.tool_groups import Group, groups
+from lab.analysis import tool_formats
+from lab.analysis.tool_formats import Group, groups
 from lab.core import request_times as times
-from lab.core.request import CHAT, Asked
-from lab.core.server_load import CLOSED, Load
+from lab.core.request import CHAT, CLOSED, Asked, Load
 from lab.endpoints.body import ask_for
 from lab.endpoints.null_behaviour import Behaviour, NullSettings
 from lab.endpoints.null_server import null_server
@@ -50,7 +49,7 @@ def as_llama_benchy(group: Group) -> dict[str, Any]:
     time from the first to the last event with content; the count by the usage.
     """
     ttfts_ms = [ns / 1e6 for request in group.ok if (ns := times.ttft_ns(request)) is not None]
-    gaps_ns = [gap_ns for request in group.ok if (gap_ns := aiperf_format.inter_token_ns(request))]
+    gaps_ns = [gap_ns for request in group.ok if (gap_ns := tool_formats.aiperf_inter_token_ns(request))]
     return {
         "e2e_ttft": {"mean": statistics.fmean(ttfts_ms)},
         "tg_req_throughput": {"mean": statistics.fmean(1e9 / ns for ns in gaps_ns)},
@@ -58,7 +57,7 @@ def as_llama_benchy(group: Group) -> dict[str, Any]:
 
 
 def as_guidellm(group: Group) -> dict[str, Any]:
-    (benchmark,) = guidellm_format.report([group])["benchmarks"]
+    (benchmark,) = tool_formats.report([group])["benchmarks"]
     answer: dict[str, Any] = benchmark
     return answer
 
@@ -85,7 +84,7 @@ SIDES = {
         ),
     ),
     "AIPerf": Side(
-        aiperf_format.summary,
+        tool_formats.aiperf_summary,
         (
             "time_to_first_token.p50",
             "inter_token_latency.avg",
@@ -97,7 +96,7 @@ SIDES = {
         ),
     ),
     "vllm bench": Side(
-        vllm_format.summary,
+        tool_formats.vllm_summary,
         (
             "median_ttft_ms",
             "mean_tpot_ms",

@@ -31,7 +31,7 @@ from lab.runner.planned import Plan
 from lab.runner.progress import Reporter
 from lab.runner.session import new_results_file
 from lab.runner.warm_engine import WarmEngine
-from lab.show import canvas, plot_network
+from lab.show import canvas, plot_why
 from tests.relay import Relay, calibrate
 
 FOLDER = Path("results")
@@ -58,7 +58,7 @@ def main(model: str, rounds: str, delays: str, bandwidths: str, prompt_len: str,
         records = list(measured(plan, worker, relay, pids, arms, int(rounds), path))
     rows = networks.rows(records)
     print(table(rows))
-    for name, drawing in plot_network.drawings(records).items():
+    for name, drawing in plot_why.drawings(records).items():
         for written in (path, *canvas.write(drawing, FOLDER, f"{path.stem}-{name}")):
             print(written)
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.analysis import comparison, disturbances, spread
-from lab.analysis.verdicts import ALIKE, DISTURBED, SLOWER, TOO_FEW
+from lab.analysis.comparison import ALIKE, DISTURBED, SLOWER, TOO_FEW
 from lab.core import results
 from lab.core.record import Machine, Record, Steps
 

@@ -12,7 +12,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from lab.experiments import speculation, speculation_rows, speculation_words
+from lab.experiments import speculation, speculation_rows
 from lab.models import catalog
 
 
@@ -45,7 +45,7 @@ def main() -> None:
                 f"{name}: {within} of {len(errors)} within 10 %, median {statistics.median(errors):.1%}, "
                 f"largest {max(errors):.1%}"
             )
-    for sentence in speculation_words.sentences(rows, timed):
+    for sentence in speculation_rows.sentences(rows, timed):
         print(sentence)
 
 

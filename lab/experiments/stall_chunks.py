@@ -1,4 +1,19 @@
-"""The largest chunk that keeps every gap of the streams within a limit: aimed at by a law, then measured.
+"""What a run of `lab stall` does, and what it cannot: its case, its script, refusals.
+
+The newcomer is sequence 0, the streams are 1, 2, ...
+
+What a stall should be: every step that the newcomer's prompt takes, predicted from the ceilings.
+
+A step of more than n_ubatch tokens is cut by llama.cpp (llama-batch.cpp, 0c1e570), and its parts run one after the
+other. Where all sequences share one cache (kv_unified) it is cut every n_ubatch tokens (split_simple); the newcomer's
+tokens come first. Where each has its own, a part has equally many tokens of each sequence (split_equal): first one of
+each, then what is left of the newcomer's.
+
+In a shared cache every token's attention is computed over the cells of all, and masked. The CPU's kernel for 64 tokens
+and more leaves out what is masked for 64 of them at once (a tile; ggml-cpu/ops.cpp, flash_attn_ext_tiled), so the
+streams' few tokens cost a whole tile over the caches of all streams.
+
+The largest chunk that keeps every gap of the streams within a limit: aimed at by a law, then measured.
 
 A gap grows with the chunk about as a straight line, from the usual gap at none. Where to begin is predicted from the
 ceilings, or read off the run in which the prompt came all at once. Then each measured chunk says where the next one is
@@ -11,24 +26,176 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lab.analysis.wording import seconds
-from lab.core import gaps, phases
+from lab.core import cost, gaps, phases, script
 from lab.core.gaps import Gaps
 from lab.core.levers import Stall
-from lab.core.record import OK, PREFILL, Record, Run
+from lab.core.record import MIXED, PREFILL, Record, Run, Settings
+from lab.core.script import Operation, Part
 from lab.errors import LabError
-from lab.experiments import stall_prediction, stall_script
 from lab.process.worker import Worker
 from lab.runner import session
-from lab.runner.case import Case
+from lab.runner.case import Case, Text
 from lab.runner.plan import with_cases
 from lab.runner.planned import Plan
 from lab.runner.progress import ShowStatus
+from lab.why import step_kernels
 from lab.why.step_prediction import StepPrediction
+
+N_CONTEXT, N_BEFORE, N_GEN = 128, 32, 9
+"""Tokens of each stream's own prompt, steps of the streams alone, and tokens of the newcomer's answer."""
+
+
+def case(n_prompt: int, n_streams: int, chunk: int | None, limit_s: float | None = None) -> Case:
+    """So many streams, and a prompt of n_prompt tokens in chunks, or (None) all at once; `limit_s` of --max-stall."""
+    n_stream = N_CONTEXT + N_BEFORE + n_mixed(n_prompt, chunk) + N_GEN
+    return Case(
+        n_prompt,
+        N_GEN,
+        lever=Stall(n_streams, chunk, N_CONTEXT, N_BEFORE, limit_s),
+        sequences=(n_prompt + N_GEN, *(n_stream,) * n_streams),
+    )
+
+
+def n_mixed(n_prompt: int, chunk: int | None) -> int:
+    """How many steps mix a part of the prompt with the streams' tokens."""
+    return 0 if chunk is None else -(-n_prompt // chunk)
+
+
+def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
+    """The script: the streams' own prompts, their steps alone, the newcomer's prompt, and steps of all."""
+    lever = case.lever
+    assert isinstance(lever, Stall)
+    streams, prompt = range(1, 1 + lever.n_streams), text(0, case.n_prompt)
+    operations = [step for i in streams for step in script.prefill(i, text(i, lever.n_context), settings.n_ubatch)]
+    operations += script.decode(streams, lever.n_before)
+    if lever.chunk is None:
+        operations += script.prefill(0, prompt, settings.n_ubatch)
+    else:
+        others = tuple(Part(i, None, 1) for i in streams)
+        for first in range(0, len(prompt), lever.chunk):
+            tokens = tuple(prompt[first : first + lever.chunk])
+            is_last = first + lever.chunk >= len(prompt)
+            operations.append(Operation(MIXED, (Part(0, tokens, int(is_last)), *others)))
+    return [*operations, *script.decode([0, *streams], case.n_gen - 1)]
+
+
+def newcomer_ids(run: Run) -> tuple[int, ...]:
+    """The tokens that were chosen for the newcomer; nothing for other runs."""
+    if run.stall is None:
+        return ()
+    n, lever = run.stall.n_streams, run.stall
+    first = n * (1 + lever.n_before + max(0, n_mixed(run.n_prompt, lever.chunk) - 1))
+    second = first + (1 if lever.chunk is None else n + 1)  # the last mixed step also chooses a token of each stream
+    return (*run.token_ids[first : first + 1], *run.token_ids[second :: n + 1])
+
+
+def check_chunks(chunks: Sequence[int], n_prompt: int, n_streams: int, n_batch: int) -> None:
+    """LabError where the largest chunk is longer than the prompt, or does not fit into a batch with the streams."""
+    most = max(chunks, default=0)
+    if most > n_prompt:
+        raise LabError(
+            f"--chunk {most:,} is longer than the prompt of {n_prompt:,} tokens.",
+            "Give smaller chunks; the prompt all at once is measured in any case.",
+        )
+    most = max(most, 1)  # of the search, or the newcomer's own tokens
+    if most + n_streams > n_batch:
+        raise LabError(
+            f"A chunk of {most:,} tokens and {n_streams:,} streams do not fit into a batch of {n_batch:,} tokens.",
+            f"Use --batch {most + n_streams}, a smaller --chunk, or fewer --streams.",
+        )
+
+
+TILE = 64
+"""Tokens of a tile of attention on the CPU (ggml-cpu/common.h, ggml_fa_tile_config)."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a step that is computed in one go, as StepPrediction.seconds takes it."""
+
+    n_tokens: int
+    n_past: int
+    n_outputs: int
+    others: tuple[cost.Span, ...] = ()
+
+
+def expected(prediction: StepPrediction, n_prompt: int, lever: Stall) -> tuple[float, float] | None:
+    """Predicted seconds: the longest gap, and the newcomer's TTFT; None where a step cannot be predicted."""
+    settings = prediction.settings
+    if lever.chunk is None:
+        alone, step = prediction.prefill(n_prompt), _seconds(prediction, answering(lever, n_prompt))
+        return None if alone is None or step is None else (alone + step, alone)
+    total = longest = 0.0
+    for number in range(-(-n_prompt // lever.chunk)):
+        taken = _seconds(prediction, mixed(lever, n_prompt, number, settings))
+        if taken is None:
+            return None
+        total, longest = total + taken, max(longest, taken)
+    return longest, total
+
+
+def longest_gap(prediction: StepPrediction, n_prompt: int, lever: Stall) -> float | None:
+    """The predicted time of the last full chunk, whose positions are most: the longest gap in chunks."""
+    assert lever.chunk is not None
+    last_full = max(0, n_prompt // lever.chunk - 1)
+    return _seconds(prediction, mixed(lever, n_prompt, last_full, prediction.settings))
+
+
+def mixed(lever: Stall, n_prompt: int, number: int, settings: Settings) -> Iterator[Piece]:
+    """The pieces of a mixed step, the steps counted from 0."""
+    assert lever.chunk is not None
+    first, n_streams = number * lever.chunk, lever.n_streams
+    n_new = min(lever.chunk, n_prompt - first)
+    last_output = int(first + n_new == n_prompt)
+    stream = (1, lever.n_context + lever.n_before + number)
+    if settings.kv_unified:
+        for start in range(0, n_new + n_streams, max(1, settings.n_ubatch)):
+            n_piece = min(settings.n_ubatch, n_new + n_streams - start)
+            n_own = max(0, min(n_new - start, n_piece))
+            n_others = n_piece - n_own
+            outputs = n_others + (last_output if 0 < n_own == n_new - start else 0)
+            if n_own:
+                yield Piece(n_own, first + start, outputs, (stream,) * n_others)
+            else:
+                yield Piece(*stream, outputs, (stream,) * (n_others - 1))
+        return
+    yield Piece(1, first, n_streams + (last_output if n_new == 1 else 0), (stream,) * n_streams)
+    for start in range(1, n_new, max(1, settings.n_ubatch)):
+        n_piece = min(settings.n_ubatch, n_new - start)
+        yield Piece(n_piece, first + start, last_output if start + n_piece == n_new else 0)
+
+
+def answering(lever: Stall, n_prompt: int) -> Iterator[Piece]:
+    """The streams' first step after a prompt that was prefilled all at once; the newcomer is in it."""
+    stream = (1, lever.n_context + lever.n_before)
+    yield Piece(1, n_prompt, 1 + lever.n_streams, (stream,) * lever.n_streams)
+
+
+def _seconds(prediction: StepPrediction, pieces: Iterable[Piece]) -> float | None:
+    total = 0.0
+    for piece in pieces:
+        taken = prediction.seconds(piece.n_tokens, piece.n_past, piece.n_outputs, piece.others)
+        if taken is None:
+            return None
+        total += taken + _tile_s(prediction, piece)
+    return total
+
+
+def _tile_s(prediction: StepPrediction, piece: Piece) -> float:
+    """What the streams' tile of attention takes on the CPU; 0 where there is none."""
+    settings = prediction.settings
+    is_tiled = settings.kv_unified and settings.n_gpu_layers == 0 and piece.n_tokens + len(piece.others) >= TILE
+    if not is_tiled or not piece.others or (settings.flash_attn_resolved or settings.flash_attn) == "off":
+        return 0.0
+    n_cells = sum(n_past for _, n_past in piece.others)
+    tile = step_kernels.total(prediction.model, settings, prediction.ceilings, TILE, n_cells, 0)
+    return tile.attention_s if tile else 0.0
+
 
 MAX_TRIES = 5
 """Chunks that are measured in search of one, for each prompt length and number of streams."""
@@ -102,9 +269,7 @@ def execute(
             if chunk is None:
                 break
             try:
-                narrowed = with_cases(
-                    plan, [stall_script.case(n_prompt, n_streams, chunk, limit_s)], stall_script.write
-                )
+                narrowed = with_cases(plan, [case(n_prompt, n_streams, chunk, limit_s)], write)
             except LabError:  # so small a chunk needs more steps than a run can have: the others go on
                 break
             worker.restart()
@@ -152,7 +317,7 @@ def expected_chunk(prediction: StepPrediction, n_prompt: int, lever: Stall, limi
     low, high = 0, most + 1  # the largest that is within, and one that is not
     while high - low > 1:
         middle = (low + high) // 2
-        gap = stall_prediction.longest_gap(prediction, n_prompt, dataclasses.replace(lever, chunk=middle))
+        gap = longest_gap(prediction, n_prompt, dataclasses.replace(lever, chunk=middle))
         if gap is None:
             return None
         low, high = (middle, high) if gap <= limit_s else (low, middle)
@@ -256,7 +421,7 @@ def _gaps(record: Record) -> Gaps:
 
 
 def _is_timed(record: Record) -> bool:
-    return record.run.status == OK and not record.run.warmup and gaps.of(record.run) is not None
+    return record.run.is_timed and gaps.of(record.run) is not None
 
 
 def _belongs(record: Record, n_prompt: int, n_streams: int) -> bool:

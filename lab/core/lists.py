@@ -1,0 +1,24 @@
+"""Lists: items in groups by a key of each, and words in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key | None]) -> dict[Key, list[Item]]:
+    """Items by their key, in the order in which keys appear; items whose key is None are left out."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        chosen = key(item)
+        if chosen is not None:
+            groups.setdefault(chosen, []).append(item)
+    return groups
+
+
+def join_and(words: Sequence[str]) -> str:
+    """`a, b and c`; "" for no words."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

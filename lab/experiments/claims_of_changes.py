@@ -1,0 +1,256 @@
+"""Claims about what a change brings: another setting, sequences together, guesses, prefixes used again, chunks.
+
+Both sides of a setting are measured in blocks, side by side, and compared block by block: what the machine did
+meanwhile cancels. In the lab's experiments every repeat is a unit of its own, so that what is claimed of neighbouring
+rows (more sequences, a longer prefix, a smaller chunk) is claimed of their ratio within repeats.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+from lab.core import guesses, lever_figures, phases, prefix_times
+from lab.core.lists import grouped
+from lab.core.record import Record, Run
+from lab.errors import LabError
+from lab.experiments import batching
+from lab.experiments import claim as rules
+from lab.experiments.claim import Claim, Condition, Evidence, Figure, Measured
+from lab.experiments.claim_parts import CEILINGS
+from lab.why import learning
+from lab.why.step_prediction import StepPrediction
+
+LONG = 4000
+"""Tokens of a context that counts as long."""
+
+GAIN = 1 / 1.03
+"""A time that is at most this share of another counts as faster: a gain of under 3 % nobody would notice."""
+
+
+def knee_over_ridge(evidence: Evidence) -> Measured:
+    """The number of sequences at which a step takes twice as long as with one, against the ceilings' ridge."""
+    records = evidence.of("batch")
+    first = records[0]
+    prediction = StepPrediction(first.model, first.settings, evidence.best, learning.fit([]), 0)
+    ridge = batching.ridge(prediction, first.run.n_prompt, first.run.n_gen)
+    rows = batching.rows(records, prediction)
+    if ridge is None or not rows:
+        raise LabError(f"What a step of {first.model.name} costs, or took, is not known.")
+    at_ridge = Figure("arithmetic takes as long as reading, by the ceilings, at", ridge, "sequences")
+    knees = [batching.knee(batching.rows(own)) for own in grouped(records, lambda record: record.run.repeat).values()]
+    knee = rules.figure("a step takes twice as long as with one at", knees, "sequences")
+    most, n_without = max(row.n_seq for row in rows), knees.count(None)
+    name = f"sequences at which a step takes twice as long as with one, over {ridge:.3g}"
+    if 2 * n_without >= len(knees) or knee is None:
+        beyond = Figure(f"{name} (up to {most} no step does)", most / ridge, "times", most / ridge, math.inf)
+        return Measured(([beyond],), [at_ridge])
+    if n_without:  # some lie beyond what was measured: nobody knows how far
+        name += f" (in {n_without} of {len(knees)} repeats no step of up to {most} does)"
+        return Measured(([Figure(name, 0.0, "times", 0.0, math.inf)],), [knee, at_ridge])
+    return Measured(([rules.scaled(knee, 1 / ridge, name)],), [knee, at_ridge])
+
+
+def steps_of_batches(evidence: Evidence) -> Measured:
+    """A step of each number of sequences over one of the next smaller number."""
+    numbers = rules.ordered(evidence.of("batch"), lambda record: record.run.batch.n_seq if record.run.batch else None)
+    steps = rules.successive(numbers, "a step of {} over one of {}", _step_s)
+    for_each = [
+        rules.scaled(step, few / many, f"the same, over {many / few:.3g} times as many sequences ({many} over {few})")
+        for step, (few, many) in zip(steps, itertools.pairwise(numbers), strict=True)
+    ]
+    return Measured((steps, for_each), steps)
+
+
+def _step_s(run: Run) -> float | None:
+    return lever_figures.step_s(run) if lever_figures.figures(run) else None
+
+
+def decode_by_format(evidence: Evidence) -> Measured:
+    """The time of a token in each quantization over that in the next larger one."""
+    sized = [record for record in evidence.of("quantizations") if record.model.n_bytes]
+    sized.sort(key=lambda record: -(record.model.n_bytes or 0))
+    formats = grouped(sized, lambda record: record.model.quantization or None)
+    ratios = rules.successive(formats, "a token in {} over one in {}", phases.tpot_ns)
+    return Measured((ratios,), rules.each(formats, "decode of {}", _decode_tps, "tokens/s"))
+
+
+def _decode_tps(run: Run) -> float | None:
+    tpot = phases.tpot_ns(run)
+    return 1e9 / tpot if tpot else None
+
+
+def prefill_without_flash(evidence: Evidence) -> Measured:
+    """Prefill without flash attention over prefill with it, at each length."""
+    figures: dict[int, Figure | None] = {}
+    for n, records in evidence.lengths("flash").items():
+        sides = grouped(records, lambda record: record.settings.flash_attn_resolved or record.settings.flash_attn)
+        name = f"prefill of {n:,} tokens without over with it"
+        figures[n] = rules.compared(name, sides.get("on", []), sides.get("off", []), phases.prefill_ns)
+    return Measured(([figures.get(rules.nearest(figures, LONG) or 0)],), list(figures.values()))
+
+
+def decode_by_cache_type(evidence: Evidence) -> Measured:
+    """The time of a token with the cache in q8_0 and in q4_0 over that with f16, after a long context."""
+    lengths = evidence.lengths("cache")
+    n = rules.nearest(lengths, LONG) or 0
+    types = grouped(lengths.get(n, []), lambda record: record.settings.type_k.lower())
+    ratios = [
+        rules.compared(
+            f"decode with {kind} over f16 at {n:,}", types.get("f16", []), types.get(kind, []), phases.tpot_ns
+        )
+        for kind in ("q8_0", "q4_0")
+    ]
+    return Measured([[ratio] for ratio in ratios])
+
+
+def speed_up_of_guessing(evidence: Evidence) -> Measured:
+    """How many times as fast the median text is: of each draft the number of guesses that is best."""
+    by_guess = grouped(evidence.of("speculation"), _guess)
+    plain = _token_s(by_guess.pop(("", 0), []))
+    figures: dict[str, Figure] = {}
+    for (draft, n_draft), records in by_guess.items():
+        guessed = _token_s(records)
+        repeats = grouped((place for place in guessed if place in plain), lambda place: place[1])
+        gains = [statistics.median(plain[place] / guessed[place] for place in own) for own in repeats.values()]
+        known = rules.figure(f"speed-up of the median text, {n_draft} guessed by {draft}", gains, "times")
+        if known is not None and (draft not in figures or known.value > figures[draft].value):
+            figures[draft] = known
+    best = max(figures.values(), key=lambda known: known.value, default=None)
+    n_texts = len({text for text, _ in plain})
+    remark = f"Over {n_texts} text{'s' * (n_texts != 1)}." if best else ""
+    return Measured(([best],), list(figures.values()), remark)
+
+
+def _guess(record: Record) -> tuple[str, int] | None:
+    """The draft and the number of guesses of a run, ("", 0) for plain decoding; None where no time is known."""
+    lever = record.run.speculation
+    if lever is None or lever.text is None or guesses.tpot_s(record.run) is None:
+        return None
+    return (str(lever.draft), lever.n_draft) if lever.n_draft else ("", 0)
+
+
+def _token_s(records: Sequence[Record]) -> dict[tuple[str, int], float]:
+    """Seconds a token of each text in each repeat."""
+    times: dict[tuple[str, int], list[float]] = {}
+    for run in (record.run for record in records):
+        lever, tpot = run.speculation, guesses.tpot_s(run)
+        if lever is not None and tpot is not None:
+            place = str(lever.text), run.repeat if run.engine is None else run.engine
+            times.setdefault(place, []).append(tpot)
+    return {place: statistics.geometric_mean(own) for place, own in times.items()}
+
+
+def cached_by_length(evidence: Evidence) -> Measured:
+    """The share of TTFT that is left with a prefix cached, over that with the next shorter prefix."""
+    runs = evidence.of("prefix")
+    lengths = rules.ordered(runs, lambda record: record.run.prefix.n_prefix if record.run.prefix else None)
+    ratios = rules.successive(lengths, "what is left of TTFT with {:,} cached over that with {:,}", _left)
+    return Measured((ratios,), rules.each(lengths, "TTFT with {:,} cached, of the cold one", _left, "%", 100))
+
+
+def _left(run: Run) -> float | None:
+    taken = prefix_times.figures(run)
+    return taken["cached_s"] / taken["cold_s"] if taken and taken["cold_s"] > 0 else None
+
+
+def gaps_by_chunk(evidence: Evidence) -> Measured:
+    """The longest gap of a stream in each size of chunks over that in the next larger one."""
+    sizes = rules.ordered(
+        evidence.of("stall"),
+        lambda record: -(record.run.stall.chunk or record.run.n_prompt) if record.run.stall else None,
+    )
+    chunks = {_chunk(own[0].run): own for own in sizes.values()}
+    ratios = rules.successive(chunks, "the longest gap {} over that {}", _gap_ms)
+    return Measured((ratios,), rules.each(chunks, "longest gap, {}", _gap_ms, "ms"))
+
+
+def _gap_ms(run: Run) -> float | None:
+    return lever_figures.figures(run).get("gap_ms")
+
+
+def _chunk(run: Run) -> str:
+    return f"in chunks of {run.stall.chunk:,}" if run.stall and run.stall.chunk else "all at once"
+
+
+CLAIMS = (
+    Claim(
+        9,
+        "Batching raises decode's intensity until it turns compute-bound at a batch B*",
+        ("batch", CEILINGS),
+        (Condition("The number of sequences at which a step takes twice as long as with one, over B*,", 1 / 1.5, 1.5),),
+        knee_over_ridge,
+        note="B* is the number at which by the machine's ceilings arithmetic takes as long as reading.",
+        source="Pope et al. (2022)",
+    ),
+    Claim(
+        10,
+        "Batched decode: each user is slower, the whole is faster",
+        ("batch",),
+        (
+            Condition("The time of a step over that with the next smaller number of sequences", 1),
+            Condition("That ratio over the ratio of the numbers of sequences", most=1),
+        ),
+        steps_of_batches,
+        note="This must be so for all measured numbers, up to 16.",
+        ignores_disturbances=True,
+    ),
+    Claim(
+        13,
+        "Quantization speeds decode up",
+        ("quantizations",),
+        (Condition("In blocks, the time per token of each file over that of the next larger one", most=1),),
+        decode_by_format,
+        ignores_disturbances=True,
+    ),
+    Claim(
+        16,
+        "Flash attention speeds prefill up significantly",
+        ("flash",),
+        (Condition("In blocks, the time of prefill of 4,000 tokens without it over that with it", 1.2),),
+        prefill_without_flash,
+        ignores_disturbances=True,
+        source="Dao et al. (2022)",
+    ),
+    Claim(
+        17,
+        "A quantized cache speeds decode up",
+        ("cache",),
+        (
+            Condition("In blocks, after 3,500 tokens, the time per token with q8_0 over that with f16", most=GAIN),
+            Condition("The same with q4_0", most=GAIN),
+        ),
+        decode_by_cache_type,
+        note="A smaller gain counts as none.",
+        ignores_disturbances=True,
+    ),
+    Claim(
+        18,
+        "Speculative decoding gives 2 to 3 times",
+        ("speculation",),
+        (Condition("The speed-up of the median text against plain decoding in the same repeat", 2),),
+        speed_up_of_guessing,
+        note="It is that of the better draft (lookup, a smaller model) at the better of its lengths.",
+        ignores_disturbances=True,
+        source="Leviathan et al. (2022)",
+    ),
+    Claim(
+        19,
+        "Prompt caching pays the more, the longer the prefix",
+        ("prefix",),
+        (Condition("The share of the cold TTFT that is left, over that with the next shorter prefix cached,", most=1),),
+        cached_by_length,
+        ignores_disturbances=True,
+    ),
+    Claim(
+        21,
+        "Chunked prefill keeps the decode of others going",
+        ("stall",),
+        (Condition("The longest gap of a stream over that with the next larger chunk (or all at once)", most=1),),
+        gaps_by_chunk,
+        ignores_disturbances=True,
+        source="Sarathi-Serve (2024)",
+    ),
+)

@@ -1,0 +1,266 @@
+"""Claims about times: of prefill by the length of the prompt, of a token by its position, of whole requests.
+
+A law is judged where it was measured. Prefill is compared with itself at twice the length, and its quadratic part is
+seen directly: a step of equally many tokens takes longer the more tokens lie before it. Times of whole requests are
+worked out from measured ones, on straight lines between the measured lengths; a law is continued beyond what was
+measured only where the criterion says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+from lab.core import phases, stats
+from lab.core.lists import grouped
+from lab.core.record import PREFILL, Record, Run
+from lab.experiments import claim as rules
+from lab.experiments.claim import ABOVE_0, Claim, Condition, Evidence, Figure, Measured, Point
+
+
+def prefill_by_length(evidence: Evidence) -> Measured:
+    """Prefill at twice the length over prefill, and the growth of a step with the tokens before it."""
+    lengths = evidence.lengths()
+    doubled = [
+        rules.compared(f"prefill of {2 * n:,} tokens over that of {n:,}", lengths[n], lengths[2 * n], phases.prefill_ns)
+        for n in lengths
+        if 500 <= n <= 1000 and 2 * n in lengths
+    ]
+    return Measured((doubled, [growth_of_steps([*evidence.of("context"), *evidence.of("lengths")])]))
+
+
+def growth_of_steps(records: Sequence[Record]) -> Figure | None:
+    """By how much a prefill step of the commonest size grows over 1,000 positions, in % of the usual one.
+
+    Of several steps at one position their median counts.
+    """
+    sizes: dict[int, dict[float, list[float]]] = {}
+    for record in filter(lambda record: phases.times_prefill_steps(record.settings), records):
+        steps = record.run.steps
+        for kind, n, past, start, ready in zip(
+            steps.kind, steps.n_tokens, steps.n_past, steps.start_ns, steps.ready_ns, strict=True
+        ):
+            if kind == PREFILL:
+                sizes.setdefault(n, {}).setdefault(float(past), []).append(float(ready - start))
+    commonest = max(sizes.values(), key=len, default={})
+    points = [(past, statistics.median(times)) for past, times in commonest.items()]
+    usual = statistics.median(time for _, time in points) if points else 0.0
+    return rules.slope("growth of a prefill step over 1,000 positions", points, "%", 1e5 / usual if usual > 0 else 0.0)
+
+
+def prefill_of_ttft(evidence: Evidence) -> Measured:
+    """Prefill's share of TTFT at each length."""
+    lengths = {n: records for n, records in evidence.lengths().items() if n >= 100}
+    return Measured((rules.each(lengths, "prefill of TTFT at {:,} tokens", _of_ttft, "%", 100),))
+
+
+def _of_ttft(run: Run) -> float | None:
+    prefill, ttft = phases.prefill_ns(run), phases.ttft_ns(run)
+    return prefill / ttft if prefill and ttft else None
+
+
+def growth_of_tokens(evidence: Evidence) -> Measured:
+    """How many times the first token's time the 200th takes, after each length."""
+    n_gen = max(record.run.n_gen for record in evidence.of("lengths"))
+    remark = f"{n_gen:,} tokens were generated; their slope is continued to 200." if n_gen < 200 else ""
+    name = "token after 200 over the first, after {:,}"
+    return Measured((rules.each(evidence.lengths(), name, _growth, "times"),), remark=remark)
+
+
+def _growth(run: Run) -> float | None:
+    """By the slope of a run's times between tokens."""
+    times = phases.itl_ns(run)
+    rise = stats.slope(range(len(times)), times)
+    if rise is None:
+        return None
+    first = statistics.median(times) - rise.estimate * (len(times) - 1) / 2
+    return 1 + 200 * rise.estimate / first if first > 0 else None
+
+
+def token_by_position(evidence: Evidence) -> Measured:
+    """The line of a token's time over its position: its slope, and how far it is off."""
+    points = rules.token_times(evidence.of("context"))
+    slope = rules.slope("a token takes longer, per 1,000 positions", points, "ms", 1e3)
+    if slope is None:
+        return Measured(())
+    w, k = rules.line(points)
+    mean_square = statistics.fmean(((w + k * place) / time - 1) ** 2 for place, time in points)
+    error = Figure("the line is off by", 100 * math.sqrt(mean_square), "%", n=len(points))
+    least = error.value if _bends(points) else 0.0  # without a bend the error may be noise
+    longest = Figure("longest context", max(place for place, _ in points), "tokens")
+    return Measured(([dataclasses.replace(error, low=least)], [slope]), [slope, error, longest])
+
+
+def _bends(points: Sequence[Point]) -> bool:
+    """Whether the slopes of both halves differ for sure, so that it is no line."""
+    middle = statistics.median(place for place, _ in points)
+    halves = [[point for point in points if (point[0] <= middle) == is_first] for is_first in (True, False)]
+    first, second = (stats.slope(*zip(*half, strict=True)) if half else None for half in halves)
+    if first is None or second is None:
+        return False
+    return first.high < second.low or second.high < first.low
+
+
+def prefill_over_decode(evidence: Evidence) -> Measured:
+    """The rates of both phases at 1,000 tokens."""
+    lengths = evidence.lengths()
+    n = rules.nearest(lengths, 1000) or 1000
+    name = "prefill rate over decode rate at {:,} tokens"
+    return Measured((rules.each({n: lengths.get(n, [])}, name, _rate_ratio, "times"),))
+
+
+def _rate_ratio(run: Run) -> float | None:
+    prefill, tpot = phases.prefill_ns(run), phases.tpot_ns(run)
+    return run.n_prompt * tpot / prefill if prefill and tpot else None
+
+
+def without_a_cache(evidence: Evidence) -> Measured:
+    """The time of 500 tokens, each of which is made by a step over the whole text before it."""
+    curves = [
+        sorted((float(run.n_prompt), taken / 1e9) for run in own if (taken := phases.prefill_ns(run) or 0) > 0)
+        for own in grouped((record.run for record in evidence.of("no_cache")), rules.block).values()
+    ]
+    total = rules.figure("500 tokens without a cache", [_sum_of_steps(curve, 500) for curve in curves], "s")
+    logs = [(math.log(n), math.log(s)) for curve in curves for n, s in curve if n >= 64]
+    return Measured(
+        ([total], [rules.slope("exponent of a step's time by the length, from 64 tokens on", logs, "", 1.0)])
+    )
+
+
+def _sum_of_steps(curve: Sequence[Point], n: int) -> float | None:
+    """Seconds of steps of 1, 2, ... n tokens; None where far fewer were measured.
+
+    Short ones take what the shortest measured took, those between what a straight line says.
+    """
+    return sum(rules.at(curve, length) for length in range(1, n + 1)) if curve and curve[-1][0] >= 0.9 * n else None
+
+
+def decode_of_reasoning(evidence: Evidence) -> Measured:
+    """Decode's share of a request with 500 tokens in and 5,000 out."""
+    lengths = evidence.lengths()
+    prefill = rules.by_block(lengths.get(rules.nearest(lengths, 500) or 0, []), phases.prefill_ns)
+    context, shares, farthest = rules.token_times(evidence.of("context")), [], 0.0
+    for repeat, taken_ns in prefill.items():
+        own = [r for r in evidence.of("lengths") if repeat in rules.by_block([r], phases.tpot_ns)]
+        points = [*rules.token_times(own), *context]
+        if len({place for place, _ in points}) < 2:
+            continue
+        farthest = max(farthest, *(place for place, _ in points))
+        w, k = rules.line(points)
+        decode_s = 4999 * (w + k * (500 + 4998 / 2)) / 1e3
+        shares.append(decode_s / (decode_s + taken_ns / 1e9))
+    share = rules.figure("decoding 5,000 tokens, of the whole after a prompt of 500", shares, "%", 100)
+    remark = f"Beyond position {farthest:,.0f} the law of decode is continued." if shares and farthest < 5500 else ""
+    return Measured(([share],), remark=remark)
+
+
+def late_first_token(evidence: Evidence) -> Measured:
+    """The prompt lengths at which TTFT passes 1 s and 2 s."""
+    runs = [*evidence.of("lengths"), *evidence.of("context")]
+    legs = [(leg, (record.run.repeat, record.run.every)) for record in runs for leg in phases.by_length(record.run)]
+    curves = [
+        sorted((float(leg.n_prompt), (phases.ttft_ns(leg) or 0) / 1e9) for leg, _ in own)
+        for own in grouped(legs, lambda pair: pair[1] if (phases.ttft_ns(pair[0]) or 0) > 0 else None).values()
+    ]
+    one, two = (_passing(curves, limit) for limit in (1.0, 2.0))
+    longest = max((place for curve in curves for place, _ in curve), default=0.0)
+    most = max(longest, float(runs[0].model.n_ctx_train or 0))
+    is_continued = one is not None and one.value > longest
+    remark = f"Beyond {longest:,.0f} tokens the curve is continued as it rose last." if is_continued else ""
+    of_most = rules.scaled(one, 1 / most, f"where TTFT passes 1 s, over {most:,.0f} tokens") if most else None
+    return Measured(([of_most],), [one, two], remark)
+
+
+def _passing(measured: Sequence[Sequence[Point]], limit_s: float) -> Figure | None:
+    """The length at which TTFT passes a limit, of the curves that reach it, else of all, continued."""
+    reaching = [curve for curve in measured if curve[-1][1] >= limit_s] or measured
+    return rules.figure(f"TTFT passes {limit_s:g} s at", [_length_at(curve, limit_s) for curve in reaching], "tokens")
+
+
+def _length_at(curve: Sequence[Point], limit_s: float) -> float | None:
+    """Where a rising curve passes a limit, on straight lines from 0 through its points, the last of them continued."""
+    for (x0, y0), (x1, y1) in itertools.pairwise([(0.0, 0.0), *curve]):
+        is_last = x1 == curve[-1][0]
+        if y1 > y0 and (y0 <= limit_s <= y1 or is_last):
+            return x0 + (x1 - x0) * (limit_s - y0) / (y1 - y0)
+    return None
+
+
+CLAIMS = (
+    Claim(
+        3,
+        "Prefill time is about proportional to the length of the prompt; attention adds a quadratic part",
+        ("lengths",),
+        (
+            Condition("The time of prefill over that of half as many tokens, at 1,000 and 2,000 tokens,", 1.9, 2.2),
+            Condition("The growth of a prefill step with the number of tokens before it", ABOVE_0),
+        ),
+        prefill_by_length,
+        also=("context",),
+    ),
+    Claim(
+        4,
+        "The time to the first token is mostly prefill",
+        ("lengths",),
+        (Condition("Prefill's share of TTFT, at every measured length from 100 tokens on,", 95, unit="%"),),
+        prefill_of_ttft,
+        note="Tokenising and waiting for other requests, which servers add, are in neither.",
+    ),
+    Claim(
+        5,
+        "The time per generated token is mostly constant",
+        ("lengths",),
+        (Condition("The time of the 200th token over that of the first, after each measured prompt,", most=1.05),),
+        growth_of_tokens,
+    ),
+    Claim(
+        6,
+        "Decode slows down linearly with the context",
+        ("context",),
+        (
+            Condition("The error (root mean square) of a line w + k p over the measured contexts", most=5, unit="%"),
+            Condition("The slope of a token's time over its position", ABOVE_0),
+        ),
+        token_by_position,
+        note="A larger error refutes the claim only if the slopes of both halves differ.",
+    ),
+    Claim(
+        7,
+        "Prefill handles tokens over 100 times faster than decode",
+        ("lengths",),
+        (Condition("The rate of prefill over that of decode, at a prompt of 1,000 tokens,", 100),),
+        prefill_over_decode,
+    ),
+    Claim(
+        20,
+        "Without a KV cache 500 tokens take minutes, and the cost of a step grows with the square of the length",
+        ("no_cache",),
+        (
+            Condition("The sum of the measured steps over whole texts of 1 to 500 tokens", 120, unit="s"),
+            Condition("The exponent of a step's time by its length, from 64 tokens on,", 1.5),
+        ),
+        without_a_cache,
+    ),
+    Claim(
+        25,
+        "A reasoning model spends 90 % of its time decoding",
+        ("lengths",),
+        (Condition("Decode's share of the time for 500 tokens in and 5,000 out", 90, unit="%"),),
+        decode_of_reasoning,
+        note="Prefill is measured; decode follows the line through all measured positions.",
+        also=("context",),
+    ),
+    Claim(
+        26,
+        "Long prompts push the first token beyond 1 to 2 seconds",
+        ("lengths",),
+        (Condition("The length at which TTFT passes 1 s, over the longest that counts,", most=1),),
+        late_first_token,
+        note="The longest is what was measured or, if longer, the context that the model was trained for. Between "
+        "measured lengths TTFT is interpolated; beyond the last it continues as it rose last.",
+        also=("context",),
+    ),
+)

@@ -1,0 +1,281 @@
+"""A session of claims as text, on a page, and in pictures.
+
+As text: a line for each claim with its verdict, then why where the figures do not say it. On a page: the same table,
+then claim by claim the figures, the criterion, and the pictures. Each part of the session has the pictures that show
+what it was measured for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from lab.analysis import table
+from lab.analysis.wording import digits
+from lab.core.lists import grouped
+from lab.core.record import Ceilings, Record
+from lab.errors import LabError
+from lab.experiments import claim_verdicts
+from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE
+from lab.experiments.claim_parts import PARTS
+from lab.experiments.claim_session import Session
+from lab.experiments.claim_verdicts import Judged, Verdicts
+from lab.runner.progress import duration
+from lab.show import levers, plot_runs, plot_why, text_results
+from lab.show.console import grid_of
+from lab.show.page_parts import Picture, picture
+from lab.why import probing, roofline, where
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+QUESTION = "Do the textbooks' claims hold on this machine?"
+HEADINGS = ("", "claim", "figures", "criterion", "verdict")
+COLOURS = {HOLDS: "green", HOLDS_NOT: "red", UNSURE: "yellow", UNTESTABLE: "dim"}
+STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "quiet"}
+"""Classes of the page's style sheet."""
+
+WIDE, PLAIN = (11, 5), (8, 5)
+PREFILL = "Time until the prompt is processed. Points are runs, the line their median."
+DECODE = "Time of each generated token. Points are tokens, the line their running median."
+PLAIN_PARTS = {
+    "lengths": {"prefill": PREFILL, "decode": DECODE},
+    "no_cache": {"prefill": "What a step over so many tokens takes, where nothing is kept. " + PREFILL},
+    "threads": {"decode": "With all threads, and with half of them. " + DECODE},
+    "quantizations": {"decode": "In several quantizations. " + DECODE},
+    "flash": {"prefill": "With flash attention on and off. " + PREFILL},
+    "cache": {"decode": "With KV caches of several types. " + DECODE},
+    "context": {"sweep": "Both curves in one walk through the context; the dashed line is the fitted law."},
+    "heads": {"sweep": "Both curves of two shapes that differ in the heads for keys and values only."},
+}
+"""Of parts that are plain runs: which pictures show what they were measured for, and their captions."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture of a part: its name in files, its caption, and what draws it, in inches of `size`."""
+
+    part: str
+    name: str
+    caption: str
+    draw: Callable[[Figure], Any]
+    size: tuple[float, float]
+
+
+def drawings(
+    records: Sequence[Record], known: Sequence[Ceilings] = (), others: Sequence[Record] = (), stacked: bool = False
+) -> list[Drawing]:
+    """All pictures of one session that there is data for, in the order of its parts.
+
+    `known` ceilings and `others`, plain runs, predict what experiments are compared with.
+    """
+    made = []
+    for part, own in grouped((record for record in records if record.run.is_timed), lambda one: one.run.part).items():
+        if part not in PARTS:  # files and the page's anchors are named after parts: a record may not choose any name
+            continue
+        made += _plain(part, own, stacked) + _experiments(part, own, known, [*records, *others])
+        if part == "lengths":
+            made += _roofline(part, own, known)
+    return made
+
+
+def _plain(part: str, records: Sequence[Record], stacked: bool) -> list[Drawing]:
+    captions = PLAIN_PARTS.get(part, {})
+    return [
+        Drawing(part, _name(part, name), captions[name], draw, WIDE if name == "sweep" and not stacked else PLAIN)
+        for name, draw in plot_runs.drawings(records, stacked).items()
+        if name in captions
+    ]
+
+
+def _experiments(
+    part: str, records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[Record]
+) -> list[Drawing]:
+    shown = levers.sections(records, known, others)
+    return [
+        Drawing(part, _name(part, name), section.kind.caption, draw, WIDE)
+        for section, (name, draw) in zip(shown, levers.drawings(shown).items(), strict=True)
+    ]
+
+
+def _roofline(part: str, records: Sequence[Record], known: Sequence[Ceilings]) -> list[Drawing]:
+    """What each phase reached, under the machine's best, where that is known."""
+    first = records[0]
+    ceilings = probing.known(known, where.of_record(first))
+    if ceilings is None:
+        return []
+    try:
+        rows = roofline.explain(records, ceilings)
+    except LabError:
+        return []
+    best = roofline.roof(ceilings, where.layers_of(first))
+
+    def draw(title: str, figure: Figure) -> None:
+        plot_why.plot_roofline(rows, best, title, figure.subplots())
+
+    caption = "Roofline: what each phase reached (numbers: prompt tokens), under the best that the machine can do."
+    return [
+        Drawing(part, _name(part, "roofline"), caption, partial(draw, table.setups(table.runs(records))[0][0]), PLAIN)
+    ]
+
+
+def _name(part: str, name: str) -> str:
+    return name if name == part else f"{part}-{name}"
+
+
+def print_verdicts(verdicts: Verdicts, out: Console, name: str = "") -> None:
+    """Prints a line for each claim (a table on a terminal), then the reasons, and what disturbed the runs."""
+    out.print()
+    if name:
+        out.print(Text(f"Claims, session {name}", style="bold"))
+    if out.is_terminal:
+        out.print(_table(verdicts.judged), soft_wrap=False)
+    else:
+        out.print(" | ".join(("number", *HEADINGS[1:])))
+        for one in verdicts.judged:
+            out.print(" | ".join(one.cells))
+    out.print()
+    for sentence in reasons(verdicts.judged):
+        out.print(sentence)
+    out.print(claim_verdicts.summary(verdicts.judged))
+    for sentence in notes(verdicts):
+        out.print(sentence)
+    for sentence in text_results.warnings(verdicts.records):
+        out.print(Text(f"{text_results.DISTURBED} ", style="yellow") + Text(sentence))
+    for line in failures(verdicts.records):
+        out.print(Text("failed ", style="red") + Text(line))
+
+
+def reasons(judged: Sequence[Judged]) -> list[str]:
+    """Why, for each claim that does not simply hold."""
+    return [
+        f"{one.claim.number}, {one.judgement.verdict}: {one.judgement.words}"
+        for one in judged
+        if one.judgement.words and one.judgement.verdict != HOLDS
+    ]
+
+
+def notes(verdicts: Verdicts) -> list[str]:
+    """What the reader should know about the session as a whole."""
+    made = []
+    if verdicts.is_quick:
+        made.append(
+            "A quick session: short prompts and few repeats. Without --quick more is measured, and more surely."
+        )
+    if verdicts.unmeasured:
+        numbers = ", ".join(map(str, verdicts.unmeasured))
+        made.append(f"Nothing was measured for {numbers}: lab claims --only {numbers.replace(' ', '')}")
+    return made
+
+
+def failures(records: Sequence[Record]) -> list[str]:
+    """One line for each part that could not be measured, and for other failed runs."""
+    parts = claim_verdicts.failures(records)
+    rest = [record for record in records if record.run.part not in parts]
+    return [*(f"{part}: {error}" for part, error in parts.items()), *text_results.failures(rest)]
+
+
+def plan_lines(session: Session) -> list[str]:
+    """How long the session will take, and which parts cannot be measured."""
+    seconds = sum(session.expected_s.values())
+    n, n_parts = len(session.claims), len(session.trials)
+    what = f"{n} claim{'s' * (n != 1)}"
+    size = f"{n_parts} part{'s' * (n_parts != 1)}, {session.n_runs} runs: about {duration(seconds)}"
+    line = f"{what}, {size} on 2 cores of an EPYC" if n_parts else f"{what}, nothing to measure"
+    return [line, *(f"{part} cannot be measured: {problem}" for part, problem in session.problems.items())]
+
+
+def plan_table(session: Session) -> Table:
+    """What `--dry-run` shows: the parts, their runs, memory, time, and the claims that need them."""
+    grid = grid_of("part", "what it is", "runs", "memory MB", "about", "claims")
+    for name, seconds in session.expected_s.items():
+        trials = session.trials.get(name, [])
+        needed = [
+            sum(max(plan.memory(case).total_bytes for case in plan.cases) for plan in trial.plans.values())
+            for trial in trials
+        ]
+        what = PARTS[name].what if name in PARTS else "the best that the machine's kernels do"
+        users = [str(claim.number) for claim in session.claims if name in claim.parts]
+        grid.add_row(
+            name,
+            what,
+            str(sum(trial.n_runs for trial in trials)) if trials else "-",
+            digits(max(needed) / 1e6) if needed else "-",
+            duration(seconds),
+            ",".join(users) or "-",
+        )
+    return grid
+
+
+def _table(judged: Sequence[Judged]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading, share in zip(HEADINGS, (0, 4, 5, 6, 0), strict=True):
+        table.add_column(heading, ratio=share or None, justify="left" if heading else "right", overflow="fold")
+    for one in judged:
+        *cells, verdict = one.cells
+        table.add_row(*cells, Text(verdict, style=COLOURS[verdict]))
+    return table
+
+
+def sections(
+    records: Sequence[Record],
+    known: Sequence[Ceilings] = (),
+    others: Sequence[Record] = (),
+    judged: Sequence[tuple[str, Verdicts]] = (),
+) -> list[dict[str, Any]]:
+    """What the page shows of each session of claims among the records, judged anew unless they are `judged`."""
+    judged = judged or claim_verdicts.of_sessions(records, known, others)
+    return [
+        _section(f"session-{i}-", name if len(judged) > 1 else "", own, known, others)
+        for i, (name, own) in enumerate(judged)
+    ]
+
+
+def _section(
+    prefix: str, name: str, verdicts: Verdicts, known: Sequence[Ceilings], others: Sequence[Record]
+) -> dict[str, Any]:
+    pictures: dict[str, list[Picture]] = {}
+    for drawing in drawings(verdicts.records, known, others, stacked=True):
+        tall = drawing.name.endswith(("sweep", "context", "heads"))
+        size = (5, 7.6) if tall else (10, 4.6) if drawing.size == WIDE else (5, 3.9)
+        shows = " ".join(one.judgement.words for one in verdicts.judged if drawing.part in one.claim.parts)
+        made = picture(drawing.draw, f"{prefix}{drawing.name}", drawing.caption, shows or drawing.caption, size)
+        pictures.setdefault(drawing.part, []).append(made)
+    shown_at: dict[str, int] = {}
+    return {
+        "name": name,
+        "prefix": prefix,
+        "summary": claim_verdicts.summary(verdicts.judged),
+        "notes": notes(verdicts),
+        "rows": [_row(one, pictures, shown_at) for one in verdicts.judged],
+        "warnings": text_results.warnings(verdicts.records),
+        "failures": failures(verdicts.records),
+    }
+
+
+def _row(one: Judged, pictures: dict[str, list[Picture]], shown_at: dict[str, int]) -> dict[str, Any]:
+    """A claim; a picture that several rest on stands at the first, `elsewhere` leads there from the others."""
+    number, words, _, criterion, verdict = one.cells
+    own = [part for part in one.claim.parts if part in pictures]
+    here = [part for part in own if part not in shown_at]
+    elsewhere = [(PARTS[part].what if part in PARTS else part, shown_at[part]) for part in own if part in shown_at]
+    shown_at.update(dict.fromkeys(here, one.claim.number))
+    return {
+        "number": number,
+        "words": words,
+        "source": one.claim.source,
+        "first_figures": one.first_figures,
+        "figures": [figure.words for figure in one.judgement.figures],
+        "criterion": criterion,
+        "verdict": verdict,
+        "style": STYLES[one.judgement.verdict],
+        "why": one.judgement.words,
+        "pictures": [drawn for part in here for drawn in pictures[part]],
+        "elsewhere": elsewhere,
+    }
