@@ -48,6 +48,9 @@ from tests import miniature
 # A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would hand it on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Threads of an engine that wait for each other sleep: where they spin on a busy machine, a test takes minutes.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 MS = 1_000_000
 
 MACHINE = Machine(
