@@ -24,6 +24,7 @@ from lab.runner import prompts
 from lab.runner.session import execute, new_results_file
 from lab.show import canvas, levers, page, reproduce
 from lab.show.console import console
+from tests import miniature
 from tests.conftest import MODEL, FakeWorker, run_lab
 
 
@@ -359,7 +360,12 @@ def test_it_is_shown_drawn_and_written(real: list[Record], tmp_path: Path, capsy
     assert {"speed_up", "expected", "by_position"} <= rows[0].keys()
 
 
-def test_a_model_with_random_weights_has_its_curve_and_a_table_of_speed_ups(tmp_path: Path) -> None:
+def test_a_model_with_random_weights_has_its_curve_and_a_table_of_speed_ups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = dataclasses.replace(catalog.entries()["smollm2-135m"], shape=miniature.entry("llama").shape)
+    monkeypatch.setitem(catalog.entries(), small.name, small)  # the real size takes 20 s to be made
+    monkeypatch.setenv("MINI_LAB_CACHE", str(tmp_path / "made"))
     asked = ["speculate", "-m", "synthetic:smollm2-135m", "--draft-len", "1,3", "-p", "32", "-n", "8", "-r", "1"]
     status, out, err = run_lab(*asked, "-t", "1", "--out", tmp_path, "--no-plot", "--json")
     assert status == 0, err
