@@ -31,7 +31,7 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
 
     For each weight type of a model: how fast it is read with one column (decode) and multiplied with many
     (prefill), on ggml's own kernels; likewise attention, fewer threads, and plain reading. The command says
-    beforehand how many kernels it measures and about how long that takes: some minutes on two cores. Results are
+    beforehand how many kernels it measures and about how long that takes: a minute or two on two cores. Results are
     kept in --out and reused while machine and build are the same, also after Ctrl-C.
 
     Measured is every device that the settings put layers on (--device, --rpc, --n-gpu-layers), the CPU too where
@@ -61,7 +61,7 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
         except KeyboardInterrupt:
             left = probing.unknown(model, plan.settings, extra, where, probing.kept(folder, lambda text: None))
             lacking = f"{len(left)} of {len(todo)} kernels are missing. The same command measures them."
-            state = f"The set is incomplete: {lacking}" if left else "No kernel is missing."
+            state = f"The set is incomplete: {lacking}" if left else "Every kernel is known, some of fewer rounds."
             err.print(f"\nInterrupted. What was measured is kept in {folder}. {state}")
             sys.exit(EXIT_INTERRUPTED)
     for sentence in warnings:

@@ -195,8 +195,8 @@ def _describe(probe: Probe) -> str:
         return f"{probe.op} of {probe.n_bytes:,} bytes, {probe.device}"
     what = f"attention over {probe.n_positions:,} positions, " if probe.op == ATTENTION else ""
     what = "experts, " if probe.op == MUL_MAT_ID else what
-    on = f"{probe.n_threads} threads" if probe.device is None else probe.device
-    return f"{what}{probe.type}, {probe.n_tokens} columns, {on}"
+    on = f"{probe.n_threads} thread{'s' * (probe.n_threads != 1)}" if probe.device is None else probe.device
+    return f"{what}{probe.type}, {probe.n_tokens} column{'s' * (probe.n_tokens != 1)}, {on}"
 
 
 def _keep(rates: dict[tuple[object, ...], Rate], rate: Rate) -> None:
