@@ -48,6 +48,15 @@ from tests import miniature
 # A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would hand it on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Threads of an engine that wait for each other sleep: where they spin on a busy machine, a test takes minutes.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """The processes of `-n auto`: two for the whole suite; none for a part of it, which starts sooner alone."""
+    return 2 if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword else 0
+
+
 MS = 1_000_000
 
 MACHINE = Machine(

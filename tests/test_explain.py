@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +17,15 @@ from lab.core import cost, results
 from lab.core.record import Ceilings, Rate, Record
 from lab.core.shape import FEED_FORWARD, Matrix
 from lab.errors import LabError
-from lab.models import catalog, shapes
+from lab.models import catalog, shapes, synthetic
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner.plan import make_plan
+from lab.runner.progress import Status
 from lab.show import text_why
 from lab.why import advice, kernel_rates, plain_read, probe_plan, probing, roofline, step_kernels, where
 from lab.why.where import Where
+from tests import miniature
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 
@@ -201,12 +204,12 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     assert run_lab("explain", samples[1], "--ceilings", tmp_path, "--no-plot")[0] == 0  # it brings its ceilings
     code, _, err = run_lab("explain", samples[0], "--ceilings", tmp_path)
     assert code == 1 and "lab ceilings" in err and "are not measured" in err
-    arguments = ["-p", "16,64,128", "-n", "4", "-r", "1", "--no-plot", "-u", "64", "-o", tmp_path]
+    arguments = ["-p", "16,64,128", "-n", "4", "-r", "1", "--no-plot", "-u", "64", "-t", "1", "-o", tmp_path]
     assert run_lab("measure", *arguments)[0] == 0
-    plan = make_plan(worker, [1], 1, 1, ubatch=64)
+    plan = make_plan(worker, [1], 1, 1, ubatch=64, threads=1)
     wanted = [dataclasses.replace(p, n_bytes=2**21, seconds=0.01) for p in probing.probes(plan.model, plan.settings)]
     assert probing.missing(wanted, probing.known(probing.kept(tmp_path), Where(plan.machine))) == wanted
-    rates = (*map(worker.probe, wanted), plain_read.read_rate(2, 2**22))
+    rates = (*map(worker.probe, wanted), plain_read.read_rate(1, 2**22))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     path = probing.save(Ceilings(now, plan.machine, False, rates), tmp_path)
     assert results.read([path]).ceilings[0].rates == rates and not results.read([path]).skipped
@@ -219,8 +222,8 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     probing.save(elsewhere, tmp_path / "other")
     code, _, err = run_lab("explain", sample, "--ceilings", tmp_path / "other", "--no-plot")
     assert code == 1 and "another machine or build" in err and "--force" in err
-    code, out, err = run_lab("ceilings", "-u", "64", "--types", "", "-o", tmp_path)  # nothing is measured again
-    assert code == 0 and "(today)" in out and "of 1:" not in err and "FLOPs per byte" in out
+    code, out, err = run_lab("ceilings", "-u", "64", "-t", "1", "--types", "", "-o", tmp_path)
+    assert code == 0 and "(today)" in out and "Every kernel is known already." in err and "FLOPs per byte" in out
     code, out, err = run_lab("explain", tmp_path, "--ceilings", tmp_path)
     assert code == 0, err
     assert "decode at 128: " in out and "choosing tokens" in out
@@ -229,7 +232,7 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     assert code == 0, err
     document = json.loads(run_lab("explain", tmp_path, "--ceilings", tmp_path, "--json")[1])
     assert [row["phase"] for row in document[0]["rows"]] == ["prefill", "decode"] * 3
-    code, out, err = run_lab("predict", "-p", "64", "-n", "10", "-u", "64", "--results", tmp_path)
+    code, out, err = run_lab("predict", "-p", "64", "-n", "10", "-u", "64", "-t", "1", "--results", tmp_path)
     assert code == 0, err
     assert "fitted to 3 runs of smollm2-135m Q4_1 on this machine" in out
 
@@ -313,16 +316,65 @@ class Counting:
 def test_rounds_go_on_while_the_machine_is_disturbed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n_disturbed: int, n_rounds: int
 ) -> None:
-    words = iter(["another process used 1 of a core"] * n_disturbed + [""] * 9)
-    monkeypatch.setattr(disturbances, "during", lambda noise, n_free: next(words))
-    monkeypatch.setattr(plain_read, "read_rate", lambda n_threads: rate(plain_read.READ, "I64", 1, 40, 1e9))
     engine: Any = Counting()
     wanted = [small(MUL_MAT, "Q4_0", n) for n in (1, 8, 64)]
-    last = probing.run_probes(engine, Where(MACHINE), wanted, lambda what: None, tmp_path)
+
+    def during(noise: object, n_free: float) -> str:
+        return "another process used 1 of a core" if len(engine.asked) <= n_disturbed * len(wanted) else ""
+
+    monkeypatch.setattr(disturbances, "during", during)
+    monkeypatch.setattr(plain_read, "read_rate", lambda n_threads: rate(plain_read.READ, "I64", 1, 40, 1e9))
+    told: list[Status] = []
+    last = probing.run_probes(engine, Where(MACHINE), wanted, told.append, tmp_path)
+    slower = ["slower: another process used 1 of a core" in status.doing for status in told]
+    assert slower == [0 < n <= n_disturbed * len(wanted) for n in range(n_rounds * len(wanted))]
     assert engine.asked == wanted * n_rounds  # interleaved
     assert bool(last) == (n_disturbed > n_rounds)
     known = probing.known(probing.kept(tmp_path), Where(MACHINE))
     assert known and [len(probed.times_ns) for probed in known.rates if probed.op == MUL_MAT] == [n_rounds] * 3
+
+
+def test_the_time_left_is_that_of_the_probes_so_far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock, told = [0.0], list[Status]()
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(disturbances, "during", lambda noise, n_free: "")
+    engine: Any = Counting()
+    wanted = [small(MUL_MAT, "Q4_0", n) for n in range(1, 11)]
+    wanted += [dataclasses.replace(probe, device="CPU") for probe in wanted]  # another device's, later
+
+    def probe(asked: Probe) -> Rate:
+        clock[0] += 3
+        return Counting.probe(engine, asked)
+
+    engine.probe = probe
+    probing.run_probes(engine, Where(MACHINE, (None, "CPU")), wanted, told.append, tmp_path)
+    assert [status.doing.split(":")[0] for status in told] == [f"kernel {n} of 20" for n in range(1, 21)] * 2
+    alone = probing.expected_s(wanted) / 40
+    assert alone == pytest.approx(0.02 + probing.SETUP_S + probing.GB_S * 4 * 2**20 / 1e9)
+    assert told[0].left_s == pytest.approx(40 * alone)
+    assert told[10].left_s == pytest.approx(30 * alone * (probing.SURE_S + 30) / (probing.SURE_S + 10 * alone))
+    assert told[30].left_s == pytest.approx(10 * alone * (probing.SURE_S + 30) / (probing.SURE_S + 10 * alone))
+
+
+def test_the_command_says_how_long_it_takes_and_what_ctrl_c_leaves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine: Any = Counting()
+
+    def probe(asked: Probe) -> Rate:
+        if len(engine.asked) == 3:
+            raise KeyboardInterrupt
+        done = Counting.probe(engine, asked)
+        names = ("op", "type", "rows", "columns", "n_tokens", "n_threads", "n_head_kv", "n_positions")
+        return dataclasses.replace(done, **{name: getattr(asked, name) for name in names})
+
+    monkeypatch.setattr(Worker, "probe", lambda worker, asked: probe(asked))
+    code, _, err = run_lab("ceilings", "--types", "", "-t", 1, "-o", tmp_path)
+    n = int(re.search(r"^(\d+) kernels to measure in 2 rounds: about .* Ctrl-C keeps", err, re.MULTILINE)[1])  # type: ignore[index]
+    assert code == 130 and f"kernel 1 of {2 * n}: " in err and "left" in err
+    assert f"The set is incomplete: {n - 3} of {n} kernels are missing. The same command measures them." in err
+    ((kept),) = probing.kept(tmp_path)
+    assert len(kept.rates) == 3
 
 
 def test_broken_lines_of_ceilings_are_not_passed_over_in_silence(tmp_path: Path) -> None:
@@ -414,17 +466,20 @@ def test_nothing_that_can_be_asked_for_ends_the_engine(worker: Worker, changes: 
 
 @pytest.mark.parametrize(("source", "kind"), [("Q4_K_M", "Q4_K"), ("IQ4_XS", "IQ4_XS")])
 def test_mixes_of_a_narrow_model_can_be_probed_and_explained(
-    worker: Worker, tmp_path: Path, embedded: Path, source: str, kind: str
+    worker: Worker, tmp_path: Path, source: str, kind: str
 ) -> None:
-    path = tmp_path / f"{source}.gguf"
-    worker.quantize(embedded, path, source, lambda done: None)
+    """Like SmolLM2-135M: only its feed-forward matrices are wide enough for blocks of 256 weights."""
+    whole, path = tmp_path / "whole.gguf", tmp_path / f"{source}.gguf"
+    shape = dataclasses.replace(miniature.entry("llama", width=576).shape, n_ff=1536)
+    synthetic.write(shape, "Q8_0", whole)
+    worker.quantize(whole, path, source, lambda done: None)
     model = worker.read_model(path, source, "file")
     assert kind in model.tensor_bytes
     settings = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=1)
     wanted = [dataclasses.replace(p, n_bytes=2**20, seconds=0.001) for p in probing.probes(model, settings, ["Q6_K"])]
     best = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, tuple(map(worker.probe, wanted)))
-    for shape in ((1, 100, 1), (8, 0, 0)):
-        kernels = step_kernels.total(model, settings, best, *shape)
+    for step in ((1, 100, 1), (8, 0, 0)):
+        kernels = step_kernels.total(model, settings, best, *step)
         assert kernels and kernels.total_s > 0
 
 

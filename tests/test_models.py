@@ -298,7 +298,7 @@ def test_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ["synthetic:smollm2-135m:Q4_0", "smollm2-135m:Q8_0"])
 def test_two_processes_that_make_the_same_model_both_have_it(worker: Worker, own_cache: Path, spec: str) -> None:
     processes = [start_lab("models", "make", spec) for _ in range(2)]
-    endings = [process.communicate(timeout=60) for process in processes]
+    endings = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], endings
     (made,) = own_cache.glob("*.gguf")
     assert all(out.split()[-1] == str(made) for out, _ in endings)

@@ -318,7 +318,7 @@ def test_ctrl_c_ends_a_server_cleanly(number: int) -> None:
     with start_lab("rpc-server", "--port", 0, "--threads", 1) as process:
         endpoint, child = _introduced(process), _child_of(process)
         process.send_signal(number)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate()
         assert process.returncode == 0
         assert "Stopped." in err
         assert not child.is_running()
@@ -527,7 +527,7 @@ def test_ctrl_c_ends_a_measurement_whose_server_hangs(tmp_path: Path) -> None:
             children = psutil.Process(process.pid).children(recursive=True)
             assert children
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=30)
+            process.communicate()
             assert process.returncode == 130
             assert not any(child.is_running() for child in children)
 

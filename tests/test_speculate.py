@@ -24,6 +24,7 @@ from lab.runner import prompts
 from lab.runner.session import execute, new_results_file
 from lab.show import canvas, levers, page, reproduce
 from lab.show.console import console
+from tests import miniature
 from tests.conftest import MODEL, FakeWorker, run_lab
 
 
@@ -359,7 +360,17 @@ def test_it_is_shown_drawn_and_written(real: list[Record], tmp_path: Path, capsy
     assert {"speed_up", "expected", "by_position"} <= rows[0].keys()
 
 
-def test_a_model_with_random_weights_has_its_curve_and_a_table_of_speed_ups(tmp_path: Path) -> None:
+@pytest.fixture
+def small_synthetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """synthetic:smollm2-135m with few and narrow layers, in a cache of its own."""
+    small = dataclasses.replace(catalog.entries()["smollm2-135m"], shape=miniature.entry("llama").shape)
+    monkeypatch.setitem(catalog.entries(), small.name, small)
+    monkeypatch.setenv("MINI_LAB_CACHE", str(tmp_path / "made"))
+
+
+def test_a_model_with_random_weights_has_its_curve_and_a_table_of_speed_ups(
+    small_synthetic: None, tmp_path: Path
+) -> None:
     asked = ["speculate", "-m", "synthetic:smollm2-135m", "--draft-len", "1,3", "-p", "32", "-n", "8", "-r", "1"]
     status, out, err = run_lab(*asked, "-t", "1", "--out", tmp_path, "--no-plot", "--json")
     assert status == 0, err
@@ -371,7 +382,8 @@ def test_a_model_with_random_weights_has_its_curve_and_a_table_of_speed_ups(tmp_
     assert run_lab("show", tmp_path)[0] == 0
 
 
-def test_errors_of_the_command_are_sentences(tmp_path: Path) -> None:
+def test_errors_of_the_command_are_sentences(small_synthetic: None, tmp_path: Path) -> None:
+    assert run_lab("models", "make", "synthetic:smollm2-135m")[0] == 0
     for asked, words in (
         (["--draft", "nothing-like-it"], "nothing-like-it"),
         (["--draft-len", "600"], "do not fit into one step of 512"),

@@ -503,8 +503,9 @@ def gaps_of(title: str) -> gaps.Gaps:
     return known
 
 
-def test_stalls_of_the_real_engine(embedded: Path, tmp_path: Path) -> None:
-    records = stalls.stall(96, "24,50", "2", 1, str(embedded), out=tmp_path, threads=1, watch=lambda status: None)
+def test_stalls_of_the_real_engine(mini: Path, tmp_path: Path) -> None:
+    asked = {"prompt": "random", "threads": 1, "watch": lambda status: None}
+    records = stalls.stall(96, "24,50", "2", 1, str(mini), out=tmp_path, **asked)  # type: ignore[arg-type]
     good = timed(records)
     rows = stalls.rows(good)
     assert [(row.chunk, row.n_steps) for row in rows] == [(24, 4), (50, 2), (None, 1)]
@@ -537,8 +538,8 @@ def test_the_newcomer_computes_what_it_would_alone(embedded: Path) -> None:
     assert min(streams) > 2  # another text has other logits
 
 
-def test_stall_command(tmp_path: Path) -> None:
-    few = ["stall", "-p", "48", "-s", "1", "-r", "1", "-t", "1", "-o", tmp_path]
+def test_stall_command(mini: Path, tmp_path: Path) -> None:
+    few = ["stall", "-m", mini, "--prompt", "random", "-p", "48", "-s", "1", "-r", "1", "-t", "1", "-o", tmp_path]
     code, out, err = run_lab(*few, "--max-stall", "20s", "--json")
     assert code == 0, err
     (verdict,) = json.loads(out)["max_stall"]

@@ -183,7 +183,7 @@ def during(noise: Noise, n_free: float) -> str:
 
     `n_free` cores were not in use: what others take of these disturbs nothing.
     """
-    if noise.samples is None:
+    if noise.samples is None or noise.samples.at_ms[-1] < MIN_MS:
         return ""
     columns = {OTHERS: noise.samples.others_ms, STEAL: noise.samples.steal_ms}
     amounts = {cause: max(cores(noise, column)) for cause, column in columns.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import click
 
 from lab.cli.files import RESULTS, ceilings_of, plot_folder, read_runs
 from lab.cli.options import DEVICE, SETTINGS, with_options
+from lab.cli.running import EXIT_INTERRUPTED
 from lab.errors import LabError
 
 
@@ -28,9 +30,9 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     """Measure what this machine can do at best, kernel by kernel.
 
     For each weight type of a model: how fast it is read with one column (decode) and multiplied with many
-    (prefill), on ggml's own kernels; likewise attention, fewer threads, and plain reading. About a minute on
-    two cores, longer while other programs take them. Results are kept in --out and reused while machine
-    and build are the same.
+    (prefill), on ggml's own kernels; likewise attention, fewer threads, and plain reading. The command says
+    beforehand how many kernels it measures and about how long that takes: a minute or two on two cores. Results are
+    kept in --out and reused while machine and build are the same, also after Ctrl-C.
 
     Measured is every device that the settings put layers on (--device, --rpc, --n-gpu-layers), the CPU too where
     some stay there, each in its own memory; and copies to and from each.
@@ -40,8 +42,9 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     from lab.runner.plan import make_plan
     from lab.show import console, text_setup, text_why
     from lab.why import probing
+    from lab.why import where as places
 
-    err = console.console(stderr=True)
+    err, folder = console.console(stderr=True), Path(out)
     with Worker() as worker, console.transfer(err) as transferring:
         model = shapes.find(worker, asked.pop("model"))
         plan = make_plan(worker, [1], 1, 1, **asked, watch=transferring)
@@ -49,7 +52,18 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
             err.print(line)
         extra = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
         warnings = list[str]()
-        measured = probing.obtain(worker, plan, model, extra, err.print, warnings.append, Path(out), again)
+        where = places.of(plan.machine, model, plan.settings)
+        todo = probing.unknown(model, plan.settings, extra, where, [] if again else probing.kept(folder, err.print))
+        err.print(probing.announcement(todo))
+        try:
+            with console.progress(err, None, str) as (watch, _):
+                measured = probing.obtain(worker, where, todo, watch, warnings.append, folder)
+        except KeyboardInterrupt:
+            left = probing.unknown(model, plan.settings, extra, where, probing.kept(folder, lambda text: None))
+            lacking = f"{len(left)} of {len(todo)} kernels are missing. The same command measures them."
+            state = f"The set is incomplete: {lacking}" if left else "Every kernel is known, some of fewer rounds."
+            err.print(f"\nInterrupted. What was measured is kept in {folder}. {state}")
+            sys.exit(EXIT_INTERRUPTED)
     for sentence in warnings:
         err.print(f"{sentence}", style="yellow")
     if as_json:

@@ -47,9 +47,6 @@ QUICK_MOST_S = 240.0
 QUICK_TYPES, TYPES = ("Q4_0", "Q8_0"), ("Q4_0", "Q8_0", "F16")
 """Weight types of which a session knows the ceilings, besides the model's own: the machine's best is among them."""
 
-PROBE_S, PROBES_S = 0.7, 10.0
-"""What a probe takes in all its rounds, and reading memory besides."""
-
 
 @dataclass(frozen=True)
 class Session:
@@ -69,7 +66,7 @@ class Session:
     @property
     def expected_s(self) -> dict[str, float]:
         """Seconds that each part will take, about, by name and in order."""
-        of_probes = {CEILINGS: probes_s(self.probes)} if self.probes else {}
+        of_probes = {CEILINGS: probing.expected_s(self.probes)} if self.probes else {}
         return of_probes | {name: claim_parts.expected_s(name, self.is_quick, self.base.model) for name in self.trials}
 
     @property
@@ -160,7 +157,7 @@ def plan(worker: Worker, chosen: Sequence[Claim], quick: bool, states: Path, fol
     if CEILINGS not in needed and len(chosen) < len(CLAIMS):
         return planned
     todo = _unknown(base, known_ceilings(folder), QUICK_TYPES if quick else TYPES)
-    if quick and sum(planned.expected_s.values()) + probes_s(todo) > QUICK_MOST_S:
+    if quick and sum(planned.expected_s.values()) + probing.expected_s(todo) > QUICK_MOST_S:
         return planned
     return dataclasses.replace(planned, probes=tuple(todo))
 
@@ -176,11 +173,6 @@ def _unknown(base: Plan, known: Sequence[Ceilings], types: Sequence[str]) -> lis
 def place_of(plan: Plan) -> Where:
     """The machine and the devices that a plan runs on."""
     return where.of(plan.machine, plan.model, plan.settings)
-
-
-def probes_s(todo: Sequence[Probe]) -> float:
-    """About how many seconds these probes take."""
-    return PROBES_S + PROBE_S * len(todo) if todo else 0.0
 
 
 def known_ceilings(folder: Path) -> list[Ceilings]:
@@ -278,13 +270,9 @@ def _measure_ceilings(
     planned: Session, worker: Worker, folder: Path, watch: ShowStatus, announce: Callable[[str], None]
 ) -> None:
     """Measure what is missing, and keep it in `folder`. A failure is announced: the runs can do without."""
-
-    def show(sentence: str) -> None:
-        watch(Status("measuring what the machine can do at best"))
-
     try:
         worker.use(planned.base.backend)
-        words = probing.run_probes(worker, place_of(planned.base), planned.probes, show, folder)
+        words = probing.run_probes(worker, place_of(planned.base), planned.probes, watch, folder)
     except LabError as problem:
         announce(f"The ceilings could not be measured: {problem}")
         with contextlib.suppress(LabError):

@@ -53,6 +53,9 @@ ANSWERING = "answering"
 IN_A_RUN = ("prefill", "decode", ANSWERING)
 """What is done in a run that is measured."""
 
+KERNEL = "kernel"
+"""How what is done begins while the ceilings are measured: kernel 3 of 168."""
+
 LOOK_S = 0.5
 """How often something is said of a request that lasts."""
 

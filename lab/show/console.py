@@ -16,7 +16,7 @@ from rich.text import Text
 
 from lab.core.record import Record
 from lab.core.request import RequestRecord
-from lab.runner.progress import IN_A_RUN, WARMING_UP, ShowStatus, Status, duration
+from lab.runner.progress import IN_A_RUN, KERNEL, WARMING_UP, ShowStatus, Status, duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -27,6 +27,10 @@ TEXT_COLUMNS = {
     *("part", "claims", "what it can do", "answer", "as seen in", "load", "requests"),
 }
 """Headings of columns that hold text."""
+
+
+EVERY_S = 10
+"""Where no line can be replaced, progress that changes all the time is printed only so often."""
 
 
 def console(stderr: bool = False) -> Console:
@@ -61,7 +65,7 @@ def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
         now = time.monotonic()
         since, first = started.setdefault(what, (now, done))
         finished = total is not None and done >= total
-        if now - printed_at.get(what, -1e9) < (0.5 if err.is_terminal else 10) and not finished:
+        if now - printed_at.get(what, -1e9) < (0.5 if err.is_terminal else EVERY_S) and not finished:
             return
         printed_at[what] = now
         rate = (done - first) / (now - since) if now > since else 0.0
@@ -91,10 +95,10 @@ def progress(
             yield lambda status: _move(bar, task, status, err), lambda record: None
         return
     latest = Status("starting")
-    n_finished = 0
+    n_finished, printed_at = 0, -math.inf
 
     def watch(status: Status) -> None:
-        nonlocal latest
+        nonlocal latest, printed_at
         if status.note:
             err.print(f"Note: {status.note}", style="bold red")
         elif stream_to and status.doing in IN_A_RUN:
@@ -102,6 +106,10 @@ def progress(
                 head = f"\n--- {status.case.name if status.case else ''}, repeat {(status.repeat or 0) + 1}"
                 stream_to.print(Text(head, style="bold"))
             stream_to.print(status.text, end="")
+        elif status.doing.startswith(KERNEL):
+            if time.monotonic() - printed_at >= EVERY_S:
+                err.print(f"{status.doing}; about {duration(status.left_s or 0)} left")
+                printed_at = time.monotonic()
         elif status.doing not in (*IN_A_RUN, latest.doing) and (not n_finished or not in_blocks):
             err.print(f"{status.doing} ...")
         latest = status

@@ -10,6 +10,7 @@ doing. The best pass of several rounds counts: a ceiling is what the machine can
 from __future__ import annotations
 
 import dataclasses
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -26,7 +27,7 @@ from lab.process.worker import Worker, WorkerDied
 from lab.runner import diagnosis, machine, noise_watch, notebook
 from lab.runner.blank_run import utc_now
 from lab.runner.plan import make_plan
-from lab.runner.planned import Plan
+from lab.runner.progress import KERNEL, ShowStatus, Status, duration
 from lab.why import plain_read
 from lab.why import where as places
 from lab.why.probe_plan import probes
@@ -36,6 +37,10 @@ __all__ = ["probes"]  # others look for it here
 
 ROUNDS, MOST_EXTRA_ROUNDS = 2, 3
 """Every probe is run in so many rounds; while the machine is disturbed, so many more."""
+
+SETUP_S, GB_S, SURE_S = 0.1, 0.9, 10
+"""Seconds that a probe takes besides its repetitions, on a core of an EPYC: each one, and for 10^9 bytes of random
+weights. The forecast trusts this as much as SURE_S seconds of measuring."""
 
 HINT = "Measure them there: lab ceilings"
 
@@ -50,33 +55,49 @@ def ceilings(
     `types` are measured besides the model's own; `asked` are settings of `make_plan`, such as threads or device. They
     are those of the device with most layers; `others` are those of the further devices that the settings use.
     """
-    show, warned = notebook.line(), list[str]()
+    show, warned, folder = notebook.line(), list[str](), Path(out)
+
+    def watch(status: Status) -> None:
+        show(f"{status.words}; {duration(status.left_s or 0)} left")
+
     with Worker() as worker:
         shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **asked)
-        best = obtain(worker, plan, shape, types, show, warned.append, Path(out))
+        where = places.of(plan.machine, shape, plan.settings)
+        todo = unknown(shape, plan.settings, types, where, kept(folder, warned.append))
+        show(announcement(todo))
+        best = obtain(worker, where, todo, watch, warned.append, folder)
     for sentence in warned:
         warnings.warn(sentence, stacklevel=2)
     show(f"{len(best.rates)} kernels are known, measured {best.measured_at}")
     return best
 
 
-def obtain(
-    worker: Worker,
-    plan: Plan,
-    model: Model,
-    types: Sequence[str],
-    watch: Callable[[str], None],
-    warn: Callable[[str], None],
-    folder: Path,
-    again: bool = False,
-) -> Ceilings:
-    """Measure what `folder` does not know of the plan's machine and settings, keep it there, and return all of it.
+def expected_s(todo: Sequence[Probe]) -> float:
+    """About how many seconds these probes take in all their rounds, on a machine that does nothing else."""
+    return ROUNDS * sum(map(_probe_s, todo))
 
-    Every device that the settings use is measured. With `again` everything is measured once more. `watch` is told what
-    comes next, `warn` what disturbed it.
+
+def _probe_s(probe: Probe) -> float:
+    """What one of them is expected to take in one round."""
+    return probe.seconds + SETUP_S + GB_S * probe.n_bytes / 1e9
+
+
+def announcement(todo: Sequence[Probe]) -> str:
+    """How much will be measured, and about how long it takes."""
+    if not todo:
+        return "Every kernel is known already."
+    size = f"{len(todo)} kernel{'s' * (len(todo) != 1)} to measure in {ROUNDS} rounds"
+    time_words = f"about {duration(expected_s(todo))}, longer while other programs use the cores"
+    return f"{size}: {time_words}. Ctrl-C keeps what is measured."
+
+
+def obtain(
+    worker: Worker, where: Where, todo: Sequence[Probe], watch: ShowStatus, warn: Callable[[str], None], folder: Path
+) -> Ceilings:
+    """Measure these probes (those that are `unknown`), keep them in `folder`, and return all that it knows of `where`.
+
+    `watch` is told what is being measured, `warn` what disturbed it.
     """
-    where = places.of(plan.machine, model, plan.settings)
-    todo = unknown(model, plan.settings, types, where, [] if again else kept(folder, warn))
     if todo and (words := run_probes(worker, where, todo, watch, folder)):
         warn(
             f"While the ceilings were measured, {words}, in each of {ROUNDS + MOST_EXTRA_ROUNDS} rounds. "
@@ -102,45 +123,51 @@ def unknown(
     return todo
 
 
-def run_probes(
-    worker: Worker, where: Where, wanted: Sequence[Probe], watch: Callable[[str], None], folder: Path
-) -> str:
-    """Run the probes of each device in turn. Returns what disturbed the last rounds; "" for nothing."""
-    words = list[str]()
+def run_probes(worker: Worker, where: Where, wanted: Sequence[Probe], watch: ShowStatus, folder: Path) -> str:
+    """Run the probes of each device in turn. Returns what disturbed the last rounds; "" for nothing.
+
+    `watch` is told before each probe which it is, how long all of them will still take, and what disturbs this round.
+    """
+    words, later_s = list[str](), expected_s(wanted)
     for name in dict.fromkeys(probe.device for probe in wanted):
         own = [probe for probe in wanted if probe.device == name]
-        words.append(_run_probes(worker, dataclasses.replace(where, devices=(name,)), own, watch, folder))
+        later_s -= expected_s(own)
+        of_device = dataclasses.replace(where, devices=(name,))
+        words.append(_run_probes(worker, of_device, own, watch, folder, later_s))
     return " and ".join(dict.fromkeys(filter(None, words)))
 
 
 def _run_probes(
-    worker: Worker, where: Where, wanted: Sequence[Probe], watch: Callable[[str], None], folder: Path
+    worker: Worker, where: Where, wanted: Sequence[Probe], watch: ShowStatus, folder: Path, later_s: float
 ) -> str:
     """Run the probes round by round, read memory plainly, and keep it all in `folder`, whatever happens to the last.
 
     Every probe is run once in each of ROUNDS rounds, so that a bad moment spoils none of them; while a round was
-    disturbed, another follows, at most MOST_EXTRA_ROUNDS. Returns what disturbed the last round; "" for nothing.
+    disturbed, another follows, at most MOST_EXTRA_ROUNDS. Those of other devices are expected to take `later_s`
+    seconds. Returns what disturbed the last round; "" for nothing.
     """
     rates: dict[tuple[object, ...], Rate] = {}
     n_all, n_done, words = ROUNDS * len(wanted), 0, ""
+    started, done_s, left_s = time.monotonic(), 0.0, expected_s(wanted) + later_s
     (name,) = where.devices
     n_threads = max(probe.n_threads for probe in wanted)
     n_free = max(0.0, (machine.cores(where.machine) or n_threads) - n_threads)
     try:
         for round_number in range(ROUNDS + MOST_EXTRA_ROUNDS):
             if round_number >= ROUNDS:
-                watch(f"{words}: another round (at most {MOST_EXTRA_ROUNDS} more are made)")
-                n_all += len(wanted)
+                n_all, left_s = n_all + len(wanted), left_s + expected_s(wanted) / ROUNDS
             noisy = noise_watch.NoiseWatch(worker.pid, machine.servers_here(worker.backend.rpc))
             for probe in wanted:
-                n_done += 1
-                noisy.sample()
-                watch(f"{n_done} of {n_all}: {_describe(probe)}")
+                elapsed_s = time.monotonic() - started
+                pace = (SURE_S + elapsed_s) / (SURE_S + done_s)
+                slower = f" (slower: {words})" if words else ""
+                doing = f"{KERNEL} {n_done + 1} of {n_all}: {_describe(probe)}{slower}"
+                watch(Status(doing, elapsed_s=elapsed_s, left_s=pace * left_s))
                 _keep(rates, _timed(worker, probe))
+                n_done, done_s, left_s = n_done + 1, done_s + _probe_s(probe), left_s - _probe_s(probe)
+                words = disturbances.during(noisy.finish(), n_free)
             if name is None:
-                watch("reading memory")
                 _keep(rates, plain_read.read_rate(n_threads))
-            words = disturbances.during(noisy.finish(), n_free)
             if round_number + 1 >= ROUNDS and not words:
                 break
     finally:
@@ -168,8 +195,8 @@ def _describe(probe: Probe) -> str:
         return f"{probe.op} of {probe.n_bytes:,} bytes, {probe.device}"
     what = f"attention over {probe.n_positions:,} positions, " if probe.op == ATTENTION else ""
     what = "experts, " if probe.op == MUL_MAT_ID else what
-    on = f"{probe.n_threads} threads" if probe.device is None else probe.device
-    return f"{what}{probe.type}, {probe.n_tokens} columns, {on}"
+    on = f"{probe.n_threads} thread{'s' * (probe.n_threads != 1)}" if probe.device is None else probe.device
+    return f"{what}{probe.type}, {probe.n_tokens} column{'s' * (probe.n_tokens != 1)}, {on}"
 
 
 def _keep(rates: dict[tuple[object, ...], Rate], rate: Rate) -> None:
