@@ -124,7 +124,7 @@ def test_third_party_libraries_have_one_door(file: str) -> None:
 def test_a_file_is_small_and_begins_with_its_idea(file: str) -> None:
     text = (PACKAGE / f"{file}.py").read_text()
     assert ast.get_docstring(ast.parse(text))
-    assert text.count("\n") <= 300
+    assert text.count("\n") <= 500
 
 
 @pytest.mark.parametrize("wing", WINGS[:-1])

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from lab.core.record import Record
 from lab.core.request import RequestRecord
+from lab.errors import printable
 from lab.runner.progress import IN_A_RUN, WARMING_UP, ShowStatus, Status, duration
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def progress(
             if (status.case, status.repeat) != (latest.case, latest.repeat) or latest.doing == WARMING_UP:
                 head = f"\n--- {status.case.name if status.case else ''}, repeat {(status.repeat or 0) + 1}"
                 stream_to.print(Text(head, style="bold"))
-            stream_to.print(status.text, end="")
+            stream_to.print(printable(status.text, kept="\n\t\u200c\u200d"), end="")  # joiners: of scripts and emoji
         elif status.doing not in (*IN_A_RUN, latest.doing) and (not n_finished or not in_blocks):
             err.print(f"{status.doing} ...")
         latest = status
