@@ -254,8 +254,12 @@ CAUSES = {
     "TLS wanted": ("/v1/models", Canned(b"plain HTTP request sent to HTTPS port", 400), ("HTTPS port", "https://")),
     "locked": (CHAT_PATH, LOCKED, ("401 Unauthorized", "--api-key-env NAME")),
     "busy": (CHAT_PATH, BUSY, ("429 Too Many Requests, Retry-After: 30: slow down", "Wait")),
-    "zipped": (CHAT_PATH, ZIPPED, ("text/event-stream, compressed (Content-Encoding: gzip)",)),
-    "a page instead": (CHAT_PATH, HTML, (NO_STREAM, "text/html", "Welcome to nginx")),
+    "zipped": (
+        CHAT_PATH,
+        ZIPPED,
+        ("text/event-stream, compressed though that was not asked for (Content-Encoding: gzip;",),
+    ),
+    "a page instead": (CHAT_PATH, HTML, (NO_STREAM, "text/html", "Welcome to nginx", "a proxy or a login")),
 }
 
 

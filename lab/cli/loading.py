@@ -87,7 +87,7 @@ def load(
     Without options: 1, 2, 4 and 8 users, about four minutes. Each round measures every load once, in random order: a
     warm-up, then the steady window; its last requests end under the same load. Each request is a line of a new file
     in --out. Failures are figures here: exit status 0 when any request went well, 1 when none did or the server is
-    gone, 130 after Ctrl-C, which keeps what had ended.
+    gone, 130 after Ctrl-C, which keeps what had ended and shows the rounds that are whole.
     """
     from lab.runner import loading
     from lab.runner.load_plan import make_plan

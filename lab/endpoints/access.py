@@ -279,7 +279,7 @@ def _first_words(text: bytes, headers: Mapping[str, str]) -> str:
     """What a body that is no JSON object is, and how it begins, without the tags of a page."""
     kind = headers.get("content-type", "").partition(";")[0].strip() or "a body without a type"
     if (coding := headers.get("content-encoding", "identity")) != "identity":
-        return f"{kind}, compressed (Content-Encoding: {coding})"
+        return f"{kind}, compressed though that was not asked for (Content-Encoding: {coding}; switch that off)"
     plain = re.sub(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>", " ", text[:20_000].decode(errors="replace"))
     begin = " ".join(plain.split())[:160]
     return f'{kind}, which begins "{begin}"' if begin else f"{kind}, empty"

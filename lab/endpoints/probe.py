@@ -94,13 +94,10 @@ def probe(
     listed = ask(access, f"{access.url}/models")
     if listed.status is None:
         raise LabError(f"No server answers at {access.url}: {listed.error}.", _hint(access, None))
-    if listed.status in (401, 403):
-        raise LabError(f"{access.url}: {listed.error}.", _hint(access, listed.status))
-    if model is None and not isinstance(as_dict(listed.parsed).get("data"), list):
+    has_list = isinstance(as_dict(listed.parsed).get("data"), list)
+    if listed.status in (401, 403) or (model is None and not has_list):
         answered = listed.error or "200, JSON without `data`"
-        raise LabError(
-            f"{access.url}/models does not list models. It answered: {answered}", _hint(access, listed.status)
-        )
+        raise LabError(f"{access.url}/models lists no models, it answered: {answered}", _hint(access, listed.status))
     own_names = model_names(listed.raw)
     models = tuple(hidden(name, access) for name in own_names)
     shown = choose_model(models, None if model is None else hidden(model, access))
@@ -118,10 +115,10 @@ def probe(
 
 def _hint(access: Access, status: int | None) -> str:
     """What to do about an answer with this status; None: about no answer."""
-    if status in (401, 403) and access.api_key_env:
-        return f"Check the key in the environment variable {access.api_key_env}."
     if status in (401, 403):
-        return "Name the environment variable that holds the key: --api-key-env NAME"
+        name = access.api_key_env
+        hint = f"Check the key in the environment variable {name}." if name else ""
+        return hint or "Name the environment variable that holds the key: --api-key-env NAME"
     if status == 429:
         return "The server limits how often it may be asked. Wait, then try again."
     other = "without TLS begins with http://" if access.url.startswith("https:") else "with TLS begins with https://"
@@ -241,8 +238,10 @@ def _first_answer(
             break
     cause = f"{problem.failure}: {problem.error}" if problem else "nothing was asked"
     hint = "Look into the server's log; some servers load a model only on its first request: try again."
-    if problem and problem.http_status in (401, 403, 429):
+    if problem and (problem.http_status in (401, 403, 429) or 300 <= (problem.http_status or 0) < 400):
         hint = _hint(access, problem.http_status)
+    elif problem and problem.failure == NO_STREAM:
+        hint = "Check that the address is that of the server itself: a proxy or a login may answer in its place."
     raise LabError(f"The server at {access.url} streams no answer of {shown} ({cause}).", hint)
 
 

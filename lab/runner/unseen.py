@@ -19,11 +19,12 @@ def sentences(endpoint: Endpoint, counter: Counter | None, n_gen: int) -> Iterat
             "back has a TTFT that is later than its first token."
         )
     own = " What the server says of its own times is shown apart." if endpoint.can("server timings") == YES else ""
-    yield (
-        "Prefill time is not visible from outside: TTFT stands for it, with the server's queue, its tokenizer and its "
-        f"first token in it.{own}"
-    )
-    if endpoint.can("tokens per event") != YES:
+    if endpoint.can("streaming") != NO:
+        yield (
+            "Prefill time is not visible from outside: TTFT stands for it, with the server's queue, its tokenizer and "
+            f"its first token in it.{own}"
+        )
+    if endpoint.can("streaming") != NO and endpoint.can("tokens per event") != YES:
         yield (
             "No event says how many tokens it holds: gaps are those between events (inter-chunk latency), there is no "
             "ITL, and TPOT lies between two bounds wherever there are not as many events as tokens."
