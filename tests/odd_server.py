@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,12 +28,16 @@ class Canned:
     headers: tuple[tuple[str, str], ...] = ()
 
 
+Answer = Canned | Callable[[dict[str, Any]], Canned]
+"""An answer, or a function of the request that makes one."""
+
+
 @dataclass
 class OddServer:
     """A server that runs. `answers` may be changed meanwhile; what is asked elsewhere is not found."""
 
     url: str
-    answers: dict[str, Canned] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
     n_asked: dict[str, int] = field(default_factory=dict)
 
 
@@ -54,7 +58,7 @@ def stream(*texts: str, n: int | None = None) -> list[bytes]:
 
 
 @contextmanager
-def odd_server(answers: dict[str, Canned] | None = None, model: str = "odd") -> Iterator[OddServer]:
+def odd_server(answers: Mapping[str, Answer] | None = None, model: str = "odd") -> Iterator[OddServer]:
     """A server with one model, and a tokenizer for which a word is a token."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -69,6 +73,8 @@ def odd_server(answers: dict[str, Canned] | None = None, model: str = "odd") -> 
         def _answer(self, asked: dict[str, Any]) -> None:
             running.n_asked[self.path] = running.n_asked.get(self.path, 0) + 1
             canned = running.answers.get(self.path, Canned(b'{"error": "not found"}', 404))
+            if callable(canned):
+                canned = canned(asked)
             if self.path == "/tokenize" and "content" in asked:
                 canned = as_json({"tokens": list(range(len(asked["content"].split())))})
             if self.path == "/apply-template":

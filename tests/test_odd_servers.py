@@ -212,8 +212,8 @@ def pinging(first: bytes) -> Any:
 def test_a_stream_without_an_end_is_given_up_soon() -> None:
     request = answer(chat(endless), n_gen=8, timeout_s=60)
     assert (request.status, request.failure) == (FAILED, TOO_LARGE)
-    assert "132 events came where at most 8 tokens were asked for" in str(request.error)
-    assert len(times.generated(request)) > 132  # what came is kept
+    assert "164 events came where at most 8 tokens were asked for" in str(request.error)
+    assert len(times.generated(request)) > 164  # what came is kept
 
 
 def test_pings_do_not_hide_a_stall() -> None:
@@ -270,6 +270,18 @@ def test_a_cause_is_named_with_what_to_do(name: str) -> None:
         status, out, err = run_lab("endpoint", "probe", server.url, "--timeout", 10)
     assert (status, out) == (1, "") and all(word in err for word in words), err
     assert "The server has no models" not in err
+
+
+def test_the_last_answer_of_an_interface_that_is_there_is_the_cause() -> None:
+    """Not that to options which it does not know, and not that of the other interface."""
+
+    def refuse(asked: dict[str, Any]) -> Canned:
+        words = "unknown option" if "ignore_eos" in asked or "cache_prompt" in asked else "the model is too large"
+        return Canned(json.dumps({"error": {"message": words}}).encode(), 400)
+
+    with odd_server({CHAT_PATH: refuse}) as server:
+        status, _, err = run_lab("endpoint", "probe", server.url, "--timeout", 10)
+    assert status == 1 and "400 Bad Request: the model is too large" in err, err
 
 
 @contextmanager

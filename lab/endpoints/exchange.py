@@ -51,7 +51,7 @@ HUNG_UP_S = 1.0
 MOST_ERROR_BYTES = 64_000
 """Bytes that are read of an answer that is an error."""
 
-MOST_EVENTS, SPARE_EVENTS = 4, 100
+MOST_EVENTS, SPARE_EVENTS = 8, 100
 """So many times the tokens that were asked for, and so many more, may be the events of an answer."""
 
 Headers = list[tuple[bytes, bytes]]

@@ -230,11 +230,11 @@ def _first_answer(
             request = asking.send(api, SHORT, N_SHORT, accepted, None)
             if request.status == OK:
                 return api, accepted, request
-            if problem is None or problem.http_status in (404, 405):  # an interface that is there says more
-                problem = request
             if request.failure not in (BAD_REQUEST, NO_STREAM) or request.http_status in (401, 403, 404, 405):
                 break
-        if problem and problem.failure in (REFUSED, TIMEOUT, STALLED, TOO_LARGE):
+        if problem is None or problem.http_status in (404, 405):  # an interface that is there says more
+            problem = request
+        if request.failure in (REFUSED, TIMEOUT, STALLED, TOO_LARGE):
             break
     cause = f"{problem.failure}: {problem.error}" if problem else "nothing was asked"
     hint = "Look into the server's log; some servers load a model only on its first request: try again."
