@@ -1,14 +1,14 @@
 """The one error a user sees: what failed, with the value that failed, and what to do next."""
 
 
-def printable(text: str) -> str:
-    """`text` without control characters, which could command a terminal or turn text around.
+def printable(text: str, kept: str = "") -> str:
+    """`text` without control characters (but those in `kept`), which could command a terminal or turn text around.
 
     Line ends and other spaces become a plain space, the rest a question mark.
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+    return "".join(c if c.isprintable() or c in kept else " " if c.isspace() else "?" for c in text)
 
 
 class LabError(Exception):

@@ -3,6 +3,7 @@
 Each stream is written here from the named source; none was recorded. A piece is what one write of the server holds.
 """
 
+import codecs
 import json
 from typing import Any
 
@@ -26,7 +27,7 @@ from lab.core.request import (
     Asked,
     Request,
 )
-from lab.endpoints.events import Piece, Stream, parse
+from lab.endpoints.events import Piece, Stream, parsing
 from lab.endpoints.fields import error_in, usage_of
 
 
@@ -51,6 +52,16 @@ def delta(
 
 def usage(n_prompt: int, n: int, **more: Any) -> dict[str, Any]:
     return {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n, **more}
+
+
+def parse(pieces: list[Piece]) -> Stream:
+    steps = parsing(pieces, sent_ns=0)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            stream: Stream = end.value
+            return stream
 
 
 def read(*pieces: bytes) -> Stream:
@@ -293,7 +304,7 @@ def test_llama_server_reasoning_and_error() -> None:
 # unless it is switched off, the answer to one request ends in its middle when the next one arrives
 def test_llama_cpp_server_interrupted() -> None:
     stream = read(sse(delta({"role": "assistant"})), sse(delta({"content": "Hi"})), sse("[DONE]"))
-    assert stream.failure == CUT_OFF and stream.error is not None and "in mid-answer" in stream.error
+    assert stream.failure == CUT_OFF and stream.error is not None and "before the answer was complete" in stream.error
     whole(read(sse(delta({"content": "Hi"}, usage=usage(3, 1))), sse("[DONE]")))
 
 
@@ -336,8 +347,29 @@ def test_bytes_may_be_cut_anywhere(n: int) -> None:
     stream = parse(pieces)
     whole(stream)
     assert (stream.events.kind, stream.text) == ((PING, TEXT, OTHER, DONE), "größe")
-    assert sum(stream.events.n_bytes) == len(data)
-    assert stream.events.arrive_ns[-1] == pieces[-1][0]
+    is_cut = len(data) % n == 1 or n == 1  # between the last CR, which ends a line, and its LF
+    assert sum(stream.events.n_bytes) == len(data) - is_cut
+    assert stream.events.arrive_ns[-1] == pieces[-1 - is_cut][0]
+
+
+def test_events_without_data_only_keep_the_connection_open() -> None:
+    empty = [b"data:\n\n", b"data: \n\n", b"id: 7\n\n", b"event: ping\n\n", b": hello\n\n"]
+    stream = read(*empty, sse(delta({"content": "a"}), delta({}, "stop"), "[DONE]"))
+    whole(stream)
+    assert (stream.events.kind, stream.text) == ((*[PING] * 5, TEXT, OTHER, DONE), "a")
+    assert read(b"event: error\ndata:\n\n").failure is not None
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_line_ends_in_three_ways_and_a_mark_at_the_begin_is_skipped(end: str) -> None:
+    events = [sse(delta({"content": text}), end=2 * end) for text in "abc"]
+    events += [sse(delta({}, "stop"), end=2 * end), sse("[DONE]", end=2 * end)]
+    for mark in (b"", codecs.BOM_UTF8):
+        stream = read(mark + events[0], *events[1:])
+        whole(stream)
+        assert (stream.events.kind, stream.text) == ((TEXT, TEXT, TEXT, OTHER, DONE), "abc")
+        assert stream.events.arrive_ns == (10, 20, 30, 40, 50)  # each when its last line was there
+        assert stream.events.n_bytes == (len(mark + events[0]), *map(len, events[1:]))
 
 
 def test_the_last_empty_line_may_be_missing() -> None:

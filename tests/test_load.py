@@ -42,6 +42,7 @@ from lab.endpoints.null_server import NullServer, null_server
 from lab.endpoints.wire import MOST_AT_ONCE
 from lab.errors import LabError
 from lab.runner import load_plan, loading
+from lab.runner.keeping import save
 from lab.runner.load_plan import make_plan
 from lab.runner.progress import Status
 from lab.runner.servers import connect
@@ -391,6 +392,25 @@ def test_ctrl_c_keeps_what_had_ended(server: NullServer, tmp_path: Path) -> None
     assert len(read.requests) > 20 and not read.skipped
 
 
+def test_ctrl_c_while_requests_are_written_keeps_each_once(
+    server: NullServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_saved = itertools.count()
+
+    def interrupted(path: Path, *records: Any) -> None:
+        save(path, *records)
+        if next(n_saved) == 0:  # they are on the disk, and nobody has been told
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loading, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lab.load(server.url, concurrency=4, out=tmp_path, **SHORT | {"duration": 60})
+    (path,) = tmp_path.glob("*.jsonl")
+    lines = path.read_bytes().splitlines()
+    read = lab.read([path])
+    assert len(lines) == len(set(lines)) == len(read.requests) > 20 and not read.skipped
+
+
 # The command
 
 
@@ -426,6 +446,24 @@ def test_another_machine_is_asked_for_once_with_the_number(monkeypatch: pytest.M
     assert len(asked) == 1 and "at most 777 requests" in asked[0]
 
 
+def test_ctrl_c_shows_the_rounds_that_ended(
+    server: NullServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*asked: Any) -> Iterator[RequestRecord]:
+        for record in execute(*asked):
+            if load_of(record.request).round == 1:
+                raise KeyboardInterrupt
+            yield record
+
+    execute = loading.execute
+    monkeypatch.setattr(loading, "execute", interrupted)
+    options = ("-c", "2", "--gen", 4, "--prompt-len", 40, "--warmup", 0, "--duration", 3, "--no-plot")
+    status, out, err = run_lab("load", "--url", server.url, *options, "--out", tmp_path)
+    assert status == 130 and "Interrupted. " in err
+    assert "; 1 round\n" in out and "2 users" in out and "results  " in out
+    assert "1 round ended before the end of the window, left out" in out
+
+
 def test_nothing_but_failures_is_a_failure(tmp_path: Path) -> None:
     behaviour = Behaviour(fails="500", fails_every=1, **FAST)
     with null_server(NullSettings(models={"null": behaviour})) as bad:
@@ -444,4 +482,5 @@ def test_ctrl_c_says_where_what_had_ended_is(server: NullServer, tmp_path: Path)
     (path,) = tmp_path.glob("*.jsonl")
     read = lab.read([path])
     assert process.returncode == 130 and f"{len(read.requests):,} requests in {path}" in err and not read.skipped
+    assert len(path.read_bytes().splitlines()) == len(read.requests)
     assert dataclasses.asdict(read.requests[0].endpoint)["url"] == server.url

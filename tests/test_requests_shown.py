@@ -198,9 +198,16 @@ def test_figures_near_the_error_of_the_client_are_named() -> None:
         return text_requests.warnings([dataclasses.replace(served(), client_error_ns=(ns // 2, ns))])
 
     assert of_error(MS // 100) == []
-    assert "Near the error of the client itself: single gaps (from 10.0 ms on)." in of_error(MS)[0]
-    every_span = "TTFT (from 50.0 ms on), the time of all further tokens (TPOT) (from 40.0 ms on), single gaps"
+    assert "may be the client's: single gaps (shortest: 10.0 ms). In its own test 99 %" in of_error(MS)[0]
+    every_span = "TTFT (shortest: 50.0 ms), the time of all further tokens (TPOT) (shortest: 40.0 ms), single gaps"
     assert every_span in of_error(4 * MS)[0]
+    together = served(n_tokens=None, gap_ms=0.01)
+    (words,) = [
+        one
+        for one in text_requests.warnings([dataclasses.replace(together, client_error_ns=(1, MS))])
+        if "own test" in one
+    ]
+    assert "single gaps (shortest: 100 us or less)" in words
 
 
 def test_reasoning_has_a_time_to_first_output_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,6 +227,10 @@ def test_failures_are_classes_with_an_example(capsys: pytest.CaptureFixture[str]
     out = shown([served(), *failed], capsys)
     assert "failed 2 of 3 requests, stalled; such as 100 prompt tokens, repeat 2: nothing for 60 s" in out
     assert "No request went well." in shown(failed, capsys)
+    asked = dataclasses.replace(served().request.asked, warmup=True)
+    warmup = served(asked=asked, status=FAILED, failure=STALLED, error="nothing for 60 s")
+    out = shown([served(), warmup, *failed], capsys)
+    assert "failed 2 of 3 requests, stalled" in out and "failed 1 of 1 warm-up request, stalled" in out
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_what_makes_no_sense_is_refused_before_a_server_is_asked(asked: dict[str
 
 
 def test_a_length_that_fails_again_and_again_is_given_up(plain: Server, tmp_path: Path) -> None:
-    failing = dataclasses.replace(plain, model="429")
+    failing = dataclasses.replace(plain, own_name="429")
     records, _ = run(failing, tmp_path, prompt_len="20", repeat=9)
     requests = [record.request for record in records]
     assert [request.failure for request in requests] == [RATE_LIMITED] * MAX_FAILURES + [NOT_SENT]

@@ -65,6 +65,7 @@ class ArmFigures:
     n: int  # requests that were due inside the steady windows
     n_ok: int
     failures: dict[str, int]  # by class
+    errors: dict[str, str]  # of each class the words that came most often
     n_failed_outside: int  # in the warm-up, and after the window
     n_short: int  # answers with fewer tokens than were asked for
     n_warm: int  # requests of whose prompt a part came from a cache
@@ -97,12 +98,14 @@ def figures_of(arm: Arm) -> ArmFigures:
     is_bound = any(one.tpot_bounds_ns and one.tpot_ns is None for one in went_well)
     tpot = latency(arm, tpot_bound_s if is_bound else tpot_s)
     n_failed = sum(not one.is_ok for of_round in arm.rounds for one in of_round.all)
-    failures = Counter(one.figures.failure or "failed" for one in inside if not one.is_ok)
+    failed = [(one.figures.failure or "failed", one.figures.error) for one in inside if not one.is_ok]
+    failures, words = Counter(name for name, _ in failed), Counter(failed)
     return ArmFigures(
         arm=arm,
         n=len(inside),
         n_ok=len(went_well),
         failures=dict(failures.most_common()),
+        errors={name: error for (name, error), _ in reversed(words.most_common()) if error},
         n_failed_outside=n_failed - failures.total(),
         n_short=sum(one.is_short is True for one in went_well),
         n_warm=sum(one.is_warm is True for one in went_well),

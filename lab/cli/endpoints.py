@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from lab.cli.options import with_options
-from lab.cli.servers import REACHING, SERVED_MODEL, confirm
+from lab.cli.servers import REACHING, SERVED_MODEL, TIMEOUT, confirm
 from lab.errors import LabError
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table.")
@@ -18,7 +18,7 @@ def endpoint() -> None:
 
 @endpoint.command()
 @click.argument("url")
-@with_options(SERVED_MODEL, *REACHING)
+@with_options(SERVED_MODEL, *REACHING, TIMEOUT)
 @AS_JSON
 def probe(
     url: str,
@@ -27,6 +27,7 @@ def probe(
     api_key_env: str | None,
     header: tuple[str, ...],
     yes: bool,
+    timeout: float,
     as_json: bool,
 ) -> None:
     """Say what the server at URL can do, as a measurement would see it: tokens, usage, caches, slots.
@@ -40,7 +41,8 @@ def probe(
     from lab.show.text_endpoint import print_endpoint
 
     confirm(url, "some requests", yes)
-    with connect(url, model, api, api_key_env, header) as server:
+    say = console.console(stderr=True).print
+    with connect(url, model, api, api_key_env, header, timeout, say) as server:
         if as_json:
             console.print_json(
                 {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model, "models": server.models}

@@ -87,11 +87,12 @@ def load(
     Without options: 1, 2, 4 and 8 users, about four minutes. Each round measures every load once, in random order: a
     warm-up, then the steady window; its last requests end under the same load. Each request is a line of a new file
     in --out. Failures are figures here: exit status 0 when any request went well, 1 when none did or the server is
-    gone, 130 after Ctrl-C, which keeps what had ended.
+    gone, 130 after Ctrl-C, which keeps what had ended and shows the rounds that are whole.
     """
     from lab.runner import loading
     from lab.runner.load_plan import make_plan
     from lab.runner.servers import connect
+    from lab.runner.through_server import prompt_text
     from lab.show import console, text_endpoint
 
     err = console.console(stderr=True)
@@ -100,14 +101,14 @@ def load(
         err.print(f"Note: {sentence}", style="yellow")
 
     plan = make_plan(**asked)
-    text = loading.prompt_text(prompt)
+    text = prompt_text(prompt)
     for sentence in plan.notes:
         note(sentence)
     if dry_run:
         _print_plan(plan, as_json)
         return
     confirm(url, f"at most {plan.n_most:,} requests, and small ones to learn what it can do", yes)
-    with connect(url, model, api, api_key_env, header) as server:
+    with connect(url, model, api, api_key_env, header, plan.timeout_s, err.print) as server:
         text_endpoint.print_endpoint(
             server.endpoint, server.model, server.models, err if as_json else console.console()
         )
@@ -118,6 +119,8 @@ def load(
 
         samples, problem = _collect(requests, path, err)
     _show(samples, server, path, as_json, not no_plot)
+    if isinstance(problem, KeyboardInterrupt):
+        sys.exit(EXIT_INTERRUPTED)
     if problem:
         raise problem
     if not any(one.figures.status == "ok" for one in samples):
@@ -126,9 +129,13 @@ def load(
 
 def _collect(
     requests: Callable[[ShowStatus], Generator[Any, None, None]], path: Path, err: Any
-) -> tuple[list[Sample], LabError | None]:
-    """Measures with progress. Returns a sample of each request, and the LabError that ended it, if there was one."""
+) -> tuple[list[Sample], LabError | KeyboardInterrupt | None]:
+    """Measures with progress. Returns a sample of each request, and what ended it early, if anything did.
+
+    After Ctrl-C the samples are of all that is in the file.
+    """
     from lab.analysis import loads
+    from lab.core import results
 
     samples: list[Sample] = []
     try:
@@ -137,15 +144,13 @@ def _collect(
                 samples.append(loads.sample(record.request))
     except LabError as problem:
         return samples, problem
-    except KeyboardInterrupt:
-        n = 0
-        if path.exists():
-            with path.open("rb") as file:
-                n = sum(1 for _ in file)
+    except KeyboardInterrupt as interrupt:
+        kept = results.read([path]).requests if path.exists() else ()
+        n = len(kept)
         err.print(
             f"\nInterrupted. {n:,} request{'s' * (n != 1)} in {path}" if n else "\nInterrupted: nothing had ended."
         )
-        sys.exit(EXIT_INTERRUPTED)
+        return [loads.sample(record.request) for record in kept], interrupt
     return samples, None
 
 

@@ -12,7 +12,7 @@ import click
 from lab.cli import measuring_servers
 from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, UNTIL, Share, WithVariants, parse_variant, with_options
 from lab.cli.running import carry_out, collect, write_files
-from lab.cli.servers import REACHING, URL
+from lab.cli.servers import REACHING, TIMEOUT, URL
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ LEAST_SHARE = 1e-4
     DRY_RUN,
     URL,
     *REACHING,
+    TIMEOUT,
 )
 def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     """Time every token of generations at several prompt lengths.

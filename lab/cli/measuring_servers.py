@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lab.runner.progress import ShowStatus
     from lab.runner.through_server import ServerPlan
 
-OF_SERVERS = ("api", "api_key_env", "header", "yes")
+OF_SERVERS = ("api", "api_key_env", "header", "yes", "timeout")
 """Parameters that only make sense with --url."""
 
 OF_BOTH = (
@@ -58,7 +58,8 @@ def measure(context: click.Context, url: str, asked: dict[str, Any]) -> None:
     text_out = err if asked["as_json"] else console.console()
     model = asked["model"] if "model" in options else None
     err.print("looking at the server ...")
-    with connect(url, model, asked["api"], asked["api_key_env"], asked["header"]) as server:
+    reaching = asked["api"], asked["api_key_env"], asked["header"], asked["timeout"]
+    with connect(url, model, *reaching, say=err.print) as server:
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
         plan = through_server.make_plan(server, wanted)
         text_endpoint.print_unseen(plan.unseen, text_out)

@@ -14,6 +14,9 @@ REACHING = [
 ]
 """How to reach a server."""
 
+TIMEOUT = click.option(
+    "--timeout", default=600.0, show_default=True, help="Seconds after which a request to a server is given up."
+)
 SERVED_MODEL = click.option("--model", "-m", help="The server's name for it.  [default: its only one]")
 
 

@@ -40,6 +40,8 @@ class Figures:
     n_generated: int | None
     n_prompt: int | None  # as the server counted it
     n_cached: int | None
+    came_at_once: bool  # so that of the times only e2e_ns is known
+    contradiction: str | None  # between the server's counts and what it was asked for, or what it sent
     timings: ServerTimings | None
 
     @property
@@ -107,5 +109,17 @@ def figures(request: Request) -> Figures:
         n_generated=times.n_generated(request),
         n_prompt=usage.prompt_tokens if usage else None,
         n_cached=usage.cached_tokens if usage else None,
+        came_at_once=times.came_at_once(request),
+        contradiction=_contradiction(request),
         timings=request.timings,
     )
+
+
+def _contradiction(request: Request) -> str | None:
+    """Where the server's own count of tokens cannot be right. A count by its tokenizer may join tokens."""
+    n, n_events, n_asked = times.n_generated(request), len(times.generated(request)), request.asked.n_gen
+    if n is None or request.usage is None or request.usage.counted_by != "usage":
+        return None
+    if n > n_asked:
+        return f"{n:,} tokens where {n_asked:,} were asked for"
+    return f"{n:,} tokens where {n_events:,} events had content" if n < n_events else None

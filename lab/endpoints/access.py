@@ -1,7 +1,8 @@
 """How to reach a server, and what nobody may see of it.
 
 A key comes from an environment variable, by name; further headers and a password in the address may be secret too. None
-of them is in the repr of an Access, and `hidden` takes them out of every text that came from outside.
+of them is in the repr of an Access, and every string that a server sends passes `masked` or `hidden` before anything
+else sees it.
 """
 
 from __future__ import annotations
@@ -11,21 +12,37 @@ import ipaddress
 import json
 import os
 import re
+import socket
+import string
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from http.client import responses
+from itertools import groupby
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from lab.endpoints.fields import error_in
+from lab.endpoints.wire import TIMEOUT_S
 from lab.errors import LabError, printable
 
 ANSWER_S = 30.0
 """How long a question that generates nothing may take."""
 
+GREETING_S = 2.0
+LONGEST_S = 86_400.0
+"""The longest time after which a request can be asked to be given up."""
+
 MOST_ANSWER_BYTES = 10_000_000
 """Bytes of such an answer that are read."""
 
+PIECE = 8
+"""So many characters of a secret in a row are hidden; a shorter secret only as a whole, and below 4 it is none."""
+
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+_NO_SECRETS = {"bearer", "basic", "token", "application/json"}
 _INTERFACES = ("/chat/completions", "/completions")
 
 
@@ -37,6 +54,7 @@ class Access:
     api_key_env: str | None = None
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     credentials: str | None = field(default=None, repr=False)  # user:password
+    timeout_s: float = TIMEOUT_S  # after which a request that generates is given up
 
     @property
     def root(self) -> str:
@@ -46,19 +64,27 @@ class Access:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server answered to a question that is not streamed: `parsed` is None where it is no JSON object."""
+    """What a server answered to a question that is not streamed: `parsed` is None where it is no JSON object.
+
+    `raw` is `parsed` with its secrets: only for what is sent back to the server, and shown to nobody.
+    """
 
     status: int | None  # None: there was none
     parsed: dict[str, Any] | None
-    error: str | None  # why there is none, or the message of the server
+    error: str | None  # why there is none: the status, and the server's own first words
+    raw: dict[str, Any] | None = field(default=None, repr=False)
 
 
-def access(url: str, api_key_env: str | None = None, headers: Sequence[str] = ()) -> Access:
-    """How to reach `url`. `headers` are written NAME: VALUE.
+def access(
+    url: str, api_key_env: str | None = None, headers: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+) -> Access:
+    """How to reach `url`. `headers` are written NAME: VALUE; a request is given up after `timeout_s` seconds.
 
-    Raises LabError for what is no address, a variable that is not set, or a header that is none. None of these
-    messages holds a secret.
+    Raises LabError for what is no address, a variable that is not set, a header that is none, or a time that is not
+    possible. None of these messages holds a secret.
     """
+    if not 0.1 <= timeout_s <= LONGEST_S:  # also for NaN
+        raise LabError(f"--timeout {timeout_s:g} is not possible.", f"Give a number from 0.1 to {LONGEST_S:,g}.")
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, _ = (parts.hostname or "").encode("idna").decode(), parts.port
@@ -82,7 +108,7 @@ def access(url: str, api_key_env: str | None = None, headers: Sequence[str] = ()
     if not (user + password).isprintable():
         raise LabError("The user or password in the address has control characters.", "Write it without them.")
     credentials = f"{user}:{password}" if user or password else None
-    asked = Access(clean, api_key_env, tuple(_header(header) for header in headers), credentials)
+    asked = Access(clean, api_key_env, tuple(_header(header) for header in headers), credentials, timeout_s)
     key(asked)
     return asked
 
@@ -122,19 +148,60 @@ def all_headers(asked: Access) -> list[tuple[str, str]]:
     return headers
 
 
+def masked(text: str, asked: Access) -> str:
+    """`text` with *** in place of every secret of `asked`, and of every PIECE characters of one.
+
+    In upper or lower case, as it is, as JSON or a URL writes it, or as a part of something in base64.
+    """
+    values = [part for _, value in all_headers(asked) for part in re.split(r"[\s=;,]+", value)]
+    credentials = asked.credentials or ""
+    pieces = _pieces((*values, key(asked) or "", credentials, *credentials.split(":", 1)))
+    plain, covered = text.translate(_LOWER), bytearray(len(text))
+    for n, of_length in pieces.items():
+        for i in range(len(plain) - n + 1):
+            if plain[i : i + n] in of_length:
+                covered[i : i + n] = b"*" * n
+    if not any(covered):
+        return text
+    runs = groupby(range(len(text)), key=covered.__getitem__)
+    return "".join("***" if is_secret else "".join(text[i] for i in run) for is_secret, run in runs)
+
+
+@lru_cache(maxsize=8)
+def _pieces(secrets: tuple[str, ...]) -> dict[int, set[str]]:
+    """What `masked` looks for, in lower case, by its length."""
+    pieces: dict[int, set[str]] = {}
+    for secret in secrets:
+        if len(secret) > 3 and secret.lower() not in _NO_SECRETS:
+            for form in _forms(secret):
+                n = min(PIECE, len(form))
+                pieces.setdefault(n, set()).update(form[i : i + n] for i in range(len(form) - n + 1))
+    return pieces
+
+
+def _forms(secret: str) -> set[str]:
+    """How a secret may be written, in lower case."""
+    data = secret.encode()
+    forms = {secret, json.dumps(secret)[1:-1], quote(secret, safe=""), "".join(f"%{byte:02x}" for byte in data)}
+    for n in range(3):  # bytes before it in the same group of three; characters that others share are cut off
+        whole = base64.b64encode(bytes(n) + data).decode().rstrip("=")
+        inside = whole[(0, 2, 3)[n] : len(whole) if (n + len(data)) % 3 == 0 else -1]
+        forms |= {inside, inside.translate(str.maketrans("+/", "-_"))} if len(inside) > 3 else set()
+    return {form.translate(_LOWER) for form in forms}
+
+
 def hidden(text: str, asked: Access) -> str:
-    """`text`, printable, with every secret of `asked` replaced by ***."""
-    secrets = [value for _, value in all_headers(asked)] + [key(asked) or ""]
-    if asked.credentials:
-        user, _, password = asked.credentials.partition(":")
-        secrets += [asked.credentials, user, password, _base64(asked.credentials)]
-    parts = {part for secret in secrets for part in (secret, *re.split(r"[\s=;,]+", secret))}
-    parts -= {"Bearer", "Basic", "Token", "application/json"}
-    parts |= {json.dumps(part)[1:-1] for part in parts}
-    for secret in sorted(parts, key=len, reverse=True):
-        if len(secret) > 3:  # shorter ones are no secrets, and would leave nothing readable
-            text = text.replace(secret, "***")
-    return printable(text)
+    """`masked`, and printable."""
+    return printable(masked(text, asked))
+
+
+def _masked_in(value: Any, asked: Access) -> Any:
+    """JSON with every string in it masked but the names of fields, which nobody prints unmasked."""
+    if isinstance(value, dict):
+        return {name: _masked_in(part, asked) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_masked_in(part, asked) for part in value]
+    return masked(value, asked) if isinstance(value, str) else value
 
 
 def is_loopback(asked: Access) -> bool:
@@ -151,6 +218,7 @@ def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: 
     import httpx2
 
     has_tls = url.startswith("https:")  # else no certificates are loaded, which takes longer than most answers
+    timeout_s = min(timeout_s, asked.timeout_s)
     try:
         with (
             httpx2.Client(timeout=timeout_s, headers=all_headers(asked), trust_env=False, verify=has_tls) as client,
@@ -165,25 +233,56 @@ def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: 
                     return Answer(response.status_code, None, f"more than {MOST_ANSWER_BYTES:,} bytes came")
     except httpx2.TimeoutException:
         return Answer(None, None, f"no answer within {timeout_s:g} s")
+    except (httpx2.RemoteProtocolError, httpx2.ReadError):
+        return Answer(None, None, hidden(_not_http(url), asked))
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as problem:
         return Answer(None, None, hidden(str(problem), asked) or type(problem).__name__)
-    return Answer(response.status_code, *read(text, response.status_code, asked))
+    headers = {name: value for name, value in response.headers.items() if name != "content-encoding"}  # it is undone
+    return read(text, response.status_code, headers, asked)
 
 
-def read(text: bytes, status: int, asked: Access) -> tuple[dict[str, Any] | None, str | None]:
-    """The JSON object in `text`, and what it says of an error."""
+def _not_http(url: str) -> str:
+    """What a program says that does not answer as HTTP wants it."""
+    parts, begin = urlsplit(url), b""
+    with suppress(OSError), socket.create_connection((parts.hostname or "", parts.port or 80), GREETING_S) as peer:
+        peer.settimeout(GREETING_S)
+        peer.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        begin = peer.recv(100)
+    if begin.startswith(b"\x15\x03"):  # an alert
+        return "what answers there speaks TLS, and the address begins with http://"
+    if not begin:
+        return "the connection ended without an answer"
+    return f'what answers there does not speak HTTP: it began with "{begin.decode("latin-1").strip()}"'
+
+
+def read(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> Answer:
+    """The JSON object in `text`, or why there is none. The names of `headers` are in lower case."""
     try:
-        parsed = json.loads(text)
+        raw = json.loads(text)
+        parsed = _masked_in(raw, asked)
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        parsed = None
-    error = None if parsed is None else error_in(parsed)
+        raw = parsed = None
+    words = error_in(parsed) if parsed is not None else _first_words(text, headers)
     if status in (401, 403):  # servers quote the key
-        error = "the server does not let this key in" if asked.api_key_env else "the server wants a key"
-    elif status != 200 and error is None:
-        error = hidden(text.decode(errors="replace").strip(), asked)[:200]
-    return parsed, None if error is None else hidden(error, asked)[:300]
+        words = "the server does not let this key in" if asked.api_key_env else "the server wants a key"
+    if status == 200:
+        return Answer(status, parsed, hidden(words, asked)[:300] if words else None, raw)
+    named = {"location": "to", "retry-after": "Retry-After:"}
+    further = "".join(f", {word} {headers[name]}" for name, word in named.items() if name in headers)
+    error = f"{status} {responses.get(status, '')}".strip() + further + (f": {words}" if words else "")
+    return Answer(status, parsed, hidden(error, asked)[:300], raw)
+
+
+def _first_words(text: bytes, headers: Mapping[str, str]) -> str:
+    """What a body that is no JSON object is, and how it begins, without the tags of a page."""
+    kind = headers.get("content-type", "").partition(";")[0].strip() or "a body without a type"
+    if (coding := headers.get("content-encoding", "identity")) != "identity":
+        return f"{kind}, compressed though that was not asked for (Content-Encoding: {coding}; switch that off)"
+    plain = re.sub(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>", " ", text[:20_000].decode(errors="replace"))
+    begin = " ".join(plain.split())[:160]
+    return f'{kind}, which begins "{begin}"' if begin else f"{kind}, empty"
 
 
 def _base64(text: str) -> str:

@@ -29,7 +29,7 @@ from lab.core.request import LOST, REFUSED, Request
 from lab.endpoints.access import Access
 from lab.endpoints.connection import Arrivals
 from lab.endpoints.exchange import Line, Target, exchange, rehearse, target
-from lab.endpoints.wire import Plan, fresh_nonce
+from lab.endpoints.wire import SEPARATOR, Plan, fresh_nonce
 from lab.errors import LabError
 
 PREPARE_S = 0.1
@@ -132,7 +132,7 @@ class _Load:
         request, text = await exchange(line, self.to, ask, self.plan, self.start_ns, over, scheduled_ns)
         self.n_lost = self.n_lost + 1 if request.failure in (REFUSED, LOST) else 0
         self.count(-is_wanted)
-        self.file.write(f"{number}\n{to_json(request)}\n{json.dumps(text)}\n".encode())
+        self.file.write(SEPARATOR.join((str(number), to_json(request), json.dumps(text))).encode() + b"\n")
         self.file.flush()
         over.set()
         return request

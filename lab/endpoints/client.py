@@ -19,18 +19,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lab.core.lines import from_json, to_json
 from lab.core.request import Request
-from lab.endpoints.access import Access, hidden
-from lab.endpoints.wire import Plan, Reply
+from lab.endpoints.access import Access, hidden, masked
+from lab.endpoints.wire import SEPARATOR, Plan, Reply
 from lab.errors import LabError
-from lab.process.spawning import detached, explain_exit
+from lab.process.spawning import DIED, cause_of_death, detached, listen
 
 POLL_S = 0.1
 END_S = 5
-_DIED = b""
 _CHILD = "import sys; sys.path.append(sys.argv[1]); from lab.endpoints.child import serve; serve()"
 
 
@@ -47,7 +46,8 @@ class Client:
         self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
         self._stderr_path = Path(self._folder.name) / "stderr"
         self._n_plans = 0
-        self._replies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        pids: queue.SimpleQueue[int] = queue.SimpleQueue()
         with self._stderr_path.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _CHILD, str(Path(__file__).parents[2])],
@@ -56,9 +56,9 @@ class Client:
                 stderr=stderr,
                 **detached(),
             )
-        self._listener = threading.Thread(target=self._listen, args=(self._process, self._replies), daemon=True)
+        self._listener = threading.Thread(target=listen, args=(self._process, pids, self._replies), daemon=True)
         self._listener.start()
-        self.pid = int(self._replies.get() or 0)
+        self.pid = pids.get()
 
     def run(self, plan: Plan, watch: Callable[[], None] = lambda: None) -> Iterator[Reply]:
         """Send the requests of a plan; each reply as it ends, as `batches` does. `watch` is called now and then."""
@@ -92,8 +92,8 @@ class Client:
                 if answer is None:
                     self._process.kill()
         path.unlink()
-        if answer == _DIED:
-            self._replies.put(_DIED)  # for the next plan
+        if answer is DIED:
+            self._replies.put(DIED)  # for the next plan
             raise ClientDied(self._cause_of_death(), "The requests that had ended are kept.")
         parsed = json.loads(answer)
         if "error" in parsed:
@@ -104,11 +104,12 @@ class Client:
         if self._first(file):
             while True:
                 begun = file.tell()
-                lines = [file.readline() for _ in range(3)]
-                if not lines[2].endswith(b"\n"):
+                line = file.readline()
+                if not line.endswith(b"\n"):  # the client is still writing it
                     file.seek(begun)
                     return
-                yield Reply(int(lines[0]), from_json(Request, lines[1].decode()), json.loads(lines[2]))
+                number, request, text = line.decode().split(SEPARATOR)
+                yield Reply(int(number), from_json(Request, request), masked(json.loads(text), self._access))
 
     def given_up(self) -> Iterator[Reply]:
         """All that had ended of the last plan, when it was given up; nothing where it was not."""
@@ -125,19 +126,9 @@ class Client:
             self.start_ns = int(line)
         return True
 
-    @staticmethod
-    def _listen(process: subprocess.Popen[bytes], replies: queue.SimpleQueue[bytes]) -> None:
-        stdout: IO[bytes] = process.stdout  # type: ignore[assignment]
-        with suppress(ValueError, OSError):  # the parent has closed it
-            for line in stdout:
-                replies.put(line)
-        replies.put(_DIED)
-
     def _cause_of_death(self) -> str:
-        status = self._process.wait()
         lines = self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        last_words = f" Its last words: {' | '.join(lines[-3:])}" if lines else ""
-        return hidden(f"The client's process ended: {explain_exit(status)}.{last_words}", self._access)
+        return hidden(cause_of_death("The client's process", self._process.wait(), lines), self._access)
 
     def close(self) -> None:
         """End the process, whatever it is doing."""

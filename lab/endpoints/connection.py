@@ -10,6 +10,7 @@ whichever request, the loop looks for arrivals.
 from __future__ import annotations
 
 import asyncio
+import re
 import selectors
 import ssl
 import time
@@ -18,6 +19,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpcore2
+
+from lab.endpoints.wire import Plan
 
 HELD_S = 0.5
 """How long nothing must arrive before held bytes are read although no end was seen."""
@@ -34,11 +37,18 @@ READ_AFTER_S = 0.005
 FRESH_S = 2.0
 """How long an idle connection is used again: servers hang up after 5 s (uvicorn, cpp-httplib), just when one sends."""
 
+_PINGS = re.compile(rb"(?:[0-9a-fA-F]++\r\n|:[^\r\n]*+|event: ?ping[\r\n]+data:[^\r\n]*+|data: ?(?=[\r\n])|[\r\n])*+")
+"""Bytes that only keep a connection open: comments, pings, events without data, and the frames of chunks."""
+
 _END = b"\r\n0\r\n\r\n"  # of chunked encoding, or of anything in it: then httpcore2 goes on reading
 
 
 class Stalled(Exception):
-    """No byte for too long after the first one."""
+    """Nothing but pings for too long."""
+
+
+class Endless(Exception):
+    """More events than the request can need."""
 
 
 class TimedOut(Exception):
@@ -85,15 +95,13 @@ class Connection(asyncio.Protocol):
         is_fresh = time.perf_counter_ns() - self._free_ns < FRESH_S * 1e9
         return self.is_open and self._answer is None and is_fresh
 
-    def begin(
-        self, stall_s: float, timeout_s: float, turn: Turn, over: asyncio.Event, due_ns: int | None = None
-    ) -> Answer:
-        """The next request, which is not written before `due_ns`.
+    def begin(self, plan: Plan, most_events: int, turn: Turn, over: asyncio.Event, due_ns: int | None = None) -> Answer:
+        """The next request, which is not written before `due_ns`, and whose answer has at most so many events.
 
         `over` is set when its answer has arrived whole, which is before it is read.
         """
         self.was_used = True
-        self._answer = Answer(self, stall_s, timeout_s, turn, over, due_ns)
+        self._answer = Answer(self, plan, most_events, turn, over, due_ns)
         return self._answer
 
     def free(self, answer: Answer) -> None:
@@ -143,20 +151,21 @@ class Answer(httpcore2.AsyncNetworkStream):
     def __init__(
         self,
         connection: Connection,
-        stall_s: float,
-        timeout_s: float,
+        plan: Plan,
+        most_events: int,
         turn: Turn,
         over: asyncio.Event,
         due_ns: int | None,
     ) -> None:
         self._connection, self._turn, self._over = connection, turn, over
-        self._stall_s, self._timeout_s = stall_s, timeout_s
-        self._due_ns = due_ns
+        self._plan, self._most_events, self._due_ns = plan, most_events, due_ns
         self.started_at = utc_now()
         self.sent_ns: int | None = None  # when the request was written
         self.first_ns: int | None = None  # when the first byte of the answer arrived
         self.last_ns: int | None = None  # when the last one did
         self.read_ns = 0  # when the bytes arrived that `read` gave last
+        self._moved_ns: int | None = None  # when something arrived that is no ping
+        self._n_events = 0
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._n_waiting = 0
         self._tail = b""
@@ -182,6 +191,10 @@ class Answer(httpcore2.AsyncNetworkStream):
             head = head.lower()
             self._is_held = bool(end) and b"transfer-encoding: chunked" in head
             self._is_good = self._is_held and b" 200" in head[:12] and b"\nconnection: close" not in head
+        is_ping = _PINGS.fullmatch(data) is not None
+        self._n_events += 0 if is_ping else data.count(b"data:")
+        if not is_ping or not self._n_events:  # a server may send pings for as long as it reads the prompt
+            self._moved_ns = ns
         self._tail = self._tail[-len(_END) :] + data[-len(_END) :]
         is_whole = self._tail.endswith(_END)
         if is_whole and self._is_good:
@@ -190,13 +203,16 @@ class Answer(httpcore2.AsyncNetworkStream):
             self._over.set()
         if not self._is_held or is_whole or self._n_waiting > MOST_HELD:
             self._release()
+        if self._n_events > self._most_events and self._is_open:
+            self.lose(Endless(f"more than {self._most_events:,} events came"))
+            self._connection.abort(self)
         if self._n_waiting > MOST_WAITING and not self._is_paused:
             self._is_paused = True
             self._connection.pause(True)
 
     def lose(self, problem: Exception | None) -> None:
         """The connection has ended."""
-        self._is_open, self._problem = False, problem
+        self._is_open, self._problem = False, self._problem or problem
         self._release()
 
     def _release(self) -> None:
@@ -218,6 +234,8 @@ class Answer(httpcore2.AsyncNetworkStream):
             await asyncio.sleep(READ_AFTER_S)
         await self._turn.wait()
         if not self._waiting:
+            if isinstance(self._problem, Endless):
+                raise self._problem
             if self._problem:
                 raise httpcore2.ReadError(str(self._problem))
             return b""
@@ -242,11 +260,13 @@ class Answer(httpcore2.AsyncNetworkStream):
         self.started_at = utc_now()
 
     async def _wait(self) -> None:
-        """Until bytes may be read, or for HELD_S. Raises Stalled or TimedOut."""
-        left_s = self._timeout_s - (time.perf_counter_ns() - (self.sent_ns or 0)) / 1e9
-        if left_s <= 0:
+        """Until bytes may be read, or for HELD_S. Raises Stalled or TimedOut, when all that came has been read."""
+        now = time.perf_counter_ns()
+        left_s = self._plan.timeout_s - (now - (self.sent_ns or 0)) / 1e9
+        is_stalled = self._moved_ns is not None and (now - self._moved_ns) / 1e9 > self._plan.stall_s
+        if left_s <= 0 or is_stalled:
             if not self._waiting:
-                raise TimedOut
+                raise TimedOut if left_s <= 0 else Stalled
             self._is_held = False
             return
         self._reader = asyncio.get_running_loop().create_future()
@@ -255,8 +275,6 @@ class Answer(httpcore2.AsyncNetworkStream):
                 await self._reader
         except TimeoutError:
             quiet_s = 0.0 if self.last_ns is None else (time.perf_counter_ns() - self.last_ns) / 1e9
-            if quiet_s > self._stall_s:
-                raise Stalled from None
             if quiet_s > HELD_S and self._waiting:
                 self._is_held = False
         finally:

@@ -43,7 +43,7 @@ def twin(access: Access, api: str, sent: Ask, reply: Reply) -> Usage | None:
     for name in ("stream", "stream_options"):
         fields.pop(name, None)
     url = f"{access.url}/{'chat/completions' if api == CHAT else 'completions'}"
-    answer = ask(access, url, fields, 600.0)
+    answer = ask(access, url, fields, access.timeout_s)
     usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")))
     if answer.status != 200 or usage is None or usage.completion_tokens is None:
         return None

@@ -1,12 +1,16 @@
 """The bytes of a stream as events, after the request has ended.
 
-Server-sent events are decoded by httpx2; what is here is which event was complete at which byte, and so when, and what
-the JSON of OpenAI-compatible servers means. Servers differ in it, so nothing is taken for granted: what is not of the
-expected type is not there.
+Which event was complete at which byte, and so when, and what the JSON of OpenAI-compatible servers means. Servers
+differ in it, so nothing is taken for granted: what is not of the expected type is not there.
+
+Source of the lines and fields: WHATWG HTML, 9.2 Server-sent events (a line ends with LF, CR LF or CR alone; a byte
+order mark at the beginning is skipped). Differently from there, an event whose data is empty counts as a ping: servers
+send it to keep the connection open.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +53,7 @@ Piece = tuple[int, bytes]
 
 _TOKEN_IDS, _USAGE, _TIMINGS, _LOGPROBS = "token ids", "usage", "timings", "logprobs"
 _DONE = "[DONE]"
+_FIELDS = ("event", "data", "id", "retry")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,76 +70,64 @@ class Stream:
     error: str | None
 
 
-def parse(pieces: Sequence[Piece], sent_ns: int = 0) -> Stream:
-    """The events of a stream, whose stamps count from `sent_ns`."""
-    steps = parsing(pieces, sent_ns)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            stream: Stream = end.value
-            return stream
-
-
 def parsing(pieces: Sequence[Piece], sent_ns: int) -> Generator[None, None, Stream]:
-    """`parse`, event by event, so that others can work in between."""
-    import httpx2
-
+    """The events of a stream, whose stamps count from `sent_ns`, one by one, so that others can work in between."""
     rows = _Rows(sent_ns)
-    lines = _Lines(pieces, rows)
-    response = httpx2.Response(
-        200,
-        headers={"content-type": "text/event-stream; charset=utf-8"},
-        content=iter(lines),
-        request=httpx2.Request("GET", "http://localhost"),
-    )
-    for event in httpx2.EventSource(response, max_event_size=None):
-        rows.add(event.event, event.data, lines.ns, lines.take_bytes())
+    name, n_bytes, is_begun = "", 0, False
+    data: list[str] = []
+    half = b""
+    for ns, line, n in _lines(pieces):
+        n_bytes += n
+        if n and not line.endswith((b"\n", b"\r")) and line.strip() not in (b"data: [DONE]", b""):
+            half = line
+            break
+        text = line.decode(errors="replace").rstrip("\r\n")
+        field_name, _, value = text.partition(":")
+        value = value.removeprefix(" ")
+        if text.startswith(":"):
+            rows.add_ping(ns, n_bytes)
+        elif not text and is_begun:
+            rows.add(name, "\n".join(data), ns, n_bytes)
+            name, data, is_begun = "", [], False
+        else:
+            is_begun = is_begun or field_name in _FIELDS
+            name = value if field_name == "event" else name
+            data += [value] if field_name == "data" else []
+            continue
+        n_bytes = 0
         yield
-    if lines.half:
-        rows.fail(HALF_LINE, f"the answer ends in the middle of a line of {len(lines.half):,} bytes")
+    if half:
+        rows.fail(HALF_LINE, f"the answer ends in the middle of a line of {len(half):,} bytes")
     elif rows.finish_reason is None and not rows.is_done:
-        rows.fail(CUT_OFF, "the stream ended without a reason of the end and without [DONE]")
+        rows.fail(CUT_OFF, "the connection ended before the answer was complete: no finish_reason and no [DONE] came")
     elif rows.finish_reason is None and rows.is_begun and not rows.is_counted:
-        rows.fail(CUT_OFF, "the stream ended with [DONE] in mid-answer: no reason of the end, no count of its tokens")
+        rows.fail(CUT_OFF, "[DONE] came before the answer was complete: no finish_reason and no count of tokens came")
     return rows.stream()
 
 
-class _Lines:
-    """The lines of pieces, which the decoder asks for one by one; `ns` is when the last one was complete."""
+def _lines(pieces: Sequence[Piece]) -> Iterator[tuple[int, bytes, int]]:
+    """Each line with its end (the last one may lack it), when it was complete, and its bytes on the wire.
 
-    def __init__(self, pieces: Sequence[Piece], rows: _Rows) -> None:
-        self._pieces, self._rows = pieces, rows
-        self._n_bytes = 0
-        self.ns = 0
-        self.half = b""
-
-    def __iter__(self) -> Iterator[bytes]:
-        begun: list[bytes] = []
-        for ns, data in self._pieces:
-            self.ns = ns
-            for line in data.splitlines(keepends=True):
-                if not line.endswith(b"\n"):
-                    begun.append(line)
-                    continue
-                whole = b"".join((*begun, line))
+    In the end comes an empty line of 0 bytes, since some servers leave out the last one.
+    """
+    begun: list[bytes] = []
+    n_before = 0  # bytes that belong to the next line and are not in it: a mark, or the LF of a CR LF in two pieces
+    ns, last = 0, b""
+    for i, (ns, data) in enumerate(pieces):
+        skipped = codecs.BOM_UTF8 if i == 0 else b"\n" if last == b"\r" else b""
+        kept = data.removeprefix(skipped)
+        n_before += len(data) - len(kept)
+        for line in kept.splitlines(keepends=True):
+            begun.append(line)
+            if line.endswith((b"\n", b"\r")):
+                whole = b"".join(begun)
+                yield ns, whole, n_before + len(whole)
                 begun.clear()
-                self._n_bytes += len(whole)
-                if whole.startswith(b":"):
-                    self._rows.add_ping(ns, self.take_bytes())
-                yield whole
-        rest = b"".join(begun)
-        if rest.strip() == b"data: [DONE]":
-            self._n_bytes += len(rest)
-            yield rest
-        elif rest.strip():
-            self.half = rest
-        yield b"\n\n"  # some servers leave out the last empty line
-
-    def take_bytes(self) -> int:
-        """Bytes since the last call."""
-        n_bytes, self._n_bytes = self._n_bytes, 0
-        return n_bytes
+                n_before = 0
+        last = data[-1:] or last
+    if rest := b"".join(begun):
+        yield ns, rest, len(rest)
+    yield ns, b"", 0
 
 
 @dataclass
@@ -177,7 +170,7 @@ class _Rows:
         if data.strip() == _DONE:
             self.is_done = True
             return self._append(DONE, ns, n_bytes, {})
-        if event == "ping":
+        if event == "ping" or (not data.strip() and event != "error"):
             return self._append(PING, ns, n_bytes, {})
         try:
             chunk = json.loads(data)

@@ -30,6 +30,7 @@ from lab.endpoints.connection import (
     Answer,
     Arrivals,
     Connection,
+    Endless,
     Stalled,
     TimedOut,
     Turn,
@@ -49,6 +50,9 @@ HUNG_UP_S = 1.0
 
 MOST_ERROR_BYTES = 64_000
 """Bytes that are read of an answer that is an error."""
+
+MOST_EVENTS, SPARE_EVENTS = 8, 100
+"""So many times the tokens that were asked for, and so many more, may be the events of an answer."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -128,7 +132,8 @@ class _Got:
         """Keep bytes of the body. Raises _Failure where they are too many."""
         self.pieces.append((ns, data))
         self.n_bytes += len(data)
-        self.n_line = self.n_line + len(data) if b"\n" not in data else len(data) - data.rfind(b"\n") - 1
+        end = max(data.rfind(b"\n"), data.rfind(b"\r"))
+        self.n_line = self.n_line + len(data) if end < 0 else len(data) - end - 1
         if self.n_line > MOST_LINE_BYTES:
             raise _Failure(LONG_LINE, f"{self.n_line:,} bytes came without the end of a line")
         if self.n_bytes > MOST_ANSWER_BYTES:
@@ -155,7 +160,8 @@ async def exchange(
         assert line.connection
         due_ns = None if scheduled_ns is None else start_ns + scheduled_ns
         was_used = line.connection.was_used
-        answer = line.connection.begin(plan.stall_s, plan.timeout_s, to.turn, over, due_ns)
+        most_events = MOST_EVENTS * ask.asked.n_gen + SPARE_EVENTS if plan.path is None else MOST_ANSWER_BYTES
+        answer = line.connection.begin(plan, most_events, to.turn, over, due_ns)
         try:
             await _send_and_read(answer, to, ask, plan, got)
         except _Failure as failure:
@@ -165,7 +171,7 @@ async def exchange(
             to.hangs_up, was_connected = True, False
             line.close()
             await _open(line, to)
-            answer = line.connection.begin(plan.stall_s, plan.timeout_s, to.turn, over, due_ns)
+            answer = line.connection.begin(plan, most_events, to.turn, over, due_ns)
             await _send_and_read(answer, to, ask, plan, got)
     except _Failure as failure:
         problem = failure
@@ -208,32 +214,35 @@ async def _send_and_read(answer: Answer, to: Target, ask: Ask, plan: Plan, got: 
                 await response.aclose()
                 answer.end()
     except Stalled:
-        raise _Failure(STALLED, f"nothing came for {plan.stall_s:g} s") from None
+        raise _Failure(STALLED, f"nothing but pings came for {plan.stall_s:g} s") from None
+    except Endless as problem:
+        error = f"{problem} where at most {ask.asked.n_gen:,} tokens were asked for: the server ignores that limit"
+        raise _Failure(TOO_LARGE, error) from None
     except (TimedOut, TimeoutError):
-        raise _Failure(TIMEOUT, f"the answer was not whole after {plan.timeout_s:g} s") from None
+        raise _Failure(TIMEOUT, f"the answer was not whole after {plan.timeout_s:g} s (--timeout)") from None
     except httpcore2.LocalProtocolError:  # its message may hold a header
         raise _Failure(BAD_REQUEST, "the request cannot be written as HTTP") from None
     except (httpcore2.NetworkError, httpcore2.ProtocolError, OSError) as problem:
-        raise _Failure(LOST, str(problem) or "the connection was lost") from None
+        raise _Failure(LOST, str(problem) or "the server closed the connection") from None
 
 
 async def _read(response: httpcore2.Response, answer: Answer, got: _Got, access: Access, is_whole: bool) -> None:
-    got.http_status = response.status
-    kind = {name.lower(): value for name, value in response.headers}.get(b"content-type", b"").lower()
-    got.is_stream = response.status == 200 and b"json" not in kind and b"html" not in kind and not is_whole
+    got.http_status = status = response.status
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+    kind, is_plain = headers.get("content-type", "").lower(), headers.get("content-encoding", "identity") == "identity"
+    got.is_stream = status == 200 and is_plain and "json" not in kind and "html" not in kind and not is_whole
     async for data in response.aiter_stream():
         got.add(answer.read_ns, data)
         if not got.is_stream and not is_whole and got.n_bytes > MOST_ERROR_BYTES:
             break
-    if got.is_stream or (is_whole and response.status == 200):
+    if got.is_stream or (is_whole and status == 200):
         return
-    parsed, error = read(got.body, response.status, access)
-    failures = {200: NO_STREAM if error is None else ERROR_INSIDE, 429: RATE_LIMITED}
-    failure = failures.get(response.status, SERVER_ERROR if response.status >= 500 else BAD_REQUEST)
-    if error is None:
-        what = "JSON" if parsed is not None else kind.decode("ascii", "replace") or "something else"
-        error = f"the answer is {what} instead of a stream"
-    raise _Failure(failure, error)
+    got_whole = read(got.body, status, headers, access)
+    if status == 200 and (got_whole.parsed is None or got_whole.error is None):
+        raise _Failure(NO_STREAM, f"the answer is {got_whole.error or 'JSON'} instead of a stream")
+    failures = {200: ERROR_INSIDE, 429: RATE_LIMITED}
+    failure = failures.get(status, SERVER_ERROR if status >= 500 else BAD_REQUEST)
+    raise _Failure(failure, got_whole.error or "")
 
 
 async def _parsed(got: _Got, sent_ns: int, turn: Turn) -> Stream:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,9 @@ from lab.core.request import (
     NO_STREAM,
     REASONING,
     REFUSED,
+    STALLED,
+    TIMEOUT,
+    TOO_LARGE,
     UNKNOWN,
     YES,
     Asked,
@@ -36,11 +40,11 @@ from lab.core.request import (
 )
 from lab.endpoints import body as options
 from lab.endpoints import prompts
-from lab.endpoints.access import Access, ask
+from lab.endpoints.access import Access, Answer, ask, hidden
 from lab.endpoints.body import ask_for
 from lab.endpoints.client import Client
 from lab.endpoints.fields import as_count, as_dict
-from lab.endpoints.wire import Plan
+from lab.endpoints.wire import STALL_S, Plan
 from lab.errors import LabError, printable
 
 MOST_PROBES = 10
@@ -49,6 +53,9 @@ MOST_PROBES = 10
 N_SHORT, N_LONG = 4, 48
 SHORT = "Say yes."
 LONG = "Count from one to five in words, then stop. " + "Do not write anything else. " * 12
+
+SAY_S = 5.0
+"""How often it is said that an answer is still waited for."""
 
 _LADDER = (
     options.OPTIONS,
@@ -60,47 +67,73 @@ _LADDER = (
 
 @dataclass(frozen=True)
 class Probed:
-    """What a server is: the endpoint, the model that was asked, and all models that it names."""
+    """What a server is: the endpoint, the model that was asked, and all models that it names.
+
+    `own_name` is the server's own name of the model, which is sent to it; it may quote a secret, `model` does not.
+    """
 
     endpoint: Endpoint
+    own_name: str = dataclasses.field(repr=False)
     model: str
     models: tuple[str, ...]
     counter: prompts.Counter | None  # None: nobody can count the tokens of a prompt
 
 
-def probe(access: Access, client: Client, model: str | None = None, api: str | None = None) -> Probed:
+def probe(
+    access: Access,
+    client: Client,
+    model: str | None = None,
+    api: str | None = None,
+    say: Callable[[str], object] = lambda words: None,
+) -> Probed:
     """Find out what a server can do with a model (None: its only one), through chat or completions (None: either).
 
-    Raises LabError where nobody answers, the model is not clear, or no request comes back as a stream.
+    `say` is called with a sentence every few seconds while an answer is waited for. Raises LabError where nobody
+    answers, the model is not clear, or no request comes back as a stream.
     """
     listed = ask(access, f"{access.url}/models")
     if listed.status is None:
-        hint = "Start it, or check the address."
-        if access.url.startswith("https:"):
-            hint += " One without TLS begins with http://."
-        raise LabError(f"No server answers at {access.url}: {listed.error}.", hint)
-    if listed.status in (401, 403):
-        hint = "Name the environment variable that holds the key: --api-key-env NAME"
-        if access.api_key_env:
-            hint = f"Look at what the environment variable {access.api_key_env} holds."
-        raise LabError(f"{access.url}: {listed.error}.", hint)
-    models = model_names(listed.parsed)
-    chosen = choose_model(models, model)
-    name, version, settings = describe(access, listed.parsed, chosen)
-    used, accepted, first = _first_answer(access, client, chosen, (api,) if api else (CHAT, COMPLETIONS))
-    free, forced = _pair(client, chosen, used, accepted)
+        raise LabError(f"No server answers at {access.url}: {listed.error}.", _hint(access, None))
+    has_list = isinstance(as_dict(listed.parsed).get("data"), list)
+    if listed.status in (401, 403) or (model is None and not has_list):
+        answered = listed.error or "200, JSON without `data`"
+        raise LabError(f"{access.url}/models lists no models, it answered: {answered}", _hint(access, listed.status))
+    own_names = model_names(listed.raw)
+    models = tuple(hidden(name, access) for name in own_names)
+    shown = choose_model(models, None if model is None else hidden(model, access))
+    chosen = own_names[models.index(shown)] if shown in models and model not in own_names else model or shown
+    name, version, settings = describe(access, listed, chosen)
+    asking = _Asking(client, access.timeout_s, chosen, say)
+    used, accepted, first = _first_answer(access, asking, shown, (api,) if api else (CHAT, COMPLETIONS))
+    free, forced = _pair(asking, used, accepted)
     working = tuple(_that_work(accepted, first, free, forced))
     endpoint = Endpoint(url=access.url, api=used, server=name, version=version, accepted=working, settings=settings)
     counter = prompts.counter(access, endpoint, chosen)
     capabilities = tuple(_capabilities(first, free, forced, counter, settings))
-    return Probed(dataclasses.replace(endpoint, capabilities=capabilities), chosen, models, counter)
+    return Probed(dataclasses.replace(endpoint, capabilities=capabilities), chosen, shown, models, counter)
+
+
+def _hint(access: Access, status: int | None) -> str:
+    """What to do about an answer with this status; None: about no answer."""
+    if status in (401, 403):
+        name = access.api_key_env
+        hint = f"Check the key in the environment variable {name}." if name else ""
+        return hint or "Name the environment variable that holds the key: --api-key-env NAME"
+    if status == 429:
+        return "The server limits how often it may be asked. Wait, then try again."
+    other = "without TLS begins with http://" if access.url.startswith("https:") else "with TLS begins with https://"
+    if status is None:
+        return f"Start the server, or check the address. The address of a server {other}."
+    if 300 <= status < 400:
+        return "The lab follows no redirection. Give the address to which it leads."
+    return f"Check the address (that of a server {other}), or name a model with --model."
 
 
 def model_names(parsed: dict[str, Any] | None) -> tuple[str, ...]:
     """The names in an answer of /v1/models."""
     data = as_dict(parsed).get("data")
     entries = data if isinstance(data, list) else []
-    return tuple(printable(str(as_dict(entry)["id"])) for entry in entries if "id" in as_dict(entry))
+    return tuple(str(as_dict(entry)["id"]) for entry in entries if "id" in as_dict(entry))
 
 
 def choose_model(models: tuple[str, ...], asked: str | None) -> str:
@@ -123,10 +156,8 @@ def short_name(model: str) -> str:
     return re.split(r"[/\\]", model)[-1] if re.match(r"/|\\|[A-Za-z]:[/\\]", model) else model
 
 
-def describe(
-    access: Access, listed: dict[str, Any] | None, model: str
-) -> tuple[str | None, str | None, ServerSettings | None]:
-    """Which server it is, its version, and its settings, as far as it gives them."""
+def describe(access: Access, listed: Answer, model: str) -> tuple[str | None, str | None, ServerSettings | None]:
+    """Which server it is, its version, and its settings, as far as it gives them. `model` is its own name for it."""
     if (props := _get(access, "/props")) and "default_generation_settings" in props:
         generation = as_dict(props["default_generation_settings"])
         settings = ServerSettings(
@@ -139,7 +170,7 @@ def describe(
         return "llama-server", settings.build, settings
     if (ollama := _get(access, "/api/version")) and "version" in ollama:
         return "Ollama", _string(ollama["version"]), None
-    entries = as_dict(listed).get("data")
+    entries = as_dict(listed.raw).get("data")
     named = (
         [as_dict(entry) for entry in entries if as_dict(entry).get("id") == model] if isinstance(entries, list) else []
     )
@@ -158,44 +189,69 @@ def describe(
     return ("llama_cpp.server" if owner == "me" else None), None, settings_of_model
 
 
+@dataclass(frozen=True)
+class _Asking:
+    """What the requests of a probe have in common."""
+
+    client: Client
+    timeout_s: float
+    model: str  # the server's own name
+    say: Callable[[str], object]
+
+    def send(self, api: str, prompt: str, n_gen: int, accepted: tuple[str, ...], ignore_eos: bool | None) -> Request:
+        """One request; while it lasts, `say` is told how long it has."""
+        temperature = None if options.MAX_COMPLETION in accepted else 0.0  # OpenAI's reasoning models refuse any
+        asked = Asked(n_prompt=None, n_gen=n_gen, temperature=temperature, ignore_eos=ignore_eos)
+        began = said = time.monotonic()
+
+        def watch() -> None:
+            nonlocal said
+            now = time.monotonic()
+            if now - said >= SAY_S:
+                said = now
+                self.say(
+                    f"waiting for a first answer of {n_gen} tokens through {api}: {now - began:.0f} s of at most "
+                    f"{self.timeout_s:g} s (--timeout)"
+                )
+
+        asks = (ask_for(api, self.model, prompt, asked, accepted),)
+        plan = Plan(asks=asks, api=api, timeout_s=self.timeout_s, stall_s=min(STALL_S, self.timeout_s))
+        (reply,) = self.client.run(plan, watch)
+        return reply.request
+
+
 def _first_answer(
-    access: Access, client: Client, model: str, apis: tuple[str, ...]
+    access: Access, asking: _Asking, shown: str, apis: tuple[str, ...]
 ) -> tuple[str, tuple[str, ...], Request]:
     """The first interface and set of options with which a short request comes back as a stream."""
     problem: Request | None = None
     for api in apis:
         for accepted in _LADDER:
-            request = _send(client, api, model, SHORT, N_SHORT, accepted, None)
+            request = asking.send(api, SHORT, N_SHORT, accepted, None)
             if request.status == OK:
                 return api, accepted, request
-            problem = request
             if request.failure not in (BAD_REQUEST, NO_STREAM) or request.http_status in (401, 403, 404, 405):
                 break
-        if problem and problem.failure == REFUSED:
+        if problem is None or problem.http_status in (404, 405):  # an interface that is there says more
+            problem = request
+        if request.failure in (REFUSED, TIMEOUT, STALLED, TOO_LARGE):
             break
     cause = f"{problem.failure}: {problem.error}" if problem else "nothing was asked"
-    raise LabError(
-        f"The server at {access.url} streams no answer of {model} ({cause}).",
-        "Look into the server's log; some servers load a model only on its first request: try again.",
-    )
+    hint = "Look into the server's log; some servers load a model only on its first request: try again."
+    if problem and (problem.http_status in (401, 403, 429) or 300 <= (problem.http_status or 0) < 400):
+        hint = _hint(access, problem.http_status)
+    elif problem and problem.failure == NO_STREAM:
+        hint = "Check that the address is that of the server itself: a proxy or a login may answer in its place."
+    raise LabError(f"The server at {access.url} streams no answer of {shown} ({cause}).", hint)
 
 
-def _pair(client: Client, model: str, api: str, accepted: tuple[str, ...]) -> tuple[Request, Request | None]:
+def _pair(asking: _Asking, api: str, accepted: tuple[str, ...]) -> tuple[Request, Request | None]:
     """The same prompt, whose answer is short, without and with ignore_eos. No cache is forbidden here."""
     takes = tuple(option for option in accepted if option != options.NO_CACHE)
-    free = _send(client, api, model, LONG, N_LONG, takes, False)
+    free = asking.send(api, LONG, N_LONG, takes, False)
     if options.IGNORE_EOS not in takes:
         return free, None
-    return free, _send(client, api, model, LONG, N_LONG, takes, True)
-
-
-def _send(
-    client: Client, api: str, model: str, prompt: str, n_gen: int, accepted: tuple[str, ...], ignore_eos: bool | None
-) -> Request:
-    temperature = None if options.MAX_COMPLETION in accepted else 0.0  # OpenAI's reasoning models refuse any
-    asked = Asked(n_prompt=None, n_gen=n_gen, temperature=temperature, ignore_eos=ignore_eos)
-    (reply,) = client.run(Plan(asks=(ask_for(api, model, prompt, asked, accepted),), api=api, timeout_s=300.0))
-    return reply.request
+    return free, asking.send(api, LONG, N_LONG, takes, True)
 
 
 def _that_work(accepted: tuple[str, ...], first: Request, free: Request, forced: Request | None) -> Iterator[str]:
@@ -221,8 +277,10 @@ def _capabilities(
     requests = [request for request in (first, free, forced) if request and request.status == OK]
     n_content = len(times.generated(first))
     usage = times.n_generated(first)
-    streams = YES if n_content > 1 else UNKNOWN
-    yield Capability("streaming", streams, f"an answer of {N_SHORT} tokens came as {n_content} events with content")
+    streams, how = YES if n_content > 1 else UNKNOWN, f"an answer of {N_SHORT} tokens came as {n_content} events"
+    if held := [len(times.generated(request)) for request in requests if times.came_at_once(request)]:
+        streams, how = NO, f"{max(held)} events with content arrived at once: the answer was held back until its end"
+    yield Capability("streaming", streams, how)
     yield _seen("usage in streams", usage is not None, f"the stream counts {usage} tokens", "no counts in the stream")
     has_ids = first.tokens_by == "token ids"
     yield _seen("token ids", has_ids, "in every event", "none in the stream")
@@ -265,8 +323,8 @@ def _ignores_eos(free: Request, forced: Request | None) -> tuple[str, str]:
     if ends[1:] == ["stop"]:
         return NO, "an answer ended by itself with it too"
     if ends == ["length", "length"]:
-        return UNKNOWN, "the model did not end by itself without it either"
-    return UNKNOWN, "the server gives no reason of the end"
+        return UNKNOWN, f"the answer also had all {N_LONG} tokens without it, so its effect cannot be seen"
+    return UNKNOWN, "the server gives no finish_reason"
 
 
 def _get(access: Access, path: str) -> dict[str, Any] | None:

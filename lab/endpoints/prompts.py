@@ -79,7 +79,7 @@ def by_template(access: Access, api: str, text: str) -> int | None:
     """Tokens by llama-server's /tokenize, of a chat after its /apply-template."""
     if api == CHAT:
         chat = ask(access, f"{access.root}/apply-template", {"messages": [{"role": "user", "content": text}]})
-        applied = as_dict(chat.parsed).get("prompt")
+        applied = as_dict(chat.raw).get("prompt")  # only the server sees it
         if chat.status != 200 or not isinstance(applied, str):
             return None
         text = applied
@@ -113,7 +113,12 @@ def by_usage(access: Access, endpoint: Endpoint, model: str, text: str) -> int |
     temperature = None if MAX_COMPLETION in endpoint.accepted else 0.0  # OpenAI's reasoning models refuse any
     asked = Asked(n_prompt=None, n_gen=1, temperature=temperature)
     fields = body(endpoint.api, model, text, asked, endpoint.accepted, is_streamed=False)
-    answer = ask(access, f"{access.url}/{'chat/completions' if endpoint.api == CHAT else 'completions'}", fields, 600.0)
+    answer = ask(
+        access,
+        f"{access.url}/{'chat/completions' if endpoint.api == CHAT else 'completions'}",
+        fields,
+        access.timeout_s,
+    )
     usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")))
     return usage.prompt_tokens if usage and answer.status == 200 else None
 
@@ -171,7 +176,10 @@ def renewed(prompt: Prompt, rng: random.Random) -> Prompt:
 def _counted(how: Counter, text: str) -> int:
     n_tokens = how.count(text)
     if n_tokens is None:
-        raise NotCounted("The server stopped counting tokens.", "Look whether it still runs, and try again.")
+        raise NotCounted(
+            f"The server did not say how many tokens a prompt of {len(text):,} characters has, though it did before.",
+            "Check that it still runs (its log may say why), then try again.",
+        )
     return n_tokens
 
 

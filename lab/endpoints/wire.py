@@ -12,6 +12,9 @@ from lab.core.request import Asked, Request
 MOST_AT_ONCE = 900
 """Requests in flight: select() knows no more than 1,024 files."""
 
+SEPARATOR = "\t"
+"""Between the number, the request and the text of a reply, which are one line: half a line is no reply yet."""
+
 TIMEOUT_S = 600.0
 STALL_S = 60.0
 MOST_LINE_BYTES = 10_000_000
@@ -64,7 +67,7 @@ class Plan:
     n_requests: int | None = None
     times_ns: tuple[int, ...] | None = None
     timeout_s: float = TIMEOUT_S  # for a whole request
-    stall_s: float = STALL_S  # without a byte after the first one
+    stall_s: float = STALL_S  # without a byte after the first one, or with nothing but pings after the first event
     stop_s: float | None = None
     order: tuple[tuple[int, int], ...] = ()
     most_lost: int | None = None

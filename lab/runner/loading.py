@@ -36,8 +36,9 @@ from lab.runner.load_plan import (
     make_plan,
 )
 from lab.runner.progress import ShowStatus, Status
-from lab.runner.prompts import TEXT, source
+from lab.runner.prompts import TEXT
 from lab.runner.servers import Server, connect
+from lab.runner.through_server import prompt_text
 
 LOOK_S = 1.0
 """How often what has ended is read and written down."""
@@ -103,24 +104,17 @@ def load(
     )
     text = prompt_text(prompt)
     notes = list(plan.notes)
-    with connect(url, model, api, api_key_env, headers) as server, notebook.watching() as watching:
-        path = new_results_file(plan, server, Path(out))
-        records = list(execute(plan, server, text, path, watch or watching, notes.append))
+    with notebook.watching() as watching:
+        show = watch or watching
+        with connect(
+            url, model, api, api_key_env, headers, plan.timeout_s, lambda words: show(Status(words))
+        ) as server:
+            path = new_results_file(plan, server, Path(out))
+            records = list(execute(plan, server, text, path, show, notes.append))
     errors = [record.request.error for record in records if record.request.error]
     for sentence in (*notes, *([f"{len(errors)} requests failed: {errors[0]}"] if errors else [])):
         warnings.warn(sentence, stacklevel=2)
     return records
-
-
-def prompt_text(prompt: str) -> str:
-    """The text from which prompts are cut. LabError for random token ids, which no server takes."""
-    text = source(prompt).text
-    if text is None:
-        raise LabError(
-            f"--prompt {prompt} is not possible through a server, which takes text and not tokens.",
-            "Use --prompt text, some of the lab's texts by name, or a text file.",
-        )
-    return text
 
 
 def new_results_file(plan: LoadPlan, server: Server, folder: Path) -> Path:
@@ -266,8 +260,12 @@ class _Session:
             else:
                 uncounted.append(reply)
         if new:
-            save(self._path, *(record for _, record in new))
-            self.kept.update(index for index, _ in new)
+            n_bytes = self._path.stat().st_size
+            try:
+                save(self._path, *(record for _, record in new))
+            finally:  # Ctrl-C may come when they are written: they shall not be written again
+                if self._path.stat().st_size > n_bytes:
+                    self.kept.update(index for index, _ in new)
         return [record for _, record in new]
 
     def _count(self, uncounted: list[Reply], window: Window) -> None:
@@ -275,7 +273,7 @@ class _Session:
         for i, reply in enumerate(uncounted):
             if i % 10 == 0:
                 self._watch(Status(f"counting the tokens of answers, {i} of {len(uncounted)}", part=self._part(window)))
-            usage = counting.tokenized(self._server.access, self._server.model, reply.text)
+            usage = counting.tokenized(self._server.access, self._server.own_name, reply.text)
             if usage is None:
                 self._can_count = False
                 self._note("The server does not count the tokens of its answers: there are no rates of tokens.")

@@ -10,9 +10,9 @@ with connect("http://127.0.0.1:8080/v1") as server:
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.core.record import Machine
@@ -22,7 +22,7 @@ from lab.endpoints import body, counting, probe, prompts
 from lab.endpoints.access import Access
 from lab.endpoints.client import Client
 from lab.endpoints.prompts import Counter, Prompt
-from lab.endpoints.wire import Ask, Reply
+from lab.endpoints.wire import TIMEOUT_S, Ask, Reply
 from lab.errors import LabError
 from lab.runner import keeping, machine
 from lab.runner.prompts import offset
@@ -35,7 +35,8 @@ class Server:
     access: Access
     client: Client
     endpoint: Endpoint
-    model: str
+    own_name: str = field(repr=False)  # of the model, as the server calls it: it may quote a secret
+    model: str  # the same, as it is shown
     models: tuple[str, ...]
     counter: Counter | None  # None: nobody can count the tokens of a prompt
     machine: Machine  # of the client
@@ -66,7 +67,7 @@ class Server:
     def ask(self, prompt: Prompt, asked: Asked, is_sent_once: bool = False) -> Ask:
         """The request for a prompt. Unless it is sent once, its prompt begins with another nonce each time."""
         nonce = None if is_sent_once else prompt.nonce
-        return body.ask_for(self.endpoint.api, self.model, prompt.text, asked, self.endpoint.accepted, nonce)
+        return body.ask_for(self.endpoint.api, self.own_name, prompt.text, asked, self.endpoint.accepted, nonce)
 
     @property
     def temperature(self) -> float | None:
@@ -80,7 +81,7 @@ class Server:
 
     def counted(self, ask: Ask, reply: Reply) -> Request:
         """The request with a count of its tokens, where the stream had none; it may be sent once more for that."""
-        return counting.counted(self.access, self.endpoint.api, self.model, ask, reply)
+        return counting.counted(self.access, self.endpoint.api, self.own_name, ask, reply)
 
     def record(self, session: str, request: Request, client_error_ns: tuple[int, int] | None = None) -> RequestRecord:
         """A request as a line of a results file. `client_error_ns` is that of selftest.client_error."""
@@ -106,13 +107,16 @@ def connect(
     api: str | None = None,
     api_key_env: str | None = None,
     headers: Sequence[str] = (),
+    timeout_s: float = TIMEOUT_S,
+    say: Callable[[str], object] = lambda words: None,
 ) -> Iterator[Server]:
     """Look at the server at `url` and be ready to ask it; the client's process ends with the block.
 
-    LabError where it cannot be reached, the model is not clear, or it streams no answer.
+    A request is given up after `timeout_s`; `say` is called with a sentence now and then while the first answers are
+    waited for. LabError where the server cannot be reached, the model is not clear, or it streams no answer.
     """
-    asked = reaching.access(url, api_key_env, headers)
+    asked = reaching.access(url, api_key_env, headers, timeout_s)
     with Client(asked) as client:
-        probed = probe.probe(asked, client, model, api)
-        known = probed.endpoint, probed.model, probed.models, probed.counter
+        probed = probe.probe(asked, client, model, api, say)
+        known = probed.endpoint, probed.own_name, probed.model, probed.models, probed.counter
         yield Server(asked, client, *known, machine.describe())

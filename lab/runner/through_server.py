@@ -22,7 +22,7 @@ from lab.core.request import LOST, NOT_SENT, REFUSED, Asked, Events, Request, Re
 from lab.endpoints import prompts as server_prompts
 from lab.endpoints.prompts import Prompt
 from lab.endpoints.selftest import client_error
-from lab.endpoints.wire import Plan
+from lab.endpoints.wire import STALL_S, TIMEOUT_S, Plan
 from lab.errors import LabError
 from lab.process.worker import MAX_TOKENS
 from lab.runner import notebook, unseen
@@ -32,8 +32,8 @@ from lab.runner.keeping import save, unless_empty
 from lab.runner.lengths import check_lengths, parse_lengths
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT
 from lab.runner.planned import shuffled
-from lab.runner.progress import ANSWERING, Reporter, ShowStatus
-from lab.runner.prompts import TEXT, Source, source
+from lab.runner.progress import ANSWERING, Reporter, ShowStatus, Status
+from lab.runner.prompts import TEXT, source
 from lab.runner.servers import Server, connect
 
 DEFAULT_LENGTHS = "100,1000"
@@ -60,7 +60,7 @@ class Wanted:
 
     cases: tuple[Case, ...]
     n_repeat: int
-    source: Source
+    text: str
     seed: int
 
     @property
@@ -98,6 +98,7 @@ def endpoint(
     headers: Sequence[str] = (),
     prompt: str = TEXT,
     seed: int = 1,
+    timeout: float = TIMEOUT_S,
     out: str | Path = "results",
     watch: ShowStatus | None = None,
 ) -> list[RequestRecord]:
@@ -107,15 +108,18 @@ def endpoint(
 
     Without `repeat` three runs of each length. `model` is the server's name for it (None: its only one), `api` chat or
     completions (None: what it has), `api_key_env` the environment variable that holds the key, `headers` are written
-    NAME: VALUE. `watch` is called with a `Status` twice a second; without one, a notebook shows a line. Failed
-    requests are records too (see `record.request.status`), and are warned of. LabError where nobody answers.
+    NAME: VALUE. A request is given up after `timeout` seconds. `watch` is called with a `Status` twice a second;
+    without one, a notebook shows a line. Failed requests are records too (see `record.request.status`), and are warned
+    of. LabError where nobody answers.
     """
     asked = wanted(prompt_len, gen, repeat, prompt, seed)
-    with connect(url, model, api, api_key_env, headers) as server, notebook.watching() as watching:
-        plan = make_plan(server, asked)
-        records = list(execute(plan, new_results_file(plan, Path(out)), watch or watching))
+    with notebook.watching() as watching:
+        show = watch or watching
+        with connect(url, model, api, api_key_env, headers, timeout, lambda words: show(Status(words))) as server:
+            plan = make_plan(server, asked)
+            records = list(execute(plan, new_results_file(plan, Path(out)), show))
     sent = [record.request for record in records if record.request.failure != NOT_SENT]
-    errors = [request.error for request in sent if request.error]
+    errors = [request.error for request in sent if request.error and not request.asked.warmup]
     for warning in [*plan.refused.values(), *([f"{len(errors)} requests failed: {errors[0]}"] if errors else [])]:
         warnings.warn(warning, stacklevel=2)
     return records
@@ -135,13 +139,18 @@ def wanted(
     for name, value, most in (("gen", gen, MAX_TOKENS), ("repeat", n_repeat, 10_000)):
         if not 1 <= value <= most:
             raise LabError(f"--{name} {value:,} is not possible.", f"Give a whole number from 1 to {most:,}.")
-    text = source(prompt)
-    if text.text is None:
+    return Wanted(tuple(Case(n, gen) for n in lengths), n_repeat, prompt_text(prompt), seed)
+
+
+def prompt_text(prompt: str) -> str:
+    """The text from which prompts are cut. LabError for random token ids, which no server takes."""
+    text = source(prompt).text
+    if text is None:
         raise LabError(
             f"--prompt {prompt} is not possible through a server, which takes text and not tokens.",
             "Use --prompt text, some of the lab's texts by name, or a text file.",
         )
-    return Wanted(tuple(Case(n, gen) for n in lengths), n_repeat, text, seed)
+    return text
 
 
 def make_plan(server: Server, asked: Wanted) -> ServerPlan:
@@ -234,7 +243,9 @@ class _Session:
         )
         ask = server.ask(prompt, asked, is_sent_once=True)
         watch = self.reporter.answer_watcher(case, repeat, warmup)
-        (reply,) = server.client.run(Plan(asks=(ask,), api=server.endpoint.api), watch)
+        timeout_s = server.access.timeout_s
+        plan = Plan(asks=(ask,), api=server.endpoint.api, timeout_s=timeout_s, stall_s=min(STALL_S, timeout_s))
+        (reply,) = server.client.run(plan, watch)
         if warmup:
             return reply.request
         if self.stream:
@@ -249,7 +260,7 @@ class _Session:
         asked, n = self.plan.wanted, case.n_prompt
         if n in self.prompts:
             return server_prompts.renewed(self.prompts[n], random.Random())
-        prompt = self.plan.server.prompt(n, asked.source.text or "", asked.seed, repeat)
+        prompt = self.plan.server.prompt(n, asked.text, asked.seed, repeat)
         if prompt.counted_by == server_prompts.USAGE:
             self.prompts[n] = prompt
         return prompt

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lab.core.request import CHAT, YES, Endpoint
+from lab.core.request import CHAT, NO, YES, Endpoint
 from lab.endpoints.prompts import MOST_COUNTS, USAGE, Counter
 
 
 def sentences(endpoint: Endpoint, counter: Counter | None, n_gen: int) -> Iterator[str]:
     """What is not visible of answers of `n_gen` tokens, from what the server was seen to be able to do."""
     how = {one.name: one.how for one in endpoint.capabilities}
-    if endpoint.can("streaming") != YES:
+    if endpoint.can("streaming") == NO:
+        yield f"TTFT and TPOT are not visible, only E2E is: {how.get('streaming')}."
+    elif endpoint.can("streaming") != YES:
         yield (
             f"Whether the server streams token by token is not known ({how.get('streaming')}): one that holds tokens "
             "back has a TTFT that is later than its first token."
         )
     own = " What the server says of its own times is shown apart." if endpoint.can("server timings") == YES else ""
-    yield (
-        "Prefill time is not visible from outside: TTFT stands for it, with the server's queue, its tokenizer and its "
-        f"first token in it.{own}"
-    )
-    if endpoint.can("tokens per event") != YES:
+    if endpoint.can("streaming") != NO:
+        yield (
+            "Prefill time is not visible from outside: TTFT stands for it, with the server's queue, its tokenizer and "
+            f"its first token in it.{own}"
+        )
+    if endpoint.can("streaming") != NO and endpoint.can("tokens per event") != YES:
         yield (
             "No event says how many tokens it holds: gaps are those between events (inter-chunk latency), there is no "
             "ITL, and TPOT lies between two bounds wherever there are not as many events as tokens."

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from lab.core.record import Record
 from lab.core.request import RequestRecord
+from lab.errors import printable
 from lab.runner.progress import IN_A_RUN, KERNEL, WARMING_UP, ShowStatus, Status, duration
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def progress(
             if (status.case, status.repeat) != (latest.case, latest.repeat) or latest.doing == WARMING_UP:
                 head = f"\n--- {status.case.name if status.case else ''}, repeat {(status.repeat or 0) + 1}"
                 stream_to.print(Text(head, style="bold"))
-            stream_to.print(status.text, end="")
+            stream_to.print(printable(status.text, kept="\n\t\u200c\u200d"), end="")  # joiners: of scripts and emoji
         elif status.doing.startswith(KERNEL):
             if time.monotonic() - printed_at >= EVERY_S:
                 err.print(f"{status.doing}; about {duration(status.left_s or 0)} left")

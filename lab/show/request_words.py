@@ -14,12 +14,34 @@ NEAR = 20
 
 
 def doubts(chosen: Sequence[RequestRecord]) -> list[str]:
-    """Sentences on requests of one setup that went well: which are set apart and why, what is not known, and what is
-    near the error of the client itself."""
+    """Sentences on requests of one setup that went well: which are set apart and why, what is not known or contradicts
+    itself, and which times are near the error of the client itself."""
     ones = [figures(record.request) for record in chosen]
-    makers = (_warm, _short, _lengths, _counts, _bounds)
+    makers = (at_once, _warm, _short, _lengths, contradictions, _counts, _bounds)
     words = [maker(ones) for maker in makers] + [_gaps(chosen), _reasoning(chosen), _client(chosen)]
     return [sentence for sentence in words if sentence]
+
+
+def at_once(ones: Sequence[Figures]) -> str:
+    """On answers that were held back until their end; empty without any."""
+    held = [one.n_events for one in ones if one.came_at_once]
+    if not held:
+        return ""
+    return (
+        f"{len(held)} of {len(ones)} answers arrived at once ({_ends(sorted(held))} events): the server, or a proxy "
+        "before it, held them back until they were complete. Their TTFT and TPOT are not known, only E2E is."
+    )
+
+
+def contradictions(ones: Sequence[Figures]) -> str:
+    """On counts of tokens that cannot be right; empty without any."""
+    found = [one.contradiction for one in ones if one.contradiction]
+    if not found:
+        return ""
+    return (
+        f"The server contradicts itself in {len(found)} of {len(ones)} answers: it counted {found[0]}. Figures that "
+        "depend on the number of tokens (TPOT, tokens/s, short answers) may be wrong."
+    )
 
 
 def _warm(ones: Sequence[Figures]) -> str:
@@ -85,7 +107,8 @@ def _gaps(chosen: Sequence[RequestRecord]) -> str:
         words.append("The stream did not count tokens: the same request, not streamed, did.")
     if "tokenize" in ways:
         words.append("The stream did not count tokens: its text was tokenised afterwards, which may join some.")
-    unknown = [record.request for record in chosen if times.itl_ns(record.request) is None]
+    streamed = [record.request for record in chosen if not times.came_at_once(record.request)]
+    unknown = [request for request in streamed if times.itl_ns(request) is None]
     if unknown:
         words.append(
             "The server does not say how many tokens are in an event: gaps are those between events (inter-chunk "
@@ -121,15 +144,15 @@ def _client(chosen: Sequence[RequestRecord]) -> str:
         "single gaps": gaps,
     }
     near = [
-        f"{name} (from {wording.seconds(min(known) / 1e9)} on)"
+        f"{name} (shortest: {wording.seconds(max(min(known), 100_000) / 1e9)}{' or less' * (min(known) < 100_000)})"
         for name, known in spans.items()
         if known and min(known) < NEAR * error
     ]
     if not near:
         return ""
     return (
-        f"Near the error of the client itself: {', '.join(near)}. Its stamps of null events were up to "
-        f"{wording.seconds(error / 1e9)} late (99 %)."
+        f"Some times are less than {NEAR}x the measurement error of this client, so part of them may be the client's: "
+        f"{', '.join(near)}. In its own test 99 % of its time stamps were at most {wording.seconds(error / 1e9)} late."
     )
 
 

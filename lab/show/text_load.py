@@ -16,7 +16,7 @@ from lab.analysis.wording import digits, seconds
 from lab.core.lists import join_and
 from lab.core.record import Record
 from lab.core.request import CLOSED, Endpoint, RequestRecord
-from lab.show import plot_load
+from lab.show import plot_load, request_words
 from lab.show.console import grid_of
 
 LATE_S = 0.01
@@ -185,7 +185,8 @@ def _doubts(shown: Sequence[ArmFigures]) -> list[str]:
     for one in shown:
         label = one.arm.label
         if one.failures:
-            classes = join_and([f"{n} {name}" for name, n in one.failures.items()])
+            named = [(f"{n} {name}", one.errors.get(name)) for name, n in one.failures.items()]
+            classes = "; ".join(f"{what}, such as: {error}" if error else what for what, error in named)
             words.append(f"! {label}: {one.n - one.n_ok} of {one.n} requests failed ({classes}).")
         if one.n_failed_outside:
             words.append(f"! {label}: {one.n_failed_outside} more failed before or after the window.")
@@ -199,6 +200,9 @@ def _doubts(shown: Sequence[ArmFigures]) -> list[str]:
             words.append(f"! {label}: {one.n_short} answers were shorter than asked for.")
         if one.n_warm:
             words.append(f"! {label}: of {one.n_warm} requests a part of the prompt came from the server's cache.")
+        ones = [due.figures for due in one.arm.inside if due.is_ok]
+        doubts = (request_words.at_once(ones), request_words.contradictions(ones))
+        words += [f"! {label}: {doubt}" for doubt in doubts if doubt]
         if one.tokens_tps is None and one.n_ok:
             words.append(f"{label}: tokens are not counted by the server, so there is no rate of tokens.")
     if any(one.is_spread for one in shown):

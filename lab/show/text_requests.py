@@ -47,6 +47,8 @@ def finished(record: RequestRecord) -> str:
     one = figures(record.request)
     if one.status != OK:
         what = one.failure or one.status
+    elif one.came_at_once and one.e2e_ns is not None:
+        what = f"E2E {wording.digits(one.e2e_ns / 1e9)} s; the answer arrived at once, so TTFT is not known"
     elif one.ttft_ns is None:
         what = "no token came"
     else:
@@ -165,17 +167,20 @@ def findings(rows: pd.DataFrame) -> list[str]:
 
 
 def failures(records: Sequence[RequestRecord]) -> list[str]:
-    """One line per class of failure, with how many there were and the first of them."""
+    """One line per class of failure, with how many there were and the first of them; warm-ups are counted apart."""
     own = request_table.alone(records)
-    by_class: dict[str, list[RequestRecord]] = {}
+    by_class: dict[tuple[bool, str], list[RequestRecord]] = {}
     for record in own:
         if record.request.status != OK:
-            by_class.setdefault(record.request.failure or record.request.status, []).append(record)
+            key = record.request.asked.warmup, record.request.failure or record.request.status
+            by_class.setdefault(key, []).append(record)
     lines = []
-    for name, failed in by_class.items():
+    for (is_warmup, name), failed in by_class.items():
         first = failed[0].request
+        n = sum(record.request.asked.warmup == is_warmup for record in own)
+        kind = f"{'warm-up ' * is_warmup}request{'s' * (n != 1)}"
         example = f"{_name(figures(first))}, repeat {first.asked.repeat + 1}: {first.error}"
-        lines.append(f"{len(failed)} of {len(own)} requests, {name}; such as {example}")
+        lines.append(f"{len(failed)} of {n} {kind}, {name}; such as {example}")
     return lines
 
 

@@ -33,6 +33,7 @@ from lab.endpoints.wire import Plan, Reply
 from lab.runner import keeping, loading
 from lab.runner.load_plan import make_plan
 from lab.runner.servers import Server, connect
+from lab.runner.through_server import prompt_text
 
 FIRST_MS, GAP_MS = 20.0, 5.0
 
@@ -48,7 +49,7 @@ def run(server: Server, keep: Callable[[Any], object], **asked: Any) -> None:
     plan = make_plan(prompt_len=40, **asked)
     with tempfile.TemporaryDirectory() as folder:
         path = loading.new_results_file(plan, server, Path(folder))
-        for record in loading.execute(plan, server, loading.prompt_text("text"), path, lambda _: None, lambda _: None):
+        for record in loading.execute(plan, server, prompt_text("text"), path, lambda _: None, lambda _: None):
             keep(record)
 
 

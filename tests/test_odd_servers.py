@@ -1,0 +1,384 @@
+"""Servers and proxies that do wrong: what is said of each, and that nothing secret or dangerous gets through."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import gzip
+import itertools
+import json
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import lab
+from lab.core import request_times as times
+from lab.core.record import FAILED
+from lab.core.request import CHAT, NO, NO_STREAM, STALLED, TIMEOUT, TOO_LARGE, Asked, Request
+from lab.core.request_figures import figures
+from lab.endpoints import body
+from lab.endpoints import probe as probing
+from lab.endpoints.access import access, hidden, masked
+from lab.endpoints.client import Client
+from lab.endpoints.wire import Plan
+from lab.runner import loading, through_server
+from tests.conftest import run_lab
+from tests.odd_server import CHAT_PATH, STREAM, Canned, as_json, event, odd_server, paced, stream
+
+KEY = "sk-Very/secret+0123456789-abcdef"
+WORDS = ["w "] * 64
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's error is measured elsewhere, and nobody has to be given time to recover."""
+    monkeypatch.setattr(through_server, "client_error", lambda: (40_000, 300_000))
+    monkeypatch.setattr(loading, "client_error", lambda n_streams: (40_000, 300_000))
+    monkeypatch.setattr(through_server, "PAUSE_S", 0.0)
+
+
+def chat(body: Any, **more: Any) -> dict[str, Canned]:
+    """A server that answers chats so."""
+    return {CHAT_PATH: Canned(body, kind=STREAM, **more)}
+
+
+def asked_for(asked: dict[str, Any]) -> Iterator[bytes]:
+    """As many tokens as were asked for."""
+    yield from paced(stream(*["w "] * asked["max_tokens"]))
+
+
+def answer(answers: dict[str, Canned], n_gen: int = 64, **limits: Any) -> Request:
+    """How a request to such a server went."""
+    with odd_server(answers) as server, Client(asked := access(server.url)) as client:
+        ask = body.ask_for(CHAT, "odd", "a b c", Asked(n_prompt=None, n_gen=n_gen), ())
+        (reply,) = client.run(Plan(asks=(ask,), api=CHAT, **limits))
+    assert asked.api_key_env is None
+    return reply.request
+
+
+# Secrets
+
+
+def written(secret: str) -> list[str]:
+    """Ways in which a server may quote a secret."""
+    data = secret.encode()
+    coded = [base64.b64encode(before + data + b"more").decode() for before in (b"", b"x", b"xy")]
+    escaped = "".join(f"%{byte:02X}" for byte in data)
+    return [secret, secret.upper(), secret.lower(), *coded, quote(secret, safe=""), escaped, json.dumps(secret)[1:-1]]
+
+
+@pytest.mark.parametrize("way", range(9))
+def test_a_secret_is_masked_however_it_is_written(way: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEY", KEY)
+    asked = access("http://me:pass%20word@127.0.0.1:1", "THE_KEY", ["X-Team: another-secret"])
+    for secret in (KEY, "another-secret"):
+        text = f"before {written(secret)[way]} after"
+        shown = hidden(text, asked)
+        assert shown.startswith("before ") and shown.endswith(" after") and "***" in shown
+        pieces = [text[7:-6][i : i + 8].lower() for i in range(len(text) - 20)]
+        assert sum(piece in shown.lower() for piece in pieces) <= 2  # letters of what stands around it in base64
+    assert hidden("me, pass word", asked) == "me, ***"
+    assert hidden(f"it begins with {KEY[:9]} and ends with {KEY[-9:]}", asked) == "it begins with *** and ends with ***"
+    assert masked("no\nsecret \x1b", asked) == "no\nsecret \x1b"
+
+
+def quoting(asked: dict[str, Any]) -> Iterator[bytes]:
+    """A stream that quotes the key in two pieces, and in other ways."""
+    texts = [*["w "] * (asked["max_tokens"] - 12), KEY[:11], KEY[11:]]
+    texts += [f" {text} " for text in written(KEY)] + ["\n"]
+    yield from paced(stream(*texts))
+
+
+@pytest.mark.parametrize("place", ["model", "props", "stream", "error"])
+def test_no_secret_of_a_server_is_printed_or_kept(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEY", KEY)
+    answers = chat(quoting if place == "stream" else asked_for)
+    if place == "props":
+        settings = {"default_generation_settings": {"n_ctx": 4096}, "total_slots": 1, "build_info": f"b1-{KEY}"}
+        answers["/props"] = as_json({**settings, "model_path": f"/models/{KEY}/{KEY}.gguf", "model_ftype": KEY.upper()})
+    if place == "error":
+        answers[CHAT_PATH] = Canned(json.dumps({"error": {"message": f"no {KEY.upper()}"}}).encode(), 400)
+    with odd_server(answers, model=f"m-{KEY}.gguf" if place == "model" else "odd") as server:
+        options = (
+            "-p",
+            20,
+            "-n",
+            14,
+            "-r",
+            1,
+            "--api-key-env",
+            "THE_KEY",
+            "--out",
+            tmp_path,
+            "--timeout",
+            20,
+            "--no-plot",
+        )
+        status, out, err = run_lab("measure", "--url", server.url, *options, "--stream")
+    assert status == (1 if place == "error" else 0), err
+    if place != "error":
+        (path,) = tmp_path.glob("*.jsonl")
+        assert path.read_text().count("***") >= (place in ("model", "props"))
+    seen = out + err + "".join(f"{file.name} {file.read_bytes().decode('latin-1')}" for file in tmp_path.iterdir())
+    assert "***" in out + err
+    for text in written(KEY):
+        assert text not in seen
+    assert KEY[:8].lower() not in seen.lower() and KEY[-8:].lower() not in seen.lower()
+
+
+# Escapes
+
+
+def test_a_stream_cannot_command_the_terminal(tmp_path: Path) -> None:
+    evil = "evil\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\x85\u202e\u2066"
+
+    def commanding(asked: dict[str, Any]) -> Iterator[bytes]:
+        yield from paced(stream(*["w\n"] * (asked["max_tokens"] - 1), evil))
+
+    with odd_server(chat(commanding)) as server:
+        options = ("-p", 20, "-n", 4, "-r", 1, "--out", tmp_path, "--stream", "--no-plot")
+        status, out, err = run_lab("measure", "--url", server.url, *options)
+    assert status == 0, err
+    assert "w\nw\nw\nevil?]0;owned??[2J?31m" in out  # its lines stay
+    assert not set(out + err) & set("\x1b\x07\x9b\x7f\x85\u202e\u2066")
+
+
+# Buffered answers
+
+
+def held_back(asked: dict[str, Any]) -> Iterator[bytes]:
+    """What a proxy sends that waits for the end."""
+    time.sleep(0.2)
+    yield b"".join(stream(*["w "] * asked["max_tokens"]))
+
+
+def test_an_answer_that_was_held_back_has_no_ttft(tmp_path: Path) -> None:
+    paths: list[Path] = []
+    with odd_server(chat(held_back)) as server:
+        for name in ("a", "b"):
+            options = ("-p", "20,60", "-n", 64, "-r", 3, "--out", tmp_path / name, *["--no-plot"] * (name == "b"))
+            status, out, err = run_lab("measure", "--url", server.url, *options)
+            assert status == 0, err
+            paths += (tmp_path / name).glob("*.jsonl")
+    assert "TTFT and TPOT are not visible, only E2E is" in out
+    assert "6 of 6 answers arrived at once (64 events)" in out and "E2E 0.2" in err
+    assert "TPOT\n" not in out and "TTFT of a prompt" not in out
+    kept = lab.read(paths).requests
+    assert kept[0].endpoint.can("streaming") == NO
+    for record in kept:
+        one = figures(record.request)
+        if not record.request.asked.warmup:
+            assert one.came_at_once and (one.e2e_ns or 0) >= 0.2e9
+            assert {one.ttft_ns, one.first_output_ns, one.tpot_ns, one.tpot_bounds_ns, one.longest_stall_ns} == {None}
+            assert times.chunk_gaps_ns(record.request) == [] and times.itl_ns(record.request) is None
+    status, out, err = run_lab("compare", *paths, "--no-plot")
+    assert "faster" not in out and "slower" not in out, out
+
+
+def test_a_load_says_that_answers_were_held_back(tmp_path: Path) -> None:
+    with odd_server(chat(held_back)) as server:
+        options = ("-c", 2, "-p", 20, "-n", 16, "--warmup", 0, "--duration", 0.5, "--rounds", 1, "--no-plot")
+        status, out, err = run_lab("load", "--url", server.url, *options, "--out", tmp_path)
+    assert status == 0, err
+    assert "answers arrived at once (16 events)" in out and "only E2E is" in out
+
+
+# Endless streams
+
+
+def endless(asked: dict[str, Any]) -> Iterator[bytes]:
+    yield from itertools.repeat(event("w "))
+
+
+def pinging(first: bytes) -> Any:
+    def pieces(asked: dict[str, Any]) -> Iterator[bytes]:
+        yield first
+        for ping in itertools.cycle((b": ping\n\n", b"event: ping\ndata: {}\n\n", b"data:\n\n")):
+            time.sleep(0.01)
+            yield ping
+
+    return pieces
+
+
+def test_a_stream_without_an_end_is_given_up_soon() -> None:
+    request = answer(chat(endless), n_gen=8, timeout_s=60)
+    assert (request.status, request.failure) == (FAILED, TOO_LARGE)
+    assert "164 events came where at most 8 tokens were asked for" in str(request.error)
+    assert len(times.generated(request)) > 164  # what came is kept
+
+
+def test_pings_do_not_hide_a_stall() -> None:
+    request = answer(chat(pinging(event("w "))), timeout_s=30, stall_s=0.3)
+    assert (request.failure, len(times.generated(request))) == (STALLED, 1)
+    assert (request.failed_ns or 0) < 25e9
+
+
+def test_pings_before_the_first_token_are_patience_until_the_timeout() -> None:
+    assert answer(chat(pinging(b": wait\n\n")), timeout_s=1.0, stall_s=0.3).failure == TIMEOUT
+
+
+def test_a_probe_ends_in_time_and_says_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "SAY_S", 0.2)
+    with odd_server(chat(pinging(b": wait\n\n"))) as server:
+        for command in (("endpoint", "probe", server.url), ("measure", "--url", server.url)):
+            status, _, err = run_lab(*command, "--timeout", 1)
+            assert status == 1 and "1 s of at most 1 s (--timeout)" in err and "whole after 1 s (--timeout)" in err
+        assert server.n_asked[CHAT_PATH] == 2
+    for wrong in ("0", "nan", "1e9"):
+        status, _, err = run_lab("endpoint", "probe", server.url, "--timeout", wrong)
+        assert status == 1 and "--timeout" in err and "from 0.1 to 86,400" in err
+
+
+# Causes
+
+
+HTML = Canned(b"<html><head><style>p {}</style></head><body><h1>Welcome</h1> to nginx</body></html>", kind="text/html")
+ELSEWHERE = Canned(b"", 307, headers=(("Location", "http://127.0.0.1:1/api/models"),))
+BUSY = Canned(b'{"error": {"message": "slow down"}}', 429, headers=(("Retry-After", "30"),))
+LOCKED = Canned(b'{"error": {"message": "no"}}', 401)
+ZIPPED = Canned(gzip.compress(b"".join(stream("w", "w"))), kind=STREAM, headers=(("Content-Encoding", "gzip"),))
+CAUSES = {
+    "redirected": ("/v1/models", ELSEWHERE, ("307 Temporary Redirect, to http://127.0.0.1:1/api/models", "follows no")),
+    "not found": ("/v1/models", Canned(b"nothing here", 404, "text/plain"), ("404 Not Found", "nothing here")),
+    "a page": ("/v1/models", HTML, ("text/html", '"Welcome to nginx"', "Check the address")),
+    "other JSON": ("/v1/models", as_json({"hello": 1}), ("without `data`",)),
+    "TLS wanted": ("/v1/models", Canned(b"plain HTTP request sent to HTTPS port", 400), ("HTTPS port", "https://")),
+    "locked": (CHAT_PATH, LOCKED, ("401 Unauthorized", "--api-key-env NAME")),
+    "busy": (CHAT_PATH, BUSY, ("429 Too Many Requests, Retry-After: 30: slow down", "Wait")),
+    "zipped": (
+        CHAT_PATH,
+        ZIPPED,
+        ("text/event-stream, compressed though that was not asked for (Content-Encoding: gzip;",),
+    ),
+    "a page instead": (CHAT_PATH, HTML, (NO_STREAM, "text/html", "Welcome to nginx", "a proxy or a login")),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_cause_is_named_with_what_to_do(name: str) -> None:
+    path, canned, words = CAUSES[name]
+    with odd_server({path: canned}) as server:
+        status, out, err = run_lab("endpoint", "probe", server.url, "--timeout", 10)
+    assert (status, out) == (1, "") and all(word in err for word in words), err
+    assert "The server has no models" not in err
+
+
+def test_the_last_answer_of_an_interface_that_is_there_is_the_cause() -> None:
+    """Not that to options which it does not know, and not that of the other interface."""
+
+    def refuse(asked: dict[str, Any]) -> Canned:
+        words = "unknown option" if "ignore_eos" in asked or "cache_prompt" in asked else "the model is too large"
+        return Canned(json.dumps({"error": {"message": words}}).encode(), 400)
+
+    with odd_server({CHAT_PATH: refuse}) as server:
+        status, _, err = run_lab("endpoint", "probe", server.url, "--timeout", 10)
+    assert status == 1 and "400 Bad Request: the model is too large" in err, err
+
+
+@contextmanager
+def banner(data: bytes) -> Iterator[str]:
+    """A program that is no HTTP server."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    one, _ = listener.accept()
+                except OSError:
+                    return
+                with one:
+                    one.sendall(data)
+                    one.recv(4096)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n", 'does not speak HTTP: it began with "SSH-2.0-OpenSSH_9.2p1 Debian-2"'),
+        (b"\x15\x03\x03\x00\x02\x02\x46", "speaks TLS"),
+    ],
+)
+def test_what_does_not_speak_http_is_told(data: bytes, words: str) -> None:
+    with banner(data) as url:
+        status, _, err = run_lab("endpoint", "probe", url, "--timeout", 10)
+    assert status == 1 and words in err, err
+
+
+def test_a_tls_port_that_is_asked_without_tls_is_told(tmp_path: Path) -> None:
+    pair, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        f"openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -keyout {pair} -out {cert}".split(),
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, pair)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(2):
+                one, _ = listener.accept()
+                with one, suppress(OSError):
+                    context.wrap_socket(one, server_side=True)
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        status, _, err = run_lab("endpoint", "probe", url, "--timeout", 10)
+    assert status == 1 and "the connection ended without an answer" in err, err
+    assert "with TLS begins with https://" in err
+
+
+def test_a_load_says_the_words_of_the_server(tmp_path: Path) -> None:
+    n = itertools.count()
+
+    def sometimes(asked: dict[str, Any]) -> Iterator[bytes]:
+        if next(n) % 3 == 2 and asked["max_tokens"] == 5:
+            yield b'data: {"error": {"message": "KV cache is full"}}\n\n'
+        else:
+            yield from paced(stream(*["w "] * asked["max_tokens"]))
+
+    with odd_server(chat(sometimes)) as server:
+        options = ("-c", 2, "-p", 20, "-n", 5, "--warmup", 0, "--duration", 1, "--rounds", 1, "--no-plot")
+        status, out, err = run_lab("load", "--url", server.url, *options, "--out", tmp_path)
+    assert status == 0, err
+    assert "error inside a 200, such as: KV cache is full)." in out
+
+
+# Counts
+
+
+@pytest.mark.parametrize(
+    ("n", "words"), [(128, "128 tokens where 64 were asked for"), (32, "32 tokens where 64 events had content")]
+)
+def test_a_server_that_contradicts_itself_is_told(n: int, words: str, tmp_path: Path) -> None:
+    def counting(asked: dict[str, Any]) -> Iterator[bytes]:
+        is_whole = asked["max_tokens"] == 64
+        yield from paced(stream(*["w "] * asked["max_tokens"], n=n if is_whole else None))
+
+    with odd_server(chat(counting)) as server:
+        options = ("-p", 20, "-n", 64, "-r", 1, "--out", tmp_path, "--no-plot")
+        status, out, err = run_lab("measure", "--url", server.url, *options)
+    assert status == 0, err
+    assert f"contradicts itself in 1 of 1 answers: it counted {words}" in out
+
+
+def test_counts_that_agree_contradict_nothing() -> None:
+    request = answer(chat(asked_for))
+    assert figures(request).contradiction is None
+    joined = dataclasses.replace(request, usage=dataclasses.replace(request.usage, completion_tokens=60))  # type: ignore[type-var]
+    assert "60 tokens where 64 events" in str(figures(joined).contradiction)
+    by_tokenizer = dataclasses.replace(joined.usage, counted_by="tokenize")  # type: ignore[type-var]
+    assert figures(dataclasses.replace(joined, usage=by_tokenizer)).contradiction is None
