@@ -469,8 +469,9 @@ def test_the_command_takes_what_was_measured_on_a_device(tmp_path: Path) -> None
         results.append(tmp_path / "runs.jsonl", record)
     arguments = ("predict", "-p", "512", "-n", 6, "-m", "llama-3.2-1b:Q8_0", "--results", tmp_path)
     code, out, _ = run_lab(*arguments, "-d", "rtx-4090")
-    assert code == 0 and "From 1 runs on such a device in the results" in " ".join(out.split())
+    assert code == 0 and "From 1 run on such a device in the results" in " ".join(out.split())
     code, out, _ = run_lab(*arguments, "-d", "geforce")
     assert code == 0 and [line.split()[0] for line in out.splitlines() if "from its runs" in line] == ["rtx-4090"]
+    (tmp_path / "none").mkdir()
     code, out, _ = run_lab(*arguments[:-1], tmp_path / "none", "-d", "rtx-4090", "--json")
     assert code == 0 and json.loads(out)["rows"][0]["rests_on"] is None

@@ -10,6 +10,7 @@ from lab.analysis import comparison, table, wording
 from lab.analysis.spread import Spread
 from lab.core.record import Record
 from lab.core.request import RequestRecord
+from lab.core.words import plural
 from lab.errors import LabError
 from lab.show import plot_runs, svg, text_compare, text_energy, text_results, text_setup
 
@@ -44,7 +45,7 @@ def facts(record: Record) -> dict[str, str]:
     if record.model.source == "synthetic":
         named["weights"] = "random: the time is that of the real model's shape, the text means nothing"
     parts = {
-        f"{settings.n_threads} threads ({settings.n_threads_batch} for prefill)": settings.n_threads,
+        f"{plural(settings.n_threads, 'thread')} ({settings.n_threads_batch} for prefill)": settings.n_threads,
         f"batch {settings.n_batch}": settings.n_batch,
         f"ubatch {settings.n_ubatch}": settings.n_ubatch,
         f"layers on a GPU {settings.n_gpu_layers}": settings.n_gpu_layers,

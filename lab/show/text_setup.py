@@ -12,6 +12,7 @@ from rich.table import Table
 from lab.analysis import wording
 from lab.core.lines import to_json
 from lab.core.record import Machine, Model
+from lab.core.words import plural
 from lab.models.obtain import Listed
 from lab.runner import fits, machine
 from lab.runner.blank_run import named
@@ -112,7 +113,8 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         return
     out = console()
     n_gen = plan.cases[0].n_gen
-    out.print(f"\nPlan: {plan.n_repeat} rounds, {n_gen:,} tokens generated per sequence; memory is an estimate")
+    rounds, tokens = plural(plan.n_repeat, "round"), plural(n_gen, "token")
+    out.print(f"\nPlan: {rounds}, {tokens} generated per sequence; memory is an estimate")
     out.print(plan_table(plan))
     if placed := text_places.rows(plan):
         out.print(text_places.plan_table(placed))

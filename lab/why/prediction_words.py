@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lab.core.record import DECODE, PREFILL
+from lab.core.words import plural
 from lab.why import datasheet, uncertainty
 from lab.why.datasheet import Device
 from lab.why.learning import Case, Learned
@@ -19,7 +20,7 @@ def basis_here(learned: Learned, errors: Uncertainty) -> str:
     sentence = (
         f"Expected: {fit.prefill_factor:.2f} x the kernels' best time in prefill and {fit.decode_factor:.2f} x in "
         f"decode, plus {1e6 * fit.per_layer_step_s:.3g} us per layer and step, plus "
-        f"{1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value; fitted to {learned.n_runs} runs of "
+        f"{1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value; fitted to {plural(learned.n_runs, 'run')} of "
         f"{', '.join(learned.models)} on this machine ({len(learned.points)} points: medians by length and phase), and "
         "corrected by what runs of the same setup differ from that on average. "
         f"Ranges: {uncertainty.DEVIATIONS:g} standard deviations of {len(errors.held_out)} predictions of points that "
@@ -52,7 +53,7 @@ def basis_of(device: Device, own: Own | None) -> str:
     figures = {DECODE: f"{device.gbps:g} GB/s", PREFILL: f"{device.tflops:g} TFLOP/s" if device.tflops else ""}
     parts = [f"{low:.0%} to {high:.0%} of {figures[phase]} in {phase}" for phase, (low, high) in own.shares.items()]
     return (
-        f"From {own.n_runs} runs on such a device in the results: {' and '.join(parts)} of its datasheet "
+        f"From {plural(own.n_runs, 'run')} on such a device in the results: {' and '.join(parts)} of its datasheet "
         f"({device.source}), widened by what other sessions differ by. With its ceilings it is surer: lab ceilings"
     )
 

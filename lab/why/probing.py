@@ -19,6 +19,7 @@ from typing import Any
 from lab.analysis import disturbances
 from lab.core import results
 from lab.core.record import Ceilings, Model, Rate, Settings
+from lab.core.words import plural
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT_ID, UPLOAD, Probe
@@ -168,7 +169,7 @@ def _describe(probe: Probe) -> str:
         return f"{probe.op} of {probe.n_bytes:,} bytes, {probe.device}"
     what = f"attention over {probe.n_positions:,} positions, " if probe.op == ATTENTION else ""
     what = "experts, " if probe.op == MUL_MAT_ID else what
-    on = f"{probe.n_threads} threads" if probe.device is None else probe.device
+    on = plural(probe.n_threads, "thread") if probe.device is None else probe.device
     return f"{what}{probe.type}, {probe.n_tokens} columns, {on}"
 
 
