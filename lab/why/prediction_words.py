@@ -20,8 +20,8 @@ def basis_here(learned: Learned, errors: Uncertainty) -> str:
     sentence = (
         f"Expected: {fit.prefill_factor:.2f} x the kernels' best time in prefill and {fit.decode_factor:.2f} x in "
         f"decode, plus {1e6 * fit.per_layer_step_s:.3g} us per layer and step, plus "
-        f"{1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value; fitted to {plural(learned.n_runs, 'run')} of "
-        f"{', '.join(learned.models)} on this machine ({len(learned.points)} points: medians by length and phase), and "
+        f"{1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value; fitted to "
+        f"{plural(learned.n_runs, 'run')} of {', '.join(learned.models)} on this machine ({len(learned.points)} points: medians by length and phase), and "
         "corrected by what runs of the same setup differ from that on average. "
         f"Ranges: {uncertainty.DEVIATIONS:g} standard deviations of {len(errors.held_out)} predictions of points that "
         "were held out, and of those of the lab's own bench (tests/bench/held_out.py) where few could be."
