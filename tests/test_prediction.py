@@ -288,7 +288,7 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
     results.append(tmp_path / "runs.jsonl", record)
     answer = prediction.ask("512", 6, "big", results=tmp_path)
     assert answer.memory_bytes == 3 * 10**9
-    assert "1 runs" in answer.basis
+    assert "1 run of" in answer.basis
     with pytest.raises(LabError, match="not measured"):
         prediction.ask("512", 6, "big", results=tmp_path, n_gpu_layers=0)
 
@@ -434,7 +434,7 @@ def test_runs_alone_say_which_part_of_the_datasheet_was_reached() -> None:
     assert row.tpot_s[0] < measured_s < row.tpot_s[1]
     other = find(records, [], dataclasses.replace(BIG, name="another"))
     assert other is not None and other.shares is not None and other.shares["decode"][0] < low
-    assert "1 runs on such a device" in prediction_words.basis_of(device, own)
+    assert "1 run on such a device" in prediction_words.basis_of(device, own)
 
 
 def test_ceilings_alone_give_the_kernels_least_time() -> None:
