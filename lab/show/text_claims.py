@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
 from lab.analysis.wording import digits
@@ -16,7 +15,7 @@ from lab.experiments.claim_session import Session
 from lab.experiments.claim_verdicts import Judged, Verdicts
 from lab.runner.progress import duration
 from lab.show import text_results
-from lab.show.console import grid_of
+from lab.show.console import Grid, grid_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,7 +86,7 @@ def plan_lines(session: Session) -> list[str]:
     return [line, *(f"{part} cannot be measured: {problem}" for part, problem in session.problems.items())]
 
 
-def plan_table(session: Session) -> Table:
+def plan_table(session: Session) -> Grid:
     """What `--dry-run` shows: the parts, their runs, memory, time, and the claims that need them."""
     grid = grid_of("part", "what it is", "runs", "memory MB", "about", "claims")
     for name, seconds in session.expected_s.items():
@@ -109,8 +108,8 @@ def plan_table(session: Session) -> Table:
     return grid
 
 
-def _table(judged: Sequence[Judged]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def _table(judged: Sequence[Judged]) -> Grid:
+    table = Grid(box=None, pad_edge=False, header_style="bold")
     for heading, share in zip(HEADINGS, (0, 4, 5, 6, 0), strict=True):
         table.add_column(heading, ratio=share or None, justify="left" if heading else "right", overflow="fold")
     for one in judged:

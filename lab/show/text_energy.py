@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 from lab.analysis import wording
 from lab.runner.energy import Counters
-from lab.show.console import grid_of
+from lab.show.console import Grid, grid_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +44,7 @@ def scope(sources: Iterable[str]) -> str:
     return f"{', '.join(sources)} (of all that ran on it, idle power included)"
 
 
-def energy_table(headings: list[str], lines: list[list[str]]) -> Table:
+def energy_table(headings: list[str], lines: list[list[str]]) -> Grid:
     """The cells of `table_of` as a table."""
     grid = grid_of(*headings)
     for line in lines:

@@ -7,8 +7,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
-
 from lab.analysis import wording
 from lab.core.lines import to_json
 from lab.core.record import Machine, Model
@@ -18,7 +16,7 @@ from lab.runner import fits, machine
 from lab.runner.blank_run import named
 from lab.runner.planned import Plan
 from lab.show import text_network, text_places
-from lab.show.console import console, grid_of, print_json
+from lab.show.console import Grid, console, grid_of, print_json
 
 
 def describe(here: Machine, model: Model | None = None) -> list[str]:
@@ -53,7 +51,7 @@ def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
     return texts
 
 
-def models_table(rows: Sequence[Listed]) -> Table:
+def models_table(rows: Sequence[Listed]) -> Grid:
     """The models that can be measured. A size after ~ is that of a download."""
     grid = grid_of("name", "quantization", "MB", "on disk", "from", "what it is")
     for row in rows:
@@ -125,7 +123,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
     )
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(plan: Plan) -> Grid:
     """Runs and estimated memory of a plan, one row per case."""
     grid = grid_of("case", "runs", "KV cache MB", "memory MB", "note")
     for case in plan.cases:

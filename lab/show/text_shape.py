@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
-
 from lab.analysis import wording
 from lab.models.catalog import SYNTHETIC, Entry, Spec
-from lab.show.console import grid_of
+from lab.show.console import Grid, grid_of
 
 
-def sizes_table(by_quantization: Mapping[str, Mapping[str, Any]]) -> Table:
+def sizes_table(by_quantization: Mapping[str, Mapping[str, Any]]) -> Grid:
     """A row for each quantization: the file's size, what a decode step reads, and the context that fits."""
     grid = grid_of("quantization", "MB", "MB read per decode step", "context that fits")
     for quantization, figures in by_quantization.items():
