@@ -71,9 +71,9 @@ def test_impossible_lengths(lengths: str) -> None:
 
 
 def test_usage_errors() -> None:
-    assert run_process("measure", "--repeat", "many")[0] == 2
-    assert run_lab("measure", "--no-such-option")[0] == 2
-    assert run_lab("mesure")[0] == 2
+    assert run_process("measure", "--repeat", "many")[0] == 1
+    assert run_lab("measure", "--no-such-option")[0] == 1
+    assert run_lab("mesure")[0] == 1
 
 
 def test_beyond_the_training_context_it_goes_on_and_says_so(tmp_path: Path, embedded: Path) -> None:
@@ -113,6 +113,46 @@ def test_a_full_results_folder_is_found_out_at_once(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_to_a_full_disk_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    results.append(path, make_record())
+    command = f"{sys.executable} -m lab export --format csv --table steps {path} > /dev/full"
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "The output cannot be written: No space left on device" in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
+@pytest.mark.parametrize(
+    "command", ["plot FILE -o OUT", "report FILE -o OUT/page.html", "export FILE -o OUT/rows.json"]
+)
+def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, command: str) -> None:
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    results.append(path, make_record())
+    words = command.replace("FILE", str(path)).replace("OUT", str(out))
+    limited = f"trap '' XFSZ; ulimit -f 1; {sys.executable} -m lab {words}"  # files of at most 1 kB
+    ended = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1 and "cannot be written: File too large" in ended.stderr, ended.stderr
+    assert not list(out.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("measure", "--max-minutes", "3"), "--max-minutes has an effect only with --until"),
+        (("export", "RESULTS", "-f", "csv", "--as", "md"), "--as md has no effect with --format csv"),
+        (("export", "RESULTS", "--table", "steps"), "--table steps has no effect with --format llama-bench"),
+        (("predict", "--results", "/nonexistent"), "There is no folder /nonexistent"),
+    ],
+)
+def test_options_without_effect_are_errors(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    results.append(path, make_record())
+    code, _, err = run_lab(*(path if word == "RESULTS" else word for word in arguments))
+    assert code == 1 and says in err
 
 
 def test_results_that_are_broken_or_newer(tmp_path: Path) -> None:
@@ -198,4 +238,4 @@ def vocabulary_only() -> bytes:
 
 def test_lengths_without_commas_are_met_with_a_hint() -> None:
     code, _, err = run_lab("measure", "--prompt-len", 10, 100, 500)
-    assert code == 2 and "--prompt-len 10,100,1000" in err
+    assert code == 1 and "--prompt-len 10,100,1000" in err

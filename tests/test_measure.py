@@ -339,16 +339,30 @@ def test_a_sentinel_stands_before_and_after_every_run(tmp_path: Path) -> None:
 def test_a_calibration_is_sessions_in_a_folder_of_their_own(tmp_path: Path) -> None:
     worker, plan = plan_of(tmp_path, prompt_len=calibration.LENGTHS, gen=5, repeat=3)
     reports: list[str] = []
-    records = list(calibration.calibrate(plan, worker, tmp_path, 4, 0, lambda status: None, reports.append))
+    records = list(
+        calibration.calibrate(plan, worker, tmp_path, 4, 0, lambda status: None, reports.append, lambda _: "")
+    )
     assert len({record.session for record in records}) == 4
     assert len(list((tmp_path / calibration.FOLDER).glob("*.jsonl"))) == 4
     assert {spread.n_sessions for spread in known_spreads(records).values()} == {4}
-    assert reports == [f"session {n} of 4 is done; 0 s pause" for n in (1, 2, 3)]
+    assert [line for line in reports if "pause" not in line] == [f"session {n} of 4 is done" for n in (1, 2, 3, 4)]
+
+
+def test_a_calibration_ends_as_soon_as_too_few_sessions_can_count(tmp_path: Path) -> None:
+    worker, plan = plan_of(tmp_path, prompt_len=calibration.LENGTHS, gen=5, repeat=3)
+    reports: list[str] = []
+    sessions: set[str] = set()
+    with pytest.raises(LabError, match="2 of 2 sessions do not count, so at most 3 of 5 can; 4 are needed"):
+        for record in calibration.calibrate(
+            plan, worker, tmp_path, 5, 0, lambda status: None, reports.append, lambda records: "it was disturbed."
+        ):
+            sessions.add(record.session)
+    assert len(sessions) == 2 and reports[0] == "session 1 of 5 is done and does not count: it was disturbed."
 
 
 def test_compare_learns_from_the_sessions_where_the_results_are(tmp_path: Path) -> None:
     worker, plan = plan_of(tmp_path, prompt_len=calibration.LENGTHS, gen=5, repeat=3)
-    list(calibration.calibrate(plan, worker, tmp_path, 4, 0, lambda status: None, lambda sentence: None))
+    list(calibration.calibrate(plan, worker, tmp_path, 4, 0, lambda status: None, lambda sentence: None, lambda _: ""))
     files = []
     for threads in (1, 2):
         _, other = plan_of(tmp_path, prompt_len="16", gen=5, repeat=3, threads=threads)

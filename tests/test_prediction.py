@@ -279,7 +279,7 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
     results.append(tmp_path / "runs.jsonl", record)
     answer = prediction.ask("512", 6, "big", results=tmp_path)
     assert answer.memory_bytes == 3 * 10**9
-    assert "1 runs" in answer.basis
+    assert "1 run of" in answer.basis
     with pytest.raises(LabError, match="not measured"):
         prediction.ask("512", 6, "big", results=tmp_path, n_gpu_layers=0)
 
@@ -425,7 +425,7 @@ def test_runs_alone_say_which_part_of_the_datasheet_was_reached() -> None:
     assert row.tpot_s[0] < measured_s < row.tpot_s[1]
     other = find(records, [], dataclasses.replace(BIG, name="another"))
     assert other is not None and other.shares is not None and other.shares["decode"][0] < low
-    assert "1 runs on such a device" in prediction.basis_of(device, own)
+    assert "1 run on such a device" in prediction.basis_of(device, own)
 
 
 def test_ceilings_alone_give_the_kernels_least_time() -> None:
@@ -460,8 +460,9 @@ def test_the_command_takes_what_was_measured_on_a_device(tmp_path: Path) -> None
         results.append(tmp_path / "runs.jsonl", record)
     arguments = ("predict", "-p", "512", "-n", 6, "-m", "llama-3.2-1b:Q8_0", "--results", tmp_path)
     code, out, _ = run_lab(*arguments, "-d", "rtx-4090")
-    assert code == 0 and "From 1 runs on such a device in the results" in " ".join(out.split())
+    assert code == 0 and "From 1 run on such a device in the results" in " ".join(out.split())
     code, out, _ = run_lab(*arguments, "-d", "geforce")
     assert code == 0 and [line.split()[0] for line in out.splitlines() if "from its runs" in line] == ["rtx-4090"]
+    (tmp_path / "none").mkdir()
     code, out, _ = run_lab(*arguments[:-1], tmp_path / "none", "-d", "rtx-4090", "--json")
     assert code == 0 and json.loads(out)["rows"][0]["rests_on"] is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,9 @@ def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any
     calibration inside of --out. lab compare takes from them how large a difference between two sessions must be to be
     claimed; without them it assumes a figure for the kind of machine. Spread over hours they see more.
     """
+    from lab.analysis import disturbances
     from lab.analysis.spread import FIGURE_NAMES, known_spreads
+    from lab.core.record import OK
     from lab.process.worker import Worker
     from lab.runner import calibration
     from lab.runner.plan import make_plan
@@ -52,8 +54,14 @@ def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any
         for warning in plan.warnings:
             err.print(f"Note: {warning}", style="yellow")
 
+        def why_not(records: Sequence[Record]) -> str:
+            timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+            if not timed:
+                return "no run went well."
+            return f"{'; '.join(disturbances.sentences(timed))}." if disturbances.is_doubtful(timed) else ""
+
         def runs(watch: ShowStatus) -> Iterator[Record]:
-            return calibration.calibrate(plan, worker, Path(out), sessions, pause, watch, err.print)
+            return calibration.calibrate(plan, worker, Path(out), sessions, pause, watch, err.print, why_not)
 
         records, problem = collect(runs, Path(out) / calibration.FOLDER, err, None, in_blocks=True)
     if problem:
@@ -63,8 +71,6 @@ def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any
         console.print_json({figure: dataclasses.asdict(spread) for figure, spread in spreads.items()})
         return
     stdout = console.console()
-    for sentence in text_results.warnings(records):
-        stdout.print(f"{text_results.DISTURBED} {sentence}")
     for figure, spread in spreads.items():
         stdout.print(f"{FIGURE_NAMES[figure]}: sessions differ by {spread.words}, one standard deviation")
     for line in text_results.failures(records):

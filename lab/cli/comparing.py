@@ -71,19 +71,20 @@ def compare(
     show_default=True,
     help="As llama-bench prints its tests, all runs or steps as a table, or requests to servers as these tools do.",
 )
-@click.option(
-    "--as", "kind", type=click.Choice(KINDS), default="json", show_default=True, help="Which output of llama-bench."
-)
-@click.option(
-    "--table", type=click.Choice(TABLES), default="runs", show_default=True, help="Which table, for csv and parquet."
-)
+@click.option("--as", "kind", type=click.Choice(KINDS), help="Which output of llama-bench.  [default: json]")
+@click.option("--table", type=click.Choice(TABLES), help="Which table, for csv and parquet.  [default: runs]")
 @click.option("--out", "-o", metavar="FILE", help="Write into this file.  [default: stdout]")
-def export(results: tuple[str, ...], form: str, kind: str, table: str, out: str | None) -> None:
+def export(results: tuple[str, ...], form: str, kind: str | None, table: str | None, out: str | None) -> None:
     """Write results for other tools: llama-bench's own columns, tables of runs and steps, or figures of requests.
 
     guidellm, aiperf and vllm are requests to servers by the definitions and in the JSON fields of GuideLLM, AIPerf and
     vllm bench serve, which are not the lab's: GuideLLM's time per output token has TTFT in it, for one.
     """
+    if kind and form != "llama-bench":
+        raise LabError(f"--as {kind} has no effect with --format {form}.", "Leave it out, or use --format llama-bench.")
+    if table and form not in ("csv", "parquet"):
+        raise LabError(f"--table {table} has no effect with --format {form}.", "Use --format csv or parquet.")
+    kind, table = kind or "json", table or "runs"
     if form in TOOLS:
         _write(_for_tool(results, form).encode(), out)
         return
@@ -108,7 +109,7 @@ def export(results: tuple[str, ...], form: str, kind: str, table: str, out: str 
         _write(rows.to_csv(index=False).encode(), out)
         return
     if out is None:
-        raise LabError("Parquet is no text to print.", "Name a file: --out FILE")
+        raise LabError("Parquet is binary and cannot be printed.", "Name a file: --out FILE")
     try:
         _write(rows.to_parquet(index=False), out)
     except ImportError:
@@ -148,12 +149,10 @@ def import_(files: tuple[str, ...], out: str) -> None:
 
 
 def _write(data: bytes, out: str | None) -> None:
-    """To a file, its folder made where it is missing, or to stdout."""
+    """To a file, or to stdout."""
+    from lab.core import results
+
     if out is None:
         click.echo(data, nl=False)  # bytes: Windows would change letters and the ends of lines
         return
-    try:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        Path(out).write_bytes(data)
-    except OSError as problem:
-        raise LabError(f"{out} cannot be written: {problem.strerror}.", "Choose another place: --out") from None
+    results.write_whole(Path(out), data, "The file")

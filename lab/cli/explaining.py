@@ -145,13 +145,11 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     click.option(
         "--device",
         "-d",
-        help="A device of models/devices.toml; all, or all of a kind: laptop, small, apple, geforce, radeon, arc or "
-        "datacenter.  [default: this machine]",
+        help="A device of models/devices.toml; all, or all of a kind: laptop, desktop, small, apple, geforce, radeon, "
+        "arc or datacenter.  [default: this machine]",
     ),
     *(option for option in SETTINGS if option is not DEVICE),
-    click.option(
-        "--results", default="results", show_default=True, help="Folder with ceilings, and runs to learn from."
-    ),
+    click.option("--results", default=RESULTS, show_default=True, help="Folder with ceilings, and runs to learn from."),
     click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
 )
 def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json: bool, **asked: Any) -> None:
@@ -166,6 +164,8 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     from lab.show import console, text_why
     from lab.why import datasheet, prediction
 
+    if results != RESULTS and not Path(results).is_dir():
+        raise LabError(f"There is no folder {results}.", "Name the one with your results: --results FOLDER")
     model = asked.pop("model")
     if names := datasheet.names_of(device or ""):
         _on_several(names, prompt_len, gen, model, as_json, results, **asked)

@@ -13,6 +13,7 @@ import click
 from lab.cli.options import OUTPUT, PROMPT, SEED, with_options
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
 from lab.cli.servers import REACHING, SERVED_MODEL, confirm
+from lab.core.lists import plural
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def load(
     if dry_run:
         _print_plan(plan, as_json)
         return
-    confirm(url, f"at most {plan.n_most:,} requests, and small ones to learn what it can do", yes)
+    confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to learn what it can do", yes)
     with connect(url, model, api, api_key_env, header, plan.timeout_s, err.print) as server:
         text_endpoint.print_endpoint(
             server.endpoint, server.model, server.models, err if as_json else console.console()
@@ -225,7 +226,7 @@ def _print_plan(plan: LoadPlan, as_json: bool) -> None:
     out.print(f"lengths  {load.lengths}")
     out.print(f"windows  {load.warmup_s:g} s of warm-up and {load.duration_s:g} s that count, each")
     out.print(f"order    {'; '.join(window.words for window in plan.windows)}")
-    out.print(f"at most  {plan.n_most:,} requests")
+    out.print(f"at most  {plural(plan.n_most, 'request')}")
     out.print(f"takes    {duration(plan.seconds)}, and what the last requests of each window take")
 
 

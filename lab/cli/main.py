@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import signal
 import sys
 from pathlib import Path
@@ -45,7 +47,10 @@ def lab() -> None:
 
 
 def main() -> None:
-    """The `lab` command. A LabError is a sentence for its reader, not a traceback."""
+    """The `lab` command. A LabError is a sentence for its reader, not a traceback.
+
+    Exit status: 0 when all went well, 1 for every error (in the command line too), 130 after Ctrl-C.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter shall not end a session
@@ -53,7 +58,9 @@ def main() -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.default_int_handler)
     try:
-        sys.exit(lab.main(standalone_mode=False) or 0)
+        status = lab.main(standalone_mode=False) or 0
+        sys.stdout.flush()
+        sys.exit(status)
     except LabError as problem:
         click.echo(f"Error: {problem}", err=True)
         sys.exit(EXIT_FAILED)
@@ -61,7 +68,13 @@ def main() -> None:
         problem.show()
         if "unexpected extra argument" in problem.format_message():
             click.echo("Several lengths or models are written with commas: --prompt-len 10,100,1000", err=True)
-        sys.exit(problem.exit_code)
+        sys.exit(EXIT_FAILED)
+    except OSError as problem:
+        if problem.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries to write the rest once more when it ends
+        click.echo(f"Error: The output cannot be written: {problem.strerror}.\nFree some space.", err=True)
+        sys.exit(EXIT_FAILED)
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted.", err=True)
         sys.exit(EXIT_INTERRUPTED)

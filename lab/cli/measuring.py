@@ -175,6 +175,8 @@ def _until(share: float | None, max_repeats: int, max_minutes: float | None) -> 
     from lab.runner.planned import Until
 
     if share is None:
+        if max_minutes is not None:
+            raise LabError("--max-minutes has an effect only with --until.", "Add --until 2%, or leave it out.")
         return None
     if share < LEAST_SHARE:
         raise LabError(f"--until {share:.2g} is not possible.", f"Give at least {LEAST_SHARE:.2%}, such as 2%.")

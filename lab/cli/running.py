@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -161,7 +162,19 @@ def write_files(
             known = claim_session.known_ceilings(path.parent)
         target = path.with_suffix(".html")
         files["report"] = named("report", page.report(target, records, known, at_least, others, judged))
-    if out and any_good([record for record in runs if record.run.lever is None and record.run.part is None]):
-        ceilings = "lab ceilings" + (" --lib FOLDER" if any(record.settings.lib for record in runs) else "")
-        out.print(f"next     what limited it: {ceilings} && lab explain {path}; a page to hand on: lab report {path}")
+    plain = [record for record in runs if record.run.lever is None and record.run.part is None]
+    if out and any_good(plain):
+        ceilings = " ".join(["lab ceilings", *_of_engine(plain[0])])
+        out.print(f"next     what limited it: {ceilings} && lab explain {path}; a page to share: lab report {path}")
     return files
+
+
+def _of_engine(record: Record) -> list[str]:
+    """The options of `lab ceilings` without which it would measure another engine or another model."""
+    from lab.models import catalog
+
+    settings = record.settings
+    spec = "FILE" if record.model.source == catalog.FILE else catalog.spec_of(record.model)
+    options = [] if spec == catalog.DEFAULT else ["-m", shlex.quote(spec)]
+    options += ["--rpc", ",".join(settings.rpc)] if settings.rpc else []
+    return options + (["--lib", "FOLDER"] if settings.lib else [])

@@ -22,3 +22,8 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key | None]) -> dict[Ke
 def join_and(words: Sequence[str]) -> str:
     """`a, b and c`; "" for no words."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def plural(n: int, noun: str) -> str:
+    """`1 run`, `1,000 runs`: a count and a noun whose plural ends in s."""
+    return f"{n:,} {noun}{'s' * (n != 1)}"

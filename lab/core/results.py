@@ -16,7 +16,7 @@ import os
 import re
 import zlib
 from collections.abc import Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -61,6 +61,24 @@ def append(path: Path, *lines: Line) -> None:
         except OSError:
             file.truncate(size)
             raise
+
+
+def write_whole(path: Path, data: bytes, what: str) -> None:
+    """Write a file, its folder made where it is missing: whole or not at all. LabError that names `what` it is."""
+    beside = path.with_name(f"{path.name}.part-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as problem:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise LabError(
+            f"{what} {path} cannot be written: {problem.strerror}.", "Free some space, or choose another place: --out"
+        ) from None
 
 
 def free_path(folder: Path, stem: str) -> Path:

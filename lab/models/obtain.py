@@ -57,7 +57,7 @@ def obtain(spec: Spec, worker: Worker, watch: ShowTransfer, fetch: bool = True) 
         return here
     if not fetch:
         raise LabError(f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}")
-    if spec.source == SYNTHETIC or (_wants_another_quantization(spec) and _base_is_here(spec)):
+    if spec.source == SYNTHETIC or (_wants_another_quantization(spec) and base_is_here(spec)):
         return _make(spec, worker, watch)
     remote = _remote(spec) if spec.file and not _wants_another_quantization(spec) else _choose(spec)
     pulled = hub.pull(remote, lambda done, total: watch(f"downloading {remote.file}", done, total))
@@ -66,7 +66,7 @@ def obtain(spec: Spec, worker: Worker, watch: ShowTransfer, fetch: bool = True) 
 
 def how_to_get(spec: Spec) -> str:
     """The command that puts the model on this machine."""
-    verb = "make" if spec.source == SYNTHETIC or _base_is_here(spec) else "pull"
+    verb = "make" if spec.source == SYNTHETIC or base_is_here(spec) else "pull"
     return f"lab models {verb} {spec.text}"
 
 
@@ -229,7 +229,7 @@ def _base(spec: Spec) -> Spec:
     return catalog.parse(spec.entry.name) if spec.entry else spec
 
 
-def _base_is_here(spec: Spec) -> bool:
+def base_is_here(spec: Spec) -> bool:
     return spec.entry is not None and spec.source != SYNTHETIC and locate(_base(spec)) is not None
 
 

@@ -16,7 +16,7 @@ from lab.core.shape import BLOCKS, group
 from lab.errors import LabError
 from lab.models import catalog, synthetic
 from lab.models.catalog import Entry, Shape, Spec
-from lab.models.obtain import locate
+from lab.models.obtain import base_is_here, locate, obtain
 from lab.models.synthetic import Tensor
 from lab.process.worker import Worker
 
@@ -42,13 +42,22 @@ def parse(text: str) -> Spec:
 
 
 def find(worker: Worker, text: str) -> Model:
-    """The model that `text` names: from its file's header where it is here, else from its shape in the catalog."""
+    """The model that `text` names: from its file's header where it is here, else from its shape in the catalog.
+
+    A quantization whose mix of types only a file tells is made where the file that it is made from is here.
+    """
     spec = parse(text)
-    if file := locate(spec):
-        return worker.read_model(file.path, file.name, file.source)
-    if spec.entry is None:
-        raise LabError(f"{spec.text} is not on this machine.", f"Get it first: lab models pull {spec.text}")
-    return model_of(spec.entry, spec.quantization or spec.entry.quantization or USUAL)
+    file = locate(spec)
+    if file is None:
+        if spec.entry is None:
+            raise LabError(f"{spec.text} is not on this machine.", f"Get it first: lab models pull {spec.text}")
+        try:
+            return model_of(spec.entry, spec.quantization or spec.entry.quantization or USUAL)
+        except LabError:
+            if not base_is_here(spec):
+                raise
+        file = obtain(spec, worker, lambda what, done, total: None)
+    return worker.read_model(file.path, file.name, file.source)
 
 
 def by_quantization(entry: Entry) -> dict[str, Model]:

@@ -48,15 +48,32 @@ def calibrate(
     pause_s: float,
     watch: ShowStatus,
     report: Callable[[str], None],
+    why_not: Callable[[Sequence[Record]], str],
 ) -> Iterator[Record]:
-    """Make the sessions in `folder`/calibration, a file each, and yield their records as they are made."""
+    """Make the sessions in `folder`/calibration, a file each, and yield their records as they are made.
+
+    `why_not` says why a session does not count, "" where it does. LabError as soon as too few can count.
+    """
     check(n_sessions, pause_s)
-    for number in range(n_sessions):
-        if number:
-            report(f"session {number} of {n_sessions} is done; {duration(pause_s)} pause")
+    n_good = 0
+    for number in range(1, n_sessions + 1):
+        if number > 1:
+            report(f"pause of {duration(pause_s)}")
             time.sleep(pause_s)
             worker.restart()
-        yield from execute(plan, worker, new_results_file(plan, folder / FOLDER), watch)
+        records = list[Record]()
+        for record in execute(plan, worker, new_results_file(plan, folder / FOLDER), watch):
+            records.append(record)
+            yield record
+        problem = why_not(records)
+        n_good += not problem
+        report(f"session {number} of {n_sessions} is done{f' and does not count: {problem}' if problem else ''}")
+        if n_good + n_sessions - number < FEWEST_SESSIONS:
+            raise LabError(
+                f"{number - n_good} of {number} sessions do not count, so at most {n_good + n_sessions - number} of "
+                f"{n_sessions} can; {FEWEST_SESSIONS} are needed.",
+                "Close what else runs, and calibrate again: the sessions that count are kept.",
+            )
 
 
 def other_sessions(folders: Iterable[Path], records: Sequence[Record]) -> list[Record]:

@@ -5,13 +5,14 @@ Colours are Okabe and Ito's, which colour-blind readers can tell apart, and mark
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis.wording import digits
-from lab.errors import LabError
+from lab.core import results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,13 +50,9 @@ def write(draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[fl
     figure = drawn(draw, size)
     paths = [folder / f"{stem}.{kind}" for kind in ("png", "svg")]
     for path in paths:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=150)
-        except OSError as problem:
-            raise LabError(
-                f"The plot {path} cannot be written: {problem.strerror}.", "Choose another folder: --out FOLDER"
-            ) from None
+        image = io.BytesIO()
+        figure.savefig(image, format=path.suffix[1:], dpi=150)
+        results.write_whole(path, image.getvalue(), "The plot")
     return paths
 
 

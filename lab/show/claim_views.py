@@ -27,7 +27,7 @@ from lab.experiments.claim_session import Session
 from lab.experiments.claim_verdicts import Judged, Verdicts
 from lab.runner.progress import duration
 from lab.show import levers, plot_runs, plot_why, text_results
-from lab.show.console import grid_of
+from lab.show.console import Grid, grid_of
 from lab.show.page_parts import Picture, picture
 from lab.why import probing, roofline, where
 
@@ -191,7 +191,7 @@ def plan_lines(session: Session) -> list[str]:
     return [line, *(f"{part} cannot be measured: {problem}" for part, problem in session.problems.items())]
 
 
-def plan_table(session: Session) -> Table:
+def plan_table(session: Session) -> Grid:
     """What `--dry-run` shows: the parts, their runs, memory, time, and the claims that need them."""
     grid = grid_of("part", "what it is", "runs", "memory MB", "about", "claims")
     for name, seconds in session.expected_s.items():

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -23,11 +26,23 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+WRAPPED = {"note", "what it is", "verdict", "claims", "what it can do", "answer", "as seen in"}
+"""Headings of columns whose text is broken between words where it does not fit. Nothing else is ever broken."""
+
 TEXT_COLUMNS = {
-    *("note", "name", "from", "what it is", "figure", "verdict", "kernel", "type", "buffer", "phase", "limit"),
-    *("part", "claims", "what it can do", "answer", "as seen in", "load", "requests"),
+    *("name", "from", "figure", "kernel", "type", "buffer", "phase", "limit", "part", "load", "requests"),
+    *WRAPPED,
 }
 """Headings of columns that hold text."""
+
+GIVES_WAY = (
+    *("TTFT\ns", "E2E\ns", "E2E s", "prefill\n% of E2E", "prefill\ntokens/s", "interval", "n", "threads", "buffer"),
+    *("intensity", "KV cache\nMB", "KV cache MB", "TFLOP/s", "tokens/s", "decode\ntokens/s"),
+)
+"""Headings of columns that a narrow terminal does without, first those that other columns imply."""
+
+NARROWEST_TEXT = 12
+"""Letters that a column of text keeps at least."""
 
 
 EVERY_S = 10
@@ -35,12 +50,57 @@ EVERY_S = 10
 
 
 def console(stderr: bool = False) -> Console:
-    """A console that prints text unchanged: no markup, no emoji. 100 columns wide where it is no terminal."""
+    """A console that prints text unchanged: no markup, no emoji.
+
+    Where it is not a terminal it has as many columns as the variable COLUMNS says, or 100.
+    """
     stream = sys.stderr if stderr else sys.stdout
     plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
     if not stream.isatty():  # a notebook claims to know colours
-        plain |= {"width": 100, "force_terminal": False}
+        columns = os.environ.get("COLUMNS", "")
+        plain |= {"width": int(columns) if columns.isdigit() else 100, "force_terminal": False}
     return Console(stderr=stderr, soft_wrap=True, **plain)
+
+
+@dataclass
+class Grid:
+    """A table without lines. Columns that do not fit are left out, and named below it."""
+
+    headings: tuple[str, ...]
+    rows: list[tuple[RenderableType, ...]] = field(default_factory=list)
+
+    def add_row(self, *cells: RenderableType) -> None:
+        self.rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        kept = list(range(len(self.headings)))
+        order = sorted(kept[1:], key=self._rank)
+        unbounded = options.update(max_width=10_000)
+        while order and Measurement.get(console, unbounded, self._table(kept, True)).maximum > options.max_width:
+            kept.remove(order.pop(0))
+        yield self._table(kept)
+        if left_out := [" ".join(name.split()) for i, name in enumerate(self.headings) if i not in kept]:
+            yield Text(f"Left out for lack of room: {', '.join(left_out)}. A wider terminal shows them.", style="dim")
+
+    def _rank(self, index: int) -> tuple[int, int]:
+        """Small for a column that goes early: one of GIVES_WAY, then numbers from the right, then text."""
+        heading = self.headings[index]
+        if heading in GIVES_WAY:
+            return GIVES_WAY.index(heading), 0
+        return len(GIVES_WAY) + (heading in TEXT_COLUMNS), -index
+
+    def _table(self, columns: Sequence[int], is_narrowest: bool = False) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for index in columns:
+            heading, is_wrapped = self.headings[index], self.headings[index] in WRAPPED
+            justify: Literal["left", "right"] = "left" if heading in TEXT_COLUMNS else "right"
+            least, most = (NARROWEST_TEXT, NARROWEST_TEXT if is_narrowest else None) if is_wrapped else (None, None)
+            table.add_column(
+                heading, justify=justify, no_wrap=not is_wrapped, overflow="fold", min_width=least, max_width=most
+            )
+        for cells in self.rows:
+            table.add_row(*(cells[index] for index in columns))
+        return table
 
 
 def print_json(value: object) -> None:
@@ -48,12 +108,9 @@ def print_json(value: object) -> None:
     print(json.dumps(_without_nan(value), indent=2))
 
 
-def grid_of(*headings: str) -> Table:
+def grid_of(*headings: str) -> Grid:
     """A table without lines: text is aligned to the left, numbers to the right."""
-    grid = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        grid.add_column(heading, justify="left" if heading in TEXT_COLUMNS else "right", overflow="fold")
-    return grid
+    return Grid(headings)
 
 
 @contextmanager

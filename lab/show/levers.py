@@ -85,8 +85,9 @@ def _section(kind: Kind, label: str, records: tuple[Record, ...], prediction: St
     words, lists = kind.conclude(rows, records, prediction)
     cells = [tuple(show(row) for _, show in kind.columns) for row in rows]
     shown = [i for i in range(len(kind.columns)) if any(line[i] != "-" for line in cells)]
+    is_predicted = any("predicted" in kind.columns[i][0] for i in shown)
     basis = ["Nothing is predicted: measure the ceilings first (lab ceilings)."] if kind.is_by_ceilings else []
-    basis = [prediction.basis] if prediction and kind.is_by_ceilings else basis
+    basis = [prediction.basis] if prediction and kind.is_by_ceilings and is_predicted else basis
     if disturbances.is_doubtful(records):
         basis.append("Half of these runs or more were disturbed. Do not trust these figures: measure again.")
     return Section(

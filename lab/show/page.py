@@ -59,11 +59,7 @@ def report(
     """
     path = Path(path)
     text = html(records, ceilings, at_least, others, judged)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="replace")
-    except OSError as problem:
-        raise LabError(f"The report {path} cannot be written: {problem.strerror}.", "Choose another: --out") from None
+    results.write_whole(path, text.encode("utf-8", errors="replace"), "The report")
     return path
 
 

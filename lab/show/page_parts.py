@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.analysis import comparison, table, wording
 from lab.analysis.spread import Spread
+from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
@@ -44,7 +45,7 @@ def facts(record: Record) -> dict[str, str]:
     if record.model.source == "synthetic":
         named["weights"] = "random: the time is that of the real model's shape, the text means nothing"
     parts = {
-        f"{settings.n_threads} threads ({settings.n_threads_batch} for prefill)": settings.n_threads,
+        f"{plural(settings.n_threads, 'thread')} ({settings.n_threads_batch} for prefill)": settings.n_threads,
         f"batch {settings.n_batch}": settings.n_batch,
         f"ubatch {settings.n_ubatch}": settings.n_ubatch,
         f"layers on a GPU {settings.n_gpu_layers}": settings.n_gpu_layers,

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from lab.analysis import comparison, setup_columns, wording
@@ -18,7 +17,7 @@ from lab.analysis.comparison import Comparison, Group
 from lab.analysis.spread import FIGURE_NAMES
 from lab.core import energy
 from lab.runner.energy import Counters
-from lab.show.console import grid_of
+from lab.show.console import Grid, grid_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +54,7 @@ def scope(sources: Iterable[str]) -> str:
     return f"{', '.join(sources)} (of all that ran on it, idle power included)"
 
 
-def energy_table(headings: list[str], lines: list[list[str]]) -> Table:
+def energy_table(headings: list[str], lines: list[list[str]]) -> Grid:
     """The cells of `table_of` as a table."""
     grid = grid_of(*headings)
     for line in lines:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from lab.analysis import wording
@@ -21,7 +20,7 @@ from lab.core.network import Traffic
 from lab.models.catalog import SYNTHETIC, Entry, Spec
 from lab.runner import fits
 from lab.runner.planned import Plan
-from lab.show.console import grid_of
+from lab.show.console import Grid, grid_of
 from lab.why.network_prediction import NetworkAnswer
 
 USUAL = (1e9 / 8, 1e10 / 8)
@@ -98,7 +97,7 @@ def _size(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:,.3g} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:,.3g} kB"
 
 
-def sizes_table(by_quantization: Mapping[str, Mapping[str, Any]]) -> Table:
+def sizes_table(by_quantization: Mapping[str, Mapping[str, Any]]) -> Grid:
     """A row for each quantization: the file's size, what a decode step reads, and the context that fits."""
     grid = grid_of("quantization", "MB", "MB read per decode step", "context that fits")
     for quantization, figures in by_quantization.items():

@@ -8,14 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from lab.analysis import table, wording
 from lab.core.placement import CPU, device_of
 from lab.core.record import Placement, Record
 from lab.runner import fits, machine
 from lab.runner.planned import Plan
-from lab.show.console import grid_of
+from lab.show.console import Grid, grid_of
 
 NOT_ESTIMATED = "not estimated"
 PARTS = {"model": "weights", "KV": "KV cache", "RS": "recurrent state", "compute": "compute", "output": "output"}
@@ -55,7 +54,7 @@ def rows(plan: Plan) -> list[dict[str, Any]] | None:
     return planned
 
 
-def plan_table(planned: Sequence[dict[str, Any]]) -> Table:
+def plan_table(planned: Sequence[dict[str, Any]]) -> Grid:
     """What goes where, one row per device."""
     grid = grid_of("device", "layers", "weights MB", "KV cache MB", "compute MB", "needs MB", "has MB")
     for row in planned:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from lab.analysis import request_table, table, wording
@@ -16,7 +15,7 @@ from lab.core.request import RequestRecord
 from lab.core.request_figures import Figures, figures
 from lab.runner.plan import MIN_FOR_INTERVAL, join
 from lab.show import request_words
-from lab.show.console import grid_of
+from lab.show.console import Grid, grid_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -184,7 +183,7 @@ def failures(records: Sequence[RequestRecord]) -> list[str]:
     return lines
 
 
-def _grid(rows: pd.DataFrame) -> Table:
+def _grid(rows: pd.DataFrame) -> Grid:
     """One row per prompt length: medians, and below them their intervals (or ranges, where requests are few)."""
     headings, lines = request_cells(rows)
     grid = grid_of("prompt\ntokens", "n", *headings)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from lab.analysis import disturbances, networks, sweep_laws, table, wording
@@ -18,7 +17,7 @@ from lab.runner.plan import MIN_FOR_INTERVAL, join
 from lab.runner.planned import Plan
 from lab.runner.rounds import wide_rows
 from lab.show import text_compare
-from lab.show.console import grid_of
+from lab.show.console import Grid, grid_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +60,7 @@ def summary_cells(rows: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, s
     return list(shown.values()), lines
 
 
-def summary_table(rows: pd.DataFrame) -> Table:
+def summary_table(rows: pd.DataFrame) -> Grid:
     """One row per prompt length: medians, and below them their intervals (or ranges, where runs are few)."""
     headings, lines = summary_cells(rows)
     grid = grid_of("prompt\ntokens", "runs", *headings)

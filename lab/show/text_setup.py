@@ -7,17 +7,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
-
 from lab.analysis import wording
 from lab.core.lines import to_json
+from lab.core.lists import plural
 from lab.core.record import Machine, Model
 from lab.models.obtain import Listed
 from lab.runner import fits, machine
 from lab.runner.blank_run import named
 from lab.runner.planned import Plan
 from lab.show import text_network, text_places
-from lab.show.console import console, grid_of, print_json
+from lab.show.console import Grid, console, grid_of, print_json
 
 
 def describe(here: Machine, model: Model | None = None) -> list[str]:
@@ -52,7 +51,7 @@ def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
     return texts
 
 
-def models_table(rows: Sequence[Listed]) -> Table:
+def models_table(rows: Sequence[Listed]) -> Grid:
     """The models that can be measured. A size after ~ is that of a download."""
     grid = grid_of("name", "quantization", "MB", "on disk", "from", "what it is")
     for row in rows:
@@ -112,7 +111,8 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         return
     out = console()
     n_gen = plan.cases[0].n_gen
-    out.print(f"\nPlan: {plan.n_repeat} rounds, {n_gen:,} tokens generated per sequence; memory is an estimate")
+    rounds, tokens = plural(plan.n_repeat, "round"), plural(n_gen, "token")
+    out.print(f"\nPlan: {rounds}, {tokens} generated per sequence; memory is an estimate")
     out.print(plan_table(plan))
     if placed := text_places.rows(plan):
         out.print(text_places.plan_table(placed))
@@ -123,7 +123,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
     )
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(plan: Plan) -> Grid:
     """Runs and estimated memory of a plan, one row per case."""
     grid = grid_of("case", "runs", "KV cache MB", "memory MB", "note")
     for case in plan.cases:

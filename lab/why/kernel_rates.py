@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from lab.core.lists import plural
 from lab.core.record import Ceilings, Model, Rate
 from lab.core.shape import EXPERTS, Heads, Matrix
 from lab.errors import LabError
@@ -72,7 +73,9 @@ def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float | None:
 
 
 def _on(ceilings: Ceilings, n_threads: int) -> str:
-    return f"on {where.label(where.measured_on(ceilings))}" if ceilings.on_gpu else f"with {n_threads} threads"
+    return (
+        f"on {where.label(where.measured_on(ceilings))}" if ceilings.on_gpu else f"with {plural(n_threads, 'thread')}"
+    )
 
 
 def _option(ceilings: Ceilings, n_threads: int) -> str:

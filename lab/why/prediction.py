@@ -18,6 +18,7 @@ from typing import Any
 
 from lab.core import cost, memory
 from lab.core import results as results_files
+from lab.core.lists import plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.models import catalog, shapes
@@ -41,8 +42,9 @@ def basis_here(learned: Learned, errors: Uncertainty) -> str:
     sentence = (
         f"Expected: {fit.prefill_factor:.2f} x the kernels' best time in prefill and {fit.decode_factor:.2f} x in "
         f"decode, plus {1e6 * fit.per_layer_step_s:.3g} us per layer and step, plus "
-        f"{1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value; fitted to {learned.n_runs} runs of "
-        f"{', '.join(learned.models)} on this machine ({len(learned.points)} points: medians by length and phase), and "
+        f"{1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value; fitted to "
+        f"{plural(learned.n_runs, 'run')} of {', '.join(learned.models)} on this machine "
+        f"({len(learned.points)} points: medians by length and phase), and "
         "corrected by what runs of the same setup differ from that on average. "
         f"Ranges: {uncertainty.DEVIATIONS:g} standard deviations of {len(errors.held_out)} predictions of points that "
         "were held out, and of those of the lab's own bench (tests/bench/held_out.py) where few could be."
@@ -74,7 +76,7 @@ def basis_of(device: Device, own: Own | None) -> str:
     figures = {DECODE: f"{device.gbps:g} GB/s", PREFILL: f"{device.tflops:g} TFLOP/s" if device.tflops else ""}
     parts = [f"{low:.0%} to {high:.0%} of {figures[phase]} in {phase}" for phase, (low, high) in own.shares.items()]
     return (
-        f"From {own.n_runs} runs on such a device in the results: {' and '.join(parts)} of its datasheet "
+        f"From {plural(own.n_runs, 'run')} on such a device in the results: {' and '.join(parts)} of its datasheet "
         f"({device.source}), widened by what other sessions differ by. With its ceilings it is surer: lab ceilings"
     )
 

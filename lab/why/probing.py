@@ -19,6 +19,7 @@ from typing import Any
 
 from lab.analysis import disturbances
 from lab.core import results
+from lab.core.lists import plural
 from lab.core.record import Ceilings, Model, Rate, Settings
 from lab.errors import LabError
 from lab.models import catalog, shapes
@@ -195,8 +196,8 @@ def _describe(probe: Probe) -> str:
         return f"{probe.op} of {probe.n_bytes:,} bytes, {probe.device}"
     what = f"attention over {probe.n_positions:,} positions, " if probe.op == ATTENTION else ""
     what = "experts, " if probe.op == MUL_MAT_ID else what
-    on = f"{probe.n_threads} thread{'s' * (probe.n_threads != 1)}" if probe.device is None else probe.device
-    return f"{what}{probe.type}, {probe.n_tokens} column{'s' * (probe.n_tokens != 1)}, {on}"
+    on = plural(probe.n_threads, "thread") if probe.device is None else probe.device
+    return f"{what}{probe.type}, {plural(probe.n_tokens, 'column')}, {on}"
 
 
 def _keep(rates: dict[tuple[object, ...], Rate], rate: Rate) -> None:

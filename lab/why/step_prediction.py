@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.core import cost
+from lab.core.lists import plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.why import learning, probing, roofline, step_kernels, where
@@ -63,7 +64,9 @@ class StepPrediction:
     @property
     def basis(self) -> str:
         """What it rests on, in words."""
-        learned = f"{self.n_runs} runs of this machine" if self.n_runs else "no runs of this machine (lab measure)"
+        learned = (
+            f"{plural(self.n_runs, 'run')} of this machine" if self.n_runs else "no runs of this machine (lab measure)"
+        )
         return f"Predicted from the ceilings of {self.ceilings.measured_at[:10]} and {learned}."
 
     def _own(self, phase: str) -> float:

@@ -1,0 +1,59 @@
+"""Tables on narrow terminals: no number is broken or cut, columns that do not fit are left out and named."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lab.show.console import grid_of
+from tests.conftest import run_lab
+
+SAMPLES = sorted(Path(__file__).parents[1].glob("results/sample-*.jsonl"))
+WIDTHS = (60, 80, 100, 120)
+
+
+def numbers(text: str) -> set[str]:
+    """Everything with a digit in it that spaces separate."""
+    lines = [line for line in text.splitlines() if not line.startswith("Left out for lack of room")]
+    return {word for line in lines for word in line.split() if re.search(r"\d", word)}
+
+
+def shown(command: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, err = run_lab(*command)
+    assert code == 0, err
+    return out
+
+
+COMMANDS = [
+    *(("show", str(path)) for path in SAMPLES),
+    ("show", "--placement", str(SAMPLES[0])),
+    (
+        "compare",
+        "--no-plot",
+        *(str(path) for path in SAMPLES if "to-compare" in path.name or "sample-smollm2" in path.name),
+    ),
+    ("predict", "-m", "llama-3.2-3b", "-d", "rtx-4090"),
+    ("predict", "-m", "llama-3.2-3b", "-d", "apple", "-p", "1000"),
+    ("models",),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: Path(command[-1]).name)
+def test_no_number_of_any_table_is_broken_or_cut(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = numbers(shown(command, 400, monkeypatch))
+    for width in WIDTHS:
+        assert numbers(shown(command, width, monkeypatch)) <= whole, width
+
+
+def test_columns_that_others_imply_give_way_first_and_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    grid = grid_of("prompt\ntokens", "TTFT\ns", "E2E\ns", "note")
+    grid.add_row("1,000", "0.123-0.456", "12.3-45.6", "words that can be broken between them")
+    Console(width=40).print(grid)
+    out = capsys.readouterr().out
+    assert "0.123-0.456" not in out and "12.3-45.6" in out
+    assert "Left out for lack of room: TTFT s." in " ".join(out.split())
+    Console(width=200).print(grid)
+    assert "Left out" not in capsys.readouterr().out
