@@ -1,0 +1,84 @@
+"""What a CPU has against what llama.cpp was compiled for, on described machines."""
+
+import platform
+import sys
+
+import pytest
+
+from lab.runner import cpu_features, limits
+
+NEHALEM = "flags\t\t: fpu sse2 ht pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm\n"
+HASWELL = "flags\t\t: fpu sse2 pni ssse3 fma avx f16c bmi1 avx2 bmi2\n"
+SAPPHIRE_RAPIDS = (
+    "flags\t\t: pni ssse3 fma avx f16c avx2 bmi2 avx512f avx512vbmi avx_vnni avx512_bf16 avx512_vnni amx_bf16 amx_tile"
+    " amx_int8\nvmx flags\t: vnmi preemption_timer\n"
+)
+GRAVITON_2 = "Features\t: fp asimd evtstrm aes crc32 atomics fphp asimdhp cpuid asimdrdm asimddp\n"
+BUILT_ON_HASWELL = (
+    "CPU : SSE3 = 1 | SSSE3 = 1 | AVX = 1 | AVX2 = 1 | F16C = 1 | FMA = 1 | BMI2 = 1 | LLAMAFILE = 1 | OPENMP = 1 |"
+)
+BUILT_ON_SAPPHIRE_RAPIDS = (
+    "CUDA : ARCHS = 900 | USE_GRAPHS = 1 | CPU : SSE3 = 1 | SSSE3 = 1 | AVX = 1 | AVX_VNNI = 1 | AVX2 = 1 | F16C = 1 |"
+    " FMA = 1 | BMI2 = 1 | AVX512 = 1 | AVX512_VBMI = 1 | AVX512_VNNI = 1 | AVX512_BF16 = 1 | AMX_INT8 = 1 | REPACK = 1 | "
+)
+BUILT_ON_GRAVITON_3 = "CPU : NEON = 1 | ARM_FMA = 1 | FP16_VA = 1 | MATMUL_INT8 = 1 | SVE = 1 | DOTPROD = 1 | SVE_CNT = 32 |"
+OF_AVX512 = {"AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16", "AVX_VNNI", "AMX_INT8"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "cpuinfo", "build", "missing", "unused"),
+    [
+        ("x86_64", HASWELL, BUILT_ON_HASWELL, set(), set()),
+        ("x86_64", NEHALEM, BUILT_ON_HASWELL, {"AVX", "AVX2", "F16C", "FMA", "BMI2"}, set()),
+        ("x86_64", HASWELL, BUILT_ON_SAPPHIRE_RAPIDS, OF_AVX512, set()),
+        ("x86_64", SAPPHIRE_RAPIDS, BUILT_ON_HASWELL, set(), OF_AVX512),
+        ("x86_64", SAPPHIRE_RAPIDS, BUILT_ON_SAPPHIRE_RAPIDS.replace("AMX_INT8 = 1 |", ""), set(), {"AMX_INT8"}),
+        ("x86_64", HASWELL + NEHALEM, BUILT_ON_HASWELL, {"AVX", "AVX2", "F16C", "FMA", "BMI2"}, set()),
+        ("aarch64", GRAVITON_2, BUILT_ON_GRAVITON_3, {"SVE", "MATMUL_INT8"}, set()),
+        ("aarch64", GRAVITON_2, "CPU : NEON = 1 | ARM_FMA = 1 |", set(), {"DOTPROD", "FP16_VA"}),
+        ("aarch64", HASWELL, BUILT_ON_GRAVITON_3, None, None),  # emulated arm64: the host's /proc/cpuinfo
+        ("x86_64", "", BUILT_ON_HASWELL, None, None),
+    ],
+)
+def test_what_a_cpu_lacks_and_what_a_build_leaves_out(
+    machine: str,
+    cpuinfo: str,
+    build: str,
+    missing: set[str] | None,
+    unused: set[str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(limits, "system_text", {"/proc/cpuinfo": cpuinfo}.get)
+    assert cpu_features.missing(build) == missing
+    assert cpu_features.unused(build) == unused
+
+
+INTEL_MAC = {
+    "machdep.cpu.features": "FPU SSE SSE2 SSE3 PCLMULQDQ SSSE3 FMA SSE4.1 AVX1.0 F16C",
+    "machdep.cpu.leaf7_features": "BMI1 AVX2 BMI2",
+}
+M1 = {"hw.optional.AdvSIMD": "1", "hw.optional.arm.FEAT_DotProd": "1", "hw.optional.arm.FEAT_I8MM": "0"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "answers", "features"),
+    [
+        ("x86_64", INTEL_MAC, {"SSE3", "SSSE3", "FMA", "AVX", "AVX2", "F16C", "BMI2"}),
+        ("arm64", M1, {"NEON", "DOTPROD"}),
+        ("arm64", {}, None),
+    ],
+)
+def test_a_mac_is_asked_through_sysctl(
+    machine: str, answers: dict[str, str], features: set[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(limits, "sysctl", answers.get)
+    assert cpu_features.cpu_features() == features
+
+
+def test_only_instruction_sets_count_as_built_for() -> None:
+    assert cpu_features.built_for(BUILT_ON_HASWELL) == {"SSE3", "SSSE3", "AVX", "AVX2", "F16C", "FMA", "BMI2"}
+    assert cpu_features.built_for("") == frozenset()
