@@ -1,12 +1,12 @@
 """The instruction sets that this CPU has, and those that a build of llama.cpp was compiled for.
 
-A build made with `-march=native`, as the README's is, runs only on CPUs that have every instruction set of the machine
-it was built on: elsewhere it ends with SIGILL. A build that leaves out what the CPU has runs, but more slowly. Both show
-before anything is loaded. The names here are those that llama.cpp prints (`llama_print_system_info`, from
-ggml-cpu/ggml-cpu.cpp); on x86 and arm64 it prints what the compiler was told, not what the CPU has.
+A build made with `-march=native`, as the README's is, needs every instruction set of the CPU that it was built on: on a
+CPU without one of them it ends with SIGILL. A build that leaves out what the CPU has runs, but more slowly. Both can be
+seen before a model is loaded. The names are llama.cpp's (`llama_print_system_info`, from ggml-cpu/ggml-cpu.cpp); on x86
+and arm64 it prints what the compiler was told, not what the CPU has.
 
-What the compiler used and llama.cpp does not print (GFNI, for instance) cannot be seen from here. Nor can emulation of
-an older x86 CPU by qemu: /proc/cpuinfo describes the host.
+Two things stay unseen: what the compiler uses and llama.cpp does not print (GFNI, for instance), and an older x86 CPU
+emulated by qemu, because /proc/cpuinfo then describes the host.
 """
 
 from __future__ import annotations
