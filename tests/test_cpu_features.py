@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from lab.process.worker import Worker
 from lab.runner import cpu_features, limits
 from lab.show import text_setup
 
@@ -103,3 +104,10 @@ def test_lab_machine_says_whether_amx_is_used(
 def test_only_instruction_sets_count_as_built_for() -> None:
     assert cpu_features.built_for(BUILT_ON_HASWELL) == {"SSE3", "SSSE3", "AVX", "AVX2", "F16C", "FMA", "BMI2"}
     assert cpu_features.built_for("") == frozenset()
+
+
+def test_the_installed_build_needs_nothing_that_this_cpu_lacks() -> None:
+    with Worker() as worker:
+        system_info = worker.build.system_info
+    assert not cpu_features.missing(system_info)
+    assert cpu_features.cpu_features() is None or cpu_features.built_for(system_info)
