@@ -1,7 +1,7 @@
 """What an object file stores before it loads the configuration of AMX tiles, and the compiler options of our builds.
 
-`ldtilecfg` reads 64 bytes. Where a compiler takes it to read fewer, it removes the stores to the others
-(gcc_amx_fix/). That shows in the object code, without a CPU that has AMX.
+`ldtilecfg` reads 64 bytes. A compiler that takes it to read fewer removes the stores to the others (gcc_amx_fix/). The
+object code shows that, without a CPU that has AMX.
 """
 
 import json
@@ -45,6 +45,12 @@ _PARTS_OF_VECTORS = {"movd": 4, "movss": 4, "movq": 8, "movsd": 8, "movlps": 8, 
 def our_options() -> list[str]:
     """The options that our builds give to GCC, read from the CMake file."""
     return re.findall(r":(-f[\w-]+)>", FIX.read_text())
+
+
+def gcc_major(compiler: str) -> int:
+    """The major version of a GCC."""
+    version = subprocess.run([compiler, "-dumpversion"], check=True, capture_output=True, text=True).stdout
+    return int(version.split(".")[0].split("-")[0])  # MinGW's says 12-win32
 
 
 def compile_object(compiler: list[str], source: Path, options: list[str], folder: Path) -> Path:
