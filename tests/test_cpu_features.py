@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
+from lab.process.worker import Worker
 from lab.runner import cpu_features, limits
+from lab.show import text_setup
 
 NEHALEM = "flags\t\t: fpu sse2 ht pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm\n"
 HASWELL = "flags\t\t: fpu sse2 pni ssse3 fma avx f16c bmi1 avx2 bmi2\n"
@@ -20,7 +22,6 @@ BUILT_ON_HASWELL = (
 BUILT_ON_SAPPHIRE_RAPIDS = (
     "CUDA : ARCHS = 900 | USE_GRAPHS = 1 | CPU : SSE3 = 1 | SSSE3 = 1 | AVX = 1 | AVX_VNNI = 1 | AVX2 = 1 | F16C = 1 |"
     " FMA = 1 | BMI2 = 1 | AVX512 = 1 | AVX512_VBMI = 1 | AVX512_VNNI = 1 | AVX512_BF16 = 1 | AMX_INT8 = 1 |"
-    " REPACK = 1 |"
 )
 BUILT_ON_GRAVITON_3 = (
     "CPU : NEON = 1 | ARM_FMA = 1 | FP16_VA = 1 | MATMUL_INT8 = 1 | SVE = 1 | DOTPROD = 1 | SVE_CNT = 32 |"
@@ -82,6 +83,31 @@ def test_a_mac_is_asked_through_sysctl(
     assert cpu_features.cpu_features() == features
 
 
+@pytest.mark.parametrize(
+    ("cpu", "build", "words"),
+    [
+        (None, BUILT_ON_HASWELL, ""),
+        ({"AVX2"}, BUILT_ON_HASWELL, ""),
+        ({"AVX2", "AMX_INT8"}, BUILT_ON_SAPPHIRE_RAPIDS, "this build uses it"),
+        ({"AVX2", "AMX_INT8"}, BUILT_ON_HASWELL, "this build does not use it"),
+    ],
+)
+def test_lab_machine_says_whether_amx_is_used(
+    cpu: set[str] | None, build: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_features, "cpu_features", lambda: cpu)
+    said = "\n".join(text_setup.amx(build))
+    assert words in said and bool(said) == bool(words)
+    assert ("--reinstall-package llama-cpp-python" in said) == ("not" in words)
+
+
 def test_only_instruction_sets_count_as_built_for() -> None:
     assert cpu_features.built_for(BUILT_ON_HASWELL) == {"SSE3", "SSSE3", "AVX", "AVX2", "F16C", "FMA", "BMI2"}
     assert cpu_features.built_for("") == frozenset()
+
+
+def test_the_installed_build_needs_nothing_that_this_cpu_lacks() -> None:
+    with Worker() as worker:
+        system_info = worker.build.system_info
+    assert not cpu_features.missing(system_info)
+    assert cpu_features.cpu_features() is None or cpu_features.built_for(system_info)

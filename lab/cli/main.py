@@ -205,6 +205,8 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
     click.echo(f"energy   {text_compare.which(counters)}")
     click.echo(f"python   {here.python}")
     click.echo(f"flags    {here.system_info}")
+    for line in text_setup.amx(build.system_info):
+        click.echo(line)
 
 
 for command in (
