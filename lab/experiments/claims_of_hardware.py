@@ -253,14 +253,11 @@ CLAIMS = (
         (
             Condition("The machine's ridge over the intensity of a decode step", 1),
             Condition("The intensity of a full prefill step over the ridge", 1),
-            Condition(
-                f"Saving, moving (over {GBIT} Gbit/s) and restoring a prefix, as a share of prefilling it,",
-                10,
-                unit="%",
-            ),
+            Condition(f"Moving a prefix over {GBIT} Gbit/s, as a share of prefilling it,", 10, unit="%"),
         ),
         cost_of_moving,
-        note="The prefix is the longest measured one. The lengths from which moving pays are shown.",
+        note="Moving is saving, sending and restoring; the prefix is the longest measured one. The lengths from which "
+        "moving pays are shown.",
         also=(CEILINGS,),
         source="Splitwise (2023), DistServe (2024)",
     ),
