@@ -3,7 +3,7 @@
     python3 -m uv run python -m tests.bench.faults [FAULT ...]
 
 Each fault of tests/faults.py is planted in a copy of the installed libraries; `native` is libggml-cpu built from the
-same source for sapphirerapids, which a CPU without AMX is told to lack before it meets SIGILL (5 minutes on two
+same source for sapphirerapids, which a CPU without AMX refuses before SIGILL can come (5 minutes on two
 cores; kept in the user's cache folder). Each command is run once, as a user would.
 """
 
