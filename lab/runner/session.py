@@ -187,7 +187,7 @@ def _warmed(
 
     LabError where the model cannot be loaded, and no change that a diagnosis found helps.
     """
-    largest = max(possible, key=lambda case: engine.plan.memory(case).total_bytes)
+    largest = max(possible, key=lambda case: (engine.plan.memory(case).total_bytes, case.n_prompt))
     is_loaded = is_open = False
     try:
         engine.load()

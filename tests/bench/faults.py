@@ -3,7 +3,7 @@
     python3 -m uv run python -m tests.bench.faults [FAULT ...]
 
 Each fault of tests/faults.py is planted in a copy of the installed libraries; `native` is libggml-cpu built from the
-same source for sapphirerapids, which ends with SIGILL on any CPU that lacks what such a build uses (5 minutes on two
+same source for sapphirerapids, which a CPU without AMX refuses before SIGILL can come (5 minutes on two
 cores; kept in the user's cache folder). Each command is run once, as a user would.
 """
 
@@ -33,7 +33,7 @@ EXPECTED = {
     "once": "did not come again",
     "load": "A small job ends in the same way",
     "start": "do not run here",
-    "native": "SIGILL",
+    "native": "needs AMX_INT8, which this CPU does not have",
 }
 """What is to be read of each."""
 
