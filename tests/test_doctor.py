@@ -109,6 +109,7 @@ def test_other_programs_are_never_called_broken() -> None:
         (None, 0, MUCH, LOOK),  # something halts it that the system does not name
         (0.5, 0, MUCH, BROKEN),
         (0.9, 0, SOME, LOOK),
+        (0.5, 0, NOTHING, LOOK),  # other programs hide what it does
         (4.0, 0, NOTHING, FINE),
         (1.5, 3, NOTHING, LOOK),
         (None, 0, None, FINE),

@@ -102,11 +102,8 @@ def of_change(change: Change, effects: Effects) -> Check:
     verdict = UNKNOWN if not effects else FINE
     if gains:
         verdict = BROKEN if not loses and any(e.is_gain(LARGE) for e in effects.values()) else LOOK
-    words = (
-        f"{change.words}: {told(effects)}."
-        if effects
-        else "Not tried the other way: runs take too long here, or memory is short."
-    )
+    reason = "Not tried the other way: runs take too long here, or memory is short."
+    words = f"{change.words}: {told(effects)}." if effects else reason
     return Check(change.name, change.figure, verdict, words, change.command if gains else None, effects)
 
 
@@ -137,7 +134,9 @@ def of_limits(quota: float | None, left: int | None, n_waits: int, steady: Effec
     figure = f"{'no quota of CPU time' if quota is None else f'{quota:g} cores'}{memory}"
     words, command = "The quota of CPU time was used up in {} runs.", "docker update --cpus N CONTAINER"
     if steady is None or not steady.is_gain():
-        return of_reading("limits", figure, (n_waits, words.format(n_waits), command))
+        small = quota is not None and quota < 1
+        signs = (n_waits, words.format(n_waits), command), (small, "The quota is less than one core.", command)
+        return of_reading("limits", figure, *signs)
     words = f"Work on one core is {told({'in short bursts': steady})}: "
     words += "something halts this process." if quota is None else "the quota of CPU time halts it."
     verdict = BROKEN if quota is not None and steady.is_gain(LARGE) else LOOK

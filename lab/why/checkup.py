@@ -111,7 +111,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
     given: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM} | {
         name: value for name, value in asked.items() if value is not None
     }
-    found, base = list[Check](), list[Record]()
+    plan, found, base = None, list[Check](), list[Record]()
     with Worker() as worker:
         try:
             plan = make_plan(worker, [LENGTHS[0]], N_GEN, 1, **given)
@@ -124,7 +124,6 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
             base += _settings(worker, plan, given, best, found, watch)
             found.insert(0, _engine(base))
         except LabError as problem:
-            plan = None
             found.insert(0, Check("engine", "does not run", BROKEN, problem.what, problem.hint or None))
     slower = min(plain_read.work_s(0.2)[1] for _ in range(3)) / before if base else None
     here = plan.machine if plan else machine.describe()
@@ -140,7 +139,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
         checks.of_clocks(clock, slower),
         checks.of_bandwidth(rates, readings.modules_gbps()),
         checks.of_memory(limits.memory_available(root), need, n_short, (used, back - swapped[2]), here.ram_bytes),
-        checks.of_gpu(readings.gpus(root), here),
+        *([checks.of_gpu(readings.gpus(root), here)] if plan else []),  # else the build's devices are not known
     ]
     model, settings = (plan.model, plan.settings) if plan else (None, None)
     return Checkup(here, model, settings, tuple(found), time.monotonic() - began)
