@@ -148,7 +148,7 @@ def mmap_on_a_slow_disk() -> dict[str, Any]:
 
 
 def memory_almost_full() -> dict[str, Any]:
-    with group("memory", {"memory.limit_in_bytes": str(400 * 2**20)}) as groups:
+    with group("memory", {"memory.limit_in_bytes": str(260 * 2**20)}) as groups:
         return examine({}, groups)
 
 
@@ -209,7 +209,8 @@ def faults(names: list[str]) -> None:
         plant, belongs, right = FAULTS[name]
         found = plant()
         verdicts = {check["name"]: check["verdict"] for check in found["checks"]}
-        others = [check for check, verdict in verdicts.items() if verdict == BROKEN and check != belongs]
+        ends = {"engine"} if name == "memory" else set()  # where memory is too short, the engine does not run
+        others = [one for one, verdict in verdicts.items() if verdict == BROKEN and one not in {belongs, *ends}]
         is_right = verdicts.get(belongs) in right and not others
         n_right += is_right
         print(f"{name:12} {'right' if is_right else 'WRONG'} {found['seconds']:4.0f} s  {told(found)}", flush=True)
