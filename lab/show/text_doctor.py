@@ -6,7 +6,7 @@ from rich.console import Console
 
 from lab.show import text_setup
 from lab.show.console import grid_of
-from lab.why.checks import BROKEN, LOOK
+from lab.why.checks import BROKEN
 from lab.why.checkup import Checkup
 
 
@@ -17,12 +17,7 @@ def print_checkup(checkup: Checkup, out: Console) -> None:
     out.print()
     grid = grid_of("name", "figure", "verdict")
     for check in checkup.checks:
-        grid.add_row(
-            check.name,
-            check.figure or "-",
-            check.verdict,
-            style={BROKEN: "bold red", LOOK: "yellow"}.get(check.verdict),
-        )
+        grid.add_row(check.name, check.figure or "-", check.verdict)
     out.print(grid)
     for check in checkup.causes:
         out.print(f"\n{check.name} ({check.verdict}): {check.words}")
