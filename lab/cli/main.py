@@ -14,6 +14,7 @@ import click
 from lab.cli.both_ways import doors, network
 from lab.cli.calibrating import calibrate
 from lab.cli.comparing import compare, export, import_
+from lab.cli.doctor import doctor
 from lab.cli.endpoints import endpoint
 from lab.cli.experimenting import batch, claims, prefix, speculate, stall
 from lab.cli.explaining import ceilings, explain, predict
@@ -223,6 +224,7 @@ for command in (
     ceilings,
     explain,
     predict,
+    doctor,
     export,
     import_,
     models,

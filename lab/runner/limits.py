@@ -78,6 +78,14 @@ def memory_left(root: Path = ROOT) -> int | None:
     return min(left, default=None)
 
 
+def swap() -> tuple[int, int, int]:
+    """Bytes of swap: in use, all that there is, and read back since the start."""
+    import psutil
+
+    counted = psutil.swap_memory()
+    return counted.used, counted.total, counted.sin
+
+
 def cpu_quota(root: Path = ROOT) -> float | None:
     """Cores' worth of CPU time that the groups of this process allow, a fraction; None where there is no limit."""
     quotas = []
@@ -195,8 +203,13 @@ def system_number(path: Path) -> int | None:
 
 def sysctl(name: str) -> str | None:
     """What macOS answers for `name`; None where it does not."""
+    return answer("sysctl", "-n", name)
+
+
+def answer(*command: str) -> str | None:
+    """What a program of the system prints; None where there is none, it fails, or prints nothing."""
     try:
-        answer = subprocess.run(["sysctl", "-n", name], capture_output=True, encoding="utf-8", timeout=5, check=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip() or None
+    return done.stdout.strip() or None
