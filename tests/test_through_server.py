@@ -26,7 +26,7 @@ from lab.runner.servers import Server, connect
 from lab.runner.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, make_plan, new_results_file, wanted
 from tests.conftest import run_lab
 
-FAST: dict[str, Any] = {"first_ms": 2.0, "gap_ms": 0.2}
+FAST: dict[str, Any] = {"first_ms": 2.0, "gap_ms": 1.0}
 MODELS = {
     "plain": Behaviour(usage=RUNNING, **FAST),
     "uncounted": Behaviour(usage=NEVER, **FAST),

@@ -278,8 +278,10 @@ def _capabilities(
     n_content = len(times.generated(first))
     usage = times.n_generated(first)
     streams, how = YES if n_content > 1 else UNKNOWN, f"an answer of {N_SHORT} tokens came as {n_content} events"
-    if held := [len(times.generated(request)) for request in requests if times.came_at_once(request)]:
-        streams, how = NO, f"{max(held)} events with content arrived at once: the answer was held back until its end"
+    long = [request for request in requests if len(times.generated(request)) >= times.AT_ONCE_EVENTS]
+    if long and all(map(times.came_at_once, long)):
+        n_most = max(len(times.generated(request)) for request in long)
+        streams, how = NO, f"{n_most} events with content arrived at once: the answer was held back until its end"
     yield Capability("streaming", streams, how)
     yield _seen("usage in streams", usage is not None, f"the stream counts {usage} tokens", "no counts in the stream")
     has_ids = first.tokens_by == "token ids"

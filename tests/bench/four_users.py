@@ -152,7 +152,8 @@ def main(n_trials: int = 6, n_users: int = 4, n_threads: int = 2) -> None:
                         passed = [json.loads(tapping.stdout.readline()) for _ in asks]
                         for by, rows in (("own", own), ("tap", passed)):
                             seen[f"{name}, {by}"].append(medians(rows))
-                        print(f"trial {trial + 1}, {name}: {medians(own)} tap {medians(passed)}", flush=True)
+                        shown = [[round(value, 1) for value in medians(rows)] for rows in (own, passed)]
+                        print(f"trial {trial + 1}, {name}: {shown[0]}, by the tap {shown[1]}", flush=True)
             tapping.kill()
     report(seen)
 
