@@ -136,7 +136,8 @@ def test_two_real_machines_of_default_sessions_are_told_apart() -> None:
     (compared,) = comparison.compare(records)
     assert len(compared.rows) == 6
     assert all(row.estimate > 1.7 for row in compared.rows)
-    assert [row.verdict for row in compared.rows] == [TOO_FEW, *[SLOWER] * 5]  # the shortest prefill is too uneven
+    assert [row.verdict for row in compared.rows] == [TOO_FEW, *[SLOWER] * 3, DISTURBED, DISTURBED]
+    # the shortest prefill is too uneven; at 10,000 tokens the host took cores from 2 of 3 runs of one side
     assert compared.rows[0].words == (
         "too few or too uneven runs to be sure: about 1.8 times as slow; "
         "all 3 runs of the slower took longer than all 3 of the other"

@@ -4,9 +4,9 @@ Runs are grouped by everything that was chosen or given (machine, build, model, 
 pooled, and the fields in which they differ are named. A row compares one figure at one length. The intervals
 of all rows together hold with 95 %: with more rows the interval of one row is wider, so that a long table does not
 find a difference by chance. Runs of `lab ab` were measured side by side in blocks and are compared block by block,
-which takes out whatever the machine did meanwhile. Other sessions were not, so a difference between them is claimed
-only beyond what sessions of one machine differ by (spread.py), and none of a session that was disturbed most of the
-time.
+which takes out what the machine did meanwhile to both. Other sessions were not, so a difference between them is claimed
+only beyond what sessions of one machine differ by (spread.py). None is claimed where half of the runs of a session or
+more were disturbed.
 
 What may be said of a ratio of times, or of energies, in a word and in a sentence.
 
@@ -37,7 +37,7 @@ from lab.analysis.spread import (
     sides_of,
     without,
 )
-from lab.core import energy, stats
+from lab.core import energy, shown, stats
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.core.stats import Ratio
@@ -167,6 +167,7 @@ class Row:
     verdict: str
     words: str
     lever: str | None = None  # of an experiment: which
+    doubts: tuple[str, ...] = ()  # some of core/shown.py, of both sides
 
 
 @dataclass(frozen=True)
@@ -339,10 +340,13 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
             ratio = stats.ratio(centres[0], centres[1], confidence)
             estimate = ratio.estimate
     told, words = verdict(ratio, at_least, quantity) if ratio else (TOO_FEW, f"{few}: {about(estimate, quantity)}")
-    if not blocks and (base.is_doubtful or other.is_doubtful):
+    doubts = [base.doubts, other.doubts, [] if ratio else [shown.FEW]]
+    if not blocks and math.isinf(min(base.spread.df, other.spread.df)):
+        doubts.append([shown.ASSUMED])
+    if shown.DISTURBED in shown.all_of(doubts):
         ratio, told = None, DISTURBED
         words = f"not sure, since half of the runs were disturbed or more: {about(estimate, quantity)}"
-    if not blocks and told != ALIKE and min(map(len, pairs)) > 1:
+    elif not blocks and told != ALIKE and min(map(len, pairs)) > 1:
         words += apart(pairs[0], pairs[1], quantity)
     return Row(
         n_prompt=key[1],
@@ -358,6 +362,7 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
         ratio=ratio,
         verdict=told,
         words=words,
+        doubts=shown.all_of(doubts),
     )
 
 

@@ -12,6 +12,7 @@ used by others. To add a cause, add it to CAUSES; nothing else here names one.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ WAIT_SHARE = 0.02
 GPU_PERCENT = 5
 DRIFT, DRIFT_CHANCE = 0.03, 0.01
 """A drift is reported from this change of the sentinel on, where chance alone does it this rarely."""
+JUMP_NS = 10_000_000
+"""Differences of the clock below this are not reported: samples are rounded to milliseconds."""
 MIN_MS = 200
 """The system counts CPU time in ticks of 10 ms: shorter runs cannot be judged by it."""
 
@@ -132,23 +135,39 @@ QUOTA = Cause("the container's quota of CPU time was used up", (Sign(_share("quo
 GPU_OTHERS = Cause(
     "another process used {} of the GPU", (Sign(_gpu_percent, GPU_PERCENT, on_gpu=True),), "{:.0f} %".format
 )
+CLOCK = Cause("the clock jumped by {} s", (), "{:.3g}".format)
 
-CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS)
+CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS, CLOCK)
 """Every cause that is known, in the order in which they are reported."""
 
 
 def disturbances(record: Record) -> dict[Cause, float]:
     """What disturbed a run, each cause with its amount (the unit is in its words)."""
-    noise = record.run.noise
+    noise, jump_s = record.run.noise, _clock_jump_s(record)
+    amounts = {CLOCK: jump_s} if jump_s else {}
     if noise is None or noise.samples is None or noise.samples.at_ms[-1] < MIN_MS:
-        return {}
-    amounts = {}
+        return amounts
     for cause in CAUSES:
         signs = [sign for sign in cause.signs if record.settings.n_gpu_layers or not sign.on_gpu]
         known = [(figure, sign) for sign in signs if (figure := sign.figure(noise)) is not None]
         if any(figure > (_limit(sign.limit, record) if sign.spares else sign.limit) for figure, sign in known):
             amounts[cause] = max(figure for figure, _ in known)
     return amounts
+
+
+def _clock_jump_s(record: Record) -> float:
+    """Seconds by which stamps of a run's steps go back, or last longer than the time in which it was watched; else 0.
+
+    Both are read from one monotonic clock, and the watch begins before the run and ends after it.
+    """
+    steps, noise = record.run.steps, record.run.noise
+    if not steps.kind:
+        return 0.0
+    pairs = ((steps.start_ns, steps.ready_ns), (steps.ready_ns, steps.end_ns), (steps.end_ns, steps.start_ns[1:]))
+    back_ns = max(max(map(operator.sub, before, after), default=0) for before, after in pairs)
+    if back_ns <= 0 and noise is not None and noise.samples is not None and noise.samples.at_ms[-1] >= MIN_MS:
+        back_ns = steps.end_ns[-1] - steps.start_ns[0] - round(1e6 * noise.samples.at_ms[-1])
+    return back_ns / 1e9 if back_ns > JUMP_NS else 0.0
 
 
 def n_threads(record: Record) -> int:

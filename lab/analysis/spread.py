@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.analysis import request_table, setup_columns, table
 from lab.analysis.setup_columns import is_request
-from lab.core import energy
+from lab.core import energy, shown
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.endpoints.access import Access, is_loopback
@@ -156,7 +156,7 @@ class Side:
 
     values: Values
     spread: Spread
-    is_doubtful: bool  # half of its runs or more were disturbed
+    doubts: tuple[str, ...] = ()  # some of core/shown.py; DISTURBED where half of the runs of a session or more were
     sources: tuple[str, ...] = ()  # of energy: what it is of; several where its runs differ
 
 
@@ -170,6 +170,7 @@ def sides_of(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread], figures: 
     """Those of `figures` that a group has: at which length, and the values of its runs."""
     values_of: dict[Key, Values] = {}
     sources: dict[Key, set[str]] = {}
+    disturbed: dict[Key, dict[str, list[bool]]] = {}
     for row in rows.to_dict("records"):
         unit = row["session"], row["block"] if row["block"] == row["block"] else None
         lever = row["lever"] if isinstance(row["lever"], str) else None
@@ -177,6 +178,7 @@ def sides_of(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread], figures: 
             if row[figure] > 0:  # neither NaN nor a time that a damaged file made up
                 key = figure, row["n_prompt"], None if figure in OF_PROMPTS else row["n_gen"], lever
                 values_of.setdefault(key, {}).setdefault(unit, []).append(row[figure])
+                disturbed.setdefault(key, {}).setdefault(row["session"], []).append(row["disturbed"])
                 if figure in energy.COMPARED:
                     sources.setdefault(key, set()).add(row["energy_source"])
     first = {lever: i for i, lever in enumerate(dict.fromkeys(rows.lever))}
@@ -192,10 +194,15 @@ def sides_of(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread], figures: 
         ),
     )
     spreads = {figure: spread_of(rows, figure, known) for figure in figures}
-    is_doubtful = 2 * rows.disturbed.sum() >= len(rows)
     return {
-        key: Side(values, spreads[key[0]], is_doubtful, tuple(sorted(sources.get(key, ())))) for key, values in in_order
+        key: Side(values, spreads[key[0]], _doubts(disturbed[key]), tuple(sorted(sources.get(key, ()))))
+        for key, values in in_order
     }
+
+
+def _doubts(disturbed: Mapping[str, Sequence[bool]]) -> tuple[str, ...]:
+    """The doubts of what was measured in some sessions, given which runs of each were disturbed."""
+    return shown.all_of([shown.of_runs(len(runs), sum(runs), 0) for runs in disturbed.values()])
 
 
 def is_of_one_source(base: Side, other: Side) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import disturbances, request_table, setup_columns
-from lab.core import energy, lever_figures, phases, stats
+from lab.core import energy, lever_figures, phases, shown, stats
 from lab.core.record import DECODE, OK, PREFILL, Record, Run
 from lab.core.request import RequestRecord
+from lab.core.shown import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +66,8 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
         lab.summary(lab.runs(records))
 
-    Columns: `repeats`, how many of them were `disturbed`, and of each figure the median, the ends of its
+    Columns: `repeats`, how many of them were `disturbed`, the `doubts` (core/shown.py) that all figures of the row
+    have, and of each figure the median, the ends of its
     95 % interval (`_low`, `_high`; NaN for fewer than 6 runs), and the range (`_min`, `_max`). Figures of energy are
     among them where a run has some; a row whose runs have them from different sources has none. Requests that are
     `warm`, or `short` of the tokens asked for, have rows of their own.
@@ -80,7 +82,9 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     with_energy = table.energy_source.notna().any()
     for key, group in groups:
-        row = dict(zip(keys, key, strict=True)) | {"repeats": len(group), "disturbed": int(group.disturbed.sum())}
+        n, n_disturbed = len(group), int(group.disturbed.sum())
+        doubts = shown.of_runs(n, n_disturbed, stats.fewest_pairs())
+        row = dict(zip(keys, key, strict=True)) | {"repeats": n, "disturbed": n_disturbed, "doubts": doubts}
         if with_requests:  # with TPOT between bounds only
             row["n_bounds"] = int((group.tpot_ms.isna() & group.tpot_low_ms.notna()).sum())
         sources = group.energy_source.dropna().unique()
@@ -103,6 +107,18 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     return (
         pd.DataFrame(rows).sort_values(["n_prompt", "n_gen"], kind="stable", ignore_index=True) if rows else table[:0]
     )
+
+
+def shown_in(row: Mapping[str, Any], figure: str, scale: float = 1.0) -> Shown:
+    """A figure of a row of `summary` with its interval, or its range where runs are too few for one."""
+    ends = ("low", "high") if row[f"{figure}_low"] == row[f"{figure}_low"] else ("min", "max")
+    low, high = (scale * row[f"{figure}_{end}"] if row["repeats"] > 1 else None for end in ends)
+    return Shown(scale * row[figure], low, high, row["repeats"], row["doubts"])
+
+
+def firm(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `summary` that something may be concluded from."""
+    return rows[[shown.is_firm(doubts) for doubts in rows.doubts]] if len(rows) else rows
 
 
 def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
@@ -182,6 +198,7 @@ def _step_rows(record: Record, index: int) -> pd.DataFrame:
             "n_gen": record.run.n_gen,
             "repeat": record.run.repeat,
             "warmup": record.run.warmup,
+            "disturbed": bool(disturbances.disturbances(record)),
             "lever": None if record.run.lever is None else record.run.lever.words,
             "kind": columns.kind,
             "generated": np.where(decodes | first_token, number - last_prefill + 1, 0),  # 1: it came out of prefill

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lab.core.shown import Shown
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -24,8 +26,18 @@ def seconds(value: float) -> str:
     return f"{digits(value * units.get(unit, 1e9))} {unit}"
 
 
+def ends(one: Shown) -> str:
+    """The interval or range of a figure; "" for a single run, and where there is no value."""
+    if one.low is None or one.high is None or one.value != one.value:
+        return ""
+    return f"{digits(one.low)}-{digits(one.high)}"
+
+
 def sentences(summary_rows: pd.DataFrame) -> list[str]:
-    """What the rows of one setup and one n_gen show, in words, computed from them."""
+    """What the rows of one setup and one n_gen show, in words, computed from them.
+
+    Give rows that something may be concluded from (`table.firm`).
+    """
     rows = summary_rows[summary_rows.prefill_share.notna()].sort_values("n_prompt")
     if len(rows) < 2:
         return [_where_the_time_went(rows)] if len(rows) else []

@@ -36,6 +36,7 @@ def compare(
     """
     from lab.analysis import comparison as comparing
     from lab.analysis.spread import known_spreads
+    from lab.core.shown import MARK
     from lab.show import console, text_compare, text_requests, text_results
 
     reading = read(results)
@@ -55,7 +56,7 @@ def compare(
     stdout = console.console()
     text_compare.print_comparisons(groups, comparisons, at_least, stdout)
     for sentence in [*text_results.warnings(reading.records), *text_requests.warnings(reading.requests)]:
-        stdout.print(f"{text_results.DISTURBED} {sentence}")
+        stdout.print(f"{MARK} {sentence}")
     for plot in plots:
         stdout.print(f"plot     {plot}")
 

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from lab.cli.files import RESULTS, ceilings_of, plot_folder, read_runs
 from lab.cli.options import DEVICE, SETTINGS, with_options
 from lab.cli.running import EXIT_INTERRUPTED
 from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.why.prediction import Prediction
 
 
 @click.command()
@@ -89,7 +92,8 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     """
     from lab.analysis import table
     from lab.core.record import OK
-    from lab.show import console, text_why
+    from lab.core.shown import MARK
+    from lab.show import console, text_results, text_why
     from lab.show.plot_why import save_why
     from lab.why import advice, probing, roofline, where
 
@@ -124,6 +128,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
                 "experiments": [dataclasses.asdict(lever) for lever in tried],
                 "plots": [str(plot) for plot in plots],
                 "ceilings_measured_at": known.measured_at,
+                "warnings": [*probing.doubt_words(known), *text_results.warnings(chosen)],
                 "rows": [
                     {**dataclasses.asdict(row), "intensity": row.intensity, "of_ceiling": row.of_ceiling}
                     for row in explained
@@ -131,7 +136,9 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
             }
         )
         if not as_json:
-            text_why.print_explained(label, explained, best, known.measured_at, [*levers, *tried], stdout)
+            text_why.print_explained(label, explained, best, known, [*levers, *tried], stdout)
+            for sentence in text_results.warnings(chosen):
+                stdout.print(f"{MARK} {sentence}")
             for plot in plots:
                 stdout.print(f"plot     {plot}")
     if as_json:
@@ -172,12 +179,18 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
         return
     answer = prediction.ask(prompt_len, gen, model, device, results, **asked)
     if as_json:
-        rows = [{**dataclasses.asdict(row), "memory_bytes": answer.needed[row.n_prompt]} for row in answer.rows]
+        rows = [{**_as_json(row), "memory_bytes": answer.needed[row.n_prompt]} for row in answer.rows]
         console.print_json(
             {"device": answer.where, "basis": answer.basis, "memory_bytes": answer.memory_bytes, "rows": rows}
         )
         return
     text_why.print_predictions(answer, console.console())
+
+
+def _as_json(row: Prediction) -> dict[str, Any]:
+    """A prediction; what does not fit has no times."""
+    values = dataclasses.asdict(row)
+    return {name: None if row.misfit and name.endswith("_s") else value for name, value in values.items()}
 
 
 def _on_several(
@@ -190,7 +203,7 @@ def _on_several(
     shape, by_length = prediction.ask_all(prompt_len, gen, model, names, results, **asked)
     if as_json:
         rows = [
-            {"device": device.name, "kind": device.kind, "fits": fits, **dataclasses.asdict(row)}
+            {"device": device.name, "kind": device.kind, "fits": fits, **_as_json(row)}
             for rows_of_length in by_length.values()
             for device, row, fits in rows_of_length
         ]

@@ -118,6 +118,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, sequen
     In each block every variant gets a fresh engine and runs twice: in random order, then in reverse order.
     """
     from lab.analysis import comparison
+    from lab.core.shown import MARK
     from lab.experiments import batching
     from lab.process.worker import Worker
     from lab.runner import side_by_side
@@ -152,7 +153,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, sequen
     if not as_json:
         text_compare.print_comparisons(groups, comparisons, at_least, stdout)
         for sentence in text_results.warnings(records):
-            stdout.print(f"{text_results.DISTURBED} {sentence}")
+            stdout.print(f"{MARK} {sentence}")
     files = write_files(records, path, not no_plot, report, at_least, None if as_json else stdout)
     if as_json:
         console.print_json({**files, **text_compare.comparisons_as_json(groups, comparisons)})

@@ -264,7 +264,7 @@ class Record:
 class Rate:
     """One kernel at one size, timed: what a pass read and computed, and how long each pass took."""
 
-    op: str  # mul_mat, mul_mat_id, attention, read; upload, download: copies to and from a device
+    op: str  # mul_mat, mul_mat_id, attention, plain_attention, read; upload, download: copies to and from a device
     type: str  # of the weights, or of the cache
     buffer: str  # the kind of memory: CPU, CPU_REPACK, AMX, CUDA0
     rows: int
@@ -284,7 +284,8 @@ class Rate:
 class Ceilings:
     """What a device of a machine can do at best: a line of a kind of its own in results files.
 
-    `others` are those of further devices that the same settings use. Files have a line for each instead.
+    `others` are those of further devices that the same settings use. Files have a line for each instead. `missing` are
+    the probes that were wanted when the session ended early, without times; `disturbed` says what took the machine.
     """
 
     measured_at: str
@@ -295,3 +296,5 @@ class Ceilings:
     device: str | None = None  # by llama.cpp's name; None: the CPU, or (in older files) the first GPU
     others: tuple[Ceilings, ...] | None = None
     repack: bool | None = None  # of the CPU: as in Settings
+    missing: tuple[Rate, ...] = ()
+    disturbed: str | None = None

@@ -122,6 +122,18 @@ def paired_ratio(base: Sequence[float], other: Sequence[float], confidence: floa
     return Ratio(statistics.median(ratios), interval.low, interval.high) if interval else None
 
 
+def interval_of_shares(shares: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+    """The interval of the mean of repeated shares between 0 and 1, which lies between 0 and 1; None for fewer than 3.
+
+    Student's t on logits; where a share is 1 or more (its ceiling is too low), on logarithms, cut at 1.
+    """
+    if any(share >= 1 for share in shares):
+        whole = log_interval(shares, confidence)
+        return whole and Interval(min(1.0, whole.low), 1.0)
+    odds = log_interval([share / (1 - share) for share in shares], confidence)
+    return odds and Interval(odds.low / (1 + odds.low), odds.high / (1 + odds.high))
+
+
 def share_interval(
     good: Sequence[Sequence[bool]], alike: Sequence[Sequence[bool]] = (), confidence: float = CONFIDENCE
 ) -> Interval:

@@ -101,6 +101,7 @@ def library() -> Any:
         "ggml_permute": (P, [P, P, i, i, i, i]),
         "ggml_mul_mat": (P, [P, P, P]),
         "ggml_mul_mat_id": (P, [P, P, P, P]),
+        "ggml_soft_max_ext": (P, [P, P, P, f, f]),
         "ggml_flash_attn_ext": (P, [P, P, P, P, P, f, f, f]),
         "ggml_new_graph_custom": (P, [P, SIZE, b]),
         "ggml_build_forward_expand": (None, [P, P]),

@@ -25,7 +25,7 @@ from lab.engine.ggml import (
     type_number,
 )
 from lab.errors import LabError
-from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, UPLOAD, Probe
+from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD, Probe
 
 MAX_NODES = 4096
 N_POSITIONS = 512
@@ -50,7 +50,7 @@ def run(probe: Probe) -> Rate:
     n_bytes = 4 * MAX_NODES * lib.ggml_tensor_overhead() + 2**20
     context, graphs = (P(lib.ggml_init(InitParams(n_bytes, None, True))) for _ in range(2))
     buffers: list[Any] = []
-    build = {MUL_MAT: _mul_mats, MUL_MAT_ID: _mul_mat_ids, ATTENTION: _attentions}[probe.op]
+    build = {MUL_MAT: _mul_mats, MUL_MAT_ID: _mul_mat_ids}.get(probe.op, _attentions)
     try:
         graph, buffer, n_bytes, flops = build(lib, probe, device, context, graphs, buffers)
         _set_threads(lib, device, backend, probe.n_threads)
@@ -83,11 +83,12 @@ def _check(probe: Probe) -> None:
     """LabError for what ggml would answer by ending the process."""
     type_number(probe.type)
     check_columns(probe.type, probe.columns)
-    if probe.op not in (MUL_MAT, MUL_MAT_ID, ATTENTION, UPLOAD, DOWNLOAD):
+    if probe.op not in (MUL_MAT, MUL_MAT_ID, ATTENTION, PLAIN_ATTENTION, UPLOAD, DOWNLOAD):
         raise LabError(f"There is no probe of {probe.op}.", "This is a bug of the lab.")
     if probe.rows < 1 or probe.n_tokens < 1:
         raise LabError(f"{probe.rows} rows and {probe.n_tokens} tokens cannot be probed.", "This is a bug of the lab.")
-    if probe.op == ATTENTION and (probe.rows % (probe.n_head_kv or probe.rows) or probe.type not in CACHE_TYPES):
+    is_attention = probe.op in (ATTENTION, PLAIN_ATTENTION)
+    if is_attention and (probe.rows % (probe.n_head_kv or probe.rows) or probe.type not in CACHE_TYPES):
         raise LabError(
             f"Attention of {probe.rows} heads over {probe.n_head_kv} in a {probe.type} cache cannot be probed.",
             "Take another type of cache: --cache-type-k f16 --cache-type-v f16",
@@ -192,8 +193,9 @@ def _place(
 def _attentions(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any, buffers: list[Any]) -> Any:
     """Attention over distinct caches of keys and values, laid out as llama.cpp has them; every token sees all.
 
-    The mask is what llama.cpp gives: F16, a row for each token, as long as the cache (whose length is a multiple of
-    256). Without one, CUDA's kernels for heads that share keys are not used.
+    The mask is what llama.cpp gives: a row for each token, as long as the cache (whose length is a multiple of 256),
+    F16 for flash attention. Without one, CUDA's kernels for heads that share keys are not used. Plain attention is two
+    products with a softmax between them, on values that lie transposed (llama-graph.cpp, build_attn_mha).
     """
     kind, head_dim, n_head, n_kv_heads = type_number(probe.type), probe.columns, probe.rows, probe.n_head_kv
     n_kv_heads = n_kv_heads or n_head
@@ -202,15 +204,21 @@ def _attentions(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any, 
     n_layers = max(1, min(256, probe.n_bytes // layer_bytes))
     f16, f32 = type_number("F16"), type_number("F32")
     query = P(lib.ggml_new_tensor_3d(graphs, f32, head_dim, probe.n_tokens, n_head))
-    mask = P(lib.ggml_new_tensor_2d(graphs, f16, n_positions, probe.n_tokens))
+    is_flash = probe.op == ATTENTION
+    mask = P(lib.ggml_new_tensor_2d(graphs, f16 if is_flash else f32, n_positions, probe.n_tokens))
     graph = P(lib.ggml_new_graph_custom(graphs, MAX_NODES, False))
     caches = []
     for _ in range(n_layers):
-        pair = [P(lib.ggml_new_tensor_3d(context, kind, head_dim, n_kv_heads, n_positions)) for _ in "kv"]
+        laid = (head_dim, n_kv_heads, n_positions)
+        pair = [P(lib.ggml_new_tensor_3d(context, kind, *size)) for size in (laid, laid if is_flash else laid[::-1])]
         caches += pair
         keys, values = (P(lib.ggml_permute(graphs, cache, 0, 2, 1, 3)) for cache in pair)
         scale, zero = ctypes.c_float(head_dim**-0.5), ctypes.c_float(0)
-        attended = P(lib.ggml_flash_attn_ext(graphs, query, keys, values, mask, scale, zero, zero))
+        if is_flash:
+            attended = P(lib.ggml_flash_attn_ext(graphs, query, keys, values, mask, scale, zero, zero))
+        else:
+            weights = P(lib.ggml_soft_max_ext(graphs, P(lib.ggml_mul_mat(graphs, keys, query)), mask, scale, zero))
+            attended = P(lib.ggml_mul_mat(graphs, values, weights))
         if not remote.supports(lib, device, attended):
             raise LabError(f"This device has no attention kernel for a {probe.type} cache.", "")
         lib.ggml_build_forward_expand(graph, attended)
@@ -220,7 +228,7 @@ def _attentions(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any, 
     data = random_rows(lib, probe.type, n_kv_heads * n_positions, head_dim)
     _fill_all(lib, device, caches, data)
     fill(lib, query, random_rows(lib, "F32", n_head * probe.n_tokens, head_dim))
-    fill(lib, mask, bytes(2 * n_positions * probe.n_tokens))  # zero: is seen
+    fill(lib, mask, bytes((2 if is_flash else 4) * n_positions * probe.n_tokens))  # zero: is seen
     flops = 4 * n_layers * n_head * head_dim * n_positions * probe.n_tokens
     return graph, lib.ggml_backend_buft_name(kind_of_buffer).decode(), n_layers * layer_bytes, flops
 

@@ -29,8 +29,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lab.analysis import disturbances
 from lab.analysis.wording import digits
-from lab.core import phases
+from lab.core import phases, shown
 from lab.core import request_times as times
 from lab.core.record import OK, Record, Run
 from lab.core.request import CHAT, NO, UNKNOWN, YES, Asked, Pieces, Request, RequestRecord, ServerTimings
@@ -64,6 +65,11 @@ class Part:
     ms: float
     low_ms: float
     high_ms: float
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether blocks differ on which side of zero it lies, or it comes out negative: noise around zero."""
+        return self.ms < 0 or self.low_ms < 0 < self.high_ms
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,7 @@ class Row:
     n_gen: int
     n_blocks: int
     phases: tuple[Phase, ...]
+    doubts: tuple[str, ...] = ()  # some of core/shown.py: of the blocks, by their runs in process
 
     @property
     def n_middle(self) -> int:
@@ -116,12 +123,13 @@ class Pair:
 
     run: Run
     request: Request
+    is_disturbed: bool
 
 
 def pairs(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[Pair]:
     """Runs and the requests that belong to them, where both went well and no part of the prompt was cached."""
     runs = {
-        (record.session, record.run.block, record.run.n_prompt, record.run.n_gen): record.run
+        (record.session, record.run.block, record.run.n_prompt, record.run.n_gen): record
         for record in records
         if record.run.block is not None and record.run.is_timed
     }
@@ -132,7 +140,7 @@ def pairs(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[
             continue
         run = runs.get((record.session, asked.repeat, asked.n_prompt_counted or 0, asked.n_gen))
         if run is not None and not figures(request).is_short:
-            both.append(Pair(run, request))
+            both.append(Pair(run.run, request, bool(disturbances.disturbances(run))))
     return both
 
 
@@ -143,7 +151,12 @@ def rows(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[R
         asked = pair.request.asked
         by_length.setdefault((asked.n_prompt or pair.run.n_prompt, asked.n_gen), []).append(pair)
     return [
-        Row(*length, len(alike), tuple(phase for phase in (_ttft(alike), _tpot(alike)) if phase))
+        Row(
+            *length,
+            len(alike),
+            tuple(phase for phase in (_ttft(alike), _tpot(alike)) if phase),
+            shown.of_runs(len(alike), sum(pair.is_disturbed for pair in alike), 0),
+        )
         for length, alike in sorted(by_length.items())
     ]
 
@@ -410,6 +423,12 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     """What the parts show, in words."""
     words = []
     for row in rows:
+        if not shown.is_firm(row.doubts):
+            words.append(
+                f"With prompts of {row.n_prompt:,} tokens half of the blocks or more were disturbed: what the server "
+                "costs cannot be told. Measure again while no other program runs."
+            )
+            continue
         for phase in row.phases:
             words.append(_difference(row, phase))
             words += [sentence for sentence in (_otherwise(phase), _hidden(phase)) if sentence]
@@ -421,13 +440,19 @@ def _difference(row: Row, phase: Phase) -> str:
     way = "slower" if more_ms >= 0 else "faster"
     what = f"to the first token of {row.n_prompt:,} prompt tokens" if phase.name == TTFT else "for each further token"
     named = sorted(
-        (part for part in phase.parts if part.name != ENGINE and abs(part.ms) >= LEAST * phase.server_ms),
+        (
+            part
+            for part in phase.parts
+            if part.name != ENGINE and not part.is_noise and abs(part.ms) >= LEAST * phase.server_ms
+        ),
         key=lambda part: -abs(part.ms),
     )
     parts = [f"{part.name} {_signed(part.ms)}" for part in named] + [f"not explained {_signed(phase.unexplained_ms)}"]
+    noise = [part.name for part in phase.parts if part.is_noise]
+    around = f" Noise around zero: {', '.join(noise)}." if noise else ""
     return (
         f"The server is {abs(more_ms) / phase.in_process_ms:.1%} {way} {what} ({digits(phase.server_ms)} instead of "
-        f"{digits(phase.in_process_ms)} ms): in ms, {', '.join(parts)}."
+        f"{digits(phase.in_process_ms)} ms): in ms, {', '.join(parts)}.{around}"
     )
 
 

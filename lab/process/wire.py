@@ -15,8 +15,8 @@ from lab.core.record import Device, Steps
 N_PREFILLED, FIRST_TOKEN = 0, 1
 """Slots of the progress array: the prompt tokens that are done, then the tokens as they are chosen."""
 
-MUL_MAT, MUL_MAT_ID, ATTENTION = "mul_mat", "mul_mat_id", "attention"
-"""The kernels that can be probed."""
+MUL_MAT, MUL_MAT_ID, ATTENTION, PLAIN_ATTENTION = "mul_mat", "mul_mat_id", "attention", "plain_attention"
+"""The kernels that can be probed: products, flash attention, and attention without it."""
 
 UPLOAD, DOWNLOAD = "upload", "download"
 """What else can be: copies of bytes to a device, and from it."""
@@ -87,7 +87,8 @@ class Probe:
     """What to time.
 
     mul_mat: weights of `rows` x `columns`. mul_mat_id: such weights of each of `n_expert`, of which every token goes
-    through `n_expert_used`. attention: `rows` heads of `columns`, `n_head_kv` for keys, over `n_positions` a layer.
+    through `n_expert_used`. attention, plain_attention: `rows` heads of `columns`, `n_head_kv` for keys, over
+    `n_positions` a layer.
     `n_bytes` is how much distinct memory (weights, or keys and values) one pass goes through, at least. upload,
     download: `columns` numbers of 4 bytes between this machine's memory and the device's. `device` is llama.cpp's name
     of a device; None is the CPU. `repack` is that of Settings, for weights.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
 """Text and roofs, dashed guides, the grid, the background. A page replaces them by colours of its own (svg.py)."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+HOLLOW = "disturbed runs (hollow)"
 LINES = ("-", "--", ":", "-.")
 LABEL_HEIGHT = 0.45
 """Height of the numbers and the label below an axis, in inches."""
@@ -64,6 +65,19 @@ def new_axes() -> Axes:
     figure = plt.figure(figsize=(8, 5), layout="constrained")
     with matplotlib.rc_context({"text.parse_math": False}):
         return figure.subplots()
+
+
+def points(ax: Axes, x: Iterable[float], y: Iterable[float], disturbed: Iterable[bool], **style: Any) -> None:
+    """Draws runs as points without lines; those of disturbed runs are hollow, and the legend says so."""
+    rows = list(zip(x, y, disturbed, strict=True))
+    for is_hollow in (False, True):
+        chosen = [(a, b) for a, b, is_disturbed in rows if is_disturbed == is_hollow]
+        if not chosen:
+            continue
+        if is_hollow:
+            is_named = HOLLOW in ax.get_legend_handles_labels()[1]
+            style |= {"mfc": "none", "mew": 0.8, "label": None if is_named else HOLLOW}
+        ax.plot(*zip(*chosen, strict=True), **{"ls": "", "mew": 0, **style})
 
 
 def over_prompt_lengths(ax: Axes, lengths: Sequence[float], per_token: Mapping[float, float]) -> None:

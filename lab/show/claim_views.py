@@ -19,6 +19,7 @@ from lab.analysis import table
 from lab.analysis.wording import digits
 from lab.core.lists import grouped
 from lab.core.record import Ceilings, Record
+from lab.core.shown import MARK
 from lab.errors import LabError
 from lab.experiments import claim_verdicts
 from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE
@@ -147,7 +148,7 @@ def print_verdicts(verdicts: Verdicts, out: Console, name: str = "") -> None:
     for sentence in notes(verdicts):
         out.print(sentence)
     for sentence in text_results.warnings(verdicts.records):
-        out.print(Text(f"{text_results.DISTURBED} ", style="yellow") + Text(sentence))
+        out.print(Text(f"{MARK} ", style="yellow") + Text(sentence))
     for line in failures(verdicts.records):
         out.print(Text("failed ", style="red") + Text(line))
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.analysis.wording import digits
+from lab.core import shown
 from lab.core.record import OK, Record
 from lab.core.request import CHAT, NO, Endpoint, RequestRecord
 from lab.core.request_figures import figures
@@ -139,11 +140,12 @@ def _print_phase(row: Row, phase: Phase, out: Console) -> None:
     blocks = f"{row.n_blocks} block{'s' * (row.n_blocks > 1)}"
     if row.n_middle < row.n_blocks:
         blocks = f"the middle {row.n_middle} of {blocks}"
+    disturbed = f" ({', '.join(row.doubts)} {shown.mark(row.doubts)})" if row.doubts else ""
     out.print()
-    out.print(Text(f"{what}means of {blocks}", style="bold"))
+    out.print(Text(f"{what}means of {blocks}{disturbed}", style="bold"))
     grid = grid_of("part", "ms", "% of the\nwhole", "least and\nmost ms")
     for part in phase.parts:
-        reach = f"{digits(part.low_ms)} {digits(part.high_ms)}"
+        reach = f"{digits(part.low_ms)} {digits(part.high_ms)}{' (noise around 0)' if part.is_noise else ''}"
         grid.add_row(part.name, digits(part.ms), f"{100 * part.ms / phase.server_ms:.1f}", reach)
     grid.add_row(UNEXPLAINED, digits(phase.unexplained_ms), f"{100 * phase.unexplained:.1f}", "")
     grid.add_row(Text(WHOLE, style="bold"), digits(phase.server_ms), "100", "")
@@ -183,7 +185,8 @@ def drawing(rows: Sequence[Row], title: str) -> Callable[[Figure], Figure]:
 def plot_parts(rows: Sequence[Row], title: str, figure: Figure) -> Figure:
     """A row of two axes for each length: TTFT, and TPOT. Above, in process; below, the parts through the server.
 
-    What the server needs less time for makes the bar of its engine shorter; what is not explained is hatched.
+    The parts follow one another; those below zero, which are noise, go back from their end, in a thin bar of their own.
+    What is not explained is hatched.
     """
     figure.set_size_inches(SIZE[0], 1.4 + SIZE[1] * len(rows))
     axes = figure.subplots(len(rows), 2, squeeze=False)
@@ -197,7 +200,7 @@ def plot_parts(rows: Sequence[Row], title: str, figure: Figure) -> Figure:
     for ax in axes.flat:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    names = [name for name in (*ORDER, UNEXPLAINED) if name in handles]
+    names = sorted(handles, key=[*ORDER, UNEXPLAINED, *handles].index)
     figure.legend(
         [handles[name] for name in names], names, loc="outside lower center", ncols=4, frameon=False, fontsize=9
     )
@@ -207,22 +210,22 @@ def plot_parts(rows: Sequence[Row], title: str, figure: Figure) -> Figure:
 
 def _bars(ax: Axes, row: Row, phase: Phase) -> None:
     ax.barh([1], [phase.in_process_ms], color=SHADES[ENGINE], height=0.6, label=ENGINE)
-    less_ms = sum(part.ms for part in phase.parts if part.ms < 0)
-    left = 0.0
-    for part in phase.parts:
-        ms = part.ms + less_ms if part.name == ENGINE else part.ms
-        if ms > 0:
-            ax.barh([0], [ms], left=[left], color=SHADES[part.name], height=0.6, label=part.name)
-            left += ms
+    left = farthest = 0.0
+    for part in sorted(phase.parts, key=lambda part: part.ms < 0):
+        y, height, name = (0, 0.6, part.name) if part.ms >= 0 else (-0.42, 0.15, f"{part.name} (noise below zero)")
+        ax.barh([y], [part.ms], left=[left], color=SHADES[part.name], height=height, label=name)
+        left += part.ms
+        farthest = max(farthest, left)
     low, high = sorted((left, phase.server_ms))
     ax.barh([0], [high - low], left=[low], color="none", ec=INK, hatch="////", height=0.6, lw=0.6, label=UNEXPLAINED)
-    for y, end, ms in ((1, phase.in_process_ms, phase.in_process_ms), (0, high, phase.server_ms)):
-        ax.annotate(f" {digits(ms)}", (end, y), va="center", fontsize=9, color=INK)
-    ax.set_xlim(0, 1.15 * max(phase.in_process_ms, high))
+    for y, ms in ((1, phase.in_process_ms), (0, phase.server_ms)):
+        ax.annotate(f" {digits(ms)}", (ms, y), va="center", fontsize=9, color=INK)
+    ax.set_xlim(0, 1.15 * max(phase.in_process_ms, high, farthest))
     ax.set_yticks([1, 0], ["in process", "through\nthe server"], fontsize=9)
     plain_ticks(ax.xaxis)
     ax.set_xlabel(f"{phase.name} (ms)")
-    ax.set_title(f"{row.n_prompt:,} prompt tokens, {row.n_gen:,} generated", fontsize=10)
+    doubts = f" ({', '.join(row.doubts)})" if row.doubts else ""
+    ax.set_title(f"{row.n_prompt:,} prompt tokens, {row.n_gen:,} generated{doubts}", fontsize=10)
     ax.grid(True, axis="x", color=GRID, lw=0.6)
     ax.set_axisbelow(True)
     for side in ("top", "right"):

@@ -87,7 +87,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
     rows = roofline.explain(timed, ceilings)
     best = roofline.roof(ceilings, where.layers_of(timed[0]))
     label = setup_columns.model_label(timed[0])
-    text_why.print_explained(label, rows, best, ceilings.measured_at, [], console.console())
+    text_why.print_explained(label, rows, best, ceilings, [], console.console())
     return rows
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from lab.analysis import disturbances, table
 from lab.core.record import OK, Ceilings, Record
+from lab.core.shown import MARK
 from lab.show.console import grid_of
 from lab.show.lever_kinds import KINDS, Kind, Section
 from lab.why.step_prediction import StepPrediction, prediction_for
@@ -88,11 +89,13 @@ def _section(kind: Kind, label: str, records: tuple[Record, ...], prediction: St
     is_predicted = any("predicted" in kind.columns[i][0] for i in shown)
     basis = ["Nothing is predicted: measure the ceilings first (lab ceilings)."] if kind.is_by_ceilings else []
     basis = [prediction.basis] if prediction and kind.is_by_ceilings and is_predicted else basis
-    if disturbances.is_doubtful(records):
-        basis.append("Half of these runs or more were disturbed. Do not trust these figures: measure again.")
+    n_disturbed = sum(bool(disturbances.disturbances(record)) for record in records)
+    by_case = ([record for record in records if record.run.name == name] for name in {r.run.name for r in records})
+    if any(map(disturbances.is_doubtful, by_case)):
+        words = [f"{n_disturbed} of {len(records)} runs were disturbed, so nothing is concluded. Measure again."]
     return Section(
         kind,
-        label,
+        f"{label} ({MARK} {n_disturbed} of {len(records)} runs disturbed)" if n_disturbed else label,
         records,
         rows,
         prediction,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.analysis import comparison, disturbances, request_table, table, wording
 from lab.analysis.spread import known_spreads
-from lab.core import results
+from lab.core import results, shown
 from lab.core.record import OK, Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
@@ -87,7 +87,7 @@ def html(
     if not (timed or served):
         raise LabError("There is nothing to report: no run went well.", "Look at the errors: lab show RESULTS")
     setups = [(label, part, [apart[i] for i in dict.fromkeys(part.run)]) for label, part in table.setups(rows)]
-    shown, whys, used = levers.sections(timed, known, others), list[Why](), list[Ceilings]()
+    tried, whys, used = levers.sections(timed, known, others), list[Why](), list[Ceilings]()
     for label, part, chosen in setups:
         of_setup = probing.known(known, where.of_record(chosen[0]))
         used += [of_setup] if of_setup else []
@@ -98,14 +98,14 @@ def html(
     return _render(
         records,
         used,
-        question=text_results.question(labels, levers.questions(shown)),
+        question=text_results.question(labels, levers.questions(tried)),
         times=[
             *(time for label, part, _ in setups for time in text_results.times(label if len(labels) > 1 else "", part)),
-            *(section.sentences[0] for section in shown),
+            *(section.sentences[0] for section in tried),
             *page_requests.times(alone, len(labels) > 1),
             *page_requests.answers(records),
         ],
-        experiments=_experiments(shown),
+        experiments=_experiments(tried),
         dates=_dates([*timed, *alone, *request_table.loads_of(records)]),
         setups=[
             *(
@@ -117,6 +117,7 @@ def html(
         served=page_requests.served(alone),
         loads=busy,
         failures=text_results.failures(rest),
+        distrust=text_results.distrust(rest),
         claims=claims,
         curves=list((curves(timed, setups) | page_requests.curves([*timed, *alone])).values()),
         shares=[share for label, part, _ in setups for share in shares(label, part)],
@@ -160,7 +161,7 @@ def _without_runs(
         claims=claims,
         curves=list(page_requests.curves(alone).values()),
         **compared | {"answers": [*(section["summary"] for section in claims), *compared["answers"]]},
-        **dict.fromkeys(("experiments", "failures", "shares", "whys"), nothing),
+        **dict.fromkeys(("experiments", "failures", "distrust", "shares", "whys"), nothing),
     )
 
 
@@ -186,7 +187,7 @@ def _render(records: Sequence[Record | RequestRecord], used: Sequence[Ceilings],
     )
 
 
-def _experiments(shown: Sequence[Section]) -> list[dict[str, Any]]:
+def _experiments(tried: Sequence[Section]) -> list[dict[str, Any]]:
     """The table, sentences and picture of each."""
     return [
         {
@@ -196,7 +197,7 @@ def _experiments(shown: Sequence[Section]) -> list[dict[str, Any]]:
             "sentences": section.sentences,
             "picture": picture(draw, name, section.kind.caption, " ".join(section.sentences), (10, 4.6)),
         }
-        for section, (name, draw) in zip(shown, levers.drawings(shown).items(), strict=True)
+        for section, (name, draw) in zip(tried, levers.drawings(tried).items(), strict=True)
     ]
 
 
@@ -205,7 +206,7 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
     tables = []
     for n_gen, part in table.summary(rows).groupby("n_gen"):
         headings, lines = text_results.summary_cells(part)
-        shown, mine = [], dict[int, Record]()
+        lines_of_rows, mine = [], dict[int, Record]()
         is_sweep = part.sweep_every.notna().all()
         for row, cells in zip(part.itertuples(), lines, strict=True):
             its = rows[(rows.n_gen == n_gen) & (rows.n_prompt == row.n_prompt) & rows.lever.isna()]
@@ -217,10 +218,10 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
                 notes.append(
                     f"beyond the {trained:,} tokens that the model was trained for: the time holds, the text does not."
                 )
-            shown.append(
+            lines_of_rows.append(
                 {
                     "n_prompt": f"{row.n_prompt:,}",
-                    "runs": f"{row.repeats}{' !' if row.disturbed else ''}",
+                    "runs": f"{row.repeats}{shown.mark(row.doubts)}",
                     "cells": cells,
                     "notes": [note for note in notes if note],
                 }
@@ -231,7 +232,7 @@ def _parts(label: str, rows: pd.DataFrame, records: Sequence[Record]) -> list[di
                 "caption": f"{label}: {text_results.heading(part)}",
                 "counted": "runs",
                 "headings": headings,
-                "rows": shown,
+                "rows": lines_of_rows,
                 "notes": [*([walks] if walks else []), *disturbances.drift(list(mine.values()))],
                 "findings": text_results.findings(part),
                 "energy": energy(part),
@@ -264,9 +265,9 @@ def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings], numbe
                 lambda figure: plot_why.plot_where(rows, label, figure.subplots()),
                 f"where-{number}",
                 f"Where the time of a request goes: a prompt and {first.run.n_gen:,} generated tokens.",
-                " ".join(text_why.where_it_went(row) for row in rows),
+                " ".join(map(text_why.where_it_went, rows)),
                 (5, 4.8),
             )
         )
-    caveats = filter(None, [text_why.caveat(first)])
+    caveats = [*filter(None, [text_why.caveat(first)]), *probing.doubt_words(ceilings)]
     return Why(label, "", [*verdicts, *caveats], pictures, text_why.advised(rows, records, ceilings))

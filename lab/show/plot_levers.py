@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import setup_columns, table
+from lab.analysis import disturbances, setup_columns, table
 from lab.analysis.wording import seconds
 from lab.core import gaps, guesses, lever_figures, prefix_times
 from lab.core.gaps import Gaps
@@ -24,7 +24,7 @@ from lab.errors import LabError
 from lab.experiments import batching, prefix_cache, speculation_rows
 from lab.experiments.speculation_rows import CurveRow
 from lab.runner import machine
-from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, plain_ticks, tidy
+from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, plain_ticks, points, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,14 +72,14 @@ def _rates(
     """The rates of one prompt length; `scale` 1: of all sequences together, 0: of each."""
     numbers = [row.n_seq for row in rows]
     ax.plot(numbers, [row.n_seq**scale / row.step_s for row in rows], color=colour, lw=2, label=f"{name}: median")
-    points = [
-        (run.batch.n_seq, run.batch.n_seq**scale / lever_figures.step_s(run))
-        for run in (record.run for record in records)
+    of_runs = [
+        (run.batch.n_seq, run.batch.n_seq**scale / lever_figures.step_s(run), bool(disturbances.disturbances(record)))
+        for run, record in ((record.run, record) for record in records)
         if run.batch is not None
         and (run.n_prompt, run.n_gen, run.batch.is_shared) == (rows[0].n_prompt, rows[0].n_gen, rows[0].is_shared)
         and lever_figures.figures(run)
     ]
-    ax.plot(*zip(*points, strict=True), ls="", marker=marker, color=colour, ms=5, alpha=0.6, mew=0, label="runs")
+    points(ax, *zip(*of_runs, strict=True), marker=marker, color=colour, ms=5, alpha=0.6, label="runs")
     expected = [(row.n_seq, row.n_seq**scale / row.expected_s) for row in rows if row.expected_s]
     if expected:
         ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, label="predicted")
@@ -104,7 +104,8 @@ def plot_prefix(rows: Sequence[prefix_cache.Row], records: Sequence[Record], sub
     ax = figure.subplots()
     n_suffix = rows[0].n_suffix
     alike = [row for row in rows if row.n_suffix == n_suffix]
-    runs = [record.run for record in records if record.run.prefix and record.run.prefix.n_suffix == n_suffix]
+    own = [record for record in records if record.run.prefix and record.run.prefix.n_suffix == n_suffix]
+    is_disturbed = [bool(disturbances.disturbances(record)) for record in own]
     known = {one.name: one for one in prefix_cache.break_even(alike)}
     lengths = [row.n_prefix for row in alike]
     for way, label, colour, marker, line in zip(prefix_times.WAYS, LABELS, COLOURS, MARKERS, LINES, strict=False):
@@ -112,9 +113,12 @@ def plot_prefix(rows: Sequence[prefix_cache.Row], records: Sequence[Record], sub
         name = f"{label} (pays {prefix_cache.words(pays)})" if pays else label
         style: dict[str, Any] = {"color": colour, "marker": marker, "mew": 0}
         ax.plot(lengths, [getattr(row, way) for row in alike], **style, ms=7, ls=line, lw=2, label=name)
-        points = [(run.prefix.n_prefix, prefix_times.figures(run)) for run in runs if run.prefix]
-        seconds = [(n, figures[way]) for n, figures in points if figures]
-        ax.plot(*zip(*seconds, strict=True), **style, ls="", ms=5, alpha=0.5)
+        of_runs = [
+            (record.run.prefix.n_prefix, figures[way], disturbed)
+            for record, disturbed in zip(own, is_disturbed, strict=True)
+            if record.run.prefix and (figures := prefix_times.figures(record.run))
+        ]
+        points(ax, *zip(*of_runs, strict=True), **style, ms=5, alpha=0.5)
         if pays and pays.is_measured and pays.n_tokens is not None:
             ax.axvline(pays.n_tokens, color=colour, ls=":", lw=1.4)
     promised = [(row.n_prefix, row.promised_s + row.cold_s - row.prefix_s) for row in alike if row.promised_s]

@@ -1,6 +1,6 @@
 """The pictures: what a prompt costs, what each further token costs, and both laws of a sweep in one.
 
-Every point of every run is drawn; the line over them is a median.
+Every point of every run is drawn, those of disturbed runs hollow; the line over them is a median.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import request_table, setup_columns, sweep_laws, table
-from lab.analysis.wording import seconds
+from lab.analysis.wording import digits, seconds
 from lab.core import phases
 from lab.core.record import PREFILL, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.runner import machine
 from lab.show import plot_requests
-from lab.show.canvas import COLOURS, LINES, MARKERS, new_axes, over_prompt_lengths, plain_ticks, tidy, unbroken
+from lab.show.canvas import COLOURS, LINES, MARKERS, new_axes, over_prompt_lengths, plain_ticks, points, tidy, unbroken
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 RUNNING_MEDIAN = 15
 """Tokens that the line in the decode plot takes the median of."""
+
+OFF = 0.05
+"""Where the table's TPOT differs from the line of the decode plot by more than this, the legend says why."""
 
 FEW_LINES = 8
 """Lines of a decode plot whose legend still fits into it."""
@@ -64,16 +67,8 @@ def plot_prefill(records: Sequence[Record | RequestRecord], ax: Axes | None = No
                 name = name or " "
         medians = rows.groupby("n_prompt").prefill_s.median()
         ax.plot(medians.index, medians, lw=2, color=style["color"], label=f"{name}median over runs".strip())
-        ax.plot(
-            rows.n_prompt,
-            rows.prefill_s,
-            ls="",
-            ms=6,
-            alpha=0.6,
-            mew=0,
-            **style,
-            label=None if name.strip() else "runs",
-        )
+        named = None if name.strip() else "runs"
+        points(ax, rows.n_prompt, rows.prefill_s, rows.disturbed, ms=6, alpha=0.6, **style, label=named)
         per_token.update((float(seconds / n), float(n)) for n, seconds in medians.items())
     over_prompt_lengths(ax, [run_rows.n_prompt.min(), run_rows.n_prompt.max()], per_token)
     ax.set_ylabel("prefill time (s)")
@@ -87,7 +82,8 @@ def plot_decode(records: Sequence[Record | RequestRecord], ax: Axes | None = Non
 
         lab.plot_decode(records)
 
-    Points are tokens of all repeats; the line is the running median of the per-token medians. Points above
+    Points are tokens of all repeats (hollow: of disturbed runs); the line is the running median of the per-token
+    medians. Points above
     the axis are counted and marked at its upper edge. Setups of very different speed get a logarithmic axis.
     """
     from matplotlib.ticker import MaxNLocator
@@ -111,13 +107,16 @@ def plot_decode(records: Sequence[Record | RequestRecord], ax: Axes | None = Non
         for n_prompt, tokens in rows.groupby("n_prompt"):
             number = line * len(lengths) + lengths[n_prompt]
             colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-            ax.plot(tokens.generated, tokens.itl_ms, ls="", marker=marker, ms=3, alpha=0.3, mew=0, color=colour)
+            dots: dict[str, Any] = {"marker": marker, "ms": 3, "alpha": 0.3, "color": colour}
+            points(ax, tokens.generated, tokens.itl_ms, tokens.disturbed, **dots)
             above = tokens[tokens.itl_ms > top]
             if len(above):
                 ax.plot(above.generated, [top] * len(above), ls="", marker="^", ms=5, color=colour, clip_on=False)
             middle = tokens.groupby("generated").itl_ms.median()
             middle = middle.rolling(RUNNING_MEDIAN, center=True, min_periods=1).median()
-            label = f"after {n_prompt:,} prompt tokens" + (f", {setup}" if len(groups) > 1 else "")
+            label = (
+                f"after {n_prompt:,} prompt tokens" + (f", {setup}" if len(groups) > 1 else "") + _tpot(tokens, middle)
+            )
             label += f" ({len(above)} point{'s' * (len(above) > 1)} above the axis)" if len(above) else ""
             ax.plot(middle.index, middle, color=colour, lw=2, ls=LINES[line % len(LINES)], label=label)
     if medians.max() > WIDE * medians.min():
@@ -151,15 +150,15 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
     setups = table.setups(rows)
     for (label, runs), style in zip(setups, _styles(), strict=False):
         summary = table.summary(runs)
-        name, points = (f"{label}: ", "_") if len(setups) > 1 else ("", "runs, and their range")
+        name, drawn = (f"{label}: ", "_") if len(setups) > 1 else ("", "runs, and their range")
         prefill, decode = sweep_laws.prefill_law(summary), sweep_laws.decode_law(summary)
-        _band(left, runs, runs.n_prompt, "prefill_s", style, points if prefill else name or points)
+        _band(left, runs, runs.n_prompt, "prefill_s", style, drawn if prefill else name or drawn)
         if prefill:
             law = name + unbroken(f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2")
             lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
             left.plot(lengths, [prefill.seconds(n) for n in lengths], ls="--", lw=1.8, color=style["color"], label=law)
         if runs.tpot_ms.notna().any():
-            _band(right, runs, sweep_laws.positions_of(runs), "tpot_ms", style, points if decode else name or points)
+            _band(right, runs, sweep_laws.positions_of(runs), "tpot_ms", style, drawn if decode else name or drawn)
         if decode:
             law = name + unbroken(f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p")
             ends = [0, sweep_laws.positions_of(summary).max()]
@@ -194,6 +193,13 @@ def drawings(records: Sequence[Record], stacked: bool = False) -> dict[str, Call
     return draw_by_name
 
 
+def _tpot(tokens: pd.DataFrame, line: pd.Series) -> str:
+    """What a legend says where TPOT, a mean over tokens, lies off the line, which is a running median."""
+    tpot_ms = tokens[tokens.generated > 1].groupby("run").itl_ms.mean().median()
+    is_off = abs(tpot_ms / line.median() - 1) > OFF
+    return f" (TPOT {digits(tpot_ms)} ms is a mean over tokens)" if is_off else ""
+
+
 def _prefill_steps(step_rows: pd.DataFrame, runs: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
     """The prefill steps of each of `runs` that were timed one by one; imported runs have none."""
     if step_rows.empty:
@@ -206,7 +212,7 @@ def _band(ax: Axes, runs: pd.DataFrame, x: pd.Series, figure: str, style: dict[s
     """Every run as a point, and the range over runs at each x as a band."""
     ends = runs.groupby(x)[figure].agg(["min", "max"])
     ax.fill_between(ends.index, ends["min"], ends["max"], color=style["color"], alpha=0.2, lw=0)
-    ax.plot(x, runs[figure], ls="", ms=4, alpha=0.6, mew=0, **style, label=label)
+    points(ax, x, runs[figure], runs.disturbed, ms=4, alpha=0.6, **style, label=label)
 
 
 def _timed(records: Sequence[Record | RequestRecord]) -> list[Record]:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from lab.analysis import networks
 from lab.analysis.networks import Row
-from lab.core import network
+from lab.core import network, shown
 from lab.core.link import Link, bandwidth
 from lab.core.network import Traffic
 from lab.core.record import Record
 from lab.core.stats import median_interval
 from lab.runner import machine
-from lab.show.canvas import COLOURS, GUIDE, INK, LINES, MARKERS, PAPER, new_axes, plain_ticks, tidy, write
+from lab.show.canvas import COLOURS, GUIDE, INK, LINES, MARKERS, PAPER, new_axes, plain_ticks, points, tidy, write
 from lab.why.roofline import Explained, Roof
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes 
         if not chosen:
             continue
         style = {"color": COLOURS[number], "marker": MARKERS[number]}
-        ax.plot([r.intensity for r in chosen], [r.gflops for r in chosen], ls="", ms=7, **style, label=phase)  # type: ignore[arg-type]
+        unsure = [not shown.is_firm(row.doubts) for row in chosen]
+        points(ax, [r.intensity for r in chosen], [r.gflops for r in chosen], unsure, ms=7, **style, label=phase)
         ceilings = [row.flops / row.least_s / 1e9 for row in chosen]
         ax.plot(
             [row.intensity for row in chosen],
@@ -89,12 +90,15 @@ def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) 
     requests = sorted({(row.n_prompt, row.n_gen) for row in rows})
     gens = {n_gen for _, n_gen in requests}
     labels = [f"{n:,}" if len(gens) == 1 else f"{n:,} + {n_gen:,}" for n, n_gen in requests]
+    doubts = [shown.all_of([row.doubts for row in rows if (row.n_prompt, row.n_gen) == one]) for one in requests]
+    labels = [label + shown.mark(its) for label, its in zip(labels, doubts, strict=True)]
     names = [f"{phase}: {name}" for phase in ("prefill", "decode") for name in _names(rows, phase)]
     parts: dict[str, list[float]] = {name: [0.0] * len(requests) for name in names}
     for row in rows:
-        at, times = requests.index((row.n_prompt, row.n_gen)), row.n_steps if row.phase == "decode" else 1
-        for name, seconds in _parts(row).items():
-            parts[f"{row.phase}: {name}"][at] += times * seconds
+        at = requests.index((row.n_prompt, row.n_gen))
+        own = _parts(row)  # they share what the tables say the phase took of the request
+        for name, seconds in own.items():
+            parts[f"{row.phase}: {name}"][at] += row.of_request * seconds / sum(own.values())
     totals = [sum(values) for values in zip(*parts.values(), strict=True)]
     base = [0.0] * len(requests)
     for name, values in parts.items():
@@ -117,7 +121,8 @@ def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) 
     ax.set_xlabel("prompt length (tokens)" + (" + generated tokens" if len(gens) > 1 else ""))
     ax.set_ylabel("share of the request's time (%)")
     n_gen = f"{max(gens):,} generated tokens" if len(gens) == 1 else "generated tokens"
-    ax.set_title(f"Where the time goes: prompt and {n_gen}\n{subject}", fontsize=11)
+    note = "\n!: some runs were disturbed; !!: do not trust these" if any(map(shown.mark, doubts)) else ""
+    ax.set_title(f"Where the time goes: prompt and {n_gen}\n{subject}{note}", fontsize=11)
     return tidy(ax, legend_below=True)
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from lab.analysis import comparison, setup_columns, wording
 from lab.analysis.comparison import Comparison, Group
 from lab.analysis.spread import FIGURE_NAMES
-from lab.core import energy
+from lab.core import energy, shown
 from lab.runner.energy import Counters
 from lab.show.console import Grid, grid_of
 
@@ -38,15 +38,15 @@ def table_of(rows: pd.DataFrame) -> tuple[str, list[str], list[list[str]]] | Non
     """Heading, headings of columns and cells (medians) of a summary's energy; None where there is none."""
     if "energy_source" not in rows:
         return None
-    shown = {name: heading for name, heading in SHOWN.items() if rows[name].notna().any()}
-    known = rows[rows[list(shown)].notna().any(axis="columns")]
-    if known.empty or set(shown) <= {"idle_w"}:
+    named = {name: heading for name, heading in SHOWN.items() if rows[name].notna().any()}
+    known = rows[rows[list(named)].notna().any(axis="columns")]
+    if known.empty or set(named) <= {"idle_w"}:
         return None
     heading = f"Energy of {scope(known.energy_source.unique())}; median"
     lines = [
-        [f"{row['n_prompt']:,}", *(wording.digits(row[name]) for name in shown)] for row in known.to_dict("records")
+        [f"{row['n_prompt']:,}", *(wording.digits(row[name]) for name in named)] for row in known.to_dict("records")
     ]
-    return heading, ["prompt\ntokens", *shown.values()], lines
+    return heading, ["prompt\ntokens", *named.values()], lines
 
 
 def scope(sources: Iterable[str]) -> str:
@@ -119,6 +119,11 @@ def _overall(compared: Comparison) -> str:
     if not ratios:
         return f"{compared.other} and {compared.base} have no length in common."
     by = "" if claims in ({comparison.SLOWER}, {comparison.FASTER}) else "By the medians, "
+    if comparison.DISTURBED in claims:
+        return (
+            f"Whether {compared.other} or {compared.base} is faster cannot be told: runs were disturbed. Measure both "
+            "again while no other program runs."
+        )
     if claims == {comparison.ALIKE}:
         return f"No difference between {compared.other} and {compared.base} can be claimed."
     if ratios[0] > 1:
@@ -137,6 +142,8 @@ def _energy(compared: Comparison) -> str:
     claims, ratios = {row.verdict for row in rows}, sorted(row.estimate for row in rows)
     if claims == {comparison.ALIKE}:
         return f"No difference in energy between {compared.other} and {compared.base} can be claimed."
+    if comparison.DISTURBED in claims:
+        return f"Whether {compared.other} or {compared.base} takes less energy cannot be told: runs were disturbed."
     by = "" if claims in ({comparison.LESS}, {comparison.MORE}) else "By the medians, "
     return f"{by}{compared.other} takes {_range(ratios)} times the energy of {compared.base}."
 
@@ -145,7 +152,11 @@ def _fastest(comparisons: Sequence[Comparison]) -> list[str]:
     """For each group that is fastest somewhere a sentence: in which figures, by the medians."""
     labels = [comparisons[0].base, *(compared.other for compared in comparisons)]
     rows = [
-        {_what(row): row.estimate for row in compared.rows if row.figure not in energy.COMPARED}
+        {
+            _what(row): row.estimate
+            for row in compared.rows
+            if row.figure not in energy.COMPARED and shown.is_firm(row.doubts)
+        }
         for compared in comparisons
     ]
     wins: dict[str, list[str]] = {}
@@ -186,7 +197,16 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
         return _short(text, 12 if field.endswith("sha256") else 60)
 
     differ = comparison.differences(groups)
+    if None not in differ.get("system_info", [None]):
+        differ["system_info"] = _flags_that_differ(differ["system_info"])
     return {field: [words(field, value) for value in values] for field, values in differ.items()}
+
+
+def _flags_that_differ(texts: Sequence[str]) -> list[str]:
+    """Of llama.cpp's lists of flags, "CPU : AVX2 = 1 | ...", only what the others do not have."""
+    lists = [[flag.strip() for flag in text.replace(" : ", " | ").split("|") if flag.strip()] for text in texts]
+    common = set.intersection(*map(set, lists))
+    return [", ".join(flag for flag in flags if flag not in common) or "no others" for flags in lists]
 
 
 def left_out(compared: Comparison) -> list[str]:
@@ -216,7 +236,7 @@ def comparison_cells(row: comparison.Row) -> list[str]:
         FIGURE_NAMES[row.figure] + ("" if row.figure in energy.COMPARED else f", {row.figure.rpartition('_')[2]}"),
         wording.digits(row.base),
         wording.digits(row.other),
-        str(row.n_base) if row.n_base == row.n_other else f"{row.n_base}, {row.n_other}",
+        (str(row.n_base) if row.n_base == row.n_other else f"{row.n_base}, {row.n_other}") + shown.mark(row.doubts),
         wording.digits(row.estimate),
         f"{row.ratio.low:.3f}-{row.ratio.high:.3f}" if row.ratio else "-",
         row.words,

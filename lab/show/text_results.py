@@ -10,13 +10,14 @@ from rich.text import Text
 
 from lab.analysis import disturbances, networks, sweep_laws, table, wording
 from lab.analysis.spread import FIGURE_NAMES
-from lab.core import lever_figures, phases
+from lab.core import lever_figures, phases, shown
 from lab.core.lists import grouped
 from lab.core.record import OK, Record
+from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.runner.plan import MIN_FOR_INTERVAL, join
 from lab.runner.planned import Plan
 from lab.runner.rounds import wide_rows
-from lab.show import text_compare
+from lab.show import reproduce, text_compare
 from lab.show.console import Grid, grid_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ SHOWN = {
 }
 """Figures of the summary, and their headings."""
 
-DISTURBED = "!"
+MOST_NAMED = 5
+"""Lengths that a sentence lists."""
 
 MEANINGS = "TTFT: time to the first token. TPOT: time of each further one. E2E: the whole."
 
@@ -43,21 +45,15 @@ def summary_cells(rows: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, s
 
     The interval is the range where runs are too few for one, and "" for a single run.
     """
-    shown = {name: heading for name, heading in SHOWN.items() if rows[name].notna().any()}
-    if "tpot_ms" not in shown and rows.decode_ms.notna().any():  # imported: nothing is known of single tokens
-        shown["decode_ms"] = "decode\ncompute ms"
-    shown = shown or SHOWN
+    names = {name: heading for name, heading in SHOWN.items() if rows[name].notna().any()}
+    if "tpot_ms" not in names and rows.decode_ms.notna().any():  # imported: nothing is known of single tokens
+        names["decode_ms"] = "decode\ncompute ms"
+    names = names or SHOWN
     lines = []
     for row in rows.to_dict("records"):
-        cells = []
-        for name in shown:
-            scale = 100 if name == "prefill_share" else 1
-            ends = ("low", "high") if row[f"{name}_low"] == row[f"{name}_low"] else ("min", "max")
-            low, middle, high = (scale * row[key] for key in (f"{name}_{ends[0]}", name, f"{name}_{ends[1]}"))
-            has_ends = row["repeats"] > 1 and middle == middle
-            cells.append((wording.digits(middle), f"{wording.digits(low)}-{wording.digits(high)}" if has_ends else ""))
-        lines.append(cells)
-    return list(shown.values()), lines
+        figures = (table.shown_in(row, name, 100 if name == "prefill_share" else 1) for name in names)
+        lines.append([(wording.digits(one.value), wording.ends(one)) for one in figures])
+    return list(names.values()), lines
 
 
 def summary_table(rows: pd.DataFrame) -> Grid:
@@ -66,7 +62,7 @@ def summary_table(rows: pd.DataFrame) -> Grid:
     grid = grid_of("prompt\ntokens", "runs", *headings)
     for row, line in zip(rows.itertuples(), lines, strict=True):
         cells = [Text(middle) + Text(f"\n{ends}" if ends else "", style="dim") for middle, ends in line]
-        grid.add_row(f"{row.n_prompt:,}", f"{row.repeats}{DISTURBED if row.disturbed else ''}", *cells)
+        grid.add_row(f"{row.n_prompt:,}", f"{row.repeats}{shown.mark(row.doubts)}", *cells)
     return grid
 
 
@@ -89,23 +85,29 @@ def print_results(records: Sequence[Record], out: Console) -> None:
                 out.print(Text(MEANINGS, style="dim"))
             for sentence in findings(part):
                 out.print(sentence)
-            if shown := text_compare.table_of(part):
-                out.print(f"\n{shown[0]}")
-                out.print(text_compare.energy_table(*shown[1:]))
+            if of_energy := text_compare.table_of(part):
+                out.print(f"\n{of_energy[0]}")
+                out.print(text_compare.energy_table(*of_energy[1:]))
     for sentence in networks.sentences(records):
         out.print(sentence)
     if not any(record.run.is_timed for record in records):
         out.print("\nNo run went well.")
     for sentence in warnings(records):
-        out.print(Text(f"{DISTURBED} ", style="yellow") + Text(sentence))
+        out.print(Text(f"{MARK} ", style="yellow") + Text(sentence))
     for line in failures(records):
         out.print(Text("failed ", style="red") + Text(line))
 
 
 def findings(rows: pd.DataFrame) -> list[str]:
-    """Sentences on a summary of one setup and one n_gen, with the laws of a sweep."""
-    laws = (sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows))
-    return [*wording.sentences(rows), *(str(law) for law in laws if law)]
+    """Sentences on a summary of one setup and one n_gen, with the laws of a sweep; none on what was disturbed."""
+    firm = table.firm(rows)
+    laws = (sweep_laws.prefill_law(firm), sweep_laws.decode_law(firm))
+    lengths = sorted(set(rows.n_prompt) - set(firm.n_prompt))
+    sentences = [*wording.sentences(firm), *(str(law) for law in laws if law)]
+    if lengths:
+        some = join(lengths) if len(lengths) <= MOST_NAMED else f"{len(lengths)} lengths up to {lengths[-1]:,}"
+        sentences.append(f"Nothing is concluded from the disturbed runs of {some} prompt tokens.")
+    return sentences
 
 
 def doubts(records: Sequence[Record]) -> str:
@@ -118,15 +120,35 @@ def doubts(records: Sequence[Record]) -> str:
 
 
 def warnings(records: Sequence[Record]) -> list[str]:
-    """Sentences on what disturbed the runs, by session, variant and prompt length, and on drift of whole sessions."""
-    timed = [record for record in records if record.run.is_timed]
-    by_length = grouped(timed, lambda record: (record.session, record.run.variant, record.run.name))
+    """Sentences on what disturbed the runs, by session, variant and prompt length, and on drift of whole sessions.
+
+    The last ones are those of `distrust`.
+    """
     by_run = [
         f"{what}{f', {variant}' if variant else ''}: {words}"
-        for (_, variant, what), measured in by_length.items()
+        for (_, variant, what), measured in _repeats(records).items()
         if (words := doubts(measured))
     ]
-    return by_run + disturbances.drift(records)
+    return by_run + disturbances.drift(records) + distrust(records)
+
+
+def distrust(records: Sequence[Record]) -> list[str]:
+    """A sentence for each session with figures that are not to be trusted, with the command to measure it again."""
+    cases = _repeats(records)
+    sentences = []
+    for session in dict.fromkeys(case[0] for case, alike in cases.items() if disturbances.is_doubtful(alike)):
+        command = reproduce.command([record for record in records if record.session == session])
+        sentences.append(
+            f"Half of the runs or more were disturbed in some of session {session}: do not trust figures marked "
+            f"{NOT_TO_BE_TRUSTED}. Measure again while no other program runs{f': {command}' if command else '.'}"
+        )
+    return sentences
+
+
+def _repeats(records: Sequence[Record]) -> dict[tuple[str, str | None, str], list[Record]]:
+    """Timed runs that went well, by session, variant and what they did."""
+    timed = [record for record in records if record.run.is_timed]
+    return grouped(timed, lambda record: (record.session, record.run.variant, record.run.name))
 
 
 def still_wide(records: Sequence[Record], plan: Plan) -> list[str]:
@@ -173,13 +195,14 @@ def times(label: str, rows: pd.DataFrame) -> list[str]:
     sentences = []
     for _, part in table.summary(rows).groupby("n_gen"):
         row = part.iloc[-1]
+        sure = "" if shown.is_firm(row.doubts) else " (disturbed: do not trust these times)"
         each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported: decode compute is what is known
         rate = f"each token takes {wording.seconds(each_ms / 1e3)} ({wording.digits(1e3 / each_ms)} a second)"
         reads = f"a prompt of {row.n_prompt:,} tokens is read in {wording.seconds(row.prefill_s)}"
         words = [reads] if row.prefill_s > 0 else []
         words += [f"after {'it' if words else f'{row.n_prompt:,} tokens'} {rate}"] if each_ms > 0 else []
         text = "; ".join(words)
-        sentences.append(f"{label}: {text}." if label else f"{text[:1].upper()}{text[1:]}.")
+        sentences.append(f"{label}: {text}{sure}." if label else f"{text[:1].upper()}{text[1:]}{sure}.")
     return sentences
 
 
@@ -198,7 +221,7 @@ def finished(record: Record) -> str:
     if not record.run.n_prompt:  # it stands for a part of a session that could not be measured
         return f"{record.run.part}: {record.run.status}"
     variant = f"{run.variant}, " if run.variant else ""
-    disturbed = f" {DISTURBED}" if disturbances.disturbances(record) else ""
+    disturbed = f" {MARK}" if disturbances.disturbances(record) else ""
     return f"{variant}{record.run.name}, repeat {run.repeat + 1}: {', '.join(times)}{disturbed}"
 
 

@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.analysis import wording
+from lab.core import shown
 from lab.core.lists import grouped
 from lab.core.record import Ceilings, Model, Rate, Record
-from lab.process.wire import ATTENTION, DOWNLOAD, UPLOAD
+from lab.process.wire import ATTENTION, DOWNLOAD, PLAIN_ATTENTION, UPLOAD
 from lab.runner.plan import join
 from lab.show.console import grid_of
 from lab.show.plot_why import FEW
@@ -72,7 +73,7 @@ def _size(rate: Rate) -> tuple[int, ...]:
 
 def _shape(rate: Rate) -> str:
     """The shape of a probe: a matrix, its experts, or heads and how far they look back."""
-    if rate.op == ATTENTION:
+    if rate.op in (ATTENTION, PLAIN_ATTENTION):
         positions = f" over {rate.n_positions:,}" if rate.n_positions else ""
         return f"{rate.rows} heads of {rate.columns}{positions}"
     experts = f", {rate.n_expert_used} of {rate.n_expert}" if rate.n_expert else ""
@@ -85,17 +86,22 @@ def print_explained(
     label: str,
     rows: Sequence[Explained],
     best: roofline.Roof,
-    measured_at: str,
+    ceilings: Ceilings,
     levers: Sequence[Lever | ExperimentLever],
     out: Console,
 ) -> None:
-    """Prints each phase's time, FLOPs, bytes, share of its ceiling and limit, the roof that judged it; then levers."""
+    """Prints each phase's time, FLOPs, bytes, share of its ceiling and limit, the roof that judged it; then levers.
+
+    After the heading what speaks against the ceilings.
+    """
     out.print()
     out.print(Text(label, style="bold"))
     out.print(
         f"Roof: {wording.digits(best.gflops)} GFLOP/s, {wording.digits(best.gbps)} GB/s, ridge at "
-        f"{wording.digits(best.ridge)} FLOPs per byte (ceilings of {measured_at})"
+        f"{wording.digits(best.ridge)} FLOPs per byte (ceilings of {ceilings.measured_at})"
     )
+    for sentence in probing.doubt_words(ceilings):
+        out.print(Text(f"{shown.MARK} ", style="yellow") + Text(sentence))
     grid = grid_of(
         "prompt\ntokens",
         "gen",
@@ -110,11 +116,12 @@ def print_explained(
         "limit",
     )
     for row in rows:
-        figures = (1e3 * row.measured_s, row.flops / 1e9, row.n_bytes / 1e6, row.intensity, row.gflops, row.gbps)
-        of_ceiling = ">100" if row.of_ceiling > BEYOND else f"{100 * row.of_ceiling:.0f}"
-        grid.add_row(
-            f"{row.n_prompt:,}", f"{row.n_gen:,}", row.phase, *map(wording.digits, figures), of_ceiling, row.limit
-        )
+        figures = (row.flops / 1e9, row.n_bytes / 1e6, row.intensity, row.gflops, row.gbps)
+        measured = f"{wording.digits(1e3 * row.measured_s)}{shown.mark(row.doubts)}"
+        of_ceiling = ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}"
+        limit = row.limit if shown.is_firm(row.doubts) else "not sure"
+        lengths = f"{row.n_prompt:,}", f"{row.n_gen:,}"
+        grid.add_row(*lengths, row.phase, measured, *map(wording.digits, figures), of_ceiling, limit)
     out.print(grid)
     for sentence in [*map(where_it_went, rows), *verdicts(rows), *map(advice_of, levers)]:
         out.print(sentence)
@@ -132,11 +139,13 @@ def where_it_went(row: Explained) -> str:
     percents = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in shares)
     if row.overlaps:
         percents += " (the devices work at the same time)"
-    if row.of_ceiling > BEYOND:
+    if shown.ABOVE in row.doubts:
         percents = f"less time than its kernels' least; {TOO_LOW}"
+    of_doubt = ", ".join(kind for kind in row.doubts if kind != shown.FEW)
     outside = f"choosing tokens {wording.seconds(row.choosing_s)}, harness {wording.seconds(row.harness_s)}"
     unit = " a token" if row.phase == "decode" else ""
-    return f"{row.phase} at {row.n_prompt:,}: {percents}; outside of it {outside}{unit}."
+    doubt = f" ({of_doubt})" if of_doubt else ""
+    return f"{row.phase} at {row.n_prompt:,}{doubt}: {percents}; outside of it {outside}{unit}."
 
 
 def _kinds(kernels: Kernels) -> list[tuple[str, float]]:
@@ -150,39 +159,50 @@ def caveat(record: Record) -> str | None:
         return "All devices work at each layer at once; these shares are counted as if each had whole layers."
     if settings.override_tensor:
         return "Tensors that --override-tensor moved are counted where their layer lies."
-    if settings.flash_attn_resolved == "off" or settings.type_k != settings.type_v:
-        return "The ceiling of attention is that of flash attention on a cache of one type."
+    if settings.type_k != settings.type_v:
+        return "The ceiling of attention is that of a cache of one type."
     return None
 
 
 WHY = {
     roofline.ARITHMETIC: "arithmetic (how fast the machine multiplies)",
     roofline.TRAFFIC: "memory traffic (how fast the machine reads)",
+    roofline.ATTENTION: "attention (looking back at the tokens before took most of the time; what changes that is "
+    "flash attention on or off, and the type of the KV cache)",
     roofline.KERNEL: "the kernel of its quantization (other kernels here read and multiply faster)",
     roofline.OVERHEAD: "overhead (most of the time was in none of the large kernels)",
 }
 
 
 def verdicts(rows: Sequence[Explained]) -> list[str]:
-    """Sentences on what limited each phase, and what share of its ceiling it reached; one for each limit."""
-    by_limit = grouped(rows, lambda row: (row.phase, row.limit))
+    """Sentences on what limited each phase, and what share of its ceiling it reached; one for each limit.
+
+    Of rows that nothing may be concluded from, only that.
+    """
+    by_limit = grouped([row for row in rows if shown.is_firm(row.doubts)], lambda row: (row.phase, row.limit))
     sentences = []
     for (phase, limit), alike in by_limit.items():
         what = "Reading a prompt of" if phase == "prefill" else "Writing after a prompt of"
         lengths = join(sorted({row.n_prompt for row in alike}))
-        shares = ", ".join(f"{min(100, 100 * row.of_ceiling):.0f} %" for row in alike)
+        shares = ", ".join(f"{100 * row.of_ceiling:.0f} %" for row in alike)
         if len(alike) > FEW:
-            ends = sorted(min(1.0, row.of_ceiling) for row in alike)
+            ends = sorted(row.of_ceiling for row in alike)
             lengths = f"{alike[0].n_prompt:,} to {alike[-1].n_prompt:,}"
             shares = f"{100 * ends[0]:.0f} to {100 * ends[-1]:.0f} %"
         sentences.append(f"{what} {lengths} tokens was limited by {WHY[limit]}: {shares} of what its kernels can do.")
-    if max(row.of_ceiling for row in rows) > BEYOND:
-        sentences.append(f"Nothing is faster than its ceiling: {TOO_LOW}.")
+    if disturbed := [row for row in rows if shown.DISTURBED in row.doubts]:
+        phases = " and ".join(dict.fromkeys(row.phase for row in disturbed))
+        lengths = join(sorted({row.n_prompt for row in disturbed}))
+        sentences.append(
+            f"The runs of {lengths} prompt tokens were disturbed: what limited {phases}, and what would make it "
+            "faster, cannot be told from them. Measure again while no other program runs."
+        )
+    if any(shown.ABOVE in row.doubts for row in rows):
+        sentences.append(f"Nothing is faster than its ceiling, so predicted gains are not sure: {TOO_LOW}.")
     return sentences
 
 
-BEYOND, TOO_LOW = 1.005, "the ceiling was measured too low; measure again: lab ceilings --again"
-"""A phase that reaches more than this of its ceiling shows that the ceiling is wrong: its shares would mislead."""
+TOO_LOW = "the ceiling was measured too low; measure again: lab ceilings --again"
 
 
 def advised(rows: Sequence[Explained], records: Sequence[Record], ceilings: Ceilings) -> list[str]:
@@ -234,7 +254,7 @@ def _gain_of_guesses(lever: SpeculationLever) -> str:
 
 def print_predictions(answer: Answer, out: Console) -> None:
     """Prints for each length the limits, the expected ranges and the memory, then what they rest on."""
-    model, memory = answer.model, answer.memory_bytes
+    model = answer.model
     out.print(Text(f"{model.name} {model.quantization or ''} on {answer.where}", style="bold"))
     grid = grid_of(
         "prompt\ntokens",
@@ -248,19 +268,18 @@ def print_predictions(answer: Answer, out: Console) -> None:
         "note",
     )
     for row in answer.rows:
-        tpot = [1e3 * seconds for seconds in row.tpot_s]
-        needed = answer.needed[row.n_prompt]
-        grid.add_row(
-            f"{row.n_prompt:,}",
+        tpot_ms = 1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1]
+        times = (
             "-" if row.prefill_limit_s is None else wording.digits(row.prefill_limit_s),
             _span(row.prefill_s),
             wording.digits(1e3 * row.tpot_limit_s),
-            _span((tpot[0], tpot[1])),
-            _span((1e3 / tpot[1], 1e3 / tpot[0])),
+            _span(tpot_ms),
+            _span((1e3 / tpot_ms[1], 1e3 / tpot_ms[0])),
             _span(row.e2e_s),
-            wording.digits(needed / 1e9),
-            "does not fit" if memory is not None and needed > memory else "",
         )
+        note = f"does not fit: {row.misfit}" if row.misfit else ", ".join(row.doubts)
+        needed = wording.digits(answer.needed[row.n_prompt] / 1e9)
+        grid.add_row(f"{row.n_prompt:,}", *(["-"] * len(times) if row.misfit else times), needed, note)
     out.print(grid)
     for row in answer.rows:
         for sentence in row.beyond:
@@ -276,21 +295,17 @@ def print_devices(
     out.print(Text(label, style="bold"))
     grid = grid_of("name", "GB/s", "TFLOP/s", "prefill s", "tokens/s", "E2E s", "note")
     for device, row, fits in rows:
-        grid.add_row(
-            device.name,
-            wording.digits(device.gbps),
-            "-" if device.tflops is None else wording.digits(device.tflops),
-            _span(row.prefill_s),
-            _span((1 / row.tpot_s[1], 1 / row.tpot_s[0])),
-            _span(row.e2e_s),
-            _note(device, row, fits),
-        )
+        times = _span(row.prefill_s), _span((1 / row.tpot_s[1], 1 / row.tpot_s[0])), _span(row.e2e_s)
+        tflops = "-" if device.tflops is None else wording.digits(device.tflops)
+        shown_times = ["-"] * len(times) if row.misfit else times
+        grid.add_row(device.name, wording.digits(device.gbps), tflops, *shown_times, _note(device, row, fits))
     out.print(grid)
 
 
 def _note(device: Device, row: Prediction, fits: bool | None) -> str:
-    fitting = "" if fits else "memory not known" if fits is None else f"over its {device.memory_gb:g} GB"
-    return "; ".join(filter(None, [fitting, row.rests_on and f"from {row.rests_on}"]))
+    fitting = "" if fits else "memory not known" if fits is None else row.misfit
+    doubts = ", ".join(kind for kind in row.doubts if kind != shown.ASSUMED)  # that of all, which stands below
+    return "; ".join(filter(None, [fitting, row.rests_on and f"from {row.rests_on}", doubts]))
 
 
 def _span(ends: tuple[float, float]) -> str:

@@ -19,21 +19,22 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lab.core import guesses, memory
+from lab.core import guesses, memory, shown
 from lab.core.record import Ceilings, Model, Record, Settings
 from lab.core.shape import ATTENTION, BLOCKS, EXPERTS, FEED_FORWARD, Matrix, matrices
 from lab.errors import LabError
 from lab.models import catalog, synthetic
-from lab.process.wire import MUL_MAT, MUL_MAT_ID
+from lab.process.wire import MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION
 from lab.runner import machine
 from lab.runner.as_options import options
-from lab.why import step_kernels
+from lab.why import roofline, step_kernels
 from lab.why.probe_plan import used_types
 from lab.why.roofline import Explained
 from lab.why.step_prediction import StepPrediction, taught_by
 
 LEAST_GAIN = 1.05
 MOST_LEVERS = 3
+FLASH = "flash attention"
 IN_LAYERS = (ATTENTION, FEED_FORWARD, EXPERTS)
 
 
@@ -43,7 +44,7 @@ class Lever:
 
     change: str
     prefill_gain: float | None  # at the longest prompt, of prefill_at tokens
-    decode_gain: float | None  # after the shortest prompt, of decode_at tokens
+    decode_gain: float | None  # after a prompt of decode_at tokens: the shortest, of attention the longest
     prefill_at: int
     decode_at: int
     command: str | None  # None: no name that the lab could get or make it by
@@ -54,13 +55,14 @@ class Lever:
 
 
 def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> list[Lever]:
-    """The three largest that the ceilings know of, for one setup's explained rows.
+    """The three largest that the ceilings know of, for one setup's explained rows. Disturbed rows promise nothing.
 
-    Their commands measure what was promised: the same lengths, tokens and settings, but for the change.
+    Flash attention comes first where attention is a limit. Their commands measure what was promised: the same lengths,
+    tokens and settings, but for the change.
     """
     model, settings = record.model, record.settings
-    known = matrices(model)
-    if known is None:
+    known, rows = matrices(model), [row for row in rows if shown.may_promise(row.doubts)]
+    if known is None or not rows:
         return []
     tried = []
     main = used_types(model)[0]
@@ -76,8 +78,16 @@ def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> lis
         change = f"{n} thread{'s' * (n > 1)} instead of {settings.n_threads}"
         command = _command(rows, record, "--threads", str(settings.n_threads), str(n))
         tried.append(_lever(change, rows, record, ceilings, model, fewer, command))
+    if any((rate.op, rate.type) == (PLAIN_ATTENTION, settings.type_k.upper()) for rate in ceilings.rates):
+        now, new = ("off", "on") if settings.flash_attn_resolved == "off" else ("on", "off")
+        changed = dataclasses.replace(settings, flash_attn=new, flash_attn_resolved=new)
+        command = _command(rows, record, "--flash-attn", now, new)
+        tried.append(_lever(f"{FLASH} {new} instead of {now}", rows, record, ceilings, model, changed, command, -1))
     useful = [lever for lever in tried if lever and lever.best >= LEAST_GAIN]
-    return sorted(useful, key=lambda lever: -lever.best)[:MOST_LEVERS]
+    is_limited = any(row.limit == roofline.ATTENTION for row in rows)
+    return sorted(useful, key=lambda lever: (not (is_limited and lever.change.startswith(FLASH)), -lever.best))[
+        :MOST_LEVERS
+    ]
 
 
 def _other_types(model: Model, settings: Settings, known: Sequence[Matrix], ceilings: Ceilings, main: str) -> list[str]:
@@ -111,12 +121,16 @@ def _lever(
     model: Model,
     settings: Settings,
     command: str | None,
+    decode_at: int = 0,
 ) -> Lever | None:
-    """The gains of another model or other settings; None where a ceiling for it is missing."""
+    """The gains of another model or other settings; None where a ceiling for it is missing.
+
+    Decode is taken after the prompt with the index `decode_at` in the order of lengths.
+    """
     gains: dict[str, float] = {}
     ordered = sorted(rows, key=lambda row: row.n_prompt)
     try:
-        for phase, chosen in (("prefill", ordered[::-1]), ("decode", ordered)):
+        for phase, chosen in (("prefill", ordered[::-1]), ("decode", ordered[::-1] if decode_at else ordered)):
             row = next((candidate for candidate in chosen if candidate.phase == phase), None)
             if row is None:
                 continue
@@ -129,7 +143,7 @@ def _lever(
             gains[phase] = row.measured_s / (rest + (row.measured_s - rest) * new.total_s / old.total_s)
     except LabError:
         return None
-    ends = ordered[-1].n_prompt, ordered[0].n_prompt
+    ends = ordered[-1].n_prompt, ordered[decode_at].n_prompt
     return Lever(change, gains.get("prefill"), gains.get("decode"), *ends, command)
 
 
@@ -224,7 +238,8 @@ ExperimentLever = BatchLever | PrefixLever | SpeculationLever
 def experiments(rows: Sequence[Explained], records: Sequence[Record], ceilings: Ceilings) -> list[ExperimentLever]:
     """Those that are predicted to gain, for one setup's explained rows and the records that they explain."""
     plain = [record for record in records if record.run.lever is None]
-    if not plain:
+    rows = [row for row in rows if shown.may_promise(row.doubts)]
+    if not plain or not rows:
         return []
     prediction = taught_by(plain, plain[0], ceilings)
     tried = [lever(rows, plain[0], prediction) for lever in (_batch, _prefix, _speculation)]

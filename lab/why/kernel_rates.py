@@ -6,14 +6,14 @@ Between measured sizes lie straight lines on logarithms.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from lab.core.lists import plural
 from lab.core.record import Ceilings, Model, Rate
 from lab.core.shape import EXPERTS, Heads, Matrix
 from lab.errors import LabError
 from lab.models import catalog
-from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID
+from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION
 from lab.why import where
 from lab.why.probe_plan import used_types
 
@@ -34,14 +34,26 @@ def of_matrix(ceilings: Ceilings, model: Model, matrix: Matrix, n_tokens: int, n
     nearest = by_shape[0]
     if n_tokens not in nearest:  # a shape that is probed at few sizes of step does not say what lies between
         nearest = next(points for points in by_shape if n_tokens in points or len(points) == most)
+    _check_measured(ceilings, rates[0], nearest, n_tokens)
     return _between({n: rate_of(rates)[0] for n, rates in nearest.items()}, n_tokens)
 
 
 def of_attention(
-    ceilings: Ceilings, model: Model, heads: Heads, kind: str, n_tokens: int, n_threads: int, n_positions: int
+    ceilings: Ceilings,
+    model: Model,
+    heads: Heads,
+    kind: str,
+    n_tokens: int,
+    n_threads: int,
+    n_positions: int,
+    is_flash: bool = True,
 ) -> float:
-    """Best time of attention with n_tokens queries over n_positions, per FLOP; between lengths interpolated."""
-    rates = rates_for(ceilings, ATTENTION, kind, n_threads)
+    """Best time of attention with n_tokens queries over n_positions, per FLOP; between lengths interpolated.
+
+    Without `is_flash` that of plain attention, or of flash attention where plain attention was not probed.
+    """
+    op = PLAIN_ATTENTION if not is_flash and rates_for(ceilings, PLAIN_ATTENTION, kind, n_threads) else ATTENTION
+    rates = rates_for(ceilings, op, kind, n_threads)
     if not rates:
         raise LabError(
             f"The ceiling of attention on a {kind} cache {_on(ceilings, n_threads)} is not measured.",
@@ -49,10 +61,22 @@ def of_attention(
         )
     rates = [rate for rate in rates if rate.n_positions] or rates  # older files have one length, which they do not say
     nearest = _by_shape(rates, (heads.n_head, model.head_dim, heads.n_head_kv))[0]
+    _check_measured(ceilings, rates[0], nearest, n_tokens)
     points = {}
     for n, alike in nearest.items():
         points[n] = _between({rate.n_positions or 0: rate_of([rate])[1] for rate in alike}, n_positions)
     return _between(points, n_tokens)
+
+
+def _check_measured(ceilings: Ceilings, one: Rate, sizes: Collection[int], n_tokens: int) -> None:
+    """LabError for a size of step beyond those of a kernel that were probed before the session ended early."""
+    kernel = one.op, one.type, one.n_threads
+    is_cut = any((lacking.op, lacking.type, lacking.n_threads) == kernel for lacking in ceilings.missing)
+    if is_cut and not min(sizes) <= n_tokens <= max(sizes):
+        raise LabError(
+            f"The ceiling of {one.op} of {one.type} for {n_tokens} tokens is not measured: its session ended early.",
+            f"Measure the rest, with the settings of the runs: lab ceilings{_option(ceilings, one.n_threads)}",
+        )
 
 
 def rates_for(ceilings: Ceilings, op: str, kind: str, n_threads: int) -> list[Rate]:

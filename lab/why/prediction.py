@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import cost, memory
+from lab.core import cost, memory, shown
 from lab.core import results as results_files
 from lab.core.lists import plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
@@ -121,6 +121,8 @@ class Prediction:
     tpot_expected_s: float | None = None
     beyond: tuple[str, ...] = ()
     rests_on: str | None = None  # of a device of the datasheets: what was measured on it; None: nothing
+    doubts: tuple[str, ...] = ()  # some of core/shown.py
+    misfit: str | None = None  # that it does not fit into the memory, and what would: then no times are shown
 
     @property
     def e2e_s(self) -> tuple[float, float]:
@@ -179,14 +181,35 @@ def ask(
     if chosen:
         own = datasheet.find(chosen, *_kept(folder), plan.model, plan.settings)
         rows = [on_device(plan.model, plan.settings, chosen, own, n, gen) for n in lengths]
-        return Answer(plan.model, chosen.about, rows, needed, chosen.memory_bytes, basis_of(chosen, own))
+        basis = basis_of(chosen, own)
+        rows = [with_misfit(row, plan.model, plan.settings, chosen.memory_bytes) for row in rows]
+        return Answer(plan.model, chosen.about, rows, needed, chosen.memory_bytes, basis)
     place = where.of(plan.machine, plan.model, plan.settings)
     records, known = _kept(folder)
     best = probing.need(known, place, False, "this machine")
     learned = learning.learn(records, best, learning.offload_of(plan.model, plan.settings))
     errors = uncertainty.of(learned.points)
     rows = [here(plan.model, plan.settings, best, learned.fit, errors, n, gen) for n in lengths]
-    return Answer(plan.model, "this machine", rows, needed, memory_for(plan), basis_here(learned, errors))
+    basis = " ".join([basis_here(learned, errors), *probing.doubt_words(best)])
+    available = memory_for(plan)
+    rows = [with_misfit(row, plan.model, plan.settings, available) for row in rows]
+    return Answer(plan.model, "this machine", rows, needed, available, basis)
+
+
+def with_misfit(row: Prediction, model: Model, settings: Settings, available: float | None) -> Prediction:
+    """The prediction; where its context does not fit into so many bytes, it says so, and what would fit."""
+    n_ctx = row.n_prompt + row.n_gen
+    need = memory_bytes(model, settings, n_ctx)
+    if available is None or need <= available:
+        return row
+    entry, over = catalog.entries().get(model.name), f"needs {need / 1e9:,.1f} GB of {available / 1e9:,.1f}"
+    smaller = shapes.by_quantization(entry) if entry else {}
+    sizes = {name: memory_bytes(other, settings, n_ctx) for name, other in smaller.items()}
+    fitting = [name for name, size in sizes.items() if size <= available]
+    longest = memory.longest(model, round(available))
+    what = f"up to {longest:,} tokens" if longest else "a smaller model"
+    what = max(fitting, key=lambda name: sizes[name]) if fitting else what
+    return dataclasses.replace(row, misfit=f"{over}: {what} would fit")
 
 
 def ask_all(
@@ -239,6 +262,7 @@ def here(
     middle = n_prompt + max(0, n_gen - 2) // 2
     best = roofline.roof(ceilings, where.layers(ceilings.machine, model, settings))
     limits, expected, ranges, words = {}, {}, {}, list[str]()
+    doubts: list[Sequence[str]] = [probing.doubts(ceilings)]
     for phase, length, steps in ((PREFILL, n_prompt, prefill), (DECODE, middle, [(1, middle, 1)])):
         is_pipeline = phase == PREFILL and learning.overlaps(settings, ceilings)
         costs = learning.costs_of(model, steps, learning.step_costs(model, settings, ceilings), is_pipeline)
@@ -254,6 +278,10 @@ def here(
         wide = errors.factor(case)
         ranges[phase] = max(limit, expected[phase] / wide * errors.fastest(phase)), expected[phase] * wide
         words += beyond(case, errors, wide)
+        alike = [point.is_disturbed for point in errors.points if point.case.phase == phase]
+        too_low = errors.fastest(phase) < 1 / TOO_FAST
+        doubts += [[shown.EXTRAPOLATED] if words else [], shown.of_runs(len(alike), sum(alike), 0)]
+        doubts.append([shown.ABOVE] if too_low else [])
     return Prediction(
         n_prompt,
         n_gen,
@@ -264,6 +292,7 @@ def here(
         expected.get(PREFILL),
         expected.get(DECODE),
         tuple(words),
+        doubts=shown.all_of(doubts),
     )
 
 
@@ -296,17 +325,12 @@ def on_devices(
 
     None where the device's memory is not known.
     """
-    need = memory_bytes(model, settings, n_prompt + n_gen)
-    rows = [
-        (
-            device,
-            on_device(
-                model, settings, device, datasheet.find(device, records, known, model, settings), n_prompt, n_gen
-            ),
-            None if device.memory_bytes is None else need <= device.memory_bytes,
-        )
-        for device in (map(datasheet.find_device, names) if names else datasheet.devices().values())
-    ]
+    rows = []
+    for device in map(datasheet.find_device, names) if names else datasheet.devices().values():
+        own = datasheet.find(device, records, known, model, settings)
+        row = on_device(model, settings, device, own, n_prompt, n_gen)
+        row = with_misfit(row, model, settings, device.memory_bytes)
+        rows.append((device, row, None if device.memory_bytes is None else row.misfit is None))
     return sorted(rows, key=lambda row: row[1].tpot_limit_s)
 
 
@@ -329,7 +353,8 @@ def elsewhere(
         low, high = shares[PREFILL]
         prefill = (prefill_s / high, prefill_s / low)
     low, high = shares[DECODE]
-    return Prediction(n_prompt, n_gen, prefill_s, prefill, token_s, (token_s / high, token_s / low))
+    tpot = token_s / high, token_s / low
+    return Prediction(n_prompt, n_gen, prefill_s, prefill, token_s, tpot, doubts=(shown.ASSUMED,))
 
 
 def _checked(prompt_len: str | Sequence[int], gen: int) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """Which kernels to probe for a model: the types and shapes that it really has, and how much memory to go through.
 
 Each type of weights is probed in the shape that holds most of its bytes, at many sizes of step; a second shape that
-holds a good part of them at the smallest and the largest only. Attention is probed over short and long contexts: the
-query heads that share a key find it in a cache at some lengths, and fetch it from memory one by one at others.
+holds a good part of them at the smallest and the largest only. Attention is probed over short and long contexts (the
+query heads that share a key find it in a cache at some lengths, and fetch it from memory one by one at others), with
+flash attention and without.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lab.core import cost, shape
 from lab.core.record import Model, Settings
 from lab.core.shape import BLOCKS, EMBEDDING, EXPERTS, OUTPUT, Matrix
 from lab.errors import LabError
-from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, UPLOAD, Probe
+from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD, Probe
 from lab.runner.limits import sysctl, system_text
 
 COLUMNS = (1, 2, 4, 8, 32, 128)
@@ -38,6 +39,9 @@ MOST_ROWS, MOST_OUTPUTS = 16_384, 8
 
 DECODE_LENGTHS, PREFILL_LENGTHS = (512, 4096, 32768), (512, 4096)
 """Positions a layer that attention is probed over: of one token, of a full ubatch."""
+
+UNPACKED = ("F16", "BF16", "F32")
+"""Types of caches that attention works on without flash attention: llama.cpp wants it for a packed cache of values."""
 
 COPIES = (16 * 2**10, 64 * 2**20)
 """Bytes of the copies to and from a device: one that shows what any copy takes, one that shows what a byte takes."""
@@ -89,6 +93,12 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = (), device: 
         wanted += [product(first, n, _threads(settings, n)) for n in at(first, columns)]
         wanted += [product(other, n, _threads(settings, n)) for other in others for n in at(other, (1, n_ubatch))]
     wanted += _attention(model, settings, layers, settings.n_threads, settings.n_threads_batch, device)
+    if settings.type_k.upper() in UNPACKED and settings.type_k == settings.type_v:
+        flash = [probe for probe in wanted if probe.op == ATTENTION]
+        plain = [
+            one for one in flash if 8 * one.rows * one.n_tokens * (one.n_positions or 0) <= MOST_PASS
+        ]  # its scores
+        wanted += [dataclasses.replace(one, op=PLAIN_ATTENTION) for one in plain]
     if device is not None:
         wanted += [
             Probe(op, "F32", 1, n // 4, None, 1, n, 1, device, SECONDS) for op in (UPLOAD, DOWNLOAD) for n in COPIES

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.analysis import disturbances
-from lab.core import results
+from lab.core import results, shown
 from lab.core.lists import plural
 from lab.core.record import Ceilings, Model, Rate, Settings
 from lab.errors import LabError
 from lab.models import catalog, shapes
-from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT_ID, UPLOAD, Probe
+from lab.process.wire import DOWNLOAD, MUL_MAT_ID, UPLOAD, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import diagnosis, machine, noise_watch, notebook
 from lab.runner.blank_run import utc_now
@@ -173,10 +173,18 @@ def _run_probes(
                 break
     finally:
         if rates:
+            lacking = tuple(_untimed(probe) for probe in wanted if key(probe) not in rates)
             repack = where.repack if name is None else None
             of_device = utc_now(), where.machine, name is not None, tuple(rates.values())
-            save(Ceilings(*of_device, device=name, repack=repack), folder)
+            made = Ceilings(*of_device, device=name, repack=repack)
+            save(dataclasses.replace(made, missing=lacking, disturbed=words or None), folder)
     return words
+
+
+def _untimed(probe: Probe) -> Rate:
+    """What a session that ended early did not measure."""
+    values: dict[str, Any] = {field.name: getattr(probe, field.name, None) for field in dataclasses.fields(Rate)}
+    return Rate(**values | {"buffer": "", "n_bytes": 0, "flops": 0, "times_ns": ()})
 
 
 def _timed(worker: Worker, probe: Probe) -> Rate:
@@ -194,7 +202,7 @@ def _timed(worker: Worker, probe: Probe) -> Rate:
 def _describe(probe: Probe) -> str:
     if probe.op in (UPLOAD, DOWNLOAD):
         return f"{probe.op} of {probe.n_bytes:,} bytes, {probe.device}"
-    what = f"attention over {probe.n_positions:,} positions, " if probe.op == ATTENTION else ""
+    what = f"{probe.op.replace('_', ' ')} over {probe.n_positions:,} positions, " if probe.n_positions else ""
     what = "experts, " if probe.op == MUL_MAT_ID else what
     on = plural(probe.n_threads, "thread") if probe.device is None else probe.device
     return f"{what}{probe.type}, {plural(probe.n_tokens, 'column')}, {on}"
@@ -256,9 +264,37 @@ def _known(given: Sequence[Ceilings], where: Where, name: str | None, force: boo
     for rate in (rate for old in fitting for rate in old.rates):
         if key(rate) not in best or gbps(rate) > gbps(best[key(rate)]):  # a bad moment does not lower a ceiling
             best[key(rate)] = rate
-    return Ceilings(
-        fitting[-1].measured_at, here, name is not None, tuple(best.values()), device=name, repack=fitting[-1].repack
-    )
+    lacking = {key(rate): rate for old in fitting for rate in old.missing if key(rate) not in best}
+    quiet = {key(rate) for old in fitting if not old.disturbed for rate in old.rates}
+    words = [old.disturbed for old in fitting if any(key(rate) not in quiet for rate in old.rates)]
+    made = Ceilings(fitting[-1].measured_at, here, name is not None, tuple(best.values()), device=name)
+    made = dataclasses.replace(made, repack=fitting[-1].repack)
+    return dataclasses.replace(made, missing=tuple(lacking.values()), disturbed=words[-1] if words else None)
+
+
+def doubts(ceilings: Ceilings) -> tuple[str, ...]:
+    """The doubts of everything that is made of ceilings (core/shown.py)."""
+    every = (ceilings, *(ceilings.others or ()))
+    loaded = (shown.LOADED,) if any(one.disturbed for one in every) else ()
+    return loaded + ((shown.INCOMPLETE,) if any(one.missing for one in every) else ())
+
+
+def doubt_words(ceilings: Ceilings) -> list[str]:
+    """Sentences on these doubts, and what to do."""
+    sentences = []
+    for one in (ceilings, *(ceilings.others or ())):
+        label, n = places.label(places.measured_on(one)), len(one.missing)
+        if one.disturbed:
+            sentences.append(
+                f"While the ceilings of {label} were measured, {one.disturbed}. Some may be too low, so no limit and "
+                "no gain is derived from them. Measure again while no other program runs: lab ceilings --again"
+            )
+        if n:
+            sentences.append(
+                f"The ceilings of {label} are incomplete: they ended before {n} of {n + len(one.rates)} probes. "
+                "Only what is there is used. Measure the rest: lab ceilings"
+            )
+    return sentences
 
 
 def _is_of(ceilings: Ceilings, where: Where, name: str | None) -> bool:

@@ -4,7 +4,8 @@ A phase's least time is the sum of its kernels at their ceilings: every weight t
 and attention over the positions it looked back at. Measured time beyond that is overhead (norms, softmax,
 threads that wait for each other, small matrices that do not fill a core). Below it lie the two classical roofs:
 arithmetic (FLOPs over the machine's best FLOP/s) and memory traffic (bytes over its best bytes/s). Which of the
-three is nearest is the limit. Williams, Waterman & Patterson, "Roofline" (2009). Where layers lie on several devices,
+three is nearest is the limit; attention is one of its own where it takes most of the time. Williams, Waterman &
+Patterson, "Roofline" (2009). Where layers lie on several devices,
 each has its own kernels, and what moves between them takes time too (step_kernels.py).
 """
 
@@ -16,7 +17,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.core import cost, phases
+from lab.analysis import disturbances
+from lab.core import cost, phases, shown, stats
 from lab.core.record import PREFILL, Ceilings, Record, Run
 from lab.errors import LabError
 from lab.process.wire import MUL_MAT, MUL_MAT_ID
@@ -24,11 +26,18 @@ from lab.why import plain_read, probing, step_kernels, where
 from lab.why.step_kernels import Kernels, Layers, Parts
 
 ARITHMETIC, TRAFFIC, KERNEL, OVERHEAD = "arithmetic", "memory traffic", "the kernel", "overhead"
+ATTENTION = "attention"
 READERS = (MUL_MAT, MUL_MAT_ID, plain_read.READ)
 """Probes whose bytes are read from the device's own memory, all of them."""
 
 OVERHEAD_SHARE = 0.5
 """A phase of which more than this is not in its kernels is limited by overhead."""
+
+ATTENTION_SHARE = 0.5
+"""A phase of which attention takes more than this is limited by attention."""
+
+BEYOND = 1.005
+"""A phase that reaches more than this of its ceiling shows that the ceiling is wrong: its shares would mislead."""
 
 KERNEL_FACTOR = 1.5
 """Kernels that take so many times what arithmetic or memory traffic would are the limit themselves."""
@@ -57,7 +66,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Explained:
-    """One phase at one length: medians over runs. A decode figure is that of a token."""
+    """One phase at one length: medians over runs. A decode figure is that of a token.
+
+    `of_request` is the phase's share of the whole request, as `prefill_share` of lab.runs has it: the median over runs.
+    """
 
     n_prompt: int
     n_gen: int
@@ -76,6 +88,9 @@ class Explained:
     shares: tuple[Share, ...] = ()  # of each device, where there are several
     between_s: float | None = None  # what moves between these, at least; None: one device, or not measured
     overlaps: bool = False  # the devices work at the same time
+    of_request: float = 0.0
+    n_runs: int = 1
+    doubts: tuple[str, ...] = ()  # some of core/shown.py
 
     @property
     def intensity(self) -> float:
@@ -145,7 +160,11 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
         if not rows:
             reason = f" ({record.model.uncounted})" if record.model.uncounted else ""
             raise LabError(f"What a step of {record.model.name} costs is not known from its header{reason}.", "")
-        explained.append(_explained((n_prompt, n_gen, phase), rows, roof(ceilings, where.layers_of(record))))
+        n_disturbed = sum(bool(disturbances.disturbances(its_record)) for _, its_record in runs)
+        row = _explained((n_prompt, n_gen, phase), rows, roof(ceilings, where.layers_of(record)))
+        doubts = [shown.of_runs(len(runs), n_disturbed, stats.fewest_pairs()), probing.doubts(ceilings)]
+        doubts.append((shown.ABOVE,) if row.of_ceiling > BEYOND else ())
+        explained.append(dataclasses.replace(row, n_runs=len(runs), doubts=shown.all_of(doubts)))
     return explained
 
 
@@ -161,6 +180,7 @@ class _Phase:
     n_steps: int
     choosing_s: float
     harness_s: float
+    of_request: float
 
 
 def _explained(key: tuple[int, int, str], rows: Sequence[_Phase], best: Roof) -> Explained:
@@ -178,13 +198,14 @@ def _explained(key: tuple[int, int, str], rows: Sequence[_Phase], best: Roof) ->
         first.parts.total,
         arithmetic_s,
         traffic_s,
-        _limit(measured_s, first.least_s, arithmetic_s, traffic_s),
+        _limit(measured_s, first.least_s, first.parts.total.attention_s, arithmetic_s, traffic_s),
         statistics.median(row.choosing_s for row in rows),
         statistics.median(row.harness_s for row in rows),
         first.least_s,
         tuple(shares) if is_split else (),
         first.parts.between_s if is_split else None,
         first.overlaps,
+        statistics.median(row.of_request for row in rows),
     )
 
 
@@ -207,6 +228,8 @@ def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> _Phase |
     n = len(chosen) if phase == "decode" else 1
     is_split = len(parts[0].by_device) > 1
     overlaps = phase == "prefill" and is_split and len(chosen) > 1 and not phases.times_prefill_steps(settings)
+    prefill, e2e = phases.prefill_ns(run), phases.e2e_ns(run)
+    of_prefill = prefill / e2e if prefill and e2e else 0.0
     columns = zip(*(dataclasses.astuple(step) for step in costs), strict=True)
     return _Phase(
         sum(steps.ready_ns[i] - steps.start_ns[i] for i in chosen) / 1e9 / n,
@@ -217,12 +240,15 @@ def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> _Phase |
         len(chosen),
         sum(steps.end_ns[i] - steps.ready_ns[i] for i in chosen) / 1e9 / n,
         sum(steps.start_ns[i] - steps.end_ns[i - 1] for i in chosen if i) / 1e9 / n,
+        of_prefill if phase == "prefill" else 1 - of_prefill,
     )
 
 
-def _limit(measured_s: float, kernels_s: float, arithmetic_s: float, traffic_s: float) -> str:
+def _limit(measured_s: float, kernels_s: float, attention_s: float, arithmetic_s: float, traffic_s: float) -> str:
     if measured_s - kernels_s > OVERHEAD_SHARE * measured_s:
         return OVERHEAD
+    if attention_s > ATTENTION_SHARE * measured_s:
+        return ATTENTION
     if kernels_s > KERNEL_FACTOR * max(arithmetic_s, traffic_s):
         return KERNEL
     return ARITHMETIC if arithmetic_s > traffic_s else TRAFFIC

@@ -241,12 +241,12 @@ def _by_count(layers: Sequence[str | None]) -> list[tuple[str | None, float]]:
 
 def _attention_s(step: _Step, name: str | None, n_tokens: int, n_past: int) -> float:
     """Attention of one sequence in all layers, if one device did it."""
-    model, kind = step.model, step.settings.type_k.upper()
+    model, kind, is_flash = step.model, step.settings.type_k.upper(), step.settings.flash_attn_resolved != "off"
     width = 2 * ((model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0))
     seconds = 0.0
     for part in cost.attended(model, n_tokens, n_past) or ():
         flops = width * part.heads.n_layer * part.heads.n_head * part.n_pairs
         seconds += flops * kernel_rates.of_attention(
-            step.ceilings(name), model, part.heads, kind, n_tokens, step.n_threads, part.n_positions
+            step.ceilings(name), model, part.heads, kind, n_tokens, step.n_threads, part.n_positions, is_flash
         )
     return seconds

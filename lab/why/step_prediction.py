@@ -67,7 +67,8 @@ class StepPrediction:
         learned = (
             f"{plural(self.n_runs, 'run')} of this machine" if self.n_runs else "no runs of this machine (lab measure)"
         )
-        return f"Predicted from the ceilings of {self.ceilings.measured_at[:10]} and {learned}."
+        basis = f"Predicted from the ceilings of {self.ceilings.measured_at[:10]} and {learned}."
+        return " ".join([basis, *probing.doubt_words(self.ceilings)])
 
     def _own(self, phase: str) -> float:
         return self.fit.own.get(learning.case_of(phase, 1.0, self.model, self.settings).setup, 1.0)

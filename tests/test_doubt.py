@@ -1,0 +1,223 @@
+"""Doubt travels: what is disturbed, cut off or too fast to be true is marked wherever it appears."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.analysis import comparison, disturbances, table, verdicts
+from lab.core import results, shown, stats
+from lab.core.record import Ceilings, Rate, Record
+from lab.errors import LabError
+from lab.models import catalog, shapes
+from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Backend, Probe
+from lab.show import page, plot_runs, plot_why, text_compare, text_results, text_why
+from lab.why import advice, experiment_advice, plain_read, prediction, probing, roofline, step_kernels
+from lab.why.where import Where
+from tests.bench import doubt
+from tests.conftest import MACHINE, exact_steps, make_record, make_run
+from tests.test_explain import BIG, FAST, WIDE, rate, timed
+
+
+def repeats(n_disturbed: int, n: int = 6, **changes: Any) -> list[Record]:
+    """Quiet and disturbed runs of two lengths; only the longer ones are disturbed."""
+    made = []
+    for repeat in range(n):
+        made.append(make_record(make_run(20, 5, repeat, **changes)))
+        long = make_record(make_run(40, 5, repeat, prefill_ms=2, decode_ms=20, **changes))
+        made.append(doubt.neighbour(long) if repeat < n_disturbed else long)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("n", "n_disturbed", "doubts", "mark"),
+    [
+        (6, 0, (), ""),
+        (6, 1, (shown.PARTLY,), "!"),
+        (6, 3, (shown.DISTURBED,), "!!"),
+        (2, 1, (shown.DISTURBED, shown.FEW), "!!"),
+        (5, 0, (shown.FEW,), ""),
+    ],
+)
+def test_half_of_the_runs_decide(n: int, n_disturbed: int, doubts: tuple[str, ...], mark: str) -> None:
+    assert shown.of_runs(n, n_disturbed, 6) == doubts and shown.mark(doubts) == mark
+
+
+@pytest.mark.parametrize(("n_disturbed", "mark", "is_firm"), [(0, "6", True), (1, "6!", True), (3, "6!!", False)])
+def test_nothing_is_concluded_from_disturbed_rows(n_disturbed: int, mark: str, is_firm: bool) -> None:
+    records = repeats(n_disturbed)
+    rows = table.summary(table.runs(records))
+    assert rows.repeats.astype(str).str.cat(map(shown.mark, rows.doubts)).tolist() == ["6", mark]
+    sentences = " ".join(text_results.findings(rows))
+    assert ("Prefill of 40 tokens took" in sentences) == is_firm
+    assert ("Nothing is concluded from the disturbed runs of 40 prompt tokens" in sentences) != is_firm
+    assert ("(disturbed: do not trust these times)" in text_results.times("", table.runs(records))[0]) != is_firm
+    assert any("lab measure --prompt-len 20,40" in sentence for sentence in text_results.warnings(records)) != is_firm
+    lead = page.html(records, []).partition("<main>")[0]
+    assert ("Measure again while no other program runs: lab measure" in lead) != is_firm
+
+
+def test_a_clock_that_jumps_is_a_disturbance_and_the_committed_samples_have_none() -> None:
+    (quiet,) = timed(1.1)
+    assert disturbances.disturbances(doubt.jumped(quiet)) == {disturbances.CLOCK: pytest.approx(1, rel=0.5)}
+    assert "the clock jumped by" in disturbances.sentences([doubt.jumped(quiet)])[0]
+    run = make_run(20, 50, decode_ms=100)  # 5 s, in which the system was watched for 0.3
+    noise = doubt.neighbour(make_record(make_run(20, 5))).run.noise
+    assert disturbances.CLOCK in disturbances.disturbances(make_record(dataclasses.replace(run, noise=noise)))
+    sample = results.read([doubt.SAMPLE]).records
+    assert not any(disturbances.CLOCK in disturbances.disturbances(record) for record in sample)
+
+
+@pytest.mark.parametrize("is_paired", [False, True])
+def test_a_comparison_claims_nothing_of_disturbed_rows_and_its_other_rows_stay(is_paired: bool) -> None:
+    def side(name: str, n_disturbed: int, factor: float) -> list[Record]:
+        made = repeats(n_disturbed, 8, variant=name)
+        changed = []
+        for record in made:
+            n = record.run.n_prompt
+            steps = exact_steps(n, 5, 8, prefill_ms=factor, decode_ms=10 * factor)
+            block = record.run.repeat if is_paired else None
+            run = dataclasses.replace(record.run, steps=steps, block=block)
+            changed.append(dataclasses.replace(record, session="s" if is_paired else name, run=run))
+        return changed
+
+    (compared,) = comparison.compare([*side("a", 5, 1), *side("b", 0, 3)])
+    by_length = {n: {row.verdict for row in compared.rows if row.n_prompt == n} for n in (20, 40)}
+    assert by_length == {20: {verdicts.SLOWER}, 40: {verdicts.DISTURBED}}
+    assert all(shown.DISTURBED in row.doubts for row in compared.rows if row.n_prompt == 40)
+    assert "cannot be told: runs were disturbed" in text_compare.answers([compared])[0]
+
+
+def test_flags_that_differ_are_named_and_no_others() -> None:
+    flags = ["CPU : SSE3 = 1 | AVX = 1 | AVX512 = 1 | OPENMP = 1 | ", "CPU : SSE3 = 1 | AVX = 1 | OPENMP = 0 | "]
+    records = [
+        make_record(make_run(20, 5, i), session=text, machine=dataclasses.replace(MACHINE, system_info=text))
+        for text in flags
+        for i in range(2)
+    ]
+    differ = text_compare.differences(comparison.groups(records))
+    assert differ["system_info"] == ["AVX512 = 1, OPENMP = 1", "OPENMP = 0"]
+
+
+def test_disturbed_runs_are_not_explained_and_promise_nothing() -> None:
+    quiet = timed(1.1)
+    fewer = tuple(dataclasses.replace(one, n_threads=1, times_ns=(1,)) for one in FAST.rates)
+    best = dataclasses.replace(FAST, rates=(*FAST.rates, *fewer))
+    for records, is_firm in ((quiet, True), ([doubt.neighbour(one) for one in quiet], False)):
+        rows = roofline.explain(records, best)
+        assert all((shown.DISTURBED in row.doubts) != is_firm for row in rows)
+        assert bool(advice.levers(rows, records[0], best)) == is_firm
+        assert is_firm or not experiment_advice.levers(rows, records, best)
+        sentences = " ".join(text_why.verdicts(rows))
+        assert ("was limited by" in sentences) == is_firm and ("cannot be told" in sentences) != is_firm
+
+
+def test_a_session_that_was_interrupted_says_what_it_lacks_until_that_is_measured(tmp_path: Path) -> None:
+    class Interrupted:
+        pid, backend = os.getpid(), Backend()
+
+        def __init__(self, n: int) -> None:
+            self.left = n
+
+        def probe(self, probe: Probe) -> Rate:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+            return dataclasses.replace(rate(probe.op, probe.type, probe.n_tokens, 20, 400), n_positions=None)
+
+    probes = [Probe(MUL_MAT, "Q8_0", 1, 1, None, n, 1, 2, None, 0.01) for n in (1, 8, 512)]
+    probes += [Probe(ATTENTION, "F16", 1, 1, None, n, 1, 2, None, 0.01) for n in (1, 512)]
+    engine: Any = Interrupted(4)
+    with pytest.raises(KeyboardInterrupt):
+        probing.run_probes(engine, Where(MACHINE), probes, lambda what: None, tmp_path)
+    known = probing.known(probing.kept(tmp_path), Where(MACHINE))
+    assert known and [probing.key(one) for one in known.missing] == [probing.key(probes[-1])]
+    assert probing.doubts(known) == (shown.INCOMPLETE,) and "1 of 5 probes" in probing.doubt_words(known)[0]
+    assert step_kernels.total(BIG, WIDE, known, 1, 22, 1)  # a token has all that it needs
+    with pytest.raises(LabError, match="for 512 tokens is not measured"):
+        step_kernels.total(BIG, WIDE, known, 512, 0, 1)
+    assert probing.missing(probes, known) == probes[-1:]
+    probing.save(dataclasses.replace(FAST, measured_at="2027-01-01T00:00:00Z"), tmp_path)
+    whole = probing.known(probing.kept(tmp_path), Where(MACHINE))
+    assert whole and not whole.missing and not probing.doubts(whole)
+
+
+def test_ceilings_of_a_loaded_machine_explain_nothing_until_they_are_measured_again() -> None:
+    words = "another process used 1.9 cores"
+    loaded = dataclasses.replace(FAST, disturbed=words)
+    rows = roofline.explain(timed(1.1), loaded)
+    assert "was limited by" not in " ".join(text_why.verdicts(rows)) and not advice.levers(rows, timed(1.1)[0], loaded)
+    assert words in probing.doubt_words(loaded)[0] and "lab ceilings --again" in probing.doubt_words(loaded)[0]
+    again = dataclasses.replace(FAST, measured_at="2027-01-01T00:00:00Z")
+    for given, disturbed in (([loaded], words), ([loaded, again], None), ([again, loaded], None)):
+        known = probing.known(given, Where(MACHINE))
+        assert known and known.disturbed == disturbed
+
+
+def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None:
+    slow = [dataclasses.replace(rate(ATTENTION, "F16", n, 20, 0.01), n_positions=4096) for n in (1, 512)]
+    plain = [dataclasses.replace(one, op=PLAIN_ATTENTION, times_ns=(one.times_ns[0] // 4,)) for one in slow]
+    products = [one for one in FAST.rates if one.op in (MUL_MAT, plain_read.READ)]
+    best = dataclasses.replace(FAST, rates=(*products, *slow, *plain))
+    kernels = step_kernels.total(BIG, WIDE, best, 1, 22, 1)
+    assert kernels and kernels.attention_s > 0.7 * kernels.total_s
+    record = make_record(make_run(20, 5, decode_ms=1.1e3 * kernels.total_s, prefill_ms=50), model=BIG, settings=WIDE)
+    rows = roofline.explain([record], best)
+    decode = rows[-1]
+    assert decode.limit == roofline.ATTENTION and "was limited by attention" in " ".join(text_why.verdicts(rows))
+    (lever, *_) = advice.levers(rows, record, best)
+    assert lever.change == "flash attention off instead of on" and lever.decode_gain and lever.decode_gain > 1.5
+    assert lever.command and '"--flash-attn on" "--flash-attn off"' in lever.command
+    off = dataclasses.replace(WIDE, flash_attn_resolved="off")
+    changed = step_kernels.total(BIG, off, best, 1, 22, 1)
+    assert changed and changed.attention_s == pytest.approx(kernels.attention_s / 2)  # the best pass counts
+
+
+def test_shares_of_explanations_pictures_and_tables_are_the_same() -> None:
+    records = [make_record(make_run(20, 5, i, decode_ms=10 * 9**i), model=BIG, settings=WIDE) for i in range(3)]
+    (share,) = table.summary(table.runs(records)).prefill_share
+    rows = roofline.explain(records, FAST)
+    assert [row.of_request for row in rows] == pytest.approx([share, 1 - share])
+    bars: list[Any] = plot_why.plot_where(rows, "it").containers
+    heights = [bar.patches[0].get_height() for bar in bars if bar.get_label().startswith("prefill")]
+    assert sum(heights) == pytest.approx(100 * share)
+
+
+def test_pictures_draw_disturbed_runs_hollow() -> None:
+    for records, is_hollow in ((repeats(0), False), (repeats(1), True)):
+        for ax in (plot_runs.plot_prefill(records), plot_runs.plot_decode(records)):
+            assert ("disturbed runs (hollow)" in ax.get_legend_handles_labels()[1]) == is_hollow
+
+
+def test_an_interval_of_shares_lies_between_none_and_all() -> None:
+    inside = stats.interval_of_shares([0.98, 0.7, 0.95])
+    assert inside and 0 < inside.low < 0.9 < inside.high < 1
+    above = stats.interval_of_shares([1.02, 0.9, 0.97])
+    assert above and above.low < 0.97 and above.high == 1
+    assert stats.interval_of_shares([0.5, 0.6]) is None
+
+
+def test_what_does_not_fit_has_no_times_and_says_what_would() -> None:
+    model = shapes.model_of(catalog.entries()["llama-3.1-8b"], "F16")
+    row = prediction.Prediction(1000, 200, 1.0, (1.0, 2.0), 0.01, (0.01, 0.02))
+    assert prediction.with_misfit(row, model, WIDE, None).misfit is None
+    assert prediction.with_misfit(row, model, WIDE, 24e9).misfit is None
+    assert "Q8_0 would fit" in str(prediction.with_misfit(row, model, WIDE, 12e9).misfit)
+    assert "a smaller model would fit" in str(prediction.with_misfit(row, model, WIDE, 1e9).misfit)
+
+
+def test_a_part_that_comes_out_negative_is_noise() -> None:
+    from lab.experiments.door_parts import Part
+
+    assert Part("stream", -0.1, -0.4, -0.05).is_noise and Part("stream", 0.1, -0.4, 0.5).is_noise
+    assert not Part("stream", 0.1, 0.05, 0.5).is_noise
+
+
+def test_the_planted_neighbour_is_seen_everywhere(tmp_path: Path) -> None:
+    """The shortest of what tests/bench/doubt.py does with every plant."""
+    contents = results.read([doubt.SAMPLE])
+    lines: list[Record | Ceilings] = [record for record in contents.records if record.run.n_prompt < 5000]
+    planted = doubt.plants([*lines, *contents.ceilings])["neighbour"]
+    assert doubt.problems("neighbour", doubt.shown_of(planted, tmp_path, doubt.SAMPLE)) == []
