@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from lab.analysis import comparison, disturbances, table, verdicts
+from lab.analysis import comparison, disturbances, table
 from lab.core import results, shown, stats
 from lab.core.record import Ceilings, Rate, Record
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Backend, Probe
 from lab.show import page, plot_runs, plot_why, text_compare, text_results, text_why
-from lab.why import advice, experiment_advice, plain_read, prediction, probing, roofline, step_kernels
+from lab.why import advice, plain_read, prediction, probing, roofline, step_kernels
 from lab.why.where import Where
 from tests.bench import doubt
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
@@ -85,7 +85,7 @@ def test_a_comparison_claims_nothing_of_disturbed_rows_and_its_other_rows_stay(i
 
     (compared,) = comparison.compare([*side("a", 5, 1), *side("b", 0, 3)])
     by_length = {n: {row.verdict for row in compared.rows if row.n_prompt == n} for n in (20, 40)}
-    assert by_length == {20: {verdicts.SLOWER}, 40: {verdicts.DISTURBED}}
+    assert by_length == {20: {comparison.SLOWER}, 40: {comparison.DISTURBED}}
     assert all(shown.DISTURBED in row.doubts for row in compared.rows if row.n_prompt == 40)
     assert "cannot be told: runs were disturbed" in text_compare.answers([compared])[0]
 
@@ -109,7 +109,7 @@ def test_disturbed_runs_are_not_explained_and_promise_nothing() -> None:
         rows = roofline.explain(records, best)
         assert all((shown.DISTURBED in row.doubts) != is_firm for row in rows)
         assert bool(advice.levers(rows, records[0], best)) == is_firm
-        assert is_firm or not experiment_advice.levers(rows, records, best)
+        assert is_firm or not advice.experiments(rows, records, best)
         sentences = " ".join(text_why.verdicts(rows))
         assert ("was limited by" in sentences) == is_firm and ("cannot be told" in sentences) != is_firm
 
