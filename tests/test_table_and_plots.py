@@ -171,9 +171,12 @@ def test_outliers_are_marked_at_the_edge_and_counted() -> None:
     from matplotlib.figure import Figure
 
     run = make_run(10, 100)
-    ends = [*run.steps.end_ns]
-    ends[50:] = [end + 10**9 for end in ends[50:]]  # one token came a second late
-    late = dataclasses.replace(run, steps=dataclasses.replace(run.steps, end_ns=tuple(ends)))
+    columns = {name: [*getattr(run.steps, name)] for name in ("start_ns", "ready_ns", "end_ns")}
+    for name, column in columns.items():  # one token came a second late
+        first = 51 if name == "start_ns" else 50
+        column[first:] = [ns + 10**9 for ns in column[first:]]
+    steps = dataclasses.replace(run.steps, **{name: tuple(column) for name, column in columns.items()})
+    late = dataclasses.replace(run, steps=steps)
     ax = plot_runs.plot_decode([make_record(late)], Figure().subplots())
     assert "1 point above the axis" in ax.get_legend_handles_labels()[1][0]
 
