@@ -185,6 +185,13 @@ def test_shares_of_explanations_pictures_and_tables_are_the_same() -> None:
     assert sum(heights) == pytest.approx(100 * share)
 
 
+def test_requests_that_a_file_has_twice_count_once(tmp_path: Path) -> None:
+    sample = Path("results/sample-server-smollm2-135m-llama-server.jsonl")
+    (tmp_path / "twice.jsonl").write_text(2 * sample.read_text())
+    twice = results.read([tmp_path / "twice.jsonl"])
+    assert twice.requests == results.read([sample]).requests and "read before" in twice.skipped[0]
+
+
 def test_pictures_draw_disturbed_runs_hollow() -> None:
     for records, is_hollow in ((repeats(0), False), (repeats(1), True)):
         for ax in (plot_runs.plot_prefill(records), plot_runs.plot_decode(records)):

@@ -18,7 +18,7 @@ from lab.core.record import Ceilings, Rate, Record
 from lab.core.shape import FEED_FORWARD, Matrix
 from lab.errors import LabError
 from lab.models import catalog, shapes, synthetic
-from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, Backend, Probe
+from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
@@ -179,6 +179,8 @@ def test_attention_is_timed(worker: Worker) -> None:
         pairs = best.n_bytes // (2 * 2 * (128 if kind == "F16" else 68))  # positions of all layers
         assert best.flops == 4 * 6 * 64 * 4 * pairs and pairs % 512 == 0
         assert probing.gbps(best) > 0
+    flash, plain = (worker.probe(small(op, "F16", 4, rows=6, columns=64)) for op in (ATTENTION, PLAIN_ATTENTION))
+    assert (flash.n_bytes, flash.flops) == (plain.n_bytes, plain.flops)
 
 
 def test_types_that_ggml_does_not_have_are_refused(worker: Worker) -> None:

@@ -34,10 +34,7 @@ def ends(one: Shown) -> str:
 
 
 def sentences(summary_rows: pd.DataFrame) -> list[str]:
-    """What the rows of one setup and one n_gen show, in words, computed from them.
-
-    Give rows that something may be concluded from (`table.firm`).
-    """
+    """What the rows of one setup and one n_gen show, in words, computed from them. For rows that are `table.firm`."""
     rows = summary_rows[summary_rows.prefill_share.notna()].sort_values("n_prompt")
     if len(rows) < 2:
         return [_where_the_time_went(rows)] if len(rows) else []

@@ -89,7 +89,7 @@ def export(results: tuple[str, ...], form: str, kind: str | None, table: str | N
     if form in TOOLS:
         _write(_for_tool(results, form).encode(), out)
         return
-    from lab.analysis import llama_bench_format
+    from lab.analysis import disturbances, llama_bench_format
     from lab.analysis import table as tables
 
     reading = read(results)
@@ -101,6 +101,8 @@ def export(results: tuple[str, ...], form: str, kind: str | None, table: str | N
             raise LabError(
                 "There are only experiments here, which llama-bench has no rows for.", "Use --format csv or parquet."
             )
+        if n := sum(bool(disturbances.disturbances(record)) for record in plain):
+            note(f"{n} of {len(plain)} runs were disturbed. llama-bench has no column for that; --format csv has one.")
         _write(llama_bench_format.write(llama_bench_format.llama_bench_rows(plain), kind).encode(), out)
         return
     if table == "steps" and not reading.records:

@@ -120,10 +120,7 @@ def doubts(records: Sequence[Record]) -> str:
 
 
 def warnings(records: Sequence[Record]) -> list[str]:
-    """Sentences on what disturbed the runs, by session, variant and prompt length, and on drift of whole sessions.
-
-    The last ones are those of `distrust`.
-    """
+    """Sentences on what disturbed the runs, by session, variant and length, on drift, and those of `distrust`."""
     by_run = [
         f"{what}{f', {variant}' if variant else ''}: {words}"
         for (_, variant, what), measured in _repeats(records).items()

@@ -90,10 +90,7 @@ def print_explained(
     levers: Sequence[Lever | ExperimentLever],
     out: Console,
 ) -> None:
-    """Prints each phase's time, FLOPs, bytes, share of its ceiling and limit, the roof that judged it; then levers.
-
-    After the heading what speaks against the ceilings.
-    """
+    """Prints each phase's time, FLOPs, bytes, share of its ceiling and limit, the roof that judged it; then levers."""
     out.print()
     out.print(Text(label, style="bold"))
     out.print(
@@ -175,10 +172,7 @@ WHY = {
 
 
 def verdicts(rows: Sequence[Explained]) -> list[str]:
-    """Sentences on what limited each phase, and what share of its ceiling it reached; one for each limit.
-
-    Of rows that nothing may be concluded from, only that.
-    """
+    """Sentences on what limited each phase, and what share of its ceiling it reached; one for each limit."""
     by_limit = grouped([row for row in rows if shown.is_firm(row.doubts)], lambda row: (row.phase, row.limit))
     sentences = []
     for (phase, limit), alike in by_limit.items():
