@@ -179,7 +179,8 @@ def test_attention_is_timed(worker: Worker) -> None:
         pairs = best.n_bytes // (2 * 2 * (128 if kind == "F16" else 68))  # positions of all layers
         assert best.flops == 4 * 6 * 64 * 4 * pairs and pairs % 512 == 0
         assert probing.gbps(best) > 0
-    flash, plain = (worker.probe(small(op, "F16", 4, rows=6, columns=64)) for op in (ATTENTION, PLAIN_ATTENTION))
+    wanted = small(ATTENTION, "F16", 4, rows=6, columns=64)
+    flash, plain = (worker.probe(dataclasses.replace(wanted, op=op)) for op in (ATTENTION, PLAIN_ATTENTION))
     assert (flash.n_bytes, flash.flops) == (plain.n_bytes, plain.flops)
 
 
