@@ -265,6 +265,17 @@ def ordered(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any
     return dict(sorted(grouped(records, key).items()))
 
 
+def share(name: str, values: Iterable[float | None]) -> Figure | None:
+    """As `figure`, of shares of a whole in percent: no end of the interval lies above 100 %."""
+    known = [value for value in values if value is not None and 0 < value < math.inf]
+    found = figure(name, known, "%", 100)
+    if found is None or max(known) > 1:  # faster than its ceiling: that must stay visible
+        return found
+    interval = None if stats.median_interval(known) else stats.interval_of_shares(known)
+    low, high = (100 * interval.low, 100 * interval.high) if interval else found.ends
+    return dataclasses.replace(found, low=low, high=min(100.0, high))
+
+
 def figure(name: str, values: Iterable[float | None], unit: str = "", scale: float = 1.0) -> Figure | None:
     """The centre of positive values, one a run or block, with its 95 % interval; None for no values.
 

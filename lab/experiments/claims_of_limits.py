@@ -33,7 +33,7 @@ def limit_of_prefill(evidence: Evidence) -> Measured:
     row = next(row for row in roofline.explain(records, evidence.best) if row.phase == "prefill")
     seconds = [taken / 1e9 for record in records if (taken := phases.prefill_ns(record.run))]
     reached = rules.figure(f"FLOP/s at {n:,} tokens", [row.flops / s for s in seconds], "GFLOP/s", 1e-9)
-    share = rules.figure("of what its kernels alone reach", [row.kernels.total_s / s for s in seconds], "%", 100)
+    share = rules.share("of what its kernels alone reach", [row.kernels.total_s / s for s in seconds])
     half, n_times = _half_the_threads(evidence, "prefill", phases.prefill_ns, is_batch=True)
     if half is None:
         return _threads_are_not_it(evidence, [reached, share])
@@ -49,7 +49,7 @@ def limit_of_decode(evidence: Evidence) -> Measured:
     gbps = roofline.roof(evidence.best).gbps
     rates = [_gbps(record, phases.decode_compute_mean_ns(record.run)) for record in records]
     reached = rules.figure(f"bytes per second after {n:,} tokens", rates, "GB/s")
-    share = rules.figure("of plain reading", [rate and rate / gbps for rate in rates], "%", 100)
+    share = rules.share("of plain reading", [rate and rate / gbps for rate in rates])
     if share is None and not any(rates):
         raise _not_counted(records[0].model)
     half, _ = _half_the_threads(evidence, "decode", phases.tpot_ns)

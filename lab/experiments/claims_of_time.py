@@ -152,7 +152,7 @@ def decode_of_reasoning(evidence: Evidence) -> Measured:
         w, k = rules.line(points)
         decode_s = 4999 * (w + k * (500 + 4998 / 2)) / 1e3
         shares.append(decode_s / (decode_s + taken_ns / 1e9))
-    share = rules.figure("decoding 5,000 tokens, of the whole after a prompt of 500", shares, "%", 100)
+    share = rules.share("decoding 5,000 tokens, of the whole after a prompt of 500", shares)
     remark = f"Beyond position {farthest:,.0f} the law of decode is continued." if shares and farthest < 5500 else ""
     return Measured(([share],), remark=remark)
 

@@ -86,9 +86,12 @@ def _section(kind: Kind, label: str, records: tuple[Record, ...], prediction: St
     words, lists = kind.conclude(rows, records, prediction)
     cells = [tuple(show(row) for _, show in kind.columns) for row in rows]
     shown = [i for i in range(len(kind.columns)) if any(line[i] != "-" for line in cells)]
-    is_predicted = any("predicted" in kind.columns[i][0] for i in shown)
-    basis = ["Nothing is predicted: measure the ceilings first (lab ceilings)."] if kind.is_by_ceilings else []
-    basis = [prediction.basis] if prediction and kind.is_by_ceilings and is_predicted else basis
+    is_predicted = any(word in kind.columns[i][0] for i in shown for word in ("predicted", "promised"))
+    basis = list[str]()
+    if kind.is_by_ceilings and prediction is None:
+        basis = ["Nothing is predicted: measure the ceilings first (lab ceilings)."]
+    elif kind.is_by_ceilings and is_predicted and prediction:
+        basis = [prediction.basis]
     n_disturbed = sum(bool(disturbances.disturbances(record)) for record in records)
     by_case = ([record for record in records if record.run.name == name] for name in {r.run.name for r in records})
     if any(map(disturbances.is_doubtful, by_case)):
