@@ -34,10 +34,7 @@ class InitParams(ctypes.Structure):
 @cache
 def _type_numbers() -> dict[str, int]:
     """ggml's types by name, as it names them itself."""
-    lib = native.ggml("ggml-base")
-    lib.ggml_type_name.restype, lib.ggml_type_name.argtypes = ctypes.c_char_p, [ctypes.c_int]
-    names = [lib.ggml_type_name(number) for number in range(native.llama().GGML_TYPE_COUNT)]
-    return {name.decode().upper(): number for number, name in enumerate(names) if name}
+    return {name.upper(): number for number, name in enumerate(native.type_names()) if name}
 
 
 def type_number(name: str) -> int:
