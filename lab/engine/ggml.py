@@ -50,10 +50,14 @@ def check_columns(name: str, columns: int) -> None:
         raise LabError(f"{name} packs {BLOCKS[name][0]} weights together; a row of {columns} cannot be packed.", "")
 
 
+def devices(lib: Any) -> list[Any]:
+    """All devices of this build, in ggml's order."""
+    return [P(lib.ggml_backend_dev_get(index)) for index in range(lib.ggml_backend_dev_count())]
+
+
 def device_of(lib: Any, name: str | None) -> Any:
     """The device of this name, or the CPU. LabError where there is none."""
-    for index in range(lib.ggml_backend_dev_count()):
-        device = P(lib.ggml_backend_dev_get(index))
+    for device in devices(lib):
         is_cpu = lib.ggml_backend_dev_type(device) == CPU
         if is_cpu if name is None else lib.ggml_backend_dev_name(device).decode() == name:
             return device
