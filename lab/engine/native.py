@@ -10,16 +10,17 @@ two builds can be compared (`libraries`).
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import os
 import platform
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from lab.core.record import Device
-from lab.engine import sockets
 from lab.errors import LabError
 from lab.process.wire import Build, Libraries
 
@@ -42,6 +43,11 @@ class _Symbol(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("address", ctypes.c_void_p),
     )
+
+
+IDLE_S, BETWEEN_S, N_UNANSWERED = 10, 5, 4
+"""A peer is asked after so many seconds of silence, again after so many, and given up after so many without an answer.
+"""
 
 
 def llama() -> Any:
@@ -182,7 +188,7 @@ def _connect(endpoint: str) -> None:
         of_several = f" (device {i} of {len(new)})" if len(new) > 1 else ""
         _remote[device.value] = f"RPC server {endpoint}{of_several}"
     base.ggml_backend_dev_init(new[0], None)
-    sockets.watch_peers()
+    watch_peers()
 
 
 def _handles() -> list[ctypes.c_void_p]:
@@ -262,3 +268,46 @@ def _paths() -> tuple[str, ...]:
         if tell(ctypes.cast(getattr(library, name), ctypes.c_void_p), ctypes.byref(symbol)) and symbol.path:
             paths.append(os.fsdecode(symbol.path))
     return tuple(paths)
+
+
+def watch_peers() -> list[str]:
+    """Have the system notice when a connected machine vanishes; returns the peers' addresses, HOST:PORT.
+
+    llama.cpp waits for ever for an answer of a machine that lost its power or its cable. With keepalive (tcp(7)) the
+    wait ends with an error after half a minute. Empty where sockets are no files (Windows).
+    """
+    peers = []
+    for connection in _connections():
+        with connection, contextlib.suppress(OSError):
+            host, port = connection.getpeername()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            idle = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))  # the second on macOS
+            for option, value in (
+                (idle, IDLE_S),
+                (getattr(socket, "TCP_KEEPINTVL", None), BETWEEN_S),
+                (getattr(socket, "TCP_KEEPCNT", None), N_UNANSWERED),
+            ):
+                if option is not None:
+                    connection.setsockopt(socket.IPPROTO_TCP, option, value)
+            peers.append(f"{host}:{port}")
+    return peers
+
+
+def _connections() -> Iterator[socket.socket]:
+    """A second handle for each TCP socket over IPv4."""
+    try:
+        numbers = [int(path.name) for path in Path("/dev/fd").iterdir()]
+    except OSError:
+        return
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            handle = os.dup(number)
+            try:
+                connection = socket.socket(fileno=handle)
+            except OSError:  # no socket
+                os.close(handle)
+                continue
+            if connection.family == socket.AF_INET and connection.type == socket.SOCK_STREAM:
+                yield connection
+            else:
+                connection.close()
