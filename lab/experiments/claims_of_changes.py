@@ -98,13 +98,9 @@ def decode_by_cache_type(evidence: Evidence) -> Measured:
     lengths = evidence.lengths("cache")
     n = rules.nearest(lengths, LONG) or 0
     types = grouped(lengths.get(n, []), lambda record: record.settings.type_k.lower())
-    ratios = [
-        rules.compared(
-            f"decode with {kind} over f16 at {n:,}", types.get("f16", []), types.get(kind, []), phases.tpot_ns
-        )
-        for kind in ("q8_0", "q4_0")
-    ]
-    return Measured([[ratio] for ratio in ratios])
+    base, name = types.get("f16", []), "decode with {} over f16 at {:,}"
+    kinds = ("q8_0", "q4_0")
+    return Measured([[rules.compared(name.format(k, n), base, types.get(k, []), phases.tpot_ns)] for k in kinds])
 
 
 def speed_up_of_guessing(evidence: Evidence) -> Measured:
