@@ -15,7 +15,7 @@ import pytest
 from lab.analysis import comparison, table
 from lab.core.record import OK, Ceilings, Device, Rate
 from lab.core.results import read
-from lab.engine import layout, llama, native
+from lab.engine import llama, native
 from lab.errors import LabError
 from lab.process.spawning import LIB_VARIABLE
 from lab.process.wire import Backend, Libraries
@@ -165,7 +165,7 @@ def test_a_libllama_that_works_with_libraries_of_another_folder(build: Path) -> 
 
 
 def test_the_layout_is_read_from_the_libraries() -> None:
-    described = layout.describe()
+    described = native.libraries()
     params = native.llama().llama_context_default_params()
     assert described.layout["the default of llama_context_params.n_ubatch"] == str(params.n_ubatch)
     assert described.layout["tensor type 0"] == "f32"

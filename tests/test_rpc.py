@@ -21,7 +21,7 @@ import lab
 from lab.core import script as scripts
 from lab.core.record import Device
 from lab.core.results import read as read_results
-from lab.engine import sockets
+from lab.engine import native
 from lab.errors import LabError
 from lab.process import rpc, rpc_server
 from lab.process.rpc_server import RpcServer
@@ -433,11 +433,11 @@ def test_a_vanished_peer_is_noticed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         client = socket.create_connection(listening.getsockname())
         with client, listening.accept()[0] as accepted:
-            peers = sockets.watch_peers()
+            peers = native.watch_peers()
             assert {"{}:{}".format(*one.getpeername()) for one in (client, accepted)} <= set(peers)
             for one in (client, accepted):
                 assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-                assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == sockets.N_UNANSWERED
+                assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == native.N_UNANSWERED
 
 
 def test_a_second_context_in_one_process_computes_what_the_first_did(worker: Worker, embedded: Path) -> None:

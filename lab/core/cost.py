@@ -160,7 +160,7 @@ def step(
     FLOPs: 2 per weight and token; of experts, only those that a token goes through. Attention: for every pair of a
     token and a position that it sees, 2 per element of the key and of the value, in every layer and head.
     Bytes: the weights that take part, once; the part of the KV cache that is seen, read once; the new part, written.
-    Textbooks do not count that the last feed-forward runs for fewer tokens (`textbook_flops`). None where the header
+    Textbooks do not count that the last feed-forward runs for fewer tokens. None where the header
     does not tell enough.
     """
     spans = [(n_tokens, n_past), *others]
@@ -193,13 +193,6 @@ def move(model: Model, n_positions: int, type_k: str = "f16", type_v: str = "f16
         heads.n_layer * heads.n_head_kv * min(n_positions, heads.window or n_positions) for heads in layers
     )
     return StepCost(0.0, 0.0, 0.0, 0.0, n_bytes, n_bytes)
-
-
-def textbook_flops(model: Model, n_tokens: int) -> float | None:
-    """FLOPs of a prefill of `n_tokens` as textbooks count: all layers for all tokens, the head for the last."""
-    cost = step(model, n_tokens, 0, 1)
-    every_row = step(model, n_tokens, 0, n_tokens)
-    return None if cost is None or every_row is None else cost.flops - cost.layer_flops + every_row.layer_flops
 
 
 def _weight_bytes(model: Model, work: list[Product]) -> float:

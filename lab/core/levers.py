@@ -43,8 +43,7 @@ class Stall:
 
     @property
     def words(self) -> str:
-        how = "all at once" if self.chunk is None else f"in chunks of {self.chunk:,}"
-        return f"{how} beside {self.n_streams} stream{'s' * (self.n_streams > 1)}"
+        return f"{in_chunks(self.chunk)} beside {self.n_streams} stream{'s' * (self.n_streams > 1)}"
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,11 @@ class Speculation:
         if self.text is None:
             return f"steps of 1 to {self.n_draft + 1} positions"
         return f"{self.text}, " + (f"{self.n_draft} guessed by {self.draft}" if self.n_draft else "nothing guessed")
+
+
+def in_chunks(chunk: int | None) -> str:
+    """How a prompt was prefilled: `in chunks of 256`, or (None) all at once."""
+    return "all at once" if chunk is None else f"in chunks of {chunk:,}"
 
 
 Lever = Batch | Prefix | Stall | Speculation

@@ -20,7 +20,7 @@ from lab.core.lines import from_json, to_json
 from lab.core.placement import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Operation
-from lab.engine import execute, gguf_header, kernels, layout, llama, native, offload, sampling
+from lab.engine import execute, gguf_header, kernels, llama, logits, native, offload
 from lab.errors import LabError
 from lab.process.wire import Build, Libraries, Outcome, Probe, Vocabulary, map_int64
 
@@ -79,7 +79,7 @@ class _Child:
         return self._build
 
     def libraries(self) -> Libraries:
-        return layout.describe()
+        return native.libraries()
 
     def read_model(self, path: str, name: str, source: str) -> Model:
         return gguf_header.read_model(Path(path), name, source)
@@ -140,7 +140,7 @@ class _Child:
     def time_sampling(self, samplers: list[list[Any]], n_times: int) -> list[int]:
         if self._context is None:
             raise LabError("There is no context to choose in.", "This is a bug of the lab.")
-        return sampling.times_ns(self._context, [(name, value) for name, value in samplers], n_times)
+        return logits.sampling_ns(self._context, [(name, value) for name, value in samplers], n_times)
 
     def probe(self, probe: dict[str, Any]) -> Rate:
         return kernels.run(from_json(Probe, json.dumps(probe)))

@@ -57,7 +57,7 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
         steps,
         chosen,
         next(ended, None),
-        preparation.state_bytes(),
+        tuple(preparation.sizes) or None,
         preparation.logits_differ(),
         tuple(preparation.speculation.accepted) or None,
         tuple(preparation.margins) or None,
@@ -83,11 +83,10 @@ class _Preparation:
         self._last_row = 0  # of the last step that has logits
         self._kept: list[Any] = []
         self._saved: dict[str | None, Any] = {}
-        self._sizes: list[int] = []
+        self.sizes: list[int] = []  # bytes of each state that was saved
         self.margins: list[float] = []
-        most = max(
-            (op.n_draft + 1 if op.n_draft else sum(part.n_outputs for part in op.parts) for op in script), default=0
-        )
+        rows = (op.n_draft + 1 if op.n_draft else sum(part.n_outputs for part in op.parts) for op in script)
+        most = max(rows, default=0)
         is_fixed = most <= context.settings.n_seq_max  # with more, llama.cpp makes a larger buffer
         self._logits = {False: Logits(context, bool(is_fixed and n_chosen))}
         if draft:
@@ -191,9 +190,8 @@ class _Preparation:
     def _move(self, operation: Operation) -> tuple[Callable[[], object], Callable[[], object] | None]:
         """What an operation executes that computes nothing, and what follows."""
         if operation.kind == record.FORGET:
-            return functools.partial(
-                llama.forget, self._contexts[operation.of_draft], operation.sequence, operation.first
-            ), None
+            context = self._contexts[operation.of_draft]
+            return functools.partial(llama.forget, context, operation.sequence, operation.first), None
         if operation.kind == record.COPY:
             copy = self._lib.llama_memory_seq_cp
             return functools.partial(copy, self._memory, operation.sequence, operation.target, -1, -1), None
@@ -217,7 +215,7 @@ class _Preparation:
         if not n_bytes:
             where = "memory" if path is None else path
             raise LabError(f"llama.cpp could not save a state to {where}: {native.complaint()}", "Is there room?")
-        self._sizes.append(n_bytes)
+        self.sizes.append(n_bytes)
 
     def _load(self, sequence: int, path: str | None) -> None:
         if path is not None:
@@ -236,17 +234,11 @@ class _Preparation:
         import numpy as np
 
         if self._logits[False].has_moved():
-            raise LabError(
-                "llama.cpp moved its logits during the run.",
-                "Only models that write token after token can be measured.",
-            )
+            hint = "Only models that write token after token can be measured."
+            raise LabError("llama.cpp moved its logits during the run.", hint)
         row = 0 if self.speculation.shapes else self._last_row
         if self._slots and not np.isfinite(self._logits[False].row(row)).all():
             raise LabError("The model's last logits are not finite numbers.", "The file's weights are damaged.")
-
-    def state_bytes(self) -> tuple[int, ...] | None:
-        """Bytes of each state that was saved; None where none was."""
-        return tuple(self._sizes) or None
 
     def logits_differ(self) -> tuple[float, ...] | None:
         """Of logits that were kept after the first: the largest difference from those. 0: equal, bit by bit."""

@@ -1,9 +1,15 @@
-"""ggml's functions, with the types of its headers (ggml.h, ggml-alloc.h, ggml-backend.h), and random tensors."""
+"""ggml's functions, with the types of its headers (ggml.h, ggml-alloc.h, ggml-backend.h), and random tensors.
+
+On devices behind RPC servers they promise less than on others (ggml-rpc.cpp): a graph that was submitted is waited for
+only until it is sent, an operation is called supported whatever it is, and a graph without a number is sent whole each
+time. llama.cpp numbers its graphs: a step like the one before is one short message. So it is here.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import time
 from functools import cache
 from typing import Any
 
@@ -15,6 +21,7 @@ P, I64, SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
 CPU = 0
 """The CPU among the types of devices (ggml-backend.h). BLAS, as on macOS, is another one that comes before it."""
 
+N_READINGS = 20
 SLOW_TO_PACK = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 
 
@@ -27,10 +34,7 @@ class InitParams(ctypes.Structure):
 @cache
 def _type_numbers() -> dict[str, int]:
     """ggml's types by name, as it names them itself."""
-    lib = native.ggml("ggml-base")
-    lib.ggml_type_name.restype, lib.ggml_type_name.argtypes = ctypes.c_char_p, [ctypes.c_int]
-    names = [lib.ggml_type_name(number) for number in range(native.llama().GGML_TYPE_COUNT)]
-    return {name.decode().upper(): number for number, name in enumerate(names) if name}
+    return {name.upper(): number for number, name in enumerate(native.type_names()) if name}
 
 
 def type_number(name: str) -> int:
@@ -46,10 +50,14 @@ def check_columns(name: str, columns: int) -> None:
         raise LabError(f"{name} packs {BLOCKS[name][0]} weights together; a row of {columns} cannot be packed.", "")
 
 
+def devices(lib: Any) -> list[Any]:
+    """All devices of this build, in ggml's order."""
+    return [P(lib.ggml_backend_dev_get(index)) for index in range(lib.ggml_backend_dev_count())]
+
+
 def device_of(lib: Any, name: str | None) -> Any:
     """The device of this name, or the CPU. LabError where there is none."""
-    for index in range(lib.ggml_backend_dev_count()):
-        device = P(lib.ggml_backend_dev_get(index))
+    for device in devices(lib):
         is_cpu = lib.ggml_backend_dev_type(device) == CPU
         if is_cpu if name is None else lib.ggml_backend_dev_name(device).decode() == name:
             return device
@@ -85,6 +93,41 @@ def random_rows(lib: Any, name: str, rows: int, columns: int) -> bytes:
 def fill(lib: Any, tensor: Any, data: bytes) -> None:
     """Copy `data` into a tensor of exactly so many bytes."""
     lib.ggml_backend_tensor_set(tensor, data, 0, len(data))
+
+
+def is_remote(lib: Any, device: Any) -> bool:
+    """Whether an RPC server has the device."""
+    return bool(lib.ggml_backend_reg_name(P(lib.ggml_backend_dev_backend_reg(device))).startswith(b"RPC"))
+
+
+def supports(lib: Any, device: Any, operation: Any) -> bool:
+    """Whether a device can compute an operation. A remote one is not asked: what the CPU here can is taken for its."""
+    asked = device_of(lib, None) if is_remote(lib, device) else device
+    return bool(lib.ggml_backend_dev_supports_op(asked, operation))
+
+
+def number_graph(lib: Any, backend: Any, graph: Any, most_nodes: int) -> None:
+    """Give a graph whose tensors are all in the backend's memory a number of its own, as llama.cpp's scheduler does."""
+    cpu = P(lib.ggml_backend_dev_init(device_of(lib, None), None))  # a scheduler wants one, as the last
+    scheduler = P(lib.ggml_backend_sched_new((P * 2)(backend, cpu), None, 2, 2 * most_nodes, False, False))
+    lib.ggml_backend_sched_split_graph(scheduler, graph)
+    lib.ggml_backend_sched_free(scheduler)
+    lib.ggml_backend_free(cpu)
+
+
+def wait_for(lib: Any, result: Any) -> None:
+    """Until everything that was sent is done: a server answers in order, so a value is read."""
+    lib.ggml_backend_tensor_get(result, ctypes.create_string_buffer(4), 0, 4)
+
+
+def reading_ns(lib: Any, result: Any) -> int:
+    """The shortest time that `wait_for` takes with nothing to wait for."""
+    times = []
+    for _ in range(N_READINGS):
+        start = time.perf_counter_ns()
+        wait_for(lib, result)
+        times.append(time.perf_counter_ns() - start)
+    return min(times)
 
 
 def library() -> Any:

@@ -19,7 +19,7 @@ from lab.core import shape
 from lab.core.layers import read_layers
 from lab.core.placement import Tensor
 from lab.core.record import Model
-from lab.engine import native
+from lab.engine import llama, native
 from lab.errors import LabError, printable
 
 MOST_TENSORS, MOST_ITEMS = 20_000, 1 << 20
@@ -209,8 +209,7 @@ def _check_magic(path: Path) -> None:
 
 def _quantization(file_type: int | None) -> str | None:
     """The usual name (Q4_K_M) of a GGUF's general.file_type."""
-    prefix = "LLAMA_FTYPE_MOSTLY_"
-    names = {value: key.removeprefix(prefix) for key, value in vars(native.llama()).items() if key.startswith(prefix)}
+    names = {number: name for name, number in llama.quantizations().items()}
     return {0: "F32", **names}.get(file_type) if file_type is not None else None
 
 

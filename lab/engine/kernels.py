@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from typing import Any
 
 from lab.core.record import Rate
-from lab.engine import remote, transfers
 from lab.engine.ggml import (
     InitParams,
     P,
@@ -20,9 +20,14 @@ from lab.engine.ggml import (
     device_of,
     extra_buffer_types,
     fill,
+    is_remote,
     library,
+    number_graph,
     random_rows,
+    reading_ns,
+    supports,
     type_number,
+    wait_for,
 )
 from lab.errors import LabError
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD, Probe
@@ -43,7 +48,7 @@ def run(probe: Probe) -> Rate:
     """
     _check(probe)
     if probe.op in (UPLOAD, DOWNLOAD):
-        return transfers.run(probe)
+        return _transfer(probe)
     lib = library()
     device = device_of(lib, probe.device)
     backend = P(lib.ggml_backend_dev_init(device, None))
@@ -54,29 +59,12 @@ def run(probe: Probe) -> Rate:
     try:
         graph, buffer, n_bytes, flops = build(lib, probe, device, context, graphs, buffers)
         _set_threads(lib, device, backend, probe.n_threads)
-        times = _time(lib, probe, device, backend, graph)
+        times = _compute(lib, probe, device, backend, graph)
     finally:
-        for allocated in buffers:
-            lib.ggml_backend_buffer_free(allocated)
-        lib.ggml_free(graphs)
-        lib.ggml_free(context)
-        lib.ggml_backend_free(backend)
-    return Rate(
-        probe.op,
-        probe.type,
-        buffer,
-        probe.rows,
-        probe.columns,
-        probe.n_tokens,
-        probe.n_threads,
-        n_bytes,
-        flops,
-        times,
-        probe.n_head_kv,
-        probe.n_positions,
-        probe.n_expert,
-        probe.n_expert_used,
-    )
+        _free(lib, buffers, [graphs, context], backend)
+    sizes = probe.rows, probe.columns, probe.n_tokens, probe.n_threads
+    more = probe.n_head_kv, probe.n_positions, probe.n_expert, probe.n_expert_used
+    return Rate(probe.op, probe.type, buffer, *sizes, n_bytes, flops, times, *more)
 
 
 def _check(probe: Probe) -> None:
@@ -97,26 +85,70 @@ def _check(probe: Probe) -> None:
         raise LabError(f"{probe.n_expert_used} of {probe.n_expert} experts cannot be probed.", "Take another model.")
 
 
-def _time(lib: Any, probe: Probe, device: Any, backend: Any, graph: Any) -> tuple[int, ...]:
-    """Nanoseconds of each pass, without the first."""
-    is_remote, result = remote.is_remote(lib, device), P(lib.ggml_graph_node(graph, -1))
-    if is_remote:
-        remote.number(lib, backend, graph, MAX_NODES)
-    reading_ns = remote.reading_ns(lib, result) if is_remote else 0
+def _compute(lib: Any, probe: Probe, device: Any, backend: Any, graph: Any) -> tuple[int, ...]:
+    """Nanoseconds of each pass through a graph, without the first."""
+    is_server, result = is_remote(lib, device), P(lib.ggml_graph_node(graph, -1))
+    if is_server:
+        number_graph(lib, backend, graph, MAX_NODES)
+
+    def compute() -> None:
+        status = lib.ggml_backend_graph_compute(backend, graph)
+        lib.ggml_backend_synchronize(backend)
+        if is_server:
+            wait_for(lib, result)
+        if status:
+            raise LabError(f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "")
+
+    return _time(probe.seconds, compute, reading_ns(lib, result) if is_server else 0)
+
+
+def _time(seconds: float, work: Callable[[], None], off_ns: int) -> tuple[int, ...]:
+    """Nanoseconds of each call of `work` but the first, less `off_ns`, for about so many seconds."""
     times: list[int] = []
     deadline = 0.0
     while len(times) < 2 or time.monotonic() < deadline:
         start = time.perf_counter_ns()
-        status = lib.ggml_backend_graph_compute(backend, graph)
-        lib.ggml_backend_synchronize(backend)
-        if is_remote:
-            remote.wait(lib, result)
-        times.append(max(1, time.perf_counter_ns() - start - reading_ns))
-        if status:
-            raise LabError(f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "")
+        work()
+        times.append(max(1, time.perf_counter_ns() - start - off_ns))
         if len(times) == 1:
-            deadline = time.monotonic() + probe.seconds
+            deadline = time.monotonic() + seconds
     return tuple(times[1:])
+
+
+def _transfer(probe: Probe) -> Rate:
+    """Copies between this machine's memory and a device's: what moving a step's values between devices takes.
+
+    The functions are those that llama.cpp's scheduler uses. A remote device takes bytes without an answer: an upload
+    ends when a value has been read back, and the shortest time that this takes by itself is taken off. So an upload and
+    a download together take one round trip.
+    """
+    lib, n_bytes = library(), 4 * probe.columns
+    device = device_of(lib, probe.device)
+    backend = P(lib.ggml_backend_dev_init(device, None))
+    context = P(lib.ggml_init(InitParams(4 * lib.ggml_tensor_overhead(), None, True)))
+    tensor = P(lib.ggml_new_tensor_2d(context, type_number("F32"), probe.columns, 1))
+    memory = P(lib.ggml_backend_dev_buffer_type(device))
+    data, target = random_rows(lib, "F32", 1, probe.columns), ctypes.create_string_buffer(n_bytes)
+    reads_back = probe.op == UPLOAD and is_remote(lib, device)
+    buffers: list[Any] = []
+
+    def upload() -> None:
+        lib.ggml_backend_tensor_set(tensor, data, 0, n_bytes)
+        if reads_back:
+            wait_for(lib, tensor)
+
+    def download() -> None:
+        lib.ggml_backend_tensor_get(tensor, target, 0, n_bytes)
+
+    try:
+        _allocate(lib, context, memory, buffers)
+        fill(lib, tensor, data)
+        work = upload if probe.op == UPLOAD else download
+        times = _time(probe.seconds, work, reading_ns(lib, tensor) if reads_back else 0)
+    finally:
+        _free(lib, buffers, [context], backend)
+    name = lib.ggml_backend_buft_name(memory).decode()
+    return Rate(probe.op, "F32", name, 1, probe.columns, 1, probe.n_threads, n_bytes, 0, times)
 
 
 def _mul_mats(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any, buffers: list[Any]) -> Any:
@@ -219,7 +251,7 @@ def _attentions(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any, 
         else:
             weights = P(lib.ggml_soft_max_ext(graphs, P(lib.ggml_mul_mat(graphs, keys, query)), mask, scale, zero))
             attended = P(lib.ggml_mul_mat(graphs, values, weights))
-        if not remote.supports(lib, device, attended):
+        if not supports(lib, device, attended):
             raise LabError(f"This device has no attention kernel for a {probe.type} cache.", "")
         lib.ggml_build_forward_expand(graph, attended)
     kind_of_buffer = P(lib.ggml_backend_dev_buffer_type(device))
@@ -248,13 +280,13 @@ def _weights_buffer(lib: Any, device: Any, weight: Any, product: Any, repacks: b
         lib.ggml_backend_buffer_free(empty)
         if supported:
             return candidate
-    return P(lib.ggml_backend_dev_buffer_type(device)) if remote.supports(lib, device, product) else None
+    return P(lib.ggml_backend_dev_buffer_type(device)) if supports(lib, device, product) else None
 
 
 def _fill_all(lib: Any, device: Any, tensors: list[Any], data: bytes) -> None:
     """The same data in all of them; over a network it is sent once, and copied there."""
     for tensor in tensors:
-        if tensor is not tensors[0] and remote.is_remote(lib, device):
+        if tensor is not tensors[0] and is_remote(lib, device):
             lib.ggml_backend_tensor_copy(tensors[0], tensor)
         else:
             fill(lib, tensor, data)
@@ -265,6 +297,14 @@ def _allocate(lib: Any, context: Any, kind: Any, buffers: list[Any]) -> None:
     if not buffer:
         raise LabError("There is no memory for the probe.", "Close other programs.")
     buffers.append(buffer)
+
+
+def _free(lib: Any, buffers: list[Any], contexts: list[Any], backend: Any) -> None:
+    for buffer in buffers:
+        lib.ggml_backend_buffer_free(buffer)
+    for context in contexts:
+        lib.ggml_free(context)
+    lib.ggml_backend_free(backend)
 
 
 def _set_threads(lib: Any, device: Any, backend: Any, n_threads: int) -> None:

@@ -11,7 +11,7 @@ from lab.core.placement import CPU as CPU_NAME
 from lab.core.placement import EXPERTS
 from lab.core.record import Buffer, Settings
 from lab.engine import native
-from lab.engine.ggml import CPU, P, extra_buffer_types, library
+from lab.engine.ggml import P, device_of, devices, extra_buffer_types, library
 from lab.errors import LabError
 
 SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
@@ -89,7 +89,7 @@ def _owners() -> dict[str, str]:
     Memory that the CPU can read is the CPU's: a GPU's driver has a type for such memory too (CUDA_Host).
     """
     lib, owners = library(), dict[str, str]()
-    for device in _devices(lib):
+    for device in devices(lib):
         own = [P(kind(device)) for kind in (lib.ggml_backend_dev_buffer_type, lib.ggml_backend_dev_host_buffer_type)]
         for buffer_type in (*filter(None, own), *extra_buffer_types(lib, device)):
             name = lib.ggml_backend_buft_name(buffer_type).decode()
@@ -103,19 +103,15 @@ def free_memory() -> dict[str, int]:
     lib = library()
     free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
     known = {}
-    for device in _devices(lib):
+    for device in devices(lib):
         lib.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
         if total.value:
             known[lib.ggml_backend_dev_name(device).decode()] = free.value
     return known
 
 
-def _devices(lib: Any) -> list[Any]:
-    return [P(lib.ggml_backend_dev_get(index)) for index in range(lib.ggml_backend_dev_count())]
-
-
 def _device(lib: Any, name: str) -> Any:
-    names = {lib.ggml_backend_dev_name(device).decode(): device for device in _devices(lib)}
+    names = {lib.ggml_backend_dev_name(device).decode(): device for device in devices(lib)}
     if name not in names:
         raise LabError(f"There is no device {name}.", f"There is: {', '.join(names)}. See: lab machine")
     return names[name]
@@ -123,14 +119,13 @@ def _device(lib: Any, name: str) -> Any:
 
 def _expert_overrides(lib: Any, n_layers: int) -> list[_Override]:
     """The experts of the first layers in the CPU's memory."""
-    cpu = next((device for device in _devices(lib) if lib.ggml_backend_dev_type(device) == CPU), None)
-    memory = lib.ggml_backend_dev_buffer_type(cpu)
+    memory = lib.ggml_backend_dev_buffer_type(device_of(lib, None))
     return [_Override(EXPERTS.format(layer).encode(), memory) for layer in range(n_layers)]
 
 
 def _overrides(lib: Any, asked: Sequence[str]) -> list[_Override]:
     memories = {}
-    for device in _devices(lib):
+    for device in devices(lib):
         memory = lib.ggml_backend_dev_buffer_type(device)
         memories[lib.ggml_backend_dev_name(device).decode()] = memory
         memories[lib.ggml_backend_buft_name(memory).decode()] = memory

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from lab.core.record import Device
-from lab.engine import native, sockets
+from lab.engine import native
 from lab.errors import LabError
 
 STARTING, ACCEPTED, CLOSED = "Starting RPC server v", "Accepted client connection", "Client connection closed"
@@ -93,7 +93,7 @@ def _report_clients(lines: IO[str], events: IO[str]) -> None:
         if line.startswith(STARTING):
             _report(events, version=line.removeprefix(STARTING).strip())
         elif line.startswith(ACCEPTED):
-            _report(events, client=next(iter(sockets.watch_peers()), None))
+            _report(events, client=next(iter(native.watch_peers()), None))
         elif line.startswith(CLOSED):
             _report(events, closed=True)
 

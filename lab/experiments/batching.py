@@ -167,10 +167,10 @@ def _prefill(prompts: Sequence[Sequence[int]], settings: Settings) -> list[Opera
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
     """One row for each number of sequences, of timed runs of one setup that went well."""
-    by_case: dict[tuple[int, int, Batch], list[Record]] = {}
-    for record in records:
-        if record.run.batch is not None and lever_figures.figures(record.run):
-            by_case.setdefault((record.run.n_prompt, record.run.n_gen, record.run.batch), []).append(record)
+    by_case = grouped(
+        (record for record in records if lever_figures.figures(record.run)),
+        lambda record: (record.run.n_prompt, record.run.n_gen, record.run.batch) if record.run.batch else None,
+    )
     alone = {
         (n_prompt, n_gen, lever.is_shared): statistics.median(lever_figures.step_s(record.run) for record in alike)
         for (n_prompt, n_gen, lever), alike in by_case.items()
@@ -277,9 +277,8 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
         words.append(f"Up to {most.n_seq} sequences a step never takes twice as long as with one.")
     if at_ridge is not None:
         words.append(f"By the machine's ridge, arithmetic takes as long as reading at about {at_ridge:.2g} sequences.")
-    errors = [abs(row.expected_s / row.step_s - 1) for row in measured if row.expected_s is not None]
-    if errors:
-        words.append(f"Predictions are off by {statistics.median(errors):.0%}, the median; at most {max(errors):.0%}.")
+    if by := cases.off_by((row.expected_s, row.step_s) for row in measured):
+        words.append(f"Predictions are off {by}.")
     return words
 
 

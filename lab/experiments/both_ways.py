@@ -136,17 +136,13 @@ def execute(turns: Turns, path: Path, watch: ShowStatus) -> Iterator[Record | Re
     with keeping.unless_empty(path):
         for number, length in enumerate(turns.lengths):
             watch(Status("warming up the server"))
-            yield from _kept(path, [_warm_up(turns, path, number, length)])
+            warm_up = _warm_up(turns, path, number, length)
+            keeping.save(path, warm_up)
+            yield warm_up
         for block in range(turns.n_blocks):
             for line in _block(turns, path, block, watch, chance):
                 keeping.save(path, line)
                 yield line
-
-
-def _kept(path: Path, lines: Sequence[RequestRecord]) -> Iterator[RequestRecord]:
-    for line in lines:
-        keeping.save(path, line)
-        yield line
 
 
 def _block(

@@ -1,4 +1,5 @@
-"""What the experiments share: numbers as users write them, and which models have a cache that can be copied and cut.
+"""What the experiments share: numbers as users write them, how far predictions are off, and which models have a cache
+that can be copied and cut.
 
 Saved states: the folder that they go to, whether there is room for them, and which models have one to save.
 """
@@ -9,8 +10,9 @@ import contextlib
 import dataclasses
 import re
 import shutil
+import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lab.core import layers
@@ -59,6 +61,13 @@ def numbers(
             raise LabError(f"{option} has {value:,} twice.", f"Give each number once{more}.")
         values.append(value)
     return tuple(sorted(values))
+
+
+def off_by(pairs: Iterable[tuple[float | None, float | None]]) -> str:
+    """How far predictions are off, in words, of pairs of what is predicted and what is measured; "" without one."""
+    known = [(expected, measured) for expected, measured in pairs if expected and measured and measured > 0]
+    errors = [abs(expected / measured - 1) for expected, measured in known]
+    return f"by {statistics.median(errors):.0%}, the median; at most {max(errors):.0%}" if errors else ""
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Sequence
 
 from lab.core import guesses, lever_figures, phases, prefix_times
+from lab.core.levers import in_chunks
 from lab.core.lists import grouped
 from lab.core.record import Record, Run
 from lab.errors import LabError
@@ -97,13 +98,9 @@ def decode_by_cache_type(evidence: Evidence) -> Measured:
     lengths = evidence.lengths("cache")
     n = rules.nearest(lengths, LONG) or 0
     types = grouped(lengths.get(n, []), lambda record: record.settings.type_k.lower())
-    ratios = [
-        rules.compared(
-            f"decode with {kind} over f16 at {n:,}", types.get("f16", []), types.get(kind, []), phases.tpot_ns
-        )
-        for kind in ("q8_0", "q4_0")
-    ]
-    return Measured([[ratio] for ratio in ratios])
+    base, name = types.get("f16", []), "decode with {} over f16 at {:,}"
+    kinds = ("q8_0", "q4_0")
+    return Measured([[rules.compared(name.format(k, n), base, types.get(k, []), phases.tpot_ns)] for k in kinds])
 
 
 def speed_up_of_guessing(evidence: Evidence) -> Measured:
@@ -162,17 +159,13 @@ def gaps_by_chunk(evidence: Evidence) -> Measured:
         evidence.of("stall"),
         lambda record: -(record.run.stall.chunk or record.run.n_prompt) if record.run.stall else None,
     )
-    chunks = {_chunk(own[0].run): own for own in sizes.values()}
+    chunks = {in_chunks(own[0].run.stall.chunk): own for own in sizes.values() if own[0].run.stall}
     ratios = rules.successive(chunks, "the longest gap {} over that {}", _gap_ms)
     return Measured((ratios,), rules.each(chunks, "longest gap, {}", _gap_ms, "ms"))
 
 
 def _gap_ms(run: Run) -> float | None:
     return lever_figures.figures(run).get("gap_ms")
-
-
-def _chunk(run: Run) -> str:
-    return f"in chunks of {run.stall.chunk:,}" if run.stall and run.stall.chunk else "all at once"
 
 
 CLAIMS = (

@@ -175,7 +175,7 @@ def cost_of_moving(evidence: Evidence) -> Measured:
     known = rules.figure(f"moving {longest:,} tokens over {GBIT} Gbit/s, of prefilling them", shares, "%", 100)
     rows = prefix_cache.rows(evidence.of("prefix"))
     pays = [
-        Figure(f"restoring {'over' if 'bit' in one.name else 'from'} {one.name} pays from", one.n_tokens, "tokens")
+        Figure(f"restoring {one.source} pays from", one.n_tokens, "tokens")
         for one in (prefix_cache.break_even(rows) if rows else [])
         if one.n_tokens is not None
     ]

@@ -106,10 +106,9 @@ def intensity_by_phase(evidence: Evidence) -> Measured:
             if is_prefill or n == max(lengths):
                 shown.append(known)
     n_ubatch = first.settings.n_ubatch
-    remark = (
-        f"Weights are read again for every {n_ubatch:,} tokens of a prompt, so longer ones reach no much higher one."
-    )
-    return Measured((tested[True], tested[False]), shown, remark if max(lengths) > n_ubatch else "")
+    again = f"Weights are read again for every {n_ubatch:,} tokens of a prompt"
+    remark = f"{again}, so longer ones reach no much higher one." if max(lengths) > n_ubatch else ""
+    return Measured((tested[True], tested[False]), shown, remark)
 
 
 def as_f16(model: Model) -> Model | None:
@@ -200,11 +199,8 @@ def cache_over_weights(evidence: Evidence) -> Measured:
     per_position = memory.kv_bytes_per_position(model, settings.type_k, settings.type_v)
     crossing = Figure("cache outgrows weights at", weights / per_position, "tokens") if per_position else None
     seven = shapes.model_of(catalog.find(TEXTBOOK), "F16")
-    of_seven = Figure(
-        f"the same of {seven.name} in F16 (trained for {seven.n_ctx_train or 0:,})",
-        (seven.n_bytes or 0) / (memory.kv_bytes_per_position(seven) or 1),
-        "tokens",
-    )
+    name = f"the same of {seven.name} in F16 (trained for {seven.n_ctx_train or 0:,})"
+    of_seven = Figure(name, (seven.n_bytes or 0) / (memory.kv_bytes_per_position(seven) or 1), "tokens")
     return Measured(([known],), [known, None if any(model.windows or ()) else crossing, of_seven])
 
 
@@ -214,14 +210,9 @@ def slopes_by_heads(evidence: Evidence) -> Measured:
     if len(by_heads) < 2:
         return Measured(())
     few, many = (by_heads[n] for n in (min(by_heads), max(by_heads)))
+    name = "a token per 1,000 positions with {} key-value heads"
     slopes = [
-        rules.slope(
-            f"a token per 1,000 positions with {side[0].model.n_head_kv} key-value heads",
-            rules.token_times(side),
-            "ms",
-            1e3,
-        )
-        for side in (few, many)
+        rules.slope(name.format(side[0].model.n_head_kv), rules.token_times(side), "ms", 1e3) for side in (few, many)
     ]
     n_bytes = [_bytes_per_position(side[0]) for side in (few, many)]
     if None in slopes or not n_bytes[0] or not n_bytes[1]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ from lab.analysis import disturbances
 from lab.analysis.wording import digits
 from lab.core import phases, shown
 from lab.core import request_times as times
+from lab.core.lists import grouped
 from lab.core.record import OK, Record, Run
 from lab.core.request import CHAT, NO, UNKNOWN, YES, Asked, Pieces, Request, RequestRecord, ServerTimings
 from lab.core.request_figures import figures
@@ -146,54 +147,44 @@ def pairs(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[
 
 def rows(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[Row]:
     """One row for each length, the shortest prompt first."""
-    by_length: dict[tuple[int, int], list[Pair]] = {}
-    for pair in pairs(records, requests):
-        asked = pair.request.asked
-        by_length.setdefault((asked.n_prompt or pair.run.n_prompt, asked.n_gen), []).append(pair)
-    return [
-        Row(
-            *length,
-            len(alike),
-            tuple(phase for phase in (_ttft(alike), _tpot(alike)) if phase),
-            shown.of_runs(len(alike), sum(pair.is_disturbed for pair in alike), 0),
-        )
-        for length, alike in sorted(by_length.items())
-    ]
+    by_length = grouped(
+        pairs(records, requests),
+        lambda pair: (pair.request.asked.n_prompt or pair.run.n_prompt, pair.request.asked.n_gen),
+    )
+    made = []
+    for length, alike in sorted(by_length.items()):
+        ttft = _phase(TTFT, _blocks(alike, times.ttft_ns, phases.ttft_ns, parts_of_ttft))
+        tpot = _phase(TPOT, _blocks(alike, times.tpot_ns, phases.tpot_ns, parts_of_tpot))
+        doubts = shown.of_runs(len(alike), sum(pair.is_disturbed for pair in alike), 0)
+        made.append(Row(*length, len(alike), tuple(filter(None, (ttft, tpot))), doubts))
+    return made
 
 
-def _ttft(alike: Sequence[Pair]) -> Phase | None:
-    blocks = []
-    for pair in alike:
-        server, engine = _ms(times.ttft_ns(pair.request)), _ms(phases.ttft_ns(pair.run))
-        if server is not None and engine is not None:
-            blocks.append((engine, server, parts_of_ttft(pair.request, engine, server)))
-    return _phase(TTFT, blocks)
+def _blocks(
+    alike: Sequence[Pair],
+    of_request: Callable[[Request], float | None],
+    of_run: Callable[[Run], float | None],
+    parts: Callable[[Pair, float, float], Times],
+) -> list[tuple[float, float, Times]]:
+    """Of each block in which both wholes are known: that in process, that of the server, and the parts of this."""
+    both = ((pair, _ms(of_run(pair.run)), _ms(of_request(pair.request))) for pair in alike)
+    return [(run, its, parts(pair, run, its)) for pair, run, its in both if run is not None and its is not None]
 
 
-def _tpot(alike: Sequence[Pair]) -> Phase | None:
-    blocks = []
-    for pair in alike:
-        server, engine = _ms(times.tpot_ns(pair.request)), _ms(phases.tpot_ns(pair.run))
-        if server is not None and engine is not None:
-            blocks.append((engine, server, parts_of_tpot(pair, engine)))
-    return _phase(TPOT, blocks)
-
-
-def parts_of_ttft(request: Request, engine_ms: float, server_ms: float) -> Times:
+def parts_of_ttft(pair: Pair, engine_ms: float, server_ms: float) -> Times:
     """The parts of the time to the first token of one request."""
-    pieces, timings = request.pieces, request.timings
+    pieces, timings = pair.request.pieces, pair.request.timings
     http = _median_ms(pieces.http_ns) if pieces else None
     template, tokenize = (
         None if column is None or http is None else (_median_ms(column) or 0.0) - http
         for column in ((pieces.template_ns, pieces.tokenize_ns) if pieces else (None, None))
     )
     prompt = timings.prompt_ms if timings else None
-    begun = _ms(request.headers_ns)  # the head of the answer: the slot has begun
+    begun = _ms(pair.request.headers_ns)  # the head of the answer: the slot has begun
     is_head_early = prompt is not None and begun is not None and begun < server_ms - prompt / 2
-    known = [http, template, tokenize]
     slot = None
     if is_head_early and begun is not None:
-        slot = begun - sum(ms for ms in known if ms is not None)
+        slot = begun - sum(ms for ms in (http, template, tokenize) if ms is not None)
     return {
         ENGINE: engine_ms,
         OTHERWISE: None if prompt is None else prompt - engine_ms,
@@ -204,7 +195,7 @@ def parts_of_ttft(request: Request, engine_ms: float, server_ms: float) -> Times
     }
 
 
-def parts_of_tpot(pair: Pair, engine_ms: float) -> Times:
+def parts_of_tpot(pair: Pair, engine_ms: float, _: float) -> Times:
     """The parts of the time of each further token of one request."""
     pieces, timings = pair.request.pieces, pair.request.timings
     streamed = _per_token_ms(timings.gen_ms, timings.n_gen) if timings else None
@@ -225,10 +216,8 @@ def _choosing_ms(run: Run) -> float:
     """Of a token, in process: the median."""
     steps = run.steps
     first = phases.n_prefill_steps(run)
-    return (
-        statistics.median(end - ready for ready, end in zip(steps.ready_ns[first:], steps.end_ns[first:], strict=True))
-        / 1e6
-    )
+    pairs = zip(steps.ready_ns[first:], steps.end_ns[first:], strict=True)
+    return statistics.median(end - ready for ready, end in pairs) / 1e6
 
 
 def _per_token_ms(gen_ms: float | None, n_gen: int | None) -> float | None:
@@ -396,21 +385,15 @@ def settings(record: Record, request: RequestRecord) -> list[Setting]:
     same_build = UNKNOWN if not build or not commit else YES if commit[:7] in build else NO
     slots = f"{theirs.n_slots}, each of {theirs.n_ctx:,} tokens" if theirs and theirs.n_slots and theirs.n_ctx else None
     threads = str(own.n_threads) + ("" if own.n_threads == own.n_threads_batch else f", prefill {own.n_threads_batch}")
-    flash = own.flash_attn_resolved or own.flash_attn
     return [
         _held("file of the model", model.file.rpartition("/")[2], theirs.model_file if theirs else None),
         _held("quantization", model.quantization, theirs.quantization if theirs else None),
         Setting("llama.cpp", commit, build, same_build),
         Setting("slots", f"1, of {own.n_ctx:,} tokens", slots, UNKNOWN),
-        *(
-            Setting(name, value, None, UNKNOWN)
-            for name, value in (
-                ("threads", threads),
-                ("ubatch", f"{own.n_ubatch:,}"),
-                ("flash attention", flash),
-                ("cache types", f"{own.type_k}, {own.type_v}"),
-            )
-        ),
+        Setting("threads", threads, None, UNKNOWN),
+        Setting("ubatch", f"{own.n_ubatch:,}", None, UNKNOWN),
+        Setting("flash attention", own.flash_attn_resolved or own.flash_attn, None, UNKNOWN),
+        Setting("cache types", f"{own.type_k}, {own.type_v}", None, UNKNOWN),
     ]
 
 

@@ -37,6 +37,7 @@ from typing import Any
 from lab.analysis.wording import seconds
 from lab.core import lever_figures, phases, prefix_times, script, stats
 from lab.core.levers import Prefix
+from lab.core.lists import grouped, plural
 from lab.core.record import COPY, FORGET, LOAD, SAVE, Record, Settings
 from lab.core.script import Operation
 from lab.experiments import cases
@@ -71,6 +72,10 @@ class BreakEven:
     wins_at: tuple[int, ...]
     fixed_s: float
     per_token_s: float
+
+    @property
+    def source(self) -> str:
+        return f"{'over' if 'bit' in self.name else 'from'} {self.name}"
 
 
 def find(name: str, lengths: Sequence[int], prefill_s: Sequence[float], restore_s: Sequence[float]) -> BreakEven:
@@ -109,21 +114,15 @@ def over_networks(load_s: Sequence[float], n_bytes: Sequence[int | None]) -> dic
 
 def sentence(known: Sequence[BreakEven]) -> str:
     """All of them in one sentence."""
-    by_words: dict[str, list[str]] = {}
-    for one in known:
-        by_words.setdefault(words(one), []).append(f"{'over' if 'bit' in one.name else 'from'} {one.name}")
-    parts = [f"{words} ({', '.join(names)})" for words, names in by_words.items()]
+    by_words = grouped(known, words)
+    parts = [f"{words} ({', '.join(one.source for one in alike)})" for words, alike in by_words.items()]
     return f"Restoring a prefix beats prefilling it {'; '.join(parts)}."
 
 
 def words(one: BreakEven) -> str:
     if one.n_tokens is None:
-        lengths = ", ".join(f"{n:,}" for n in one.wins_at)
-        return (
-            f"only at {lengths}, not at {one.n_longest:,} tokens"
-            if lengths
-            else f"never up to {one.n_longest:,} tokens"
-        )
+        lengths, longest = ", ".join(f"{n:,}" for n in one.wins_at), f"{one.n_longest:,} tokens"
+        return f"only at {lengths}, not at {longest}" if lengths else f"never up to {longest}"
     if one.n_tokens <= 1:
         return "at every measured length"
     about = f"from about {one.n_tokens:,.0f} tokens on"
@@ -272,11 +271,10 @@ def write(case: Case, text: Text, settings: Settings, *, folder: Path) -> list[O
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
     """One row for each prefix length, of timed runs of one setup that went well."""
-    by_prefix: dict[tuple[int, int], list[Record]] = {}
-    for record in records:
-        lever = record.run.prefix
-        if lever is not None and lever_figures.figures(record.run):
-            by_prefix.setdefault((lever.n_suffix, lever.n_prefix), []).append(record)
+    by_prefix = grouped(
+        (record for record in records if lever_figures.figures(record.run)),
+        lambda record: (record.run.prefix.n_suffix, record.run.prefix.n_prefix) if record.run.prefix else None,
+    )
     made = []
     for (n_suffix, n_prefix), alike in sorted(by_prefix.items()):
         runs = [record.run for record in alike]
@@ -327,12 +325,8 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
         f"after {seconds(most.cached_s)} instead of {seconds(most.cold_s)}; restored from RAM, after "
         f"{seconds(most.ram_s)}, from disk, after {seconds(most.disk_s)}."
     ]
-    errors = [abs(row.promised_s / row.saved_s - 1) for row in measured if row.promised_s and row.saved_s > 0]
-    if errors:
-        words.append(
-            f"The prefill law's promise is off from the time saved by {statistics.median(errors):.0%}, the median; at "
-            f"most {max(errors):.0%}."
-        )
+    if by := cases.off_by((row.promised_s, row.saved_s) for row in measured):
+        words.append(f"The prefill law's promise is off from the time saved {by}.")
     if most.least_load_s:
         words.append(
             f"Loading {most.n_prefix:,} tokens from RAM took {seconds(most.load_ram_s)}; reading and writing as many "
@@ -352,10 +346,8 @@ def _checked(measured: Sequence[Row]) -> list[str]:
     """Whether what was restored is what was computed."""
     n_runs = sum(row.n_runs for row in measured)
     if all(row.is_equal and not row.n_prefilled_again for row in measured):
-        return [
-            f"Nothing of a prefix was prefilled again in {n_runs:,} run{'s' * (n_runs > 1)}, and the logits are those "
-            "of the cold way, bit by bit."
-        ]
+        again = f"Nothing of a prefix was prefilled again in {plural(n_runs, 'run')}"
+        return [f"{again}, and the logits are those of the cold way, bit by bit."]
     words = []
     for row in measured:
         if row.n_prefilled_again:

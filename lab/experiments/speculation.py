@@ -111,10 +111,12 @@ def plan(
     for n_prompt in (case.n_prompt for case in made.cases):
         wanted.append(_case(n_prompt, gen, Speculation(label, max(numbers), None), texts[0]))
         if not is_random:
-            levers = [(text, n) for text in texts for n in (0, *numbers)]
-            wanted += [
-                _case(n_prompt, gen, Speculation(label if n else None, n, _name(text)), text) for text, n in levers
+            levers = [
+                (text, Speculation(label if n else None, n, prompts.source(text).name))
+                for text in texts
+                for n in (0, *numbers)
             ]
+            wanted += [_case(n_prompt, gen, lever, text) for text, lever in levers]
     return with_cases(made, wanted, write)
 
 
@@ -132,10 +134,6 @@ def _texts(asked: str) -> list[str]:
     if asked != prompts.TEXT and set(names) <= set(prompts.own_texts()):
         return list(dict.fromkeys(names))
     return prompts.own_texts() if asked == prompts.TEXT else [asked]
-
-
-def _name(text: str) -> str:
-    return prompts.source(text).name
 
 
 def _check_lengths(asked: str | int | Sequence[int], n_gen: int, settings: Settings) -> tuple[int, ...]:
@@ -170,7 +168,8 @@ def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tupl
             "Take two models with weights, or two with random weights (then only steps are timed).",
         )
     if all(random_sides):
-        differ = None if model.n_vocab == made.model.n_vocab else _sizes(made.model, model)
+        sizes = f"one has {made.model.n_vocab or 0:,} tokens, the other {model.n_vocab or 0:,}"
+        differ = None if model.n_vocab == made.model.n_vocab else sizes
     else:
         differ = worker.vocabularies_differ(made.file.path, file.path)
     if differ:
@@ -187,10 +186,6 @@ def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tupl
     elif file.path == made.file.path:
         warnings.append("The draft is the model itself: its guesses are right, but cost what they save.")
     return Draft(file, model), warnings
-
-
-def _sizes(model: Model, draft: Model) -> str:
-    return f"one has {model.n_vocab or 0:,} tokens, the other {draft.n_vocab or 0:,}"
 
 
 def _label(model: Model) -> str:

@@ -6,6 +6,7 @@ The sentences say where it pays, and where not, which of its three parts is to b
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from lab.core import guesses, stats
 from lab.core.guesses import Chain, StepTimes
 from lab.core.levers import LOOKUP
+from lab.core.lists import plural
 from lab.core.record import DRAFT, VERIFY, Record, Run
+from lab.experiments import cases
 from lab.why.step_prediction import StepPrediction
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -115,9 +118,9 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
 
 def longest(records: Sequence[Record], key: Key, draft: str) -> list[Run]:
     """Runs of one kind of text with the longest draft: they teach which guesses are right."""
-    runs = [run for run in _with(records, key, draft) if run.speculation and guesses.tpot_s(run) is not None]
-    most = max((run.speculation.n_draft for run in runs if run.speculation), default=0)
-    return [run for run in runs if run.speculation and run.speculation.n_draft == most]
+    runs = [run for run in _with(records, key, draft) if guesses.tpot_s(run) is not None]
+    most = max((_n_draft(run) or 0 for run in runs), default=0)
+    return [run for run in runs if _n_draft(run) == most]
 
 
 def times_of(records: Sequence[Record], key: Key, draft: str) -> StepTimes | None:
@@ -127,12 +130,8 @@ def times_of(records: Sequence[Record], key: Key, draft: str) -> StepTimes | Non
 
 def _with(records: Sequence[Record], key: tuple[str | None, int, int], draft: str) -> list[Run]:
     """Runs with this draft; of bare steps, where the key has no text."""
-    runs = [record.run for record in records if record.run.speculation]
-    return [
-        run
-        for run in runs
-        if run.speculation and (run.speculation.text, run.n_prompt, run.n_gen, run.speculation.draft) == (*key, draft)
-    ]
+    runs = ((record.run, record.run.speculation) for record in records)
+    return [run for run, its in runs if its and (its.text, run.n_prompt, run.n_gen, its.draft) == (*key, draft)]
 
 
 def _row(
@@ -203,17 +202,15 @@ def expected_speed_up(teachers: Sequence[Run], times: StepTimes | None, n_draft:
     if times is None:
         return None
     steps = [guesses.in_steps_of(guesses.checked(run), n_draft, is_lookup) for run in teachers]
-    values = [guesses.speed_up(its_steps, times) for its_steps in steps]
-    known = [value for value in values if value is not None]
+    known = [value for its in steps if (value := guesses.speed_up(its, times)) is not None]
     return statistics.median(known) if known else None
 
 
 def best_length(teachers: Sequence[Run], times: StepTimes | None, is_lookup: bool) -> tuple[int, float] | None:
     """The draft length with the largest expected speed-up, and that; of lengths up to that of the runs."""
-    most = max((run.speculation.n_draft for run in teachers if run.speculation), default=0)
-    values = [(n, expected_speed_up(teachers, times, n, is_lookup)) for n in range(1, most + 1)]
-    known = [(n, value) for n, value in values if value is not None]
-    return max(known, key=lambda pair: pair[1]) if known else None
+    most = max((_n_draft(run) or 0 for run in teachers), default=0)
+    expected = {n: expected_speed_up(teachers, times, n, is_lookup) for n in range(1, most + 1)}
+    return max(((n, value) for n, value in expected.items() if value), key=lambda pair: pair[1], default=None)
 
 
 def to_blame(tried: Sequence[Chain], times: StepTimes, n_draft: int) -> str | None:
@@ -295,15 +292,9 @@ def sentences(rows: Sequence[Row], records: Sequence[Record]) -> list[str]:
     for key in dict.fromkeys((row.key, row.draft) for row in rows):
         words += _of_text([row for row in rows if (row.key, row.draft) == key], records)
     most = {row.draft: max(r.n_draft for r in rows if r.draft == row.draft) for row in rows}
-    errors = [
-        abs(row.expected / row.speed_up - 1)
-        for row in rows
-        if row.expected and row.speed_up and row.n_draft < most[row.draft]
-    ]
-    if errors:
+    if by := cases.off_by((row.expected, row.speed_up) for row in rows if row.n_draft < most[row.draft]):
         words.append(
-            f"Predicted speed-ups are off by {statistics.median(errors):.0%}, the median; at most {max(errors):.0%} "
-            f"(of draft lengths below the longest, whose runs they are learned from)."
+            f"Predicted speed-ups are off {by} (of draft lengths below the longest, whose runs they are learned from)."
         )
     return words + _same_text(rows, records)
 
@@ -316,24 +307,15 @@ def _of_text(alike: Sequence[Row], records: Sequence[Record]) -> list[str]:
     best = max(known, key=lambda row: row.speed_up or 0.0)
     gain = best.speed_up or 0.0
     who = "looked up" if best.draft == LOOKUP else f"guessed by {best.draft}"
-    low, high = (best.low, best.high) if best.low is not None and best.high is not None else (0.0, float("inf"))
+    low, high = 0.0 if best.low is None else best.low, math.inf if best.high is None else best.high
     interval = f" (95 %: {low:.2f} to {high:.2f})" if best.low is not None else " (too few blocks for an interval)"
     right = "" if best.right is None or best.length is None else f"; {best.right:.0%} were right"
+    how, times_as_fast = f"{best.n_draft} {who} at a time", f"{gain:.2f} times as fast as plain decoding"
     if low > 1:
-        words = [
-            f"{best.text}: fastest with {best.n_draft} {who} at a time, {gain:.2f} times as fast as plain decoding"
-            f"{interval}{right}."
-        ]
-    elif high < 1:
-        words = [
-            f"{best.text}: does not pay. At best, with {best.n_draft} {who} at a time, it is {gain:.2f} times as fast "
-            f"as plain decoding{interval}{right}.{_blame(best, records)}"
-        ]
+        words = [f"{best.text}: fastest with {how}, {times_as_fast}{interval}{right}."]
     else:
-        words = [
-            f"{best.text}: no clear gain. With {best.n_draft} {who} at a time it is {gain:.2f} times as fast as plain "
-            f"decoding{interval}{right}.{_blame(best, records)}"
-        ]
+        verdict = f"does not pay. At best, with {how}," if high < 1 else f"no clear gain. With {how}"
+        words = [f"{best.text}: {verdict} it is {times_as_fast}{interval}{right}.{_blame(best, records)}"]
     teachers, times = longest(records, best.key, best.draft), times_of(records, best.key, best.draft)
     expected = best_length(teachers, times, best.draft == LOOKUP)
     if expected and expected[0] not in [row.n_draft for row in known] and expected[1] > max(1.0, gain):
@@ -369,9 +351,8 @@ def _same_text(rows: Sequence[Row], records: Sequence[Record]) -> list[str]:
     if not rows or not n_runs:
         return ["Whether the text is that of plain decoding could not be seen: there is no plain run."] if rows else []
     if not parted:
-        return [
-            f"In {'all ' if n_runs > 1 else ''}{n_runs} run{'s' * (n_runs > 1)} the tokens are those of plain decoding."
-        ]
+        all_runs = f"{'all ' if n_runs > 1 else ''}{plural(n_runs, 'run')}"
+        return [f"In {all_runs} the tokens are those of plain decoding."]
     margins = [one.margin for one in parted if one.margin is not None]
     usual = [margin for record in records for margin in record.run.margins or ()]
     near = ""
@@ -407,10 +388,6 @@ def of_curve(curve: Sequence[CurveRow]) -> list[str]:
         else:
             pays = "no draft length pays, even with every guess right"
         words.append(f"{cost}{guess}: {pays}.")
-    errors = [abs(row.expected_v / row.v - 1) for row in curve if row.expected_v is not None and row.n_positions > 1]
-    if errors:
-        words.append(
-            f"What the ceilings predict for v is off by {statistics.median(errors):.0%}, the median; at most "
-            f"{max(errors):.0%}."
-        )
+    if by := cases.off_by((row.expected_v, row.v) for row in curve if row.n_positions > 1):
+        words.append(f"What the ceilings predict for v is off {by}.")
     return words

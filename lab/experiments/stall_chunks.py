@@ -33,7 +33,8 @@ from pathlib import Path
 from lab.analysis.wording import seconds
 from lab.core import cost, gaps, phases, script
 from lab.core.gaps import Gaps
-from lab.core.levers import Stall
+from lab.core.levers import Stall, in_chunks
+from lab.core.lists import grouped, plural
 from lab.core.record import MIXED, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
@@ -342,11 +343,9 @@ def next_chunk(measured: Sequence[Tried], usual_s: float, limit_s: float, most: 
 
 def tried(records: Sequence[Record]) -> list[Tried]:
     """What runs of one prompt length and number of streams showed of each chunk, in ascending order."""
-    longest: dict[int | None, list[float]] = {}
-    for record in records:
-        if _is_timed(record):
-            longest.setdefault(_lever(record.run).chunk, []).append(max(_gaps(record).during_s))
-    of_all = [Tried(chunk, max(values), len(values)) for chunk, values in longest.items()]
+    # None is a chunk too, so the key is a tuple
+    by_chunk = grouped(filter(_is_timed, records), lambda record: (_lever(record.run).chunk,))
+    of_all = [Tried(chunk, max(map(_longest_s, own)), len(own)) for (chunk,), own in by_chunk.items()]
     return sorted(of_all, key=lambda one: (one.chunk is None, one.chunk or 0))
 
 
@@ -382,7 +381,7 @@ def verdicts(records: Sequence[Record], prediction: StepPrediction | None = None
 
 def sentence(result: Verdict) -> str:
     """What the search ended with, in words."""
-    streams = f"{result.n_streams} stream{'s' * (result.n_streams > 1)}"
+    streams = plural(result.n_streams, "stream")
     what = f"a prompt of {result.n_prompt:,} tokens and {streams}"
     limit, kept, broken = seconds(result.limit_s), result.kept, result.broken
     expected = f" Predicted: {result.expected:,}." if result.expected is not None else ""
@@ -393,19 +392,15 @@ def sentence(result: Verdict) -> str:
     if kept is not None and kept.chunk is None:
         return f"With {what} no gap is longer than {limit} even all at once (longest {seconds(kept.longest_s)})."
     if kept is not None:
-        next_larger = f"; {_how(broken)} it was {seconds(broken.longest_s)}" if broken else ""
+        next_larger = f"; {in_chunks(broken.chunk)} it was {seconds(broken.longest_s)}" if broken else ""
         return (
             f"With {what}, chunks of {kept.chunk:,} keep every gap within {limit}: the longest of {kept.n_runs} runs "
             f"was {seconds(kept.longest_s)}{next_larger}.{expected}"
         )
     if broken is not None and broken.chunk == 1:
         return f"With {what} even a chunk of 1 makes gaps longer than {limit}: up to {seconds(broken.longest_s)}."
-    smallest = f" The smallest, {_how(broken)}, made one of {seconds(broken.longest_s)}." if broken else ""
+    smallest = f" The smallest, {in_chunks(broken.chunk)}, made one of {seconds(broken.longest_s)}." if broken else ""
     return f"With {what} no chunk that was measured keeps every gap within {limit}.{smallest}{expected}"
-
-
-def _how(one: Tried) -> str:
-    return "all at once" if one.chunk is None else f"in chunks of {one.chunk:,}"
 
 
 def _lever(of: Case | Run) -> Stall:
@@ -418,6 +413,10 @@ def _gaps(record: Record) -> Gaps:
     known = gaps.of(record.run)
     assert known is not None
     return known
+
+
+def _longest_s(record: Record) -> float:
+    return max(_gaps(record).during_s)
 
 
 def _is_timed(record: Record) -> bool:

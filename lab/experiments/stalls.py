@@ -26,7 +26,8 @@ from typing import Any
 from lab.analysis.wording import seconds
 from lab.core import gaps, lever_figures
 from lab.core.gaps import Gaps
-from lab.core.levers import Stall
+from lab.core.levers import Stall, in_chunks
+from lab.core.lists import grouped, plural
 from lab.core.record import Record
 from lab.experiments import cases, stall_chunks
 from lab.experiments.stall_chunks import N_GEN, case, check_chunks, newcomer_ids, write
@@ -212,16 +213,16 @@ def check(records: Sequence[Record]) -> list[str]:
             continue
         n_steps = -(-record.run.n_prompt // lever.chunk)
         if known.n_steps != n_steps:
-            name = f"Repeat {record.run.repeat}, {_how(lever.chunk)}"
+            name = f"Repeat {record.run.repeat}, {in_chunks(lever.chunk)}"
             words.append(f"{name}: the prompt took {known.n_steps:,} steps, not {n_steps:,}.")
         ids, ids_alone = newcomer_ids(record.run), alone.get(_texts_of(record))
         if ids_alone and ids != ids_alone:
             n = next((i for i, pair in enumerate(zip(ids, ids_alone, strict=False)) if pair[0] != pair[1]), len(ids))
-            parted.setdefault(_how(lever.chunk), []).append(n + 1)
+            parted.setdefault(in_chunks(lever.chunk), []).append(n + 1)
     if parted:
         n_runs, first = sum(map(len, parted.values())), min(map(min, parted.values()))
         words.append(
-            f"In {n_runs} run{'s' * (n_runs > 1)} ({', '.join(parted)}) the newcomer's answer is another than where "
+            f"In {plural(n_runs, 'run')} ({', '.join(parted)}) the newcomer's answer is another than where "
             f"its prompt was prefilled by itself, from token {first} on at the earliest: a step of another size takes "
             "other paths through the kernels, which round differently."
         )
@@ -237,36 +238,28 @@ def _texts_of(record: Record) -> tuple[object, ...]:
 
 def sentences(measured: Sequence[Row], prediction: StepPrediction | None = None) -> list[str]:
     """What rows of one setup show, in words."""
-    words = []
-    for n_prompt, n_streams in dict.fromkeys((row.n_prompt, row.n_streams) for row in measured):
-        words += _of_group([row for row in measured if (row.n_prompt, row.n_streams) == (n_prompt, n_streams)])
-    errors = {
-        "the longest gap": [abs(row.expected_gap_s / row.longest_gap_s - 1) for row in measured if row.expected_gap_s],
-        "the newcomer's TTFT": [
-            abs(row.expected_newcomer_s / row.newcomer_s - 1) for row in measured if row.expected_newcomer_s
-        ],
+    groups = grouped(measured, lambda row: (row.n_prompt, row.n_streams))
+    words = [sentence for alike in groups.values() for sentence in _of_group(alike)]
+    off = {
+        "the longest gap": cases.off_by((row.expected_gap_s, row.longest_gap_s) for row in measured),
+        "the newcomer's TTFT": cases.off_by((row.expected_newcomer_s, row.newcomer_s) for row in measured),
     }
-    for name, off in errors.items():
-        if prediction and off:
-            words.append(
-                f"Predictions of {name} are off by {statistics.median(off):.0%}, the median; at most {max(off):.0%}."
-            )
-    return words
+    return words + [f"Predictions of {name} are off {by}." for name, by in off.items() if prediction and by]
 
 
 def _of_group(alike: Sequence[Row]) -> list[str]:
     """Of one prompt length and number of streams."""
     last = alike[-1]
-    streams = f"{last.n_streams} stream{'s' * (last.n_streams > 1)}"
     words = [
-        f"With {streams} a token usually comes every {seconds(last.usual_gap_s)}; a prompt of {last.n_prompt:,} tokens "
-        f"{_how(last.chunk)} makes {'it' if last.n_streams == 1 else 'them'} wait up to {seconds(last.longest_gap_s)}."
+        f"With {plural(last.n_streams, 'stream')} a token usually comes every {seconds(last.usual_gap_s)}; a prompt of "
+        f"{last.n_prompt:,} tokens {in_chunks(last.chunk)} makes {'it' if last.n_streams == 1 else 'them'} wait up to "
+        f"{seconds(last.longest_gap_s)}."
     ]
     for row in alike:
         if row.chunk is None:
             continue
-        stalls = f"{row.n_stalls:,} stall{'s' * (row.n_stalls != 1)}"
-        line = f"{_how(row.chunk).capitalize()}: {stalls}, the longest gap {seconds(row.longest_gap_s)}; "
+        stalls = plural(row.n_stalls, "stall")
+        line = f"{in_chunks(row.chunk).capitalize()}: {stalls}, the longest gap {seconds(row.longest_gap_s)}; "
         line += f"the newcomer's first token comes after {seconds(row.newcomer_s)}"
         if last.chunk is None:
             line += f" ({row.newcomer_s / last.newcomer_s:.2f} times that of all at once)"
@@ -276,7 +269,3 @@ def _of_group(alike: Sequence[Row]) -> list[str]:
             line += f", and the throughput is {change} one after the other"
         words.append(line + ".")
     return words
-
-
-def _how(chunk: int | None) -> str:
-    return "all at once" if chunk is None else f"in chunks of {chunk:,}"

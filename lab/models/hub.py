@@ -100,11 +100,6 @@ def broke_off(remote: Remote, n_done: int, n_bytes: int | None, problem: Excepti
     )
 
 
-def no_way(endpoint: str, problem: Exception) -> Unreachable:
-    """No connection to the hub at all."""
-    return Unreachable(f"The hub ({endpoint}) cannot be reached: {_named(problem)}.", OFFLINE_HINT)
-
-
 def no_hub(endpoint: str) -> LabError:
     """Something answers at the hub's address that is not a hub."""
     return LabError(
@@ -363,9 +358,8 @@ def _in_words(remote: Remote) -> Iterator[None]:
     except json.JSONDecodeError:
         raise no_hub(_endpoint()) from None
     except OfflineModeIsEnabled:
-        hint = f"Unset it to pull. {OFFLINE_HINT}"
-        raise Unreachable("HF_HUB_OFFLINE is set: the hub is not asked.", hint) from None
+        raise Unreachable("HF_HUB_OFFLINE is set: the hub is not asked.", f"Unset it to pull. {OFFLINE_HINT}") from None
     except failures as problem:
-        raise no_way(_endpoint(), problem) from None
+        raise Unreachable(f"The hub ({_endpoint()}) cannot be reached: {_named(problem)}.", OFFLINE_HINT) from None
     except OSError as problem:
         raise hub_cache.unusable(problem) from None

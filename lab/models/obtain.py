@@ -136,9 +136,9 @@ def cache_folder() -> Path:
 
 def _make(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
     """Make the model. Where another process is making it, wait for that and use its file."""
-    assert spec.quantization is not None
+    target = _made_path(spec)
+    assert spec.quantization is not None and target is not None
     _need_quantization(spec.quantization, worker)
-    target = _target(spec)
     lock = target.parent / ".locks" / f"{target.name}.lock"
 
     def waiting() -> None:
@@ -150,7 +150,10 @@ def _make(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
                 return here
             return (_build if spec.source == SYNTHETIC else _requantize)(spec, target, worker, watch)
     except OSError as problem:
-        raise _unusable(target.parent, problem) from None
+        raise LabError(
+            f"The folder for made models, {target.parent}, cannot be used: {problem.strerror or problem}.",
+            "Set MINI_LAB_CACHE to another folder.",
+        ) from None
 
 
 def _build(spec: Spec, target: Path, worker: Worker, watch: ShowTransfer) -> ModelFile:
@@ -255,19 +258,11 @@ def _made_path(spec: Spec) -> Path | None:
     return cache_folder() / f"{source}--{spec.entry.name}--{spec.quantization}.gguf"
 
 
-def _target(spec: Spec) -> Path:
-    path = _made_path(spec)
-    assert path is not None
-    return path
-
-
 def _need_quantization(name: str, worker: Worker) -> None:
     known = worker.quantizations()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=3)
-        offer = (
-            f"Did you mean {' or '.join(close)}?" if close else "Common ones: Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16."
-        )
+        close = " or ".join(difflib.get_close_matches(name, known, n=3))
+        offer = f"Did you mean {close}?" if close else "Common ones: Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16."
         raise LabError(f"llama.cpp knows no quantization {name!r}.", offer)
 
 
@@ -279,10 +274,3 @@ def _need_room(target: Path, n_bytes: int) -> None:
             f"{target.name} needs about {n_bytes / 1e9:.1f} GB on the disk; {free / 1e9:.1f} GB are free.",
             "Remove models (lab models remove), or set MINI_LAB_CACHE to a folder on another disk.",
         )
-
-
-def _unusable(folder: Path, problem: OSError) -> LabError:
-    return LabError(
-        f"The folder for made models, {folder}, cannot be used: {problem.strerror or problem}.",
-        "Set MINI_LAB_CACHE to another folder.",
-    )

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from lab.core import placement
 from lab.core.layers import read_layers as layers_of
+from lab.core.lists import grouped
 from lab.core.record import Model
 from lab.core.shape import BLOCKS, group
 from lab.errors import LabError
@@ -71,13 +72,11 @@ def by_quantization(entry: Entry) -> dict[str, Model]:
 
 def model_of(entry: Entry, quantization: str) -> Model:
     """A model of the catalog as its header would tell it, without a file."""
-    by_type: dict[str, int] = {}
     tensors = _tensors(entry.shape, quantization)
-    for tensor in tensors:
-        by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.n_bytes
+    by_type = {kind: sum(t.n_bytes for t in own) for kind, own in grouped(tensors, lambda t: t.type).items()}
     sizes = {tensor.name: tensor.n_bytes for tensor in tensors}
     types = {tensor.name: tensor.type for tensor in tensors}
-    shape = entry.shape
+    shape, own = entry.shape, dataclasses.asdict(entry.shape)
     keys = {"attention.sliding_window": shape.window}
     layers = layers_of(shape.arch, shape.n_layer, lambda key: keys.get(key.partition(".")[2]), lambda key: None)
     return Model(
@@ -89,27 +88,15 @@ def model_of(entry: Entry, quantization: str) -> Model:
         sha256=None,
         n_bytes=sum(by_type.values()),
         quantization=quantization,
-        arch=shape.arch,
-        n_layer=shape.n_layer,
-        n_embd=shape.n_embd,
-        n_head=shape.n_head,
-        n_head_kv=shape.n_head_kv,
-        head_dim=shape.head_dim,
-        n_ff=shape.n_ff,
-        n_vocab=shape.n_vocab,
-        n_ctx_train=shape.n_ctx_train,
-        tied_embeddings=shape.tied_embeddings,
         tensor_bytes=by_type,
         embedding_bytes=sizes["token_embd.weight"],
         output_bytes=sizes.get("output.weight"),
         embedding_type=types["token_embd.weight"],
         output_type=types.get("output.weight"),
-        n_expert=shape.n_expert,
-        n_expert_used=shape.n_expert_used,
         n_params=sum(tensor.n_weights for tensor in tensors),
         matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in tensors),
         windows=layers.windows,
-        n_ff_expert=shape.n_ff_expert,
+        **{field.name: own[field.name] for field in dataclasses.fields(Model) if field.name in own},
     )
 
 

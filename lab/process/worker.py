@@ -219,9 +219,7 @@ class Worker:
             progress = Progress(max(0, self._progress[N_PREFILLED]), tuple(chosen[:n]))
             if progress != latest:
                 latest, since = progress, time.monotonic()
-            elif (
-                self.backend.rpc and time.monotonic() - since > rpc_server.SILENCE_S
-            ):  # llama.cpp waits for servers for ever
+            elif self.backend.rpc and time.monotonic() - since > rpc_server.SILENCE_S:  # llama.cpp waits for ever
                 self._verdict = rpc_server.HANGS
                 self._kill()
             watch(progress)

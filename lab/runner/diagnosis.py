@@ -8,6 +8,7 @@ change and then dies again without it. Each trial has a process of its own and m
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class Change:
 
 
 REPACKED = Change("--no-repack", {"repack": False}, "the layouts that weights are repacked to (AMX, CPU_REPACK)")
+ONE_THREAD = Change("--threads 1", {"n_threads": 1, "n_threads_batch": 1}, "several threads")
 
 
 class Diagnosed(WorkerDied):
@@ -67,8 +69,7 @@ def of_job(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> Work
     def job(settings: Settings) -> Job:
         return lambda: small_job(worker, plan, settings, min(n_prompt, plan.settings.n_ubatch))
 
-    options = [change for change in changes(plan.settings) if change.fields]
-    trials = [(change, job(changed(plan.settings, change))) for change in options]
+    trials = [(change, job(changed(plan.settings, change))) for change in changes(plan.settings)]
     return _find(worker, death, job(plan.settings), lambda: _product(worker, plan.model), trials)
 
 
@@ -77,17 +78,15 @@ def of_probe(worker: Worker, probe: Probe, death: WorkerDied) -> WorkerDied:
     if not death.is_crash or worker.backend.rpc:
         return death
     short = dataclasses.replace(probe, seconds=0.0)
-    several = Change("--threads 1", {"n_threads": 1}, "several threads")
     others = [
         (REPACKED, dataclasses.replace(short, repack=False)),
-        (several, dataclasses.replace(short, n_threads=1)),
+        (ONE_THREAD, dataclasses.replace(short, n_threads=1)),
     ]
 
-    def job(other: Probe) -> Job:
-        return lambda: worker.probe(other)
-
-    jobs = [(change, job(other)) for change, other in others if other != short]
-    found = _find(worker, death, job(short), None, jobs)
+    jobs: list[tuple[Change, Job]] = [
+        (change, functools.partial(worker.probe, other)) for change, other in others if other != short
+    ]
+    found = _find(worker, death, functools.partial(worker.probe, short), None, jobs)
     worker.restart()
     return found
 
@@ -100,7 +99,7 @@ def changes(settings: Settings) -> list[Change]:
         changes.insert(0, Change("--n-gpu-layers 0", {"n_gpu_layers": 0, **none}, "the device that the layers lie on"))
     if settings.type_v in ("f16", "bf16", "f32"):  # llama.cpp has other V caches with flash attention only
         changes.append(Change("--flash-attn off", {"flash_attn": "off"}, "flash attention"))
-    changes.append(Change("--threads 1", {"n_threads": 1, "n_threads_batch": 1}, "several threads"))
+    changes.append(ONE_THREAD)
     changes.append(Change("--no-mmap", {"mmap": False}, "the mapping of the model's file into memory"))
     return [change for change in changes if changed(settings, change) != settings]
 

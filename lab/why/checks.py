@@ -175,15 +175,12 @@ def of_clocks(clock: tuple[float, float] | None, slower: float | None) -> Check:
     figures = [f"{clock[0]:.1f} of {clock[1]:.1f} GHz"] if clock else []
     figures += [f"{1 / slower:.2f}x as fast after load"] if slower else []
     hot = "Work on one core takes longer after load: the machine is hot, or short of power."
+    is_low, low = clock and clock[0] < 0.7 * clock[1], "A core at work is far below its highest clock."
     return of_reading(
         "clocks",
         "; ".join(figures) or None,
         ((slower or 1) > 1.15, hot, "sensors    (clean the fans, plug it in)"),
-        (
-            clock and clock[0] < 0.7 * clock[1],
-            "A core at work is far below its highest clock.",
-            "cpupower frequency-info",
-        ),
+        (is_low, low, "cpupower frequency-info"),
     )
 
 
@@ -218,9 +215,8 @@ def of_disk(n_bytes: int, cached: Effect | None, gbps: float) -> Check:
     load_s = n_bytes / 1e9 / gbps
     words = f"The file takes {load_s:.0f} s from the disk; {told({'from the page cache': cached})}."
     is_slow = load_s > (1 if gbps < SLOW_DISK_GBPS else SLOW_LOAD_S)
-    check = of_reading(
-        "disk", f"{gbps:.2g} GB/s", (is_slow, words, "cp MODEL FASTER_DISK    (keep memory free for it)")
-    )
+    sign = is_slow, words, "cp MODEL FASTER_DISK    (keep memory free for it)"
+    check = of_reading("disk", f"{gbps:.2g} GB/s", sign)
     return dataclasses.replace(check, effects={"file": cached})
 
 

@@ -108,9 +108,8 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
     free = limits.memory_available(root)
     size = None if free > 4 * 2**30 else free // 4
     rates = {n: gbps(plain_read.read_rate(n, size)) for n in sorted({1, best})}
-    given: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM} | {
-        name: value for name, value in asked.items() if value is not None
-    }
+    chosen = {name: value for name, value in asked.items() if value is not None}
+    given: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM} | chosen
     plan, found, base = None, list[Check](), list[Record]()
     with Worker() as worker:
         try:
@@ -169,9 +168,8 @@ def _disk(plan: Plan) -> Check:
         return seconds
 
     cached = in_turns(lambda: read(True), lambda: read(False)) if hasattr(os, "posix_fadvise") else None
-    return checks.of_disk(
-        n_bytes, cached, min(n_bytes, plain_read.PIECE) * len(cold) / sum(cold) / 1e9 if cold else 0.0
-    )
+    read_bytes = min(n_bytes, plain_read.PIECE) * len(cold)
+    return checks.of_disk(n_bytes, cached, read_bytes / sum(cold) / 1e9 if cold else 0.0)
 
 
 def _quantization(worker: Worker, plan: Plan) -> list[Check]:
@@ -233,9 +231,8 @@ def _settings(
 
 def _trial(worker: Worker, sides: Mapping[str, Mapping[str, Any]], case: Case, watch: ShowStatus) -> list[Record]:
     """The timed runs of settings side by side, in turns."""
-    plans = {
-        name: make_plan(worker, [case.n_prompt], case.n_gen, N_BLOCKS * N_TURNS, **side) for name, side in sides.items()
-    }
+    size = [case.n_prompt], case.n_gen, N_BLOCKS * N_TURNS
+    plans = {name: make_plan(worker, *size, **side) for name, side in sides.items()}
     with tempfile.TemporaryDirectory() as folder:
         done = side_by_side.execute(plans, N_BLOCKS, Path(folder) / "doctor.jsonl", watch, Worker)
         return [record for record in done if not record.run.warmup]
