@@ -34,8 +34,7 @@ from lab.core.request import (
 )
 from lab.core.results import read
 from lab.endpoints.access import Answer
-from lab.endpoints.null_behaviour import Behaviour, NullSettings
-from lab.endpoints.null_server import null_server
+from lab.endpoints.null_server import Behaviour, NullSettings, null_server
 from lab.errors import LabError
 from lab.experiments import both_ways, door_parts
 from lab.process.wire import Vocabulary

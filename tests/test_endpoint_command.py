@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.endpoints.null_behaviour import RUNNING, Behaviour, NullSettings
-from lab.endpoints.null_server import NullServer, null_server
+from lab.endpoints.null_server import RUNNING, Behaviour, NullServer, NullSettings, null_server
 from tests.conftest import run_lab
 
 

@@ -37,8 +37,7 @@ from lab.core.request import (
     parse_slo,
 )
 from lab.endpoints.access import access, ask
-from lab.endpoints.null_behaviour import NEVER, RUNNING, Behaviour, NullSettings
-from lab.endpoints.null_server import NullServer, null_server
+from lab.endpoints.null_server import NEVER, RUNNING, Behaviour, NullServer, NullSettings, null_server
 from lab.endpoints.wire import MOST_AT_ONCE
 from lab.errors import LabError
 from lab.runner import load_plan, loading

@@ -5,10 +5,9 @@ from typing import Any
 
 from lab.core.request import CHAT, Asked
 from lab.endpoints.access import access, ask
-from lab.endpoints.body import ask_for
 from lab.endpoints.client import Client
-from lab.endpoints.null_behaviour import ACCEPT, EMPTY, Behaviour, NullSettings, chunks, prompt_of
-from lab.endpoints.null_server import null_server
+from lab.endpoints.fields import ask_for
+from lab.endpoints.null_server import ACCEPT, EMPTY, Behaviour, NullSettings, chunks, null_server, prompt_of
 from lab.endpoints.wire import Plan
 
 CHAT_BODY = {"model": "null", "messages": [{"role": "user", "content": "a b c"}], "max_tokens": 2}

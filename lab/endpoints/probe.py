@@ -38,12 +38,11 @@ from lab.core.request import (
     Request,
     ServerSettings,
 )
-from lab.endpoints import body as options
+from lab.endpoints import fields as options
 from lab.endpoints import prompts
 from lab.endpoints.access import Access, Answer, ask, hidden
-from lab.endpoints.body import ask_for
 from lab.endpoints.client import Client
-from lab.endpoints.fields import as_count, as_dict
+from lab.endpoints.fields import as_count, as_dict, ask_for
 from lab.endpoints.wire import STALL_S, Plan
 from lab.errors import LabError, printable
 

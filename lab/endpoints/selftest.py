@@ -16,8 +16,7 @@ from lab.core.request import CHAT, Asked
 from lab.endpoints.access import access, ask
 from lab.endpoints.client import Client
 from lab.endpoints.fields import as_dict
-from lab.endpoints.null_behaviour import RUNNING, Behaviour, NullSettings
-from lab.endpoints.null_server import null_server
+from lab.endpoints.null_server import RUNNING, Behaviour, NullSettings, null_server
 from lab.endpoints.wire import Ask, Plan, Reply
 from lab.errors import LabError
 

@@ -1,4 +1,4 @@
-"""A case: one thing that is measured again and again, and how it becomes a script.
+"""A case: one thing that is measured again and again, how it becomes a script, and the run that a failure leaves.
 
 A plain case is a prompt of so many tokens and so many generated ones. An experiment (lab/experiments) has cases with a
 lever, and writes their scripts itself.
@@ -9,12 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
-from lab.core import script
-from lab.core.levers import Lever, name_of
+from lab.core import record, script
+from lab.core.levers import LOOKUP, Batch, Lever, Prefix, Speculation, Stall, name_of
 from lab.core.memory import padded
-from lab.core.record import Settings
+from lab.core.record import Run, Settings, Steps
 from lab.core.script import Operation
+from lab.errors import LabError
+from lab.process.worker import WorkerDied
 
 
 @dataclass(frozen=True)
@@ -66,3 +70,37 @@ def with_room(settings: Settings, cases: Sequence[Case]) -> Settings:
     if n_seq > 1 and not settings.kv_unified:
         n_ctx = n_seq * padded(max(map(max, lengths)))
     return dataclasses.replace(settings, n_ctx=n_ctx, n_seq_max=n_seq)
+
+
+def named(case: Case) -> dict[str, Any]:
+    """The fields of a run that say what it did."""
+    levers = {"batch": Batch, "prefix": Prefix, "stall": Stall, "speculation": Speculation}
+    lever = {name: case.lever for name, kind in levers.items() if isinstance(case.lever, kind)}
+    return {"n_prompt": case.n_prompt, "n_gen": case.n_gen, "every": case.every, **lever}
+
+
+def is_of_draft(case: Case) -> bool:
+    """Whether a draft model takes part."""
+    return isinstance(case.lever, Speculation) and case.lever.draft not in (None, LOOKUP)
+
+
+def failed_run(case: Case, repeat: int, problem: LabError, warmup: bool = False) -> Run:
+    """The run that `problem` prevented."""
+    return Run(
+        **named(case),
+        repeat=repeat,
+        warmup=warmup,
+        started_at=utc_now(),
+        status=record.CRASHED if isinstance(problem, WorkerDied) else record.FAILED,
+        error=str(problem),
+        steps=Steps(),
+        token_ids=(),
+        prompt_offset=None,
+        end_of_generation_at=None,
+        noise=None,
+    )
+
+
+def utc_now() -> str:
+    """This moment, as records have it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

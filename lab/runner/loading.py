@@ -18,12 +18,12 @@ from pathlib import Path
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import LOST, POISSON, REFUSED, Asked, RequestRecord, Slo
-from lab.endpoints import counting
+from lab.endpoints import prompts
 from lab.endpoints.client import ClientDied
 from lab.endpoints.selftest import client_error
 from lab.endpoints.wire import MOST_AT_ONCE, Ask, Plan, Reply
 from lab.errors import LabError
-from lab.runner import notebook
+from lab.runner import progress
 from lab.runner.keeping import save, unless_empty
 from lab.runner.load_plan import (
     MAX_REQUESTS,
@@ -104,7 +104,7 @@ def load(
     )
     text = prompt_text(prompt)
     notes = list(plan.notes)
-    with notebook.watching() as watching:
+    with progress.in_notebook() as watching:
         show = watch or watching
         with connect(
             url, model, api, api_key_env, headers, plan.timeout_s, lambda words: show(Status(words))
@@ -273,7 +273,7 @@ class _Session:
         for i, reply in enumerate(uncounted):
             if i % 10 == 0:
                 self._watch(Status(f"counting the tokens of answers, {i} of {len(uncounted)}", part=self._part(window)))
-            usage = counting.tokenized(self._server.access, self._server.own_name, reply.text)
+            usage = prompts.tokenized(self._server.access, self._server.own_name, reply.text)
             if usage is None:
                 self._can_count = False
                 self._note("The server does not count the tokens of its answers: there are no rates of tokens.")

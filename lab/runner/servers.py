@@ -18,7 +18,7 @@ from pathlib import Path
 from lab.core.record import Machine
 from lab.core.request import Asked, Endpoint, Request, RequestRecord
 from lab.endpoints import access as reaching
-from lab.endpoints import body, counting, probe, prompts
+from lab.endpoints import fields, probe, prompts
 from lab.endpoints.access import Access
 from lab.endpoints.client import Client
 from lab.endpoints.prompts import Counter, Prompt
@@ -67,21 +67,21 @@ class Server:
     def ask(self, prompt: Prompt, asked: Asked, is_sent_once: bool = False) -> Ask:
         """The request for a prompt. Unless it is sent once, its prompt begins with another nonce each time."""
         nonce = None if is_sent_once else prompt.nonce
-        return body.ask_for(self.endpoint.api, self.own_name, prompt.text, asked, self.endpoint.accepted, nonce)
+        return fields.ask_for(self.endpoint.api, self.own_name, prompt.text, asked, self.endpoint.accepted, nonce)
 
     @property
     def temperature(self) -> float | None:
         """0, or None where the server's models may refuse any (OpenAI's that reason)."""
-        return None if body.MAX_COMPLETION in self.endpoint.accepted else 0.0
+        return None if fields.MAX_COMPLETION in self.endpoint.accepted else 0.0
 
     @property
     def ignores_eos(self) -> bool | None:
         """True where the server can be asked not to end before the limit; None where not."""
-        return True if body.IGNORE_EOS in self.endpoint.accepted else None
+        return True if fields.IGNORE_EOS in self.endpoint.accepted else None
 
     def counted(self, ask: Ask, reply: Reply) -> Request:
         """The request with a count of its tokens, where the stream had none; it may be sent once more for that."""
-        return counting.counted(self.access, self.endpoint.api, self.own_name, ask, reply)
+        return prompts.counted(self.access, self.endpoint.api, self.own_name, ask, reply)
 
     def record(self, session: str, request: Request, client_error_ns: tuple[int, int] | None = None) -> RequestRecord:
         """A request as a line of a results file. `client_error_ns` is that of selftest.client_error."""

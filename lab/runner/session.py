@@ -18,9 +18,8 @@ from lab.core.record import Record, Run, Settings
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import keeping, machine, notebook
-from lab.runner.blank_run import failed_run
-from lab.runner.case import Case
+from lab.runner import keeping, machine, progress
+from lab.runner.case import Case, failed_run
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.energy import idle_watts
 from lab.runner.keeping import save, unless_empty
@@ -69,7 +68,7 @@ def carry_out(
     run: Callable[[Plan, Worker, Path, ShowStatus, bool], Iterator[Record]] | None = None,
 ) -> list[Record]:
     """Make a plan and all its runs (`run`: as `execute` does). Warns of what the plan warns of, and of failed runs."""
-    with Worker() as worker, notebook.watching() as watching:
+    with Worker() as worker, progress.in_notebook() as watching:
         plan = make(worker)
         path = new_results_file(plan, Path(out))
         records = list((run or execute)(plan, worker, path, watch or watching, stream))

@@ -21,9 +21,8 @@ from lab.core.record import FAILED, OK, Record, Run
 from lab.errors import LabError
 from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
-from lab.runner import as_options, builds, limits, notebook
-from lab.runner.blank_run import failed_run
-from lab.runner.case import Case
+from lab.runner import as_options, builds, limits, progress
+from lab.runner.case import Case, failed_run
 from lab.runner.energy import idle_watts
 from lab.runner.keeping import save
 from lab.runner.plan import make_plan
@@ -60,7 +59,7 @@ def ab(
     with Worker() as worker:
         plans = plan(worker, named, blocks, prompt_len=prompt_len, gen=gen, **shared)
     path = new_results_file(next(iter(plans.values())), Path(out), len(plans))
-    with notebook.watching() as watch:
+    with progress.in_notebook() as watch:
         return list(execute(plans, blocks, path, watch))
 
 

@@ -26,8 +26,7 @@ from lab.analysis import loads
 from lab.core import request_times as times
 from lab.endpoints.access import access, ask
 from lab.endpoints.client import Client
-from lab.endpoints.null_behaviour import NEVER, RUNNING, Behaviour, NullSettings
-from lab.endpoints.null_server import NullServer, null_server
+from lab.endpoints.null_server import NEVER, RUNNING, Behaviour, NullServer, NullSettings, null_server
 from lab.endpoints.selftest import _ask, _errors_ns, _share_us
 from lab.endpoints.wire import Plan, Reply
 from lab.runner import keeping, loading

@@ -25,9 +25,8 @@ from lab.analysis import tool_formats
 from lab.analysis.tool_formats import Group, groups
 from lab.core import request_times as times
 from lab.core.request import CHAT, CLOSED, Asked, Load
-from lab.endpoints.body import ask_for
-from lab.endpoints.null_behaviour import Behaviour, NullSettings
-from lab.endpoints.null_server import null_server
+from lab.endpoints.fields import ask_for
+from lab.endpoints.null_server import Behaviour, NullSettings, null_server
 from lab.endpoints.wire import Plan
 from lab.models import catalog
 from lab.runner.servers import Server, connect
