@@ -48,7 +48,11 @@ from lab.endpoints import prompts
 from lab.endpoints.access import Access, access, ask, hidden, read
 from lab.endpoints.client import Client, ClientDied
 from lab.endpoints.fields import ask_for
-from lab.endpoints.null_server import (
+from lab.endpoints.probe import MOST_PROBES, choose_model, probe, short_name
+from lab.endpoints.selftest import client_error, selftest
+from lab.endpoints.wire import SEPARATOR, Ask, Plan, Reply
+from lab.errors import LabError
+from tests.null_server import (
     ACCEPT,
     ALWAYS,
     NEVER,
@@ -58,10 +62,6 @@ from lab.endpoints.null_server import (
     NullSettings,
     null_server,
 )
-from lab.endpoints.probe import MOST_PROBES, choose_model, probe, short_name
-from lab.endpoints.selftest import client_error, selftest
-from lab.endpoints.wire import SEPARATOR, Ask, Plan, Reply
-from lab.errors import LabError
 
 MS = 1_000_000
 FAST: dict[str, Any] = {"first_ms": 4.0, "gap_ms": 1.0}
@@ -353,7 +353,7 @@ def test_trap_9_a_session_measures_the_error_of_its_client(monkeypatch: pytest.M
     assert error is not None and 0 < error[0] <= error[1]
     assert all(type(ns) is int for ns in error)
 
-    def refuse(settings: NullSettings) -> None:
+    def refuse(settings: str) -> None:
         raise LabError("no port")
 
     monkeypatch.setattr("lab.endpoints.selftest.null_server", refuse)

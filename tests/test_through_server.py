@@ -17,13 +17,14 @@ from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, NO, NOT_SENT, RATE_LIMITED, UNKNOWN, YES, Capability, Endpoint, ServerSettings
 from lab.core.request_figures import figures
 from lab.endpoints import prompts
-from lab.endpoints.null_server import NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullServer, NullSettings, null_server
+from lab.endpoints.null_server import NullServer
 from lab.errors import LabError
 from lab.runner import through_server
 from lab.runner.progress import ANSWERING, WARMING_UP, Status
 from lab.runner.servers import Server, connect
 from lab.runner.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, make_plan, new_results_file, wanted
 from tests.conftest import run_lab
+from tests.null_server import NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings, null_server
 
 FAST: dict[str, Any] = {"first_ms": 2.0, "gap_ms": 0.2}
 MODELS = {
