@@ -43,11 +43,11 @@ from lab.core.request import (
     Request,
 )
 from lab.core.request_figures import figures
-from lab.endpoints import fields as options
+from lab.endpoints import formats as options
 from lab.endpoints import prompts
 from lab.endpoints.access import Access, access, ask, hidden, read
 from lab.endpoints.client import Client, ClientDied
-from lab.endpoints.fields import ask_for
+from lab.endpoints.formats import ask_for
 from lab.endpoints.probe import MOST_PROBES, choose_model, probe, short_name
 from lab.endpoints.selftest import client_error, selftest
 from lab.endpoints.wire import SEPARATOR, Ask, Plan, Reply

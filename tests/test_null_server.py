@@ -6,7 +6,7 @@ from typing import Any
 from lab.core.request import CHAT, Asked
 from lab.endpoints.access import access, ask
 from lab.endpoints.client import Client
-from lab.endpoints.fields import ask_for
+from lab.endpoints.formats import ask_for
 from lab.endpoints.wire import Plan
 from tests.null_server import ACCEPT, EMPTY, Behaviour, NullSettings, chunks, null_server, prompt_of
 

@@ -374,11 +374,6 @@ def test_two_cards_behind_two_servers_are_matched_one_by_one() -> None:
     assert shared_memory(cards, 16 * GB) == [(frozenset("AC"), 24 * GB), (frozenset("BD"), 24 * GB)]
 
 
-def test_this_machine_is_known_by_its_own_addresses() -> None:
-    devices = [CPU, behind("A", "10.0.0.7:1", 16)]
-    assert shared_memory(devices, 16 * GB, ["10.0.0.7"]) == [(frozenset({"CPU", "A"}), 16 * GB)]
-
-
 def test_unknown_ram_is_shared_with_no_server() -> None:
     assert shared_memory([CPU, behind("A", "127.0.0.1:1", 16)], None) == [
         (frozenset({"CPU"}), None),

@@ -28,17 +28,7 @@ from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import CHAT, COMPLETIONS, Asked, Endpoint, Request, Usage
 from lab.endpoints.access import Access, ask
-from lab.endpoints.fields import (
-    MAX_COMPLETION,
-    as_count,
-    as_dict,
-    as_text,
-    body,
-    first,
-    n_items,
-    reasoning_of,
-    usage_of,
-)
+from lab.endpoints.formats import as_count, as_dict, body, first, n_items, temperature, text_of, usage_of
 from lab.endpoints.wire import Ask, Reply, fresh_nonce
 from lab.errors import LabError
 
@@ -129,15 +119,9 @@ def by_extras(access: Access, api: str, model: str, text: str) -> int | None:
 
 def by_usage(access: Access, endpoint: Endpoint, model: str, text: str) -> int | None:
     """Tokens by the usage of a request for one token."""
-    temperature = None if MAX_COMPLETION in endpoint.accepted else 0.0  # OpenAI's reasoning models refuse any
-    asked = Asked(n_prompt=None, n_gen=1, temperature=temperature)
+    asked = Asked(n_prompt=None, n_gen=1, temperature=temperature(endpoint.accepted))
     fields = body(endpoint.api, model, text, asked, endpoint.accepted, is_streamed=False)
-    answer = ask(
-        access,
-        f"{access.url}/{'chat/completions' if endpoint.api == CHAT else 'completions'}",
-        fields,
-        access.timeout_s,
-    )
+    answer = ask(access, access.interface(endpoint.api), fields, access.timeout_s)
     usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")))
     return usage.prompt_tokens if usage and answer.status == 200 else None
 
@@ -261,8 +245,7 @@ def twin(access: Access, api: str, sent: Ask, reply: Reply) -> Usage | None:
     fields = json.loads(sent.body)
     for name in ("stream", "stream_options"):
         fields.pop(name, None)
-    url = f"{access.url}/{'chat/completions' if api == CHAT else 'completions'}"
-    answer = ask(access, url, fields, access.timeout_s)
+    answer = ask(access, access.interface(api), fields, access.timeout_s)
     usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")))
     if answer.status != 200 or usage is None or usage.completion_tokens is None:
         return None
@@ -275,8 +258,7 @@ def _is_same(choice: dict[str, Any], reply: Reply) -> bool:
     """Whether an answer is the one that was streamed, or both went on to the same limit of tokens."""
     if choice.get("finish_reason") == reply.request.finish_reason == "length":
         return True
-    message = as_dict(choice.get("message"))
-    text = reasoning_of(message) + as_text(message.get("content")) + as_text(choice.get("text"))
+    text = text_of(choice)
     return bool(text) and text == reply.text
 
 

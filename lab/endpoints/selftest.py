@@ -15,7 +15,7 @@ from lab.core.record import OK
 from lab.core.request import CHAT, Asked
 from lab.endpoints.access import access, ask
 from lab.endpoints.client import Client
-from lab.endpoints.fields import as_dict
+from lab.endpoints.formats import as_dict
 from lab.endpoints.null_server import null_server
 from lab.endpoints.wire import Ask, Plan, Reply
 from lab.errors import LabError

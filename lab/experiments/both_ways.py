@@ -26,9 +26,8 @@ from lab.experiments import door_parts
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import keeping, machine, progress, prompts
-from lab.runner.case import Case
 from lab.runner.plan import make_plan, parse_lengths
-from lab.runner.planned import Plan
+from lab.runner.planned import Case, Plan
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.servers import Server, connect
 from lab.runner.warm_engine import WarmEngine

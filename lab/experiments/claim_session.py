@@ -27,9 +27,8 @@ from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND, Probe
 from lab.process.worker import Worker
 from lab.runner import calibration, keeping, progress, session, side_by_side
-from lab.runner.case import Case, failed_run
 from lab.runner.plan import make_plan
-from lab.runner.planned import Plan
+from lab.runner.planned import Case, Plan, failed_run
 from lab.runner.progress import ShowStatus, Status
 from lab.why import probing, where
 from lab.why.where import Where

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,14 +210,12 @@ SAME = 0.01
 class _Memory:
     n_bytes: int | None
     host: str | None = None  # None: this machine
-    own: frozenset[str] = frozenset()  # further addresses of this machine
     names: set[str] = field(default_factory=set)
     endpoints: set[str] = field(default_factory=set)
 
     def is_also_of(self, endpoint: str, n_bytes: int) -> bool:
         host = _host(endpoint)
-        is_own = ipaddress.IPv4Address(host).is_loopback or host in self.own
-        is_there = is_own if self.host is None else self.host == host
+        is_there = ipaddress.IPv4Address(host).is_loopback if self.host is None else self.host == host
         return (
             is_there
             and self.n_bytes is not None
@@ -226,16 +224,14 @@ class _Memory:
         )
 
 
-def shared_memory(
-    devices: Sequence[Device], ram_bytes: int | None, own_addresses: Collection[str] = ()
-) -> list[tuple[frozenset[str], int | None]]:
+def shared_memory(devices: Sequence[Device], ram_bytes: int | None) -> list[tuple[frozenset[str], int | None]]:
     """Groups of devices, by name, that share one memory, and its bytes; each device is in one group.
 
-    Devices of two servers at one host count once where their sizes are the same within 1 %. At a loopback address, or
-    one of `own_addresses`, they count as this machine's own memory where their size is `ram_bytes`. The limit: two
-    equal GPUs behind two servers of one host count once. One server can lend both, and then they count twice.
+    Devices of two servers at one host count once where their sizes are the same within 1 %. At a loopback address they
+    count as this machine's own memory where their size is `ram_bytes`. The limit: two equal GPUs behind two servers of
+    one host count once. One server can lend both, and then they count twice.
     """
-    own = _Memory(ram_bytes, own=frozenset(own_addresses))
+    own = _Memory(ram_bytes)
     memories = [own]
     for device in devices:
         endpoint = endpoint_of(device)

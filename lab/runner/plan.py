@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.core.lists import join_and
 from lab.core.placement import Tensor
 from lab.core.record import Model, Settings
 from lab.core.script import Operation
@@ -20,8 +21,7 @@ from lab.errors import LabError
 from lab.models import catalog, obtain, shapes
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import builds, fits, limits, machine, offload, prompts
-from lab.runner.case import Case, Text, with_room
-from lab.runner.planned import Plan, Until
+from lab.runner.planned import Case, Plan, Text, Until, with_room
 
 
 def parse_lengths(text: str, option: str = "--prompt-len") -> tuple[int, ...]:
@@ -136,9 +136,7 @@ def make_plan(
                 "Use --prompt random.",
             )
         source = prompts.source(prompts.RANDOM)
-    here = machine.describe(
-        build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices, builds.name_of(asked.lib)
-    )
+    here = machine.describe(build, builds.name_of(asked.lib))
     n_offloaded, unused = offload.n_layers(asked, n_gpu_layers, here.devices, shape)
     warnings += [*unused, *offload.warnings(asked, here.devices, shape)]
     if here.n_cores_usable and max(threads or 1, threads_batch or 1) > here.n_cores_usable:
@@ -242,5 +240,4 @@ def with_cases(plan: Plan, cases: Sequence[Case], write: Callable[[Case, Text, S
 
 def join(numbers: Sequence[int]) -> str:
     """`1,000 and 10,000`: numbers in a sentence."""
-    words = [f"{n:,}" for n in sorted(numbers)]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return join_and([f"{n:,}" for n in sorted(numbers)])

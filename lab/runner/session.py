@@ -19,12 +19,11 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import keeping, machine, progress
-from lab.runner.case import Case, failed_run
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.energy import idle_watts
 from lab.runner.keeping import save, unless_empty
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, make_plan
-from lab.runner.planned import Plan
+from lab.runner.planned import Case, Plan, failed_run
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.rounds import Rounds
 from lab.runner.warm_engine import WarmEngine

@@ -9,7 +9,6 @@ that fails again and again is given up, and so is a server that is gone.
 from __future__ import annotations
 
 import collections
-import hashlib
 import random
 import time
 import warnings
@@ -26,10 +25,9 @@ from lab.endpoints.wire import STALL_S, TIMEOUT_S, Plan
 from lab.errors import LabError
 from lab.process.worker import MAX_TOKENS
 from lab.runner import progress
-from lab.runner.case import Case, utc_now
 from lab.runner.keeping import save, unless_empty
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, check_lengths, parse_lengths
-from lab.runner.planned import shuffled
+from lab.runner.planned import Case, shuffled, utc_now
 from lab.runner.progress import ANSWERING, Reporter, ShowStatus, Status
 from lab.runner.prompts import TEXT, source
 from lab.runner.servers import Server, connect
@@ -227,18 +225,9 @@ class _Session:
 
     def _send(self, case: Case, repeat: int, warmup: bool, prompt: Prompt) -> Request:
         server = self.plan.server
-        asked = Asked(
-            n_prompt=case.n_prompt,
-            n_prompt_counted=prompt.n_tokens,
-            counted_by=prompt.counted_by,
-            n_gen=min(WARMUP_GEN, case.n_gen) if warmup else case.n_gen,
-            temperature=server.temperature,
-            seed=self.plan.wanted.seed,
-            ignore_eos=server.ignores_eos,
-            repeat=repeat,
-            warmup=warmup,
-            prompt_sha256=hashlib.sha256(prompt.body.encode()).hexdigest(),
-        )
+        n_gen = min(WARMUP_GEN, case.n_gen) if warmup else case.n_gen
+        of_run = {"seed": self.plan.wanted.seed, "repeat": repeat, "warmup": warmup}
+        asked = server.asked(prompt, case.n_prompt, n_gen, **of_run)
         ask = server.ask(prompt, asked, is_sent_once=True)
         watch = self.reporter.answer_watcher(case, repeat, warmup)
         timeout_s = server.access.timeout_s

@@ -13,8 +13,7 @@ from lab.core.lists import plural
 from lab.core.record import Machine, Model
 from lab.models.obtain import Listed
 from lab.runner import builds, fits, machine
-from lab.runner.case import named
-from lab.runner.planned import Plan
+from lab.runner.planned import Plan, named
 from lab.show import text_network, text_places
 from lab.show.console import Grid, console, grid_of, print_json
 

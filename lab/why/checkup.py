@@ -27,9 +27,8 @@ from lab.models import catalog
 from lab.process.wire import MUL_MAT, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import limits, machine, prompts, side_by_side
-from lab.runner.case import Case
 from lab.runner.plan import make_plan
-from lab.runner.planned import Plan
+from lab.runner.planned import Case, Plan
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.warm_engine import WarmEngine
 from lab.why import checks, plain_read, probe_plan

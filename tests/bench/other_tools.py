@@ -25,7 +25,7 @@ from lab.analysis import tool_formats
 from lab.analysis.tool_formats import Group, groups
 from lab.core import request_times as times
 from lab.core.request import CHAT, CLOSED, Asked, Load
-from lab.endpoints.fields import ask_for
+from lab.endpoints.formats import ask_for
 from lab.endpoints.wire import Plan
 from lab.models import catalog
 from lab.runner.servers import Server, connect
