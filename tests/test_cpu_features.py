@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lab.process.worker import Worker
-from lab.runner import cpu_features, limits
+from lab.runner import builds, limits
 from lab.show import text_setup
 
 NEHALEM = "flags\t\t: fpu sse2 ht pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm\n"
@@ -55,8 +55,8 @@ def test_what_a_cpu_lacks_and_what_a_build_leaves_out(
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(limits, "system_text", {"/proc/cpuinfo": cpuinfo}.get)
-    assert cpu_features.missing(build) == missing
-    assert cpu_features.unused(build) == unused
+    assert builds.missing(build) == missing
+    assert builds.unused(build) == unused
 
 
 INTEL_MAC = {
@@ -80,7 +80,7 @@ def test_a_mac_is_asked_through_sysctl(
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(limits, "sysctl", answers.get)
-    assert cpu_features.cpu_features() == features
+    assert builds.cpu_features() == features
 
 
 @pytest.mark.parametrize(
@@ -95,19 +95,19 @@ def test_a_mac_is_asked_through_sysctl(
 def test_lab_machine_says_whether_amx_is_used(
     cpu: set[str] | None, build: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_features, "cpu_features", lambda: cpu)
+    monkeypatch.setattr(builds, "cpu_features", lambda: cpu)
     said = "\n".join(text_setup.amx(build))
     assert words in said and bool(said) == bool(words)
     assert ("--reinstall-package llama-cpp-python" in said) == ("not" in words)
 
 
 def test_only_instruction_sets_count_as_built_for() -> None:
-    assert cpu_features.built_for(BUILT_ON_HASWELL) == {"SSE3", "SSSE3", "AVX", "AVX2", "F16C", "FMA", "BMI2"}
-    assert cpu_features.built_for("") == frozenset()
+    assert builds.built_for(BUILT_ON_HASWELL) == {"SSE3", "SSSE3", "AVX", "AVX2", "F16C", "FMA", "BMI2"}
+    assert builds.built_for("") == frozenset()
 
 
 def test_the_installed_build_needs_nothing_that_this_cpu_lacks() -> None:
     with Worker() as worker:
         system_info = worker.build.system_info
-    assert not cpu_features.missing(system_info)
-    assert cpu_features.cpu_features() is None or cpu_features.built_for(system_info)
+    assert not builds.missing(system_info)
+    assert builds.cpu_features() is None or builds.built_for(system_info)

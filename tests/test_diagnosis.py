@@ -17,7 +17,7 @@ from lab.core.script import Script
 from lab.errors import LabError
 from lab.process.wire import MUL_MAT, Backend, Outcome, Probe, Progress, Vocabulary
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import builds, cpu_features, diagnosis, side_by_side
+from lab.runner import builds, diagnosis, side_by_side
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.plan import make_plan
 from lab.runner.planned import Plan
@@ -189,12 +189,12 @@ def test_a_build_for_another_cpu_is_told_before_anything_is_loaded(
     fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_worker.build = dataclasses.replace(fake_worker.build, system_info="CPU : AVX2 = 1 | AVX512 = 1 | REPACK = 1")
-    monkeypatch.setattr(cpu_features, "cpu_features", lambda: frozenset({"AVX2"}))
+    monkeypatch.setattr(builds, "cpu_features", lambda: frozenset({"AVX2"}))
     with pytest.raises(LabError, match="needs AVX512, which this CPU does not have") as problem:
         planned(fake_worker, tmp_path)
     assert builds.BUILD_HERE in problem.value.hint and not fake_worker.loads
     for known in (frozenset({"AVX2", "AVX512"}), None):  # None: the system does not say
-        monkeypatch.setattr(cpu_features, "cpu_features", lambda known=known: known)
+        monkeypatch.setattr(builds, "cpu_features", lambda known=known: known)
         assert planned(fake_worker, tmp_path).cases
 
 

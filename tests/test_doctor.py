@@ -19,7 +19,7 @@ from lab.core.script import Script
 from lab.core.stats import Ratio
 from lab.errors import LabError
 from lab.process.wire import Outcome, Probe, Progress
-from lab.runner import cpu_features, limits, machine, noise_watch, readings
+from lab.runner import builds, limits, machine, noise_watch
 from lab.why import checks, checkup, plain_read
 from lab.why.checks import BROKEN, FINE, LOOK, UNKNOWN, Change, Check, Effect
 from tests.conftest import MACHINE, FakeWorker, died, run_lab, steps_of
@@ -141,7 +141,7 @@ def test_build(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(cpu_features, "unused", lambda text: unused)
+    monkeypatch.setattr(builds, "unused", lambda text: unused)
     check = checks.of_build(info, product)
     assert (check.verdict, words in check.words) == (verdict, True)
 
@@ -216,20 +216,20 @@ CPU = "sys/devices/system/cpu/cpu0/cpufreq"
     ],
 )
 def test_what_saves_power(files: dict[str, str], savers: list[str] | None, tmp_path: Path) -> None:
-    assert readings.power_savers(tree(tmp_path, files)) == savers
+    assert limits.power_savers(tree(tmp_path, files)) == savers
 
 
 def test_the_clock_and_the_gpus_of_a_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    assert readings.clock_ghz(tmp_path) is None and readings.gpus(tmp_path) == []
+    assert limits.clock_ghz(tmp_path) is None and limits.gpus(tmp_path) == []
     pci = "sys/bus/pci/devices/0000:0"
     files = {f"{CPU}/scaling_cur_freq": "2100000", f"{CPU}/cpuinfo_max_freq": "4700000"}
     files |= {f"{pci}1:00.0/class": "0x030000", f"{pci}1:00.0/vendor": "0x10de", f"{pci}1:00.0/device": "0x2684"}
     files |= {f"{pci}2:00.0/class": "0x030000", f"{pci}2:00.0/vendor": "0x1a03", f"{pci}2:00.0/device": "0x2000"}
     files |= {f"{pci}3:00.0/class": "0x020000", f"{pci}3:00.0/vendor": "0x8086", f"{pci}3:00.0/device": "0x1533"}
     tree(tmp_path, files)
-    assert readings.clock_ghz(tmp_path) == (2.1, 4.7)
-    assert readings.gpus(tmp_path) == ["NVIDIA 10de:2684"]
+    assert limits.clock_ghz(tmp_path) == (2.1, 4.7)
+    assert limits.gpus(tmp_path) == ["NVIDIA 10de:2684"]
 
 
 DMIDECODE = """
@@ -250,8 +250,8 @@ Memory Device
 
 @pytest.mark.parametrize(("text", "expected"), [(DMIDECODE, 38.4), (DMIDECODE * 2, 76.8), (None, None), ("none", None)])
 def test_what_the_memory_modules_give(text: str | None, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readings, "answer", lambda *command: text)
-    assert readings.modules_gbps() == expected
+    monkeypatch.setattr(limits, "answer", lambda *command: text)
+    assert limits.modules_gbps() == expected
 
 
 def test_pieces_of_a_file_are_read_whole(tmp_path: Path) -> None:
@@ -300,8 +300,8 @@ def planted(monkeypatch: pytest.MonkeyPatch, simulated: None, mini: Path) -> typ
     monkeypatch.setattr(limits, "memory_available", lambda root=None: 10**10)
     monkeypatch.setattr(limits, "cpu_quota", lambda root=None: None)
     monkeypatch.setattr(limits, "swap", lambda: (0, 0, 0))
-    monkeypatch.setattr(cpu_features, "unused", lambda text: frozenset())
-    monkeypatch.setattr(readings, "gpus", lambda root: [])
+    monkeypatch.setattr(builds, "unused", lambda text: frozenset())
+    monkeypatch.setattr(limits, "gpus", lambda root: [])
     monkeypatch.setattr(machine, "describe", lambda *args: MACHINE)
     return chosen
 

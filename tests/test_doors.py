@@ -34,8 +34,6 @@ from lab.core.request import (
 )
 from lab.core.results import read
 from lab.endpoints.access import Answer
-from lab.endpoints.null_behaviour import Behaviour, NullSettings
-from lab.endpoints.null_server import null_server
 from lab.errors import LabError
 from lab.experiments import both_ways, door_parts
 from lab.process.wire import Vocabulary
@@ -44,6 +42,7 @@ from lab.runner.servers import connect
 from lab.show import canvas, console, door_views
 from tests.conftest import MACHINE, MODEL, MS, FakeWorker, make_record, make_run, run_lab
 from tests.conftest import SETTINGS as SETTINGS_OF_RUNS
+from tests.null_server import Behaviour, NullSettings, null_server
 
 N_PROMPT, N_GEN = 40, 9
 PLANTED = Behaviour(

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.endpoints.null_behaviour import RUNNING, Behaviour, NullSettings
-from lab.endpoints.null_server import NullServer, null_server
+from lab.endpoints.null_server import NullServer
 from tests.conftest import run_lab
+from tests.null_server import RUNNING, Behaviour, NullSettings, null_server
 
 
 @pytest.fixture(scope="module")

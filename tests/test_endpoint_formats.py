@@ -27,8 +27,7 @@ from lab.core.request import (
     Asked,
     Request,
 )
-from lab.endpoints.events import Piece, Stream, parsing
-from lab.endpoints.fields import error_in, usage_of
+from lab.endpoints.formats import Piece, Stream, error_in, parsing, usage_of
 
 
 def sse(*chunks: dict[str, Any] | str, end: str = "\n\n") -> bytes:

@@ -43,17 +43,25 @@ from lab.core.request import (
     Request,
 )
 from lab.core.request_figures import figures
-from lab.endpoints import body as options
-from lab.endpoints import counting, prompts
+from lab.endpoints import formats as options
+from lab.endpoints import prompts
 from lab.endpoints.access import Access, access, ask, hidden, read
-from lab.endpoints.body import ask_for
 from lab.endpoints.client import Client, ClientDied
-from lab.endpoints.null_behaviour import ACCEPT, ALWAYS, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
-from lab.endpoints.null_server import null_server
+from lab.endpoints.formats import ask_for
 from lab.endpoints.probe import MOST_PROBES, choose_model, probe, short_name
 from lab.endpoints.selftest import client_error, selftest
 from lab.endpoints.wire import SEPARATOR, Ask, Plan, Reply
 from lab.errors import LabError
+from tests.null_server import (
+    ACCEPT,
+    ALWAYS,
+    NEVER,
+    RUNNING,
+    TEMPLATE_TOKENS,
+    Behaviour,
+    NullSettings,
+    null_server,
+)
 
 MS = 1_000_000
 FAST: dict[str, Any] = {"first_ms": 4.0, "gap_ms": 1.0}
@@ -191,7 +199,7 @@ def test_trap_3_without_usage_a_twin_or_the_tokenizer_counts(client: Client, ask
         sent = make_ask("no usage", 9, seed=seed)
         (reply,) = client.run(Plan(asks=(sent,), api=CHAT))
         assert reply.request.usage is None
-        usage = counting.counted(asked, CHAT, "no usage", sent, reply).usage
+        usage = prompts.counted(asked, CHAT, "no usage", sent, reply).usage
         assert usage and (usage.completion_tokens, usage.counted_by) == (9, by)
 
 
@@ -202,7 +210,7 @@ def test_trap_3_only_the_same_answer_is_counted_by_a_twin(client: Client, asked:
     other = dataclasses.replace(reply, text=reply.text + " more")
     renewed = dataclasses.replace(sent, nonce="a b c")  # who knows which prompt was sent
     for ask_of, its_reply, by in ((sent, reply, "twin"), (sent, other, "tokenize"), (renewed, reply, "tokenize")):
-        usage = counting.counted(asked, api, "no usage, short", ask_of, its_reply).usage
+        usage = prompts.counted(asked, api, "no usage, short", ask_of, its_reply).usage
         assert usage and usage.counted_by == by
 
 
@@ -345,7 +353,7 @@ def test_trap_9_a_session_measures_the_error_of_its_client(monkeypatch: pytest.M
     assert error is not None and 0 < error[0] <= error[1]
     assert all(type(ns) is int for ns in error)
 
-    def refuse(settings: NullSettings) -> None:
+    def refuse(settings: str) -> None:
         raise LabError("no port")
 
     monkeypatch.setattr("lab.endpoints.selftest.null_server", refuse)

@@ -193,7 +193,7 @@ def test_what_a_system_does_not_tell_is_what_psutil_counts(tmp_path: Path, monke
 def test_the_quota_is_part_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for quota, expected in ((1.5, (1, 1.5)), (0.5, (1, 0.5)), (8.0, (8, 8.0)), (None, (64, None)), (99.0, (64, None))):
         monkeypatch.setattr(limits, "cpu_quota", lambda root=None, quota=quota: quota)
-        here = machine.describe("", None, "", ())
+        here = machine.describe()
         assert (here.n_cores_usable, here.cpu_quota) == expected
         assert machine.cores(here) == (quota if expected[1] else 64)
 

@@ -37,8 +37,7 @@ from lab.core.request import (
     parse_slo,
 )
 from lab.endpoints.access import access, ask
-from lab.endpoints.null_behaviour import NEVER, RUNNING, Behaviour, NullSettings
-from lab.endpoints.null_server import NullServer, null_server
+from lab.endpoints.null_server import NullServer
 from lab.endpoints.wire import MOST_AT_ONCE
 from lab.errors import LabError
 from lab.runner import load_plan, loading
@@ -47,6 +46,7 @@ from lab.runner.load_plan import make_plan
 from lab.runner.progress import Status
 from lab.runner.servers import connect
 from tests.conftest import run_lab, start_lab
+from tests.null_server import NEVER, RUNNING, Behaviour, NullSettings, null_server
 
 FAST: dict[str, Any] = {"first_ms": 4.0, "gap_ms": 1.0, "usage": RUNNING}
 SHORT: dict[str, Any] = {"prompt_len": 40, "gen": 4, "warmup": 0.1, "duration": 0.2, "rounds": 1}

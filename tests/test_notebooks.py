@@ -16,8 +16,8 @@ from nbclient import NotebookClient
 import lab
 from lab.core.record import SCHEMA
 from lab.errors import LabError
-from lab.runner import notebook
-from lab.runner.case import Case
+from lab.runner import progress
+from lab.runner.planned import Case
 from lab.runner.progress import Status
 from lab.show import answers, lesson, lesson_server
 from lab.why import datasheet
@@ -267,7 +267,7 @@ def test_a_failed_measurement_is_a_sentence() -> None:
 
 
 def test_outside_of_a_notebook_there_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with notebook.watching() as watch:
+    with progress.in_notebook() as watch:
         watch(Status("prefill", Case(10, 2), n_runs=2))
     assert capsys.readouterr().out == ""
 

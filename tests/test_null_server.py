@@ -5,11 +5,10 @@ from typing import Any
 
 from lab.core.request import CHAT, Asked
 from lab.endpoints.access import access, ask
-from lab.endpoints.body import ask_for
 from lab.endpoints.client import Client
-from lab.endpoints.null_behaviour import ACCEPT, EMPTY, Behaviour, NullSettings, chunks, prompt_of
-from lab.endpoints.null_server import null_server
+from lab.endpoints.formats import ask_for
 from lab.endpoints.wire import Plan
+from tests.null_server import ACCEPT, EMPTY, Behaviour, NullSettings, chunks, null_server, prompt_of
 
 CHAT_BODY = {"model": "null", "messages": [{"role": "user", "content": "a b c"}], "max_tokens": 2}
 COMPLETION = {"model": "null", "prompt": "a b c", "max_tokens": 2}

@@ -25,7 +25,7 @@ from lab.core import request_times as times
 from lab.core.record import FAILED
 from lab.core.request import CHAT, NO, NO_STREAM, STALLED, TIMEOUT, TOO_LARGE, Asked, Request
 from lab.core.request_figures import figures
-from lab.endpoints import body
+from lab.endpoints import formats
 from lab.endpoints import probe as probing
 from lab.endpoints.access import access, hidden, masked
 from lab.endpoints.client import Client
@@ -59,7 +59,7 @@ def asked_for(asked: dict[str, Any]) -> Iterator[bytes]:
 def answer(answers: dict[str, Canned], n_gen: int = 64, **limits: Any) -> Request:
     """How a request to such a server went."""
     with odd_server(answers) as server, Client(asked := access(server.url)) as client:
-        ask = body.ask_for(CHAT, "odd", "a b c", Asked(n_prompt=None, n_gen=n_gen), ())
+        ask = formats.ask_for(CHAT, "odd", "a b c", Asked(n_prompt=None, n_gen=n_gen), ())
         (reply,) = client.run(Plan(asks=(ask,), api=CHAT, **limits))
     assert asked.api_key_env is None
     return reply.request

@@ -9,9 +9,8 @@ from lab.core import memory
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import prompts
-from lab.runner.lengths import parse_lengths
 from lab.runner.limits import n_cores_usable
-from lab.runner.plan import make_plan
+from lab.runner.plan import make_plan, parse_lengths
 from lab.runner.planned import Plan
 from tests.conftest import MODEL, SETTINGS, FakeWorker
 

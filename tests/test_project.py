@@ -43,7 +43,7 @@ DOORS = {  # the wings or files that may import a third-party library
     "platformdirs": {"models/obtain"},
     "pandas": {"analysis", "show"},
     "matplotlib": {"show"},
-    "IPython": {"runner/notebook"},
+    "IPython": {"runner/progress"},
     "jinja2": {"show/page"},
     "rich": {"show", "cli/running"},
     "click": {"cli"},

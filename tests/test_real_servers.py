@@ -41,7 +41,7 @@ from lab.core.request import (
     Request,
 )
 from lab.core.request_figures import figures
-from lab.endpoints import body
+from lab.endpoints import formats
 from lab.endpoints.probe import LONG
 from lab.endpoints.wire import Ask, Plan
 from lab.errors import LabError
@@ -133,7 +133,7 @@ def test_what_llama_server_can_do(reached: dict[tuple[str, str], Server], api: s
     assert {one.name for one in endpoint.capabilities if one.answer == "no"} == {"token ids"}
     unknown = {"reasoning field"} | ({"ignore_eos"} if api == COMPLETIONS else set())  # a text goes on without it, too
     assert {one.name for one in endpoint.capabilities if one.answer == "unknown"} == unknown
-    assert set(endpoint.accepted) == {body.INCLUDE_USAGE, body.IGNORE_EOS, body.TIMINGS, body.NO_CACHE}
+    assert set(endpoint.accepted) == {formats.INCLUDE_USAGE, formats.IGNORE_EOS, formats.TIMINGS, formats.NO_CACHE}
 
 
 @pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
@@ -142,7 +142,7 @@ def test_what_llama_cpp_server_can_do(reached: dict[tuple[str, str], Server], ap
     assert endpoint.server == PYTHON and endpoint.api == api and endpoint.settings is None
     able = {one.name for one in endpoint.capabilities if one.answer == "yes"}
     assert able == {"streaming"} | ({"tokenize"} if api == COMPLETIONS else set())
-    assert body.INCLUDE_USAGE not in endpoint.accepted and body.IGNORE_EOS not in endpoint.accepted
+    assert formats.INCLUDE_USAGE not in endpoint.accepted and formats.IGNORE_EOS not in endpoint.accepted
 
 
 def test_a_probe_is_a_command(llama: RealServer) -> None:
@@ -266,7 +266,7 @@ def test_an_answer_that_ends_by_itself_is_short_unless_its_end_is_ignored(
     def answer(which: str, ignore_eos: bool | None) -> Request:
         server = reached[which, CHAT]
         question = dataclasses.replace(asked(server, 0, 48), ignore_eos=ignore_eos)
-        return send(server, body.ask_for(CHAT, server.model, LONG, question, server.endpoint.accepted))
+        return send(server, formats.ask_for(CHAT, server.model, LONG, question, server.endpoint.accepted))
 
     on, off, python = answer(LLAMA, True), answer(LLAMA, False), answer(PYTHON, None)
     assert (on.finish_reason, figures(on).n_generated, figures(on).is_short) == ("length", 48, False)

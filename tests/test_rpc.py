@@ -28,8 +28,8 @@ from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend, Progress
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, noise_watch, side_by_side
+from lab.runner.offload import endpoint_of, shared_memory
 from lab.runner.progress import Status
-from lab.runner.rpc_memory import endpoint_of, shared_memory
 from tests.conftest import SETTINGS, FakeWorker, run_lab, start_lab
 
 GB = 10**9
@@ -372,11 +372,6 @@ def test_two_cards_behind_two_servers_are_matched_one_by_one() -> None:
     cards = [behind(name, endpoint, 24) for name, endpoint in zip("ABCD", ["h:1", "h:1", "h:2", "h:2"], strict=True)]
     cards = [Device(one.name, one.description.replace("h:", "10.0.0.7:"), one.type, one.memory_bytes) for one in cards]
     assert shared_memory(cards, 16 * GB) == [(frozenset("AC"), 24 * GB), (frozenset("BD"), 24 * GB)]
-
-
-def test_this_machine_is_known_by_its_own_addresses() -> None:
-    devices = [CPU, behind("A", "10.0.0.7:1", 16)]
-    assert shared_memory(devices, 16 * GB, ["10.0.0.7"]) == [(frozenset({"CPU", "A"}), 16 * GB)]
 
 
 def test_unknown_ram_is_shared_with_no_server() -> None:

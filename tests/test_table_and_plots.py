@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lab.analysis import table, wording
-from lab.cli import files as files_of
+from lab.cli import running
 from lab.core.record import Device, Record
 from lab.errors import LabError
 from lab.show import console, plot_runs, text_results
@@ -162,7 +162,7 @@ def test_plots_show_every_point_with_title_units_and_legend(tmp_path: Path) -> N
         assert "token" in ax.get_xlabel()
         assert ax.get_ylabel().endswith("s)")
         assert ax.get_legend() is not None
-    files = files_of.draw(session() + session(session="other"), tmp_path, "x")
+    files = running.draw(session() + session(session="other"), tmp_path, "x")
     assert [f.name for f in files] == ["x-prefill.png", "x-prefill.svg", "x-decode.png", "x-decode.svg"]
     assert all(f.stat().st_size > 5000 for f in files)
 

@@ -17,14 +17,14 @@ from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, NO, NOT_SENT, RATE_LIMITED, UNKNOWN, YES, Capability, Endpoint, ServerSettings
 from lab.core.request_figures import figures
 from lab.endpoints import prompts
-from lab.endpoints.null_behaviour import NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
-from lab.endpoints.null_server import NullServer, null_server
+from lab.endpoints.null_server import NullServer
 from lab.errors import LabError
-from lab.runner import through_server, unseen
+from lab.runner import through_server
 from lab.runner.progress import ANSWERING, WARMING_UP, Status
 from lab.runner.servers import Server, connect
 from lab.runner.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, make_plan, new_results_file, wanted
 from tests.conftest import run_lab
+from tests.null_server import NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings, null_server
 
 FAST: dict[str, Any] = {"first_ms": 2.0, "gap_ms": 1.0}
 MODELS = {
@@ -238,7 +238,7 @@ def test_what_cannot_be_measured_is_said_before() -> None:
     all_known = ServerSettings(n_slots=4, n_ctx=4096)
 
     def words(endpoint: Endpoint, counter: prompts.Counter = tokenize, n_gen: int = 64) -> str:
-        return " ".join(unseen.sentences(endpoint, counter, n_gen))
+        return " ".join(through_server.not_visible(endpoint, counter, n_gen))
 
     best = words(endpoint_that(all_known))
     assert "TTFT stands for it" in best and "shown apart" in best and "cannot be seen from here" in best

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.cli.options import ENGINE, MODEL, SEED, with_options
-from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
+from lab.cli.running import EXIT_FAILED, collect
 from lab.cli.servers import REACHING, URL, confirm
 from lab.errors import LabError
 
 if TYPE_CHECKING:
     from lab.core.record import Record
     from lab.core.request import RequestRecord
-    from lab.experiments.both_ways import Turns
     from lab.why.network_prediction import NetworkAnswer
 
 MOST_NETWORKS = 200
@@ -139,7 +139,8 @@ def doors(
     templating, tokenising, scheduling, and what is not explained. Start the server on this machine, and give the lab
     the settings with which it was started (threads, ubatch, flash attention, cache types), since no server says them.
     """
-    from lab.experiments.both_ways import new_file, prepare
+    from lab.core.request import RequestRecord
+    from lab.experiments.both_ways import execute, new_file, prepare
     from lab.process.worker import Worker
     from lab.runner.servers import connect
     from lab.show import console, door_views, text_endpoint, text_setup
@@ -158,37 +159,25 @@ def doors(
         for warning in [*turns.plan.warnings, *door_views.cannot(server.endpoint)]:
             err.print(f"Note: {warning}", style="yellow")
         path = new_file(turns, Path(out))
-        lines, problem = _collect(turns, path, err)
+
+        def tell(line: Record | RequestRecord, finished: Callable[[Any], None]) -> None:
+            if not isinstance(line, RequestRecord):
+                finished(line)
+            elif not line.request.asked.warmup and not err.is_terminal:
+                err.print(door_views.finished(line))
+
+        lines, problem = collect(
+            lambda watch: execute(turns, path, watch),
+            path,
+            err,
+            tell=tell,
+            where=lambda lines, path: f"What had ended is in {path}" if lines else "",
+        )
     has_all = _show(lines, path, not no_plot, as_json)
     if problem:
         raise problem
     if not has_all:
         sys.exit(EXIT_FAILED)
-
-
-def _collect(turns: Turns, path: Path, err: Any) -> tuple[list[Record | RequestRecord], LabError | None]:
-    """Measures and shows progress. Returns the lines, and the LabError that ended it, if there was one."""
-    from lab.core.request import RequestRecord
-    from lab.experiments.both_ways import execute
-    from lab.show import console, door_views, text_results
-
-    lines: list[Record | RequestRecord] = []
-    try:
-        with console.progress(err, None, text_results.finished, in_blocks=True) as (watch, finished):
-            for line in execute(turns, path, watch):
-                lines.append(line)
-                if not isinstance(line, RequestRecord):
-                    finished(line)
-                elif not line.request.asked.warmup and not err.is_terminal:
-                    err.print(door_views.finished(line))
-    except LabError as problem:
-        return lines, problem
-    except KeyboardInterrupt:
-        err.print(
-            f"\nInterrupted. What had ended is in {path}" if lines else "\nInterrupted before a run was finished."
-        )
-        sys.exit(EXIT_INTERRUPTED)
-    return lines, None
 
 
 def _show(lines: list[Record | RequestRecord], path: Path, plots: bool, as_json: bool) -> bool:

@@ -1,15 +1,21 @@
-"""The commands that compare results, and convert them to and from the formats of other tools."""
+"""The commands that compare results, learn what sessions differ by, and convert to and from formats of other tools."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.files import draw, note, other_requests, other_sessions, plot_folder, read
-from lab.cli.options import Share
+from lab.cli.options import AT_LEAST, SEED, SETTINGS, with_options
+from lab.cli.running import collect, draw, note, other_requests, other_sessions, plot_folder, read
 from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.core.record import Record
+
 
 FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("md", "csv", "json", "jsonl", "sql"), ("runs", "steps")
 TOOLS = ("guidellm", "aiperf", "vllm")
@@ -18,9 +24,7 @@ TOOLS = ("guidellm", "aiperf", "vllm")
 @click.command()
 @click.argument("results", nargs=-1, required=True)
 @click.option("--base", metavar="TEXT", help="The base: a part of its label.  [default: the first]")
-@click.option(
-    "--at-least", type=Share(), default="1%", show_default=True, help="Claim no difference smaller than this."
-)
+@AT_LEAST
 @click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
 @click.option("--no-plot", is_flag=True, help="Draw no plots.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables.")
@@ -159,3 +163,70 @@ def _write(data: bytes, out: str | None) -> None:
         click.echo(data, nl=False)  # bytes: Windows would change letters and the ends of lines
         return
     results.write_whole(Path(out), data, "The file")
+
+
+@click.command()
+@with_options(
+    click.option("--sessions", default=6, show_default=True, help="How many; 4 are the fewest."),
+    click.option("--pause", default=45.0, show_default=True, help="Seconds between two sessions."),
+    *SETTINGS,
+    SEED,
+    click.option("--out", "-o", default="results", show_default=True, help="Folder with the results."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the text."),
+)
+def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any) -> None:
+    """Find out how much this machine differs from itself, from one session to the next.
+
+    Makes short sessions of one setup with pauses between them (about 5 minutes in all) and keeps them in the folder
+    calibration inside of --out. lab compare takes from them how large a difference between two sessions must be to be
+    claimed; without them it assumes a figure for the kind of machine. Spread over hours they see more.
+    """
+    from lab.analysis import disturbances
+    from lab.analysis.spread import FIGURE_NAMES, known_spreads
+    from lab.core.record import OK
+    from lab.process.worker import Worker
+    from lab.runner import calibration
+    from lab.runner.plan import make_plan
+    from lab.show import console, text_results
+
+    err = console.console(stderr=True)
+    calibration.check(sessions, pause)
+    with Worker() as worker, console.transfer(err) as transferring:
+        plan = make_plan(
+            worker, calibration.LENGTHS, calibration.N_GEN, calibration.N_REPEAT, **asked, watch=transferring
+        )
+
+        if plan.refused:
+            raise LabError(" ".join(plan.refused.values()), "Give a smaller model.")
+        for warning in plan.warnings:
+            err.print(f"Note: {warning}", style="yellow")
+
+        def why_not(records: Sequence[Record]) -> str:
+            timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+            if not timed:
+                return "no run went well."
+            return f"{'; '.join(disturbances.sentences(timed))}." if disturbances.is_doubtful(timed) else ""
+
+        folder = Path(out)
+        records, problem = collect(
+            lambda watch: calibration.calibrate(plan, worker, folder, sessions, pause, watch, err.print, why_not),
+            folder / calibration.FOLDER,
+            err,
+        )
+    if problem:
+        raise problem
+    spreads = {figure: spread for (_, figure), spread in known_spreads(records).items()}
+    if as_json:
+        console.print_json({figure: dataclasses.asdict(spread) for figure, spread in spreads.items()})
+        return
+    stdout = console.console()
+    for figure, spread in spreads.items():
+        stdout.print(f"{FIGURE_NAMES[figure]}: sessions differ by {spread.words}, one standard deviation")
+    for line in text_results.failures(records):
+        stdout.print(f"failed {line}")
+    if not spreads:
+        raise LabError(
+            "Too few sessions went well and undisturbed to know how much sessions differ.",
+            "Close what else runs, and calibrate again: what was measured counts.",
+        )
+    stdout.print("lab compare now claims differences between sessions of this machine only beyond that.")

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.files import as_json_rows, note, other_sessions
 from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, SETTINGS, UNIFIED, with_options
-from lab.cli.running import EXIT_FAILED, carry_out, collect, write_files
+from lab.cli.running import EXIT_FAILED, as_json_rows, carry_out, collect, note, other_sessions, write_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from lab.core.record import Record
     from lab.experiments.claim_session import Session
     from lab.experiments.claim_verdicts import Verdicts
-    from lab.runner.progress import ShowStatus
     from lab.why.step_prediction import StepPrediction
 
 REPEAT = click.option(
@@ -167,8 +163,6 @@ def speculate(**asked: Any) -> None:
 
 def _predictor(out: str) -> Callable[[Record], StepPrediction | None]:
     """Predicts for the setup of a record, from the ceilings and runs that lie in `out`."""
-    from pathlib import Path
-
     from lab.why import probing, step_prediction
 
     @functools.cache
@@ -229,11 +223,9 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
             _print_plan(session, as_json)
             return
         path = new_results_file(session.base, folder, session.n_runs)
-
-        def runs(watch: ShowStatus) -> Iterator[Record]:
-            return claim_session.execute(session, worker, path, watch, err.print)
-
-        records, problem = collect(runs, path, err, None, in_blocks=True)
+        records, problem = collect(
+            lambda watch: claim_session.execute(session, worker, path, watch, err.print), path, err
+        )
     base = session.base
     verdicts = claim_session.judge(chosen, records, claim_session.place_of(base), folder, quick)
     _show(verdicts, path, as_json, not no_plot, report)

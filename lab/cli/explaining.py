@@ -1,4 +1,4 @@
-"""The commands that say why: ceilings, explain."""
+"""The commands that say why, and what is wrong: ceilings, explain, predict, doctor."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.files import RESULTS, ceilings_of, plot_folder, read_runs
-from lab.cli.options import DEVICE, SETTINGS, with_options
-from lab.cli.running import EXIT_INTERRUPTED
+from lab.cli.options import DEVICE, ENGINE, MODEL, SETTINGS, with_options
+from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, RESULTS, ceilings_of, plot_folder, read_runs
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -215,3 +214,28 @@ def _on_several(
     out.print(datasheet.BASIS)
     if len({datasheet.find_device(name).kind for name in names}) > 1:
         out.print(f"Devices of one kind only: --device {', '.join(datasheet.kinds())}.")
+
+
+@click.command()
+@with_options(MODEL, *ENGINE)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, for bug reports.")
+def doctor(as_json: bool, **asked: Any) -> None:
+    """Find out why it does not run, or runs slower than elsewhere: build, settings and machine, in about a minute.
+
+    Give the settings that seem slow: lab doctor -t 8. Each check has a figure and a verdict. A cause is called broken
+    only where changing that one thing was measured to help, in turns with the settings as they are. What only shows in
+    the system's files, or is a matter of choice, is worth a look.
+
+    Keep the machine quiet meanwhile. The exit status is 1 where something is broken.
+    """
+    from lab.show import console, text_doctor
+    from lab.why import checks, checkup
+
+    with console.progress(console.console(stderr=True), None, str, in_blocks=True) as (watch, _):
+        found = checkup.examine(asked, watch)
+    if as_json:
+        console.print_json(dataclasses.asdict(found))
+    else:
+        text_doctor.print_checkup(found, console.console())
+    if any(check.verdict == checks.BROKEN for check in found.checks):
+        sys.exit(EXIT_FAILED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import io
 import os
@@ -11,32 +12,15 @@ from pathlib import Path
 
 import click
 
+from lab.cli import running
 from lab.cli.both_ways import doors, network
-from lab.cli.calibrating import calibrate
-from lab.cli.comparing import compare, export, import_
-from lab.cli.doctor import doctor
-from lab.cli.endpoints import endpoint
+from lab.cli.comparing import calibrate, compare, export, import_
 from lab.cli.experimenting import batch, claims, prefix, speculate, stall
-from lab.cli.explaining import ceilings, explain, predict
-from lab.cli.files import (
-    RESULTS,
-    any_good,
-    as_json_rows,
-    ceilings_of,
-    claim_drawings,
-    draw,
-    experiments,
-    other_sessions,
-    plot_folder,
-    read,
-    read_runs,
-    verdicts_of,
-)
-from lab.cli.loading import load
+from lab.cli.explaining import ceilings, doctor, explain, predict
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
-from lab.cli.options import LIB, RPC, Share
-from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
+from lab.cli.options import AT_LEAST, LIB, RPC
+from lab.cli.servers import endpoint, load
 from lab.cli.serving import rpc_server
 from lab.errors import LabError
 
@@ -64,21 +48,21 @@ def main() -> None:
         sys.exit(status)
     except LabError as problem:
         click.echo(f"Error: {problem}", err=True)
-        sys.exit(EXIT_FAILED)
+        sys.exit(running.EXIT_FAILED)
     except click.ClickException as problem:
         problem.show()
         if "unexpected extra argument" in problem.format_message():
             click.echo("Several lengths or models are written with commas: --prompt-len 10,100,1000", err=True)
-        sys.exit(EXIT_FAILED)
+        sys.exit(running.EXIT_FAILED)
     except OSError as problem:
         if problem.errno != errno.ENOSPC:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries to write the rest once more when it ends
         click.echo(f"Error: The output cannot be written: {problem.strerror}.\nFree some space.", err=True)
-        sys.exit(EXIT_FAILED)
+        sys.exit(running.EXIT_FAILED)
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted.", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(running.EXIT_INTERRUPTED)
 
 
 @lab.command()
@@ -90,7 +74,7 @@ def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     from lab.analysis.request_table import alone
     from lab.show import claim_views, console, door_views, levers, text_load, text_places, text_requests, text_results
 
-    reading = read_runs(results, "place") if placement else read(results)
+    reading = running.read_runs(results, "place") if placement else running.read(results)
     records = list(reading.records)
     if placement:
         placed = text_places.recorded(records)
@@ -99,10 +83,10 @@ def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
         else:
             text_places.print_recorded(placed, console.console())
         return
-    shown = experiments(records, results, reading.ceilings)
-    judged = verdicts_of(records, results, reading.ceilings)
+    shown = running.experiments(records, results, reading.ceilings)
+    judged = running.verdicts_of(records, results, reading.ceilings)
     if as_json:
-        console.print_json(as_json_rows(records, shown, judged, reading.requests))
+        console.print_json(running.as_json_rows(records, shown, judged, reading.requests))
         return
     out = console.console()
     if rest := [record for record in records if record.run.part is None]:
@@ -121,24 +105,22 @@ def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
 @click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
 def plot(results: tuple[str, ...], out: str | None) -> None:
     """Draw the plots of results files (or folders of them) again, all in one picture."""
-    reading = read(results)
+    reading = running.read(results)
     records, first = list(reading.records), Path(results[0])
-    if not any_good(reading.measured):
+    if not running.any_good(reading.measured):
         raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
-    shown = experiments(records, results, reading.ceilings)
-    of_claims = claim_drawings(records, results, reading.ceilings)
-    for path in draw(reading.measured, plot_folder(results, out), stem, shown, of_claims):
+    shown = running.experiments(records, results, reading.ceilings)
+    of_claims = running.claim_drawings(records, results, reading.ceilings)
+    for path in running.draw(reading.measured, running.plot_folder(results, out), stem, shown, of_claims):
         click.echo(path)
 
 
 @lab.command()
 @click.argument("results", nargs=-1, required=True)
 @click.option("--out", "-o", metavar="FILE", help="The page.  [default: the first results file's name, with .html]")
-@click.option("--ceilings", default=RESULTS, show_default=True, help="Folder with the ceilings.")
-@click.option(
-    "--at-least", type=Share(), default="1%", show_default=True, help="Claim no difference smaller than this."
-)
+@click.option("--ceilings", default=running.RESULTS, show_default=True, help="Folder with the ceilings.")
+@AT_LEAST
 def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: float) -> None:
     """Write results as one page for the browser: figures, both curves, what limited them, and the data itself.
 
@@ -148,7 +130,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     from lab.experiments.claim_session import known_ceilings
     from lab.show import page
 
-    reading = read(results)
+    reading = running.read(results)
     first = Path(results[0])
     default = first / "report.html" if first.is_dir() else first.with_suffix(".html")
     path = Path(out) if out else default
@@ -156,11 +138,11 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
         raise LabError(f"{path} is no name for a page.", "Let it end in .html: --out report.html")
     if path.resolve() in {Path(each).resolve() for each in results}:
         raise LabError(f"{path} would be overwritten by its own report.", "Choose another name: --out report.html")
-    others = other_sessions(results, reading.records)
-    known = ceilings_of(reading, ceilings)
-    judged = verdicts_of(reading.records, results, known)
+    others = running.other_sessions(results, reading.records)
+    known = running.ceilings_of(reading, ceilings)
+    judged = running.verdicts_of(reading.records, results, known)
     if judged:
-        known += known_ceilings(plot_folder(results, None))
+        known += known_ceilings(running.plot_folder(results, None))
     click.echo(page.report(path, reading.measured, known, at_least, others, judged))
 
 
@@ -174,8 +156,6 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
     Where counters of energy can be read (RAPL of the CPU, NVML of NVIDIA GPUs, a battery that discharges), every
     measurement shows joules and watts: of all that runs on what is counted, idle power included.
     """
-    import dataclasses
-
     from lab.process.worker import Worker
     from lab.runner import builds, energy, offload
     from lab.runner import machine as this_machine
@@ -185,9 +165,7 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
     with Worker() as worker:
         worker.use(offload.backend(offload.Asked(rpc=rpc, lib=lib)))
         build, servers = builds.of_worker(worker), worker.servers
-    here = this_machine.describe(
-        build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices, builds.name_of(lib)
-    )
+    here = this_machine.describe(build, builds.name_of(lib))
     counters = energy.counters(GpuWatch([]))
     if as_json:
         of_servers = {"rpc_servers": [dataclasses.asdict(server) for server in servers]} if servers else {}

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli import measuring_servers
-from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, UNTIL, Share, WithVariants, parse_variant, with_options
+from lab.cli import servers
+from lab.cli.options import AT_LEAST, DRY_RUN, OUTPUT, SEED, SETTINGS, UNTIL, WithVariants, parse_variant, with_options
 from lab.cli.running import carry_out, collect, write_files
 from lab.cli.servers import REACHING, TIMEOUT, URL
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from lab.core.record import Record
-    from lab.process.worker import Worker
-    from lab.runner.planned import Plan, Until
-    from lab.runner.progress import ShowStatus
+    from lab.runner.planned import Until
 
 LEAST_SHARE = 1e-4
 
@@ -62,10 +58,10 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     1,000 prompt tokens. --model is then its name for a model (its only one, if none is named), and options of
     the engine are refused. First the lab says what it can see of this server and what it cannot.
     """
-    measuring_servers.check_options(context, url)
+    servers.check_options(context, url)
     if url is not None:
-        return measuring_servers.measure(context, url, asked)
-    _measure(**{name: value for name, value in asked.items() if name not in measuring_servers.OF_SERVERS})
+        return servers.measure_server(context, url, asked)
+    _measure(**{name: value for name, value in asked.items() if name not in servers.OF_SERVERS})
 
 
 @click.command()
@@ -99,9 +95,7 @@ def sweep(max_len: int, **asked: Any) -> None:
     click.option("--gen", "-n", default=32, show_default=True, help="Tokens to generate in each run."),
     click.option("--sequences", help="Decode so many at once (a list), as lab batch does.  [default: one alone]"),
     click.option("--blocks", default=10, show_default=True, help="Blocks; each runs every variant twice."),
-    click.option(
-        "--at-least", type=Share(), default="1%", show_default=True, help="Claim no difference smaller than this."
-    ),
+    AT_LEAST,
     *SETTINGS,
     SEED,
     *OUTPUT,
@@ -140,11 +134,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, sequen
     for warning in dict.fromkeys(warning for plan in plans.values() for warning in plan.warnings):
         err.print(f"Note: {warning}", style="yellow")
     path = new_results_file(first, Path(out), len(plans))
-
-    def runs(watch: ShowStatus) -> Iterator[Record]:
-        return side_by_side.execute(plans, blocks, path, watch)
-
-    records, problem = collect(runs, path, err, None, in_blocks=True)
+    records, problem = collect(lambda watch: side_by_side.execute(plans, blocks, path, watch), path, err)
     if problem:
         raise problem
     groups = comparison.groups(records)
@@ -161,14 +151,10 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, sequen
 
 def _measure(**asked: Any) -> None:
     """What measure and sweep have in common."""
-
-    def make(worker: Worker, **options: Any) -> Plan:
-        from lab.runner.plan import make_plan
-
-        return make_plan(worker, **options)
+    from lab.runner.plan import make_plan
 
     asked["until"] = _until(asked.pop("until"), asked.pop("max_repeats"), asked.pop("max_minutes"))
-    carry_out(make, **asked)
+    carry_out(make_plan, **asked)
 
 
 def _until(share: float | None, max_repeats: int, max_minutes: float | None) -> Until | None:

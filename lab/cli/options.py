@@ -45,6 +45,13 @@ class Layers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"{value!r} is not a number of layers. Write a whole number, or auto.", param, ctx)
 
 
+def _cache_type(letter: str, about: str) -> Callable[..., Any]:
+    """The option --cache-type-k or --cache-type-v."""
+    kinds = click.Choice(CACHE_TYPES)
+    names = f"--cache-type-{letter}", f"-ct{letter}"
+    return click.option(*names, type=kinds, default="f16", show_default=True, metavar="TYPE", help=about)
+
+
 MODEL = click.option("--model", "-m", default="smollm2-135m", show_default=True, help="A SPEC: see lab models.")
 PROMPT = click.option(
     "--prompt",
@@ -78,24 +85,8 @@ ENGINE = [
         show_default=True,
         help="Flash attention.",
     ),
-    click.option(
-        "--cache-type-k",
-        "-ctk",
-        type=click.Choice(CACHE_TYPES),
-        default="f16",
-        show_default=True,
-        metavar="TYPE",
-        help="Type of the K cache: " + ", ".join(CACHE_TYPES) + ".",
-    ),
-    click.option(
-        "--cache-type-v",
-        "-ctv",
-        type=click.Choice(CACHE_TYPES),
-        default="f16",
-        show_default=True,
-        metavar="TYPE",
-        help="Type of the V cache, likewise.",
-    ),
+    _cache_type("k", "Type of the K cache: " + ", ".join(CACHE_TYPES) + "."),
+    _cache_type("v", "Type of the V cache, likewise."),
     DEVICE,
     click.option(
         "--split-mode",
@@ -161,6 +152,9 @@ OUTPUT = [
     click.option("--no-plot", is_flag=True, help="Draw no plots."),
     click.option("--report", is_flag=True, help="Write a page for the browser at the end, as lab report does."),
 ]
+AT_LEAST = click.option(
+    "--at-least", type=Share(), default="1%", show_default=True, help="Claim no difference smaller than this."
+)
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Show the plan and its estimated memory, and measure nothing.")
 UNTIL = [
     click.option(

@@ -1,25 +1,225 @@
-"""What the measuring commands share: plan, measure with progress, show, draw."""
+"""What the commands share: reading results; planning, measuring with progress, showing, drawing."""
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.cli.files import any_good, as_json_rows, claim_drawings, draw, experiments, note, other_sessions
+import click
+
 from lab.errors import LabError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lab.core.record import Record
+    from lab.core.record import Ceilings, Record
     from lab.core.request import RequestRecord
+    from lab.core.results import Contents
     from lab.experiments.claim_verdicts import Verdicts
     from lab.runner.planned import Plan
     from lab.runner.progress import ShowStatus
+    from lab.show.claim_views import Drawing
     from lab.show.lever_kinds import Section
+
+
+RESULTS = "results"
+"""The default folder of results."""
+
+
+def read(results: tuple[str, ...]) -> Contents:
+    """The contents of files and folders; a note on stderr for what is skipped.
+
+    LabError where there is neither a run nor a request.
+    """
+    from lab.core.results import read as read_files
+
+    reading = read_files(results)
+    for sentence in reading.skipped:
+        note(sentence)
+    if not (reading.records or reading.requests):
+        raise LabError(f"There is no run in {' '.join(results)}.", "Measure some: lab measure")
+    return reading
+
+
+def read_runs(results: tuple[str, ...], what: str) -> Contents:
+    """As `read`, for what needs steps of an engine, in words such as "explain". LabError where there are none."""
+    reading = read(results)
+    if not reading.records:
+        raise LabError(
+            f"There are only requests to servers in {' '.join(results)}, and no steps of an engine to {what}.",
+            "Measure the model in process: lab measure -m MODEL. What the requests show: lab show RESULTS",
+        )
+    return reading
+
+
+def note(sentence: str) -> None:
+    """Say on stderr what was passed over."""
+    click.echo(f"Note: {sentence}", err=True)
+
+
+def other_sessions(results: tuple[str, ...], records: Sequence[Record]) -> list[Record]:
+    """Sessions that lie where the results are: they show how much sessions differ."""
+    from lab.runner import calibration
+
+    return calibration.other_sessions(
+        {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}, records
+    )
+
+
+def other_requests(results: tuple[str, ...], requests: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """Requests of other sessions that lie where the results are; none where there are no `requests` to compare."""
+    from lab.runner import calibration
+
+    folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
+    return calibration.other_requests(folders, requests) if requests else []
+
+
+def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
+    """The folder for plots: `out`, else that of the first results file."""
+    first = Path(results[0])
+    return Path(out) if out else first if first.is_dir() else first.parent
+
+
+def any_good(records: Sequence[Record | RequestRecord]) -> bool:
+    """Whether there is a timed run, or a request, without an error."""
+    from lab.analysis.request_table import went_well
+    from lab.core.record import Record
+
+    return any(record.run.is_timed if isinstance(record, Record) else went_well(record) for record in records)
+
+
+def draw(
+    records: Sequence[Record | RequestRecord],
+    folder: Path,
+    stem: str,
+    shown: Sequence[Section] = (),
+    of_claims: Sequence[Drawing] = (),
+    by_session: bool = False,
+) -> list[Path]:
+    """Draws the plots that there is data for, of experiments those `shown`; their paths: `<stem>-prefill.png` ...
+
+    Of runs that were made for claims those in `of_claims`. Requests share pictures with runs; with `by_session`
+    sessions of one setup are drawn apart.
+    """
+    from lab.analysis import request_table
+    from lab.experiments.claim_parts import PARTS
+    from lab.show import canvas, door_views, levers, plot_requests, plot_runs, plot_why
+
+    if not any_good(records):
+        return []
+    sizes: dict[str, tuple[float, float]] = {"prefill": (8, 5), "decode": (8, 5), "network": (8, 5)}
+    plain = [record for record in request_table.of_engine(records) if record.run.part not in PARTS]
+    with_requests = plot_requests.drawings([*plain, *request_table.alone(records)], by_session)
+    drawings = {**plot_runs.drawings(plain), **with_requests}
+    drawings |= {**plot_why.drawings(plain), **levers.drawings(shown), **door_views.drawings(records)}
+    wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
+    wanted += [(one.name, one.draw, one.size) for one in of_claims]
+    wanted += load_drawings(records)
+    return [path for name, drawing, size in wanted for path in canvas.write(drawing, folder, f"{stem}-{name}", size)]
+
+
+def load_drawings(
+    records: Sequence[Record | RequestRecord],
+) -> list[tuple[str, Callable[[Any], Any], tuple[float, float]]]:
+    """The pictures of loads among the records: name, what draws it, and its size; of several sessions numbered."""
+    from lab.analysis import load_sessions
+    from lab.show import plot_load
+
+    sessions, wanted = load_sessions.sessions(records), []
+    for number, one in enumerate(sessions, 1):
+        prefix = f"{number}-" if len(sessions) > 1 else ""
+        n_slots = one.endpoint.settings.n_slots if one.endpoint.settings else None
+        drawn = plot_load.drawings(one.samples, plot_load.title(one.endpoint, one.model, one.machine), n_slots)
+        wanted += [(f"{prefix}{name}", draw, plot_load.size(name)) for name, draw in drawn.items()]
+    return wanted
+
+
+def claim_drawings(
+    records: Sequence[Record], results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
+) -> list[Drawing]:
+    """The pictures of sessions of claims among the records of these files."""
+    from lab.experiments import claim_session
+    from lab.show import claim_views
+    from lab.show.claim_views import Drawing
+
+    sessions = dict.fromkeys(record.session for record in records if record.run.part)
+    if not sessions:
+        return []
+    known = [*ceilings, *claim_session.known_ceilings(plot_folder(results, None))]
+    others, made = other_sessions(results, records), list[Drawing]()
+    for number, name in enumerate(sessions, 1):
+        own = claim_views.drawings([record for record in records if record.session == name], known, others)
+        made += [dataclasses.replace(one, name=f"{number}-{one.name}") if len(sessions) > 1 else one for one in own]
+    return made
+
+
+def experiments(
+    records: Sequence[Record], results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
+) -> list[Section]:
+    """What experiments among the records of these files showed, predicted from ceilings and what lies beside them."""
+    from lab.show import levers
+    from lab.why import probing
+
+    records = [record for record in records if record.run.part is None]
+    if not any(record.run.lever for record in records):
+        return []
+    known = [*ceilings, *probing.kept(plot_folder(results, None), note)]
+    return levers.sections(records, known, other_sessions(results, records))
+
+
+def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
+    """The ceilings that came with results, and those in `folder`. LabError for a folder that is not there."""
+    from lab.why import probing
+
+    if folder != RESULTS and not Path(folder).is_dir():
+        raise LabError(f"There is no folder {folder} with ceilings.", "Name the one that lab ceilings wrote to.")
+    return [*reading.ceilings, *probing.kept(Path(folder), note)]
+
+
+def verdicts_of(
+    records: Sequence[Record], results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
+) -> list[tuple[str, Verdicts]]:
+    """The verdicts of each session of claims among the records of these files, by its name."""
+    from lab.experiments import claim_session, claim_verdicts
+
+    if not any(record.run.part for record in records):
+        return []
+    folder = plot_folder(results, None)
+    others, theirs = claim_session.neighbours(folder, records)
+    return claim_verdicts.of_sessions(records, [*ceilings, *claim_session.known_ceilings(folder)], others, theirs)
+
+
+def as_json_rows(
+    records: Sequence[Record],
+    shown: Sequence[Section] = (),
+    judged: Sequence[tuple[str, Verdicts]] = (),
+    requests: Sequence[RequestRecord] = (),
+) -> dict[str, Any]:
+    """The rows of the summary, of experiments, claims and requests, what disturbed the runs, and what failed."""
+    from lab.analysis import table
+    from lab.show import door_views, levers, text_load, text_requests, text_results
+
+    both_ways = door_views.as_rows(records, requests)
+    rows = table.summary(table.runs([record for record in records if record.run.part is None]))
+    of_claims = [{"session": name, **row} for name, verdicts in judged for row in verdicts.rows]
+    return {
+        "rows": [
+            *rows.to_dict("records"),
+            *levers.as_rows(shown),
+            *of_claims,
+            *text_requests.as_rows(requests),
+        ],
+        **levers.more(shown),
+        **({"both_ways": both_ways} if both_ways else {}),
+        **({"loads": of_loads} if (of_loads := text_load.sessions_as_rows(requests)) else {}),
+        "warnings": [*text_results.warnings(records), *text_requests.warnings(requests)],
+        "failures": [*text_results.failures(records), *text_requests.failures(requests)],
+    }
+
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
@@ -56,11 +256,10 @@ def carry_out(
             text_setup.print_plan(plan, as_json)
             return
         path = new_results_file(plan, Path(out))
-
-        def runs(watch: ShowStatus) -> Iterator[Record]:
-            return (run or execute)(plan, worker, path, watch, stream)
-
-        records, problem = collect(runs, path, err, text_out if stream else None, in_blocks=True)
+        stream_to = text_out if stream else None
+        records, problem = collect(
+            lambda watch: (run or execute)(plan, worker, path, watch, stream), path, err, stream_to
+        )
     _show(records, path, plan, not no_plot, report, as_json)
     if problem:
         raise problem
@@ -68,32 +267,39 @@ def carry_out(
         sys.exit(EXIT_FAILED)
 
 
+def _runs_in(records: Sequence[Record | RequestRecord], path: Path) -> str:
+    """How many runs went well, and where they are."""
+    n = sum(any_good([record]) for record in records)
+    return f"1 finished run is in {path}" if n == 1 else f"{n} finished runs are in {path}" if n else ""
+
+
 def collect(
-    runs: Any,
+    runs: Callable[[ShowStatus], Iterator[Any]],
     path: Path,
     err: Console,
-    stream_to: Console | None,
-    in_blocks: bool = False,
+    stream_to: Console | None = None,
     describe: Callable[[Any], str] | None = None,
+    tell: Callable[[Any, Callable[[Any], None]], None] = lambda record, finished: finished(record),
+    where: Callable[[list[Any], Path], str] = _runs_in,
 ) -> tuple[list[Any], LabError | None]:
     """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one.
 
-    `describe` gives the line of a finished record, where they are not runs of the engine.
+    `describe` gives the line of a finished record, where they are not runs of the engine; `tell` shows it by the
+    function that it gets. `where` says after Ctrl-C where what was measured is, "" where nothing was.
     """
     from lab.show import console, text_results
 
     records: list[Record | RequestRecord] = []
     try:
-        with console.progress(err, stream_to, describe or text_results.finished, in_blocks) as (watch, finished):
+        with console.progress(err, stream_to, describe or text_results.finished, in_blocks=True) as (watch, finished):
             for record in runs(watch):
                 records.append(record)
-                finished(record)
+                tell(record, finished)
     except LabError as error:
         return records, error
     except KeyboardInterrupt:
-        n = sum(any_good([record]) for record in records)
-        word = "1 finished run is" if n == 1 else f"{n} finished runs are"
-        err.print(f"\nInterrupted. {word} in {path}" if n else "\nInterrupted before a run was finished.")
+        kept = where(records, path)
+        err.print(f"\nInterrupted. {kept}" if kept else "\nInterrupted before a run was finished.")
         sys.exit(EXIT_INTERRUPTED)
     return records, None
 

@@ -1,9 +1,30 @@
-"""What the commands that measure servers share: how to reach one, and the question before another machine is asked."""
+"""The commands that ask servers of OpenAI's API: endpoint, load, and what measure does with --url."""
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 from click.core import ParameterSource
+
+from lab.cli.options import OUTPUT, PROMPT, SEED, with_options
+from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, any_good, collect, write_files
+from lab.core.lists import plural
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.analysis.loads import Sample
+    from lab.core.request import RequestRecord
+    from lab.runner.load_plan import LoadPlan
+    from lab.runner.progress import ShowStatus, Status
+    from lab.runner.servers import Server
+    from lab.runner.through_server import ServerPlan
+
 
 URL = click.option("--url", metavar="URL", help="A server that speaks OpenAI's API: http://127.0.0.1:8080/v1")
 REACHING = [
@@ -36,3 +57,365 @@ def confirm(url: str, what: str, yes: bool) -> None:
     asked = access(url)
     if not (yes or is_loopback(asked)):
         click.confirm(f"{asked.url} is on another machine. Send it {what}?", abort=True, err=True)
+
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table.")
+
+
+@click.group()
+def endpoint() -> None:
+    """Look at a server that speaks OpenAI's API, and at the client that will measure it."""
+
+
+@endpoint.command()
+@click.argument("url")
+@with_options(SERVED_MODEL, *REACHING, TIMEOUT)
+@AS_JSON
+def probe(
+    url: str,
+    model: str | None,
+    api: str | None,
+    api_key_env: str | None,
+    header: tuple[str, ...],
+    yes: bool,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Say what the server at URL can do, as a measurement would see it: tokens, usage, caches, slots.
+
+    It is sent at most eleven requests, of a few tokens each.
+    """
+    from lab.runner.servers import connect
+    from lab.show import console
+    from lab.show.text_endpoint import print_endpoint
+
+    confirm(url, "some requests", yes)
+    say = console.console(stderr=True).print
+    with connect(url, model, api, api_key_env, header, timeout, say) as server:
+        if as_json:
+            console.print_json(
+                {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model, "models": server.models}
+            )
+        else:
+            print_endpoint(server.endpoint, server.model, server.models, console.console())
+
+
+@endpoint.command()
+@click.option("--streams", default="1,16", show_default=True, help="How many streams at a time, with commas.")
+@AS_JSON
+def selftest(streams: str, as_json: bool) -> None:
+    """Measure the error of the lab's own client, against a server here whose every event has a known time."""
+    from lab.endpoints.selftest import WANTED_MEDIAN_US, WANTED_P99_US
+    from lab.endpoints.selftest import selftest as measure
+    from lab.show import console
+
+    numbers = [part.strip() for part in streams.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= 64 for part in numbers):
+        raise LabError(f"--streams {streams} is not possible.", "Give numbers from 1 to 64, with commas: 1,16")
+    tests = measure([int(part) for part in numbers])
+    if as_json:
+        console.print_json([dataclasses.asdict(test) for test in tests])
+        return
+    grid = console.grid_of("streams", "events", "events/s", "median us", "99 % us", "most us", "server late, 99 % us")
+    for test in tests:
+        values = test.rate, test.median_us, test.p99_us, test.max_us, test.server_late_p99_us
+        grid.add_row(f"{test.n_streams}", f"{test.n_events:,}", *(f"{value:,.0f}" for value in values))
+    out = console.console()
+    out.print(grid)
+    out.print(
+        f"From the moment an event is sent until it is stamped. Wanted with 16 streams: {WANTED_MEDIAN_US:.0f} us in "
+        f"the median, {WANTED_P99_US:,.0f} us in 99 %. Figures of a server near that say more about the client."
+    )
+
+
+@click.command()
+@with_options(
+    click.option("--url", required=True, metavar="URL", help="A server of OpenAI's API: http://127.0.0.1:8080/v1"),
+    click.option("--concurrency", "-c", help="Users who each send the next request when an answer is there: 1,4,16."),
+    click.option(
+        "--rate", metavar="LIST", help="Instead: requests per second, sent whatever the server does: 0.5,1,2."
+    ),
+    click.option(
+        "--arrivals",
+        type=click.Choice(["poisson", "constant"]),
+        default="poisson",
+        show_default=True,
+        help="With --rate: at random times, as of people who know nothing of each other, or evenly.",
+    ),
+    click.option(
+        "--replay",
+        metavar="FILE",
+        help="Lengths and times from a JSONL file: n_prompt, n_gen, at_s, or a Mooncake trace. With --concurrency or "
+        "--rate only its lengths.",
+    ),
+    click.option(
+        "--prompt-len",
+        "-p",
+        default="256",
+        show_default=True,
+        help="Tokens: 256, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm).",
+    ),
+    click.option("--gen", "-n", default="64", show_default=True, help="Tokens of each answer, likewise."),
+    click.option("--warmup", type=float, help="Seconds before the steady window.  [default: 5; 0 of a replay]"),
+    click.option("--duration", type=float, help="Seconds of the steady window.  [default: 15; a replay's own]"),
+    click.option("--rounds", type=int, help="How often each load is measured.  [default: 3; 1 of a replay]"),
+    click.option("--slo", metavar="LIMITS", help="Limits that a good answer keeps: ttft=1s,tpot=50ms,e2e=10s."),
+    click.option(
+        "--max-requests",
+        default=2000,
+        show_default=True,
+        help="Never send more. Small ones that look at the server and size prompts do not count.",
+    ),
+    click.option("--timeout", default=300.0, show_default=True, help="Seconds after which a request is given up."),
+    PROMPT,
+    SERVED_MODEL,
+    *REACHING,
+    SEED,
+    *OUTPUT[:3],  # without --report: pages have no loads
+    click.option("--dry-run", is_flag=True, help="Show the loads and how long they take, and send nothing."),
+)
+def load(
+    url: str,
+    model: str | None,
+    api: str | None,
+    api_key_env: str | None,
+    header: tuple[str, ...],
+    yes: bool,
+    prompt: str,
+    out: str,
+    as_json: bool,
+    no_plot: bool,
+    dry_run: bool,
+    **asked: Any,
+) -> None:
+    """Put load on the server at --url, of many users or many requests, and see what becomes of latency and rates.
+
+    Without options: 1, 2, 4 and 8 users, about four minutes. Each round measures every load once, in random order: a
+    warm-up, then the steady window; its last requests end under the same load. Each request is a line of a new file
+    in --out. Failures are figures here: exit status 0 when any request went well, 1 when none did or the server is
+    gone, 130 after Ctrl-C, which keeps what had ended and shows the rounds that are whole.
+    """
+    from lab.runner import loading
+    from lab.runner.load_plan import make_plan
+    from lab.runner.servers import connect
+    from lab.runner.through_server import prompt_text
+    from lab.show import console, text_endpoint
+
+    err = console.console(stderr=True)
+
+    def note(sentence: str) -> None:
+        err.print(f"Note: {sentence}", style="yellow")
+
+    plan = make_plan(**asked)
+    text = prompt_text(prompt)
+    for sentence in plan.notes:
+        note(sentence)
+    if dry_run:
+        _print_plan(plan, as_json)
+        return
+    confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to learn what it can do", yes)
+    with connect(url, model, api, api_key_env, header, plan.timeout_s, err.print) as server:
+        text_endpoint.print_endpoint(
+            server.endpoint, server.model, server.models, err if as_json else console.console()
+        )
+        path = loading.new_results_file(plan, server, Path(out))
+        samples, problem = _collect_load(
+            lambda watch: loading.execute(plan, server, text, path, watch, note), path, err
+        )
+    _show_load(samples, server, path, as_json, not no_plot)
+    if isinstance(problem, KeyboardInterrupt):
+        sys.exit(EXIT_INTERRUPTED)
+    if problem:
+        raise problem
+    if not any(one.figures.status == "ok" for one in samples):
+        sys.exit(EXIT_FAILED)
+
+
+def _collect_load(
+    requests: Callable[[ShowStatus], Generator[Any, None, None]], path: Path, err: Any
+) -> tuple[list[Sample], LabError | KeyboardInterrupt | None]:
+    """Measures with progress. Returns a sample of each request, and what ended it early, if anything did.
+
+    After Ctrl-C the samples are of all that is in the file.
+    """
+    from lab.analysis import loads
+    from lab.core import results
+
+    samples: list[Sample] = []
+    try:
+        with _progress(err) as watch, closing(requests(watch)) as running:
+            for record in running:
+                samples.append(loads.sample(record.request))
+    except LabError as problem:
+        return samples, problem
+    except KeyboardInterrupt as interrupt:
+        kept = results.read([path]).requests if path.exists() else ()
+        n = len(kept)
+        err.print(f"\nInterrupted. {plural(n, 'request')} in {path}" if n else "\nInterrupted: nothing had ended.")
+        return [loads.sample(record.request) for record in kept], interrupt
+    return samples, None
+
+
+@contextmanager
+def _progress(err: Any) -> Iterator[ShowStatus]:
+    """A bar on a terminal; elsewhere a line for each window when it is over, and one for what comes before."""
+    from lab.runner.progress import duration
+    from lab.show import console
+
+    with console.progress(err, None, str) as (watch, _):
+        if err.is_terminal:
+            yield watch
+            return
+        last: Status | None = None
+
+        def plain(status: Status) -> None:
+            nonlocal last
+            if last and last.part and last.part != status.part:
+                left = f"; about {duration(last.left_s)} left" if last.left_s else ""
+                err.print(f"{last.words}{left}")
+            begins = status.doing.partition(",")[0]
+            if not status.part and (last is None or begins != last.doing.partition(",")[0]):
+                err.print(f"{begins} ...")
+            last = status
+
+        yield plain
+        if last and last.part:
+            err.print(last.words)
+
+
+def _show_load(samples: list[Sample], server: Server, path: Path, as_json: bool, plots: bool) -> None:
+    """Prints the table, then draws: drawing may fail."""
+    from lab.show import canvas, console, text_load
+
+    if not samples:
+        return
+    out = console.console()
+    files: dict[str, Any] = {"session": path.stem, "results": str(path), "plots": []}
+    if not as_json:
+        text_load.print_load(samples, server.endpoint, out)
+        out.print(f"\nresults  {path}")
+    if plots:
+        from lab.show import plot_load
+
+        title = plot_load.title(server.endpoint, server.model_name, server.machine)
+        settings = server.endpoint.settings
+        drawings = plot_load.drawings(samples, title, settings.n_slots if settings else None)
+        for name, draw in drawings.items():
+            for plot in canvas.write(draw, path.parent, f"{path.stem}-{name}", plot_load.size(name)):
+                files["plots"].append(str(plot))
+                if not as_json:
+                    out.print(f"plot     {plot}")
+    if as_json:
+        console.print_json({**files, **text_load.as_rows(samples, server.endpoint)})
+
+
+def _print_plan(plan: LoadPlan, as_json: bool) -> None:
+    """What would be sent."""
+    from lab.runner.progress import duration
+    from lab.show import console
+
+    by_level = sorted(plan.windows, key=lambda window: window.load.concurrency or window.load.rate or 0)
+    arms = list(dict.fromkeys(window.load.words for window in by_level))
+    load = plan.windows[0].load
+    rounds = len(plan.windows) // len(arms)
+    if as_json:
+        known = {"loads": arms, "rounds": rounds, "warmup_s": load.warmup_s, "duration_s": load.duration_s}
+        known |= {"lengths": load.lengths, "max_requests": plan.n_most, "seconds": plan.seconds}
+        console.print_json({**known, "order": [window.words for window in plan.windows]})
+        return
+    out = console.console()
+    out.print(f"loads    {', '.join(arms)}; in {rounds} round{'s' * (rounds != 1)}")
+    out.print(f"lengths  {load.lengths}")
+    out.print(f"windows  {load.warmup_s:g} s of warm-up and {load.duration_s:g} s that count, each")
+    out.print(f"order    {'; '.join(window.words for window in plan.windows)}")
+    out.print(f"at most  {plural(plan.n_most, 'request')}")
+    out.print(f"takes    {duration(plan.seconds)}, and what the last requests of each window take")
+
+
+OF_SERVERS = ("api", "api_key_env", "header", "yes", "timeout")
+"""Parameters that only make sense with --url."""
+
+OF_BOTH = (
+    *("prompt_len", "gen", "repeat", "model", "prompt", "seed", "out", "as_json", "no_plot", "report", "stream"),
+    *("dry_run", "url"),
+)
+"""Parameters that make sense with and without --url."""
+
+
+def check_options(context: click.Context, url: str | None) -> None:
+    """LabError where an option was given that makes no sense with a server, or without one."""
+    options = given(context)
+    if url is None:
+        wrong = [option for name, option in options.items() if name in OF_SERVERS]
+        problem = "only for a server, and no --url is given.", "Name the server: --url http://127.0.0.1:8080/v1"
+    else:
+        wrong = [option for name, option in options.items() if name not in (*OF_SERVERS, *OF_BOTH)]
+        hint = f"Leave {'it' if len(wrong) == 1 else 'them'} out: a server has settings of its own."
+        problem = "only for the lab's own engine, not for a server.", hint
+    if wrong:
+        raise LabError(f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} {problem[0]}", problem[1])
+
+
+def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
+    """Looks at a server, says what cannot be seen of it, measures and shows."""
+    from lab.runner import through_server
+    from lab.runner.servers import connect
+    from lab.show import console, text_endpoint
+
+    options = given(context)
+    lengths = asked["prompt_len"] if "prompt_len" in options else through_server.DEFAULT_LENGTHS
+    wanted = through_server.wanted(lengths, asked["gen"], asked["repeat"], asked["prompt"], asked["seed"])
+    confirm(url, wanted.words, asked["yes"])
+    err = console.console(stderr=True)
+    text_out = err if asked["as_json"] else console.console()
+    model = asked["model"] if "model" in options else None
+    err.print("looking at the server ...")
+    reaching = asked["api"], asked["api_key_env"], asked["header"], asked["timeout"]
+    with connect(url, model, *reaching, say=err.print) as server:
+        text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
+        plan = through_server.make_plan(server, wanted)
+        text_endpoint.print_unseen(plan.unseen, text_out)
+        for sentence in plan.refused.values():
+            err.print(f"Note: {sentence}", style="yellow")
+        if asked["dry_run"]:
+            text_endpoint.print_plan(plan, asked["as_json"])
+            return
+        _send_and_show(plan, asked)
+
+
+def _send_and_show(plan: ServerPlan, asked: dict[str, Any]) -> None:
+    from lab.runner.through_server import execute, new_results_file
+    from lab.show import console, text_requests
+
+    path = new_results_file(plan, Path(asked["out"]))
+    err = console.console(stderr=True)
+    stream_to = console.console(stderr=asked["as_json"]) if asked["stream"] else None
+    records, problem = collect(
+        lambda watch: execute(plan, path, watch, asked["stream"]), path, err, stream_to, text_requests.finished
+    )
+    _show_requests(records, path, plan, asked)
+    if problem:
+        raise problem
+    if text_requests.failures(records):
+        sys.exit(EXIT_FAILED)
+
+
+def _show_requests(records: list[RequestRecord], path: Path, plan: ServerPlan, asked: dict[str, Any]) -> None:
+    """Prints the table, then draws: drawing may fail."""
+    from lab.analysis.comparison import AT_LEAST
+    from lab.show import console, text_requests
+
+    if not records:
+        return
+    as_json, out = asked["as_json"], console.console()
+    if not as_json:
+        text_requests.print_requests(records, out)
+    files = write_files(records, path, not asked["no_plot"], asked["report"], AT_LEAST, None if as_json else out)
+    if not as_json and any_good(records):
+        out.print(f"next     a page to hand on: lab report {path}")
+    if as_json:
+        known = {"endpoint": dataclasses.asdict(plan.server.endpoint), "model": plan.server.model}
+        rows = {"rows": text_requests.as_rows(records), "warnings": text_requests.warnings(records)}
+        console.print_json(
+            {**files, **known, "unseen": plan.unseen, **rows, "failures": text_requests.failures(records)}
+        )

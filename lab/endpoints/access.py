@@ -24,7 +24,8 @@ from itertools import groupby
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from lab.endpoints.fields import error_in
+from lab.core.request import CHAT
+from lab.endpoints.formats import error_in
 from lab.endpoints.wire import TIMEOUT_S
 from lab.errors import LabError, printable
 
@@ -60,6 +61,10 @@ class Access:
     def root(self) -> str:
         """The address without /v1, where servers have what OpenAI does not."""
         return self.url.removesuffix("/v1")
+
+    def interface(self, api: str) -> str:
+        """Where requests for chats, or for completions, go."""
+        return f"{self.url}/{'chat/completions' if api == CHAT else 'completions'}"
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from lab.endpoints.connection import (
     connect,
     utc_now,
 )
-from lab.endpoints.events import Piece, Stream, parsing
+from lab.endpoints.formats import Piece, Stream, parsing
 from lab.endpoints.wire import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, Plan
 
 CONNECT_S = 10.0
@@ -72,8 +72,7 @@ class Target:
 
 def target(access: Access, api: str, arrivals: Arrivals, path: str | None = None) -> Target:
     """Where the requests for an interface (or for another path) go, and the headers that they all have."""
-    interface = f"{access.url}/{'chat/completions' if api == 'chat' else 'completions'}"
-    url = httpcore2.URL(interface if path is None else access.root + path)
+    url = httpcore2.URL(access.interface(api) if path is None else access.root + path)
     port = b"" if url.port is None else b":%d" % url.port
     fixed = {
         "Accept": "text/event-stream",
@@ -120,8 +119,13 @@ class _Failure(Exception):
 
 @dataclass
 class _Got:
-    """What has arrived of an answer."""
+    """What has arrived of an answer, and how that went."""
 
+    started_at: str = ""
+    was_connected: bool = False
+    answer: Answer | None = None
+    stream: Stream | None = None
+    problem: _Failure | None = None
     pieces: list[Piece] = field(default_factory=list)
     n_bytes: int = 0
     n_line: int = 0  # bytes since the last end of a line
@@ -152,42 +156,37 @@ async def exchange(
     A server that hangs up after each answer (llama-server does, unsaid) may never read a request that crosses the end
     of its connection: that one goes out again over a new one, and so do all later ones.
     """
-    was_connected = line.is_ready
-    got, stream, problem, answer = _Got(), None, None, None
-    started_at = utc_now()
+    got = _Got(utc_now(), line.is_ready)
     try:
         await _open(line, to)
         assert line.connection
         due_ns = None if scheduled_ns is None else start_ns + scheduled_ns
         was_used = line.connection.was_used
         most_events = MOST_EVENTS * ask.asked.n_gen + SPARE_EVENTS if plan.path is None else MOST_ANSWER_BYTES
-        answer = line.connection.begin(plan, most_events, to.turn, over, due_ns)
+        answer = got.answer = line.connection.begin(plan, most_events, to.turn, over, due_ns)
         try:
             await _send_and_read(answer, to, ask, plan, got)
         except _Failure as failure:
             age_s = (time.perf_counter_ns() - (answer.sent_ns or 0)) / 1e9
             if not was_used or failure.failure != LOST or answer.first_ns is not None or age_s > HUNG_UP_S:
                 raise
-            to.hangs_up, was_connected = True, False
+            to.hangs_up, got.was_connected = True, False
             line.close()
             await _open(line, to)
-            answer = line.connection.begin(plan, most_events, to.turn, over, due_ns)
-            await _send_and_read(answer, to, ask, plan, got)
+            got.answer = line.connection.begin(plan, most_events, to.turn, over, due_ns)
+            await _send_and_read(got.answer, to, ask, plan, got)
     except _Failure as failure:
-        problem = failure
+        got.problem = failure
     if got.is_stream:
-        stream = await _parsed(got, (answer.sent_ns if answer else None) or 0, to.turn)
-        done = stream.failure is None
+        stream = got.stream = await _parsed(got, (got.answer.sent_ns if got.answer else None) or 0, to.turn)
+        problem, done = got.problem, stream.failure is None
         if (problem is None and not done) or (problem and problem.failure == LOST and stream.failure == ERROR_INSIDE):
-            problem = _Failure(stream.failure or "", stream.error or "")
+            got.problem = _Failure(stream.failure or "", stream.error or "")
         elif problem and problem.failure == LOST and done:
-            problem = None  # all had arrived
-    if answer and problem:
-        await answer.aclose()
-    return (
-        _request(ask, start_ns, scheduled_ns, started_at, was_connected, answer, got, stream, problem, to.access),
-        stream.text if stream else "",
-    )
+            got.problem = None  # all had arrived
+    if got.answer and got.problem:
+        await got.answer.aclose()
+    return _request(ask, start_ns, scheduled_ns, got, to.access), got.stream.text if got.stream else ""
 
 
 async def _open(line: Line, to: Target) -> None:
@@ -257,25 +256,15 @@ async def _parsed(got: _Got, sent_ns: int, turn: Turn) -> Stream:
         await turn.wait()
 
 
-def _request(
-    ask: Ask,
-    start_ns: int,
-    scheduled_ns: int | None,
-    started_at: str,
-    was_connected: bool,
-    answer: Answer | None,
-    got: _Got,
-    stream: Stream | None,
-    problem: _Failure | None,
-    access: Access,
-) -> Request:
+def _request(ask: Ask, start_ns: int, scheduled_ns: int | None, got: _Got, access: Access) -> Request:
+    answer, stream, problem = got.answer, got.stream, got.problem
     sent_ns, first_ns, last_ns = (answer.sent_ns, answer.first_ns, answer.last_ns) if answer else (None, None, None)
     return Request(
         asked=ask.asked,
-        started_at=answer.started_at if answer else started_at,
+        started_at=answer.started_at if answer else got.started_at,
         scheduled_ns=scheduled_ns,
         sent_ns=None if sent_ns is None else sent_ns - start_ns,
-        was_connected=was_connected,
+        was_connected=got.was_connected,
         headers_ns=None if sent_ns is None or first_ns is None else first_ns - sent_ns,
         ended_ns=None if sent_ns is None or last_ns is None else last_ns - sent_ns,
         failed_ns=None if problem is None or sent_ns is None else time.perf_counter_ns() - sent_ns,

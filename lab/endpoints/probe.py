@@ -38,12 +38,11 @@ from lab.core.request import (
     Request,
     ServerSettings,
 )
-from lab.endpoints import body as options
+from lab.endpoints import formats as options
 from lab.endpoints import prompts
 from lab.endpoints.access import Access, Answer, ask, hidden
-from lab.endpoints.body import ask_for
 from lab.endpoints.client import Client
-from lab.endpoints.fields import as_count, as_dict
+from lab.endpoints.formats import as_count, as_dict, ask_for
 from lab.endpoints.wire import STALL_S, Plan
 from lab.errors import LabError, printable
 
@@ -200,7 +199,7 @@ class _Asking:
 
     def send(self, api: str, prompt: str, n_gen: int, accepted: tuple[str, ...], ignore_eos: bool | None) -> Request:
         """One request; while it lasts, `say` is told how long it has."""
-        temperature = None if options.MAX_COMPLETION in accepted else 0.0  # OpenAI's reasoning models refuse any
+        temperature = options.temperature(accepted)
         asked = Asked(n_prompt=None, n_gen=n_gen, temperature=temperature, ignore_eos=ignore_eos)
         began = said = time.monotonic()
 

@@ -1,8 +1,14 @@
-"""Prompts of exactly n tokens of a server whose tokenizer is not here.
+"""Tokens as a server counts them: prompts of exactly n of its tokens, and those of an answer.
 
-A server with /tokenize counts any text (of a chat with its template around it). Without it, a request for one token
-tells with its usage how long its prompt was: a few of these find the number of words. A prompt begins with a nonce of
-eight letters, so that no cache knows its beginning; what was sent for counting gets another one afterwards.
+The tokenizer is not here. A server with /tokenize counts any text (of a chat with its template around it). Without it,
+a request for one token tells with its usage how long its prompt was: a few of these find the number of words. A prompt
+begins with a nonce of eight letters, so that no cache knows its beginning; what was sent for counting gets another one
+afterwards.
+
+The tokens of an answer whose stream did not count them: llama_cpp.server streams no usage at all. The same request with
+the same seed, not streamed, says how many tokens it had, and costs one more generation. It counts only where its answer
+is the same too: a cache or another batch changes the last bits of a sum, and with them the text. Else the text is
+tokenised, which may join what was generated apart.
 
 Sources: llama.cpp tools/server/README.md (POST /tokenize, POST /apply-template); vLLM
 vllm/entrypoints/serve/tokenize/protocol.py (POST /tokenize with `prompt` or `messages`, answer with `count`);
@@ -12,18 +18,21 @@ llama-cpp-python llama_cpp/server/app.py (POST /extras/tokenize/count).
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from lab.core.request import CHAT, Asked, Endpoint
+from lab.core import request_times as times
+from lab.core.record import OK
+from lab.core.request import CHAT, COMPLETIONS, Asked, Endpoint, Request, Usage
 from lab.endpoints.access import Access, ask
-from lab.endpoints.body import MAX_COMPLETION, body
-from lab.endpoints.fields import as_count, as_dict, n_items, usage_of
-from lab.endpoints.wire import fresh_nonce
+from lab.endpoints.formats import as_count, as_dict, body, first, n_items, temperature, text_of, usage_of
+from lab.endpoints.wire import Ask, Reply, fresh_nonce
 from lab.errors import LabError
 
-TOKENIZE, USAGE = "tokenize", "usage"
+TOKENIZE, USAGE, TWIN = "tokenize", "usage", "twin"
 
 MOST_COUNTS = 24
 """How often a text is counted for one prompt."""
@@ -110,15 +119,9 @@ def by_extras(access: Access, api: str, model: str, text: str) -> int | None:
 
 def by_usage(access: Access, endpoint: Endpoint, model: str, text: str) -> int | None:
     """Tokens by the usage of a request for one token."""
-    temperature = None if MAX_COMPLETION in endpoint.accepted else 0.0  # OpenAI's reasoning models refuse any
-    asked = Asked(n_prompt=None, n_gen=1, temperature=temperature)
+    asked = Asked(n_prompt=None, n_gen=1, temperature=temperature(endpoint.accepted))
     fields = body(endpoint.api, model, text, asked, endpoint.accepted, is_streamed=False)
-    answer = ask(
-        access,
-        f"{access.url}/{'chat/completions' if endpoint.api == CHAT else 'completions'}",
-        fields,
-        access.timeout_s,
-    )
+    answer = ask(access, access.interface(endpoint.api), fields, access.timeout_s)
     usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")))
     return usage.prompt_tokens if usage and answer.status == 200 else None
 
@@ -220,3 +223,50 @@ def _filled(text: str, n: int, count: Callable[[str], int], counts: dict[str, in
         if not text_fits:
             fillers.pop(0)
     return text
+
+
+def counted(access: Access, api: str, model: str, sent: Ask, reply: Reply) -> Request:
+    """The request with a count of its tokens, where it had none. `usage.counted_by` says how; unchanged where none can.
+
+    The twin is tried first where a seed fixes what is generated and the prompt that was sent is known, else the
+    tokenizer.
+    """
+    request = reply.request
+    if request.status != OK or times.n_generated(request) is not None:
+        return request
+    has_twin = request.asked.seed is not None and sent.nonce is None  # with a nonce, another prompt was sent
+    usage = twin(access, api, sent, reply) if has_twin else None
+    usage = usage or tokenized(access, model, reply.text)
+    return request if usage is None else dataclasses.replace(request, usage=usage)
+
+
+def twin(access: Access, api: str, sent: Ask, reply: Reply) -> Usage | None:
+    """The counts of the same request, not streamed. None where its answer is not the same."""
+    fields = json.loads(sent.body)
+    for name in ("stream", "stream_options"):
+        fields.pop(name, None)
+    answer = ask(access, access.interface(api), fields, access.timeout_s)
+    usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")))
+    if answer.status != 200 or usage is None or usage.completion_tokens is None:
+        return None
+    if not _is_same(first(as_dict(answer.parsed).get("choices")), reply):
+        return None
+    return dataclasses.replace(usage, cached_tokens=None, counted_by=TWIN)  # the twin finds the prompt of the first one
+
+
+def _is_same(choice: dict[str, Any], reply: Reply) -> bool:
+    """Whether an answer is the one that was streamed, or both went on to the same limit of tokens."""
+    if choice.get("finish_reason") == reply.request.finish_reason == "length":
+        return True
+    text = text_of(choice)
+    return bool(text) and text == reply.text
+
+
+def tokenized(access: Access, model: str, text: str) -> Usage | None:
+    """The tokens of a text by the server's tokenizer."""
+    n_tokens = by_text(access, text)
+    if n_tokens is None:
+        n_tokens = by_messages(access, COMPLETIONS, model, text)
+    if n_tokens is None:
+        n_tokens = by_extras(access, COMPLETIONS, model, text)
+    return None if n_tokens is None else Usage(completion_tokens=n_tokens, counted_by=TOKENIZE)

@@ -15,8 +15,7 @@ from lab.core.record import OK
 from lab.core.request import CHAT, Asked
 from lab.endpoints.access import access, ask
 from lab.endpoints.client import Client
-from lab.endpoints.fields import as_dict
-from lab.endpoints.null_behaviour import RUNNING, Behaviour, NullSettings
+from lab.endpoints.formats import as_dict
 from lab.endpoints.null_server import null_server
 from lab.endpoints.wire import Ask, Plan, Reply
 from lab.errors import LabError
@@ -43,10 +42,9 @@ def selftest(
     streams: Sequence[int] = (1, 16), n_tokens: int = 200, gap_ms: float = 20.0, n_rounds: int = 2
 ) -> list[SelfTest]:
     """Measure the client with each number of streams: in each stream `n_rounds` requests of `n_tokens` events."""
-    behaviour = Behaviour(usage=RUNNING, gap_ms=gap_ms)
     tests = []
     for n_streams in streams:
-        with null_server(NullSettings(models={"null": behaviour})) as server:
+        with null_server(str(gap_ms)) as server:
             tests.append(_test(server.url, n_streams, n_tokens, n_rounds, n_streams * 1000.0 / gap_ms))
     return tests
 

@@ -25,11 +25,9 @@ from lab.errors import LabError
 from lab.experiments import door_parts
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import keeping, machine, notebook, prompts
-from lab.runner.case import Case
-from lab.runner.lengths import parse_lengths
-from lab.runner.plan import make_plan
-from lab.runner.planned import Plan
+from lab.runner import keeping, machine, progress, prompts
+from lab.runner.plan import make_plan, parse_lengths
+from lab.runner.planned import Case, Plan
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.servers import Server, connect
 from lab.runner.warm_engine import WarmEngine
@@ -85,7 +83,7 @@ def doors(
         with Worker() as worker:
             turns = prepare(server, worker, prompt_len, gen, blocks, model=model, **settings)
         path = new_file(turns, Path(out))
-        with notebook.watching() as watching:
+        with progress.in_notebook() as watching:
             return list(execute(turns, path, watch or watching))
 
 

@@ -26,11 +26,9 @@ from lab.experiments.claim_verdicts import CLAIMS, Verdicts
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND, Probe
 from lab.process.worker import Worker
-from lab.runner import calibration, keeping, notebook, session, side_by_side
-from lab.runner.blank_run import failed_run
-from lab.runner.case import Case
+from lab.runner import calibration, keeping, progress, session, side_by_side
 from lab.runner.plan import make_plan
-from lab.runner.planned import Plan
+from lab.runner.planned import Case, Plan, failed_run
 from lab.runner.progress import ShowStatus, Status
 from lab.why import probing, where
 from lab.why.where import Where
@@ -103,7 +101,7 @@ def claims(
             words = f"of {len(sessions)} sessions: {', '.join(sessions)}" if sessions else "of no session of claims"
             raise LabError(f"These records are {words}.", "Give those of one: lab.read([path])")
         return judge(chosen, records, where.of_record(records[0]), folder, None, only is not None)
-    with Worker() as worker, notebook.watching() as watching, cases.folder_in(folder) as states:
+    with Worker() as worker, progress.in_notebook() as watching, cases.folder_in(folder) as states:
         planned = plan(worker, chosen, quick, states, folder, model=model, **settings)
         path = session.new_results_file(planned.base, folder, planned.n_runs)
         show = watch or watching

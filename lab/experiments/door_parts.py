@@ -38,7 +38,7 @@ from lab.core.record import OK, Record, Run
 from lab.core.request import CHAT, NO, UNKNOWN, YES, Asked, Pieces, Request, RequestRecord, ServerTimings
 from lab.core.request_figures import figures
 from lab.endpoints.access import ask
-from lab.endpoints.fields import as_dict, as_number, timings_of
+from lab.endpoints.formats import as_dict, as_number, timings_of
 from lab.endpoints.wire import Ask, Plan, fresh_nonce
 from lab.runner.servers import Server
 

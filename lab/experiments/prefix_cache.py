@@ -43,9 +43,8 @@ from lab.core.script import Operation
 from lab.experiments import cases
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
-from lab.runner.case import Case, Text
 from lab.runner.plan import make_plan, with_cases
-from lab.runner.planned import Plan
+from lab.runner.planned import Case, Plan, Text
 from lab.runner.progress import ShowStatus
 from lab.runner.session import carry_out
 from lab.why.step_prediction import StepPrediction

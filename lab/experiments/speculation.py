@@ -32,10 +32,8 @@ from lab.experiments import cases
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts
-from lab.runner.case import Case, Text
-from lab.runner.lengths import parse_lengths
-from lab.runner.plan import MIN_FOR_INTERVAL, make_plan, read_header, with_cases
-from lab.runner.planned import Draft, Plan
+from lab.runner.plan import MIN_FOR_INTERVAL, make_plan, parse_lengths, read_header, with_cases
+from lab.runner.planned import Case, Draft, Plan, Text
 from lab.runner.progress import ShowStatus
 from lab.runner.session import carry_out
 

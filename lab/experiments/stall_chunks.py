@@ -40,9 +40,8 @@ from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import session
-from lab.runner.case import Case, Text
 from lab.runner.plan import with_cases
-from lab.runner.planned import Plan
+from lab.runner.planned import Case, Plan, Text
 from lab.runner.progress import ShowStatus
 from lab.why import step_kernels
 from lab.why.step_prediction import StepPrediction

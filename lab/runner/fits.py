@@ -18,9 +18,8 @@ from lab.core.network import Traffic
 from lab.core.placement import CPU, Place
 from lab.core.record import DECODE, PREFILL, Device, Model, Settings
 from lab.runner import limits, machine, offload
-from lab.runner.case import Case, with_room
-from lab.runner.planned import Plan
-from lab.runner.rpc_memory import shared_memory
+from lab.runner.offload import shared_memory
+from lab.runner.planned import Case, Plan, with_room
 
 MOST_TOKENS = 2**31
 """llama.cpp counts positions in 32 bits."""

@@ -8,30 +8,27 @@ of the last one have ended.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from lab.core import request_times as times
 from lab.core.record import OK
-from lab.core.request import LOST, POISSON, REFUSED, Asked, RequestRecord, Slo
-from lab.endpoints import counting
+from lab.core.request import LOST, REFUSED, Asked, RequestRecord
+from lab.endpoints import prompts
 from lab.endpoints.client import ClientDied
 from lab.endpoints.selftest import client_error
 from lab.endpoints.wire import MOST_AT_ONCE, Ask, Plan, Reply
 from lab.errors import LabError
-from lab.runner import notebook
+from lab.runner import progress
 from lab.runner.keeping import save, unless_empty
 from lab.runner.load_plan import (
-    MAX_REQUESTS,
     MOST_LOST,
     STALL_S,
-    TIMEOUT_S,
     LoadPlan,
-    Numbers,
     Window,
     make_plan,
 )
@@ -55,26 +52,14 @@ Note = Callable[[str], object]
 def load(
     url: str,
     *,
-    concurrency: Numbers | None = None,
-    rate: Numbers | None = None,
-    arrivals: str = POISSON,
-    replay: str | Path | None = None,
-    prompt_len: str | int = 256,
-    gen: str | int = 64,
-    warmup: float | None = None,
-    duration: float | None = None,
-    rounds: int | None = None,
-    slo: str | Slo | None = None,
-    max_requests: int = MAX_REQUESTS,
-    timeout: float = TIMEOUT_S,
     model: str | None = None,
     api: str | None = None,
     api_key_env: str | None = None,
     headers: Sequence[str] = (),
     prompt: str = TEXT,
-    seed: int = 1,
     out: str | Path = "results",
     watch: ShowStatus | None = None,
+    **asked: Any,
 ) -> list[RequestRecord]:
     """Put load on a server and return the records of all requests, which are also in a new file in `out`.
 
@@ -84,27 +69,14 @@ def load(
     the requests of the file `replay`. Lengths are numbers or distributions: "100-1000", "normal:500,100",
     "lognormal:300,0.8". Each round measures every arm once: `warmup` seconds, then `duration` seconds that count.
     `slo` are limits such as "ttft=1s,tpot=50ms". At most `max_requests` are sent, besides those that learn what the
-    server can do and how long prompts are. Failed requests are records too, and are warned of. The other arguments
-    are those of `lab.endpoint`. LabError where nobody answers, or the server is gone.
+    server can do and how long prompts are. Failed requests are records too, and are warned of. `asked` are those of
+    `load_plan.make_plan`: the arguments named here, and arrivals, timeout, seed. The other arguments are those of
+    `lab.endpoint`. LabError where nobody answers, or the server is gone.
     """
-    plan = make_plan(
-        concurrency=concurrency,
-        rate=rate,
-        arrivals=arrivals,
-        replay=replay,
-        prompt_len=prompt_len,
-        gen=gen,
-        warmup=warmup,
-        duration=duration,
-        rounds=rounds,
-        slo=slo,
-        max_requests=max_requests,
-        timeout=timeout,
-        seed=seed,
-    )
+    plan = make_plan(**asked)
     text = prompt_text(prompt)
     notes = list(plan.notes)
-    with notebook.watching() as watching:
+    with progress.in_notebook() as watching:
         show = watch or watching
         with connect(
             url, model, api, api_key_env, headers, plan.timeout_s, lambda words: show(Status(words))
@@ -155,16 +127,7 @@ def _asks(plan: LoadPlan, server: Server, text: str, watch: ShowStatus) -> tuple
     for i, n in enumerate(lengths):
         watch(Status(f"sizing prompts, {i + 1} of {len(lengths)}"))
         prompt = server.prompt(n, text, plan.seed, i)
-        asked = Asked(
-            n_prompt=n,
-            n_prompt_counted=prompt.n_tokens,
-            counted_by=prompt.counted_by,
-            n_gen=plan.longest_answer,
-            temperature=server.temperature,
-            ignore_eos=server.ignores_eos,
-            prompt_sha256=hashlib.sha256(prompt.text.removeprefix(prompt.nonce).encode()).hexdigest(),
-        )
-        asks.append(server.ask(prompt, asked))
+        asks.append(server.ask(prompt, server.asked(prompt, n, plan.longest_answer)))
     return tuple(asks)
 
 
@@ -273,7 +236,7 @@ class _Session:
         for i, reply in enumerate(uncounted):
             if i % 10 == 0:
                 self._watch(Status(f"counting the tokens of answers, {i} of {len(uncounted)}", part=self._part(window)))
-            usage = counting.tokenized(self._server.access, self._server.own_name, reply.text)
+            usage = prompts.tokenized(self._server.access, self._server.own_name, reply.text)
             if usage is None:
                 self._can_count = False
                 self._note("The server does not count the tokens of its answers: there are no rates of tokens.")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from lab.core.record import Device, Machine, Settings
 from lab.models import catalog
+from lab.process.wire import Build
 from lab.runner import limits
 from lab.runner.limits import sysctl, system_text
 
@@ -25,13 +26,7 @@ _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "microsoft basic render")
 """Parts of the names of Vulkan devices that are programs: Mesa's, Google's, and that of Windows."""
 
 
-def describe(
-    llama_cpp_python: str | None = None,
-    llama_cpp_commit: str | None = None,
-    system_info: str | None = None,
-    devices: tuple[Device, ...] = (),
-    lib: str | None = None,
-) -> Machine:
+def describe(build: Build | None = None, lib: str | None = None) -> Machine:
     """This machine together with the llama.cpp build that the engine reported. Without an engine: the machine alone."""
     import psutil
 
@@ -43,10 +38,10 @@ def describe(
         ram_bytes=psutil.virtual_memory().total,
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
-        llama_cpp_python=llama_cpp_python,
-        llama_cpp_commit=llama_cpp_commit,
-        system_info=system_info,
-        devices=devices,
+        llama_cpp_python=build.llama_cpp_python if build else None,
+        llama_cpp_commit=build.llama_cpp_commit if build else None,
+        system_info=build.system_info if build else None,
+        devices=build.devices if build else (),
         lib=lib,
         virtual=_is_virtual(),
         power=_power(),

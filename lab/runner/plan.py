@@ -6,11 +6,14 @@ settings, lengths that cannot fit into memory, lengths that the model was not tr
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.core.lists import join_and
 from lab.core.placement import Tensor
 from lab.core.record import Model, Settings
 from lab.core.script import Operation
@@ -18,9 +21,44 @@ from lab.errors import LabError
 from lab.models import catalog, obtain, shapes
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import builds, fits, limits, machine, offload, prompts
-from lab.runner.case import Case, Text, with_room
-from lab.runner.lengths import check_lengths, parse_lengths
-from lab.runner.planned import Plan, Until
+from lab.runner.planned import Case, Plan, Text, Until, with_room
+
+
+def parse_lengths(text: str, option: str = "--prompt-len") -> tuple[int, ...]:
+    """Lengths as llama-bench writes them: `10,1000`, `100-500+100`, `512-4096*2`."""
+    lengths: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*", part)
+        if not match:
+            raise LabError(
+                f"{part!r} is not a {'prompt' if option == '--prompt-len' else 'draft'} length (in {option} {text}).",
+                "Write whole numbers: 10,1000,10000, or ranges: 100-500+100, 512-4096*2.",
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        sign, step = match[3] or "+", int(match[4] or 1)
+        if step < (2 if sign == "*" else 1) or last < first or (sign == "*" and first == 0):
+            raise LabError(f"The range {part!r} does not grow.", "Write it as first-last+step or first-last*factor.")
+        while first <= last and len(lengths) <= 1000:
+            lengths.append(first)
+            first = first * step if sign == "*" else first + step
+    return tuple(lengths)
+
+
+def check_lengths(lengths: Sequence[int]) -> None:
+    """LabError for what cannot be a list of prompt lengths."""
+    if not lengths:
+        raise LabError("No prompt length is given.", "For example: --prompt-len 10,1000")
+    if len(lengths) > 1000:
+        raise LabError("More than 1,000 prompt lengths are given.", "Use a larger step: 100-10000+100.")
+    for n in lengths:
+        if n < 1:
+            raise LabError(f"A prompt length of {n} cannot be measured.", "A prompt has at least 1 token.")
+    for n, times in collections.Counter(lengths).items():
+        if times > 1:
+            raise LabError(
+                f"Prompt length {n} is given {times} times.", "Give it once; --repeat measures it more often."
+            )
+
 
 DEFAULT_LENGTHS = "10,100,1000"
 DEFAULT_GEN = 64
@@ -98,9 +136,7 @@ def make_plan(
                 "Use --prompt random.",
             )
         source = prompts.source(prompts.RANDOM)
-    here = machine.describe(
-        build.llama_cpp_python, build.llama_cpp_commit, build.system_info, build.devices, builds.name_of(asked.lib)
-    )
+    here = machine.describe(build, builds.name_of(asked.lib))
     n_offloaded, unused = offload.n_layers(asked, n_gpu_layers, here.devices, shape)
     warnings += [*unused, *offload.warnings(asked, here.devices, shape)]
     if here.n_cores_usable and max(threads or 1, threads_batch or 1) > here.n_cores_usable:
@@ -204,5 +240,4 @@ def with_cases(plan: Plan, cases: Sequence[Case], write: Callable[[Case, Text, S
 
 def join(numbers: Sequence[int]) -> str:
     """`1,000 and 10,000`: numbers in a sentence."""
-    words = [f"{n:,}" for n in sorted(numbers)]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return join_and([f"{n:,}" for n in sorted(numbers)])

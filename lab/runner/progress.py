@@ -1,6 +1,7 @@
 """How far a measurement is, what it is doing, and how long it will still take.
 
-The engine only counts; here counts become rates, text, and a forecast from the runs so far.
+The engine only counts; here counts become rates, text, and a forecast from the runs so far. In a notebook a line says
+it, replaced in place: only a running Jupyter kernel gets it; a script that calls the same functions sees nothing.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 import codecs
 import functools
 import math
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from lab.core import request_times as times
 from lab.core.record import DECODE, DRAFT, VERIFY, Run
 from lab.core.request import Request
 from lab.process.wire import Progress
-from lab.runner.case import Case
+from lab.runner.planned import Case
 
 
 @dataclass(frozen=True)
@@ -217,3 +221,42 @@ class Reporter:
 
         prefill, decode = self._costs[min(self._costs, key=distance)]
         return n_prefill * prefill + n_gen * decode
+
+
+ShowText = Callable[[str], None]
+
+
+def notebook_line() -> ShowText:
+    """A function that shows a text in place of the one that it showed before; outside a notebook it does nothing."""
+    kernel = sys.modules.get("ipykernel.zmqshell")
+    if kernel is None or not kernel.ZMQInteractiveShell.initialized():
+        return lambda text: None
+    from IPython.display import display
+
+    handle: list[Any] = []
+
+    def show(text: str) -> None:
+        shown = {"text/plain": text}
+        if handle:
+            handle[0].update(shown, raw=True)
+        else:
+            handle.append(display(shown, raw=True, display_id=True))  # type: ignore[no-untyped-call]
+
+    return show
+
+
+@contextmanager
+def in_notebook() -> Iterator[Callable[[Status], None]]:
+    """What to call with the statuses of a measurement. The last text is how long it took."""
+    show, started = notebook_line(), time.monotonic()
+    n_runs = 0
+
+    def watch(status: Status) -> None:
+        nonlocal n_runs
+        n_runs = status.n_runs
+        left = f"; {duration(status.left_s)} left" if status.left_s is not None else ""
+        show(f"{status.words}{left}")
+
+    yield watch
+    done = f"{n_runs} run{'s' * (n_runs != 1)}" if n_runs else "done"
+    show(f"{done} in {duration(time.monotonic() - started)}")

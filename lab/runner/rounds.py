@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from lab.core import phases, record, stats
 from lab.core.record import Run
-from lab.runner.case import Case
 from lab.runner.plan import MIN_FOR_INTERVAL
-from lab.runner.planned import Plan, Until
+from lab.runner.planned import Case, Plan, Until
 
 EXTRA_SHARE = 0.25
 """Of the time of the planned rounds: what further rounds of cheap lengths may take."""

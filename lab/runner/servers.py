@@ -9,16 +9,18 @@ with connect("http://127.0.0.1:8080/v1") as server:
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lab.core.record import Machine
 from lab.core.request import Asked, Endpoint, Request, RequestRecord
 from lab.endpoints import access as reaching
-from lab.endpoints import body, counting, probe, prompts
+from lab.endpoints import formats, probe, prompts
 from lab.endpoints.access import Access
 from lab.endpoints.client import Client
 from lab.endpoints.prompts import Counter, Prompt
@@ -64,24 +66,37 @@ class Server:
             )
         return self.counter
 
+    def asked(self, prompt: Prompt, n_prompt: int, n_gen: int, **more: Any) -> Asked:
+        """What a request with this prompt asks, as records keep it. `more`: other fields, such as the seed."""
+        return Asked(
+            n_prompt=n_prompt,
+            n_prompt_counted=prompt.n_tokens,
+            counted_by=prompt.counted_by,
+            n_gen=n_gen,
+            temperature=self.temperature,
+            ignore_eos=self.ignores_eos,
+            prompt_sha256=hashlib.sha256(prompt.body.encode()).hexdigest(),
+            **more,
+        )
+
     def ask(self, prompt: Prompt, asked: Asked, is_sent_once: bool = False) -> Ask:
         """The request for a prompt. Unless it is sent once, its prompt begins with another nonce each time."""
         nonce = None if is_sent_once else prompt.nonce
-        return body.ask_for(self.endpoint.api, self.own_name, prompt.text, asked, self.endpoint.accepted, nonce)
+        return formats.ask_for(self.endpoint.api, self.own_name, prompt.text, asked, self.endpoint.accepted, nonce)
 
     @property
     def temperature(self) -> float | None:
         """0, or None where the server's models may refuse any (OpenAI's that reason)."""
-        return None if body.MAX_COMPLETION in self.endpoint.accepted else 0.0
+        return formats.temperature(self.endpoint.accepted)
 
     @property
     def ignores_eos(self) -> bool | None:
         """True where the server can be asked not to end before the limit; None where not."""
-        return True if body.IGNORE_EOS in self.endpoint.accepted else None
+        return True if formats.IGNORE_EOS in self.endpoint.accepted else None
 
     def counted(self, ask: Ask, reply: Reply) -> Request:
         """The request with a count of its tokens, where the stream had none; it may be sent once more for that."""
-        return counting.counted(self.access, self.endpoint.api, self.own_name, ask, reply)
+        return prompts.counted(self.access, self.endpoint.api, self.own_name, ask, reply)
 
     def record(self, session: str, request: Request, client_error_ns: tuple[int, int] | None = None) -> RequestRecord:
         """A request as a line of a results file. `client_error_ns` is that of selftest.client_error."""

@@ -18,14 +18,12 @@ from lab.core.record import Record, Run, Settings
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import keeping, machine, notebook
-from lab.runner.blank_run import failed_run
-from lab.runner.case import Case
+from lab.runner import keeping, machine, progress
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.energy import idle_watts
 from lab.runner.keeping import save, unless_empty
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, make_plan
-from lab.runner.planned import Plan
+from lab.runner.planned import Case, Plan, failed_run
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.rounds import Rounds
 from lab.runner.warm_engine import WarmEngine
@@ -69,7 +67,7 @@ def carry_out(
     run: Callable[[Plan, Worker, Path, ShowStatus, bool], Iterator[Record]] | None = None,
 ) -> list[Record]:
     """Make a plan and all its runs (`run`: as `execute` does). Warns of what the plan warns of, and of failed runs."""
-    with Worker() as worker, notebook.watching() as watching:
+    with Worker() as worker, progress.in_notebook() as watching:
         plan = make(worker)
         path = new_results_file(plan, Path(out))
         records = list((run or execute)(plan, worker, path, watch or watching, stream))

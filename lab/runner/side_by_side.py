@@ -21,13 +21,11 @@ from lab.core.record import FAILED, OK, Record, Run
 from lab.errors import LabError
 from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
-from lab.runner import as_options, builds, limits, notebook
-from lab.runner.blank_run import failed_run
-from lab.runner.case import Case
+from lab.runner import as_options, builds, limits, progress
 from lab.runner.energy import idle_watts
 from lab.runner.keeping import save
 from lab.runner.plan import make_plan
-from lab.runner.planned import Plan
+from lab.runner.planned import Case, Plan, failed_run
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import new_results_file
 from lab.runner.warm_engine import WarmEngine
@@ -60,7 +58,7 @@ def ab(
     with Worker() as worker:
         plans = plan(worker, named, blocks, prompt_len=prompt_len, gen=gen, **shared)
     path = new_results_file(next(iter(plans.values())), Path(out), len(plans))
-    with notebook.watching() as watch:
+    with progress.in_notebook() as watch:
         return list(execute(plans, blocks, path, watch))
 
 
@@ -136,14 +134,13 @@ def execute(
     todo = [(0, case) for plan in plans.values() for case in plan.cases] * (n_turns * n_blocks)
     reporter = Reporter(watch, todo, first.n_tokens)
     plans, crashes, idle_w = dict(plans), collections.Counter[str](), idle_watts(path.stem)
-    walk = _one_by_one if _share_servers(plans) else _block
     for block in range(n_blocks):
         order = chance.sample(list(plans), len(plans))
         chance.shuffle(numbers)
         with contextlib.ExitStack() as stack:
             workers = {name: stack.enter_context(new_worker()) for name in order}
             engines = {name: WarmEngine(plans[name], workers[name], reporter, idle_w=idle_w) for name in order}
-            for name, run in walk(engines, numbers, block, n_turns, todo):
+            for name, run in _block(engines, numbers, block, n_turns, todo):
                 engine = engines[name]
                 plans[name] = dataclasses.replace(plans[name], model=engine.model)  # its sum is made once
                 part, is_quick = engine.plan.part, engine.plan.is_quick
@@ -161,35 +158,27 @@ def execute(
 def _block(
     engines: dict[str, WarmEngine], numbers: Sequence[int], block: int, n_turns: int, todo: list[tuple[int, Case]]
 ) -> Iterator[tuple[str, Run]]:
-    """One block: warm-ups, then runs in the order of `engines` and back. A failed run is the last of its block."""
-    name, number = next(iter(engines)), numbers[0]
-    try:
-        for name, engine in engines.items():
-            for run in _warm(engine):
-                yield name, run
-        for turn, names in enumerate((list(engines), list(engines)[::-1])[:n_turns]):
-            for name in names:
-                for number in numbers[:: 1 - 2 * turn]:
-                    todo.pop()
-                    yield name, engines[name].run(engines[name].plan.cases[number], n_turns * block + turn)
-    except LabError as problem:
-        yield name, failed_run(engines[name].plan.cases[number], n_turns * block, problem)
+    """One block: warm-ups, then runs in the order of `engines` and back. A failed run is the last of its block.
 
-
-def _one_by_one(
-    engines: dict[str, WarmEngine], numbers: Sequence[int], block: int, n_turns: int, todo: list[tuple[int, Case]]
-) -> Iterator[tuple[str, Run]]:
-    """One block of variants that cannot be ready at the same time: all runs of one, then of the next."""
-    name, number = next(iter(engines)), numbers[0]
+    Variants that share RPC servers cannot be ready at the same time: all runs of one, then of the next.
+    """
+    one_by_one = _share_servers([engine.plan for engine in engines.values()])
+    names, turns = list(engines), range(n_turns)
+    together = [*((None, name) for name in names), *((turn, name) for turn in turns for name in names[:: 1 - 2 * turn])]
+    alone = [(turn, name) for name in names for turn in (None, *turns)]
+    name, number = names[0], numbers[0]
     try:
-        for name, engine in engines.items():
-            for run in _warm(engine):
-                yield name, run
-            for turn in range(n_turns):
-                for number in numbers[:: 1 - 2 * turn]:
-                    todo.pop()
-                    yield name, engine.run(engine.plan.cases[number], n_turns * block + turn)
-            engine.worker.use(DEFAULT_BACKEND)  # a server serves one client at a time
+        for turn, name in alone if one_by_one else together:
+            engine = engines[name]
+            if turn is None:
+                for run in _warm(engine):
+                    yield name, run
+                continue
+            for number in numbers[:: 1 - 2 * turn]:
+                todo.pop()
+                yield name, engine.run(engine.plan.cases[number], n_turns * block + turn)
+            if one_by_one and turn == turns[-1]:
+                engine.worker.use(DEFAULT_BACKEND)  # a server serves one client at a time
     except LabError as problem:
         yield name, failed_run(engines[name].plan.cases[number], n_turns * block, problem)
 
@@ -201,7 +190,7 @@ def _warm(engine: WarmEngine) -> Iterator[Run]:
         yield run
 
 
-def _share_servers(plans: Mapping[str, Plan]) -> bool:
+def _share_servers(plans: Sequence[Plan]) -> bool:
     """Whether several variants use one RPC server."""
-    servers = [server for plan in plans.values() for server in plan.backend.rpc]
+    servers = [server for plan in plans for server in plan.backend.rpc]
     return len(set(servers)) < len(servers)

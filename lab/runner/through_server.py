@@ -9,7 +9,6 @@ that fails again and again is given up, and so is a server that is gone.
 from __future__ import annotations
 
 import collections
-import hashlib
 import random
 import time
 import warnings
@@ -18,20 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.core.record import FAILED, OK
-from lab.core.request import LOST, NOT_SENT, REFUSED, Asked, Events, Request, RequestRecord
+from lab.core.request import CHAT, LOST, NO, NOT_SENT, REFUSED, YES, Asked, Endpoint, Events, Request, RequestRecord
 from lab.endpoints import prompts as server_prompts
-from lab.endpoints.prompts import Prompt
+from lab.endpoints.prompts import MOST_COUNTS, USAGE, Counter, Prompt
 from lab.endpoints.selftest import client_error
 from lab.endpoints.wire import STALL_S, TIMEOUT_S, Plan
 from lab.errors import LabError
 from lab.process.worker import MAX_TOKENS
-from lab.runner import notebook, unseen
-from lab.runner.blank_run import utc_now
-from lab.runner.case import Case
+from lab.runner import progress
 from lab.runner.keeping import save, unless_empty
-from lab.runner.lengths import check_lengths, parse_lengths
-from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT
-from lab.runner.planned import shuffled
+from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, check_lengths, parse_lengths
+from lab.runner.planned import Case, shuffled, utc_now
 from lab.runner.progress import ANSWERING, Reporter, ShowStatus, Status
 from lab.runner.prompts import TEXT, source
 from lab.runner.servers import Server, connect
@@ -113,7 +109,7 @@ def endpoint(
     of. LabError where nobody answers.
     """
     asked = wanted(prompt_len, gen, repeat, prompt, seed)
-    with notebook.watching() as watching:
+    with progress.in_notebook() as watching:
         show = watch or watching
         with connect(url, model, api, api_key_env, headers, timeout, lambda words: show(Status(words))) as server:
             plan = make_plan(server, asked)
@@ -167,7 +163,7 @@ def make_plan(server: Server, asked: Wanted) -> ServerPlan:
                 f"{case.n_prompt:,} prompt tokens and {case.n_gen:,} more do not fit into the server's context of "
                 f"{n_ctx:,} tokens (of one request). Ask for less, or start the server with a longer context."
             )
-    not_seen = unseen.sentences(server.endpoint, server.counter, asked.cases[0].n_gen)
+    not_seen = not_visible(server.endpoint, server.counter, asked.cases[0].n_gen)
     return ServerPlan(server, asked, refused, tuple(not_seen))
 
 
@@ -229,18 +225,9 @@ class _Session:
 
     def _send(self, case: Case, repeat: int, warmup: bool, prompt: Prompt) -> Request:
         server = self.plan.server
-        asked = Asked(
-            n_prompt=case.n_prompt,
-            n_prompt_counted=prompt.n_tokens,
-            counted_by=prompt.counted_by,
-            n_gen=min(WARMUP_GEN, case.n_gen) if warmup else case.n_gen,
-            temperature=server.temperature,
-            seed=self.plan.wanted.seed,
-            ignore_eos=server.ignores_eos,
-            repeat=repeat,
-            warmup=warmup,
-            prompt_sha256=hashlib.sha256(prompt.body.encode()).hexdigest(),
-        )
+        n_gen = min(WARMUP_GEN, case.n_gen) if warmup else case.n_gen
+        of_run = {"seed": self.plan.wanted.seed, "repeat": repeat, "warmup": warmup}
+        asked = server.asked(prompt, case.n_prompt, n_gen, **of_run)
         ask = server.ask(prompt, asked, is_sent_once=True)
         watch = self.reporter.answer_watcher(case, repeat, warmup)
         timeout_s = server.access.timeout_s
@@ -300,3 +287,63 @@ def not_sent(case: Case, repeat: int, reason: str, warmup: bool = False) -> Requ
         error=reason,
         events=Events(),
     )
+
+
+def not_visible(endpoint: Endpoint, counter: Counter | None, n_gen: int) -> Iterator[str]:
+    """What is not visible of answers of `n_gen` tokens, from what the server was seen to be able to do."""
+    how = {one.name: one.how for one in endpoint.capabilities}
+    if endpoint.can("streaming") == NO:
+        yield f"TTFT and TPOT are not visible, only E2E is: {how.get('streaming')}."
+    elif endpoint.can("streaming") != YES:
+        yield (
+            f"Whether the server streams token by token is not known ({how.get('streaming')}): one that holds tokens "
+            "back has a TTFT that is later than its first token."
+        )
+    own = " What the server says of its own times is shown apart." if endpoint.can("server timings") == YES else ""
+    if endpoint.can("streaming") != NO:
+        yield (
+            "Prefill time is not visible from outside: TTFT stands for it, with the server's queue, its tokenizer and "
+            f"its first token in it.{own}"
+        )
+    if endpoint.can("streaming") != NO and endpoint.can("tokens per event") != YES:
+        yield (
+            "No event says how many tokens it holds: gaps are those between events (inter-chunk latency), there is no "
+            "ITL, and TPOT lies between two bounds wherever there are not as many events as tokens."
+        )
+    if endpoint.can("usage in streams") != YES:
+        yield (
+            "The stream does not count its tokens: each request is sent once more, not streamed, which costs one more "
+            "generation. Where that answers differently, the server's tokenizer counts, if it has one; else TPOT is "
+            "not known."
+        )
+    if endpoint.can("cached tokens") != YES:
+        yield (
+            "The server does not say how much of a prompt came from a cache: nobody can say whether a run was warm. "
+            "Each prompt begins with letters of its own, so only the template before them can have come from one."
+        )
+    elif endpoint.api == CHAT and endpoint.server != "llama-server":  # which takes cache_prompt: false
+        yield (
+            "All chats share the template before their prompts, which the server may have in a cache: runs for which "
+            "it says so are shown apart, as warm. --api completions has no template."
+        )
+    if endpoint.can("ignore_eos") != YES and n_gen > 1:
+        yield f"Answers may end before {n_gen:,} tokens ({how.get('ignore_eos')}): those that do are shown apart."
+    yield from _of_settings(endpoint)
+    if counter is not None and counter.by == USAGE:
+        yield (
+            f"The server has no tokenizer to ask: a prompt of exactly n tokens is found by some requests for one token "
+            f"(at most {MOST_COUNTS}), once for each length; its repeats differ in their first letters only."
+        )
+
+
+def _of_settings(endpoint: Endpoint) -> Iterator[str]:
+    settings = endpoint.settings
+    if settings is None or settings.n_ctx is None:
+        yield "The server does not say how long its context is: a prompt that is too long for it fails."
+    if settings is not None and settings.n_slots == 1:
+        yield (
+            "The server works on one request at a time: while it works on somebody else's, a run waits, and its TTFT "
+            "is longer."
+        )
+    else:
+        yield "What others ask the server meanwhile makes these runs slower, and cannot be seen from here."

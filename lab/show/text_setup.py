@@ -12,9 +12,8 @@ from lab.core.lines import to_json
 from lab.core.lists import plural
 from lab.core.record import Machine, Model
 from lab.models.obtain import Listed
-from lab.runner import cpu_features, fits, machine
-from lab.runner.blank_run import named
-from lab.runner.planned import Plan
+from lab.runner import builds, fits, machine
+from lab.runner.planned import Plan, named
 from lab.show import text_network, text_places
 from lab.show.console import Grid, console, grid_of, print_json
 
@@ -56,9 +55,9 @@ def amx(system_info: str) -> list[str]:
 
     The cost of a build without AMX was measured on one Xeon (llama-bench, 512 tokens of prompt, 64 generated).
     """
-    if "AMX_INT8" not in (cpu_features.cpu_features() or ()):
+    if "AMX_INT8" not in (builds.cpu_features() or ()):
         return []
-    if "AMX_INT8" in cpu_features.built_for(system_info):
+    if "AMX_INT8" in builds.built_for(system_info):
         return ["amx      this CPU has AMX, and this build uses it"]
     return [
         "amx      this CPU has AMX, but this build does not use it and is slower for it. SmolLM2 135M Q4_1 on 2 cores",

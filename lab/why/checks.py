@@ -16,7 +16,7 @@ from typing import Any
 from lab.core import stats
 from lab.core.record import Machine
 from lab.core.stats import Ratio
-from lab.runner import cpu_features, machine
+from lab.runner import builds, machine
 
 FINE, LOOK, BROKEN, UNKNOWN = "fine", "worth a look", "broken", "not known here"
 
@@ -145,7 +145,7 @@ def of_limits(quota: float | None, left: int | None, n_waits: int, steady: Effec
 
 def of_build(system_info: str, product: Effect | None) -> Check:
     """What llama.cpp was compiled for; `product`: one of F32 on one core, and by NumPy's BLAS instead."""
-    lacks = cpu_features.unused(system_info)
+    lacks = builds.unused(system_info)
     names, effects = ", ".join(sorted(lacks or ())), {"F32 product": product} if product else {}
     figure = "CPU's features not known" if lacks is None else f"lacks {names}" if lacks else "made for this CPU"
     command = REBUILD.format("-DGGML_NATIVE=ON -DCMAKE_BUILD_TYPE=Release")

@@ -26,10 +26,9 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.process.wire import MUL_MAT, Probe
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import limits, machine, prompts, readings, side_by_side
-from lab.runner.case import Case
+from lab.runner import limits, machine, prompts, side_by_side
 from lab.runner.plan import make_plan
-from lab.runner.planned import Plan
+from lab.runner.planned import Case, Plan
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.warm_engine import WarmEngine
 from lab.why import checks, plain_read, probe_plan
@@ -103,7 +102,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
     began, swapped, best = time.monotonic(), limits.swap(), limits.default_threads(root)
     watch(Status("working on one core"))
     steady = in_turns(lambda: plain_read.work_s(0.3)[0], plain_read.burst_s)
-    before, clock = min(plain_read.work_s(0.2)[1] for _ in range(3)), readings.clock_ghz(root)
+    before, clock = min(plain_read.work_s(0.2)[1] for _ in range(3)), limits.clock_ghz(root)
     watch(Status("reading memory"))
     free = limits.memory_available(root)
     size = None if free > 4 * 2**30 else free // 4
@@ -134,11 +133,11 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
     found += [
         checks.of_limits(limits.cpu_quota(root), limits.memory_left(root), n_halted, steady),
         checks.of_others(_cores_of_others(base), _others(base), fewer),
-        checks.of_power(readings.power_savers(root), here.power),
+        checks.of_power(limits.power_savers(root), here.power),
         checks.of_clocks(clock, slower),
-        checks.of_bandwidth(rates, readings.modules_gbps()),
+        checks.of_bandwidth(rates, limits.modules_gbps()),
         checks.of_memory(limits.memory_available(root), need, n_short, (used, back - swapped[2]), here.ram_bytes),
-        *([checks.of_gpu(readings.gpus(root), here)] if plan else []),  # else the build's devices are not known
+        *([checks.of_gpu(limits.gpus(root), here)] if plan else []),  # else the build's devices are not known
     ]
     model, settings = (plan.model, plan.settings) if plan else (None, None)
     return Checkup(here, model, settings, tuple(found), time.monotonic() - began)

@@ -20,8 +20,7 @@ from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.rpc import MAX_SERVERS
 from lab.process.worker import Worker
-from lab.runner.lengths import check_lengths
-from lab.runner.plan import make_plan
+from lab.runner.plan import check_lengths, make_plan
 from lab.why import datasheet, prediction
 from lab.why.prediction import Prediction
 

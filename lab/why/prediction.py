@@ -24,8 +24,7 @@ from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.worker import Worker
 from lab.runner.fits import memory_for
-from lab.runner.lengths import check_lengths, parse_lengths
-from lab.runner.plan import make_plan
+from lab.runner.plan import check_lengths, make_plan, parse_lengths
 from lab.runner.planned import Plan
 from lab.why import datasheet, learning, probing, roofline, uncertainty, where
 from lab.why.datasheet import KERNEL_SHARE, Device, Own, Shares

@@ -25,9 +25,9 @@ from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.wire import DOWNLOAD, MUL_MAT_ID, UPLOAD, Probe
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import diagnosis, machine, noise_watch, notebook
-from lab.runner.blank_run import utc_now
+from lab.runner import diagnosis, machine, noise_watch, progress
 from lab.runner.plan import make_plan
+from lab.runner.planned import utc_now
 from lab.runner.progress import KERNEL, ShowStatus, Status, duration
 from lab.why import plain_read
 from lab.why import where as places
@@ -56,7 +56,7 @@ def ceilings(
     `types` are measured besides the model's own; `asked` are settings of `make_plan`, such as threads or device. They
     are those of the device with most layers; `others` are those of the further devices that the settings use.
     """
-    show, warned, folder = notebook.line(), list[str](), Path(out)
+    show, warned, folder = progress.notebook_line(), list[str](), Path(out)
 
     def watch(status: Status) -> None:
         show(f"{status.words}; {duration(status.left_s or 0)} left")

@@ -21,12 +21,11 @@ import lab
 from lab.core import phases
 from lab.core.record import Record
 from lab.core.request import RequestRecord
-from lab.endpoints.null_behaviour import Behaviour, NullSettings
-from lab.endpoints.null_server import null_server
 from lab.experiments import door_parts
 from lab.experiments.door_parts import OTHERWISE, SLOT, STREAM, TEMPLATE, TOKENIZE, Row
 from lab.models import catalog
 from lab.runner.limits import default_threads
+from tests.null_server import Behaviour, NullSettings, null_server
 from tests.servers import RealServer, llama_server
 
 WANTED = 0.05

@@ -26,14 +26,14 @@ from lab.analysis import loads
 from lab.core import request_times as times
 from lab.endpoints.access import access, ask
 from lab.endpoints.client import Client
-from lab.endpoints.null_behaviour import NEVER, RUNNING, Behaviour, NullSettings
-from lab.endpoints.null_server import NullServer, null_server
+from lab.endpoints.null_server import NullServer
 from lab.endpoints.selftest import _ask, _errors_ns, _share_us
 from lab.endpoints.wire import Plan, Reply
 from lab.runner import keeping, loading
 from lab.runner.load_plan import make_plan
 from lab.runner.servers import Server, connect
 from lab.runner.through_server import prompt_text
+from tests.null_server import NEVER, RUNNING, Behaviour, NullSettings, null_server
 
 FIRST_MS, GAP_MS = 20.0, 5.0
 

@@ -25,9 +25,7 @@ from lab.analysis import tool_formats
 from lab.analysis.tool_formats import Group, groups
 from lab.core import request_times as times
 from lab.core.request import CHAT, CLOSED, Asked, Load
-from lab.endpoints.body import ask_for
-from lab.endpoints.null_behaviour import Behaviour, NullSettings
-from lab.endpoints.null_server import null_server
+from lab.endpoints.formats import ask_for
 from lab.endpoints.wire import Plan
 from lab.models import catalog
 from lab.runner.servers import Server, connect
@@ -35,6 +33,7 @@ from tests import servers
 from tests.bench import tool_runs
 from tests.bench.tool_runs import ToolMissing, Work
 from tests.bench.truth import WORDS
+from tests.null_server import Behaviour, NullSettings, null_server
 
 N_REQUESTS, N_PROMPT, N_GEN = 8, 128, 32
 AT_ONCE = (1, 4)

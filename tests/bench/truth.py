@@ -27,12 +27,21 @@ from typing import Any
 from lab.core import request_times as times
 from lab.core.request import CHAT, Asked, Request
 from lab.endpoints.access import access, ask
-from lab.endpoints.null_behaviour import ACCEPT, ASKED, EMPTY, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings
-from lab.endpoints.null_server import null_server
 from lab.endpoints.wire import Plan
 from lab.runner.servers import connect
 from tests.bench import tool_runs
 from tests.bench.tool_runs import ToolMissing, Work
+from tests.null_server import (
+    ACCEPT,
+    ASKED,
+    EMPTY,
+    NEVER,
+    RUNNING,
+    TEMPLATE_TOKENS,
+    Behaviour,
+    NullSettings,
+    null_server,
+)
 
 N, N_PROMPT, N_GEN = 6, 30, 32
 SHARE, LEAST_MS = 0.03, 3.0
