@@ -464,7 +464,7 @@ def test_a_chunk_that_needs_too_many_steps_ends_its_search_and_no_other(
 
 def test_a_search_that_cannot_measure_ends(fake_worker: FakeWorker, tmp_path: Path) -> None:
     def refuse(n_prefilled: int, n_chosen: int) -> None:
-        if fake_worker.scripts[-1][-2].kind == MIXED:
+        if any(operation.kind == MIXED for operation in fake_worker.scripts[-1][-2:-1]):
             raise LabError("no", "")
 
     fake_worker.on_run = refuse
