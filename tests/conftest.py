@@ -47,6 +47,7 @@ from tests import miniature
 
 # A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would hand it on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.pop("COLUMNS", None)  # what is printed shall not depend on the terminal that runs the tests
 
 # Threads of an engine that wait for each other sleep: where they spin on a busy machine, a test takes minutes.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import os
 import re
 import shutil
 import sys
@@ -173,7 +174,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES if os.environ.get("LAB_ALL_NOTEBOOKS") else (NAMES[0], NAMES[3]))
 def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
     name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -296,5 +296,5 @@ class Ceilings:
     device: str | None = None  # by llama.cpp's name; None: the CPU, or (in older files) the first GPU
     others: tuple[Ceilings, ...] | None = None
     repack: bool | None = None  # of the CPU: as in Settings
-    missing: tuple[Rate, ...] = ()
+    missing: tuple[Rate, ...] | None = None
     disturbed: str | None = None

@@ -36,7 +36,8 @@ FULL_WARMUP_S = 2.0
 """On a CPU a whole step is warmed up as well if it takes less time than this.
 
 The first whole step touches the compute buffer's pages for the first time: about 5,000 page faults for a step of 512
-tokens of SmolLM2, which cost 3 to 20 ms (tests/bench/warm_up.py). That is at most 1 % of a longer step.
+tokens of SmolLM2 (tests/bench/warm_up.py). On one Xeon the first such prefill took 20 ms longer than the next ones,
+which is 1 % of the longest step that is warmed up.
 """
 
 N_SENTINEL = 8

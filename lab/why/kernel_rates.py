@@ -71,7 +71,7 @@ def of_attention(
 def _check_measured(ceilings: Ceilings, one: Rate, sizes: Collection[int], n_tokens: int) -> None:
     """LabError for a size of step beyond those of a kernel that were probed before the session ended early."""
     kernel = one.op, one.type, one.n_threads
-    is_cut = any((lacking.op, lacking.type, lacking.n_threads) == kernel for lacking in ceilings.missing)
+    is_cut = any((lacking.op, lacking.type, lacking.n_threads) == kernel for lacking in ceilings.missing or ())
     if is_cut and not min(sizes) <= n_tokens <= max(sizes):
         raise LabError(
             f"The ceiling of {one.op} of {one.type} for {n_tokens} tokens is not measured: its session ended early.",

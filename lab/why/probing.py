@@ -177,7 +177,7 @@ def _run_probes(
             repack = where.repack if name is None else None
             of_device = utc_now(), where.machine, name is not None, tuple(rates.values())
             made = Ceilings(*of_device, device=name, repack=repack)
-            save(dataclasses.replace(made, missing=lacking, disturbed=words or None), folder)
+            save(dataclasses.replace(made, missing=lacking or None, disturbed=words or None), folder)
     return words
 
 
@@ -264,12 +264,12 @@ def _known(given: Sequence[Ceilings], where: Where, name: str | None, force: boo
     for rate in (rate for old in fitting for rate in old.rates):
         if key(rate) not in best or gbps(rate) > gbps(best[key(rate)]):  # a bad moment does not lower a ceiling
             best[key(rate)] = rate
-    lacking = {key(rate): rate for old in fitting for rate in old.missing if key(rate) not in best}
+    lacking = {key(rate): rate for old in fitting for rate in old.missing or () if key(rate) not in best}
     quiet = {key(rate) for old in fitting if not old.disturbed for rate in old.rates}
     words = [old.disturbed for old in fitting if any(key(rate) not in quiet for rate in old.rates)]
     made = Ceilings(fitting[-1].measured_at, here, name is not None, tuple(best.values()), device=name)
     made = dataclasses.replace(made, repack=fitting[-1].repack)
-    return dataclasses.replace(made, missing=tuple(lacking.values()), disturbed=words[-1] if words else None)
+    return dataclasses.replace(made, missing=tuple(lacking.values()) or None, disturbed=words[-1] if words else None)
 
 
 def doubts(ceilings: Ceilings) -> tuple[str, ...]:
@@ -283,7 +283,7 @@ def doubt_words(ceilings: Ceilings) -> list[str]:
     """Sentences on these doubts, and what to do."""
     sentences = []
     for one in (ceilings, *(ceilings.others or ())):
-        label, n = places.label(places.measured_on(one)), len(one.missing)
+        label, n = places.label(places.measured_on(one)), len(one.missing or ())
         if one.disturbed:
             sentences.append(
                 f"While the ceilings of {label} were measured, {one.disturbed}. Some may be too low, so no limit and "
