@@ -1,0 +1,97 @@
+"""Everything that the lab says of the committed samples, as files: held side by side before and after a rewrite.
+
+    python3 -m uv run python -m tests.bench.golden FOLDER [WORD...]
+
+A file each: the help of every command; tables, JSON, exports, comparisons, predictions, explanations and pages of the
+samples; refused options. Nothing here measures, so two runs of the same code give equal files, whatever the machine
+does. With WORDs only the files whose names hold one of them. Compare with `diff -r BEFORE AFTER`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from lab.cli.main import lab as cli
+from tests.conftest import run_lab
+
+SAMPLES = sorted(Path("results").glob("sample-*.jsonl"))
+ENGINE = [path for path in SAMPLES if "server" not in path.name]
+REFUSED = (
+    "measure -p x",
+    "measure -p 10 -n 0",
+    "measure -m no-such-model",
+    "measure --repeat 0",
+    "measure --max-minutes 1",
+    "measure --url http://127.0.0.1:9 -p 10",
+    "batch -s 0",
+    "prefix --prefix-len 10,10",
+    "stall --chunk 0",
+    "speculate --draft nothing",
+    "ab",
+    "load",
+    "show /nonexistent",
+    "compare results/sample-smollm2-135m-amd-epyc.jsonl",
+    "predict -m llama-3.2-3b -d no-such-device",
+    "plot /nonexistent",
+    "claims --only 99",
+    "export results -f csv --as md",
+)
+
+
+def commands(out: Path) -> Iterator[tuple[str, ...]]:
+    """Each command line as words; pages are written to `out`."""
+    for name, command in sorted(cli.commands.items()):
+        yield (name, "--help")
+        yield from ((name, sub, "--help") for sub in sorted(getattr(command, "commands", {})))
+    for path in map(str, [*SAMPLES, "results"]):
+        yield ("show", path)
+        yield ("show", "--json", path)
+        yield ("show", "--placement", path)
+        yield ("report", path, "-o", str(out / f"page-{Path(path).stem}.html"))
+        for which in ("runs", "steps"):
+            yield ("export", path, "-f", "csv", "--table", which)
+    for path in map(str, ENGINE):
+        yield ("explain", path)
+        yield ("explain", "--json", path)
+        yield ("predict", "--results", path, "-m", "llama-3.2-3b")
+    epyc, xeon, other = (f"results/sample-{name}.jsonl" for name in NAMES)
+    for pair in ((epyc, xeon), (epyc, other), (xeon, other, epyc), ("results",)):
+        yield ("compare", "--no-plot", *pair)
+        yield ("compare", "--no-plot", "--json", *pair)
+    for device in ("rtx-4090", "apple", "laptop", "desktop"):
+        yield ("predict", "-m", "llama-3.2-3b", "-d", device, "-p", "10,1000")
+        yield ("predict", "-m", "phi-3-mini", "-d", device, "--json")
+    for kind in ("llama-bench", "guidellm", "aiperf", "vllm"):
+        yield ("export", "results/sample-server-smollm2-135m-llama-server.jsonl", "--format", kind)
+        yield ("export", epyc, "--format", kind)
+    yield from (("models", *rest) for rest in ((), ("--json",), ("info", "llama-3.2-3b")))
+    yield from (tuple(line.split()) for line in REFUSED)
+
+
+NAMES = ("smollm2-135m-amd-epyc", "smollm2-135m-intel-xeon", "to-compare-smollm2-135m-amd-epyc")
+
+
+def main() -> None:
+    out, only = Path(sys.argv[1]), sys.argv[2:]
+    out.mkdir(parents=True, exist_ok=True)
+    os.environ["COLUMNS"] = "100"
+    for words in commands(out):
+        name = re.sub(r"[^\w.,-]+", "_", " ".join(word for word in words if str(out) not in word)).strip("_")
+        if only and not any(word in name for word in only):
+            continue
+        code, shown, said = run_lab(*words)
+        text = f"exit status {code}\n{shown}\n---- stderr ----\n{said}"
+        (out / f"{name}.txt").write_text(text.replace(str(out), "OUT"))
+        print(".", end="", flush=True)
+    for page in out.glob("*.html"):  # without the records that it carries
+        text = re.sub(r"[A-Za-z0-9+/=]{200,}", "DATA", page.read_text())
+        page.write_text(re.sub(r"(?<=>)(?=<)", "\n", text))
+    print()
+
+
+if __name__ == "__main__":
+    main()
