@@ -161,7 +161,7 @@ def rpc_function(name: str, result: Any, *arguments: Any) -> Any:
     if not address:
         raise LabError(
             "This build of llama.cpp has no RPC.",
-            'Install it with CMAKE_ARGS="-DGGML_RPC=ON", as the README says; its two commands do.',
+            'Install it with CMAKE_ARGS="-DGGML_RPC=ON", as INSTALL.md says; the commands of the README do.',
         )
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
