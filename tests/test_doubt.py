@@ -15,6 +15,7 @@ from lab.models import catalog, shapes
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION, Backend, Probe
 from lab.show import page, plot_runs, plot_why, text_compare, text_results, text_why
 from lab.why import advice, plain_read, prediction, probing, roofline, step_kernels
+from lab.why.advice import Lever
 from lab.why.where import Where
 from tests.bench import doubt
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
@@ -173,6 +174,43 @@ def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None
     off = dataclasses.replace(WIDE, flash_attn_resolved="off")
     changed = step_kernels.total(BIG, off, best, 1, 22, 1)
     assert changed and changed.attention_s == pytest.approx(kernels.attention_s / 2)  # the best pass counts
+
+
+def limited_by_attention(kind: str, *probed: Rate, **changed: Any) -> tuple[list[Lever], str]:
+    """The levers of a run whose decode attention limits, with further probes and settings; and the page's sentences."""
+    slow = [dataclasses.replace(rate(ATTENTION, kind, n, 20, 0.01), n_positions=4096) for n in (1, 512)]
+    products = [one for one in FAST.rates if one.op in (MUL_MAT, plain_read.READ)]
+    best, settings = dataclasses.replace(FAST, rates=(*products, *slow, *probed)), dataclasses.replace(WIDE, **changed)
+    kernels = step_kernels.total(BIG, settings, best, 1, 22, 1)
+    assert kernels
+    run = make_run(20, 5, decode_ms=1.1e3 * kernels.total_s, prefill_ms=50)
+    record = make_record(run, model=BIG, settings=settings)
+    rows = roofline.explain([record], best)
+    assert rows[-1].limit == roofline.ATTENTION
+    return advice.levers(rows, record, best), " ".join(text_why.advised(rows, [record], best))
+
+
+def test_where_attention_limits_decode_a_smaller_cache_is_a_lever() -> None:
+    (lever, *_), words = limited_by_attention("F16")
+    assert lever.change == "q8_0 KV cache instead of f16" and not lever.is_promised
+    assert (lever.prefill_gain, lever.decode_gain) == (None, None) and lever.command
+    assert lever.command.startswith(
+        'lab ab "--cache-type-k f16 --cache-type-v f16" "--cache-type-k q8_0 --cache-type-v q8_0" --prompt-len 20 '
+    )
+    assert "Worth a trial: q8_0 KV cache instead of f16" in words and f"Try: {lever.command}" in words
+    probed = [dataclasses.replace(rate(ATTENTION, "Q8_0", n, 20, 0.02), n_positions=4096) for n in (1, 512)]
+    (lever, *_), words = limited_by_attention("F16", *probed)
+    assert lever.is_promised and lever.decode_gain and 1.5 < lever.decode_gain < 2
+    assert f"decode after 20 {lever.decode_gain:.2f}x as fast" in words
+    slower = [dataclasses.replace(one, times_ns=(10 * one.times_ns[0],)) for one in probed]
+    assert not limited_by_attention("F16", *slower)[0]
+
+
+def test_a_smaller_cache_is_a_lever_only_where_llama_cpp_has_it() -> None:
+    assert not limited_by_attention("Q4_0", type_k="q4_0", type_v="q4_0")[0]  # it is smaller already
+    (lever, *_), _ = limited_by_attention("F16", flash_attn="off", flash_attn_resolved="off")
+    assert lever.command and lever.command.startswith('lab ab "--cache-type-k f16" "--cache-type-k q8_0" ')
+    assert "--flash-attn off" in lever.command and not lever.is_promised
 
 
 def test_shares_of_explanations_pictures_and_tables_are_the_same() -> None:

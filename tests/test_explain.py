@@ -499,4 +499,4 @@ def test_a_levers_command_measures_what_it_promised() -> None:
     )
     assert lever.command and lever.command.startswith('lab ab "--threads 2" "--threads 1" --prompt-len 20 --gen 5 ')
     assert "--threads-batch" not in lever.command
-    assert "--ubatch 64 --cache-type-k q8_0" in advice._command(rows, record, "--threads", "2", "1")
+    assert "--ubatch 64 --cache-type-k q8_0" in advice._command(rows, record, {"--threads": (2, 1)})

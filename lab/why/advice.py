@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.core import guesses, memory, shown
+from lab.core.lists import plural
 from lab.core.record import Ceilings, Model, Record, Settings
 from lab.core.shape import ATTENTION, BLOCKS, EXPERTS, FEED_FORWARD, Matrix, matrices
 from lab.errors import LabError
@@ -28,19 +29,22 @@ from lab.process.wire import MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION
 from lab.runner import machine
 from lab.runner.as_options import options
 from lab.why import roofline, step_kernels
-from lab.why.probe_plan import used_types
+from lab.why.probe_plan import UNPACKED, used_types
 from lab.why.roofline import Explained
 from lab.why.step_prediction import StepPrediction, taught_by
 
 LEAST_GAIN = 1.05
 MOST_LEVERS = 3
-FLASH = "flash attention"
 IN_LAYERS = (ATTENTION, FEED_FORWARD, EXPERTS)
+SMALL_CACHE = "q8_0"
 
 
 @dataclass(frozen=True)
 class Lever:
-    """A change, by what factor it is predicted to speed each phase up, and how to find out."""
+    """A change, by what factor it is predicted to speed each phase up, and how to find out.
+
+    Without any factor the change is worth a trial, but no probe says what it gains.
+    """
 
     change: str
     prefill_gain: float | None  # at the longest prompt, of prefill_at tokens
@@ -53,12 +57,16 @@ class Lever:
     def best(self) -> float:
         return max(self.prefill_gain or 0.0, self.decode_gain or 0.0)
 
+    @property
+    def is_promised(self) -> bool:
+        return self.best > 0
+
 
 def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> list[Lever]:
     """The three largest that the ceilings know of, for one setup's explained rows. Disturbed rows promise nothing.
 
-    Flash attention comes first where attention is a limit. Their commands measure what was promised: the same lengths,
-    tokens and settings, but for the change.
+    Where attention is a limit, flash attention comes first, then a smaller KV cache. The commands measure what was
+    promised: the same lengths, tokens and settings, but for the change.
     """
     model, settings = record.model, record.settings
     known, rows = matrices(model), [row for row in rows if shown.may_promise(row.doubts)]
@@ -69,25 +77,59 @@ def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> lis
     for kind in _other_types(model, settings, known, ceilings, main):
         command = None
         if kind in synthetic.QUANTIZATIONS and model.source != "file":
-            command = _command(rows, record, "--model", catalog.spec_of(model), catalog.spec_of(model, kind))
+            command = _command(rows, record, {"--model": (catalog.spec_of(model), catalog.spec_of(model, kind))})
         other = _with_type(model, known, main, kind)
         tried.append(_lever(f"{kind} instead of {main}", rows, record, ceilings, other, settings, command))
     fewer_threads = set() if ceilings.on_gpu else {rate.n_threads for rate in ceilings.rates}
     for n in sorted(fewer_threads - {settings.n_threads}):
         fewer = dataclasses.replace(settings, n_threads=n, n_threads_batch=n)
-        change = f"{n} thread{'s' * (n > 1)} instead of {settings.n_threads}"
-        command = _command(rows, record, "--threads", str(settings.n_threads), str(n))
+        change = f"{plural(n, 'thread')} instead of {settings.n_threads}"
+        command = _command(rows, record, {"--threads": (settings.n_threads, n)})
         tried.append(_lever(change, rows, record, ceilings, model, fewer, command))
-    if any((rate.op, rate.type) == (PLAIN_ATTENTION, settings.type_k.upper()) for rate in ceilings.rates):
-        now, new = ("off", "on") if settings.flash_attn_resolved == "off" else ("on", "off")
-        changed = dataclasses.replace(settings, flash_attn=new, flash_attn_resolved=new)
-        command = _command(rows, record, "--flash-attn", now, new)
-        tried.append(_lever(f"{FLASH} {new} instead of {now}", rows, record, ceilings, model, changed, command, -1))
-    useful = [lever for lever in tried if lever and lever.best >= LEAST_GAIN]
-    is_limited = any(row.limit == roofline.ATTENTION for row in rows)
-    return sorted(useful, key=lambda lever: (not (is_limited and lever.change.startswith(FLASH)), -lever.best))[
-        :MOST_LEVERS
-    ]
+    of_others = sorted((lever for lever in tried if lever and lever.best >= LEAST_GAIN), key=lambda lever: -lever.best)
+    of_attention = [lever for lever in (_flash_attention(rows, record, ceilings),) if lever]
+    if any(row.limit == roofline.ATTENTION for row in rows):
+        of_attention += [lever for lever in (_small_cache(rows, record, ceilings),) if lever]
+        return [*of_attention, *of_others][:MOST_LEVERS]
+    return sorted([*of_others, *of_attention], key=lambda lever: -lever.best)[:MOST_LEVERS]
+
+
+def _flash_attention(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> Lever | None:
+    """Flash attention switched the other way, where both ways were probed and it gains."""
+    settings = record.settings
+    if not any((rate.op, rate.type) == (PLAIN_ATTENTION, settings.type_k.upper()) for rate in ceilings.rates):
+        return None
+    now, new = ("off", "on") if settings.flash_attn_resolved == "off" else ("on", "off")
+    changed = dataclasses.replace(settings, flash_attn=new, flash_attn_resolved=new)
+    command = _command(rows, record, {"--flash-attn": (now, new)})
+    words = f"flash attention {new} instead of {now}"
+    lever = _lever(words, rows, record, ceilings, record.model, changed, command, at_longest=True)
+    return lever if lever and lever.best >= LEAST_GAIN else None
+
+
+def _small_cache(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> Lever | None:
+    """A KV cache in SMALL_CACHE, where attention limits decode; without a factor where attention on it was not probed.
+
+    llama.cpp packs the values only with flash attention, and only heads whose size is a multiple of a block.
+    """
+    model, settings = record.model, record.settings
+    is_limited = any(row.limit == roofline.ATTENTION and row.phase == "decode" for row in rows)
+    is_packed = not {settings.type_k.upper(), settings.type_v.upper()} <= set(UNPACKED)
+    if not is_limited or is_packed or not model.head_dim or model.head_dim % BLOCKS[SMALL_CACHE.upper()][0]:
+        return None
+    options = {"--cache-type-k": (settings.type_k, SMALL_CACHE)}
+    words = f"{SMALL_CACHE} keys in the KV cache instead of {settings.type_k}"
+    changed = None
+    if settings.flash_attn_resolved != "off":
+        options["--cache-type-v"] = settings.type_v, SMALL_CACHE
+        words = f"{SMALL_CACHE} KV cache instead of {' and '.join(dict.fromkeys((settings.type_k, settings.type_v)))}"
+        changed = dataclasses.replace(settings, type_k=SMALL_CACHE, type_v=SMALL_CACHE)
+    command = _command(rows, record, options)
+    lever = changed and _lever(words, rows, record, ceilings, model, changed, command, at_longest=True)
+    if not lever:
+        longest = max(row.n_prompt for row in rows)
+        return Lever(words, None, None, longest, longest, command)
+    return lever if lever.best >= LEAST_GAIN else None
 
 
 def _other_types(model: Model, settings: Settings, known: Sequence[Matrix], ceilings: Ceilings, main: str) -> list[str]:
@@ -104,13 +146,14 @@ def _other_types(model: Model, settings: Settings, known: Sequence[Matrix], ceil
     return sorted((kinds - {main}) & BLOCKS.keys())
 
 
-def _command(rows: Sequence[Explained], record: Record, option: str, old: str, new: str) -> str:
-    """The trial of a change at the lengths that its gains are promised for."""
+def _command(rows: Sequence[Explained], record: Record, changed: Mapping[str, tuple[object, object]]) -> str:
+    """The trial of options from an old to a new value, at the lengths that the gains are promised for."""
     lengths = ",".join(str(n) for n in sorted({min(row.n_prompt for row in rows), max(row.n_prompt for row in rows)}))
-    replaced = (option, "--threads-batch") if option == "--threads" else (option,)
+    replaced = {*changed, *(["--threads-batch"] if "--threads" in changed else [])}
     shared = [word for option in options(record) if option[0] not in replaced for word in option]
     sizes = ["--prompt-len", lengths, "--gen", str(max(row.n_gen for row in rows))]
-    return " ".join(["lab ab", f'"{option} {old}"', f'"{option} {new}"', shlex.join([*sizes, *shared])])
+    old, new = (" ".join(f"{option} {values[i]}" for option, values in changed.items()) for i in (0, 1))
+    return f'lab ab "{old}" "{new}" {shlex.join([*sizes, *shared])}'
 
 
 def _lever(
@@ -121,16 +164,16 @@ def _lever(
     model: Model,
     settings: Settings,
     command: str | None,
-    decode_at: int = 0,
+    at_longest: bool = False,
 ) -> Lever | None:
     """The gains of another model or other settings; None where a ceiling for it is missing.
 
-    Decode is taken after the prompt with the index `decode_at` in the order of lengths.
+    Decode is taken after the shortest prompt, or the longest.
     """
     gains: dict[str, float] = {}
     ordered = sorted(rows, key=lambda row: row.n_prompt)
     try:
-        for phase, chosen in (("prefill", ordered[::-1]), ("decode", ordered[::-1] if decode_at else ordered)):
+        for phase, chosen in (("prefill", ordered[::-1]), ("decode", ordered[::-1] if at_longest else ordered)):
             row = next((candidate for candidate in chosen if candidate.phase == phase), None)
             if row is None:
                 continue
@@ -143,7 +186,7 @@ def _lever(
             gains[phase] = row.measured_s / (rest + (row.measured_s - rest) * new.total_s / old.total_s)
     except LabError:
         return None
-    ends = ordered[-1].n_prompt, ordered[decode_at].n_prompt
+    ends = ordered[-1].n_prompt, ordered[-1 if at_longest else 0].n_prompt
     return Lever(change, gains.get("prefill"), gains.get("decode"), *ends, command)
 
 
