@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from lab.analysis.table import summary as summary
     from lab.core.results import read as read
     from lab.experiments.batching import batch as batch
-    from lab.experiments.both_ways import doors as doors
     from lab.experiments.claim_session import claims as claims
+    from lab.experiments.door_blocks import doors as doors
     from lab.experiments.prefix_cache import prefix as prefix
     from lab.experiments.speculation import speculate as speculate
     from lab.experiments.stalls import stall as stall
@@ -53,7 +53,7 @@ _MODULES = {
     "endpoint": "runner.through_server",
     "load": "runner.loading",
     "batch": "experiments.batching",
-    "doors": "experiments.both_ways",
+    "doors": "experiments.door_blocks",
     "prefix": "experiments.prefix_cache",
     "stall": "experiments.stalls",
     "speculate": "experiments.speculation",

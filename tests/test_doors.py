@@ -33,9 +33,9 @@ from lab.core.request import (
     Usage,
 )
 from lab.core.results import read
-from lab.endpoints.access import Answer
+from lab.endpoints.access import JsonReply
 from lab.errors import LabError
-from lab.experiments import both_ways, door_parts
+from lab.experiments import door_blocks, door_parts
 from lab.process.wire import Vocabulary
 from lab.process.worker import Worker
 from lab.runner.servers import connect
@@ -225,7 +225,7 @@ def test_the_table_the_json_and_the_picture_have_all_parts(tmp_path: Path, capsy
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """No llama-server is here whose threads could spin."""
-    monkeypatch.setattr(both_ways, "SETTLE_S", 0.0)
+    monkeypatch.setattr(door_blocks, "SETTLE_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -236,10 +236,10 @@ def planted() -> Iterator[str]:
 
 def measured(url: str, tmp_path: Path, worker: FakeWorker, n_blocks: int = 2) -> list[Record | RequestRecord]:
     with connect(url) as server:
-        turns = both_ways.prepare(server, worker, [N_PROMPT], N_GEN, n_blocks, threads=2)  # type: ignore[arg-type]
+        turns = door_blocks.prepare(server, worker, [N_PROMPT], N_GEN, n_blocks, threads=2)  # type: ignore[arg-type]
         turns = dataclasses.replace(turns, samplers=(("top_k", 40.0),), new_worker=lambda: worker)  # type: ignore[arg-type,return-value]
-        path = both_ways.new_file(turns, tmp_path)
-        return list(both_ways.execute(turns, path, lambda status: None))
+        path = door_blocks.new_file(turns, tmp_path)
+        return list(door_blocks.execute(turns, path, lambda status: None))
 
 
 def test_both_ways_through_a_null_server(planted: str, tmp_path: Path) -> None:
@@ -290,9 +290,11 @@ def test_what_cannot_be_is_said_before(planted: str, fake_worker: FakeWorker) ->
             ({"prompt_len": "100000"}, "has room for 100,000 tokens"),
         ):
             with pytest.raises(LabError, match=words):
-                both_ways.prepare(server, fake_worker, **asked)  # type: ignore[arg-type]
+                door_blocks.prepare(server, fake_worker, **asked)  # type: ignore[arg-type]
     code, _, error = run_lab("doors")
     assert code == 1 and "Which server?" in error
+    code, _, error = run_lab("doors", "--url", planted, "--timeout", 0)
+    assert code == 1 and "--timeout 0 is not possible" in error
 
 
 def test_samplers_are_those_that_the_server_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +308,7 @@ def test_samplers_are_those_that_the_server_names(monkeypatch: pytest.MonkeyPatc
     server: Any = SimpleNamespace(temperature=0.0, access=SimpleNamespace(root="http://127.0.0.1:1"))
 
     def answer(given: dict[str, Any]) -> Any:
-        return lambda *_: Answer(200, {"default_generation_settings": {"params": given}}, None)
+        return lambda *_: JsonReply(200, {"default_generation_settings": {"params": given}}, None)
 
     monkeypatch.setattr(door_parts, "ask", answer(params))
     assert door_parts.samplers(server) == (("top_k", 40.0), ("min_p", 0.05), ("temperature", 0.0))
@@ -318,7 +320,7 @@ def test_pieces_are_read_back_as_written() -> None:
     record = make_request()
     assert parse_line(f"{to_json(record)}\n".encode()) == record
     assert json.loads(to_json(record))["request"]["pieces"]["http_ns"] == [MS, 2 * MS, 50 * MS]
-    assert lab.doors is both_ways.doors
+    assert lab.doors is door_blocks.doors
 
 
 def test_the_engine_times_the_samplers_of_a_server(mini: Path) -> None:

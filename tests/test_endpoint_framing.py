@@ -14,7 +14,7 @@ from lab.core.record import OK
 from lab.core.request import CHAT, LOST, WRONG_JSON, Asked, Request
 from lab.endpoints.access import access
 from lab.endpoints.client import Client
-from lab.endpoints.wire import Ask, Plan
+from lab.endpoints.send_plan import Ask, SendPlan
 
 PAUSE_S = 0.03
 EVENTS = [
@@ -59,7 +59,7 @@ def answer(pieces: list[bytes]) -> Request:
     """The one request that is answered so."""
     asked = Ask(asked=Asked(n_prompt=None, n_gen=2), body=json.dumps({"stream": True}))
     with scripted(pieces) as url, Client(access(url)) as client:
-        (reply,) = client.run(Plan(asks=(asked,), api=CHAT, timeout_s=30))
+        (reply,) = client.run(SendPlan(asks=(asked,), api=CHAT, timeout_s=30))
     return reply.request
 
 
@@ -132,5 +132,5 @@ def test_a_server_that_hangs_up_after_each_answer_gets_each_request_once() -> No
     """llama-server does, and does not say so: the next request may be on its way already."""
     asked = Ask(asked=Asked(n_prompt=None, n_gen=2), body=json.dumps({"stream": True}))
     with scripted(FRAMINGS["a chunk for each event"]) as url, Client(access(url)) as client:
-        replies = list(client.run(Plan(asks=(asked,), api=CHAT, n_requests=6, n_at_once=2, timeout_s=30)))
+        replies = list(client.run(SendPlan(asks=(asked,), api=CHAT, n_requests=6, n_at_once=2, timeout_s=30)))
     assert [reply.request.status for reply in replies] == [OK] * 6

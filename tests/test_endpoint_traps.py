@@ -50,7 +50,7 @@ from lab.endpoints.client import Client, ClientDied
 from lab.endpoints.formats import ask_for
 from lab.endpoints.probe import MOST_PROBES, choose_model, probe, short_name
 from lab.endpoints.selftest import client_error, selftest
-from lab.endpoints.wire import SEPARATOR, Ask, Plan, Reply
+from lab.endpoints.send_plan import SEPARATOR, Ask, Reply, SendPlan
 from lab.errors import LabError
 from tests.null_server import (
     ACCEPT,
@@ -126,7 +126,7 @@ def make_ask(model: str, n_gen: int = 8, prompt: str = "a b c", api: str = CHAT,
 
 
 def send(client: Client, model: str, n_gen: int = 8, prompt: str = "a b c", api: str = CHAT, **changes: Any) -> Request:
-    (reply,) = client.run(Plan(asks=(make_ask(model, n_gen, prompt, api, **changes),), api=api))
+    (reply,) = client.run(SendPlan(asks=(make_ask(model, n_gen, prompt, api, **changes),), api=api))
     return reply.request
 
 
@@ -197,7 +197,7 @@ def test_trap_3_usage_is_read_where_choices_are_empty(client: Client) -> None:
 def test_trap_3_without_usage_a_twin_or_the_tokenizer_counts(client: Client, asked: Access) -> None:
     for seed, by in ((7, "twin"), (None, "tokenize")):
         sent = make_ask("no usage", 9, seed=seed)
-        (reply,) = client.run(Plan(asks=(sent,), api=CHAT))
+        (reply,) = client.run(SendPlan(asks=(sent,), api=CHAT))
         assert reply.request.usage is None
         usage = prompts.counted(asked, CHAT, "no usage", sent, reply).usage
         assert usage and (usage.completion_tokens, usage.counted_by) == (9, by)
@@ -206,7 +206,7 @@ def test_trap_3_without_usage_a_twin_or_the_tokenizer_counts(client: Client, ask
 @pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
 def test_trap_3_only_the_same_answer_is_counted_by_a_twin(client: Client, asked: Access, api: str) -> None:
     sent = make_ask("no usage, short", 9, api=api, seed=7)
-    (reply,) = client.run(Plan(asks=(sent,), api=api))
+    (reply,) = client.run(SendPlan(asks=(sent,), api=api))
     other = dataclasses.replace(reply, text=reply.text + " more")
     renewed = dataclasses.replace(sent, nonce="a b c")  # who knows which prompt was sent
     for ask_of, its_reply, by in ((sent, reply, "twin"), (sent, other, "tokenize"), (renewed, reply, "tokenize")):
@@ -316,7 +316,7 @@ def test_trap_7_a_prompt_cannot_be_shorter_than_the_template() -> None:
 
 
 def test_trap_8_an_open_loop_keeps_its_times_and_says_how_late_it_was(client: Client) -> None:
-    plan = Plan(asks=(make_ask("slow", 2),), api=CHAT, times_ns=tuple(i * 10 * MS for i in range(3)))
+    plan = SendPlan(asks=(make_ask("slow", 2),), api=CHAT, times_ns=tuple(i * 10 * MS for i in range(3)))
     replies = sorted(client.run(plan), key=lambda reply: reply.index)
     requests = [reply.request for reply in replies]
     assert [request.scheduled_ns for request in requests] == [0, 10 * MS, 20 * MS]
@@ -326,7 +326,7 @@ def test_trap_8_an_open_loop_keeps_its_times_and_says_how_late_it_was(client: Cl
 
 
 def test_trap_8_no_request_leaves_early(client: Client) -> None:
-    plan = Plan(asks=(make_ask("plain", 2),), api=CHAT, n_at_once=4, times_ns=tuple(i * 20 * MS for i in range(4)))
+    plan = SendPlan(asks=(make_ask("plain", 2),), api=CHAT, n_at_once=4, times_ns=tuple(i * 20 * MS for i in range(4)))
     delays = [times.dispatch_delay_ns(reply.request) for reply in client.run(plan)]
     assert all(delay is not None and delay >= 0 for delay in delays)
 
@@ -336,7 +336,7 @@ def test_trap_8_no_request_leaves_early(client: Client) -> None:
 
 def test_trap_9_the_client_has_a_process_and_warm_connections(client: Client) -> None:
     assert client.pid != os.getpid()
-    replies = list(client.run(Plan(asks=tuple(make_ask("plain") for _ in range(6)), api=CHAT, n_at_once=2)))
+    replies = list(client.run(SendPlan(asks=tuple(make_ask("plain") for _ in range(6)), api=CHAT, n_at_once=2)))
     assert all(reply.request.was_connected for reply in replies)
 
 
@@ -367,7 +367,7 @@ def test_trap_9_a_session_measures_the_error_of_its_client(monkeypatch: pytest.M
 def test_trap_10_a_failure_has_its_class_and_the_rest_goes_on(client: Client, asked: Access, model: str) -> None:
     before = n_sent(asked)
     asks = (make_ask(model), make_ask("plain"))
-    plan = Plan(asks=asks, api=CHAT, timeout_s=1.0 if model == "never" else 30.0, stall_s=0.3)
+    plan = SendPlan(asks=asks, api=CHAT, timeout_s=1.0 if model == "never" else 30.0, stall_s=0.3)
     failed, good = sorted(client.run(plan), key=lambda reply: reply.index)
     assert (failed.request.status, failed.request.failure) == (FAILED, FAILING[model])
     assert failed.request.error
@@ -408,7 +408,7 @@ def test_trap_11_slots_are_read(client: Client, asked: Access) -> None:
 
 
 def test_trap_12_requests_of_a_window_end_under_its_load(client: Client) -> None:
-    plan = Plan(asks=(make_ask("slow", 2),), api=CHAT, n_at_once=2, n_requests=20, stop_s=0.1)
+    plan = SendPlan(asks=(make_ask("slow", 2),), api=CHAT, n_at_once=2, n_requests=20, stop_s=0.1)
     requests = [reply.request for reply in client.run(plan)]
     assert 3 <= len(requests) <= 6  # each lasts 81 ms
     assert all(request.status == OK for request in requests)
@@ -418,7 +418,7 @@ def test_trap_12_requests_of_a_window_end_under_its_load(client: Client) -> None
 
 def test_trap_12_an_open_loop_goes_on_until_its_window_has_ended(client: Client) -> None:
     times_ns = tuple(i * 20 * MS for i in range(200))
-    plan = Plan(asks=(make_ask("slow", 2),), api=CHAT, n_at_once=50, times_ns=times_ns, stop_s=0.1)
+    plan = SendPlan(asks=(make_ask("slow", 2),), api=CHAT, n_at_once=50, times_ns=times_ns, stop_s=0.1)
     requests = [reply.request for reply in client.run(plan)]
     assert 8 <= len(requests) <= 20  # six in 0.1 s, and a new one each 20 ms until the last of them has ended
 
@@ -426,12 +426,12 @@ def test_trap_12_an_open_loop_goes_on_until_its_window_has_ended(client: Client)
 def test_an_ask_that_is_sent_often_has_another_nonce_each_time(client: Client) -> None:
     nonce, used = "q q q q q q q q", (options.INCLUDE_USAGE,)
     ask = make_ask("cache", 2, f"{nonce} and more words", nonce=nonce, options=used)
-    assert max(cached_in(client, Plan(asks=(ask,), api=CHAT, n_requests=3))) < 8  # some first letters may be known
+    assert max(cached_in(client, SendPlan(asks=(ask,), api=CHAT, n_requests=3))) < 8  # some first letters may be known
     again = dataclasses.replace(ask, nonce=None)
-    assert cached_in(client, Plan(asks=(again,), api=CHAT, n_requests=2))[1] > 8
+    assert cached_in(client, SendPlan(asks=(again,), api=CHAT, n_requests=2))[1] > 8
 
 
-def cached_in(client: Client, plan: Plan) -> list[int]:
+def cached_in(client: Client, plan: SendPlan) -> list[int]:
     """Cached tokens of each request of a plan."""
     return [figures(reply.request).n_cached or 0 for reply in client.run(plan)]
 
@@ -575,12 +575,12 @@ EMPTY: dict[str, Any] = {"asked": Asked(n_prompt=None, n_gen=1), "started_at": "
 
 def test_replies_are_there_before_the_plan_has_ended(asked: Access) -> None:
     with Client(asked) as client:
-        replies = client.run(Plan(asks=(make_ask("plain"), make_ask("never")), api=CHAT))
+        replies = client.run(SendPlan(asks=(make_ask("plain"), make_ask("never")), api=CHAT))
         first: Reply = next(replies)
         assert (first.index, first.request.status) == (0, OK)
         replies.close()  # type: ignore[attr-defined]
         with pytest.raises(ClientDied):
-            list(client.run(Plan(asks=(make_ask("plain"),), api=CHAT)))
+            list(client.run(SendPlan(asks=(make_ask("plain"),), api=CHAT)))
 
 
 class Growing(io.BytesIO):
@@ -610,7 +610,7 @@ def test_a_reply_that_is_being_written_is_read_when_it_is_whole(asked: Access) -
 
 def test_a_client_that_dies_is_said_after_what_had_ended(asked: Access) -> None:
     with Client(asked) as client:
-        replies = client.run(Plan(asks=(make_ask("plain"), make_ask("never")), api=CHAT))
+        replies = client.run(SendPlan(asks=(make_ask("plain"), make_ask("never")), api=CHAT))
         assert next(replies).request.status == OK
         client._process.kill()
         with pytest.raises(ClientDied, match="The client's process ended"):
@@ -618,7 +618,7 @@ def test_a_client_that_dies_is_said_after_what_had_ended(asked: Access) -> None:
 
 
 def test_the_text_of_an_answer_is_given_as_it_was(client: Client) -> None:
-    (reply,) = client.run(Plan(asks=(make_ask("plain", 3),), api=CHAT))
+    (reply,) = client.run(SendPlan(asks=(make_ask("plain", 3),), api=CHAT))
     assert reply.text == " word word word"
 
 
@@ -654,7 +654,7 @@ def test_a_models_path_is_nobodys_business(model: str, name: str) -> None:
 
 
 def test_what_arrived_before_a_timeout_is_kept(client: Client) -> None:
-    plan = Plan(asks=(make_ask("even", 200),), api=CHAT, timeout_s=0.3)
+    plan = SendPlan(asks=(make_ask("even", 200),), api=CHAT, timeout_s=0.3)
     (reply,) = client.run(plan)
     request = reply.request
     assert (request.status, request.failure, request.http_status) == (FAILED, TIMEOUT, 200)

@@ -38,7 +38,7 @@ from lab.core.request import (
 )
 from lab.endpoints.access import access, ask
 from lab.endpoints.null_server import NullServer
-from lab.endpoints.wire import MOST_AT_ONCE
+from lab.endpoints.send_plan import MOST_AT_ONCE
 from lab.errors import LabError
 from lab.runner import load_plan, loading
 from lab.runner.keeping import save

@@ -7,7 +7,7 @@ from lab.core.request import CHAT, Asked
 from lab.endpoints.access import access, ask
 from lab.endpoints.client import Client
 from lab.endpoints.formats import ask_for
-from lab.endpoints.wire import Plan
+from lab.endpoints.send_plan import SendPlan
 from tests.null_server import ACCEPT, EMPTY, Behaviour, NullSettings, chunks, null_server, prompt_of
 
 CHAT_BODY = {"model": "null", "messages": [{"role": "user", "content": "a b c"}], "max_tokens": 2}
@@ -53,7 +53,7 @@ def test_each_stream_is_kept_in_the_order_in_which_it_came() -> None:
     settings = NullSettings(models={"null": Behaviour(first_ms=1, gap_ms=0.1, bundle=2, has_cache=True)})
     with null_server(settings) as server, Client(reached := access(server.url)) as client:
         asks = [ask_for(CHAT, "null", "a b c", Asked(n_prompt=8, n_gen=5, seed=seed), ()) for seed in (7, 7)]
-        list(client.run(Plan(asks=tuple(asks), api=CHAT)))
+        list(client.run(SendPlan(asks=tuple(asks), api=CHAT)))
         streams = (ask(reached, f"{reached.root}/null/sent").parsed or {})["streams"]
     assert [(log["seed"], log["model"], log["n_prompt"], log["n_cached"]) for log in streams] == [
         (7, "null", 8, 0),

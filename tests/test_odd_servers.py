@@ -29,7 +29,7 @@ from lab.endpoints import formats
 from lab.endpoints import probe as probing
 from lab.endpoints.access import access, hidden, masked
 from lab.endpoints.client import Client
-from lab.endpoints.wire import Plan
+from lab.endpoints.send_plan import SendPlan
 from lab.runner import loading, through_server
 from tests.conftest import run_lab
 from tests.odd_server import CHAT_PATH, STREAM, Canned, as_json, event, odd_server, paced, stream
@@ -60,7 +60,7 @@ def answer(answers: dict[str, Canned], n_gen: int = 64, **limits: Any) -> Reques
     """How a request to such a server went."""
     with odd_server(answers) as server, Client(asked := access(server.url)) as client:
         ask = formats.ask_for(CHAT, "odd", "a b c", Asked(n_prompt=None, n_gen=n_gen), ())
-        (reply,) = client.run(Plan(asks=(ask,), api=CHAT, **limits))
+        (reply,) = client.run(SendPlan(asks=(ask,), api=CHAT, **limits))
     assert asked.api_key_env is None
     return reply.request
 

@@ -43,7 +43,7 @@ from lab.core.request import (
 from lab.core.request_figures import figures
 from lab.endpoints import formats
 from lab.endpoints.probe import LONG
-from lab.endpoints.wire import Ask, Plan
+from lab.endpoints.send_plan import Ask, SendPlan
 from lab.errors import LabError
 from lab.runner.servers import Server, connect
 from lab.show import lesson_server
@@ -105,7 +105,7 @@ def asked(server: Server, n_prompt: int, n_gen: int) -> Asked:
 
 
 def send(server: Server, ask: Ask) -> Request:
-    (reply,) = server.client.run(Plan(asks=(ask,), api=server.endpoint.api))
+    (reply,) = server.client.run(SendPlan(asks=(ask,), api=server.endpoint.api))
     return server.counted(ask, reply)
 
 
@@ -290,18 +290,18 @@ def test_a_server_that_dies_in_mid_stream_is_a_connection_lost(embedded: Path) -
 
         killer = threading.Thread(target=kill, daemon=True)
         killer.start()
-        (reply,) = server.client.run(Plan(asks=(ask,), api=COMPLETIONS))
+        (reply,) = server.client.run(SendPlan(asks=(ask,), api=COMPLETIONS))
         killer.join(30)
         assert reply.request.status == FAILED and reply.request.failure in (LOST, HALF_LINE, CUT_OFF)
         assert 0 < reply.request.events.kind.count(TEXT) < 900
-        (after,) = server.client.run(Plan(asks=(ask,), api=COMPLETIONS))
+        (after,) = server.client.run(SendPlan(asks=(ask,), api=COMPLETIONS))
         assert after.request.failure == REFUSED
 
 
 def test_an_answer_that_the_next_request_interrupts_is_cut_off(embedded: Path) -> None:
     options = (*ONE_THREAD_OF_PYTHON, "--interrupt_requests", "true")  # as it is unless it is switched off
     with llama_cpp_server(embedded, *options) as started, connect(started.url, api=COMPLETIONS) as server:
-        plan = Plan(asks=(ask_of(server, 48, 60),) * 2, api=COMPLETIONS, n_at_once=2)
+        plan = SendPlan(asks=(ask_of(server, 48, 60),) * 2, api=COMPLETIONS, n_at_once=2)
         interrupted = [reply.request for reply in server.client.run(plan) if reply.request.status == FAILED]
     assert interrupted and all(request.failure in (CUT_OFF, LOST) for request in interrupted)
     assert all(request.events.kind.count(TEXT) < 60 and DONE in request.events.kind for request in interrupted)

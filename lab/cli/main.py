@@ -13,12 +13,13 @@ from pathlib import Path
 import click
 
 from lab.cli import running
-from lab.cli.both_ways import doors, network
 from lab.cli.comparing import calibrate, compare, export, import_
+from lab.cli.door_command import doors
 from lab.cli.experimenting import batch, claims, prefix, speculate, stall
 from lab.cli.explaining import ceilings, doctor, explain, predict
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
+from lab.cli.network import network
 from lab.cli.options import AT_LEAST, LIB, RPC
 from lab.cli.servers import endpoint, load
 from lab.cli.serving import rpc_server

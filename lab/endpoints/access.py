@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from lab.core.request import CHAT
 from lab.endpoints.formats import error_in
-from lab.endpoints.wire import TIMEOUT_S
+from lab.endpoints.send_plan import TIMEOUT_S
 from lab.errors import LabError, printable
 
 ANSWER_S = 30.0
@@ -68,7 +68,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Answer:
+class JsonReply:
     """What a server answered to a question that is not streamed: `parsed` is None where it is no JSON object.
 
     `raw` is `parsed` with its secrets: only for what is sent back to the server, and shown to nobody.
@@ -218,7 +218,7 @@ def is_loopback(asked: Access) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S) -> Answer:
+def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S) -> JsonReply:
     """GET `url`, or POST `body` to it, and read a JSON object. Never raises for what a server does."""
     import httpx2
 
@@ -233,15 +233,15 @@ def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: 
             for part in response.iter_bytes():
                 text += part
                 if time.monotonic() > until:
-                    return Answer(response.status_code, None, f"no whole answer within {timeout_s:g} s")
+                    return JsonReply(response.status_code, None, f"no whole answer within {timeout_s:g} s")
                 if len(text) > MOST_ANSWER_BYTES:
-                    return Answer(response.status_code, None, f"more than {MOST_ANSWER_BYTES:,} bytes came")
+                    return JsonReply(response.status_code, None, f"more than {MOST_ANSWER_BYTES:,} bytes came")
     except httpx2.TimeoutException:
-        return Answer(None, None, f"no answer within {timeout_s:g} s")
+        return JsonReply(None, None, f"no answer within {timeout_s:g} s")
     except (httpx2.RemoteProtocolError, httpx2.ReadError):
-        return Answer(None, None, hidden(_not_http(url), asked))
+        return JsonReply(None, None, hidden(_not_http(url), asked))
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as problem:
-        return Answer(None, None, hidden(str(problem), asked) or type(problem).__name__)
+        return JsonReply(None, None, hidden(str(problem), asked) or type(problem).__name__)
     headers = {name: value for name, value in response.headers.items() if name != "content-encoding"}  # it is undone
     return read(text, response.status_code, headers, asked)
 
@@ -260,7 +260,7 @@ def _not_http(url: str) -> str:
     return f'what answers there does not speak HTTP: it began with "{begin.decode("latin-1").strip()}"'
 
 
-def read(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> Answer:
+def read(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> JsonReply:
     """The JSON object in `text`, or why there is none. The names of `headers` are in lower case."""
     try:
         raw = json.loads(text)
@@ -273,11 +273,11 @@ def read(text: bytes, status: int, headers: Mapping[str, str], asked: Access) ->
     if status in (401, 403):  # servers quote the key
         words = "the server does not let this key in" if asked.api_key_env else "the server wants a key"
     if status == 200:
-        return Answer(status, parsed, hidden(words, asked)[:300] if words else None, raw)
+        return JsonReply(status, parsed, hidden(words, asked)[:300] if words else None, raw)
     named = {"location": "to", "retry-after": "Retry-After:"}
     further = "".join(f", {word} {headers[name]}" for name, word in named.items() if name in headers)
     error = f"{status} {responses.get(status, '')}".strip() + further + (f": {words}" if words else "")
-    return Answer(status, parsed, hidden(error, asked)[:300], raw)
+    return JsonReply(status, parsed, hidden(error, asked)[:300], raw)
 
 
 def _first_words(text: bytes, headers: Mapping[str, str]) -> str:

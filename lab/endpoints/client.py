@@ -24,13 +24,13 @@ from typing import IO, Any
 from lab.core.lines import from_json, to_json
 from lab.core.request import Request
 from lab.endpoints.access import Access, hidden, masked
-from lab.endpoints.wire import SEPARATOR, Plan, Reply
+from lab.endpoints.send_plan import SEPARATOR, Reply, SendPlan
 from lab.errors import LabError
 from lab.process.spawning import DIED, cause_of_death, detached, listen
 
 POLL_S = 0.1
 END_S = 5
-_CHILD = "import sys; sys.path.append(sys.argv[1]); from lab.endpoints.child import serve; serve()"
+_CHILD = "import sys; sys.path.append(sys.argv[1]); from lab.endpoints.client_process import serve; serve()"
 
 
 class ClientDied(LabError):
@@ -60,14 +60,14 @@ class Client:
         self._listener.start()
         self.pid = pids.get()
 
-    def run(self, plan: Plan, watch: Callable[[], None] = lambda: None) -> Iterator[Reply]:
+    def run(self, plan: SendPlan, watch: Callable[[], None] = lambda: None) -> Iterator[Reply]:
         """Send the requests of a plan; each reply as it ends, as `batches` does. `watch` is called now and then."""
         watch()
         for replies in self.batches(plan, POLL_S):
             watch()
             yield from replies
 
-    def batches(self, plan: Plan, poll_s: float) -> Iterator[Iterator[Reply]]:
+    def batches(self, plan: SendPlan, poll_s: float) -> Iterator[Iterator[Reply]]:
         """Send the requests of a plan, and every `poll_s` give those that have ended since the last time, if any.
 
         Raises ClientDied if the process ends before they do. Who stops asking before the end gives the plan up: the

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpcore2
 
-from lab.endpoints.wire import Plan
+from lab.endpoints.send_plan import SendPlan
 
 HELD_S = 0.5
 """How long nothing must arrive before held bytes are read although no end was seen."""
@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
         self._transport: asyncio.Transport | None = None
-        self._answer: Answer | None = None
+        self._answer: Incoming | None = None
         self._free_ns = 0  # since when it has been free
         self.is_open = False
         self.was_used = False
@@ -95,21 +95,23 @@ class Connection(asyncio.Protocol):
         is_fresh = time.perf_counter_ns() - self._free_ns < FRESH_S * 1e9
         return self.is_open and self._answer is None and is_fresh
 
-    def begin(self, plan: Plan, most_events: int, turn: Turn, over: asyncio.Event, due_ns: int | None = None) -> Answer:
+    def begin(
+        self, plan: SendPlan, most_events: int, turn: Turn, over: asyncio.Event, due_ns: int | None = None
+    ) -> Incoming:
         """The next request, which is not written before `due_ns`, and whose answer has at most so many events.
 
         `over` is set when its answer has arrived whole, which is before it is read.
         """
         self.was_used = True
-        self._answer = Answer(self, plan, most_events, turn, over, due_ns)
+        self._answer = Incoming(self, plan, most_events, turn, over, due_ns)
         return self._answer
 
-    def free(self, answer: Answer) -> None:
+    def free(self, answer: Incoming) -> None:
         """That answer is over."""
         if self._answer is answer:
             self._answer, self._free_ns = None, time.perf_counter_ns()
 
-    def abort(self, answer: Answer | None = None) -> None:
+    def abort(self, answer: Incoming | None = None) -> None:
         """Hang up; with `answer` only if that one still comes."""
         if answer is None or self._answer is answer:
             self.is_open = False
@@ -141,7 +143,7 @@ class Connection(asyncio.Protocol):
             self._answer.lose(problem)
 
 
-class Answer(httpcore2.AsyncNetworkStream):
+class Incoming(httpcore2.AsyncNetworkStream):
     """One request and its answer on a connection, as httpcore2 writes and reads them.
 
     A chunked answer that has arrived whole frees its connection at once: the next request needs not wait until this
@@ -151,7 +153,7 @@ class Answer(httpcore2.AsyncNetworkStream):
     def __init__(
         self,
         connection: Connection,
-        plan: Plan,
+        plan: SendPlan,
         most_events: int,
         turn: Turn,
         over: asyncio.Event,

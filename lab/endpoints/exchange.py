@@ -27,10 +27,10 @@ from lab.core.request import (
 )
 from lab.endpoints.access import Access, all_headers, hidden, read
 from lab.endpoints.connection import (
-    Answer,
     Arrivals,
     Connection,
     Endless,
+    Incoming,
     Stalled,
     TimedOut,
     Turn,
@@ -39,7 +39,7 @@ from lab.endpoints.connection import (
     utc_now,
 )
 from lab.endpoints.formats import Piece, Stream, parsing
-from lab.endpoints.wire import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, Plan
+from lab.endpoints.send_plan import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, SendPlan
 
 CONNECT_S = 10.0
 GRACE_S = 10.0
@@ -123,7 +123,7 @@ class _Got:
 
     started_at: str = ""
     was_connected: bool = False
-    answer: Answer | None = None
+    answer: Incoming | None = None
     stream: Stream | None = None
     problem: _Failure | None = None
     pieces: list[Piece] = field(default_factory=list)
@@ -149,7 +149,13 @@ class _Got:
 
 
 async def exchange(
-    line: Line, to: Target, ask: Ask, plan: Plan, start_ns: int, over: asyncio.Event, scheduled_ns: int | None = None
+    line: Line,
+    to: Target,
+    ask: Ask,
+    plan: SendPlan,
+    start_ns: int,
+    over: asyncio.Event,
+    scheduled_ns: int | None = None,
 ) -> tuple[Request, str]:
     """Send a request, once, at its time, and read its answer. Gives it and its text; never raises for a server.
 
@@ -198,7 +204,7 @@ async def _open(line: Line, to: Target) -> None:
         raise _Failure(REFUSED, f"no connection: {problem.strerror or problem}") from None
 
 
-async def _send_and_read(answer: Answer, to: Target, ask: Ask, plan: Plan, got: _Got) -> None:
+async def _send_and_read(answer: Incoming, to: Target, ask: Ask, plan: SendPlan, got: _Got) -> None:
     """Raises _Failure for all that can go wrong."""
     http = httpcore2.AsyncHTTP11Connection(origin=to.url.origin, stream=answer)
     body = ask.body.encode()
@@ -225,7 +231,7 @@ async def _send_and_read(answer: Answer, to: Target, ask: Ask, plan: Plan, got: 
         raise _Failure(LOST, str(problem) or "the server closed the connection") from None
 
 
-async def _read(response: httpcore2.Response, answer: Answer, got: _Got, access: Access, is_whole: bool) -> None:
+async def _read(response: httpcore2.Response, answer: Incoming, got: _Got, access: Access, is_whole: bool) -> None:
     got.http_status = status = response.status
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
     kind, is_plain = headers.get("content-type", "").lower(), headers.get("content-encoding", "identity") == "identity"

@@ -38,7 +38,7 @@ from lab.core.request import (
     ServerTimings,
     Usage,
 )
-from lab.endpoints.wire import Ask
+from lab.endpoints.send_plan import Ask
 
 INCLUDE_USAGE = "stream_options.include_usage"
 CONTINUOUS_USAGE = "stream_options.continuous_usage_stats"

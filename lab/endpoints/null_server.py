@@ -66,7 +66,7 @@ class Question:
     received_ns: int
 
 
-Answer = Callable[[asyncio.StreamWriter, Question], Awaitable[bool]]
+Respond = Callable[[asyncio.StreamWriter, Question], Awaitable[bool]]
 """Writes the answer to a question. False where the connection has to be closed."""
 
 
@@ -113,7 +113,7 @@ def serve() -> None:
     serve_with(answer)
 
 
-def serve_with(answer: Answer) -> None:
+def serve_with(answer: Respond) -> None:
     """Print the process id and the port, and answer until stdin ends."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())  # its times are exact to some 50 us
@@ -125,7 +125,7 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-async def _serve(answer: Answer) -> None:
+async def _serve(answer: Respond) -> None:
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while await answer(writer, await _question(reader)):

@@ -40,10 +40,10 @@ from lab.core.request import (
 )
 from lab.endpoints import formats as options
 from lab.endpoints import prompts
-from lab.endpoints.access import Access, Answer, ask, hidden
+from lab.endpoints.access import Access, JsonReply, ask, hidden
 from lab.endpoints.client import Client
 from lab.endpoints.formats import as_count, as_dict, ask_for
-from lab.endpoints.wire import STALL_S, Plan
+from lab.endpoints.send_plan import STALL_S, SendPlan
 from lab.errors import LabError, printable
 
 MOST_PROBES = 10
@@ -155,7 +155,7 @@ def short_name(model: str) -> str:
     return re.split(r"[/\\]", model)[-1] if re.match(r"/|\\|[A-Za-z]:[/\\]", model) else model
 
 
-def describe(access: Access, listed: Answer, model: str) -> tuple[str | None, str | None, ServerSettings | None]:
+def describe(access: Access, listed: JsonReply, model: str) -> tuple[str | None, str | None, ServerSettings | None]:
     """Which server it is, its version, and its settings, as far as it gives them. `model` is its own name for it."""
     if (props := _get(access, "/props")) and "default_generation_settings" in props:
         generation = as_dict(props["default_generation_settings"])
@@ -214,7 +214,7 @@ class _Asking:
                 )
 
         asks = (ask_for(api, self.model, prompt, asked, accepted),)
-        plan = Plan(asks=asks, api=api, timeout_s=self.timeout_s, stall_s=min(STALL_S, self.timeout_s))
+        plan = SendPlan(asks=asks, api=api, timeout_s=self.timeout_s, stall_s=min(STALL_S, self.timeout_s))
         (reply,) = self.client.run(plan, watch)
         return reply.request
 

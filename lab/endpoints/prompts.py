@@ -29,7 +29,7 @@ from lab.core.record import OK
 from lab.core.request import CHAT, COMPLETIONS, Asked, Endpoint, Request, Usage
 from lab.endpoints.access import Access, ask
 from lab.endpoints.formats import as_count, as_dict, body, first, n_items, temperature, text_of, usage_of
-from lab.endpoints.wire import Ask, Reply, fresh_nonce
+from lab.endpoints.send_plan import Ask, Reply, fresh_nonce
 from lab.errors import LabError
 
 TOKENIZE, USAGE, TWIN = "tokenize", "usage", "twin"

@@ -17,7 +17,7 @@ from lab.endpoints.access import access, ask
 from lab.endpoints.client import Client
 from lab.endpoints.formats import as_dict
 from lab.endpoints.null_server import null_server
-from lab.endpoints.wire import Ask, Plan, Reply
+from lab.endpoints.send_plan import Ask, Reply, SendPlan
 from lab.errors import LabError
 
 WANTED_MEDIAN_US, WANTED_P99_US = 100.0, 1000.0
@@ -66,7 +66,7 @@ def _test(url: str, n_streams: int, n_tokens: int, n_rounds: int, rate: float) -
     asked = access(url)
     asks = tuple(_ask(seed, n_tokens) for seed in range(n_streams * n_rounds))
     with Client(asked) as client:
-        replies = list(client.run(Plan(asks=asks, api=CHAT, n_at_once=n_streams)))
+        replies = list(client.run(SendPlan(asks=asks, api=CHAT, n_at_once=n_streams)))
         start_ns = client.start_ns or 0
     streams = as_dict(ask(asked, f"{asked.root}/null/sent").parsed)["streams"]
     logs = {stream["seed"]: stream for stream in streams}

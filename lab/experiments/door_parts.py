@@ -39,7 +39,7 @@ from lab.core.request import CHAT, NO, UNKNOWN, YES, Asked, Pieces, Request, Req
 from lab.core.request_figures import figures
 from lab.endpoints.access import ask
 from lab.endpoints.formats import as_dict, as_number, timings_of
-from lab.endpoints.wire import Ask, Plan, fresh_nonce
+from lab.endpoints.send_plan import Ask, SendPlan, fresh_nonce
 from lab.runner.servers import Server
 
 TTFT, TPOT = "TTFT", "TPOT"
@@ -335,7 +335,7 @@ def _times(server: Server, fields: Mapping[str, Any], path: str | None) -> tuple
     Without `path` the interface itself is asked, for nothing: it refuses at once. None where no answer came.
     """
     question = Ask(asked=Asked(n_prompt=None, n_gen=0), body=json.dumps(fields))
-    plan = Plan(asks=(question,), api=server.endpoint.api, n_requests=N_QUESTIONS, path=path, timeout_s=60.0)
+    plan = SendPlan(asks=(question,), api=server.endpoint.api, n_requests=N_QUESTIONS, path=path, timeout_s=60.0)
     wanted = 200 if path else None
     replies = [reply.request for reply in server.client.run(plan)]
     answered = [request.headers_ns for request in replies if wanted in (None, request.http_status)]
@@ -350,8 +350,8 @@ def _whole(server: Server, sent: Ask) -> ServerTimings | None:
     text = json.dumps(fields)
     if sent.nonce is not None:
         text = text.replace(sent.nonce, fresh_nonce(random.Random()), 1)
-    url = f"{server.access.url}/{'chat/completions' if server.endpoint.api == CHAT else 'completions'}"
-    answer = ask(server.access, url, json.loads(text), 600.0)
+    url = server.access.interface(server.endpoint.api)
+    answer = ask(server.access, url, json.loads(text), server.access.timeout_s)
     return timings_of(as_dict(as_dict(answer.parsed).get("timings"))) if answer.status == 200 else None
 
 

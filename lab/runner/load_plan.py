@@ -26,7 +26,7 @@ from statistics import NormalDist
 from typing import Any
 
 from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, Load, Slo, parse_slo
-from lab.endpoints.wire import MOST_AT_ONCE
+from lab.endpoints.send_plan import MOST_AT_ONCE
 from lab.errors import LabError
 
 MOST_VALUES = 32

@@ -21,7 +21,7 @@ from lab.core.request import LOST, REFUSED, Asked, RequestRecord
 from lab.endpoints import prompts
 from lab.endpoints.client import ClientDied
 from lab.endpoints.selftest import client_error
-from lab.endpoints.wire import MOST_AT_ONCE, Ask, Plan, Reply
+from lab.endpoints.send_plan import MOST_AT_ONCE, Ask, Reply, SendPlan
 from lab.errors import LabError
 from lab.runner import progress
 from lab.runner.keeping import save, unless_empty
@@ -191,12 +191,12 @@ class _Session:
                 f"{n_most:,}, was used up. About {needed:,.0f} would do for all."
             )
 
-    def _wire_plan(self, window: Window, asks: tuple[Ask, ...], n_most: int) -> Plan:
+    def _wire_plan(self, window: Window, asks: tuple[Ask, ...], n_most: int) -> SendPlan:
         own = (
             dataclasses.replace(ask, asked=dataclasses.replace(ask.asked, load=window.load, repeat=window.load.round))
             for ask in asks
         )
-        return Plan(
+        return SendPlan(
             asks=tuple(own),
             api=self._server.endpoint.api,
             n_at_once=window.load.concurrency or MOST_AT_ONCE,

@@ -2,7 +2,7 @@
 
 with connect("http://127.0.0.1:8080/v1") as server:
     prompt = server.prompt(1000, text, seed=1, repeat=0)
-    plan = Plan(asks=(server.ask(prompt, asked),), api=server.endpoint.api)
+    plan = SendPlan(asks=(server.ask(prompt, asked),), api=server.endpoint.api)
     for reply in server.client.run(plan):
         keeping.save(path, server.record(session, server.counted(ask, reply)))
 """
@@ -24,7 +24,7 @@ from lab.endpoints import formats, probe, prompts
 from lab.endpoints.access import Access
 from lab.endpoints.client import Client
 from lab.endpoints.prompts import Counter, Prompt
-from lab.endpoints.wire import TIMEOUT_S, Ask, Reply
+from lab.endpoints.send_plan import TIMEOUT_S, Ask, Reply
 from lab.errors import LabError
 from lab.runner import keeping, machine
 from lab.runner.prompts import offset

@@ -21,7 +21,7 @@ from lab.core.request import CHAT, LOST, NO, NOT_SENT, REFUSED, YES, Asked, Endp
 from lab.endpoints import prompts as server_prompts
 from lab.endpoints.prompts import MOST_COUNTS, USAGE, Counter, Prompt
 from lab.endpoints.selftest import client_error
-from lab.endpoints.wire import STALL_S, TIMEOUT_S, Plan
+from lab.endpoints.send_plan import STALL_S, TIMEOUT_S, SendPlan
 from lab.errors import LabError
 from lab.process.worker import MAX_TOKENS
 from lab.runner import progress
@@ -231,7 +231,7 @@ class _Session:
         ask = server.ask(prompt, asked, is_sent_once=True)
         watch = self.reporter.answer_watcher(case, repeat, warmup)
         timeout_s = server.access.timeout_s
-        plan = Plan(asks=(ask,), api=server.endpoint.api, timeout_s=timeout_s, stall_s=min(STALL_S, timeout_s))
+        plan = SendPlan(asks=(ask,), api=server.endpoint.api, timeout_s=timeout_s, stall_s=min(STALL_S, timeout_s))
         (reply,) = server.client.run(plan, watch)
         if warmup:
             return reply.request

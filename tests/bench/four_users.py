@@ -23,7 +23,7 @@ from typing import Any
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import CHAT, Asked
-from lab.endpoints.wire import Plan
+from lab.endpoints.send_plan import SendPlan
 from lab.models import catalog
 from lab.runner.servers import Server, connect
 from tests.servers import wheel_server
@@ -106,7 +106,7 @@ def bodies(server: Server, n: int, seed: int) -> tuple[Any, ...]:
 
 def of_lab(server: Server, n_users: int, asks: tuple[Any, ...]) -> list[Row]:
     rows: list[Row] = []
-    for reply in server.client.run(Plan(asks=asks, api=CHAT, n_at_once=n_users)):
+    for reply in server.client.run(SendPlan(asks=asks, api=CHAT, n_at_once=n_users)):
         request = reply.request
         figures = times.ttft_ns(request), times.tpot_ns(request), times.e2e_ns(request)
         assert request.status == OK and None not in figures, request.error

@@ -28,7 +28,7 @@ from lab.endpoints.access import access, ask
 from lab.endpoints.client import Client
 from lab.endpoints.null_server import NullServer
 from lab.endpoints.selftest import _ask, _errors_ns, _share_us
-from lab.endpoints.wire import Plan, Reply
+from lab.endpoints.send_plan import Reply, SendPlan
 from lab.runner import keeping, loading
 from lab.runner.load_plan import make_plan
 from lab.runner.servers import Server, connect
@@ -134,7 +134,7 @@ def reading(n_tokens: int) -> None:
             Client(server.access) as client,
         ):
             path, replies = Path(folder) / "a.jsonl", list[Reply]()
-            for batch in client.batches(Plan(asks=asks, api="chat", n_at_once=n_streams), poll_s):
+            for batch in client.batches(SendPlan(asks=asks, api="chat", n_at_once=n_streams), poll_s):
                 new = list(batch)
                 lines = [server.record("a", reply.request) for reply in new]
                 for part in ([line] for line in lines) if is_single else [lines] if lines else []:

@@ -26,7 +26,7 @@ from lab.analysis.tool_formats import Group, groups
 from lab.core import request_times as times
 from lab.core.request import CHAT, CLOSED, Asked, Load
 from lab.endpoints.formats import ask_for
-from lab.endpoints.wire import Plan
+from lab.endpoints.send_plan import SendPlan
 from lab.models import catalog
 from lab.runner.servers import Server, connect
 from tests import servers
@@ -140,7 +140,7 @@ def lab_group(server: Server, prompts: Sequence[str], n_at_once: int) -> Group:
     )
     asked = Asked(n_prompt=N_PROMPT, n_gen=N_GEN, temperature=0.0, seed=1, ignore_eos=server.ignores_eos, load=load)
     asks = tuple(ask_for(CHAT, server.model, prompt, asked, server.endpoint.accepted) for prompt in prompts)
-    replies = list(server.client.run(Plan(asks=asks, api=CHAT, n_at_once=n_at_once)))
+    replies = list(server.client.run(SendPlan(asks=asks, api=CHAT, n_at_once=n_at_once)))
     (group,) = groups(server.record("bench", server.counted(asks[one.index], one)) for one in replies)
     return group
 

@@ -27,7 +27,7 @@ from typing import Any
 from lab.core import request_times as times
 from lab.core.request import CHAT, Asked, Request
 from lab.endpoints.access import access, ask
-from lab.endpoints.wire import Plan
+from lab.endpoints.send_plan import SendPlan
 from lab.runner.servers import connect
 from tests.bench import tool_runs
 from tests.bench.tool_runs import ToolMissing, Work
@@ -199,7 +199,7 @@ def lab_run(url: str, model: str) -> list[Request]:
         made = [server.prompt(N_PROMPT, " ".join(WORDS), seed=1, repeat=repeat) for repeat in range(N)]
         asked = Asked(n_prompt=N_PROMPT, n_gen=N_GEN, temperature=0.0, seed=1, ignore_eos=server.ignores_eos)
         asks = tuple(server.ask(prompt, asked) for prompt in made)
-        replies = list(server.client.run(Plan(asks=asks, api=CHAT)))
+        replies = list(server.client.run(SendPlan(asks=asks, api=CHAT)))
         return [server.counted(asks[reply.index], reply) for reply in replies]
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from lab.core.record import Record, Run
 from lab.core.request import Asked, Request, RequestRecord
+from lab.endpoints.send_plan import STALL_S, TIMEOUT_S, SendPlan
 from lab.errors import LabError
 from lab.experiments import door_parts
 from lab.models import catalog
@@ -68,6 +69,7 @@ def doors(
     api: str | None = None,
     api_key_env: str | None = None,
     headers: Sequence[str] = (),
+    timeout: float = TIMEOUT_S,
     out: str | Path = "results",
     watch: ShowStatus | None = None,
     **settings: Any,
@@ -76,10 +78,10 @@ def doors(
 
         lines = lab.doors("http://127.0.0.1:8080/v1", "MODEL.gguf", "512", gen=64)
 
-    `settings` are those of `measure`: give those with which the server was started. LabError where the server cannot
-    be reached, or has another model.
+    A request is given up after `timeout` seconds. `settings` are those of `measure`: give those with which the server
+    was started. LabError where the server cannot be reached, or has another model.
     """
-    with connect(url, served_model, api, api_key_env, headers) as server:
+    with connect(url, served_model, api, api_key_env, headers, timeout) as server:
         with Worker() as worker:
             turns = prepare(server, worker, prompt_len, gen, blocks, model=model, **settings)
         path = new_file(turns, Path(out))
@@ -230,7 +232,7 @@ def _warm_up(turns: Turns, path: Path, number: int, length: int) -> RequestRecor
 
 
 def _send(server: Server, ask: Any) -> Request:
-    from lab.endpoints.wire import Plan as Requests
-
-    (reply,) = server.client.run(Requests(asks=(ask,), api=server.endpoint.api))
+    timeout_s = server.access.timeout_s
+    plan = SendPlan(asks=(ask,), api=server.endpoint.api, timeout_s=timeout_s, stall_s=min(STALL_S, timeout_s))
+    (reply,) = server.client.run(plan)
     return server.counted(ask, reply)

@@ -29,7 +29,7 @@ from lab.core.request import LOST, REFUSED, Request
 from lab.endpoints.access import Access
 from lab.endpoints.connection import Arrivals
 from lab.endpoints.exchange import Line, Target, exchange, rehearse, target
-from lab.endpoints.wire import SEPARATOR, Plan, fresh_nonce
+from lab.endpoints.send_plan import SEPARATOR, SendPlan, fresh_nonce
 from lab.errors import LabError
 
 PREPARE_S = 0.1
@@ -50,7 +50,7 @@ def serve() -> None:
         request = json.loads(requests.get())
         try:
             access = from_json(Access, json.dumps(request["access"]))
-            _run(access, from_json(Plan, json.dumps(request["plan"])), Path(request["path"]))
+            _run(access, from_json(SendPlan, json.dumps(request["plan"])), Path(request["path"]))
             answer: dict[str, str] = {}
         except LabError as problem:
             answer = {"error": problem.what, "hint": problem.hint}
@@ -66,7 +66,7 @@ def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)  # the parent is gone
 
 
-def _run(access: Access, plan: Plan, path: Path) -> None:
+def _run(access: Access, plan: SendPlan, path: Path) -> None:
     arrivals = Arrivals()
     with path.open("wb") as file, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(arrivals)) as runner:
         gc.collect()
@@ -74,7 +74,7 @@ def _run(access: Access, plan: Plan, path: Path) -> None:
         runner.run(_run_plan(target(access, plan.api, arrivals, plan.path), plan, file))
 
 
-async def _run_plan(to: Target, plan: Plan, file: IO[bytes]) -> None:
+async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> None:
     """All requests, each written to `file` when it has ended."""
     n_lines = min(plan.n_at_once, plan.n_all)
     times_ns = plan.times_ns
@@ -99,7 +99,7 @@ async def _run_plan(to: Target, plan: Plan, file: IO[bytes]) -> None:
 class _Load:
     """A plan while it runs: what all requests share."""
 
-    plan: Plan
+    plan: SendPlan
     to: Target
     file: IO[bytes]
     numbers: Iterator[int]  # of requests that are not sent yet

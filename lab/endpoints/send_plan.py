@@ -50,7 +50,7 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SendPlan:
     """What to send: `n_requests` requests (None: one for each time, else for each ask), round and round of the asks.
 
     With an `order` it is round and round of that: which ask, and how many tokens its answer is to have.

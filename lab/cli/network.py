@@ -1,0 +1,92 @@
+"""The command that says what a network would cost: network."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lab.cli.options import MODEL, with_options
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.why.network_prediction import NetworkAnswer
+
+MOST_NETWORKS = 200
+
+
+@click.command()
+@with_options(
+    MODEL,
+    click.option("--servers", default=2, show_default=True, help="RPC servers that share the layers evenly."),
+    click.option(
+        "--latency", default="0.1ms,0.3ms,1ms", show_default=True, help="Round trips, as ping shows them, with commas."
+    ),
+    click.option("--bandwidth", default="1Gbit,10Gbit", show_default=True, help="Bits a second, with commas."),
+    click.option("--prompt-len", "-p", default=512, show_default=True, help="Tokens of the prompt."),
+    click.option("--gen", "-n", default=200, show_default=True, help="Tokens to generate."),
+    click.option("--device", "-d", help="What each server computes on: models/devices.toml.  [default: this machine]"),
+    click.option(
+        "--results", default="results", show_default=True, help="Folder with ceilings, and runs to learn from."
+    ),
+    click.option("--out", "-o", default="results", show_default=True, help="Folder for the picture."),
+    click.option("--no-plot", is_flag=True, help="Draw no picture."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
+)
+def network(
+    model: str,
+    servers: int,
+    latency: str,
+    bandwidth: str,
+    prompt_len: int,
+    gen: int,
+    device: str | None,
+    results: str,
+    out: str,
+    no_plot: bool,
+    as_json: bool,
+) -> None:
+    """Say what a network would cost a model that is split over RPC servers, before buying one.
+
+    Bytes and round trips of each token and of a prompt, the seconds that they take, and the decode rate that is left.
+    Neither servers nor the model need be here.
+    """
+    from lab.core.link import Link, parse_bandwidth, parse_round_trip
+    from lab.show import console, text_network
+    from lab.why import network_prediction
+
+    round_trips = [parse_round_trip(text) for text in latency.split(",")]
+    widths = [parse_bandwidth(text) for text in bandwidth.split(",")]
+    links = list(dict.fromkeys(Link(round_trip, width) for width in widths for round_trip in round_trips))
+    if len(links) > MOST_NETWORKS:
+        raise LabError(f"{len(links)} networks are too many.", f"Give at most {MOST_NETWORKS}.")
+    answer = network_prediction.ask(links, servers, model, prompt_len, gen, device, results)
+    plots = [] if no_plot else _draw(answer, Path(out))
+    if as_json:
+        n_layers = {device: answer.layers[:-1].count(device) for device in dict.fromkeys(answer.layers)}
+        document = {**dataclasses.asdict(answer), "model": answer.model.name, "layers": n_layers}
+        console.print_json({**document, "plots": [str(plot) for plot in plots]})
+        return
+    stdout = console.console()
+    text_network.print_network(answer, stdout)
+    for plot in plots:
+        stdout.print(f"plot     {plot}")
+
+
+def _draw(answer: NetworkAnswer, folder: Path) -> list[Path]:
+    """The picture; none where the time without a network is not known."""
+    from lab.runner.machine import slug
+    from lab.show import canvas, plot_why
+
+    if answer.local_s is None:
+        return []
+    widths = sorted({cost.link.bytes_per_s or float("inf") for cost in answer.costs}, reverse=True)
+    curves = [plot_why.Curve(answer.local_s, answer.decode, answer.n_gen - 1, width) for width in widths]
+    n_servers = len(set(answer.layers))
+    name = f"{answer.model.name} {answer.model.quantization or ''}".strip()
+    subject = f"{name} over {n_servers} {'server' if n_servers == 1 else 'servers'}, computing on {answer.where}"
+    last_s = max(cost.link.round_trip_s for cost in answer.costs)
+    drawing = plot_why.drawing([], curves, subject, last_s)
+    return canvas.write(drawing, folder, f"network-{slug(name)}-{n_servers}-servers")
