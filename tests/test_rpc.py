@@ -368,6 +368,11 @@ def test_memory_behind_servers_counts_once(devices: list[Device], groups: list[t
     assert shared_memory([CPU, *devices], 16 * GB) == expected
 
 
+def test_a_server_at_an_address_of_this_machine_lends_its_own_memory() -> None:
+    groups = shared_memory([CPU, behind("A", "10.0.0.7:1", 16)], 16 * GB, ["10.0.0.7"])
+    assert groups == [(frozenset({"CPU", "A"}), 16 * GB)]
+
+
 def test_two_cards_behind_two_servers_are_matched_one_by_one() -> None:
     cards = [behind(name, endpoint, 24) for name, endpoint in zip("ABCD", ["h:1", "h:1", "h:2", "h:2"], strict=True)]
     cards = [Device(one.name, one.description.replace("h:", "10.0.0.7:"), one.type, one.memory_bytes) for one in cards]

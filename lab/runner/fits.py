@@ -71,7 +71,7 @@ def rooms(plan: Plan) -> tuple[Room, ...]:
     free, on_this_machine = _free(plan), limits.memory_available()
     devices = (*machine.used(plan.machine, plan.settings), Device(CPU, "", "cpu", plan.machine.ram_bytes))
     known = []
-    for names, _ in shared_memory(devices, plan.machine.ram_bytes):
+    for names, _ in shared_memory(devices, plan.machine.ram_bytes, machine.own_addresses()):
         own = tuple(device.name for device in devices if device.name in names)
         sizes = [on_this_machine if name == CPU else free.get(name) for name in own]
         sure = [size for size in sizes if size is not None]

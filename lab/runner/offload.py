@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -213,23 +213,23 @@ class _Memory:
     names: set[str] = field(default_factory=set)
     endpoints: set[str] = field(default_factory=set)
 
-    def is_also_of(self, endpoint: str, n_bytes: int) -> bool:
-        host = _host(endpoint)
-        is_there = ipaddress.IPv4Address(host).is_loopback if self.host is None else self.host == host
+    def is_also_of(self, host: str | None, endpoint: str, n_bytes: int) -> bool:
         return (
-            is_there
+            self.host == host
             and self.n_bytes is not None
             and endpoint not in self.endpoints
             and abs(n_bytes - self.n_bytes) <= SAME * max(n_bytes, self.n_bytes)
         )
 
 
-def shared_memory(devices: Sequence[Device], ram_bytes: int | None) -> list[tuple[frozenset[str], int | None]]:
+def shared_memory(
+    devices: Sequence[Device], ram_bytes: int | None, own_addresses: Collection[str] = ()
+) -> list[tuple[frozenset[str], int | None]]:
     """Groups of devices, by name, that share one memory, and its bytes; each device is in one group.
 
-    Devices of two servers at one host count once where their sizes are the same within 1 %. At a loopback address they
-    count as this machine's own memory where their size is `ram_bytes`. The limit: two equal GPUs behind two servers of
-    one host count once. One server can lend both, and then they count twice.
+    Devices of two servers at one host count once where their sizes are the same within 1 %. At a loopback address, or
+    at one of `own_addresses`, they count as this machine's own memory where their size is `ram_bytes`. The limit: two
+    equal GPUs behind two servers of one host count once. One server can lend both, and then they count twice.
     """
     own = _Memory(ram_bytes)
     memories = [own]
@@ -241,10 +241,12 @@ def shared_memory(devices: Sequence[Device], ram_bytes: int | None) -> list[tupl
             memory = _Memory(device.memory_bytes)
             memories.append(memory)
         else:
-            n_bytes = device.memory_bytes
-            known = [memory for memory in memories if memory.is_also_of(endpoint, n_bytes)]
+            n_bytes, address = device.memory_bytes, endpoint.rpartition(":")[0]
+            is_here = ipaddress.IPv4Address(address).is_loopback or address in own_addresses
+            host = None if is_here else address
+            known = [memory for memory in memories if memory.is_also_of(host, endpoint, n_bytes)]
             if not known:
-                memories.append(_Memory(n_bytes, _host(endpoint)))
+                memories.append(_Memory(n_bytes, host))
             memory = (known or memories[-1:])[0]
             memory.endpoints.add(endpoint)
         memory.names.add(device.name)
@@ -255,7 +257,3 @@ def endpoint_of(device: Device) -> str | None:
     """HOST:PORT of the server that a device is behind; None for one of this machine."""
     match = re.match(r"RPC server ([\d.]+:\d+)", device.description)
     return match[1] if match else None
-
-
-def _host(endpoint: str) -> str:
-    return endpoint.rpartition(":")[0]
