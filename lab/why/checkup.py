@@ -26,7 +26,7 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.process.wire import MUL_MAT, Probe
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import limits, machine, prompts, side_by_side
+from lab.runner import builds, limits, machine, offload, prompts, side_by_side
 from lab.runner.plan import make_plan
 from lab.runner.planned import Case, Plan
 from lab.runner.progress import Reporter, ShowStatus, Status
@@ -98,8 +98,15 @@ def changes(plan: Plan, best: int) -> list[Change]:
 
 
 def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROOT) -> Checkup:
-    """Check machine, build and settings (those of `make_plan`), in about a minute. An engine that fails is one too."""
+    """Check machine, build and settings, in about a minute. An engine that fails is one of the checks.
+
+    LabError at once for settings that `make_plan` refuses.
+    """
     began, swapped, best = time.monotonic(), limits.swap(), limits.default_threads(root)
+    chosen = {name: value for name, value in asked.items() if value is not None}
+    given: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM} | chosen
+    with Worker() as worker:
+        planned = _planned(worker, given)
     watch(Status("working on one core"))
     steady = in_turns(lambda: plain_read.work_s(0.3)[0], plain_read.burst_s)
     before, clock = min(plain_read.work_s(0.2)[1] for _ in range(3)), limits.clock_ghz(root)
@@ -107,12 +114,13 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
     free = limits.memory_available(root)
     size = None if free > 4 * 2**30 else free // 4
     rates = {n: gbps(plain_read.read_rate(n, size)) for n in sorted({1, best})}
-    chosen = {name: value for name, value in asked.items() if value is not None}
-    given: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM} | chosen
-    plan, found, base = None, list[Check](), list[Record]()
+    plan, found, base = planned if isinstance(planned, Plan) else None, list[Check](), list[Record]()
     with Worker() as worker:
         try:
-            plan = make_plan(worker, [LENGTHS[0]], N_GEN, 1, **given)
+            if not isinstance(planned, Plan):
+                raise planned
+            plan = planned
+            worker.use(plan.backend)
             watch(Status("trying kernels and the disk"))
             found += [
                 checks.of_build(worker.build.system_info, _product(worker)),
@@ -141,6 +149,20 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
     ]
     model, settings = (plan.model, plan.settings) if plan else (None, None)
     return Checkup(here, model, settings, tuple(found), time.monotonic() - began)
+
+
+def _planned(worker: Worker, given: dict[str, Any]) -> Plan | LabError:
+    """The plan of a short run; where the engine cannot plan one, why. LabError for settings that cannot be."""
+    placing = {field.name: given.get(field.name) for field in dataclasses.fields(offload.Asked)}
+    worker.use(offload.backend(offload.Asked(**placing)))
+    try:
+        builds.of_worker(worker)
+    except LabError as problem:
+        return problem
+    try:
+        return make_plan(worker, [LENGTHS[0]], N_GEN, 1, **given)
+    except WorkerDied as death:
+        return death
 
 
 def _product(worker: Worker) -> Effect | None:
