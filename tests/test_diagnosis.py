@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import signal
@@ -248,6 +249,14 @@ def test_a_build_that_ends_while_it_starts_is_told_in_a_sentence(engine: Worker,
     with pytest.raises(LabError, match=r"SIGILL.*llama.cpp ends while it is started") as problem:
         builds.of_worker(engine)
     assert not isinstance(problem.value, WorkerDied) and "Build the llama.cpp" in problem.value.hint
+
+
+def test_an_environment_without_llama_cpp_python_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['llama_cpp'] = None")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    with Worker() as worker, pytest.raises(LabError, match="package llama-cpp-python is not installed") as problem:
+        builds.of_worker(worker)
+    assert "uv sync" in problem.value.hint
 
 
 @needs_linux

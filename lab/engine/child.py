@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lab.core.lines import from_json, to_json
 from lab.core.placement import Tensor
@@ -43,9 +43,8 @@ def serve() -> None:
             answer = {"value": to_json(getattr(child, verb)(**request))}
         except LabError as problem:
             answer = {"error": problem.what, "hint": problem.hint}
-        except Exception:  # a bug: the parent shows the traceback as the engine's last words
-            traceback.print_exc()
-            os._exit(1)
+        except Exception:
+            _end_with_traceback()
         replies.write(json.dumps(answer).encode() + b"\n")
 
 
@@ -55,6 +54,14 @@ def _started(progress: memoryview[int]) -> _Child | LabError:
         return _Child(progress)
     except LabError as problem:
         return problem
+    except Exception:
+        _end_with_traceback()
+
+
+def _end_with_traceback() -> NoReturn:
+    """After a bug: the parent shows the traceback as the engine's last words."""
+    traceback.print_exc()
+    os._exit(1)
 
 
 def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:

@@ -15,6 +15,7 @@ import ctypes
 import os
 import platform
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -51,8 +52,17 @@ IDLE_S, BETWEEN_S, N_UNANSWERED = 10, 5, 4
 
 
 def llama() -> Any:
-    """llama-cpp-python's low-level bindings: the C API, function by function."""
-    from llama_cpp import llama_cpp
+    """llama-cpp-python's low-level bindings: the C API, function by function. LabError where it is not installed."""
+    try:
+        from llama_cpp import llama_cpp
+    except ModuleNotFoundError as problem:
+        if problem.name != "llama_cpp":
+            raise
+        raise LabError(
+            f"The package llama-cpp-python is not installed in this environment ({sys.prefix}).",
+            "Use the environment that the lab was installed in (source .venv/bin/activate), or install it there: "
+            "python3 -m uv sync",
+        ) from None
 
     return llama_cpp
 
