@@ -103,11 +103,19 @@ def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path, broken: 
     assert "a.jsonl line 2" in reading.skipped[0]
 
 
-def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
+def test_unknown_keys_are_ignored_and_named_once(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    results.append(path, make_record())
-    path.write_bytes(path.read_bytes().replace(b'"session":', b'"colour":"red","session":'))
-    assert results.read([path]).records == (make_record(),)
+    results.append(path, make_record(), make_record(make_run(repeat=1)))
+    renamed = path.read_bytes().replace(b'"session":', b'"colour":"red","session":')
+    path.write_bytes(
+        renamed.replace(b'"n_seq_max":1', b'"n_sequences":4').replace(b'"type":"cpu"', b'"type":"cpu","x":1')
+    )
+    reading = results.read([path])
+    assert reading.records[0] == make_record() and len(reading.records) == 2
+    (sentence,) = reading.skipped
+    assert sentence.startswith(
+        "a.jsonl line 1: this lab knows no colour, machine.devices.x, settings.n_sequences in lines of schema 2"
+    )
 
 
 def test_a_key_that_is_missing_has_its_default(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The dataclasses of record.py as lines of JSON, and back, with every type checked.
 
 A key that is missing has its field's default, and one that is not known is ignored, so that old and newer lines can be
-read. What is read may come from anybody: what could command a terminal is taken out of every string, once, here.
+read; `unknown_fields` names it. What is read may come from anybody: what could command a terminal is taken out of every
+string, once, here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,6 +65,38 @@ def parse_line(line: bytes) -> Line:
     if not line.isascii() or b"\\" in line or b"\x7f" in line:  # few lines: cleaning costs nothing elsewhere
         parsed = cleaned(parsed)
     return parsed
+
+
+def unknown_fields(line: bytes) -> list[str]:
+    """The fields of a readable line that the lab does not know in lines of its schema, such as run.colour.
+
+    They are ignored, so a field that had another name would silently read as its default.
+    """
+    parsed = json.loads(line)
+    cls = Ceilings if parsed.get("rates") is not None else RequestRecord if parsed.get("endpoint") else Record
+    return sorted(set(_unknown(cls, parsed)))
+
+
+def _unknown(hint: Any, value: Any, place: str = "") -> Iterator[str]:
+    """The keys in a value of JSON that are no fields of the dataclasses in a type hint."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        known = _hints(hint)
+        for key, part in value.items():
+            name = printable(f"{place}.{key}" if place else key)
+            if key in known:
+                yield from _unknown(known[key], part, name)
+            else:
+                yield name
+    elif isinstance(value, (dict, list)):
+        parts = value if typing.get_origin(hint) is tuple else [value]
+        for inside in typing.get_args(hint):
+            for part in parts:
+                yield from _unknown(inside, part, place)
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def cleaned(value: Any) -> Any:

@@ -15,13 +15,13 @@ import itertools
 import os
 import re
 import zlib
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from lab.core.lines import Line, parse_line, to_json
+from lab.core.lines import Line, parse_line, to_json, unknown_fields
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
@@ -33,7 +33,7 @@ MOST_UNPACKED = 1 << 30
 
 @dataclass(frozen=True)
 class Contents:
-    """What was read from results files, and one sentence for each line that was not."""
+    """What was read from results files, and sentences on lines, or fields of lines, that were not."""
 
     records: tuple[Record, ...]
     ceilings: tuple[Ceilings, ...]
@@ -103,10 +103,16 @@ def read(paths: Iterable[str | Path]) -> Contents:
     with _no_garbage_collection():
         for path in _files(paths):
             problems: dict[str, list[int]] = {}
-            for number, parsed in _parsed_lines(path):
+            sessions: set[Hashable] = set()
+            for number, line, parsed in _parsed_lines(path):
                 if isinstance(parsed, str):
                     problems.setdefault(parsed, []).append(number)
                     continue
+                kind = type(parsed), getattr(parsed, "session", None)
+                if kind not in sessions:  # all lines of a session are written by the same lab
+                    sessions.add(kind)
+                    if unknown := unknown_fields(line):
+                        skipped.append(_not_known(path, number, unknown, parsed.schema))
                 identity = _identity(parsed)
                 if isinstance(parsed, Ceilings):
                     if identity not in known:  # ceilings may well be in many files
@@ -125,16 +131,24 @@ def read(paths: Iterable[str | Path]) -> Contents:
     return Contents(tuple(records), tuple(ceilings), tuple(skipped), tuple(requests), begin_with_request)
 
 
-def _parsed_lines(path: Path) -> Iterator[tuple[int, Line | str]]:
-    """The number of each line that is not empty, and what it holds, or why it cannot be read."""
+def _not_known(path: Path, number: int, unknown: Sequence[str], schema: int) -> str:
+    """A sentence on fields that this lab does not know."""
+    return (
+        f"{printable(path.name)} line {number}: this lab knows no {', '.join(unknown[:5])} in lines of schema "
+        f"{schema}, so what another version of it wrote there is not read"
+    )
+
+
+def _parsed_lines(path: Path) -> Iterator[tuple[int, bytes, Line | str]]:
+    """The number of each line that is not empty, the line, and what it holds, or why it cannot be read."""
     with _open(path) as file:
         for number, line in enumerate(file, 1):
             if line.isspace():
                 continue
             try:
-                yield number, parse_line(line)
+                yield number, line, parse_line(line)
             except ValueError as problem:
-                yield number, str(problem)
+                yield number, line, str(problem)
 
 
 def _identity(parsed: Line) -> Hashable:
