@@ -10,12 +10,12 @@ import pytest
 
 from lab.analysis import table
 from lab.analysis.spread import known_spreads
-from lab.core import results
+from lab.core import results, stats
 from lab.core.record import CRASHED, FAILED, OK, Device, Record
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import calibration, warm_engine
-from lab.runner.plan import MIN_FOR_INTERVAL, N_PILOT, make_plan
+from lab.runner.plan import N_PILOT, make_plan
 from lab.runner.planned import Plan, Until
 from lab.runner.progress import Status
 from lab.runner.rounds import wide_rows
@@ -308,7 +308,7 @@ def test_lengths_that_cost_little_get_more_runs(bench: Any, monkeypatch: pytest.
     monkeypatch.setattr("lab.runner.rounds.time", types.SimpleNamespace(monotonic=lambda: next(moments)))
     records, _ = bench()
     lengths = [r.run.n_prompt for r in records if not r.run.warmup]
-    assert (lengths.count(10), lengths.count(600)) == (MIN_FOR_INTERVAL, 3)
+    assert (lengths.count(10), lengths.count(600)) == (stats.fewest_for_interval(), 3)
     records, _ = bench(repeat=3)
     assert len([r for r in records if not r.run.warmup]) == 6  # as it was asked for
 

@@ -90,8 +90,8 @@ def test_one_spike_on_each_side_does_not_spoil_ten_pairs() -> None:
 
 def test_too_few_values_have_no_interval() -> None:
     assert stats.paired_ratio([1] * 5, [2] * 5) is None
-    assert stats.fewest_pairs() == 6
-    assert stats.fewest_pairs(confidence=0.99) > 6
+    assert stats.fewest_for_interval() == 6
+    assert stats.fewest_for_interval(confidence=0.99) > 6
 
 
 def test_a_plain_doubling_is_a_ratio_of_two() -> None:

@@ -322,7 +322,7 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
         pairs = [[_centre(side.values[unit]) for unit in blocks] for side in (base, other)]
         ratio = stats.paired_ratio(pairs[0], pairs[1], confidence)
         estimate = math.exp(statistics.median(math.log(b / a) for a, b in zip(*pairs, strict=True)))
-        fewest = stats.fewest_pairs(confidence)
+        fewest = stats.fewest_for_interval(confidence)
         few = f"too few blocks to be sure ({len(blocks)}; {fewest} can)"
     else:
         sessions = [_by_session(side.values) for side in (base, other)]

@@ -83,7 +83,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     with_energy = table.energy_source.notna().any()
     for key, group in groups:
         n, n_disturbed = len(group), int(group.disturbed.sum())
-        doubts = shown.of_runs(n, n_disturbed, stats.fewest_pairs())
+        doubts = shown.of_runs(n, n_disturbed, stats.fewest_for_interval())
         row = dict(zip(keys, key, strict=True)) | {"repeats": n, "disturbed": n_disturbed, "doubts": doubts}
         if with_requests:  # with TPOT between bounds only
             row["n_bounds"] = int((group.tpot_ms.isna() & group.tpot_low_ms.notna()).sum())

@@ -182,8 +182,8 @@ def repeats_needed(values: Sequence[float], share: float, confidence: float = CO
     return max(n, math.ceil((float(t.ppf((1 + confidence) / 2, n - 1)) * spread / share) ** 2))
 
 
-def fewest_pairs(confidence: float = CONFIDENCE) -> int:
-    """How many pairs `paired_ratio` must have to give an interval."""
+def fewest_for_interval(confidence: float = CONFIDENCE) -> int:
+    """How many values (or pairs) a median must have (or `paired_ratio`) to have an interval: 6 for 95 %."""
     return next(n for n in itertools.count(1) if 2 * 0.5**n <= (1 - confidence) * (1 + 1e-9))
 
 

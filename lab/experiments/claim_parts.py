@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.core import stats
 from lab.core.levers import LOOKUP
 from lab.core.record import Model, Record
 from lab.errors import LabError
@@ -21,7 +22,7 @@ from lab.experiments import batching, prefix_cache, speculation, stalls
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts, side_by_side
-from lab.runner.plan import MIN_FOR_INTERVAL, make_plan
+from lab.runner.plan import make_plan
 from lab.runner.planned import Plan
 
 CEILINGS = "ceilings"
@@ -169,11 +170,11 @@ def _speculation(asked: Asked) -> list[Trial]:
 
     if asked.is_quick:
         return [plan(LOOKUP, "4", 3)]
-    trials, spec = [plan(LOOKUP, "2,4", MIN_FOR_INTERVAL)], catalog.parse(asked.settings["model"])
+    trials, spec = [plan(LOOKUP, "2,4", stats.fewest_for_interval())], catalog.parse(asked.settings["model"])
     smaller = next(kind for kind in ("Q4_0", "Q2_K") if kind != asked.base.model.quantization)
     if spec.entry is not None and obtain.locate(catalog.parse(spec.entry.name)) is not None:
         try:
-            trials.append(plan(f"{spec.entry.name}:{smaller}", "3", MIN_FOR_INTERVAL))
+            trials.append(plan(f"{spec.entry.name}:{smaller}", "3", stats.fewest_for_interval()))
         except LabError as problem:  # looking up can be judged without
             looked_up = trials[0].plans[""]
             warning = f"Of guessing, only looking up is measured: {problem}"

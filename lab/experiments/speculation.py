@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.core import script
+from lab.core import script, stats
 from lab.core.levers import LOOKUP, Speculation
 from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Record, Settings
 from lab.core.script import SPECULATE, Operation, Part
@@ -32,7 +32,7 @@ from lab.experiments import cases
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts
-from lab.runner.plan import MIN_FOR_INTERVAL, make_plan, parse_lengths, read_header, with_cases
+from lab.runner.plan import make_plan, parse_lengths, read_header, with_cases
 from lab.runner.planned import Case, Draft, Plan, Text
 from lab.runner.progress import ShowStatus
 from lab.runner.session import carry_out
@@ -94,7 +94,7 @@ def plan(
     lengths = [prompt_len] if isinstance(prompt_len, int) else prompt_len
     texts = [prompts.RANDOM] if is_random else _texts(prompt or DEFAULT_TEXTS)
     ignored = [f"{model} has random weights: --prompt {prompt} means nothing to it, and is left out."]
-    repeat = MIN_FOR_INTERVAL if repeat is None else repeat
+    repeat = stats.fewest_for_interval() if repeat is None else repeat
     made = make_plan(worker, lengths, gen, repeat, model, ",".join(texts), **asked)
     numbers = _check_lengths(draft_len, gen, made.settings)
     if is_random and prompt not in (None, prompts.RANDOM):

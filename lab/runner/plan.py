@@ -63,8 +63,6 @@ def check_lengths(lengths: Sequence[int]) -> None:
 DEFAULT_LENGTHS = "10,100,1000"
 DEFAULT_GEN = 64
 DEFAULT_REPEAT = 3
-MIN_FOR_INTERVAL = 6
-"""Runs that a median's interval of 95 % needs (stats.median_interval)."""
 
 N_PILOT = 8
 """Rounds of `--until` before it is decided how many more are needed."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from lab.core import phases, record, stats
 from lab.core.record import Run
-from lab.runner.plan import MIN_FOR_INTERVAL
 from lab.runner.planned import Case, Plan, Until
 
 EXTRA_SHARE = 0.25
@@ -78,12 +77,12 @@ class Rounds:
         cases = {case for case, _ in done}
         cost_s = {case: _seconds([run for its_case, run in done if its_case == case]) for case in cases}
         left_s = EXTRA_SHARE * (time.monotonic() - self._started)
-        targets: dict[Case, int] = {}
+        targets, enough = dict[Case, int](), stats.fewest_for_interval()
         for case in sorted(cost_s, key=lambda case: cost_s[case]):
-            left_s -= cost_s[case] * (MIN_FOR_INTERVAL - self._plan.n_repeat)
+            left_s -= cost_s[case] * (enough - self._plan.n_repeat)
             if left_s < 0:
                 break
-            targets[case] = MIN_FOR_INTERVAL
+            targets[case] = enough
         return targets
 
 

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.analysis import request_table, table, wording
-from lab.core import levers
+from lab.core import levers, stats
 from lab.core.record import OK
 from lab.core.request import RequestRecord
 from lab.core.request_figures import Figures, figures
-from lab.runner.plan import MIN_FOR_INTERVAL, join
+from lab.runner.plan import join
 from lab.show import request_words
 from lab.show.console import Grid, grid_of
 
@@ -100,13 +100,15 @@ def print_requests(records: Sequence[RequestRecord], out: Console) -> None:
 def heading(rows: pd.DataFrame) -> str:
     """The heading of a summary of one setup and one n_gen."""
     n = int(rows.n_gen.iloc[0])
-    few = sorted(set(rows.repeats[rows.repeats < MIN_FOR_INTERVAL]))
+    few = sorted(set(rows.repeats[rows.repeats < stats.fewest_for_interval()]))
     if not few:
         below = "95 % interval below it"
     elif few == [1]:
         below = "one request: too few to tell how sure"
     else:
-        below = f"range below it ({join(few)} requests are too few for an interval, {MIN_FOR_INTERVAL} would do)"
+        below = (
+            f"range below it ({join(few)} requests are too few for an interval, {stats.fewest_for_interval()} would do)"
+        )
     return f"{n:,} token{'s' * (n != 1)} asked for in each request; median, {below}"
 
 

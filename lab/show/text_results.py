@@ -10,11 +10,11 @@ from rich.text import Text
 
 from lab.analysis import disturbances, networks, sweep_laws, table, wording
 from lab.analysis.spread import FIGURE_NAMES
-from lab.core import lever_figures, phases, shown
+from lab.core import lever_figures, phases, shown, stats
 from lab.core.lists import grouped
 from lab.core.record import OK, Record
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
-from lab.runner.plan import MIN_FOR_INTERVAL, join
+from lab.runner.plan import join
 from lab.runner.planned import Plan
 from lab.runner.rounds import wide_rows
 from lab.show import reproduce, text_compare
@@ -223,9 +223,9 @@ def finished(record: Record) -> str:
 
 
 def _what_is_below(rows: pd.DataFrame) -> str:
-    few = sorted(set(rows.repeats[rows.repeats < MIN_FOR_INTERVAL]))
+    few = sorted(set(rows.repeats[rows.repeats < stats.fewest_for_interval()]))
     if not few:
         return "95 % interval below it"
     if few == [1]:
         return "one run: too few to tell how sure"
-    return f"range below it ({join(few)} runs are too few for an interval, {MIN_FOR_INTERVAL} would do)"
+    return f"range below it ({join(few)} runs are too few for an interval, {stats.fewest_for_interval()} would do)"

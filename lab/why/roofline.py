@@ -162,7 +162,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
             raise LabError(f"What a step of {record.model.name} costs is not known from its header{reason}.", "")
         n_disturbed = sum(bool(disturbances.disturbances(its_record)) for _, its_record in runs)
         row = _explained((n_prompt, n_gen, phase), rows, roof(ceilings, where.layers_of(record)))
-        doubts = [shown.of_runs(len(runs), n_disturbed, stats.fewest_pairs()), probing.doubts(ceilings)]
+        doubts = [shown.of_runs(len(runs), n_disturbed, stats.fewest_for_interval()), probing.doubts(ceilings)]
         doubts.append((shown.ABOVE,) if row.least_s > BEYOND * row.measured_s else ())
         explained.append(dataclasses.replace(row, n_runs=len(runs), doubts=shown.all_of(doubts)))
     return explained
