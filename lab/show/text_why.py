@@ -209,7 +209,7 @@ def advice_of(lever: Lever | ExperimentLever) -> str:
     """A sentence on a change: the gain that the ceilings predict, and the command to try it."""
     how = f" Try: {lever.command}" if lever.command else ""
     if isinstance(lever, Lever) and not lever.is_promised:
-        return f"Worth a trial: {lever.change}; how much it gains is not predicted, since attention on it was not probed.{how}"
+        return f"Worth a trial: {lever.change}. Attention on it was not probed, so no gain is predicted.{how}"
     return f"Predicted: {_gains_of(lever)}.{how}"
 
 
