@@ -18,7 +18,8 @@ from lab.core import script as scripts
 from lab.core.levers import Prefix
 from lab.core.record import COPY, FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record, Run
 from lab.errors import LabError
-from lab.experiments import cases, prefix_cache
+from lab.experiments import prefix_cache
+from lab.experiments.experiment import folder_in
 from lab.models import catalog, synthetic
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
@@ -291,7 +292,7 @@ def states(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("is_there", [True, False])
 def test_the_folder_of_states_is_deleted_whatever_happens(tmp_path: Path, is_there: bool) -> None:
     out = tmp_path if is_there else tmp_path / "not" / "yet"
-    with pytest.raises(KeyboardInterrupt), cases.folder_in(out) as folder:
+    with pytest.raises(KeyboardInterrupt), folder_in(out) as folder:
         assert folder.parent == tmp_path
         (folder / "state").write_bytes(b"state")
         raise KeyboardInterrupt
@@ -307,7 +308,7 @@ def test_where_nothing_can_be_written_the_folder_is_elsewhere(tmp_path: Path, mo
         return make(prefix=prefix)
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
-    with cases.folder_in(tmp_path) as folder:
+    with folder_in(tmp_path) as folder:
         assert folder.is_dir() and folder.parent != tmp_path
     assert not folder.exists()
 
@@ -352,7 +353,7 @@ def real(embedded: Path) -> Iterator[Worker]:
 
 @pytest.mark.parametrize("kv_unified", ["on", "off"])
 def test_a_real_prefix_is_restored_bit_by_bit(real: Worker, tmp_path: Path, kv_unified: str) -> None:
-    with cases.folder_in(tmp_path) as folder:
+    with folder_in(tmp_path) as folder:
         plan = prefix_cache.plan(
             real, "100", 20, 1, folder=folder, kv_unified=kv_unified, ubatch=64, model=catalog.DEFAULT, threads=1
         )

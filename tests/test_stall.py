@@ -49,7 +49,7 @@ def stall_record(
 
 
 def plan(worker: FakeWorker, *asked: Any, **settings: Any) -> Any:
-    return stalls.plan(worker, *asked, model="smollm2-135m", **settings)  # type: ignore[arg-type]
+    return stalls.plan(worker, *asked, model="smollm2-135m", **settings)  # type: ignore[arg-type, misc]
 
 
 def test_the_script_rides_chunks_in_the_streams_steps() -> None:
@@ -404,7 +404,7 @@ def timed(records: Sequence[Record]) -> list[Record]:
 def search(worker: FakeWorker, tmp_path: Path, limit_s: float, streams: str = "1", **asked: Any) -> list[Record]:
     made = plan(worker, 600, None, streams, 2, max_stall=limit_s)
     path = session.new_results_file(made, tmp_path)
-    return list(stall_chunks.execute(made, worker, path, lambda status: None, limit_s=limit_s, **asked))  # type: ignore[arg-type]
+    return list(stall_chunks.execute(made, worker, path, lambda status: None, **asked))  # type: ignore[arg-type]
 
 
 def test_the_chunk_that_is_named_was_measured(fake_worker: FakeWorker, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lab.core.record import DECODE, DRAFT, OK, PREFILL, VERIFY, Run
@@ -72,19 +72,19 @@ def in_steps_of(chains: Sequence[Chain], n_draft: int, may_fall_short: bool = Tr
 
     A lookup's guesses `may_fall_short` where the text has no more; a model always guesses n_draft of them.
     """
-    steps = []
-    for n, n_right in joined(chains):
-        left, right = n, n_right
-        while True:
-            guessed = max(0, min(n_draft, left))
-            if not may_fall_short and n > n_right:  # what follows a wrong guess was not asked for, and would be wrong
-                guessed = n_draft
-            accepted = max(0, min(guessed, right))
-            steps.append((guessed, accepted))
-            left, right = left - accepted - 1, right - accepted - 1
-            if right < 0:  # the token after the last right one is chosen
-                break
-    return steps
+    return [step for n, n_right in joined(chains) for step in _steps_of(n, n_right, n_draft, may_fall_short)]
+
+
+def _steps_of(n: int, n_right: int, n_draft: int, may_fall_short: bool) -> Iterator[Chain]:
+    """The steps of one chain. Each chooses the tokens that it guessed right, and the one after them."""
+    n_chosen = 0
+    while n_chosen <= n_right:
+        guessed = min(n_draft, n - n_chosen)
+        if n > n_right and not may_fall_short:  # what follows a wrong guess was not asked for, and would be wrong
+            guessed = n_draft
+        accepted = min(guessed, n_right - n_chosen)
+        yield guessed, accepted
+        n_chosen += accepted + 1
 
 
 @dataclass(frozen=True)

@@ -16,23 +16,33 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lab.core import cost, lever_figures, memory, script
-from lab.core.cost import StepCost
 from lab.core.levers import Batch
 from lab.core.lists import grouped
-from lab.core.record import COPY, PREFILL, Record, Settings
+from lab.core.record import COPY, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
-from lab.experiments import cases
+from lab.experiments.experiment import (
+    REPEAT,
+    Conclusions,
+    Experiment,
+    Option,
+    Table,
+    as_lengths,
+    cell,
+    listed,
+    need_every_position,
+    numbers,
+    off_by,
+    public,
+    ranged,
+)
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan, with_cases
 from lab.runner.planned import Case, Plan, Text
-from lab.runner.progress import ShowStatus
-from lab.runner.session import carry_out
 from lab.why import roofline
 from lab.why.step_prediction import StepPrediction
 
@@ -67,7 +77,9 @@ class Row:
     expected_s: float | None
 
 
-def batch(
+def plan(
+    worker: Worker,
+    /,
     sequences: str | int | Sequence[int] = DEFAULT_SEQUENCES,
     prompt_len: str | int | Sequence[int] = "256",
     gen: int = 32,
@@ -75,55 +87,38 @@ def batch(
     model: str = catalog.DEFAULT,
     *,
     shared_prompt: bool = False,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
     **settings: Any,
-) -> list[Record]:
+) -> Plan:
     """Decode so many sequences at once, after prompts of prompt_len tokens each; a record a run, as of `measure`.
 
         lab.batch("1,4,16", gen=32)
 
-    With `shared_prompt` the prompts are equal but for their last 16 tokens, and are prefilled once.
+    With `shared_prompt` the prompts are equal but for their last 16 tokens, and are prefilled once. LabError for
+    numbers that cannot be.
     """
-
-    def make(worker: Worker) -> Plan:
-        return plan(worker, sequences, prompt_len, gen, repeat, shared_prompt=shared_prompt, model=model, **settings)
-
-    return carry_out(make, out, watch)
-
-
-def plan(
-    worker: Worker,
-    sequences: str | int | Sequence[int] = DEFAULT_SEQUENCES,
-    prompt_len: str | int | Sequence[int] = "256",
-    gen: int = 32,
-    repeat: int | None = None,
-    *,
-    shared_prompt: bool = False,
-    **asked: Any,
-) -> Plan:
-    """The plan of `batch`. LabError for numbers that cannot be."""
-    numbers = cases.numbers("--sequences", sequences, MOST_SEQUENCES)
+    wanted = numbers("--sequences", sequences, MOST_SEQUENCES)
     if gen < 2:
         raise LabError(f"--gen {gen} leaves nothing to decode together.", "Give 2 or more.")
-    made = make_plan(worker, [prompt_len] if isinstance(prompt_len, int) else prompt_len, gen, repeat, **asked)
+    made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, **settings)
     if shared_prompt:
-        cases.need_every_position(made.model)
+        need_every_position(made.model)
         if min(case.n_prompt for case in made.cases) <= N_OWN:
             raise LabError(
                 f"Of a prompt of {N_OWN} tokens or fewer nothing is shared.", "Give longer prompts: --prompt-len 256"
             )
-    if max(numbers) > made.settings.n_batch:
+    if max(wanted) > made.settings.n_batch:
         raise LabError(
-            f"{max(numbers)} sequences do not fit into a batch of {made.settings.n_batch} tokens.",
-            f"Use --batch {max(numbers)}, or fewer --sequences.",
+            f"{max(wanted)} sequences do not fit into a batch of {made.settings.n_batch} tokens.",
+            f"Use --batch {max(wanted)}, or fewer --sequences.",
         )
-    wanted = [
-        Case(case.n_prompt, gen, lever=lever, sequences=_lengths(lever, case.n_prompt, gen, made.settings))
-        for case in made.cases
-        for lever in (Batch(n, shared_prompt) for n in numbers)
-    ]
-    return with_cases(made, wanted, write)
+    levers = [Batch(n, shared_prompt) for n in wanted]
+    return with_cases(
+        made, [_case(own.n_prompt, gen, one, made.settings) for own in made.cases for one in levers], write
+    )
+
+
+def _case(n_prompt: int, gen: int, lever: Batch, settings: Settings) -> Case:
+    return Case(n_prompt, gen, lever=lever, sequences=_lengths(lever, n_prompt, gen, settings))
 
 
 def _lengths(lever: Batch, n_prompt: int, n_gen: int, settings: Settings) -> tuple[int, ...]:
@@ -166,53 +161,43 @@ def _prefill(prompts: Sequence[Sequence[int]], settings: Settings) -> list[Opera
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
     """One row for each number of sequences, of timed runs of one setup that went well."""
-    by_case = grouped(
-        (record for record in records if lever_figures.figures(record.run)),
-        lambda record: (record.run.n_prompt, record.run.n_gen, record.run.batch) if record.run.batch else None,
-    )
-    alone = {
-        (n_prompt, n_gen, lever.is_shared): statistics.median(lever_figures.step_s(record.run) for record in alike)
-        for (n_prompt, n_gen, lever), alike in by_case.items()
-        if lever.n_seq == 1
+    good = [record for record in records if record.run.batch and lever_figures.figures(record.run)]
+    by_case = grouped(good, lambda record: (record.run.n_prompt, record.run.n_gen, record.run.batch))
+    step_s = {
+        case: statistics.median(lever_figures.step_s(record.run) for record in own) for case, own in by_case.items()
     }
     made = []
-    for (n_prompt, n_gen, lever), alike in sorted(by_case.items(), key=_place):
-        times = [lever_figures.step_s(record.run) for record in alike]
-        n, step, one = lever.n_seq, statistics.median(times), alone.get((n_prompt, n_gen, lever.is_shared))
-        first = alike[0]
+    for (n_prompt, n_gen, lever), own in by_case.items():
+        assert lever is not None
+        first, times = own[0], [lever_figures.step_s(record.run) for record in own]
+        n, step = lever.n_seq, statistics.median(times)
+        one = step_s.get((n_prompt, n_gen, Batch(1, lever.is_shared)))
         per_position = memory.kv_bytes_per_position(first.model, first.settings.type_k, first.settings.type_v)
+        n_positions = sum(_lengths(lever, n_prompt, n_gen, first.settings))
         made.append(
             Row(
-                n_prompt,
-                n_gen,
-                n,
-                lever.is_shared,
-                len(times),
-                step,
-                min(times),
-                max(times),
-                n / step,
-                1 / step,
-                None if one is None else n * one / step,
-                statistics.median(lever_figures.batch(record.run)["prefill_s"] for record in alike),
-                None
-                if per_position is None
-                else round(sum(_lengths(lever, n_prompt, n_gen, first.settings)) * per_position),
-                expected_s(prediction, n_prompt, n_gen, n) if prediction else None,
+                n_prompt=n_prompt,
+                n_gen=n_gen,
+                n_seq=n,
+                is_shared=lever.is_shared,
+                n_runs=len(times),
+                step_s=step,
+                step_min_s=min(times),
+                step_max_s=max(times),
+                total_tps=n / step,
+                user_tps=1 / step,
+                efficiency=None if one is None else n * one / step,
+                prefill_s=statistics.median(lever_figures.batch(record.run)["prefill_s"] for record in own),
+                kv_bytes=None if per_position is None else round(n_positions * per_position),
+                expected_s=expected_s(prediction, n_prompt, n_gen, n) if prediction else None,
             )
         )
-    return made
-
-
-def _place(item: tuple[tuple[int, int, Batch], Any]) -> tuple[int, int, bool, int]:
-    n_prompt, n_gen, lever = item[0]
-    return n_prompt, n_gen, lever.is_shared, lever.n_seq
+    return sorted(made, key=lambda row: (row.n_prompt, row.n_gen, row.is_shared, row.n_seq))
 
 
 def alike(rows: Sequence[Row]) -> list[list[Row]]:
     """Rows that differ only in the number of sequences, together."""
-    groups = grouped(rows, lambda row: (row.n_prompt, row.n_gen, row.is_shared))
-    return list(groups.values())
+    return list(grouped(rows, lambda row: (row.n_prompt, row.n_gen, row.is_shared)).values())
 
 
 def expected_s(prediction: StepPrediction, n_prompt: int, n_gen: int, n_seq: int) -> float | None:
@@ -240,12 +225,15 @@ def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None
     The ridge of the machine (FLOPs per byte) over the FLOPs that a sequence adds per byte of weights. None where the
     model's cost is not known.
     """
-    one, more = (_cost(prediction, n_prompt + n_gen // 2, n) for n in (1, 2))
-    if one is None or more is None:
+    settings, n_past = prediction.settings, n_prompt + n_gen // 2
+    types = settings.type_k, settings.type_v
+    one = cost.step(prediction.model, 1, n_past, 1, *types)
+    two = cost.step(prediction.model, 1, n_past, 2, *types, [(1, n_past)])
+    if one is None or two is None:
         return None
     best = roofline.roof(prediction.ceilings)
-    traffic_s, arithmetic_s = one.n_bytes / best.gbps, (more.flops - one.flops) / best.gflops
-    more_traffic_s = (more.n_bytes - one.n_bytes) / best.gbps
+    traffic_s, arithmetic_s = one.n_bytes / best.gbps, (two.flops - one.flops) / best.gflops
+    more_traffic_s = (two.n_bytes - one.n_bytes) / best.gbps
     return traffic_s / (arithmetic_s - more_traffic_s) if arithmetic_s > more_traffic_s else None
 
 
@@ -260,11 +248,11 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
             f"{most.n_seq} sequences at once: {most.efficiency:.2g} times the tokens of one in all, and each user gets "
             f"{share:.0%} of the rate of a single one."
         )
-        worse = [row for row in measured[1:] if row.efficiency is not None and row.efficiency < 1]
+        worse = [str(row.n_seq) for row in measured[1:] if row.efficiency is not None and row.efficiency < 1]
         if worse:
-            numbers = ", ".join(str(row.n_seq) for row in worse)
             words.append(
-                f"With {numbers} the total is below that of one: a single token in a step has a kernel of its own."
+                f"With {', '.join(worse)} the total is below that of one: a single token in a step has a kernel of its "
+                "own."
             )
         if best.n_seq not in (1, most.n_seq):
             words.append(f"The most in all come from {best.n_seq} at once.")
@@ -276,11 +264,68 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
         words.append(f"Up to {most.n_seq} sequences a step never takes twice as long as with one.")
     if at_ridge is not None:
         words.append(f"By the machine's ridge, arithmetic takes as long as reading at about {at_ridge:.2g} sequences.")
-    if by := cases.off_by((row.expected_s, row.step_s) for row in measured):
-        words.append(f"Predictions are off {by}.")
-    return words
+    return words + off_by((row.expected_s, row.step_s) for row in measured)
 
 
-def _cost(prediction: StepPrediction, n_past: int, n_seq: int) -> StepCost | None:
-    settings = prediction.settings
-    return cost.step(prediction.model, 1, n_past, n_seq, settings.type_k, settings.type_v, [(1, n_past)] * (n_seq - 1))
+def _conclude(rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
+    return [words for group in alike(rows) for words in sentences(group, prediction)], {}
+
+
+def _again(runs: Sequence[Run]) -> dict[str, object]:
+    levers = [run.batch for run in runs if run.batch]
+    return {
+        "sequences": listed(lever.n_seq for lever in levers),
+        "prompt_len": listed(run.n_prompt for run in runs),
+        "gen": runs[0].n_gen,
+        "shared_prompt": levers[0].is_shared or None,
+    }
+
+
+TABLE = Table(
+    name="batch",
+    question="How many at once, and what does it cost each?",
+    title="sequences decoded together; medians over runs, below them their range",
+    caption="Tokens per second over how many sequences share a step: in all, and of each user. Points are runs, the "
+    "line their median, dashes the prediction.",
+    columns=(
+        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}{' shared' if row.is_shared else ''}"),
+        ("sequences", lambda row: f"{row.n_seq:,}"),
+        ("runs", lambda row: str(row.n_runs)),
+        ("step\nms", lambda row: ranged((row.step_s, row.step_min_s, row.step_max_s), row.n_runs)),
+        ("predicted\nms", lambda row: cell(row.expected_s, 1e3)),
+        ("tokens/s\nin all", lambda row: cell(row.total_tps)),
+        ("tokens/s\nper user", lambda row: cell(row.user_tps)),
+        ("efficiency", lambda row: "-" if row.efficiency is None else f"{cell(row.efficiency)}x"),
+        ("prefill\ns", lambda row: cell(row.prefill_s)),
+        ("KV cache\nMB", lambda row: cell(row.kv_bytes, 1e-6)),
+    ),
+    rows=rows,
+    conclude=_conclude,
+)
+
+EXPERIMENT = Experiment(
+    name="batch",
+    about="""Decode several sequences together: what each costs, and what all gain.
+
+    \b
+      lab batch --sequences 1,4,16 --prompt-len 256
+      lab batch --sequences 1,8 --kv-unified on --shared-prompt
+
+    A step of B sequences reads the weights once for B tokens. Shows for each B the time of a step, tokens per
+    second in all and per user, and what the ceilings predict; and from how many on arithmetic is the limit.
+    """,
+    lever=Batch,
+    plan=plan,
+    options=(
+        Option("sequences", "How many at once, in a list.", "s"),
+        Option("prompt_len", "Prompt tokens of each sequence.", "p"),
+        Option("gen", "Tokens that each sequence generates.", "n"),
+        Option("shared_prompt", "One prompt for all but its last 16 tokens, prefilled once."),
+        REPEAT,
+    ),
+    again=_again,
+    tables=(TABLE,),
+    kv_unified="off",
+)
+
+batch = public("batch", plan)

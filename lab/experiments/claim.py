@@ -23,8 +23,8 @@ from lab.core import phases, stats
 from lab.core.lists import grouped
 from lab.core.record import OK, Ceilings, Record, Run
 from lab.errors import LabError
-from lab.experiments import cases
 from lab.experiments.claim_parts import CEILINGS, PARTS
+from lab.experiments.experiment import need_every_position
 from lab.why import roofline
 
 HOLDS, HOLDS_NOT = "holds here", "does not hold here"
@@ -148,7 +148,7 @@ class Evidence:
             return "A model with random weights guesses nothing right, so there is no speed-up to measure."
         if some and part in CUTS_THE_CACHE:
             try:
-                cases.need_every_position(some.model)
+                need_every_position(some.model)
             except LabError as problem:
                 return problem.what
         return f"The measurement `{part}` was not made in this session."

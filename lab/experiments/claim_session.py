@@ -19,10 +19,11 @@ from typing import Any
 from lab.core import results
 from lab.core.record import Ceilings, Record
 from lab.errors import LabError
-from lab.experiments import cases, claim_parts, claim_verdicts
+from lab.experiments import claim_parts, claim_verdicts
 from lab.experiments.claim import Claim
 from lab.experiments.claim_parts import CEILINGS, PARTS, Asked, Trial
 from lab.experiments.claim_verdicts import CLAIMS, Verdicts
+from lab.experiments.experiment import folder_in, numbers
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND, Probe
 from lab.process.worker import Worker
@@ -101,7 +102,7 @@ def claims(
             words = f"of {len(sessions)} sessions: {', '.join(sessions)}" if sessions else "of no session of claims"
             raise LabError(f"These records are {words}.", "Give those of one: lab.read([path])")
         return judge(chosen, records, where.of_record(records[0]), folder, None, only is not None)
-    with Worker() as worker, progress.in_notebook() as watching, cases.folder_in(folder) as states:
+    with Worker() as worker, progress.in_notebook() as watching, folder_in(folder) as states:
         planned = plan(worker, chosen, quick, states, folder, model=model, **settings)
         path = session.new_results_file(planned.base, folder, planned.n_runs)
         show = watch or watching
@@ -130,7 +131,7 @@ def choose(only: str | int | Sequence[int] | None) -> tuple[Claim, ...]:
     if only is None:
         return CLAIMS
     known = {claim.number: claim for claim in CLAIMS}
-    return tuple(known[number] for number in cases.numbers("--only", only, len(known), ""))
+    return tuple(known[number] for number in numbers("--only", only, len(known), ""))
 
 
 def plan(worker: Worker, chosen: Sequence[Claim], quick: bool, states: Path, folder: Path, **settings: Any) -> Session:

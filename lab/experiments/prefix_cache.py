@@ -12,15 +12,11 @@ ways, with the same prompt of a prefix and a suffix:
 Every way ends with the same step or steps, of the suffix alone. So the logits must be equal, bit by bit: else something
 else was restored than what was computed. Saving is timed, but part of no way.
 
-Loading takes time in proportion to bytes, prefilling to arithmetic: where they meet is the length from which moving a
-cache pays (py).
-
-From which length restoring a cache beats prefilling it: where two curves over length cross.
-
-Between two measured lengths a crossing is on the straight line between them. Outside, the curves are continued: towards
-shorter prefixes, prefilling in proportion to length (a short one costs rather more a token), restoring as a fixed cost
-and so much a token, both fitted; towards longer ones both as they grew last (prefilling grows rather faster). So both
-continuations err on one side: the true length is rather shorter.
+Loading takes time in proportion to bytes, prefilling to arithmetic: where the two curves over length cross, moving a
+cache begins to pay. Between two measured lengths the crossing is on the straight line between them. Outside, the curves
+are continued: towards shorter prefixes, prefilling in proportion to length (a short one costs rather more a token),
+restoring as a fixed cost and so much a token, both fitted; towards longer ones both as they grew last (prefilling grows
+rather faster). So both continuations err on one side: the true length is rather shorter.
 """
 
 from __future__ import annotations
@@ -28,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,18 +32,30 @@ from pathlib import Path
 from typing import Any
 
 from lab.analysis.wording import seconds
-from lab.core import lever_figures, phases, prefix_times, script, stats
+from lab.core import lever_figures, memory, phases, prefix_times, script, stats
 from lab.core.levers import Prefix
 from lab.core.lists import grouped, plural
-from lab.core.record import COPY, FORGET, LOAD, SAVE, Record, Settings
+from lab.core.record import COPY, FORGET, LOAD, SAVE, Model, Record, Run, Settings
 from lab.core.script import Operation
-from lab.experiments import cases
+from lab.errors import LabError
+from lab.experiments.experiment import (
+    REPEAT,
+    Conclusions,
+    Experiment,
+    Option,
+    Table,
+    cell,
+    listed,
+    need_every_position,
+    numbers,
+    off_by,
+    public,
+)
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
+from lab.runner import limits
 from lab.runner.plan import make_plan, with_cases
 from lab.runner.planned import Case, Plan, Text
-from lab.runner.progress import ShowStatus
-from lab.runner.session import carry_out
 from lab.why.step_prediction import StepPrediction
 
 NETWORKS_GBIT = (1, 10, 100)
@@ -146,7 +155,6 @@ def _beyond(lengths: Sequence[int], prefill_s: Sequence[float], gap: float, per_
 
 
 DEFAULT_PREFIXES, DEFAULT_SUFFIX = "256,1024,4096", 64
-MOVES = ("save_ram", "load_ram", "save_disk", "load_disk")
 
 
 @dataclass(frozen=True)
@@ -190,60 +198,83 @@ class Row:
     kv_unified: bool
 
 
-def prefix(
+def plan(
+    worker: Worker,
+    /,
     prefix_len: str | Sequence[int] = DEFAULT_PREFIXES,
     suffix_len: int = DEFAULT_SUFFIX,
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
+    folder: Path = Path(),
+    kv_unified: str | None = None,
     **settings: Any,
-) -> list[Record]:
+) -> Plan:
     """Time the first token of a prompt cold, and with its prefix cached or restored; a record a run, as of `measure`.
 
         lab.prefix("256,1024", suffix_len=64)
 
-    States are saved on the disk of `out` and deleted again. The sequences share a cache, unless `kv_unified` is "off".
+    States are saved in `folder`, on the disk of `out`, and deleted again. Unless `kv_unified` is "off" the sequences
+    share one cache: with one each, a copy moves all of it, however short. LabError for numbers and models that cannot
+    be.
     """
-    with cases.folder_in(out) as folder:
-
-        def make(worker: Worker) -> Plan:
-            return plan(worker, prefix_len, suffix_len, repeat, folder=folder, model=model, **settings)
-
-        return carry_out(make, out, watch)
-
-
-def plan(
-    worker: Worker,
-    prefix_len: str | Sequence[int] = DEFAULT_PREFIXES,
-    suffix_len: int = DEFAULT_SUFFIX,
-    repeat: int | None = None,
-    *,
-    folder: Path,
-    kv_unified: str | None = None,
-    **asked: Any,
-) -> Plan:
-    """The plan of `prefix`; states are saved in `folder`. LabError for numbers and models that cannot be.
-
-    Unless asked otherwise the sequences share one cache: with one each, a copy moves all of it, however short.
-    """
-    lengths = cases.numbers("--prefix-len", prefix_len, MAX_TOKENS)
-    cases.numbers("--suffix-len", [suffix_len], MAX_TOKENS)
-    made = make_plan(worker, [n + suffix_len for n in lengths], 1, repeat, kv_unified=kv_unified or "on", **asked)
-    cases.check(made.model, max(lengths), suffix_len)
+    lengths = numbers("--prefix-len", prefix_len, MAX_TOKENS)
+    numbers("--suffix-len", [suffix_len], MAX_TOKENS)
+    n_prompts = [n + suffix_len for n in lengths]
+    made = make_plan(worker, n_prompts, 1, repeat, model, kv_unified=kv_unified or "on", **settings)
+    _check(made.model, max(lengths), suffix_len)
     n_shared = 1 if made.settings.kv_unified else None  # what is shared takes its place once
     wanted = [
         Case(n, 1, lever=Prefix(n - suffix_len, suffix_len), sequences=(n + 1, n_shared or n + 1))
         for n in (case.n_prompt for case in made.cases)
     ]
-    return cases.with_room(with_cases(made, wanted, functools.partial(write, folder=folder)), folder)
+    return _with_room(with_cases(made, wanted, functools.partial(write, folder=folder)), folder)
+
+
+def _check(model: Model, n_prefix: int, n_suffix: int) -> None:
+    """LabError for prompts longer than the model's context, and for models that do not keep every position.
+
+    What is to be used again must be there for every position: as a key and a value.
+    """
+    need_every_position(model)
+    n_left = None if model.n_ctx_train is None else model.n_ctx_train - n_suffix - 1
+    if n_left is not None and n_prefix > n_left:
+        raise LabError(
+            f"A prefix of {n_prefix:,} tokens and a suffix of {n_suffix:,} are longer than the context of "
+            f"{model.n_ctx_train:,} tokens that {model.name} was trained for.",
+            f"Give at most --prefix-len {n_left}." if n_left > 0 else "Give a shorter --suffix-len.",
+        )
+
+
+def _with_room(plan: Plan, folder: Path) -> Plan:
+    """The same plan, that refuses cases whose saved states do not fit into memory next to the context, or on disk."""
+    per_position = memory.kv_bytes_per_position(plan.model, plan.settings.type_k, plan.settings.type_v)
+    if per_position is None:
+        return plan
+    refused = {}
+    available, free = limits.memory_available(), shutil.disk_usage(folder).free
+    for case in plan.cases:
+        n_prefix = _lever(case).n_prefix
+        n_bytes = n_prefix * per_position
+        on_host = 0 if plan.settings.n_gpu_layers else plan.memory(case).total_bytes
+        what = f"The saved state of a prefix of {n_prefix:,} tokens takes {n_bytes / 1e9:,.1f} GB"
+        if n_bytes + on_host > available:
+            refused[case] = (
+                f"{what} of memory, and its context {on_host / 1e9:,.1f} GB; {available / 1e9:,.1f} GB are available."
+            )
+        elif n_bytes > free:
+            refused[case] = f"{what}; {free / 1e9:,.1f} GB are free on the disk."
+    return dataclasses.replace(plan, refused={**refused, **plan.refused})
+
+
+def _lever(case: Case) -> Prefix:
+    assert isinstance(case.lever, Prefix)
+    return case.lever
 
 
 def write(case: Case, text: Text, settings: Settings, *, folder: Path) -> list[Operation]:
     """The script: the prefix once, then the suffix in four ways: cold, cached, from RAM, from disk."""
-    assert isinstance(case.lever, Prefix)
-    n_prefix, path = case.lever.n_prefix, str(folder / "state")
+    n_prefix, path = _lever(case).n_prefix, str(folder / "state")
     prompt = text(0, case.n_prompt)
 
     def suffix(sequence: int) -> list[Operation]:
@@ -270,38 +301,38 @@ def write(case: Case, text: Text, settings: Settings, *, folder: Path) -> list[O
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
     """One row for each prefix length, of timed runs of one setup that went well."""
-    by_prefix = grouped(
-        (record for record in records if lever_figures.figures(record.run)),
-        lambda record: (record.run.prefix.n_suffix, record.run.prefix.n_prefix) if record.run.prefix else None,
+    good = [record for record in records if record.run.prefix and lever_figures.figures(record.run)]
+    by_lever = grouped(good, lambda record: record.run.prefix)
+    ordered = sorted(by_lever.items(), key=lambda item: (item[0].n_suffix, item[0].n_prefix))
+    return [_row(lever, own, prediction) for lever, own in ordered]
+
+
+def _row(lever: Prefix, records: Sequence[Record], prediction: StepPrediction | None) -> Row:
+    runs = [record.run for record in records]
+    times = [prefix_times.times(one.run, phases.times_prefill_steps(one.settings)) for one in records]
+    medians = {name: statistics.median(of_run[name] for of_run in times) for name in times[0]}
+    n_bytes = max((run.state_bytes[0] for run in runs if run.state_bytes), default=None)
+    differences = [max(run.logits_differ) for run in runs if run.logits_differ]
+    logits_differ = max(differences) if len(differences) == len(runs) else None
+    is_same_token = all(len(set(run.token_ids)) == 1 for run in runs)
+    return Row(
+        n_prefix=lever.n_prefix,
+        n_suffix=lever.n_suffix,
+        n_runs=len(runs),
+        **medians,
+        state_bytes=n_bytes,
+        save_ram_gbps=_gbps(n_bytes, medians["save_ram_s"]),
+        load_ram_gbps=_gbps(n_bytes, medians["load_ram_s"]),
+        save_disk_gbps=_gbps(n_bytes, medians["save_disk_s"]),
+        load_disk_gbps=_gbps(n_bytes, medians["load_disk_s"]),
+        promised_s=prediction.prefill(lever.n_prefix, 0, 0) if prediction else None,
+        least_load_s=prediction.move(lever.n_prefix) if prediction else None,
+        logits_differ=logits_differ,
+        is_same_token=is_same_token,
+        is_equal=None if logits_differ is None else is_same_token and logits_differ == 0,
+        n_prefilled_again=max(map(prefix_times.n_prefilled_again, runs)),
+        kv_unified=records[0].settings.kv_unified,
     )
-    made = []
-    for (n_suffix, n_prefix), alike in sorted(by_prefix.items()):
-        runs = [record.run for record in alike]
-        of_runs = [prefix_times.times(one.run, phases.times_prefill_steps(one.settings)) for one in alike]
-        medians = {name: statistics.median(one[name] for one in of_runs) for name in of_runs[0]}
-        n_bytes = max((run.state_bytes[0] for run in runs if run.state_bytes), default=None)
-        rates: dict[str, Any] = {f"{name}_gbps": _gbps(n_bytes, medians[f"{name}_s"]) for name in MOVES}
-        known = [max(run.logits_differ) for run in runs if run.logits_differ]
-        logits_differ = max(known) if len(known) == len(runs) else None
-        is_same_token = all(len(set(run.token_ids)) == 1 for run in runs)
-        made.append(
-            Row(
-                n_prefix=n_prefix,
-                n_suffix=n_suffix,
-                n_runs=len(runs),
-                **medians,
-                state_bytes=n_bytes,
-                **rates,
-                promised_s=prediction.prefill(n_prefix, 0, 0) if prediction else None,
-                least_load_s=prediction.move(n_prefix) if prediction else None,
-                logits_differ=logits_differ,
-                is_same_token=is_same_token,
-                is_equal=None if logits_differ is None else is_same_token and logits_differ == 0,
-                n_prefilled_again=max(map(prefix_times.n_prefilled_again, runs)),
-                kv_unified=alike[0].settings.kv_unified,
-            )
-        )
-    return made
 
 
 def break_even(measured: Sequence[Row]) -> list[BreakEven]:
@@ -324,8 +355,8 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
         f"after {seconds(most.cached_s)} instead of {seconds(most.cold_s)}; restored from RAM, after "
         f"{seconds(most.ram_s)}, from disk, after {seconds(most.disk_s)}."
     ]
-    if by := cases.off_by((row.promised_s, row.saved_s) for row in measured):
-        words.append(f"The prefill law's promise is off from the time saved {by}.")
+    promises = [(row.promised_s, row.saved_s) for row in measured]
+    words += off_by(promises, "The prefill law's promise is off from the time saved")
     if most.least_load_s:
         words.append(
             f"Loading {most.n_prefix:,} tokens from RAM took {seconds(most.load_ram_s)}; reading and writing as many "
@@ -360,3 +391,76 @@ def _checked(measured: Sequence[Row]) -> list[str]:
 
 def _gbps(n_bytes: int | None, taken_s: float) -> float | None:
     return n_bytes / taken_s / 1e9 if n_bytes and taken_s > 0 else None
+
+
+def _conclude(rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
+    by_suffix = grouped(rows, lambda row: row.n_suffix)
+    words = [sentence for _, own in sorted(by_suffix.items()) for sentence in sentences(own, prediction)]
+    return words, {"break_even": break_even(rows) if rows else []}
+
+
+def _again(runs: Sequence[Run]) -> dict[str, object]:
+    levers = [run.prefix for run in runs if run.prefix]
+    return {
+        "prefix_len": listed(lever.n_prefix for lever in levers),
+        "suffix_len": listed(lever.n_suffix for lever in levers),
+    }
+
+
+def _rates(save_gbps: float | None, load_gbps: float | None) -> str:
+    """Rates of saving, and below it of loading."""
+    return "-" if save_gbps is None or load_gbps is None else f"{cell(save_gbps)}\n{cell(load_gbps)}"
+
+
+TABLE = Table(
+    name="prefix",
+    question="What need not be read again, and when does restoring it pay?",
+    title="time to first token with a prefix cold, cached and restored; medians over runs; GB/s of saving, and below "
+    "it of loading",
+    caption="Time to first token over the length of the prefix: cold, copied in the cache, restored from RAM, from "
+    "disk. Points are runs, the lines their medians.",
+    columns=(
+        ("prefix\ntokens", lambda row: f"{row.n_prefix:,}"),
+        ("suffix\ntokens", lambda row: f"{row.n_suffix:,}"),
+        ("runs", lambda row: str(row.n_runs)),
+        ("cold\ns", lambda row: cell(row.cold_s)),
+        ("cached\ns", lambda row: cell(row.cached_s)),
+        ("from RAM\ns", lambda row: cell(row.ram_s)),
+        ("from disk\ns", lambda row: cell(row.disk_s)),
+        ("saved\ns", lambda row: cell(row.saved_s)),
+        ("promised\ns", lambda row: cell(row.promised_s)),
+        ("state\nMB", lambda row: cell(row.state_bytes, 1e-6)),
+        ("RAM\nGB/s", lambda row: _rates(row.save_ram_gbps, row.load_ram_gbps)),
+        ("disk\nGB/s", lambda row: _rates(row.save_disk_gbps, row.load_disk_gbps)),
+        ("equal\nlogits", lambda row: {True: "yes", False: "NO", None: "-"}[row.is_equal]),
+    ),
+    rows=rows,
+    conclude=_conclude,
+)
+
+EXPERIMENT = Experiment(
+    name="prefix",
+    about="""Time the first token when the beginning of a prompt is known already.
+
+    \b
+      lab prefix --prefix-len 256,1024,4096 --suffix-len 64
+
+    With nothing cached, with the prefix copied from another sequence, and after restoring a saved state from RAM and
+    from disk (out of the system's file cache, where it can be dropped). Says whether the logits are equal bit by bit,
+    what the prefill law promises, and from which length restoring pays, over networks as well (by arithmetic). States
+    are saved in a hidden folder in --out, and deleted.
+    """,
+    lever=Prefix,
+    plan=plan,
+    options=(
+        Option("prefix_len", "Tokens of the prefix, in a list.", "p"),
+        Option("suffix_len", "Tokens of the prompt after the prefix.", "s"),
+        REPEAT,
+    ),
+    again=_again,
+    tables=(TABLE,),
+    kv_unified="on",
+    saves_states=True,
+)
+
+prefix = public("prefix", plan, saves_states=True)

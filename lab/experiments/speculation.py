@@ -17,27 +17,31 @@ length is predicted. Leviathan et al. (2023) take v = 1.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lab.core import script, stats
 from lab.core.levers import LOOKUP, Speculation
-from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Record, Settings
+from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Run, Settings
 from lab.core.script import SPECULATE, Operation, Part
 from lab.errors import LabError
-from lab.experiments import cases
+from lab.experiments import speculation_rows
+from lab.experiments.experiment import (
+    Experiment,
+    Option,
+    as_lengths,
+    listed,
+    need_every_position,
+    numbers,
+    public,
+)
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts
 from lab.runner.plan import make_plan, parse_lengths, read_header, with_cases
 from lab.runner.planned import Case, Draft, Plan, Text
-from lab.runner.progress import ShowStatus
-from lab.runner.session import carry_out
 
-DEFAULT_LENGTHS, DEFAULT_PROMPT, DEFAULT_GEN = "1,2,4,8", 256, 128
 DEFAULT_TEXTS = "code,table,story,dialogue"
 N_TIMES = 5
 """How often the curve has each step in a run."""
@@ -45,18 +49,19 @@ N_TIMES = 5
 N_IN_A_ROW = 4
 
 
-def speculate(
+def plan(
+    worker: Worker,
+    /,
     draft: str | None = None,
-    draft_len: str | int | Sequence[int] = DEFAULT_LENGTHS,
-    prompt_len: str | int | Sequence[int] = DEFAULT_PROMPT,
-    gen: int = DEFAULT_GEN,
+    draft_len: str | int | Sequence[int] = "1,2,4,8",
+    prompt_len: str | int | Sequence[int] = "256",
+    gen: int = 128,
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
+    prompt: str | None = None,
     **settings: Any,
-) -> list[Record]:
+) -> Plan:
     """Generate with tokens guessed ahead, and without, in blocks; a record a run, as of `measure`.
 
         lab.speculate("lookup", "2,4", gen=64)
@@ -64,58 +69,36 @@ def speculate(
     `draft` is "lookup" (what followed the same words earlier in the text; without `draft` too) or a model as `model`
     is given: a smaller one with the same vocabulary, or the same one in a smaller quantization. A block is a fresh
     engine, a text of each kind (`prompt`, by default code, table, story and dialogue), and every draft length, none
-    among them, in random order. Of a model with random weights only the times of steps are measured.
+    among them, in random order. Of a model with random weights only the times of steps are measured. LabError for what
+    cannot be.
     """
-    make = functools.partial(
-        plan, draft=draft, draft_len=draft_len, prompt_len=prompt_len, gen=gen, repeat=repeat, model=model, **settings
-    )
-    return carry_out(make, out, watch)
-
-
-def plan(
-    worker: Worker,
-    draft: str | None = None,
-    draft_len: str | int | Sequence[int] = DEFAULT_LENGTHS,
-    prompt_len: str | int | Sequence[int] = DEFAULT_PROMPT,
-    gen: int = DEFAULT_GEN,
-    repeat: int | None = None,
-    *,
-    model: str = catalog.DEFAULT,
-    prompt: str | None = None,
-    **asked: Any,
-) -> Plan:
-    """The plan of `speculate`. LabError for what cannot be: see `_check_lengths` and `_draft`."""
     is_random = catalog.parse(model).source == catalog.SYNTHETIC
     if is_random and draft == LOOKUP:
         raise LabError(
             f"{model} has random weights: whether a guess is right means nothing there.",
             "Leave --draft out: then steps are timed, and speed-ups shown for several shares of right guesses.",
         )
-    lengths = [prompt_len] if isinstance(prompt_len, int) else prompt_len
     texts = [prompts.RANDOM] if is_random else _texts(prompt or DEFAULT_TEXTS)
-    ignored = [f"{model} has random weights: --prompt {prompt} means nothing to it, and is left out."]
     repeat = stats.fewest_for_interval() if repeat is None else repeat
-    made = make_plan(worker, lengths, gen, repeat, model, ",".join(texts), **asked)
-    numbers = _check_lengths(draft_len, gen, made.settings)
+    made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, ",".join(texts), **settings)
+    lengths = _check_lengths(draft_len, gen, made.settings)
+    warnings = list(made.warnings)
     if is_random and prompt not in (None, prompts.RANDOM):
-        made = dataclasses.replace(made, warnings=(*made.warnings, *ignored))
-    cases.need_every_position(made.model)
-    label: str | None = None if is_random else LOOKUP
+        warnings.append(f"{model} has random weights: --prompt {prompt} means nothing to it, and is left out.")
+    need_every_position(made.model)
+    label = None if is_random else LOOKUP
     if draft not in (None, LOOKUP):
-        its, warnings = _draft(worker, str(draft), made, asked)
-        made = dataclasses.replace(made, draft=its, warnings=(*made.warnings, *warnings))
-        label = _label(its.model)
-    wanted = []
+        its_draft, of_draft = _draft(worker, str(draft), made, settings)
+        warnings += of_draft
+        made = dataclasses.replace(made, draft=its_draft)
+        label = _label(its_draft.model)
+    cases = []
     for n_prompt in (case.n_prompt for case in made.cases):
-        wanted.append(_case(n_prompt, gen, Speculation(label, max(numbers), None), texts[0]))
-        if not is_random:
-            levers = [
-                (text, Speculation(label if n else None, n, prompts.source(text).name))
-                for text in texts
-                for n in (0, *numbers)
-            ]
-            wanted += [_case(n_prompt, gen, lever, text) for text, lever in levers]
-    return with_cases(made, wanted, write)
+        cases.append(_case(n_prompt, gen, Speculation(label, max(lengths), None), texts[0]))
+        for text in [] if is_random else texts:
+            name = prompts.source(text).name
+            cases += [_case(n_prompt, gen, Speculation(label if n else None, n, name), text) for n in (0, *lengths)]
+    return with_cases(dataclasses.replace(made, warnings=tuple(warnings)), cases, write)
 
 
 def _case(n_prompt: int, n_gen: int, lever: Speculation, text: str) -> Case:
@@ -136,20 +119,20 @@ def _texts(asked: str) -> list[str]:
 
 def _check_lengths(asked: str | int | Sequence[int], n_gen: int, settings: Settings) -> tuple[int, ...]:
     """Draft lengths in ascending order. LabError for those that cannot be verified in one step, or never are."""
-    given = ",".join(map(str, [asked] if isinstance(asked, int) else asked)) if not isinstance(asked, str) else asked
-    numbers = cases.numbers("--draft-len", parse_lengths(given, "--draft-len"), 2**20)
-    most = min(settings.n_ubatch, settings.n_batch) - 1
-    if max(numbers) > most:
+    given = asked if isinstance(asked, str) else ",".join(map(str, [asked] if isinstance(asked, int) else asked))
+    lengths = numbers("--draft-len", parse_lengths(given, "--draft-len"), 2**20)
+    longest, most = lengths[-1], min(settings.n_ubatch, settings.n_batch) - 1
+    if longest > most:
         raise LabError(
-            f"{max(numbers):,} guesses and the token before them do not fit into one step of {most + 1:,} tokens.",
+            f"{longest:,} guesses and the token before them do not fit into one step of {most + 1:,} tokens.",
             f"Use a --draft-len of at most {most:,}, or a larger --ubatch.",
         )
-    if max(numbers) > n_gen - 2:
+    if longest > n_gen - 2:
         raise LabError(
-            f"With --gen {n_gen:,} no step can have {max(numbers):,} guesses.",
-            f"Use --gen {max(numbers) + 2:,} or more; 64 and more say something.",
+            f"With --gen {n_gen:,} no step can have {longest:,} guesses.",
+            f"Use --gen {longest + 2:,} or more; 64 and more say something.",
         )
-    return numbers
+    return lengths
 
 
 def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tuple[Draft, list[str]]:
@@ -157,7 +140,7 @@ def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tupl
     watch = asked.get("watch", lambda what, done, total: None)
     file = obtain.obtain(catalog.parse(spec), worker, watch, asked.get("fetch", True))
     model = read_header(worker, file)
-    cases.need_every_position(model)
+    need_every_position(model)
     random_sides = [one.source == catalog.SYNTHETIC for one in (made.file, file)]
     if any(random_sides) and not all(random_sides):
         raise LabError(
@@ -225,3 +208,48 @@ def _curve(case: Case, n_most: int, is_of_draft: bool, text: Text, settings: Set
             operations.append(Operation(kind, (part,), of_draft=on_draft))
         operations.append(Operation(FORGET, first=n_past, of_draft=on_draft))
     return operations
+
+
+def _again(runs: Sequence[Run]) -> dict[str, object]:
+    levers = [run.speculation for run in runs if run.speculation]
+    return {
+        "draft": next((catalog.spec_of(run.draft) for run in runs if run.draft), None),
+        "draft_len": listed(lever.n_draft or None for lever in levers),
+        "prompt_len": listed(run.n_prompt for run in runs),
+        "gen": runs[0].n_gen,
+    }
+
+
+EXPERIMENT = Experiment(
+    name="speculate",
+    about="""Guess tokens ahead and verify them at once: does it pay, and how many?
+
+    \b
+      lab speculate --draft lookup --draft-len 1-8
+      lab speculate --draft smollm2-135m:Q4_0 --prompt code,story
+
+    Generates with guesses and without, in blocks. Shows for every kind of text how many guesses are right, what
+    guessing and verifying cost, the speed-up over plain decoding with its interval, and what was predicted from the
+    times of single steps; where it does not pay, why. The tokens are those of plain decoding, but for near-ties, which
+    are reported. Of a model with random weights only the steps are timed.
+    """,
+    lever=Speculation,
+    plan=plan,
+    options=(
+        Option(
+            "draft",
+            "Who guesses: lookup (what followed the same words before), or a model.  [default: lookup]",
+            "d",
+            metavar="lookup|SPEC",
+        ),
+        Option("draft_len", "Guesses at a time, as 1,2,4 or 1-8.", "l"),
+        Option("prompt_len", "Prompt tokens.", "p"),
+        Option("gen", "Tokens that are generated.", "n"),
+        Option("repeat", "Blocks, each with a fresh engine and other prompts.  [default: 6]", "r", type=int),
+        Option("prompt", "Kinds of text, or a text file.  [default: code,table,story,dialogue]", metavar="TEXT"),
+    ),
+    again=_again,
+    tables=(speculation_rows.TABLE, speculation_rows.CURVE),
+)
+
+speculate = public("speculate", plan)

@@ -5,7 +5,8 @@ The sentences say where it pays, and where not, which of its three parts is to b
 
 from __future__ import annotations
 
-import dataclasses
+import collections
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 from lab.core import guesses, stats
 from lab.core.guesses import Chain, StepTimes
 from lab.core.levers import LOOKUP
-from lab.core.lists import plural
-from lab.core.record import DRAFT, VERIFY, Record, Run
-from lab.experiments import cases
+from lab.core.lists import grouped, plural
+from lab.core.record import DRAFT, PREFILL, VERIFY, Record, Run
+from lab.experiments.experiment import Conclusions, Table, cell, first_difference, off_by
 from lab.why.step_prediction import StepPrediction
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -99,21 +100,23 @@ Block = tuple[str, int, int | None]  # session, repeat, start of the engine: wha
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
     """One row for each text and draft length, of timed runs of one setup that went well."""
-    by_case: dict[tuple[Key, str, int], list[Record]] = {}
-    for record in records:
-        run, lever = record.run, record.run.speculation
-        if lever is not None and lever.text is not None and guesses.tpot_s(run) is not None:
-            key = lever.text, run.n_prompt, run.n_gen
-            by_case.setdefault((key, lever.draft or "", lever.n_draft), []).append(record)
-    parted = [((one.text, one.n_prompt, one.n_gen), one.draft, one.n_draft) for one in partings(records)]
-    made = []
-    for (key, draft, n_draft), alike in sorted(by_case.items(), key=lambda item: item[0]):
-        if not n_draft:
-            continue
-        plain, teachers = by_case.get((key, "", 0), []), longest(records, key, draft)
-        row = _row(key, draft, n_draft, alike, plain, teachers, times_of(records, key, draft))
-        made.append(dataclasses.replace(row, n_parted=parted.count((key, draft, n_draft))))
-    return made
+    by_case = grouped(records, _case_of)
+    parted = collections.Counter(
+        ((one.text, one.n_prompt, one.n_gen), one.draft, one.n_draft) for one in partings(records)
+    )
+    return [
+        _row(case, own, by_case.get((case[0], "", 0), []), records, parted[case])
+        for case, own in sorted(by_case.items(), key=lambda item: item[0])
+        if case[2]
+    ]
+
+
+def _case_of(record: Record) -> tuple[Key, str, int] | None:
+    """Of a run that generated: what it generated, its draft (empty: plain decoding) and draft length."""
+    run, lever = record.run, record.run.speculation
+    if lever is None or lever.text is None or guesses.tpot_s(run) is None:
+        return None
+    return (lever.text, run.n_prompt, run.n_gen), lever.draft or "", lever.n_draft
 
 
 def longest(records: Sequence[Record], key: Key, draft: str) -> list[Run]:
@@ -135,19 +138,15 @@ def _with(records: Sequence[Record], key: tuple[str | None, int, int], draft: st
 
 
 def _row(
-    key: Key,
-    draft: str,
-    n_draft: int,
-    alike: Sequence[Record],
-    plain: Sequence[Record],
-    teachers: Sequence[Run],
-    times: StepTimes | None,
+    case: tuple[Key, str, int], own: Sequence[Record], plain: Sequence[Record], records: Sequence[Record], n_parted: int
 ) -> Row:
-    runs = [record.run for record in alike]
+    """Of runs of one case, plain decoding of the same, and all records of the setup."""
+    key, draft, n_draft = case
+    runs, times, teachers = [one.run for one in own], times_of(records, key, draft), longest(records, key, draft)
     tried = [chain for run in runs for chain in guesses.checked(run) if chain[0]]
-    of_blocks = {_block(one): seconds for one in plain if (seconds := guesses.tpot_s(one.run)) is not None}
-    pairs = [(guesses.tpot_s(one.run) or 0.0, of_blocks[_block(one)]) for one in alike if _block(one) in of_blocks]
-    gain = statistics.median(b / a for a, b in pairs) if pairs else None
+    plain_s = {_block(one): guesses.tpot_s(one.run) or 0.0 for one in plain}
+    pairs = [(guesses.tpot_s(one.run) or 0.0, plain_s[_block(one)]) for one in own if _block(one) in plain_s]
+    gain = statistics.median(without / guessed for guessed, without in pairs) if pairs else None
     ratio = stats.paired_ratio([pair[0] for pair in pairs], [pair[1] for pair in pairs]) if pairs else None
     return Row(
         text=key[0],
@@ -162,24 +161,23 @@ def _row(
         draft_s=_seconds(runs, DRAFT, len(tried)),
         verify_s=_seconds(runs, VERIFY, len(tried)),
         tpot_s=statistics.median(guesses.tpot_s(run) or 0.0 for run in runs),
-        plain_tpot_s=statistics.median(of_blocks.values()) if of_blocks else None,
+        plain_tpot_s=statistics.median(plain_s.values()) if plain_s else None,
         speed_up=gain,
         low=ratio.low if ratio else None,
         high=ratio.high if ratio else None,
         expected=expected_speed_up(teachers, times, n_draft, draft == LOOKUP),
         to_blame=to_blame(tried, times, n_draft) if times and gain is not None and gain < 1 else None,
-        n_parted=0,
+        n_parted=n_parted,
     )
 
 
 def by_block(records: Sequence[Record], key: Key) -> dict[tuple[str, int], dict[Block, float]]:
     """TPOT in seconds, of one kind of text: by draft (empty: plain decoding) and draft length, then by block."""
-    times: dict[tuple[str, int], dict[Block, float]] = {}
-    for record in records:
-        run, lever, seconds = record.run, record.run.speculation, guesses.tpot_s(record.run)
-        if lever is not None and seconds is not None and (lever.text, run.n_prompt, run.n_gen) == key:
-            times.setdefault((lever.draft or "", lever.n_draft), {})[_block(record)] = seconds
-    return times
+    return {
+        (draft, n_draft): {_block(record): guesses.tpot_s(record.run) or 0.0 for record in own}
+        for (its_key, draft, n_draft), own in grouped(records, _case_of).items()
+        if its_key == key
+    }
 
 
 def _block(record: Record) -> Block:
@@ -191,9 +189,10 @@ def _seconds(runs: Sequence[Run], kind: str, n: int) -> float | None:
     total = 0
     for run in runs:
         steps = run.steps
-        first = next(i for i in reversed(range(len(steps.kind))) if steps.kind[i] == "prefill")
-        rows = zip(steps.kind[first:], steps.start_ns[first:], steps.end_ns[first:], strict=True)
-        total += sum(end - start for its_kind, start, end in rows if its_kind == kind)
+        last_prefill = max(i for i, its_kind in enumerate(steps.kind) if its_kind == PREFILL)
+        columns = zip(steps.kind, steps.start_ns, steps.end_ns, strict=True)
+        after = itertools.islice(columns, last_prefill, None)
+        total += sum(end - start for its_kind, start, end in after if its_kind == kind)
     return total / 1e9 / n if n else None
 
 
@@ -226,27 +225,31 @@ def to_blame(tried: Sequence[Chain], times: StepTimes, n_draft: int) -> str | No
 
 def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[CurveRow]:
     """One row for each number of positions that was timed."""
+    runs = [record.run for record in records if record.run.speculation]
+    of_curves = grouped(runs, _curve_of)
+    has_texts = any(_curve_of(run) is None for run in runs)
     made = []
-    curves = [record.run for record in records if record.run.speculation and record.run.speculation.text is None]
-    has_texts = any(record.run.speculation and record.run.speculation.text for record in records)
-    for n_prompt, n_gen, draft in sorted({_curve_key(run) for run in curves}):
-        times = guesses.step_times([run for run in curves if _curve_key(run) == (n_prompt, n_gen, draft)])
+    for (n_prompt, n_gen, draft), own in sorted(of_curves.items()):
+        times = guesses.step_times(own)
         if times is None:
             continue
-        n_past = n_prompt + n_gen // 2
-        c = times.draft[1] / times.target[1] if times.draft else None
+        one_s = times.target[1]
+        c = times.draft[1] / one_s if times.draft else None
         for n, seconds in times.target.items():
-            v = seconds / times.target[1]
-            gains = [guesses.textbook_length(a, n - 1) / ((n - 1) * (c or 0.0) + v) for a in ACCEPTANCES]
-            of_random = () if has_texts or n == 1 else tuple(gains)
-            made.append(
-                CurveRow(n_prompt, draft or None, n, seconds, v, _expected_v(prediction, n, n_past), c, of_random)
-            )
+            v, n_draft = seconds / one_s, n - 1
+            speed_ups: tuple[float, ...] = ()
+            if n_draft and not has_texts:
+                cost = n_draft * (c or 0.0) + v
+                speed_ups = tuple(guesses.textbook_length(share, n_draft) / cost for share in ACCEPTANCES)
+            expected_v = _expected_v(prediction, n, n_prompt + n_gen // 2)
+            made.append(CurveRow(n_prompt, draft or None, n, seconds, v, expected_v, c, speed_ups))
     return made
 
 
-def _curve_key(run: Run) -> tuple[int, int, str]:
-    return run.n_prompt, run.n_gen, (run.speculation.draft if run.speculation else None) or ""
+def _curve_of(run: Run) -> tuple[int, int, str] | None:
+    """The curve that a run of bare steps belongs to."""
+    lever = run.speculation
+    return (run.n_prompt, run.n_gen, lever.draft or "") if lever and lever.text is None else None
 
 
 def _expected_v(prediction: StepPrediction | None, n: int, n_past: int) -> float | None:
@@ -262,8 +265,7 @@ def partings(records: Sequence[Record]) -> list[Parted]:
     for record, base in compared(records):
         run, lever = record.run, record.run.speculation
         assert lever is not None and lever.text is not None
-        pairs = zip(base.token_ids, run.token_ids, strict=False)
-        at = next((i for i, pair in enumerate(pairs) if pair[0] != pair[1]), None)
+        at = first_difference(base.token_ids, run.token_ids)
         if at is not None:
             margin = base.margins[at] if base.margins and at < len(base.margins) else None
             made.append(Parted(lever.text, run.n_prompt, run.n_gen, lever.draft or "", lever.n_draft, at, margin))
@@ -288,40 +290,38 @@ def _prompt_of(record: Record) -> tuple[object, ...]:
 
 def sentences(rows: Sequence[Row], records: Sequence[Record]) -> list[str]:
     """Of one setup: the best draft length for each text, how good predictions were, and whether the text stayed."""
-    words = []
-    for key in dict.fromkeys((row.key, row.draft) for row in rows):
-        words += _of_text([row for row in rows if (row.key, row.draft) == key], records)
-    most = {row.draft: max(r.n_draft for r in rows if r.draft == row.draft) for row in rows}
-    if by := cases.off_by((row.expected, row.speed_up) for row in rows if row.n_draft < most[row.draft]):
-        words.append(
-            f"Predicted speed-ups are off {by} (of draft lengths below the longest, whose runs they are learned from)."
-        )
-    return words + _same_text(rows, records)
+    of_texts = grouped(rows, lambda row: (row.key, row.draft))
+    words = [sentence for alike in of_texts.values() for sentence in _of_text(alike, records)]
+    most = {draft: max(row.n_draft for row in own) for draft, own in grouped(rows, lambda row: row.draft).items()}
+    predicted = [(row.expected, row.speed_up) for row in rows if row.n_draft < most[row.draft]]
+    which = " (of draft lengths below the longest, whose runs they are learned from)"
+    return words + off_by(predicted, "Predicted speed-ups are off", which) + _same_text(rows, records)
 
 
 def _of_text(alike: Sequence[Row], records: Sequence[Record]) -> list[str]:
-    """Of one kind of text."""
-    known = [row for row in alike if row.speed_up is not None]
+    """Of one kind of text and draft."""
+    known = {row: row.speed_up for row in alike if row.speed_up is not None}
     if not known:
         return []
-    best = max(known, key=lambda row: row.speed_up or 0.0)
-    gain = best.speed_up or 0.0
-    who = "looked up" if best.draft == LOOKUP else f"guessed by {best.draft}"
-    low, high = 0.0 if best.low is None else best.low, math.inf if best.high is None else best.high
-    interval = f" (95 %: {low:.2f} to {high:.2f})" if best.low is not None else " (too few blocks for an interval)"
-    right = "" if best.right is None or best.length is None else f"; {best.right:.0%} were right"
-    how, times_as_fast = f"{best.n_draft} {who} at a time", f"{gain:.2f} times as fast as plain decoding"
+    best, gain = max(known.items(), key=lambda pair: pair[1])
+    is_lookup = best.draft == LOOKUP
+    how = f"{best.n_draft} {'looked up' if is_lookup else f'guessed by {best.draft}'} at a time"
+    faster = f"{gain:.2f} times as fast as plain decoding (too few blocks for an interval)"
+    low, high = 0.0, math.inf
+    if best.low is not None and best.high is not None:
+        low, high = best.low, best.high
+        faster = f"{gain:.2f} times as fast as plain decoding (95 %: {low:.2f} to {high:.2f})"
+    if best.right is not None:
+        faster += f"; {best.right:.0%} were right"
     if low > 1:
-        words = [f"{best.text}: fastest with {how}, {times_as_fast}{interval}{right}."]
+        words = [f"{best.text}: fastest with {how}, {faster}."]
     else:
         verdict = f"does not pay. At best, with {how}," if high < 1 else f"no clear gain. With {how}"
-        words = [f"{best.text}: {verdict} it is {times_as_fast}{interval}{right}.{_blame(best, records)}"]
+        words = [f"{best.text}: {verdict} it is {faster}.{_blame(best, records)}"]
     teachers, times = longest(records, best.key, best.draft), times_of(records, best.key, best.draft)
-    expected = best_length(teachers, times, best.draft == LOOKUP)
-    if expected and expected[0] not in [row.n_draft for row in known] and expected[1] > max(1.0, gain):
-        words.append(
-            f"{best.text}: by the times of the steps {expected[0]} at a time would be best ({expected[1]:.2f})."
-        )
+    n_best, most = best_length(teachers, times, is_lookup) or (0, 0.0)
+    if n_best not in [row.n_draft for row in known] and most > max(1.0, gain):
+        words.append(f"{best.text}: by the times of the steps {n_best} at a time would be best ({most:.2f}).")
     return words
 
 
@@ -330,14 +330,12 @@ def _blame(row: Row, records: Sequence[Record]) -> str:
     times = times_of(records, row.key, row.draft)
     if row.to_blame is None or times is None:
         return ""
+    n = row.n_draft
     if row.to_blame == VERIFYING:
-        v = times.target[row.n_draft + 1] / times.target[1]
-        return (
-            f" Verifying is to blame: a step of {row.n_draft + 1} positions takes {v:.2g} times one of a single token."
-        )
+        v = times.target[n + 1] / times.target[1]
+        return f" Verifying is to blame: a step of {n + 1} positions takes {v:.2g} times one of a single token."
     if row.to_blame == GUESSING:
         return f" Guessing is to blame: a guess takes {times.draft[1] / times.target[1]:.2g} of a step of the model."
-    n = row.n_draft
     all_right = guesses.speed_up([(n, n)], times)
     if all_right is not None and all_right > 1:
         return f" Wrong guesses are to blame: with every guess right it would be {all_right:.2f} times as fast."
@@ -370,24 +368,84 @@ def _same_text(rows: Sequence[Row], records: Sequence[Record]) -> list[str]:
 
 def of_curve(curve: Sequence[CurveRow]) -> list[str]:
     """What verifying costs, and how many guesses must be right for it to pay."""
+    several = [row for row in curve if row.n_positions > 1]
     words = []
-    for key in dict.fromkeys((row.n_prompt, row.draft) for row in curve):
-        alike = [row for row in curve if (row.n_prompt, row.draft) == key and row.n_positions > 1]
-        needed = {row.n_positions - 1: guesses.break_even(row.v, row.c or 0.0, row.n_positions - 1) for row in alike}
-        possible = {n: share for n, share in needed.items() if share is not None}
-        last = alike[-1] if alike else None
-        if last is None:
-            continue
-        cost = f"A step of {last.n_positions} positions takes {last.v:.2g} times one of a single token"
-        guess = f", a guess {last.c:.2g}" if last.c is not None else ""
+    for alike in grouped(several, lambda row: (row.n_prompt, row.draft)).values():
+        last = alike[-1]
+        needed = [(guesses.break_even(row.v, row.c or 0.0, row.n_positions - 1), row.n_positions - 1) for row in alike]
+        possible = [(share, n) for share, n in needed if share is not None]
+        pays = "no draft length pays, even with every guess right"
         if possible:
-            n, share = min(possible.items(), key=lambda pair: pair[1])
-            pays = (
-                f"{n} guess{'es' * (n > 1)} at a time pay{'s' * (n == 1)} where more than {share:.0%} of them are right"
-            )
-        else:
-            pays = "no draft length pays, even with every guess right"
-        words.append(f"{cost}{guess}: {pays}.")
-    if by := cases.off_by((row.expected_v, row.v) for row in curve if row.n_positions > 1):
-        words.append(f"What the ceilings predict for v is off {by}.")
-    return words
+            share, n = min(possible)
+            guessed = "1 guess at a time pays" if n == 1 else f"{n} guesses at a time pay"
+            pays = f"{guessed} where more than {share:.0%} of them are right"
+        guess = f", a guess {last.c:.2g}" if last.c is not None else ""
+        words.append(
+            f"A step of {last.n_positions} positions takes {last.v:.2g} times one of a single token{guess}: {pays}."
+        )
+    return words + off_by(((row.expected_v, row.v) for row in several), "What the ceilings predict for v is off")
+
+
+def _conclude(rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
+    return sentences(rows, records), {"parted": partings(records)}
+
+
+def _conclude_curve(
+    rows: Sequence[CurveRow], records: Sequence[Record], prediction: StepPrediction | None
+) -> Conclusions:
+    return of_curve(rows), {}
+
+
+def _speed_up(row: Row) -> str:
+    """With its interval below it."""
+    interval = "" if row.low is None else f"\n{row.low:.2f}-{row.high:.2f}"
+    return cell(row.speed_up, form=".2f") + interval
+
+
+TABLE = Table(
+    name="speculate",
+    question="Does it pay to guess tokens ahead, and how many?",
+    title="tokens guessed ahead and verified at once; medians over blocks, below the speed-up its interval of 95 %",
+    caption="Speed-up over plain decoding, over how many tokens are guessed at a time; a panel for each text. Points "
+    "are blocks, the line their median, dashes the prediction.",
+    columns=(
+        ("text", lambda row: row.text),
+        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+        ("guessed\nby", lambda row: row.draft),
+        ("guesses\na step", lambda row: f"{row.n_draft}"),
+        ("right", lambda row: cell(row.right, form=".0%")),
+        ("right by\nposition %", lambda row: "/".join(f"{100 * share:.0f}" for share in row.by_position) or "-"),
+        ("tokens\na step", lambda row: cell(row.length, form=".2f")),
+        ("guess\nms", lambda row: cell(row.draft_s, 1e3)),
+        ("verify\nms", lambda row: cell(row.verify_s, 1e3)),
+        ("TPOT\nms", lambda row: cell(row.tpot_s, 1e3)),
+        ("plain\nms", lambda row: cell(row.plain_tpot_s, 1e3)),
+        ("speed-up", _speed_up),
+        ("predicted", lambda row: cell(row.expected, form=".2f")),
+    ),
+    rows=rows,
+    conclude=_conclude,
+    is_by_ceilings=False,
+)
+
+CURVE = Table(
+    name="curve",
+    question="What does it cost to verify several tokens at once?",
+    title="steps of several positions of one sequence; medians",
+    caption="The time of a step over that of a step of one token, over how many tokens it has. Dashes are what the "
+    "ceilings predict, dots what would be if every token cost a step, or nothing.",
+    columns=(
+        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+        ("positions\na step", lambda row: f"{row.n_positions}"),
+        ("step\nms", lambda row: cell(row.step_s, 1e3)),
+        ("v", lambda row: f"{row.v:.2f}"),
+        ("predicted\nv", lambda row: cell(row.expected_v, form=".2f")),
+        ("c", lambda row: cell(row.c, form=".2f")),
+        *(
+            (f"speed-up\n{share:.0%} right", lambda row, i=i: f"{row.speed_ups[i]:.2f}" if row.speed_ups else "-")
+            for i, share in enumerate(ACCEPTANCES)
+        ),
+    ),
+    rows=curve,
+    conclude=_conclude_curve,
+)

@@ -1,24 +1,18 @@
-"""What a run of `lab stall` does, and what it cannot: its case, its script, refusals.
+"""A long prompt in chunks beside running answers: its script, its predicted steps, the largest chunk within a limit.
 
-The newcomer is sequence 0, the streams are 1, 2, ...
-
-What a stall should be: every step that the newcomer's prompt takes, predicted from the ceilings.
-
-A step of more than n_ubatch tokens is cut by llama.cpp (llama-batch.cpp, 0c1e570), and its parts run one after the
-other. Where all sequences share one cache (kv_unified) it is cut every n_ubatch tokens (split_simple); the newcomer's
-tokens come first. Where each has its own, a part has equally many tokens of each sequence (split_equal): first one of
-each, then what is left of the newcomer's.
+The newcomer is sequence 0, the streams are 1, 2, ... A step of more than n_ubatch tokens is cut by llama.cpp
+(llama-batch.cpp, 0c1e570), and its parts run one after the other. Where all sequences share one cache (kv_unified) it
+is cut every n_ubatch tokens (split_simple); the newcomer's tokens come first. Where each has its own, a part has
+equally many tokens of each sequence (split_equal): first one of each, then what is left of the newcomer's.
 
 In a shared cache every token's attention is computed over the cells of all, and masked. The CPU's kernel for 64 tokens
 and more leaves out what is masked for 64 of them at once (a tile; ggml-cpu/ops.cpp, flash_attn_ext_tiled), so the
 streams' few tokens cost a whole tile over the caches of all streams.
 
-The largest chunk that keeps every gap of the streams within a limit: aimed at by a law, then measured.
-
-A gap grows with the chunk about as a straight line, from the usual gap at none. Where to begin is predicted from the
-ceilings, or read off the run in which the prompt came all at once. Then each measured chunk says where the next one is
-to be: between the largest that kept the limit and the smallest that did not. What is named has been measured with all
-repeats, and every gap of every run was within the limit.
+The search: a gap grows with the chunk about as a straight line, from the usual gap at none. Where to begin is predicted
+from the ceilings, or read off the run in which the prompt came all at once. Then each measured chunk says where the
+next one is to be: between the largest that kept the limit and the smallest that did not. What is named has been
+measured with all repeats, and every gap of every run was within the limit.
 """
 
 from __future__ import annotations
@@ -39,11 +33,11 @@ from lab.core.record import MIXED, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.process.worker import Worker
-from lab.runner import session
+from lab.runner import calibration, session
 from lab.runner.plan import with_cases
 from lab.runner.planned import Case, Plan, Text
 from lab.runner.progress import ShowStatus
-from lab.why import step_kernels
+from lab.why import probing, step_kernels, step_prediction
 from lab.why.step_prediction import StepPrediction
 
 N_CONTEXT, N_BEFORE, N_GEN = 128, 32, 9
@@ -88,10 +82,14 @@ def newcomer_ids(run: Run) -> tuple[int, ...]:
     """The tokens that were chosen for the newcomer; nothing for other runs."""
     if run.stall is None:
         return ()
-    n, lever = run.stall.n_streams, run.stall
-    first = n * (1 + lever.n_before + max(0, n_mixed(run.n_prompt, lever.chunk) - 1))
-    second = first + (1 if lever.chunk is None else n + 1)  # the last mixed step also chooses a token of each stream
-    return (*run.token_ids[first : first + 1], *run.token_ids[second :: n + 1])
+    n_streams, chunk = run.stall.n_streams, run.stall.chunk
+    n_before = n_streams * (1 + run.stall.n_before)  # chosen for the streams until the prompt came
+    if chunk is None:
+        first, answers = n_before, n_before + 1
+    else:  # the last mixed step chooses the newcomer's first token, and one of each stream
+        first = n_before + n_streams * max(0, n_mixed(run.n_prompt, chunk) - 1)
+        answers = first + 1 + n_streams
+    return (*run.token_ids[first : first + 1], *run.token_ids[answers :: n_streams + 1])
 
 
 def check_chunks(chunks: Sequence[int], n_prompt: int, n_streams: int, n_batch: int) -> None:
@@ -126,17 +124,15 @@ class Piece:
 
 def expected(prediction: StepPrediction, n_prompt: int, lever: Stall) -> tuple[float, float] | None:
     """Predicted seconds: the longest gap, and the newcomer's TTFT; None where a step cannot be predicted."""
-    settings = prediction.settings
     if lever.chunk is None:
         alone, step = prediction.prefill(n_prompt), _seconds(prediction, answering(lever, n_prompt))
         return None if alone is None or step is None else (alone + step, alone)
-    total = longest = 0.0
-    for number in range(-(-n_prompt // lever.chunk)):
-        taken = _seconds(prediction, mixed(lever, n_prompt, number, settings))
-        if taken is None:
-            return None
-        total, longest = total + taken, max(longest, taken)
-    return longest, total
+    steps = [
+        _seconds(prediction, mixed(lever, n_prompt, number, prediction.settings))
+        for number in range(n_mixed(n_prompt, lever.chunk))
+    ]
+    known = [step for step in steps if step is not None]
+    return (max(known), sum(known)) if len(known) == len(steps) else None
 
 
 def longest_gap(prediction: StepPrediction, n_prompt: int, lever: Stall) -> float | None:
@@ -149,25 +145,25 @@ def longest_gap(prediction: StepPrediction, n_prompt: int, lever: Stall) -> floa
 def mixed(lever: Stall, n_prompt: int, number: int, settings: Settings) -> Iterator[Piece]:
     """The pieces of a mixed step, the steps counted from 0."""
     assert lever.chunk is not None
-    first, n_streams = number * lever.chunk, lever.n_streams
-    n_new = min(lever.chunk, n_prompt - first)
-    last_output = int(first + n_new == n_prompt)
+    n_streams, n_ubatch, n_past = lever.n_streams, max(1, settings.n_ubatch), number * lever.chunk
+    n_new = min(lever.chunk, n_prompt - n_past)
+    is_last = n_past + n_new == n_prompt
     stream = (1, lever.n_context + lever.n_before + number)
-    if settings.kv_unified:
-        for start in range(0, n_new + n_streams, max(1, settings.n_ubatch)):
-            n_piece = min(settings.n_ubatch, n_new + n_streams - start)
-            n_own = max(0, min(n_new - start, n_piece))
-            n_others = n_piece - n_own
-            outputs = n_others + (last_output if 0 < n_own == n_new - start else 0)
-            if n_own:
-                yield Piece(n_own, first + start, outputs, (stream,) * n_others)
-            else:
-                yield Piece(*stream, outputs, (stream,) * (n_others - 1))
+    if not settings.kv_unified:
+        yield Piece(1, n_past, n_streams + int(is_last and n_new == 1), (stream,) * n_streams)
+        for start in range(1, n_new, n_ubatch):
+            end = min(start + n_ubatch, n_new)
+            yield Piece(end - start, n_past + start, int(is_last and end == n_new))
         return
-    yield Piece(1, first, n_streams + (last_output if n_new == 1 else 0), (stream,) * n_streams)
-    for start in range(1, n_new, max(1, settings.n_ubatch)):
-        n_piece = min(settings.n_ubatch, n_new - start)
-        yield Piece(n_piece, first + start, last_output if start + n_piece == n_new else 0)
+    for start in range(0, n_new + n_streams, n_ubatch):
+        end = min(start + n_ubatch, n_new + n_streams)
+        n_own = max(0, min(end, n_new) - start)
+        n_others = end - start - n_own
+        n_outputs = n_others + int(is_last and start < n_new <= end)
+        if n_own:
+            yield Piece(n_own, n_past + start, n_outputs, (stream,) * n_others)
+        else:
+            yield Piece(*stream, n_outputs, (stream,) * (n_others - 1))
 
 
 def answering(lever: Stall, n_prompt: int) -> Iterator[Piece]:
@@ -245,24 +241,22 @@ def parse_duration(asked: str | float) -> float:
 
 
 def execute(
-    plan: Plan,
-    worker: Worker,
-    path: Path,
-    watch: ShowStatus,
-    stream: bool = False,
-    *,
-    limit_s: float,
-    predict: Predict = lambda record: None,
+    plan: Plan, worker: Worker, path: Path, watch: ShowStatus, stream: bool = False, predict: Predict | None = None
 ) -> Iterator[Record]:
-    """The plan's runs, then those of the search, for each prompt length and number of streams of the plan."""
+    """The plan's runs; with a limit then those of the search, for each prompt length and number of streams.
+
+    Without `predict` the prediction is that of the ceilings and runs that lie beside the results.
+    """
     records = []
     for record in session.execute(plan, worker, path, watch, stream):
         records.append(record)
         yield record
-    if records:  # the file's sum is made once
-        plan = dataclasses.replace(plan, model=records[-1].model)
-    groups = dict.fromkeys((case.n_prompt, _lever(case).n_streams) for case in plan.cases)
-    for n_prompt, n_streams in groups:
+    limit_s = _lever(plan.cases[0]).limit_s
+    if limit_s is None or not records:
+        return
+    plan = dataclasses.replace(plan, model=records[-1].model)  # the file's sum is made once
+    predict = predict or _predictor(path.parent)
+    for n_prompt, n_streams in dict.fromkeys((case.n_prompt, _lever(case).n_streams) for case in plan.cases):
         while True:
             own = [record for record in records if _belongs(record, n_prompt, n_streams)]
             chunk = propose(plan, own, limit_s, predict)
@@ -279,6 +273,16 @@ def execute(
                 yield record
 
 
+def _predictor(folder: Path) -> Predict:
+    """Predicts from the ceilings and the runs in a folder, which are read when the first prediction is wanted."""
+
+    def predict(record: Record) -> StepPrediction | None:
+        known, others = probing.kept(folder, lambda text: None), calibration.other_sessions({folder}, [])
+        return step_prediction.prediction_for(record, known, others)
+
+    return predict
+
+
 def propose(plan: Plan, records: Sequence[Record], limit_s: float, predict: Predict) -> int | None:
     """The chunk to measure next, from all records of one prompt length and number of streams; None: no further one."""
     timed = [record for record in records if _is_timed(record)]
@@ -290,13 +294,13 @@ def propose(plan: Plan, records: Sequence[Record], limit_s: float, predict: Pred
     searched = {_lever(record.run).chunk for record in records} - planned
     if len(searched) >= MAX_TRIES or not searched <= {one.chunk for one in measured}:
         return None  # enough, or one could not be measured: its records say why
-    most = min(at_once[0].run.n_prompt, plan.settings.n_batch - _lever(at_once[0].run).n_streams)
-    usual_s = statistics.median(known.usual_s for known in map(_gaps, timed))
+    usual_s = _usual_s(timed)
     if usual_s > limit_s:
         return None  # without any prompt the gaps are longer
-    if {one.chunk for one in measured} == {None}:
-        return first_chunk(at_once, usual_s, limit_s, predict(at_once[0]), most)
-    return next_chunk(measured, usual_s, limit_s, most)
+    most = _largest_chunk(at_once[0])
+    if any(one.chunk is not None for one in measured):
+        return next_chunk(measured, usual_s, limit_s, most)
+    return first_chunk(at_once, usual_s, limit_s, predict(at_once[0]), most)
 
 
 def first_chunk(
@@ -304,16 +308,19 @@ def first_chunk(
 ) -> int:
     """Where to begin: what is predicted, else what the last full step of the prompt all at once took a token."""
     run = at_once[0].run
-    if prediction is not None:
-        expected = expected_chunk(prediction, run.n_prompt, _lever(run), AIM * limit_s, most)
-        if expected is not None:
-            return max(1, expected)
+    chunk = expected_chunk(prediction, run.n_prompt, _lever(run), AIM * limit_s, most)
+    if chunk is not None:
+        return max(1, chunk)
     per_token = statistics.median(_last_full_step_s(record) for record in at_once)
     return max(1, min(most, int((AIM * limit_s - usual_s) / per_token)))
 
 
-def expected_chunk(prediction: StepPrediction, n_prompt: int, lever: Stall, limit_s: float, most: int) -> int | None:
+def expected_chunk(
+    prediction: StepPrediction | None, n_prompt: int, lever: Stall, limit_s: float, most: int
+) -> int | None:
     """The largest chunk whose predicted longest gap is within the limit, 0 where none is; None without prediction."""
+    if prediction is None:
+        return None
     low, high = 0, most + 1  # the largest that is within, and one that is not
     while high - low > 1:
         middle = (low + high) // 2
@@ -327,17 +334,20 @@ def expected_chunk(prediction: StepPrediction, n_prompt: int, lever: Stall, limi
 def next_chunk(measured: Sequence[Tried], usual_s: float, limit_s: float, most: int) -> int | None:
     """The chunk to measure after these; None where the search is over. `usual_s` is the gap without any chunk."""
     points = sorted((one.chunk, one.longest_s) for one in measured if one.chunk is not None)
-    low = max((point for point in points if point[1] <= limit_s), default=(0, usual_s))
-    high = min((point for point in points if point[1] > limit_s and point[0] > low[0]), default=None)
-    if low[0] >= most or (high and high[0] - low[0] <= max(1, CLOSE * high[0])):
+    none = (0, usual_s)
+    kept = max((point for point in points if point[1] <= limit_s), default=none)
+    broken = min((point for point in points if point[1] > limit_s and point[0] > kept[0]), default=None)
+    n_kept, n_most = kept[0], most if broken is None else broken[0] - 1
+    if n_kept >= n_most or (broken and broken[0] - n_kept <= CLOSE * broken[0]):
         return None
-    slope = (high[1] - low[1]) / (high[0] - low[0]) if high else (low[1] - usual_s) / low[0]
-    aim = low[0] + int((AIM * limit_s - low[1]) / slope) if slope > 0 else most
-    if low[0] and aim <= (1 + CLOSE) * low[0]:
+    (x0, y0), (x1, y1) = (none, kept) if broken is None else (kept, broken)
+    slope = (y1 - y0) / (x1 - x0)
+    aim = n_kept + int((AIM * limit_s - kept[1]) / slope) if slope > 0 else most
+    if n_kept and aim <= (1 + CLOSE) * n_kept:
         return None
-    if not low[0] and len(points) > 1:
+    if not n_kept and len(points) > 1:  # the line was wrong once: go down quickly
         aim = min(aim, points[0][0] // 2)
-    return max(low[0] + 1, min(aim, high[0] - 1 if high else most))
+    return max(n_kept + 1, min(aim, n_most))
 
 
 def tried(records: Sequence[Record]) -> list[Tried]:
@@ -353,59 +363,55 @@ def verdicts(records: Sequence[Record], prediction: StepPrediction | None = None
 
     A chunk counts that has as many runs as the prompt all at once.
     """
-    timed = [record for record in records if _is_timed(record)]
-    results = []
-    groups = dict.fromkeys((r.run.n_prompt, _lever(r.run).n_streams, _lever(r.run).limit_s) for r in timed)
-    for n_prompt, n_streams, limit_s in groups:
-        own = [r for r in timed if _belongs(r, n_prompt, n_streams) and _lever(r.run).limit_s == limit_s]
-        n_repeat = max((one.n_runs for one in tried(own) if one.chunk is None), default=1)
-        measured = [one for one in tried(own) if one.n_runs >= n_repeat]
-        if limit_s is None:
-            continue
-        n_kept = max((i + 1 for i, one in enumerate(measured) if one.longest_s <= limit_s), default=0)
-        most = min(n_prompt, own[0].settings.n_batch - n_streams)
-        results.append(
-            Verdict(
-                n_prompt,
-                n_streams,
-                limit_s,
-                measured[n_kept - 1] if n_kept else None,
-                measured[n_kept] if n_kept < len(measured) else None,
-                expected_chunk(prediction, n_prompt, _lever(own[0].run), limit_s, most) if prediction else None,
-                statistics.median(known.usual_s for known in map(_gaps, own)),
-            )
-        )
-    return results
+    timed = [record for record in records if _is_timed(record) and _lever(record.run).limit_s is not None]
+    groups = grouped(timed, lambda record: (record.run.n_prompt, dataclasses.replace(_lever(record.run), chunk=None)))
+    return [_verdict(own, lever, prediction) for (_, lever), own in groups.items()]
+
+
+def _verdict(records: Sequence[Record], lever: Stall, prediction: StepPrediction | None) -> Verdict:
+    """Of runs that differ only in the chunk."""
+    n_prompt, limit_s = records[0].run.n_prompt, lever.limit_s or 0.0
+    of_chunks = tried(records)
+    n_repeat = max((one.n_runs for one in of_chunks if one.chunk is None), default=1)
+    measured = [one for one in of_chunks if one.n_runs >= n_repeat]
+    n_kept = max((i for i, one in enumerate(measured, 1) if one.longest_s <= limit_s), default=0)
+    return Verdict(
+        n_prompt=n_prompt,
+        n_streams=lever.n_streams,
+        limit_s=limit_s,
+        kept=measured[n_kept - 1] if n_kept else None,
+        broken=measured[n_kept] if n_kept < len(measured) else None,
+        expected=expected_chunk(prediction, n_prompt, lever, limit_s, _largest_chunk(records[0])),
+        usual_s=_usual_s(records),
+    )
 
 
 def sentence(result: Verdict) -> str:
     """What the search ended with, in words."""
     streams = plural(result.n_streams, "stream")
-    what = f"a prompt of {result.n_prompt:,} tokens and {streams}"
+    what = f"With a prompt of {result.n_prompt:,} tokens and {streams}"
     limit, kept, broken = seconds(result.limit_s), result.kept, result.broken
     expected = f" Predicted: {result.expected:,}." if result.expected is not None else ""
     if result.usual_s > result.limit_s:
-        return (
-            f"With {streams} a token comes every {seconds(result.usual_s)} without any prompt: no chunk keeps {limit}."
-        )
+        usual = seconds(result.usual_s)
+        return f"With {streams} a token comes every {usual} without any prompt: no chunk keeps {limit}."
     if kept is not None and kept.chunk is None:
-        return f"With {what} no gap is longer than {limit} even all at once (longest {seconds(kept.longest_s)})."
+        return f"{what} no gap is longer than {limit} even all at once (longest {seconds(kept.longest_s)})."
     if kept is not None:
         next_larger = f"; {in_chunks(broken.chunk)} it was {seconds(broken.longest_s)}" if broken else ""
         return (
-            f"With {what}, chunks of {kept.chunk:,} keep every gap within {limit}: the longest of {kept.n_runs} runs "
+            f"{what}, chunks of {kept.chunk:,} keep every gap within {limit}: the longest of {kept.n_runs} runs "
             f"was {seconds(kept.longest_s)}{next_larger}.{expected}"
         )
     if broken is not None and broken.chunk == 1:
-        return f"With {what} even a chunk of 1 makes gaps longer than {limit}: up to {seconds(broken.longest_s)}."
+        return f"{what} even a chunk of 1 makes gaps longer than {limit}: up to {seconds(broken.longest_s)}."
     smallest = f" The smallest, {in_chunks(broken.chunk)}, made one of {seconds(broken.longest_s)}." if broken else ""
-    return f"With {what} no chunk that was measured keeps every gap within {limit}.{smallest}{expected}"
+    return f"{what} no chunk that was measured keeps every gap within {limit}.{smallest}{expected}"
 
 
 def _lever(of: Case | Run) -> Stall:
-    lever = of.lever
-    assert isinstance(lever, Stall)
-    return lever
+    assert isinstance(of.lever, Stall)
+    return of.lever
 
 
 def _gaps(record: Record) -> Gaps:
@@ -416,6 +422,15 @@ def _gaps(record: Record) -> Gaps:
 
 def _longest_s(record: Record) -> float:
     return max(_gaps(record).during_s)
+
+
+def _usual_s(records: Sequence[Record]) -> float:
+    return statistics.median(_gaps(record).usual_s for record in records)
+
+
+def _largest_chunk(record: Record) -> int:
+    """The whole prompt, or what fits into a batch beside a token of each stream."""
+    return min(record.run.n_prompt, record.settings.n_batch - _lever(record.run).n_streams)
 
 
 def _is_timed(record: Record) -> bool:

@@ -16,11 +16,9 @@ it is, as servers do, and predicts such steps part by part.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lab.analysis.wording import seconds
@@ -28,18 +26,32 @@ from lab.core import gaps, lever_figures
 from lab.core.gaps import Gaps
 from lab.core.levers import Stall, in_chunks
 from lab.core.lists import grouped, plural
-from lab.core.record import Record
-from lab.experiments import cases, stall_chunks
-from lab.experiments.stall_chunks import N_GEN, case, check_chunks, newcomer_ids, write
+from lab.core.record import Record, Run
+from lab.experiments import stall_chunks
+from lab.experiments.experiment import (
+    REPEAT,
+    Conclusions,
+    Experiment,
+    Option,
+    Table,
+    as_lengths,
+    cell,
+    first_difference,
+    listed,
+    need_every_position,
+    numbers,
+    off_by,
+    public,
+    ranged,
+)
+from lab.experiments.stall_chunks import N_GEN, case, check_chunks, n_mixed, newcomer_ids, write
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import session
 from lab.runner.plan import make_plan, with_cases
 from lab.runner.planned import Plan
-from lab.runner.progress import ShowStatus
 from lab.why.step_prediction import StepPrediction
 
-DEFAULT_PROMPT, DEFAULT_CHUNKS, DEFAULT_STREAMS = 4096, "64,256,1024", "1,4"
+DEFAULT_CHUNKS = "64,256,1024"
 
 SEPARATE = (
     "Every sequence has a cache of its own (--kv-unified off): llama.cpp cuts each mixed step in two, one token of "
@@ -47,6 +59,8 @@ SEPARATE = (
 )
 MOST_STREAMS = 255
 """LLAMA_MAX_SEQ of llama.cpp is 256; the newcomer is one of them."""
+
+MOST_TOKENS = 2**30
 
 
 @dataclass(frozen=True)
@@ -80,102 +94,72 @@ class Row:
     expected_newcomer_s: float | None
 
 
-def stall(
-    prompt_len: int | str | Sequence[int] = DEFAULT_PROMPT,
+def plan(
+    worker: Worker,
+    /,
+    prompt_len: str | int | Sequence[int] = "4096",
     chunk: str | Sequence[int] | None = None,
-    streams: str | Sequence[int] = DEFAULT_STREAMS,
+    streams: str | Sequence[int] = "1,4",
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
     max_stall: str | float | None = None,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
+    kv_unified: str | None = None,
     **settings: Any,
-) -> list[Record]:
+) -> Plan:
     """Prefill a long prompt in chunks of several sizes, and all at once, while other sequences decode.
 
         lab.stall(2048, "64,256", streams="4")
 
-    With `max_stall` (seconds, or a text such as "100ms") the largest chunk that keeps every gap within it is searched
-    for, and measured; `chunk` may then be left out. A record a run, as of `measure`.
-    """
-
-    def make(worker: Worker) -> Plan:
-        return plan(worker, prompt_len, chunk, streams, repeat, max_stall=max_stall, model=model, **settings)
-
-    if max_stall is None:
-        return session.carry_out(make, out, watch)
-    limit_s = stall_chunks.parse_duration(max_stall)
-    return session.carry_out(make, out, watch, run=functools.partial(stall_chunks.execute, limit_s=limit_s))
-
-
-def plan(
-    worker: Worker,
-    prompt_len: int | str | Sequence[int] = DEFAULT_PROMPT,
-    chunk: str | Sequence[int] | None = None,
-    streams: str | Sequence[int] = DEFAULT_STREAMS,
-    repeat: int | None = None,
-    *,
-    max_stall: str | float | None = None,
-    **asked: Any,
-) -> Plan:
-    """The plan of `stall`: for every number of streams each chunk, and the prompt all at once.
-
-    Without `chunk`: the default ones that are no longer than the prompt, with `max_stall` none. LabError for what
-    cannot be.
+    Without `chunk`: the default ones that are no longer than the prompt. With `max_stall` (seconds, or a text such as
+    "100ms") the largest chunk that keeps every gap within it is searched for, and measured; then `chunk` may be left
+    out. A record a run, as of `measure`. LabError for what cannot be.
     """
     limit_s = None if max_stall is None else stall_chunks.parse_duration(max_stall)
-    numbers = cases.numbers("--streams", streams, MOST_STREAMS)
-    lengths = [prompt_len] if isinstance(prompt_len, int) else prompt_len
-    asked["kv_unified"] = asked.get("kv_unified") or "on"
-    made = make_plan(worker, lengths, N_GEN, repeat, **asked)
-    cases.need_every_position(made.model)
-    longest = min(case.n_prompt for case in made.cases)
+    of_streams = numbers("--streams", streams, MOST_STREAMS)
+    made = make_plan(worker, as_lengths(prompt_len), N_GEN, repeat, model, kv_unified=kv_unified or "on", **settings)
+    need_every_position(made.model)
+    shortest = min(own.n_prompt for own in made.cases)
     chunks: tuple[int, ...] = ()
     if chunk is not None:
-        chunks = cases.numbers("--chunk", chunk, 2**30)
+        chunks = numbers("--chunk", chunk, MOST_TOKENS)
     elif max_stall is None:
-        chunks = tuple(n for n in cases.numbers("--chunk", DEFAULT_CHUNKS, 2**30) if n <= longest)
-    check_chunks(chunks, longest, max(numbers), made.settings.n_batch)
-    sizes = [(n, of) for n in numbers for of in (*chunks, None)]
+        chunks = tuple(n for n in numbers("--chunk", DEFAULT_CHUNKS, MOST_TOKENS) if n <= shortest)
+    check_chunks(chunks, shortest, max(of_streams), made.settings.n_batch)
+    sizes = [(n_streams, size) for n_streams in of_streams for size in (*chunks, None)]
     planned = with_cases(made, [case(own.n_prompt, *size, limit_s) for own in made.cases for size in sizes], write)
-    if not planned.settings.kv_unified:
-        planned = dataclasses.replace(planned, warnings=(*planned.warnings, SEPARATE))
-    return planned
+    if planned.settings.kv_unified:
+        return planned
+    return dataclasses.replace(planned, warnings=(*planned.warnings, SEPARATE))
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
     """One row for each number of streams and chunk, of timed runs of one setup that went well; all at once is last."""
     by_case: dict[tuple[int, int, Stall], list[Gaps]] = {}
-    for record in records:
-        run, known = record.run, gaps.of(record.run)
+    for run in (record.run for record in records):
+        known = gaps.of(run)
         if run.stall is not None and known is not None and lever_figures.figures(run):
             by_case.setdefault((run.n_prompt, run.n_gen, run.stall), []).append(known)
-    at_once = {
-        (n_prompt, n_gen, lever.n_streams): statistics.median(its.newcomer_s for its in alike)
+    at_once_s = {
+        (n_prompt, n_gen, lever.n_streams): statistics.median(one.newcomer_s for one in alike)
         for (n_prompt, n_gen, lever), alike in by_case.items()
         if lever.chunk is None
     }
     made = []
-    for key, alike in sorted(by_case.items(), key=lambda item: _place(item[0])):
-        n_prompt, n_gen, lever = key
-        is_whole = prediction and alike[0].n_steps == -(-n_prompt // (lever.chunk or prediction.settings.n_ubatch))
+    for (n_prompt, n_gen, lever), alike in by_case.items():
+        is_whole = prediction and alike[0].n_steps == n_mixed(n_prompt, lever.chunk or prediction.settings.n_ubatch)
         expected = stall_chunks.expected(prediction, n_prompt, lever) if prediction and is_whole else None
-        made.append(_row(n_prompt, lever, alike, at_once.get((n_prompt, n_gen, lever.n_streams)), expected))
-    return made
-
-
-def _place(key: tuple[int, int, Stall]) -> tuple[int, int, int, bool, int]:
-    n_prompt, n_gen, lever = key
-    return n_prompt, n_gen, lever.n_streams, lever.chunk is None, lever.chunk or 0
+        row = _row(n_prompt, lever, alike, at_once_s.get((n_prompt, n_gen, lever.n_streams)), expected)
+        made.append((n_prompt, n_gen, lever.n_streams, lever.chunk is None, lever.chunk or 0, row))
+    return [row for *_, row in sorted(made, key=lambda placed: placed[:-1])]
 
 
 def _row(
     n_prompt: int, lever: Stall, alike: Sequence[Gaps], at_once_s: float | None, expected: tuple[float, float] | None
 ) -> Row:
-    longest = [max(its.during_s) for its in alike]
-    usual = statistics.median(its.usual_s for its in alike)
-    newcomer = statistics.median(its.newcomer_s for its in alike)
+    longest = [max(one.during_s) for one in alike]
+    usual = statistics.median(one.usual_s for one in alike)
+    newcomer = statistics.median(one.newcomer_s for one in alike)
     n_steps = alike[0].n_steps
     n_answered = 0 if lever.chunk is None else n_steps  # tokens of each stream meanwhile
     return Row(
@@ -184,11 +168,11 @@ def _row(
         chunk=lever.chunk,
         n_runs=len(alike),
         n_steps=n_steps,
-        n_stalls=statistics.median_low(its.n_stalls for its in alike),
+        n_stalls=statistics.median_low(one.n_stalls for one in alike),
         longest_gap_s=statistics.median(longest),
         longest_min_s=min(longest),
         longest_max_s=max(longest),
-        median_gap_s=statistics.median(statistics.median(its.during_s) for its in alike),
+        median_gap_s=statistics.median(statistics.median(one.during_s) for one in alike),
         usual_gap_s=usual,
         newcomer_s=newcomer,
         lost=None if at_once_s is None else 1 - (at_once_s + n_answered * usual) / newcomer,
@@ -203,22 +187,21 @@ def check(records: Sequence[Record]) -> list[str]:
     The prompt took ceil(prompt / chunk) steps; and with the same prompt the newcomer's answer is that of the run in
     which its prompt was prefilled by itself.
     """
-    words, alone, parted = [], {}, dict[str, list[int]]()
-    for record in records:
-        if record.run.stall and record.run.stall.chunk is None and gaps.of(record.run) is not None:
-            alone[_texts_of(record)] = newcomer_ids(record.run)
-    for record in records:
-        lever, known = record.run.stall, gaps.of(record.run)
+    runs = [(record, record.run.stall) for record in records if gaps.of(record.run) is not None]
+    alone = {_texts_of(record): newcomer_ids(record.run) for record, lever in runs if lever and lever.chunk is None}
+    words, parted = [], dict[str, list[int]]()
+    for record, lever in runs:
+        known = gaps.of(record.run)
         if lever is None or known is None or lever.chunk is None:
             continue
-        n_steps = -(-record.run.n_prompt // lever.chunk)
+        n_steps, how = n_mixed(record.run.n_prompt, lever.chunk), in_chunks(lever.chunk)
         if known.n_steps != n_steps:
-            name = f"Repeat {record.run.repeat}, {in_chunks(lever.chunk)}"
-            words.append(f"{name}: the prompt took {known.n_steps:,} steps, not {n_steps:,}.")
-        ids, ids_alone = newcomer_ids(record.run), alone.get(_texts_of(record))
-        if ids_alone and ids != ids_alone:
-            n = next((i for i, pair in enumerate(zip(ids, ids_alone, strict=False)) if pair[0] != pair[1]), len(ids))
-            parted.setdefault(in_chunks(lever.chunk), []).append(n + 1)
+            words.append(
+                f"Repeat {record.run.repeat}, {how}: the prompt took {known.n_steps:,} steps, not {n_steps:,}."
+            )
+        at = first_difference(newcomer_ids(record.run), alone.get(_texts_of(record), ()))
+        if at is not None:
+            parted.setdefault(how, []).append(at + 1)
     if parted:
         n_runs, first = sum(map(len, parted.values())), min(map(min, parted.values()))
         words.append(
@@ -240,11 +223,15 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None = None)
     """What rows of one setup show, in words."""
     groups = grouped(measured, lambda row: (row.n_prompt, row.n_streams))
     words = [sentence for alike in groups.values() for sentence in _of_group(alike)]
-    off = {
-        "the longest gap": cases.off_by((row.expected_gap_s, row.longest_gap_s) for row in measured),
-        "the newcomer's TTFT": cases.off_by((row.expected_newcomer_s, row.newcomer_s) for row in measured),
-    }
-    return words + [f"Predictions of {name} are off {by}." for name, by in off.items() if prediction and by]
+    if prediction is None:
+        return words
+    of_gaps = [(row.expected_gap_s, row.longest_gap_s) for row in measured]
+    of_newcomer = [(row.expected_newcomer_s, row.newcomer_s) for row in measured]
+    return [
+        *words,
+        *off_by(of_gaps, "Predictions of the longest gap are off"),
+        *off_by(of_newcomer, "Predictions of the newcomer's TTFT are off"),
+    ]
 
 
 def _of_group(alike: Sequence[Row]) -> list[str]:
@@ -269,3 +256,81 @@ def _of_group(alike: Sequence[Row]) -> list[str]:
             line += f", and the throughput is {change} one after the other"
         words.append(line + ".")
     return words
+
+
+def _conclude(rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
+    verdicts = stall_chunks.verdicts(records, prediction)
+    words = [*map(stall_chunks.sentence, verdicts), *sentences(rows, prediction), *check(records)]
+    return words, {"max_stall": verdicts}
+
+
+def _again(runs: Sequence[Run]) -> dict[str, object]:
+    levers = [run.stall for run in runs if run.stall]
+    limit_s = levers[0].limit_s
+    return {
+        "prompt_len": listed(run.n_prompt for run in runs),
+        "chunk": listed(lever.chunk for lever in levers) if limit_s is None else None,
+        "max_stall": None if limit_s is None else f"{1e3 * limit_s:g}ms",
+        "streams": listed(lever.n_streams for lever in levers),
+    }
+
+
+TABLE = Table(
+    name="stall",
+    question="How long do running answers stop for a long prompt?",
+    title="a long prompt beside running answers; medians over runs, below them their range",
+    caption="The gap before each token of the streams, since the prompt came; a panel for each chunk. Points are "
+    "tokens of all runs, the line is the run with the median longest gap.",
+    columns=(
+        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+        ("streams", lambda row: f"{row.n_streams:,}"),
+        ("chunk", lambda row: "at once" if row.chunk is None else f"{row.chunk:,}"),
+        ("runs", lambda row: str(row.n_runs)),
+        ("stalls", lambda row: f"{row.n_stalls:,}"),
+        (
+            "longest\ngap ms",
+            lambda row: ranged((row.longest_gap_s, row.longest_min_s, row.longest_max_s), row.n_runs),
+        ),
+        ("predicted\nms", lambda row: cell(row.expected_gap_s, 1e3)),
+        ("usual\ngap ms", lambda row: cell(row.usual_gap_s, 1e3)),
+        ("newcomer\nTTFT s", lambda row: cell(row.newcomer_s)),
+        ("predicted\ns", lambda row: cell(row.expected_newcomer_s)),
+        ("lost\n%", lambda row: "-" if row.lost is None else str(round(100 * row.lost))),
+    ),
+    rows=rows,
+    conclude=_conclude,
+)
+
+EXPERIMENT = Experiment(
+    name="stall",
+    about="""Prefill a long prompt in chunks while other sequences decode: how long do their answers stop?
+
+    \b
+      lab stall --prompt-len 4096 --chunk 64,256,1024 --streams 1,4
+      lab stall --prompt-len 4096 --streams 4 --max-stall 100ms
+
+    Every chunk rides in a step with one token of each stream; the last row is the prompt prefilled all at once, while
+    the streams wait. Shows how many gaps were stalls (over twice the usual), the longest, the newcomer's time to first
+    token, and what it costs in throughput, all with what the ceilings predict.
+    """,
+    lever=Stall,
+    plan=plan,
+    options=(
+        Option("prompt_len", "Prompt tokens of the newcomer.", "p"),
+        Option(
+            "chunk",
+            "Tokens of the prompt in a step, in a list.  [default: those of 64,256,1024 that are no longer than the "
+            "prompt; none with --max-stall]",
+            "c",
+        ),
+        Option("streams", "Sequences that decode, in a list.", "s"),
+        Option("max_stall", "Search the largest chunk that keeps every gap within, as 100ms.", metavar="TIME"),
+        REPEAT,
+    ),
+    again=_again,
+    tables=(TABLE,),
+    kv_unified="on",
+    run=stall_chunks.execute,
+)
+
+stall = public("stall", plan, run=stall_chunks.execute)

@@ -67,7 +67,7 @@ def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequ
     for section in _sections(_timed(records), ceilings, runs):
         figure = plt.figure(figsize=(10, 4.6), layout="constrained")
         with matplotlib.rc_context({"text.parse_math": False}):
-            section.kind.draw(section, figure)
+            section.draw(figure)
 
 
 def compare(records: Sequence[Record]) -> None:

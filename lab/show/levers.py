@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -13,8 +13,10 @@ from rich.text import Text
 from lab.analysis import disturbances, table
 from lab.core.record import OK, Ceilings, Record
 from lab.core.shown import MARK
+from lab.experiments.experiment import Table
+from lab.experiments.known import EXPERIMENTS
 from lab.show.console import grid_of
-from lab.show.lever_kinds import KINDS, Kind, Section
+from lab.show.lever_kinds import Section
 from lab.why.step_prediction import StepPrediction, prediction_for
 
 if TYPE_CHECKING:
@@ -25,10 +27,11 @@ def sections(records: Sequence[Record], known: Sequence[Ceilings] = (), others: 
     """What the experiments among `records` showed. `known` ceilings and `others`, plain runs, predict it."""
     timed = [record for record in records if record.run.status == OK and not record.run.warmup and record.run.lever]
     made = []
-    for kind in KINDS:
-        of_kind = [record for record in timed if isinstance(record.run.lever, kind.lever)]
-        for label, rows in table.setups(table.runs(of_kind)) if of_kind else []:
-            chosen = tuple(of_kind[i] for i in dict.fromkeys(rows.run))
+    for experiment in EXPERIMENTS:
+        own = [record for record in timed if isinstance(record.run.lever, experiment.lever)]
+        setups = table.setups(table.runs(own)) if own else []
+        for kind, (label, rows) in itertools.product(experiment.tables, setups):
+            chosen = tuple(own[i] for i in dict.fromkeys(rows.run))
             section = _section(kind, label, chosen, prediction_for(chosen[0], known, [*records, *others]))
             if section.rows:
                 made.append(section)
@@ -75,12 +78,12 @@ def drawings(shown: Sequence[Section]) -> dict[str, Callable[[Figure], Any]]:
     """What draws the pictures, by their names."""
     names = [section.kind.name for section in shown]
     return {
-        name if names.count(name) == 1 else f"{name}-{1 + names[:i].count(name)}": partial(section.kind.draw, section)
+        name if names.count(name) == 1 else f"{name}-{1 + names[:i].count(name)}": section.draw
         for i, (name, section) in enumerate(zip(names, shown, strict=True))
     }
 
 
-def _section(kind: Kind, label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
+def _section(kind: Table, label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
     """A section; a column in which nothing is known is left out."""
     rows = tuple(kind.rows(records, prediction))
     words, lists = kind.conclude(rows, records, prediction)

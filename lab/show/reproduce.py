@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lab.analysis import request_table
-from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import Record, Run
 from lab.core.request import CONSTANT, RequestRecord
-from lab.experiments import claim_parts
+from lab.experiments import claim_parts, known
 from lab.experiments.claim_verdicts import CLAIMS
-from lab.models import catalog
-from lab.runner.as_options import options
+from lab.runner.as_options import option, options
 
 
 def commands(records: Sequence[Record | RequestRecord]) -> list[str]:
@@ -90,7 +88,7 @@ def command(records: Sequence[Record]) -> str | None:
         numbers = sorted({record.run.batch.n_seq for record in timed if record.run.batch})
         words += ["--sequences", ",".join(map(str, numbers))] if numbers else []
     elif run.lever is not None:
-        words = ["lab", *_experiment([record.run for record in timed], lengths), "--repeat", str(repeat)]
+        words = ["lab", *_experiment([record.run for record in timed]), "--repeat", str(repeat)]
     elif run.every is not None:
         words = ["lab", "sweep", "--max-len", lengths, "--every", str(run.every), "--gen", str(run.n_gen)]
         words += ["--repeat", str(repeat)]
@@ -111,29 +109,9 @@ def _claims(timed: Sequence[Record]) -> str:
     return shlex.join(["lab", "claims", *only, *quick, *(word for option in shared for word in option)])
 
 
-def _experiment(runs: Sequence[Run], lengths: str) -> list[str]:
-    """The words of an experiment that made these runs."""
-    run, levers = runs[0], [run.lever for run in runs if run.lever is not None]
-
-    def listed(name: str) -> str:
-        numbers = {getattr(lever, name) for lever in levers} - {None}
-        return ",".join(map(str, sorted(numbers)))
-
-    match run.lever:
-        case Batch(is_shared=is_shared):
-            shared = ["--shared-prompt"] if is_shared else []
-            words = ["batch", "--sequences", listed("n_seq"), "--prompt-len", lengths, "--gen", str(run.n_gen), *shared]
-        case Prefix():
-            words = ["prefix", "--prefix-len", listed("n_prefix"), "--suffix-len", listed("n_suffix")]
-        case Speculation():
-            numbers = {lever.n_draft for lever in levers if isinstance(lever, Speculation)} - {0}
-            drafts = [catalog.spec_of(run.draft) for run in runs if run.draft]
-            who = ["--draft", drafts[0]] if drafts else []
-            words = ["speculate", *who, "--draft-len", ",".join(map(str, sorted(numbers))), "--prompt-len", lengths]
-            words += ["--gen", str(run.n_gen)]
-        case _:
-            chunks = ["--chunk", listed("chunk")] if listed("chunk") else []
-            if isinstance(run.lever, Stall) and run.lever.limit_s is not None:
-                chunks = ["--max-stall", f"{1e3 * run.lever.limit_s:g}ms"]
-            words = ["stall", "--prompt-len", lengths, *chunks, "--streams", listed("n_streams")]
-    return words
+def _experiment(runs: Sequence[Run]) -> list[str]:
+    """The words of the experiment that made these runs."""
+    experiment = known.of_run(runs[0])
+    assert experiment is not None
+    given = [option(name, value) for name, value in experiment.again(runs).items() if value not in (None, "")]
+    return [experiment.name, *(word for words in given for word in words)]
