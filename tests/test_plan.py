@@ -1,11 +1,14 @@
 """What can be known before a weight is loaded."""
 
+import re
+import typing
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from lab.core import memory
+from lab.core.asked_settings import AskedSettings, SettingsKeywords
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import prompts
@@ -154,3 +157,25 @@ def test_more_threads_than_cores_are_warned_of(fake_worker: FakeWorker, model_fi
     n = n_cores_usable() or 1
     assert "everything becomes many times slower" in plan(fake_worker, model_file, threads=n + 1).warnings[0]
     assert not plan(fake_worker, model_file, threads=n).warnings
+
+
+def test_keywords_of_functions_are_those_of_the_table_of_settings() -> None:
+    assert typing.get_type_hints(SettingsKeywords) == typing.get_type_hints(AskedSettings)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"threads": 0}, "--threads 0 is not possible"),
+        ({"ubatch": 2**30 + 1}, "--ubatch 1,073,741,825"),
+        ({"flash_attn": "yes"}, "--flash-attn yes is not possible.\nGive on or off or auto."),
+        ({"cache_type_k": "q9_0"}, "--cache-type-k q9_0"),
+        ({"main_gpu": -1, "split_mode": "none"}, "--main-gpu -1"),
+        ({"main_gpu": 0}, "--main-gpu chooses a device only"),
+        ({"n_gpu_layers": "all"}, "Give 0 for the CPU"),
+        ({"kv_unified": "maybe"}, "--kv-unified maybe"),
+    ],
+)
+def test_values_that_no_machine_could_work_with_are_refused(asked: Any, words: str) -> None:
+    with pytest.raises(LabError, match=re.escape(words)):
+        AskedSettings(**asked).check()

@@ -9,11 +9,11 @@ import pytest
 
 from lab.analysis import networks
 from lab.core import record, script
+from lab.core.asked_settings import AskedSettings as Asked
 from lab.core.record import Device
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import offload
-from lab.runner.offload import Asked
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter
 from lab.runner.warm_engine import WarmEngine
@@ -58,7 +58,7 @@ def test_the_default_is_once_where_devices_work_as_a_pipeline(
 ) -> None:
     assert offload.settings(asked, n_gpu_layers, TWO, MODEL)["prefill_wait"] == wait
     with pytest.raises(LabError, match="--prefill-wait never"):
-        offload.settings(Asked(prefill_wait="never"), 3, TWO, MODEL)
+        Asked(prefill_wait="never").check()
 
 
 def test_an_rpc_server_does_not_say_when_a_step_is_done() -> None:
@@ -76,7 +76,7 @@ def test_an_rpc_server_does_not_say_when_a_step_is_done() -> None:
 
 def test_both_ways_are_tried_in_the_warm_up_and_the_table_names_the_difference(embedded: Path) -> None:
     worker = FakeWorker()
-    plan = make_plan(worker, [20], 5, 1, str(embedded), "random")  # type: ignore[arg-type]
+    plan = make_plan(worker, [20], 5, 1, str(embedded), prompt="random")  # type: ignore[arg-type]
     settings_here = dataclasses.replace(plan.settings, n_ubatch=8, prefill_wait="end", n_gpu_layers=3)
     plan = dataclasses.replace(plan, settings=settings_here, machine=dataclasses.replace(plan.machine, devices=TWO))
     engine = WarmEngine(plan, worker, Reporter(lambda status: None, plan.order, plan.n_tokens))  # type: ignore[arg-type]

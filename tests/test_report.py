@@ -14,6 +14,7 @@ import pytest
 
 from lab.cli import measuring
 from lab.core import results
+from lab.core.asked_settings import defaults
 from lab.core.record import Ceilings, Record, Steps, Totals
 from lab.errors import LabError
 from lab.models import catalog
@@ -286,7 +287,7 @@ def test_the_command_makes_the_same_plan(asked: dict[str, Any]) -> None:
     assert command is not None
     name, *words = command.split()[1:]
     context = getattr(measuring, name).make_context(name, words)
-    given = {key: value for key, value in context.params.items() if key in make_plan.__annotations__}
+    given = {key: value for key, value in context.params.items() if key in {*make_plan.__annotations__, *defaults()}}
     if "max_len" in context.params:
         given["prompt_len"] = str(context.params["max_len"])
     again = make_plan(FakeWorker(), **{**given, "until": None})  # type: ignore[arg-type]

@@ -157,6 +157,7 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
     Where counters of energy can be read (RAPL of the CPU, NVML of NVIDIA GPUs, a battery that discharges), every
     measurement shows joules and watts: of all that runs on what is counted, idle power included.
     """
+    from lab.core.asked_settings import AskedSettings
     from lab.process.worker import Worker
     from lab.runner import builds, energy, offload
     from lab.runner import machine as this_machine
@@ -164,7 +165,7 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
     from lab.show import console, text_compare, text_setup
 
     with Worker() as worker:
-        worker.use(offload.backend(offload.Asked(rpc=rpc, lib=lib)))
+        worker.use(offload.backend(AskedSettings(rpc=rpc, lib=lib)))
         build, servers = builds.of_worker(worker), worker.servers
     here = this_machine.describe(build, builds.name_of(lib))
     counters = energy.counters(GpuWatch([]))

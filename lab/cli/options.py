@@ -9,9 +9,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from lab.core.asked_settings import AUTO, defaults, flag, table, types
 from lab.errors import LabError
-
-CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
 class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -37,7 +36,7 @@ class Layers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         text = str(value).strip().lower()
-        if text == "auto":
+        if text == AUTO:
             return text
         try:
             return int(text)
@@ -45,109 +44,38 @@ class Layers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"{value!r} is not a number of layers. Write a whole number, or auto.", param, ctx)
 
 
-def _cache_type(letter: str, about: str) -> Callable[..., Any]:
-    """The option --cache-type-k or --cache-type-v."""
-    kinds = click.Choice(CACHE_TYPES)
-    names = f"--cache-type-{letter}", f"-ct{letter}"
-    return click.option(*names, type=kinds, default="f16", show_default=True, metavar="TYPE", help=about)
+def setting_option(name: str, default: object = None) -> Callable[..., Any]:
+    """The option of a setting, from the table of settings; with another default where one is given."""
+    setting, default = table()[name], default or defaults()[name]
+    more: dict[str, Any] = {"default": default, "help": setting.help, "metavar": setting.metavar}
+    names = [flag(name)] + ([setting.short] if setting.short else [])
+    if bool in types()[name] and not setting.choices:
+        names = [f"{flag(name)}/--no-{names[0][2:]}"] + [f" /{short}" for short in names[1:]]
+    elif setting.choices:
+        more["type"] = click.Choice(setting.choices)
+    elif int in types()[name]:
+        more["type"] = Layers() if str in types()[name] else int
+    return click.option(*names, show_default=default is not None, **more)
 
 
 MODEL = click.option("--model", "-m", default="smollm2-135m", show_default=True, help="A SPEC: see lab models.")
-PROMPT = click.option(
-    "--prompt",
-    default="text",
-    show_default=True,
-    help="text (all of the lab's own), some of these (code,table,story), random, or a text file.",
-)
-DEVICE = click.option("--device", "-dev", help="Devices for layers, by name (lab machine), or none.  [default: all]")
-LIB = click.option(
-    "--lib", metavar="FOLDER", help="Run the llama.cpp libraries in this folder instead of those installed."
-)
-RPC = click.option(
-    "--rpc", "-rpc", metavar="HOST:PORT", help="Use the devices of RPC servers (lab rpc-server), with commas."
-)
-ENGINE = [
-    click.option("--threads", "-t", type=int, help="Threads for decode.  [default: fast physical cores]"),
-    click.option("--threads-batch", type=int, help="Threads for prefill.  [default: as --threads]"),
-    click.option("--batch", "-b", default=2048, show_default=True, help="Largest batch; caps --ubatch."),
-    click.option("--ubatch", "-u", default=512, show_default=True, help="Tokens per prefill step."),
-    click.option(
-        "--n-gpu-layers",
-        "-ngl",
-        type=Layers(),
-        help="Layers on devices, the output as one: 0 for none, auto for as many as fit.  [default: all]",
-    ),
-    click.option(
-        "--flash-attn",
-        "-fa",
-        type=click.Choice(["on", "off", "auto"]),
-        default="auto",
-        show_default=True,
-        help="Flash attention.",
-    ),
-    _cache_type("k", "Type of the K cache: " + ", ".join(CACHE_TYPES) + "."),
-    _cache_type("v", "Type of the V cache, likewise."),
-    DEVICE,
-    click.option(
-        "--split-mode",
-        "-sm",
-        type=click.Choice(["none", "layer", "tensor"]),
-        help="How several devices share a model: whole layers each, or a part of every tensor.  [default: layer]",
-    ),
-    click.option("--tensor-split", "-ts", help="Shares of the devices, such as 3,1.  [default: by free memory]"),
-    click.option("--main-gpu", "-mg", type=int, help="With --split-mode none: which device.  [default: 0]"),
-    click.option("--n-cpu-moe", "-ncmoe", type=int, help="Keep the experts of so many layers on the CPU."),
-    click.option(
-        "--override-tensor",
-        "-ot",
-        metavar="PATTERN=BUFFER",
-        help="Put tensors whose name matches a regular expression into a buffer: ffn_.*_exps=CPU. Several with commas.",
-    ),
-    click.option(
-        "--kv-offload/--no-kv-offload", " /-nkvo", default=None, help="KV cache on the devices.  [default: on]"
-    ),
-    click.option(
-        "--op-offload/--no-op-offload",
-        " /-nopo",
-        default=None,
-        help="Prefill on a device with weights in RAM too.  [default: on, with layers on a device]",
-    ),
-    click.option("--mmap/--no-mmap", default=None, help="Map the file into memory.  [default: llama.cpp's choice]"),
-    click.option(
-        "--repack/--no-repack",
-        " /-nr",
-        default=None,
-        help="Weights of the CPU in layouts of its own kernels (CPU_REPACK, AMX).  [default: on]",
-    ),
-    RPC,
-    LIB,
-    click.option(
-        "--prefill-wait",
-        type=click.Choice(["step", "end"]),
-        help="Wait for each prefill step, or only for the last.  [default: step; end on RPC servers, and where devices "
-        "work as a pipeline]",
-    ),
-]
-"""How llama.cpp runs a model."""
 
 
 def unified(default: str) -> Callable[..., Any]:
     """The option --kv-unified with this default."""
-    return click.option(
-        "--kv-unified",
-        type=click.Choice(["on", "off"]),
-        default=default,
-        show_default=True,
-        help="One KV cache for all sequences, instead of one each.",
-    )
+    return setting_option("kv_unified", default)
 
 
-SETTINGS, UNIFIED = ([MODEL, PROMPT, *ENGINE, unified(default)] for default in ("off", "on"))
-"""With a cache for each sequence, as llama.cpp has it; with one for all, where sequences share what they have."""
+_OPTIONS = {name: setting_option(name) for name in table()}
+PROMPT, SEED, DEVICE, RPC, LIB = (_OPTIONS[name] for name in ("prompt", "seed", "device", "rpc", "lib"))
+ENGINE = [option for name, option in _OPTIONS.items() if name not in ("prompt", "kv_unified", "seed")]
+"""How llama.cpp runs a model."""
 
-SEED = click.option("--seed", default=1, show_default=True, help="Of the order of runs and of the prompts.")
+SETTINGS = [MODEL, PROMPT, *ENGINE, unified("off")]
+
+OUT = click.option("--out", "-o", default="results", show_default=True, help="Folder for the results and plots.")
 OUTPUT = [
-    click.option("--out", "-o", default="results", show_default=True, help="Folder for the results and plots."),
+    OUT,
     click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
     click.option("--no-plot", is_flag=True, help="Draw no plots."),
     click.option("--report", is_flag=True, help="Write a page for the browser at the end, as lab report does."),

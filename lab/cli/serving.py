@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lab.errors import LabError
+from lab.core.asked_settings import MAX_THREADS, check_number
 
 if TYPE_CHECKING:
     from lab.process.rpc_server import RpcServer
@@ -40,8 +40,8 @@ def rpc_server(host: str, port: int, device: str | None, threads: int | None, ca
     from lab.process.rpc_server import RpcServer, cache_folder
     from lab.runner import limits
 
-    if threads is not None and not 1 <= threads <= limits.MAX_THREADS:
-        raise LabError(f"--threads {threads} is not possible.", f"Give a whole number from 1 to {limits.MAX_THREADS}.")
+    if threads is not None:
+        check_number("threads", threads, MAX_THREADS)
     n_threads = threads or limits.default_threads()
     names = [name.strip() for name in device.split(",")] if device else []
     folder = cache_folder() if cache else None

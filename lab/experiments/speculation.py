@@ -80,7 +80,7 @@ def plan(
         )
     texts = [prompts.RANDOM] if is_random else _texts(prompt or DEFAULT_TEXTS)
     repeat = stats.fewest_for_interval() if repeat is None else repeat
-    made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, ",".join(texts), **settings)
+    made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, prompt=",".join(texts), **settings)
     lengths = _check_lengths(draft_len, gen, made.settings)
     warnings = list(made.warnings)
     if is_random and prompt not in (None, prompts.RANDOM):

@@ -2,67 +2,49 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import os
 import shlex
 
+from lab.core.asked_settings import defaults, flag, table
 from lab.core.levers import Prefix, Stall
-from lab.core.record import Record, Settings
+from lab.core.record import Record
 from lab.models import catalog
-from lab.runner import machine, offload
-from lab.runner.plan import make_plan
+from lab.runner import machine
 
 
 def options(record: Record) -> list[tuple[str, ...]]:
     """The model and the settings of a record as options, without those that are the default everywhere."""
     model, settings = record.model, record.settings
-    accelerated = bool(machine.accelerators(record.machine.devices))
     all_layers = -1 if model.n_layer is None else model.n_layer + 1
-    chosen: dict[str, object] = {
-        "model": catalog.spec_of(model),
-        "prompt": settings.prompt,
-        "seed": settings.seed,
-        "threads": settings.n_threads,
-        "threads_batch": None if settings.n_threads_batch == settings.n_threads else settings.n_threads_batch,
-        "batch": settings.n_batch,
-        "ubatch": settings.n_ubatch,
-        "n_gpu_layers": None if settings.n_gpu_layers == (all_layers if accelerated else 0) else settings.n_gpu_layers,
-        "flash_attn": settings.flash_attn,
-        "cache_type_k": settings.type_k,
-        "cache_type_v": settings.type_v,
-        "kv_unified": "on" if settings.kv_unified else "off",
-    }
-    defaults = {name: parameter.default for name, parameter in inspect.signature(make_plan).parameters.items()}
+    chosen = {name: getattr(settings, setting.record_name or name) for name, setting in table().items()}
+    if settings.n_threads_batch == settings.n_threads:
+        chosen["threads_batch"] = None
+    if settings.n_gpu_layers == (all_layers if machine.accelerators(record.machine.devices) else 0):
+        chosen["n_gpu_layers"] = None
+    if settings.lib is not None:  # how its path began is not in a record
+        chosen["lib"] = settings.lib.rpartition(" ")[0]
     if model.source == catalog.SYNTHETIC:
         chosen["prompt"] = None  # always random
-    separate = isinstance(record.run.lever, (Prefix, Stall)) and not settings.kv_unified
-    kind: list[tuple[str, ...]] = [("--kv-unified", "off")] if separate else []
-    kind += _placing(settings)
-    return kind + [
-        (_flag(name), str(value)) for name, value in chosen.items() if value is not None and value != defaults[name]
+    is_unified_by_default = isinstance(record.run.lever, (Prefix, Stall))
+    chosen["kv_unified"] = "on" if settings.kv_unified else "off" if is_unified_by_default else None
+    changed = [name for name, value in chosen.items() if value is not None and value != defaults()[name]]
+    made = {name: option(name, chosen[name]) for name in changed}
+    placing = [words for name, words in made.items() if table()[name].is_placing]
+    spec = catalog.spec_of(model)
+    return [
+        *placing,
+        *([] if spec == catalog.DEFAULT else [("--model", spec)]),
+        *(words for words in made.values() if words not in placing),
     ]
-
-
-def _placing(settings: Settings) -> list[tuple[str, ...]]:
-    """What was asked about where the model runs, by the names of `offload.Asked`."""
-    chosen: list[tuple[str, ...]] = []
-    for field in dataclasses.fields(offload.Asked):
-        value = getattr(settings, "devices" if field.name == "device" else field.name)
-        if field.name == "lib" and value is not None:  # how its path began is not in a record
-            value = str(value).rpartition(" ")[0]
-        if value is not None:
-            chosen.append(option(field.name, value))
-    return chosen
 
 
 def option(name: str, value: object) -> tuple[str, ...]:
     """An option with its value as it is typed; of what is on or off --NAME or --no-NAME."""
     if isinstance(value, bool) and name != "kv_unified":
-        return (_flag(name if value else f"no-{name}"),)
+        return (flag(name if value else f"no-{name}"),)
     if isinstance(value, (tuple, list)):
-        return _flag(name), ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in value)
-    return _flag(name), str(value)
+        return flag(name), ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in value)
+    return flag(name), str(value)
 
 
 def words(text: str) -> list[str]:
@@ -75,7 +57,3 @@ def words(text: str) -> list[str]:
     if os.name == "nt":
         lexer.escape = ""
     return list(lexer)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

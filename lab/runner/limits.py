@@ -19,8 +19,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-MAX_THREADS = 512
-"""ggml's own limit, GGML_MAX_N_THREADS."""
+from lab.core.asked_settings import MAX_THREADS
 
 ROOT = Path("/")
 UNLIMITED = 1 << 60

@@ -14,57 +14,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab.core import placement
+from lab.core.asked_settings import END, STEP, AskedSettings, parts
 from lab.core.record import Device, Model
 from lab.errors import LabError
 from lab.process import rpc
 from lab.process.wire import Backend
 from lab.runner import builds, machine
 
-NONE, AUTO = "none", "auto"
-SPLIT_MODES = ("none", "layer", "tensor")
-STEP, END = "step", "end"
+AS_ASKED = ("split_mode", "main_gpu", "kv_offload", "op_offload", "mmap", "repack")
+"""Settings that are llama.cpp's own as they were asked for."""
+
 MOST_DEVICES = 16
 """llama_max_devices() of llama.cpp."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What was asked about where a model runs, as `make_plan` takes it. Lists may be one string with commas."""
-
-    device: str | Sequence[str] | None = None
-    split_mode: str | None = None
-    tensor_split: str | Sequence[float] | None = None
-    main_gpu: int | None = None
-    n_cpu_moe: int | None = None
-    override_tensor: str | Sequence[str] | None = None
-    kv_offload: bool | None = None
-    op_offload: bool | None = None
-    mmap: bool | None = None
-    repack: bool | None = None
-    rpc: str | Sequence[str] | None = None
-    lib: str | None = None
-    prefill_wait: str | None = None
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether no device was wanted."""
-        return _parts(self.device) == (NONE,)
-
-
-def backend(asked: Asked) -> Backend:
+def backend(asked: AskedSettings) -> Backend:
     """What the engine's process is to be started with. LabError for libraries that do not fit."""
-    servers = rpc.parse(",".join(_parts(asked.rpc))) if asked.rpc else ()
+    servers = rpc.parse(",".join(parts(asked.rpc))) if asked.rpc else ()
     return Backend(builds.folder_of(asked.lib), servers)
 
 
-def n_layers(asked: Asked, wanted: int | str | None, devices: Sequence[Device], model: Model) -> tuple[int, list[str]]:
+def n_layers(asked: AskedSettings, devices: Sequence[Device], model: Model) -> tuple[int, list[str]]:
     """How many layers go to devices (llama.cpp counts the output as one more, -1 is all), and what to warn of.
 
     AUTO counts as all, until it is known what fits.
     """
-    if not (wanted in (None, AUTO) or (isinstance(wanted, int) and 0 <= wanted <= 10_000)):
-        raise LabError(f"--n-gpu-layers {wanted} is not possible.", "Give 0 for the CPU, how many layers, or auto.")
-    wanted = wanted if isinstance(wanted, int) else None
+    wanted = asked.n_gpu_layers if isinstance(asked.n_gpu_layers, int) else None
     if asked.is_on_cpu:
         return 0, []
     if not machine.accelerators(devices):
@@ -77,10 +52,12 @@ def n_layers(asked: Asked, wanted: int | str | None, devices: Sequence[Device], 
     return n_all if wanted is None else wanted, []
 
 
-def settings(asked: Asked, n_gpu_layers: int, devices: Sequence[Device], model: Model) -> dict[str, Any]:
-    """The fields of Settings. LabError for what cannot be: an unknown device, a bad split."""
+def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device], model: Model) -> dict[str, Any]:
+    """The fields of Settings that say where and how a model lies in memory.
+
+    LabError for what cannot be: an unknown device, a bad split.
+    """
     names = _device_names(asked, devices)
-    _check(asked)
     usable = machine.by_default(devices)
     n_used = len(names) if names is not None else len(usable)
     if asked.main_gpu is not None and n_used and asked.main_gpu >= n_used:
@@ -89,16 +66,11 @@ def settings(asked: Asked, n_gpu_layers: int, devices: Sequence[Device], model: 
         )
     _check_overrides(asked, machine.accelerators(devices))
     chosen: dict[str, Any] = {
+        **{name: getattr(asked, name) for name in AS_ASKED},
         "devices": names or None,
-        "split_mode": asked.split_mode,
         "tensor_split": _split(asked.tensor_split, n_used),
-        "main_gpu": asked.main_gpu,
         "n_cpu_moe": asked.n_cpu_moe or None,
-        "override_tensor": _parts(asked.override_tensor) or None,
-        "kv_offload": asked.kv_offload,
-        "op_offload": asked.op_offload,
-        "mmap": asked.mmap,
-        "repack": asked.repack,
+        "override_tensor": parts(asked.override_tensor) or None,
         "rpc": backend(asked).rpc or None,
         "lib": builds.name_of(asked.lib),
     }
@@ -108,7 +80,7 @@ def settings(asked: Asked, n_gpu_layers: int, devices: Sequence[Device], model: 
     return chosen | {"prefill_wait": asked.prefill_wait or (END if waits_once else None)}
 
 
-def warnings(asked: Asked, devices: Sequence[Device], model: Model) -> list[str]:
+def warnings(asked: AskedSettings, devices: Sequence[Device], model: Model) -> list[str]:
     """What has no effect on this model, or on these devices."""
     sentences = []
     if asked.n_cpu_moe and not model.n_expert:
@@ -121,29 +93,17 @@ def warnings(asked: Asked, devices: Sequence[Device], model: Model) -> list[str]
     return sentences
 
 
-def _is_remote(asked: Asked, devices: Sequence[Device]) -> bool:
+def _is_remote(asked: AskedSettings, devices: Sequence[Device]) -> bool:
     """Whether layers may go to a device behind an RPC server."""
     names = _device_names(asked, devices)
     used = machine.by_default(devices) if names is None else [one for one in devices if one.name in names]
     return any(endpoint_of(device) for device in used)
 
 
-def _check(asked: Asked) -> None:
-    if asked.split_mode not in (None, *SPLIT_MODES):
-        raise LabError(f"--split-mode {asked.split_mode} is not possible.", f"Give {', '.join(SPLIT_MODES)}.")
-    if asked.prefill_wait not in (None, STEP, END):
-        raise LabError(f"--prefill-wait {asked.prefill_wait} is not possible.", f"Give {STEP} or {END}.")
-    for name, value in (("main-gpu", asked.main_gpu), ("n-cpu-moe", asked.n_cpu_moe)):
-        if value is not None and not 0 <= value <= 10_000:
-            raise LabError(f"--{name} {value} is not possible.", "Give a whole number from 0 on.")
-    if asked.main_gpu is not None and asked.split_mode != "none":
-        raise LabError("--main-gpu chooses a device only where the model is not split.", "Add --split-mode none.")
-
-
-def _check_overrides(asked: Asked, offload: Sequence[Device]) -> None:
+def _check_overrides(asked: AskedSettings, offload: Sequence[Device]) -> None:
     """LabError for an override that is none. A device's name stands for its buffer."""
     names = [placement.CPU, *(device.name for device in offload)]
-    for text in _parts(asked.override_tensor):
+    for text in parts(asked.override_tensor):
         pattern, _, buffer = text.rpartition("=")
         if not pattern:
             raise LabError(f"--override-tensor {text} names no buffer.", "Write PATTERN=BUFFER: ffn_.*_exps=CPU")
@@ -160,9 +120,9 @@ def _check_overrides(asked: Asked, offload: Sequence[Device]) -> None:
             ) from None
 
 
-def _device_names(asked: Asked, devices: Sequence[Device]) -> tuple[str, ...] | None:
+def _device_names(asked: AskedSettings, devices: Sequence[Device]) -> tuple[str, ...] | None:
     """The devices that were asked for, by name; None where none was named."""
-    names = _parts(asked.device)
+    names = parts(asked.device)
     if not names:
         return None
     if asked.is_on_cpu:
@@ -181,25 +141,19 @@ def _split(asked: str | Sequence[float] | None, n_devices: int) -> tuple[float, 
     """Shares of the devices."""
     if not asked:
         return None
-    parts = _parts(asked.replace("/", ",")) if isinstance(asked, str) else tuple(map(str, asked))
+    given = parts(asked.replace("/", ",")) if isinstance(asked, str) else tuple(map(str, asked))
     try:
-        shares = tuple(float(part) for part in parts)
+        shares = tuple(float(part) for part in given)
     except ValueError:
         shares = ()
     if not shares or not all(0 <= share < float("inf") for share in shares) or not any(shares):
-        raise LabError(f"--tensor-split {','.join(parts)} is not possible.", "Give a share for each device: 3,1")
+        raise LabError(f"--tensor-split {','.join(given)} is not possible.", "Give a share for each device: 3,1")
     if len(shares) > min(max(n_devices, 1), MOST_DEVICES):
         raise LabError(
-            f"--tensor-split {','.join(parts)} has {len(shares)} shares for {n_devices} devices.",
+            f"--tensor-split {','.join(given)} has {len(shares)} shares for {n_devices} devices.",
             "Give one for each, in the order of lab machine.",
         )
     return shares
-
-
-def _parts(text: str | Sequence[Any] | None) -> tuple[str, ...]:
-    if text is None:
-        return ()
-    return tuple(part.strip() for part in text.split(",") if part.strip()) if isinstance(text, str) else tuple(text)
 
 
 SAME = 0.01

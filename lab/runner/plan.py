@@ -9,13 +9,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
+from lab.core.asked_settings import AUTO, AskedSettings, SettingsKeywords, check_number
 from lab.core.lists import join_and
 from lab.core.placement import Tensor
-from lab.core.record import Model, Settings
+from lab.core.record import Machine, Model, Settings
 from lab.core.script import Operation
 from lab.errors import LabError
 from lab.models import catalog, obtain, shapes
@@ -74,117 +75,113 @@ def make_plan(
     gen: int = DEFAULT_GEN,
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
-    prompt: str = prompts.TEXT,
-    seed: int = 1,
-    threads: int | None = None,
-    threads_batch: int | None = None,
-    batch: int = 2048,
-    ubatch: int = 512,
-    n_gpu_layers: int | str | None = None,
-    flash_attn: str = "auto",
-    cache_type_k: str = "f16",
-    cache_type_v: str = "f16",
-    kv_unified: str | bool = "off",
+    *,
     every: int | None = None,
     until: Until | None = None,
     watch: obtain.ShowTransfer = lambda what, done, total: None,
     fetch: bool = True,
-    **where: Any,
+    **settings: Unpack[SettingsKeywords],
 ) -> Plan:
     """Check everything that can be checked before a weight is loaded. LabError where it cannot work.
 
     Without `repeat` three rounds are planned, and lengths that cost little get more. With `every` the plan is a
     sweep up to its only length; with `until` it has rounds until that is reached. A model that is not on this
     machine is pulled or made, and `watch` is called with the bytes done; with `fetch` False it is planned from its
-    shape, where the catalog has that, and cannot be run. `where` is that of `offload.Asked`: device, split_mode,
-    tensor_split, rpc, lib and so on; `n_gpu_layers` is a number, or auto for as many as fit.
+    shape, where the catalog has that, and cannot be run.
     """
-    asked = offload.Asked(**where)
+    asked = AskedSettings(**settings)
     worker.use(offload.backend(asked))
     build = builds.of_worker(worker)  # before the child computes anything
-    lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
-    check_lengths(lengths)
-    ranges = {
-        "gen": (gen, MAX_TOKENS),
-        "repeat": (DEFAULT_REPEAT if repeat is None else repeat, 10_000),
-        "batch": (batch, 2**30),
-        "ubatch": (ubatch, 2**30),
-    }
-    ranges |= {
-        "threads": (1 if threads is None else threads, limits.MAX_THREADS),
-        "threads-batch": (1 if threads_batch is None else threads_batch, limits.MAX_THREADS),
-    }
-    if every is not None:
-        ranges |= {"every": (every, max(lengths))}
-    for name, (value, most) in ranges.items():
-        if not 1 <= value <= most:
-            raise LabError(f"--{name} {value:,} is not possible.", f"Give a whole number from 1 to {most:,}.")
-    if flash_attn == "off" and cache_type_v not in ("f16", "f32", "bf16"):
-        raise LabError(
-            f"A {cache_type_v} V cache needs flash attention, which is off.",
-            "Use --flash-attn on, or --cache-type-v f16.",
-        )
-    is_unified = _is_on("kv-unified", kv_unified)
-    source = prompts.source(prompt)
-    file, shape, tensors, warnings = _model(worker, model, watch, fetch)
+    cases = _cases(prompt_len, gen, every)
+    n_repeat = DEFAULT_REPEAT if repeat is None else repeat
+    check_number("repeat", n_repeat, 10_000)
+    asked.check()
+    source = prompts.source(asked.prompt)
+    file, shape, tensors, notes = _model(worker, model, watch, fetch)
     if file.source == catalog.SYNTHETIC:
-        if prompt not in (prompts.TEXT, prompts.RANDOM):
-            raise LabError(
-                f"{model} has random weights: the prompt file {prompt} would mean nothing to it.",
-                "Use --prompt random.",
-            )
-        source = prompts.source(prompts.RANDOM)
+        source = _random_prompts(asked.prompt, model)
     here = machine.describe(build, builds.name_of(asked.lib))
-    n_offloaded, unused = offload.n_layers(asked, n_gpu_layers, here.devices, shape)
-    warnings += [*unused, *offload.warnings(asked, here.devices, shape)]
-    if here.n_cores_usable and max(threads or 1, threads_batch or 1) > here.n_cores_usable:
-        warnings.append(
-            f"This machine has {here.n_cores_usable} cores: more threads than that wait for one another, and "
-            "everything becomes many times slower."
-        )
-    n_threads = threads or limits.default_threads()
-    cases = tuple(Case(n, gen, every) for n in lengths)
-    settings = Settings(
-        n_ctx=max(lengths) + gen,
-        n_batch=batch,
-        n_ubatch=min(batch, ubatch),
-        n_threads=n_threads,
-        n_threads_batch=threads_batch or n_threads,
-        n_gpu_layers=n_offloaded,
-        flash_attn=flash_attn,
-        flash_attn_resolved=None,
-        type_k=cache_type_k,
-        type_v=cache_type_v,
-        prompt=source.name,
-        prompt_sha256=source.sha256,
-        seed=seed,
-        kv_unified=is_unified,
-        **offload.settings(asked, n_offloaded, here.devices, shape),
-    )
-    beyond = [n for n in lengths if shape.n_ctx_train and n + gen > shape.n_ctx_train]
-    if beyond:
-        warnings.append(
-            f"{join(beyond)} prompt tokens and {gen} more go beyond the {shape.n_ctx_train:,} tokens that "
-            f"{shape.name} was trained for: the timing holds, the text does not."
-        )
-    is_more_if_cheap = repeat is None and until is None and every is None
-    repeat = DEFAULT_REPEAT if repeat is None else repeat
-    if until:
-        repeat = min(max(repeat, N_PILOT), until.max_repeats)
+    n_offloaded, unused = offload.n_layers(asked, here.devices, shape)
     plan = Plan(
-        *(file, shape, here, settings, source, cases, repeat, {}, tuple(warnings), until, is_more_if_cheap),
+        file=file,
+        model=shape,
+        machine=here,
+        settings=_settings(asked, source, cases, n_offloaded, here, shape),
+        prompt=source,
+        cases=cases,
+        n_repeat=n_repeat if until is None else min(max(n_repeat, N_PILOT), until.max_repeats),
+        refused={},
+        warnings=(*notes, *unused, *_warnings(asked, cases, here, shape)),
+        until=until,
+        is_more_if_cheap=repeat is None and until is None and every is None,
         backend=worker.backend,
         tensors=tensors or (worker.tensors(file.path) if n_offloaded else ()),
         free=worker.free_memory() if n_offloaded else {},
         round_trips_s=tuple(answer.round_trip_s for answer in worker.servers),
-        auto=asked if n_gpu_layers == offload.AUTO else None,
+        auto=asked if asked.n_gpu_layers == AUTO else None,
     )
-    if max(case.n_generated for case in cases) > MAX_TOKENS:
-        raise LabError(
-            f"The sweep would generate {max(case.n_generated for case in cases):,} tokens.",
-            f"At most {MAX_TOKENS:,}: use a larger --every.",
-        )
     return checked(plan)
+
+
+def _cases(prompt_len: str | Sequence[int], gen: int, every: int | None) -> tuple[Case, ...]:
+    """A case for each length. LabError for lengths and numbers that cannot be."""
+    lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
+    check_lengths(lengths)
+    check_number("gen", gen, MAX_TOKENS)
+    if every is not None:
+        check_number("every", every, max(lengths))
+    cases = tuple(Case(n, gen, every) for n in lengths)
+    if (most := max(case.n_generated for case in cases)) > MAX_TOKENS:
+        raise LabError(f"The sweep would generate {most:,} tokens.", f"At most {MAX_TOKENS:,}: use a larger --every.")
+    return cases
+
+
+def _random_prompts(prompt: str, model: str) -> prompts.Source:
+    """What a model with random weights reads. LabError where a text was asked for."""
+    if prompt not in (prompts.TEXT, prompts.RANDOM):
+        raise LabError(
+            f"{model} has random weights: the prompt file {prompt} would mean nothing to it.", "Use --prompt random."
+        )
+    return prompts.source(prompts.RANDOM)
+
+
+def _settings(
+    asked: AskedSettings, source: prompts.Source, cases: Sequence[Case], n_offloaded: int, here: Machine, model: Model
+) -> Settings:
+    """What was asked for as settings of llama.cpp, with the lab's choice where nothing was."""
+    n_threads = asked.threads or limits.default_threads()
+    return Settings(
+        n_ctx=max(case.n_prompt + case.n_gen for case in cases),
+        n_batch=asked.batch,
+        n_ubatch=min(asked.batch, asked.ubatch),
+        n_threads=n_threads,
+        n_threads_batch=asked.threads_batch or n_threads,
+        n_gpu_layers=n_offloaded,
+        flash_attn=asked.flash_attn,
+        type_k=asked.cache_type_k,
+        type_v=asked.cache_type_v,
+        prompt=source.name,
+        prompt_sha256=source.sha256,
+        seed=asked.seed,
+        kv_unified=asked.is_unified,
+        **offload.settings(asked, n_offloaded, here.devices, model),
+    )
+
+
+def _warnings(asked: AskedSettings, cases: Sequence[Case], here: Machine, model: Model) -> Iterator[str]:
+    """What works, and is hardly meant."""
+    yield from offload.warnings(asked, here.devices, model)
+    if here.n_cores_usable and max(asked.threads or 1, asked.threads_batch or 1) > here.n_cores_usable:
+        yield (
+            f"This machine has {here.n_cores_usable} cores: more threads than that wait for one another, and "
+            "everything becomes many times slower."
+        )
+    n_train, n_gen = model.n_ctx_train, cases[0].n_gen
+    if beyond := [case.n_prompt for case in cases if n_train and case.n_prompt + n_gen > n_train]:
+        yield (
+            f"{join(beyond)} prompt tokens and {n_gen} more go beyond the {n_train:,} tokens that "
+            f"{model.name} was trained for: the timing holds, the text does not."
+        )
 
 
 def checked(plan: Plan) -> Plan:
@@ -216,14 +213,6 @@ def read_header(worker: Worker, file: catalog.ModelFile) -> Model:
         revision=file.revision,
         sha256=file.sha256,
     )
-
-
-def _is_on(option: str, asked: str | bool) -> bool:
-    """Whether it was asked to be on. LabError for other words than on and off."""
-    words = {"on": True, "off": False, True: True, False: False}
-    if asked not in words:
-        raise LabError(f"--{option} {asked} is not possible.", "Give on or off.")
-    return words[asked]
 
 
 def with_cases(plan: Plan, cases: Sequence[Case], write: Callable[[Case, Text, Settings], list[Operation]]) -> Plan:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lab.core import record, script
+from lab.core.asked_settings import AskedSettings
 from lab.core.levers import LOOKUP, Batch, Lever, Prefix, Speculation, Stall, name_of
 from lab.core.memory import Memory, of_context, padded
 from lab.core.placement import Tensor
@@ -24,7 +25,7 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND, Backend
 from lab.process.worker import WorkerDied
-from lab.runner import offload, prompts
+from lab.runner import prompts
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class Plan:
     tensors: tuple[Tensor, ...] = ()  # of the model's file, where layers go to devices
     free: Mapping[str, int] = field(default_factory=dict)  # bytes of each device
     round_trips_s: tuple[float, ...] = ()  # to each RPC server, as it answered before
-    auto: offload.Asked | None = None  # where as many layers as fit go to devices
+    auto: AskedSettings | None = None  # where as many layers as fit go to devices
     part: str | None = None  # of `lab claims`: written into every run, as is_quick
     is_quick: bool | None = None
 

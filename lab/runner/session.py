@@ -13,7 +13,9 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Unpack
 
+from lab.core.asked_settings import SettingsKeywords
 from lab.core.record import Record, Run, Settings
 from lab.errors import LabError
 from lab.models import catalog
@@ -23,7 +25,7 @@ from lab.runner.diagnosis import Diagnosed
 from lab.runner.energy import idle_watts
 from lab.runner.keeping import save, unless_empty
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, make_plan
-from lab.runner.planned import Case, Plan, failed_run
+from lab.runner.planned import Case, Plan, Until, failed_run
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.rounds import Rounds
 from lab.runner.warm_engine import WarmEngine
@@ -40,7 +42,9 @@ def measure(
     out: str | Path = "results",
     watch: ShowStatus | None = None,
     stream: bool = False,
-    **settings: object,
+    every: int | None = None,
+    until: Until | None = None,
+    **settings: Unpack[SettingsKeywords],
 ) -> list[Record]:
     """Measure and return the records, which are also in a new file in `out` (one line a run).
 
@@ -48,13 +52,12 @@ def measure(
 
     Without `repeat` three runs of each length, and up to six of those that cost little. `watch` is called with a
     `Status` twice a second (with `stream` it holds the generated text); without one, a notebook shows a line.
-    `settings` are those of `make_plan`: prompt, seed, threads, threads_batch, batch, ubatch, n_gpu_layers,
-    flash_attn, cache_type_k, cache_type_v, kv_unified, every, until, and those of `offload.Asked`. Failed runs are
-    records too (see `record.run.status`), and are warned of.
+    `settings` are those of lab/core/asked_settings.py, such as threads, device or flash_attn. Failed runs are records
+    too (see `record.run.status`), and are warned of.
     """
 
     def make(worker: Worker) -> Plan:
-        return make_plan(worker, prompt_len, gen, repeat, model, **settings)  # type: ignore[arg-type]
+        return make_plan(worker, prompt_len, gen, repeat, model, every=every, until=until, **settings)
 
     return carry_out(make, out, watch, stream)
 
@@ -86,7 +89,7 @@ def sweep(
     *,
     out: str | Path = "results",
     watch: ShowStatus | None = None,
-    **settings: object,
+    **settings: Unpack[SettingsKeywords],
 ) -> list[Record]:
     """Measure prefill and decode at many lengths in one walk through the context: a record for each walk.
 
@@ -95,7 +98,7 @@ def sweep(
     After each `every` prompt tokens `gen` tokens are generated and forgotten again. The other arguments are those
     of `measure`.
     """
-    return measure([max_len], gen, repeat, model, out=out, watch=watch, every=every, **settings)  # type: ignore[arg-type]
+    return measure([max_len], gen, repeat, model, out=out, watch=watch, every=every, **settings)
 
 
 def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.core.asked_settings import check_number
 from lab.core.record import FAILED, OK, Record, Run
 from lab.errors import LabError
 from lab.process.wire import DEFAULT_BACKEND
@@ -75,8 +76,7 @@ def plan(
 
     `make` makes each: of a plain measurement, or of an experiment.
     """
-    if not 1 <= n_blocks <= 1000:
-        raise LabError(f"--blocks {n_blocks} is not possible.", "Give a whole number from 1 to 1,000.")
+    check_number("blocks", n_blocks, 1000)
     if len(variants) > 26:
         raise LabError(f"{len(variants)} variants are too many.", "Compare at most 26 at once.")
     plans = {

@@ -15,13 +15,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from lab.core import phases, record
 from lab.core import script as scripts
+from lab.core.asked_settings import END, STEP
 from lab.core.record import Run, Settings
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.wire import Progress
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import diagnosis, machine, noise_watch, offload, prompts
+from lab.runner import diagnosis, machine, noise_watch, prompts
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.planned import Case, Plan, is_of_draft, measured_run, named, utc_now, with_room
 from lab.runner.progress import Reporter
@@ -136,16 +137,16 @@ class WarmEngine:
             if short.n_prompt < n_step and step_s < FULL_WARMUP_S:
                 yield self.settings, self.run(Case(n_step, 1), 0, warmup=True)
         n_devices = len(machine.used(self.plan.machine, self.settings))
-        if self.settings.prefill_wait == offload.END and n_devices > 1:
+        if self.settings.prefill_wait == END and n_devices > 1:
             yield from self._both_waits(cases)
         self.warm = True
 
     def _both_waits(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
         """The longest plain prompt of several steps, prefilled with a wait for each step and with one for all."""
         lengths = [case.n_prompt for case in cases if case.lever is None and case.n_prompt > self.settings.n_ubatch]
-        for wait in (offload.STEP, offload.END) if lengths else ():
+        for wait in (STEP, END) if lengths else ():
             settings = dataclasses.replace(self.settings, prefill_wait=wait)
-            yield settings, self.run(Case(max(lengths), 1), 0, warmup=True, waits_once=wait == offload.END)
+            yield settings, self.run(Case(max(lengths), 1), 0, warmup=True, waits_once=wait == END)
 
     def run(
         self, case: Case, repeat: int, warmup: bool = False, waits_once: bool | None = None, given: Sequence[int] = ()
@@ -161,7 +162,7 @@ class WarmEngine:
         write = self.plan.write if case.lever else measured_run
         cut = functools.partial(self._text, self._source(case), repeat)
         script = write(case, (lambda sequence, n: list(given)) if given else cut, self.settings)
-        if self.settings.prefill_wait == offload.END if waits_once is None else waits_once:
+        if self.settings.prefill_wait == END if waits_once is None else waits_once:
             script = scripts.wait_once(script)
         if not warmup and self._sentinel is None:
             self._sentinel = self._time_sentinel()

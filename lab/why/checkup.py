@@ -20,6 +20,7 @@ from typing import Any
 
 from lab.analysis import disturbances
 from lab.core import phases
+from lab.core.asked_settings import AskedSettings
 from lab.core.record import Machine, Model, Record, Settings
 from lab.core.shape import ATTENTION, BLOCKS, FEED_FORWARD, matrices
 from lab.errors import LabError
@@ -153,8 +154,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
 
 def _planned(worker: Worker, given: dict[str, Any]) -> Plan | LabError:
     """The plan of a short run; where the engine cannot plan one, why. LabError for settings that cannot be."""
-    placing = {field.name: given.get(field.name) for field in dataclasses.fields(offload.Asked)}
-    worker.use(offload.backend(offload.Asked(**placing)))
+    worker.use(offload.backend(AskedSettings(rpc=given.get("rpc"), lib=given.get("lib"))))
     try:
         builds.of_worker(worker)
     except LabError as problem:

@@ -75,7 +75,7 @@ def main() -> None:
     n_rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 9
     llama_bench.program("llama-batched-bench")
     with Worker() as worker:
-        plan = make_plan(worker, [N_PROMPT], N_GEN, 1, str(model), "random")
+        plan = make_plan(worker, [N_PROMPT], N_GEN, 1, str(model), prompt="random")
         asked = dataclasses.replace(plan.settings, n_ctx=N_CTX, n_seq_max=max(SEQUENCES))
         threads = plan.settings.n_threads
         print(f"{model.name}, {threads} threads; tokens/s in all: lab / llama-batched-bench = ratio")

@@ -90,7 +90,7 @@ def main() -> None:
         where: dict[str, Any] = (
             {"rpc": [server.endpoint for server in servers], "ubatch": N_UBATCH_RPC, "threads": 1} if servers else {}
         )
-        plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(model), "random", **where)
+        plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(model), prompt="random", **where)
         settings = dataclasses.replace(plan.settings, n_ctx=N_PROMPT + N_GEN)
         over = f" on {n_servers} RPC servers of 1 thread each" if servers else f", {settings.n_threads} threads"
         print(f"{model.name}{over}, ubatch {settings.n_ubatch}; tokens/s: lab / llama-bench = ratio")

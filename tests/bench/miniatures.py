@@ -59,7 +59,7 @@ def main() -> None:
             path, quantization = folder / f"{arch}.gguf", miniature.quantization(arch)
             synthetic.write(shape_of(arch), quantization, path)
             with Worker() as worker:
-                plan = make_plan(worker, LENGTHS, N_GEN, 1, str(path), "random")
+                plan = make_plan(worker, LENGTHS, N_GEN, 1, str(path), prompt="random")
                 wanted = probing.probes(plan.model, plan.settings)
                 words = probing.run_probes(worker, Where(plan.machine), wanted, lambda what: None, folder)
             if words:

@@ -36,7 +36,7 @@ def agree(n_rounds: int) -> None:
     ratios: dict[tuple[int, str], list[float]] = {(n, name): [] for n in LENGTHS for name in ("prefill", "TPOT")}
     with Worker() as worker:
         model = catalog.embedded_path()
-        plan = make_plan(worker, [max(LENGTHS)], N_GEN, 1, str(model), "random")
+        plan = make_plan(worker, [max(LENGTHS)], N_GEN, 1, str(model), prompt="random")
         vocabulary = worker.load(model, plan.settings)
         worker.new_context(dataclasses.replace(plan.settings, n_ctx=max(LENGTHS) + N_GEN))
         for n_round in range(n_rounds):

@@ -57,7 +57,7 @@ def main() -> None:
             if quantization:
                 model = folder / f"{name}-{quantization}.gguf"
                 worker.quantize(path, model, quantization, lambda done: None)
-            plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(model), "random")
+            plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(model), prompt="random")
             n_vocab = worker.load(model, plan.settings).n_vocab
             worker.new_context(dataclasses.replace(plan.settings, n_ctx=N_PROMPT + N_GEN))
             one_turn(worker, n_vocab, 0)  # warm-up

@@ -1,0 +1,227 @@
+"""The settings that a user can ask for, in one table: names, defaults, what each accepts, what it means.
+
+The fields of `AskedSettings` are the table. Made of it are the options of the commands (cli/options.py), what a plan
+checks (`check`), and the options that make a record again (runner/as_options.py). `SettingsKeywords` has the same names
+for the signatures of functions, so that editors complete them; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypedDict
+
+from lab.errors import LabError
+
+CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+SPLIT_MODES = ("none", "layer", "tensor")
+STEP, END = "step", "end"
+AUTO = "auto"
+
+MAX_THREADS = 512
+"""ggml's own limit, GGML_MAX_N_THREADS."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What the table says of one setting beside its name, type and default.
+
+    `record_name` is the name in record.Settings, which is llama.cpp's; None where it is that of the setting.
+    """
+
+    help: str
+    short: str | None = None  # llama.cpp's short option; of a setting that is on or off, that of "off"
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    most: int | None = None  # of whole numbers
+    least: int = 1
+    record_name: str | None = None
+    is_placing: bool = False  # it says where and how a model lies in memory
+
+
+def _setting(default: Any, help: str, short: str | None = None, **more: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"setting": Setting(help=help, short=short, **more)})
+
+
+def _placing(help: str, short: str | None = None, **more: Any) -> Any:
+    return _setting(None, help, short, is_placing=True, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedSettings:
+    """The settings of a measurement as they were asked for. None is llama.cpp's or the lab's choice.
+
+    Where a setting is a list it may be one string with commas.
+    """
+
+    prompt: str = _setting(
+        "text", "text (all of the lab's own), some of these (code,table,story), random, or a text file."
+    )
+    seed: int = _setting(1, "Of the order of runs and of the prompts.")
+    threads: int | None = _setting(
+        None, "Threads for decode.  [default: fast physical cores]", "-t", most=MAX_THREADS, record_name="n_threads"
+    )
+    threads_batch: int | None = _setting(
+        None, "Threads for prefill.  [default: as --threads]", most=MAX_THREADS, record_name="n_threads_batch"
+    )
+    batch: int = _setting(2048, "Largest batch; caps --ubatch.", "-b", most=2**30, record_name="n_batch")
+    ubatch: int = _setting(512, "Tokens per prefill step.", "-u", most=2**30, record_name="n_ubatch")
+    n_gpu_layers: int | str | None = _setting(
+        None, "Layers on devices, the output as one: 0 for none, auto for as many as fit.  [default: all]", "-ngl"
+    )
+    flash_attn: str = _setting("auto", "Flash attention.", "-fa", choices=("on", "off", "auto"))
+    cache_type_k: str = _setting(
+        "f16",
+        f"Type of the K cache: {', '.join(CACHE_TYPES)}.",
+        "-ctk",
+        choices=CACHE_TYPES,
+        metavar="TYPE",
+        record_name="type_k",
+    )
+    cache_type_v: str = _setting(
+        "f16", "Type of the V cache, likewise.", "-ctv", choices=CACHE_TYPES, metavar="TYPE", record_name="type_v"
+    )
+    device: str | Sequence[str] | None = _placing(
+        "Devices for layers, by name (lab machine), or none.  [default: all]", "-dev", record_name="devices"
+    )
+    split_mode: str | None = _placing(
+        "How several devices share a model: whole layers each, or a part of every tensor.  [default: layer]",
+        "-sm",
+        choices=SPLIT_MODES,
+    )
+    tensor_split: str | Sequence[float] | None = _placing(
+        "Shares of the devices, such as 3,1.  [default: by free memory]", "-ts"
+    )
+    main_gpu: int | None = _placing("With --split-mode none: which device.  [default: 0]", "-mg", least=0, most=10_000)
+    n_cpu_moe: int | None = _placing("Keep the experts of so many layers on the CPU.", "-ncmoe", least=0, most=10_000)
+    override_tensor: str | Sequence[str] | None = _placing(
+        "Put tensors whose name matches a regular expression into a buffer: ffn_.*_exps=CPU. Several with commas.",
+        "-ot",
+        metavar="PATTERN=BUFFER",
+    )
+    kv_offload: bool | None = _placing("KV cache on the devices.  [default: on]", "-nkvo")
+    op_offload: bool | None = _placing(
+        "Prefill on a device with weights in RAM too.  [default: on, with layers on a device]", "-nopo"
+    )
+    mmap: bool | None = _placing("Map the file into memory.  [default: llama.cpp's choice]")
+    repack: bool | None = _placing(
+        "Weights of the CPU in layouts of its own kernels (CPU_REPACK, AMX).  [default: on]", "-nr"
+    )
+    rpc: str | Sequence[str] | None = _placing(
+        "Use the devices of RPC servers (lab rpc-server), with commas.", "-rpc", metavar="HOST:PORT"
+    )
+    lib: str | None = _placing(
+        "Run the llama.cpp libraries in this folder instead of those installed.", metavar="FOLDER"
+    )
+    prefill_wait: str | None = _placing(
+        "Wait for each prefill step, or only for the last.  [default: step; end on RPC servers, and where devices work "
+        "as a pipeline]",
+        choices=(STEP, END),
+    )
+    kv_unified: str | bool = _setting(
+        "off", "One KV cache for all sequences, instead of one each.", choices=("on", "off")
+    )
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether all sequences share one KV cache."""
+        return self.kv_unified in (True, "on")
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether no device was wanted."""
+        return parts(self.device) == ("none",)
+
+    def check(self) -> None:
+        """LabError for a value that no machine could work with."""
+        for name, setting in table().items():
+            value = getattr(self, name)
+            if setting.choices and isinstance(value, str) and value not in setting.choices:
+                raise impossible(name, value, f"Give {' or '.join(setting.choices)}.")
+            if setting.most is not None and value is not None:
+                check_number(name, value, setting.most, setting.least)
+        layers = self.n_gpu_layers
+        if not (layers in (None, AUTO) or (isinstance(layers, int) and 0 <= layers <= 10_000)):
+            raise impossible("n_gpu_layers", layers, "Give 0 for the CPU, how many layers, or auto.")
+        if self.flash_attn == "off" and self.cache_type_v not in ("f16", "f32", "bf16"):
+            raise LabError(
+                f"A {self.cache_type_v} V cache needs flash attention, which is off.",
+                "Use --flash-attn on, or --cache-type-v f16.",
+            )
+        if self.main_gpu is not None and self.split_mode != "none":
+            raise LabError("--main-gpu chooses a device only where the model is not split.", "Add --split-mode none.")
+
+
+class SettingsKeywords(TypedDict, total=False):
+    """The fields of AskedSettings as keywords of a function."""
+
+    prompt: str
+    seed: int
+    threads: int | None
+    threads_batch: int | None
+    batch: int
+    ubatch: int
+    n_gpu_layers: int | str | None
+    flash_attn: str
+    cache_type_k: str
+    cache_type_v: str
+    device: str | Sequence[str] | None
+    split_mode: str | None
+    tensor_split: str | Sequence[float] | None
+    main_gpu: int | None
+    n_cpu_moe: int | None
+    override_tensor: str | Sequence[str] | None
+    kv_offload: bool | None
+    op_offload: bool | None
+    mmap: bool | None
+    repack: bool | None
+    rpc: str | Sequence[str] | None
+    lib: str | None
+    prefill_wait: str | None
+    kv_unified: str | bool
+
+
+@cache
+def table() -> dict[str, Setting]:
+    """What is said of each setting, by its name."""
+    return {field.name: field.metadata["setting"] for field in dataclasses.fields(AskedSettings)}
+
+
+@cache
+def defaults() -> dict[str, Any]:
+    """The default of each setting, by its name."""
+    return {field.name: field.default for field in dataclasses.fields(AskedSettings)}
+
+
+@cache
+def types() -> dict[str, tuple[type, ...]]:
+    """The types that each setting can have besides None, by its name; a list is one string here."""
+    hints = typing.get_type_hints(AskedSettings)
+    known = {name: typing.get_args(hint) or (hint,) for name, hint in hints.items()}
+    return {name: tuple(kind for kind in kinds if kind in (int, bool, str)) for name, kinds in known.items()}
+
+
+def flag(name: str) -> str:
+    """The option of a setting: `--n-gpu-layers`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def parts(text: str | Sequence[Any] | None) -> tuple[Any, ...]:
+    """The items of a list, or of one string with commas."""
+    if isinstance(text, str):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return tuple(text or ())
+
+
+def check_number(name: str, value: int, most: int, least: int = 1) -> None:
+    """LabError for a whole number that an option cannot have."""
+    if not least <= value <= most:
+        raise impossible(name, f"{value:,}", f"Give a whole number from {least} to {most:,}.")
+
+
+def impossible(name: str, value: object, hint: str) -> LabError:
+    """The error for a value that an option cannot have."""
+    return LabError(f"{flag(name)} {value} is not possible.", hint)
