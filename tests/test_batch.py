@@ -22,7 +22,7 @@ from lab.models import catalog
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner import side_by_side
-from lab.runner.planned import Case
+from lab.runner.cases import Case
 from lab.runner.session import execute, new_results_file
 from lab.show import canvas, levers, page, plot_runs, reproduce
 from lab.why import learning, roofline

@@ -20,7 +20,7 @@ from lab.experiments import claim as claim_rules
 from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Condition, Evidence, Judgement
 from lab.experiments.claim_verdicts import CLAIMS
 from lab.process.wire import ATTENTION, MUL_MAT
-from lab.runner.planned import Case
+from lab.runner.cases import Case
 from lab.why import datasheet
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, steps_of
 

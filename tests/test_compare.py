@@ -18,8 +18,8 @@ from lab.core.noise import Noise, NoiseReading, NoiseSamples
 from lab.core.record import CRASHED, FAILED, OK, Record, Settings, Totals
 from lab.errors import LabError
 from lab.runner import side_by_side
+from lab.runner.cases import Case, Plan
 from lab.runner.plan import make_plan
-from lab.runner.planned import Case, Plan
 from lab.runner.session import execute as execute_session
 from lab.show import console, text_compare
 from tests.conftest import MACHINE, SETTINGS, FakeWorker, died, make_record, make_run

@@ -19,9 +19,9 @@ from lab.errors import LabError
 from lab.process.wire import MUL_MAT, Backend, Outcome, Probe, Progress, Vocabulary
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, diagnosis, side_by_side
+from lab.runner.cases import Plan
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.plan import make_plan
-from lab.runner.planned import Plan
 from lab.runner.progress import Status
 from lab.runner.session import execute, new_results_file
 from lab.runner.side_by_side import plan as plan_trial

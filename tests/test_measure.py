@@ -15,8 +15,8 @@ from lab.core.record import CRASHED, FAILED, OK, Device, Record
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import calibration, warm_engine
+from lab.runner.cases import Plan, Until
 from lab.runner.plan import N_PILOT, make_plan
-from lab.runner.planned import Plan, Until
 from lab.runner.progress import Status
 from lab.runner.rounds import wide_rows
 from lab.runner.session import execute, new_results_file

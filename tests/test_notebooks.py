@@ -18,7 +18,7 @@ import lab
 from lab.core.record import SCHEMA
 from lab.errors import LabError
 from lab.runner import progress
-from lab.runner.planned import Case
+from lab.runner.cases import Case
 from lab.runner.progress import Status
 from lab.show import answers, lesson, lesson_server
 from lab.why import datasheet

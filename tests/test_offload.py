@@ -18,10 +18,10 @@ from lab.errors import LabError
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Worker
-from lab.runner import fits
+from lab.runner import plan_needs
 from lab.runner.as_options import option, options
+from lab.runner.cases import Draft, Plan
 from lab.runner.plan import make_plan
-from lab.runner.planned import Draft, Plan
 from lab.show import reproduce, text_places, text_setup
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab
 
@@ -206,7 +206,7 @@ def test_servers_of_one_host_have_its_memory_once(worker: FakeWorker, model_file
     worker.build = dataclasses.replace(worker.build, devices=(*pair, DEVICES[-1]))
     worker.free = {"RPC0": 8 * MB, "RPC1": 8 * MB}
     made = plan(worker, model_file)
-    assert fits.Room(("RPC0", "RPC1"), 8 * MB) in fits.rooms(made)
+    assert plan_needs.Room(("RPC0", "RPC1"), 8 * MB) in plan_needs.rooms(made)
     (problem,) = made.refused.values()
     assert "share one memory" in problem and "for 9 layers" in problem and "--n-gpu-layers 7" in problem
 
@@ -215,11 +215,11 @@ def test_a_draft_model_lies_on_the_devices_too(worker: FakeWorker, model_file: P
     made = plan(worker, model_file)
     small = dataclasses.replace(worker.model, tensor_bytes={"Q4_0": 900_000}, embedding_bytes=0, n_layer=8)
     both = dataclasses.replace(made, draft=Draft(made.file, small))
-    (alone, *_), (together, *_) = (fits.places(one, one.cases[0]) or () for one in (made, both))
+    (alone, *_), (together, *_) = (plan_needs.places(one, one.cases[0]) or () for one in (made, both))
     assert together.layers == alone.layers == (0, 1, 2, 3)
     assert together.memory.weights_bytes - alone.memory.weights_bytes == 4 * 112_500
     assert together.memory.kv_cache_bytes == 2 * (alone.memory.kv_cache_bytes or 0)
-    assert fits.memory(both, both.cases[0]).weights_bytes == 10 * MB + 900_000
+    assert plan_needs.memory(both, both.cases[0]).weights_bytes == 10 * MB + 900_000
 
 
 def test_what_cannot_be_worked_out_is_not_estimated(worker: FakeWorker, model_file: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from lab.core import placement
 from lab.core.placement import CPU, Place, Tensor
 from lab.core.record import Buffer, Device, Model, Placement, Settings
-from lab.engine.offload import read_log
+from lab.engine.model_params import read_log
 from lab.models import catalog, shapes, synthetic
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend

@@ -12,9 +12,9 @@ from lab.core.asked_settings import AskedSettings, SettingsKeywords
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import prompts
+from lab.runner.cases import Plan
 from lab.runner.limits import n_cores_usable
 from lab.runner.plan import make_plan, parse_lengths
-from lab.runner.planned import Plan
 from tests.conftest import MODEL, SETTINGS, FakeWorker
 
 

@@ -13,7 +13,7 @@ from lab.core.asked_settings import AskedSettings as Asked
 from lab.core.record import Device
 from lab.errors import LabError
 from lab.process.worker import Worker
-from lab.runner import offload
+from lab.runner import placing
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter
 from lab.runner.warm_engine import WarmEngine
@@ -56,7 +56,7 @@ def test_steps_with_logits_and_those_before_a_move_are_waited_for() -> None:
 def test_the_default_is_once_where_devices_work_as_a_pipeline(
     asked: Asked, n_gpu_layers: int, wait: str | None
 ) -> None:
-    assert offload.settings(asked, n_gpu_layers, TWO, MODEL)["prefill_wait"] == wait
+    assert placing.settings(asked, n_gpu_layers, TWO, MODEL)["prefill_wait"] == wait
     with pytest.raises(LabError, match="--prefill-wait never"):
         Asked(prefill_wait="never").check()
 
@@ -69,8 +69,8 @@ def test_an_rpc_server_does_not_say_when_a_step_is_done() -> None:
         (Asked(device="RPC0", prefill_wait="step"), 2, "step"),
     ]
     for asked, n_gpu_layers, wait in waits:
-        assert offload.settings(asked, n_gpu_layers, SERVER, MODEL)["prefill_wait"] == wait
-        warned = offload.warnings(asked, SERVER, MODEL)
+        assert placing.settings(asked, n_gpu_layers, SERVER, MODEL)["prefill_wait"] == wait
+        warned = placing.warnings(asked, SERVER, MODEL)
         assert bool(warned) == (asked.prefill_wait == "step")
 
 

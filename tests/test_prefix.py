@@ -24,7 +24,7 @@ from lab.models import catalog, synthetic
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner import limits, session
-from lab.runner.planned import Case
+from lab.runner.cases import Case
 from lab.runner.session import execute, new_results_file
 from lab.show import canvas, plot_levers
 from lab.why import learning

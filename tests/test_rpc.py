@@ -28,7 +28,7 @@ from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend, Progress
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, noise_watch, side_by_side
-from lab.runner.offload import endpoint_of, shared_memory
+from lab.runner.placing import endpoint_of, shared_memory
 from lab.runner.progress import Status
 from tests.conftest import SETTINGS, FakeWorker, run_lab, start_lab
 

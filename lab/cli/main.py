@@ -159,13 +159,13 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
     """
     from lab.core.asked_settings import AskedSettings
     from lab.process.worker import Worker
-    from lab.runner import builds, energy, offload
+    from lab.runner import builds, energy, placing
     from lab.runner import machine as this_machine
     from lab.runner.gpu_watch import GpuWatch
     from lab.show import console, text_compare, text_setup
 
     with Worker() as worker:
-        worker.use(offload.backend(AskedSettings(rpc=rpc, lib=lib)))
+        worker.use(placing.backend(AskedSettings(rpc=rpc, lib=lib)))
         build, servers = builds.of_worker(worker), worker.servers
     here = this_machine.describe(build, builds.name_of(lib))
     counters = energy.counters(GpuWatch([]))

@@ -15,7 +15,7 @@ from lab.cli.servers import REACHING, TIMEOUT, URL
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from lab.runner.planned import Until
+    from lab.runner.cases import Until
 
 LEAST_SHARE = 1e-4
 
@@ -158,8 +158,8 @@ def _measure(**asked: Any) -> None:
 
 
 def _until(share: float | None, max_repeats: int, max_minutes: float | None) -> Until | None:
+    from lab.runner.cases import Until
     from lab.runner.plan import N_PILOT
-    from lab.runner.planned import Until
 
     if share is None:
         if max_minutes is not None:

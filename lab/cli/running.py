@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lab.core.request import RequestRecord
     from lab.core.results import Contents
     from lab.experiments.claim_verdicts import Verdicts
-    from lab.runner.planned import Plan
+    from lab.runner.cases import Plan
     from lab.runner.progress import ShowStatus
     from lab.show.claim_views import Drawing
     from lab.show.lever_kinds import Section

@@ -14,10 +14,12 @@ import io
 import itertools
 import os
 import re
+import tempfile
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +31,10 @@ from lab.errors import LabError, printable
 PAGE = ".html"
 MOST_UNPACKED = 1 << 30
 """Bytes that the records of a report may have: a packed file could claim to be endless."""
+
+
+_BLOCK = 1 << 20
+"""Bytes that are written at once to find out whether there is room."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,56 @@ def write_whole(path: Path, data: bytes, what: str) -> None:
         raise LabError(
             f"{what} {path} cannot be written: {problem.strerror}.", "Free some space, or choose another place: --out"
         ) from None
+
+
+def new_file(folder: Path, name: str, n_bytes: int) -> Path:
+    """Create `<UTC time>-<name>.jsonl` in `folder`, and find out now whether so many bytes will have room in it."""
+    stem = f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{name}"
+    path = folder / f"{stem}.jsonl"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = free_path(folder, stem)  # two sessions can begin in one second
+        with path.open("xb") as file:
+            for first in range(0, n_bytes, _BLOCK):
+                file.write(bytes(min(_BLOCK, n_bytes - first)))
+            file.flush()
+            os.fsync(file.fileno())
+            file.truncate(0)
+    except OSError as problem:
+        if not isinstance(problem, FileExistsError):
+            with suppress(OSError):
+                path.unlink()
+        raise LabError(
+            f"Results cannot be written to {folder}: {problem.strerror} (about {n_bytes:,} bytes are needed).",
+            "Choose another folder: --out FOLDER",
+        ) from None
+    return path
+
+
+@contextmanager
+def unless_empty(path: Path) -> Iterator[None]:
+    """Removes the file in the end where nothing was written into it."""
+    try:
+        yield
+    finally:
+        if path.exists() and path.stat().st_size == 0:
+            path.unlink()
+
+
+def save(path: Path, *lines: Line) -> None:
+    """Append, and where the disk has filled up meanwhile, save the run elsewhere before giving up."""
+    try:
+        append(path, *lines)
+    except OSError as problem:
+        rescue = Path(tempfile.gettempdir()) / path.name
+        what = f"The results file {path} cannot be written any more: {problem.strerror or problem}."
+        try:
+            append(rescue, *lines)
+        except OSError:
+            raise LabError(
+                what, f"The runs before this one are in it. This one could not be saved in {rescue} either."
+            ) from None
+        raise LabError(what, f"The runs before this one are in it; this one is saved in {rescue}.") from None
 
 
 def free_path(folder: Path, stem: str) -> Path:

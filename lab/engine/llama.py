@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core.record import Buffer, Settings
-from lab.engine import native, offload
+from lab.engine import model_params, native
 from lab.errors import LabError
 
 NO_ROLLBACK = "This forgets or moves what was computed, which this model's memory (recurrent, sliding window) cannot."
@@ -51,14 +51,14 @@ def load(path: Path, asked: Settings) -> Loaded:
     """Load the weights where `asked` wants them. LabError with llama.cpp's own words where it refuses."""
     lib = native.llama()
     params = lib.llama_model_default_params()
-    alive = offload.apply(params, asked)
+    alive = model_params.apply(params, asked)
     native.forget_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         raise refusal(path)
     vocab = lib.llama_model_get_vocab(model)
     bos = lib.llama_vocab_bos(vocab) if lib.llama_vocab_get_add_bos(vocab) else None
-    return Loaded(model, vocab, lib.llama_vocab_n_tokens(vocab), bos, *offload.placed(), alive)
+    return Loaded(model, vocab, lib.llama_vocab_n_tokens(vocab), bos, *model_params.placed(), alive)
 
 
 def refusal(path: Path) -> LabError:
@@ -91,14 +91,14 @@ def new_context(loaded: Loaded, asked: Settings) -> Context:
     resolved = dataclasses.replace(
         asked, n_ctx=lib.llama_n_ctx(pointer), flash_attn_resolved=_flash_attn_resolved(asked)
     )
-    return Context(loaded, pointer, resolved, offload.placed()[1])
+    return Context(loaded, pointer, resolved, model_params.placed()[1])
 
 
 def reserve(path: Path, asked: Settings) -> list[str]:
     """llama.cpp's log of what it would reserve for a context of a model file, without reading a weight of it."""
     lib = native.llama()
     params = lib.llama_model_default_params()
-    alive = offload.apply(params, asked)
+    alive = model_params.apply(params, asked)
     params.no_alloc, params.load_mode = True, 0
     native.forget_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)

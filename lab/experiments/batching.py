@@ -41,8 +41,8 @@ from lab.experiments.experiment import (
 )
 from lab.models import catalog
 from lab.process.worker import Worker
+from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
-from lab.runner.planned import Case, Plan, Text
 from lab.why import roofline
 from lab.why.step_prediction import StepPrediction
 

@@ -22,8 +22,8 @@ from lab.experiments import batching, prefix_cache, speculation, stalls
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts, side_by_side
+from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
-from lab.runner.planned import Plan
 
 CEILINGS = "ceilings"
 """What a claim names among its parts where its figures need the machine's ceilings: measured where not known."""

@@ -27,9 +27,9 @@ from lab.experiments.experiment import folder_in, numbers
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND, Probe
 from lab.process.worker import Worker
-from lab.runner import calibration, keeping, progress, session, side_by_side
+from lab.runner import calibration, progress, session, side_by_side
+from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.plan import make_plan
-from lab.runner.planned import Case, Plan, failed_run
 from lab.runner.progress import ShowStatus, Status
 from lab.why import probing, where
 from lab.why.where import Where
@@ -261,7 +261,7 @@ def _failed(base: Plan, path: Path, name: str, problem: LabError, is_quick: bool
     """The run that stands for a part that could not be measured, written to the file."""
     run = dataclasses.replace(failed_run(Case(0, 0), 0, problem), part=name, is_quick=is_quick)
     line = Record(path.stem, base.machine, base.model, base.settings, run)
-    keeping.save(path, line)
+    results.save(path, line)
     return line
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.core import results
 from lab.core.record import Record, Run
 from lab.core.request import Asked, Request, RequestRecord
 from lab.endpoints.send_plan import STALL_S, TIMEOUT_S, SendPlan
@@ -26,9 +27,9 @@ from lab.errors import LabError
 from lab.experiments import door_parts
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import keeping, machine, progress, prompts
+from lab.runner import machine, progress, prompts
+from lab.runner.cases import Case, Plan
 from lab.runner.plan import make_plan, parse_lengths
-from lab.runner.planned import Case, Plan
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.servers import Server, connect
 from lab.runner.warm_engine import WarmEngine
@@ -124,7 +125,7 @@ def new_file(turns: Turns, folder: Path) -> Path:
     """A results file for both sides."""
     gen = turns.plan.cases[0].n_gen
     n_bytes = (LINE_BYTES + 250 * gen) * (turns.n_blocks + 1) * len(turns.lengths)
-    return keeping.new_file(folder, f"{machine.slug(turns.plan.model.name)}-both-ways", n_bytes)
+    return results.new_file(folder, f"{machine.slug(turns.plan.model.name)}-both-ways", n_bytes)
 
 
 def execute(turns: Turns, path: Path, watch: ShowStatus) -> Iterator[Record | RequestRecord]:
@@ -133,15 +134,15 @@ def execute(turns: Turns, path: Path, watch: ShowStatus) -> Iterator[Record | Re
     A request that fails, or an engine that refuses, leaves its line, and the block goes on.
     """
     chance = random.Random(turns.plan.seed)
-    with keeping.unless_empty(path):
+    with results.unless_empty(path):
         for number, length in enumerate(turns.lengths):
             watch(Status("warming up the server"))
             warm_up = _warm_up(turns, path, number, length)
-            keeping.save(path, warm_up)
+            results.save(path, warm_up)
             yield warm_up
         for block in range(turns.n_blocks):
             for line in _block(turns, path, block, watch, chance):
-                keeping.save(path, line)
+                results.save(path, line)
                 yield line
 
 

@@ -23,7 +23,7 @@ from lab.core.record import Model, Record, Run
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import session
-from lab.runner.planned import Plan
+from lab.runner.cases import Plan
 from lab.why.step_prediction import StepPrediction
 
 Asked = ParamSpec("Asked")

@@ -54,8 +54,8 @@ from lab.experiments.experiment import (
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import limits
+from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
-from lab.runner.planned import Case, Plan, Text
 from lab.why.step_prediction import StepPrediction
 
 NETWORKS_GBIT = (1, 10, 100)

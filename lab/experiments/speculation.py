@@ -39,8 +39,8 @@ from lab.experiments.experiment import (
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts
+from lab.runner.cases import Case, Draft, Plan, Text
 from lab.runner.plan import make_plan, parse_lengths, read_header, with_cases
-from lab.runner.planned import Case, Draft, Plan, Text
 
 DEFAULT_TEXTS = "code,table,story,dialogue"
 N_TIMES = 5

@@ -34,8 +34,8 @@ from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import calibration, session
+from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import with_cases
-from lab.runner.planned import Case, Plan, Text
 from lab.runner.progress import ShowStatus
 from lab.why import probing, step_kernels, step_prediction
 from lab.why.step_prediction import StepPrediction

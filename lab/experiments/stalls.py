@@ -47,8 +47,8 @@ from lab.experiments.experiment import (
 from lab.experiments.stall_chunks import N_GEN, case, check_chunks, n_mixed, newcomer_ids, write
 from lab.models import catalog
 from lab.process.worker import Worker
+from lab.runner.cases import Plan
 from lab.runner.plan import make_plan, with_cases
-from lab.runner.planned import Plan
 from lab.why.step_prediction import StepPrediction
 
 DEFAULT_CHUNKS = "64,256,1024"

@@ -42,7 +42,7 @@ BRIEF_S = 0.3
 
 _POLL_S = 0.1
 _ENDED = object()
-_CHILD = "import sys; sys.path.append(sys.argv[2]); from lab.engine import rpc_server; rpc_server."
+_CHILD = "import sys; sys.path.append(sys.argv[2]); from lab.engine import rpc_child; rpc_child."
 
 
 class RpcServer:

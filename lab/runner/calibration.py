@@ -18,7 +18,7 @@ from lab.core.request import RequestRecord
 from lab.core.results import Contents
 from lab.errors import LabError
 from lab.process.worker import Worker
-from lab.runner.planned import Plan
+from lab.runner.cases import Plan
 from lab.runner.progress import ShowStatus, duration
 from lab.runner.session import execute, new_results_file
 

@@ -20,7 +20,7 @@ from lab.process.wire import MUL_MAT, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import prompts
 from lab.runner.builds import BUILD_HERE
-from lab.runner.planned import Plan
+from lab.runner.cases import Plan
 
 SECONDS, TRIAL_S = 30.0, 10.0
 

@@ -18,13 +18,13 @@ from typing import Any
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import LOST, REFUSED, Asked, RequestRecord
+from lab.core.results import save, unless_empty
 from lab.endpoints import prompts
 from lab.endpoints.client import ClientDied
 from lab.endpoints.selftest import client_error
 from lab.endpoints.send_plan import MOST_AT_ONCE, Ask, Reply, SendPlan
 from lab.errors import LabError
 from lab.runner import progress
-from lab.runner.keeping import save, unless_empty
 from lab.runner.load_plan import (
     MOST_LOST,
     STALL_S,

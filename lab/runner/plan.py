@@ -21,8 +21,8 @@ from lab.core.script import Operation
 from lab.errors import LabError
 from lab.models import catalog, obtain, shapes
 from lab.process.worker import MAX_TOKENS, Worker
-from lab.runner import builds, fits, limits, machine, offload, prompts
-from lab.runner.planned import Case, Plan, Text, Until, with_room
+from lab.runner import builds, limits, machine, placing, plan_needs, prompts
+from lab.runner.cases import Case, Plan, Text, Until, with_room
 
 
 def parse_lengths(text: str, option: str = "--prompt-len") -> tuple[int, ...]:
@@ -90,7 +90,7 @@ def make_plan(
     shape, where the catalog has that, and cannot be run.
     """
     asked = AskedSettings(**settings)
-    worker.use(offload.backend(asked))
+    worker.use(placing.backend(asked))
     build = builds.of_worker(worker)  # before the child computes anything
     cases = _cases(prompt_len, gen, every)
     n_repeat = DEFAULT_REPEAT if repeat is None else repeat
@@ -101,7 +101,7 @@ def make_plan(
     if file.source == catalog.SYNTHETIC:
         source = _random_prompts(asked.prompt, model)
     here = machine.describe(build, builds.name_of(asked.lib))
-    n_offloaded, unused = offload.n_layers(asked, here.devices, shape)
+    n_offloaded, unused = placing.n_layers(asked, here.devices, shape)
     plan = Plan(
         file=file,
         model=shape,
@@ -164,13 +164,13 @@ def _settings(
         prompt_sha256=source.sha256,
         seed=asked.seed,
         kv_unified=asked.is_unified,
-        **offload.settings(asked, n_offloaded, here.devices, model),
+        **placing.settings(asked, n_offloaded, here.devices, model),
     )
 
 
 def _warnings(asked: AskedSettings, cases: Sequence[Case], here: Machine, model: Model) -> Iterator[str]:
     """What works, and is hardly meant."""
-    yield from offload.warnings(asked, here.devices, model)
+    yield from placing.warnings(asked, here.devices, model)
     if here.n_cores_usable and max(asked.threads or 1, asked.threads_batch or 1) > here.n_cores_usable:
         yield (
             f"This machine has {here.n_cores_usable} cores: more threads than that wait for one another, and "
@@ -186,8 +186,8 @@ def _warnings(asked: AskedSettings, cases: Sequence[Case], here: Machine, model:
 
 def checked(plan: Plan) -> Plan:
     """The plan with the layers on devices that fit, where that was asked for, and the cases that cannot fit."""
-    plan = fits.with_most_layers(plan)
-    return dataclasses.replace(plan, refused=fits.too_large(plan))
+    plan = plan_needs.with_most_layers(plan)
+    return dataclasses.replace(plan, refused=plan_needs.too_large(plan))
 
 
 def _model(

@@ -20,7 +20,7 @@ from lab.core import request_times as times
 from lab.core.record import DECODE, DRAFT, VERIFY, Run
 from lab.core.request import Request
 from lab.process.wire import Progress
-from lab.runner.planned import Case
+from lab.runner.cases import Case
 
 
 @dataclass(frozen=True)

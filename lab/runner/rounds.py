@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from lab.core import phases, record, stats
 from lab.core.record import Run
-from lab.runner.planned import Case, Plan, Until
+from lab.runner.cases import Case, Plan, Until
 
 EXTRA_SHARE = 0.25
 """Of the time of the planned rounds: what further rounds of cheap lengths may take."""

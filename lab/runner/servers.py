@@ -4,7 +4,7 @@ with connect("http://127.0.0.1:8080/v1") as server:
     prompt = server.prompt(1000, text, seed=1, repeat=0)
     plan = SendPlan(asks=(server.ask(prompt, asked),), api=server.endpoint.api)
     for reply in server.client.run(plan):
-        keeping.save(path, server.record(session, server.counted(ask, reply)))
+        results.save(path, server.record(session, server.counted(ask, reply)))
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.core import results
 from lab.core.record import Machine
 from lab.core.request import Asked, Endpoint, Request, RequestRecord
 from lab.endpoints import access as reaching
@@ -26,7 +27,7 @@ from lab.endpoints.client import Client
 from lab.endpoints.prompts import Counter, Prompt
 from lab.endpoints.send_plan import TIMEOUT_S, Ask, Reply
 from lab.errors import LabError
-from lab.runner import keeping, machine
+from lab.runner import machine
 from lab.runner.prompts import offset
 
 
@@ -112,7 +113,7 @@ class Server:
     def new_file(self, folder: Path, n_bytes: int) -> Path:
         """A results file for requests, with room for so many bytes. LabError where there is none."""
         where = machine.slug(self.endpoint.server or "server")
-        return keeping.new_file(folder, f"{machine.slug(self.model_name)}-{where}", n_bytes)
+        return results.new_file(folder, f"{machine.slug(self.model_name)}-{where}", n_bytes)
 
 
 @contextmanager

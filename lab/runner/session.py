@@ -15,17 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
 
+from lab.core import results
 from lab.core.asked_settings import SettingsKeywords
 from lab.core.record import Record, Run, Settings
+from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import keeping, machine, progress
+from lab.runner import machine, progress
+from lab.runner.cases import Case, Plan, Until, failed_run
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.energy import idle_watts
-from lab.runner.keeping import save, unless_empty
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, make_plan
-from lab.runner.planned import Case, Plan, Until, failed_run
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.rounds import Rounds
 from lab.runner.warm_engine import WarmEngine
@@ -108,7 +109,7 @@ def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:
         n_prefilled, n_chosen = plan.n_tokens(case)
         n_bytes += n_variants * (80 * -(-n_prefilled // plan.settings.n_ubatch) + 80 * n_chosen)
     where = machine.label(plan.machine, plan.settings).partition(",")[0]
-    return keeping.new_file(folder, f"{machine.slug(plan.model.name)}-{machine.slug(where)}", n_bytes)
+    return results.new_file(folder, f"{machine.slug(plan.model.name)}-{machine.slug(where)}", n_bytes)
 
 
 def execute(

@@ -19,14 +19,14 @@ from typing import Any
 
 from lab.core.asked_settings import check_number
 from lab.core.record import FAILED, OK, Record, Run
+from lab.core.results import save
 from lab.errors import LabError
 from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
 from lab.runner import as_options, builds, limits, progress
+from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.energy import idle_watts
-from lab.runner.keeping import save
 from lab.runner.plan import make_plan
-from lab.runner.planned import Case, Plan, failed_run
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import new_results_file
 from lab.runner.warm_engine import WarmEngine

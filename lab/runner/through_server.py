@@ -18,6 +18,7 @@ from pathlib import Path
 
 from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, LOST, NO, NOT_SENT, REFUSED, YES, Asked, Endpoint, Events, Request, RequestRecord
+from lab.core.results import save, unless_empty
 from lab.endpoints import prompts as server_prompts
 from lab.endpoints.prompts import MOST_COUNTS, USAGE, Counter, Prompt
 from lab.endpoints.selftest import client_error
@@ -25,9 +26,8 @@ from lab.endpoints.send_plan import STALL_S, TIMEOUT_S, SendPlan
 from lab.errors import LabError
 from lab.process.worker import MAX_TOKENS
 from lab.runner import progress
-from lab.runner.keeping import save, unless_empty
+from lab.runner.cases import Case, shuffled, utc_now
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, check_lengths, parse_lengths
-from lab.runner.planned import Case, shuffled, utc_now
 from lab.runner.progress import ANSWERING, Reporter, ShowStatus, Status
 from lab.runner.prompts import TEXT, source
 from lab.runner.servers import Server, connect

@@ -23,8 +23,8 @@ from lab.models import catalog
 from lab.process.wire import Progress
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import diagnosis, machine, noise_watch, prompts
+from lab.runner.cases import Case, Plan, is_of_draft, measured_run, named, utc_now, with_room
 from lab.runner.diagnosis import Diagnosed
-from lab.runner.planned import Case, Plan, is_of_draft, measured_run, named, utc_now, with_room
 from lab.runner.progress import Reporter
 
 N_WARMUP_TOKENS = 4

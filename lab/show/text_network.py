@@ -18,8 +18,8 @@ from lab.analysis.wording import digits
 from lab.core.link import bandwidth, milliseconds
 from lab.core.network import Traffic
 from lab.models.catalog import SYNTHETIC, Entry, Spec
-from lab.runner import fits
-from lab.runner.planned import Plan
+from lab.runner import plan_needs
+from lab.runner.cases import Plan
 from lab.show.console import Grid, grid_of
 from lab.why.network_prediction import NetworkAnswer
 
@@ -65,7 +65,7 @@ def print_network(answer: NetworkAnswer, out: Console) -> None:
 
 def planned(plan: Plan) -> dict[str, Any] | None:
     """What a plan's servers would cost, for JSON; None without servers, or where it is not known."""
-    cost = fits.of_plan(plan)
+    cost = plan_needs.of_plan(plan)
     if cost is None:
         return None
     at = {bandwidth(width): {"token_s": cost.token_s(width), "prompt_s": cost.prompt_s(width)} for width in USUAL}
@@ -74,7 +74,7 @@ def planned(plan: Plan) -> dict[str, Any] | None:
 
 def plan_lines(plan: Plan) -> list[str]:
     """The same in words; how wide the network is nobody has measured."""
-    cost = fits.of_plan(plan)
+    cost = plan_needs.of_plan(plan)
     if cost is None:
         return []
     decode, n_tokens = cost.decode, cost.n_gen - 1

@@ -12,8 +12,8 @@ from rich.console import Console
 from lab.analysis import table, wording
 from lab.core.placement import CPU, device_of
 from lab.core.record import Placement, Record
-from lab.runner import fits, machine
-from lab.runner.planned import Plan
+from lab.runner import machine, plan_needs
+from lab.runner.cases import Plan
 from lab.show.console import Grid, grid_of
 
 NOT_ESTIMATED = "not estimated"
@@ -30,7 +30,7 @@ def rows(plan: Plan) -> list[dict[str, Any]] | None:
     if not used:
         return None
     case = max(plan.cases, key=lambda case: plan.memory(case).total_bytes)
-    places, rooms = fits.places(plan, case), fits.rooms(plan)
+    places, rooms = plan_needs.places(plan, case), plan_needs.rooms(plan)
     descriptions = {device.name: device.description for device in plan.machine.devices}
     planned = []
     for name in (*(device.name for device in used), CPU):

@@ -14,8 +14,8 @@ from lab.core import lever_figures, phases, shown, stats
 from lab.core.lists import grouped
 from lab.core.record import OK, Record
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
+from lab.runner.cases import Plan
 from lab.runner.plan import join
-from lab.runner.planned import Plan
 from lab.runner.rounds import wide_rows
 from lab.show import reproduce, text_compare
 from lab.show.console import Grid, grid_of

@@ -12,8 +12,8 @@ from lab.core.lines import to_json
 from lab.core.lists import plural
 from lab.core.record import Machine, Model
 from lab.models.obtain import Listed
-from lab.runner import builds, fits, machine
-from lab.runner.planned import Plan, named
+from lab.runner import builds, machine, plan_needs
+from lab.runner.cases import Plan, named
 from lab.show import text_network, text_places
 from lab.show.console import Grid, console, grid_of, print_json
 
@@ -114,7 +114,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         cases = [
             {
                 **{name: value for name, value in named(case).items() if value is not None},
-                "memory": dataclasses.asdict(fits.memory(plan, case)),
+                "memory": dataclasses.asdict(plan_needs.memory(plan, case)),
                 "refused": plan.refused.get(case),
             }
             for case in plan.cases
@@ -142,7 +142,7 @@ def plan_table(plan: Plan) -> Grid:
     """Runs and estimated memory of a plan, one row per case."""
     grid = grid_of("case", "runs", "KV cache MB", "memory MB", "note")
     for case in plan.cases:
-        memory = fits.memory(plan, case)
+        memory = plan_needs.memory(plan, case)
         grid.add_row(
             case.name,
             "0" if case in plan.refused else f"{plan.n_repeat}",

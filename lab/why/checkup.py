@@ -27,9 +27,9 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.process.wire import MUL_MAT, Probe
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import builds, limits, machine, offload, prompts, side_by_side
+from lab.runner import builds, limits, machine, placing, prompts, side_by_side
+from lab.runner.cases import Case, Plan
 from lab.runner.plan import make_plan
-from lab.runner.planned import Case, Plan
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.warm_engine import WarmEngine
 from lab.why import checks, plain_read, probe_plan
@@ -154,7 +154,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
 
 def _planned(worker: Worker, given: dict[str, Any]) -> Plan | LabError:
     """The plan of a short run; where the engine cannot plan one, why. LabError for settings that cannot be."""
-    worker.use(offload.backend(AskedSettings(rpc=given.get("rpc"), lib=given.get("lib"))))
+    worker.use(placing.backend(AskedSettings(rpc=given.get("rpc"), lib=given.get("lib"))))
     try:
         builds.of_worker(worker)
     except LabError as problem:

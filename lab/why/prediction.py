@@ -23,9 +23,9 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.worker import Worker
-from lab.runner.fits import memory_for
+from lab.runner.cases import Plan
 from lab.runner.plan import check_lengths, make_plan, parse_lengths
-from lab.runner.planned import Plan
+from lab.runner.plan_needs import memory_for
 from lab.why import datasheet, learning, probing, roofline, uncertainty, where
 from lab.why.datasheet import KERNEL_SHARE, Device, Own, Shares
 from lab.why.learning import Case, Fit, Learned, Step

@@ -26,8 +26,8 @@ from lab.models import catalog, shapes
 from lab.process.wire import DOWNLOAD, MUL_MAT_ID, UPLOAD, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import diagnosis, machine, noise_watch, progress
+from lab.runner.cases import utc_now
 from lab.runner.plan import make_plan
-from lab.runner.planned import utc_now
 from lab.runner.progress import KERNEL, ShowStatus, Status, duration
 from lab.why import plain_read
 from lab.why import where as places

@@ -21,8 +21,8 @@ from lab.experiments import batching
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import prompts
+from lab.runner.cases import Case
 from lab.runner.plan import make_plan
-from lab.runner.planned import Case
 from tests.bench import llama_bench
 
 SEQUENCES, N_PROMPT, N_GEN = (1, 4, 16), 256, 32

@@ -18,8 +18,8 @@ from lab.analysis.comparison import ALIKE, TOO_FEW, Row
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import side_by_side
+from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
-from lab.runner.planned import Plan
 from lab.runner.progress import Status
 
 N_PROMPT, N_GEN = 32, 8

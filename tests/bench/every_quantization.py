@@ -22,8 +22,8 @@ from lab.errors import LabError
 from lab.models import catalog, shapes, synthetic
 from lab.process.wire import Probe
 from lab.process.worker import Worker
+from lab.runner.cases import utc_now
 from lab.runner.plan import make_plan
-from lab.runner.planned import utc_now
 from lab.why import learning, plain_read, probing
 from lab.why.step_prediction import StepPrediction
 from tests import miniature

@@ -24,12 +24,13 @@ from scipy import stats
 
 from lab.analysis import loads
 from lab.core import request_times as times
+from lab.core import results
 from lab.endpoints.access import access, ask
 from lab.endpoints.client import Client
 from lab.endpoints.null_server import NullServer
 from lab.endpoints.selftest import _ask, _errors_ns, _share_us
 from lab.endpoints.send_plan import Reply, SendPlan
-from lab.runner import keeping, loading
+from lab.runner import loading
 from lab.runner.load_plan import make_plan
 from lab.runner.servers import Server, connect
 from lab.runner.through_server import prompt_text
@@ -138,7 +139,7 @@ def reading(n_tokens: int) -> None:
                 new = list(batch)
                 lines = [server.record("a", reply.request) for reply in new]
                 for part in ([line] for line in lines) if is_single else [lines] if lines else []:
-                    keeping.save(path, *part)
+                    results.save(path, *part)
                 replies += new
             asked = access(null.url)
             streams = (ask(asked, f"{asked.root}/null/sent").parsed or {})["streams"]

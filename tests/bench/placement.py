@@ -21,7 +21,7 @@ from unittest import mock
 
 from lab.core import placement
 from lab.core.record import Settings
-from lab.engine.offload import read_log
+from lab.engine.model_params import read_log
 from lab.models import catalog, shapes, synthetic
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend

@@ -23,11 +23,11 @@ from lab.analysis import networks
 from lab.analysis.networks import LOCAL, Row
 from lab.core.link import Link, bandwidth
 from lab.core.record import Record
+from lab.core.results import save
 from lab.process.rpc_server import RpcServer
 from lab.process.worker import Worker
-from lab.runner.keeping import save
+from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
-from lab.runner.planned import Plan
 from lab.runner.progress import Reporter
 from lab.runner.session import new_results_file
 from lab.runner.warm_engine import WarmEngine

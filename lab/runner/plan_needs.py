@@ -1,6 +1,6 @@
-"""Whether what is planned fits: what each device and the CPU need, and have.
+"""What a plan needs: the memory of each device and of the CPU, whether they have it, and what its network costs.
 
-What a plan's RPC servers cost on the network, from the round trips that they answered in.
+The network is that of RPC servers; its round trips are those in which they answered.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from lab.core.memory import Memory
 from lab.core.network import Traffic
 from lab.core.placement import CPU, Place
 from lab.core.record import DECODE, PREFILL, Device, Model, Settings
-from lab.runner import limits, machine, offload
-from lab.runner.offload import shared_memory
-from lab.runner.planned import Case, Plan, with_room
+from lab.runner import limits, machine, placing
+from lab.runner.cases import Case, Plan, with_room
+from lab.runner.placing import shared_memory
 
 MOST_TOKENS = 2**31
 """llama.cpp counts positions in 32 bits."""
@@ -117,7 +117,7 @@ def _with_layers(plan: Plan, n: int) -> Plan:
     settings = dataclasses.replace(plan.settings, n_gpu_layers=n)
     if plan.auto is not None:
         devices = plan.machine.devices
-        settings = dataclasses.replace(settings, **offload.settings(plan.auto, n, devices, plan.model))
+        settings = dataclasses.replace(settings, **placing.settings(plan.auto, n, devices, plan.model))
     return dataclasses.replace(plan, settings=settings)
 
 
