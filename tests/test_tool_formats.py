@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from lab.analysis import tool_formats
@@ -156,12 +157,13 @@ def test_guidellm_counts_events_where_nobody_counted_tokens() -> None:
 
 
 def test_percentiles_of_guidellm_are_values_by_their_weights() -> None:
-    summary = tool_formats.distribution([(3.0, 1.0), (1.0, 2.0), (2.0, 1.0)])
+    summary = tool_formats.distribution(pd.Series([3.0, 1.0, 2.0]), pd.Series([1.0, 2.0, 1.0]))
     assert summary is not None
     assert (summary["median"], summary["percentiles"]["p75"], summary["percentiles"]["p90"]) == (1.0, 2.0, 3.0)
     assert summary["mean"] == 7 / 4
     assert summary["count"] == 4
-    assert tool_formats.distribution([]) is None
+    assert list(summary["percentiles"])[:3] == ["p001", "p01", "p05"]
+    assert tool_formats.distribution(pd.Series(dtype=float), 1.0) is None
 
 
 def test_the_rounds_of_a_load_are_one_run_whose_times_add_up() -> None:

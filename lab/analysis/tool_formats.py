@@ -1,15 +1,9 @@
 """Requests as other tools would have reported them: the same events, by the tools' definitions and field names.
 
-Each tool gives its figures in a JSON document for each load; py, py and py
-say by which definitions, and where those were read. What a tool would give as 0 for want of a value is None here.
+Each tool writes a JSON document for each of its runs, of all requests that are no warm-up, also of those whose prompt
+came from a cache. What a tool would give as 0 for want of a value is None here.
 
-A tool counts every request that is no warm-up, also one whose prompt came from a cache.
-
-What the definitions of other tools share: the requests of one of their runs, its time, and what is counted.
-
-AIPerf's figures, from a request's events.
-
-Definitions: ai-dynamo/aiperf, src/aiperf/metrics/types/*.py (one file for each figure) and, for what counts as content,
+AIPerf: ai-dynamo/aiperf, src/aiperf/metrics/types/*.py (one file for each figure) and, for what counts as content,
 src/aiperf/endpoints/openai_chat.py and openai_completions.py; percentiles: src/aiperf/metrics/metric_dicts.py. Version
 0.13.0, the document profile_export_aiperf.json, with the server's counts of tokens (--use-server-token-count).
 
@@ -24,9 +18,7 @@ src/aiperf/endpoints/openai_chat.py and openai_completions.py; percentiles: src/
   prefill_throughput_per_user: tokens of the prompt / time_to_first_token.
 - Throughput: over benchmark_duration, from the first sending to the end of the last request.
 
-GuideLLM's figures, from a request's events.
-
-Definitions: vllm-project/guidellm, src/guidellm/schemas/base/request_stats.py (figures of a request),
+GuideLLM: vllm-project/guidellm, src/guidellm/schemas/base/request_stats.py (figures of a request),
 src/guidellm/backends/openai/http.py and request_handlers.py (what is timed), src/guidellm/benchmark/schemas/metrics.py
 and src/guidellm/schemas/base/statistics.py (summaries). Version 0.8.1.
 
@@ -40,9 +32,7 @@ and src/guidellm/schemas/base/statistics.py (summaries). Version 0.8.1.
 - Percentiles are the smallest value that so many weights do not exceed; standard deviations those of the population.
 - Rates: of them only the means are given here, counts over the time from the first sending to the last end.
 
-The figures of `vllm bench serve`, from a request's events.
-
-Definitions: vllm-project/vllm, vllm/benchmarks/lib/endpoint_request_func.py (what is timed) and
+`vllm bench serve`: vllm-project/vllm, vllm/benchmarks/lib/endpoint_request_func.py (what is timed) and
 vllm/benchmarks/serve.py (`calculate_metrics`, the names of the JSON), version 0.33.0.
 
 - ttft: the first chunk that it takes for a token - the sending. In a chat that is content, reasoning (under the name
@@ -59,16 +49,19 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lab.core import request_times as times
+from lab.core.lists import grouped
 from lab.core.record import OK
 from lab.core.request import CHAT, CLOSED, GENERATED, OTHER, Endpoint, Request, RequestRecord
 from lab.errors import LabError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NS_PER_MS, NS_PER_S = 1e6, 1e9
 
@@ -84,10 +77,6 @@ class Group:
     @property
     def ok(self) -> tuple[Request, ...]:
         return tuple(request for request in self.requests if request.status == OK)
-
-    @property
-    def n_failed(self) -> int:
-        return len(self.requests) - len(self.ok)
 
     @property
     def n_at_once(self) -> int | None:
@@ -107,14 +96,16 @@ def groups(records: Iterable[RequestRecord]) -> list[Group]:
 
     Warm-ups are left out, and of a load what was due before or after its steady window.
     """
-    collected: dict[object, list[RequestRecord]] = {}
-    for record in records:
-        asked = record.request.asked
-        if not asked.warmup and _is_inside(record.request):
-            work = (asked.n_prompt, asked.n_gen) if asked.load is None else (asked.load.words, asked.load.lengths)
-            key = record.session, record.endpoint.url, record.endpoint.api, record.model, asked.load is None, work
-            collected.setdefault(key, []).append(record)
-    return [Group(rows[0].endpoint, rows[0].model, tuple(row.request for row in rows)) for rows in collected.values()]
+
+    def run_of(record: RequestRecord) -> Hashable:
+        asked, load = record.request.asked, record.request.asked.load
+        if asked.warmup or not _is_inside(record.request):
+            return None
+        work = (asked.n_prompt, asked.n_gen) if load is None else (load.words, load.lengths)
+        return record.session, record.endpoint.url, record.endpoint.api, record.model, load is None, work
+
+    runs = grouped(records, run_of).values()
+    return [Group(rows[0].endpoint, rows[0].model, tuple(row.request for row in rows)) for rows in runs]
 
 
 def _is_inside(request: Request) -> bool:
@@ -156,12 +147,35 @@ def n_prompt(request: Request) -> int | None:
     return request.usage.prompt_tokens if request.usage else None
 
 
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Of ordered values, linear between the two nearest ranks, as numpy's default."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+def n_output(request: Request) -> int | None:
+    """Completion tokens; where they were not counted, events with content."""
+    n = times.n_generated(request)
+    return len(times.generated(request)) or None if n is None else n
+
+
+def per_request(requests: Sequence[Request], n_tokens: Callable[[Request], int | None]) -> pd.DataFrame:
+    """A row for each request, its times in ns from the sending; NaN where a figure is not known.
+
+    `inter_token` is (last content - first content) / (n - 1), of at least 2 tokens.
+    """
+    import pandas as pd
+
+    rows = [
+        {
+            "first": times.ttft_ns(one),
+            "first_output": times.first_output_ns(one),
+            "second_gap": next(iter(times.chunk_gaps_ns(one)), None),
+            "last": times.e2e_ns(one),
+            "ended": one.ended_ns,
+            "n": n_tokens(one),
+            "n_prompt": n_prompt(one),
+            "n_cached": one.usage.cached_tokens if one.usage else None,
+        }
+        for one in requests
+    ]
+    names = ["first", "first_output", "second_gap", "last", "ended", "n", "n_prompt", "n_cached"]
+    table = pd.DataFrame(rows, columns=names, dtype=float)
+    return table.assign(inter_token=(table["last"] - table["first"]) / (table.n - 1).where(table.n >= 2))
 
 
 AIPERF_PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
@@ -169,98 +183,61 @@ AIPERF_PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 
 def aiperf_summary(group: Group) -> dict[str, Any]:
     """The JSON document of a run. A figure that no request has is left out, as AIPerf does."""
+    import pandas as pd
+
     requests = [request for request in group.ok if times.generated(request)]
     duration = seconds(requests, times.e2e_ns)
-    n_input = total([n_prompt(request) for request in requests])
-    n_output = total([times.n_generated(request) for request in requests])
-    n_failed = len(group.requests) - len(requests)
+    n_in, n_out = total([n_prompt(one) for one in requests]), total([times.n_generated(one) for one in requests])
     totals = {
         "request_count": ("requests", len(requests)),
-        "error_request_count": ("requests", n_failed),
+        "error_request_count": ("requests", len(group.requests) - len(requests)),
         "request_throughput": ("requests/sec", per_second(len(requests), duration)),
-        "output_token_throughput": ("tokens/sec", per_second(n_output, duration)),
-        "input_token_throughput": ("tokens/sec", per_second(n_input, duration)),
-        "total_token_throughput": ("tokens/sec", per_second(total([n_input, n_output]), duration)),
-        "total_isl": ("tokens", n_input),
-        "total_osl": ("tokens", n_output),
+        "output_token_throughput": ("tokens/sec", per_second(n_out, duration)),
+        "input_token_throughput": ("tokens/sec", per_second(n_in, duration)),
+        "total_token_throughput": ("tokens/sec", per_second(total([n_in, n_out]), duration)),
+        "total_isl": ("tokens", n_in),
+        "total_osl": ("tokens", n_out),
         "benchmark_duration": ("sec", duration),
     }
+    of = per_request(requests, times.n_generated)
+    gaps_ns = pd.Series([gap for one in requests for gap in times.chunk_gaps_ns(one)], dtype=float)
+
+    def rate(n: Any, ns: pd.Series) -> pd.Series:
+        return NS_PER_S * n / ns.where(ns != 0)
+
+    figures = {
+        "time_to_first_token": ("ms", of["first"] / NS_PER_MS),
+        "time_to_second_token": ("ms", of.second_gap / NS_PER_MS),
+        "time_to_first_output_token": ("ms", of.first_output / NS_PER_MS),
+        "request_latency": ("ms", of["last"] / NS_PER_MS),
+        "inter_token_latency": ("ms", of.inter_token / NS_PER_MS),
+        "inter_chunk_latency": ("ms", gaps_ns / NS_PER_MS),
+        "output_token_throughput_per_user": ("tokens/sec/user", rate(1, of.inter_token)),
+        "e2e_output_token_throughput": ("tokens/sec/user", rate(of.n, of["last"])),
+        "prefill_throughput_per_user": ("tokens/sec/user", rate(of.n_prompt, of["first"])),
+        "output_sequence_length": ("tokens", of.n),
+        "input_sequence_length": ("tokens", of.n_prompt),
+        "usage_prompt_cache_read_tokens": ("tokens", of.n_cached),
+    }
     return {
-        "input_config": _config(group),
+        "input_config": {
+            "models": {"items": [{"name": group.model}]},
+            "endpoint": {"urls": [group.endpoint.url], "type": group.endpoint.api, "streaming": True},
+            "phases": [{"requests": len(group.requests), "concurrency": group.n_at_once, "rate": group.rate}],
+        },
         "start_time": group.requests[0].started_at,
         **{tag: {"unit": unit, "avg": value} for tag, (unit, value) in totals.items() if value is not None},
-        **{tag: _spread(unit, values) for tag, (unit, values) in _columns(requests).items() if values},
+        **{tag: _spread(unit, known) for tag, (unit, values) in figures.items() if len(known := values.dropna())},
     }
 
 
-def _config(group: Group) -> dict[str, Any]:
-    endpoint = {"urls": [group.endpoint.url], "type": group.endpoint.api, "streaming": True}
-    phase = {"requests": len(group.requests), "concurrency": group.n_at_once, "rate": group.rate}
-    return {"models": {"items": [{"name": group.model}]}, "endpoint": endpoint, "phases": [phase]}
+def _spread(unit: str, values: pd.Series) -> dict[str, Any]:
+    percentiles = {f"p{percent}": values.quantile(percent / 100) for percent in AIPERF_PERCENTILES}
+    ends = {"min": values.min(), "max": values.max(), "std": values.std(ddof=0)}
+    return {"unit": unit, "avg": values.mean(), **percentiles, **ends, "count": len(values)}
 
 
-def aiperf_inter_token_ns(request: Request) -> float | None:
-    """(last content - first content) / (n - 1). None where n is not known or below 2."""
-    n, first_ns, last_ns = times.n_generated(request), times.ttft_ns(request), times.e2e_ns(request)
-    return None if n is None or n < 2 or first_ns is None or last_ns is None else (last_ns - first_ns) / (n - 1)
-
-
-def _columns(requests: Sequence[Request]) -> dict[str, tuple[str, list[float]]]:
-    """The values of each figure that has one value for a request, or several (inter_chunk_latency)."""
-
-    def known(values: Sequence[float | None], divisor: float = 1.0) -> list[float]:
-        return [value / divisor for value in values if value is not None]
-
-    gaps_ns = [times.chunk_gaps_ns(request) for request in requests]
-    itl_ns = [aiperf_inter_token_ns(request) for request in requests]
-    lengths = [times.n_generated(request) for request in requests]
-    e2e_ns = [times.e2e_ns(request) for request in requests]
-    ttft_ns = [times.ttft_ns(request) for request in requests]
-    prompts = [n_prompt(request) for request in requests]
-    cached = [request.usage.cached_tokens if request.usage else None for request in requests]
-    ms, tokens, rate = "ms", "tokens", "tokens/sec/user"
-    return {
-        "time_to_first_token": (ms, known(ttft_ns, NS_PER_MS)),
-        "time_to_second_token": (ms, known([gaps[0] for gaps in gaps_ns if gaps], NS_PER_MS)),
-        "time_to_first_output_token": (ms, known([times.first_output_ns(one) for one in requests], NS_PER_MS)),
-        "request_latency": (ms, known(e2e_ns, NS_PER_MS)),
-        "inter_token_latency": (ms, known(itl_ns, NS_PER_MS)),
-        "inter_chunk_latency": (ms, known([gap for gaps in gaps_ns for gap in gaps], NS_PER_MS)),
-        "output_token_throughput_per_user": (rate, [NS_PER_S / ns for ns in itl_ns if ns]),
-        "e2e_output_token_throughput": (rate, _rates(lengths, e2e_ns)),
-        "prefill_throughput_per_user": (rate, _rates(prompts, ttft_ns)),
-        "output_sequence_length": (tokens, known(lengths)),
-        "input_sequence_length": (tokens, known(prompts)),
-        "usage_prompt_cache_read_tokens": (tokens, known(cached)),
-    }
-
-
-def _rates(counts: Sequence[int | None], times_ns: Sequence[int | None]) -> list[float]:
-    return [NS_PER_S * n / ns for n, ns in zip(counts, times_ns, strict=True) if n is not None and ns]
-
-
-def _spread(unit: str, values: Sequence[float]) -> dict[str, Any]:
-    ordered = sorted(values)
-    percentiles = {f"p{percent}": quantile(ordered, percent / 100) for percent in AIPERF_PERCENTILES}
-    ends = {"min": ordered[0], "max": ordered[-1], "std": statistics.pstdev(ordered)}
-    return {"unit": unit, "avg": statistics.fmean(ordered), **percentiles, **ends, "count": len(ordered)}
-
-
-GUIDELLM_PERCENTILES = {
-    "p001": 0.001,
-    "p01": 0.01,
-    "p05": 0.05,
-    "p10": 0.1,
-    "p25": 0.25,
-    "p50": 0.5,
-    "p75": 0.75,
-    "p90": 0.9,
-    "p95": 0.95,
-    "p99": 0.99,
-    "p999": 0.999,
-}
-
-Weighted = tuple[float, float]  # a value and its weight
+GUIDELLM_SHARES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 
 
 def report(groups: Sequence[Group]) -> dict[str, Any]:
@@ -268,103 +245,77 @@ def report(groups: Sequence[Group]) -> dict[str, Any]:
     return {"metadata": {"version": 1}, "benchmarks": [_benchmark(group) for group in groups]}
 
 
-def n_output(request: Request) -> int | None:
-    """Completion tokens; where they were not counted, events with content."""
-    n = times.n_generated(request)
-    return len(times.generated(request)) or None if n is None else n
-
-
-def per_output_token_ns(request: Request) -> float | None:
-    """(last content - sending) / n: TTFT is a part of it."""
-    n, last_ns = n_output(request), times.e2e_ns(request)
-    return None if not n or last_ns is None else last_ns / n
-
-
-def guidellm_inter_token_ns(request: Request) -> float | None:
-    """(last content - first content) / (n - 1). None below 2 tokens."""
-    n, first_ns, last_ns = n_output(request), times.ttft_ns(request), times.e2e_ns(request)
-    return None if n is None or n < 2 or first_ns is None or last_ns is None else (last_ns - first_ns) / (n - 1)
-
-
 def _benchmark(group: Group) -> dict[str, Any]:
-    strategy = {"type_": "concurrent", "streams": group.n_at_once}
-    if group.n_at_once is None:
-        strategy = {"type_": group.requests[0].asked.load.arrivals, "rate": group.rate}  # type: ignore[union-attr,dict-item]
-    backend = {
-        "target": group.endpoint.url.removesuffix("/v1"),
-        "model": group.model,
-        "request_format": f"/v1/{'chat/completions' if group.endpoint.api == CHAT else 'completions'}",
-    }
-    return {
-        "type_": "generative_benchmark",
-        "config": {"strategy": strategy, "backend": backend},
-        "duration": seconds(group.ok, lambda request: request.ended_ns),
-        "metrics": _metrics(group),
-    }
-
-
-def _metrics(group: Group) -> dict[str, Any]:
-    requests = group.ok
+    load, requests = group.requests[0].asked.load, group.ok
     duration = seconds(requests, lambda request: request.ended_ns)
-    n_all_output, n_all_prompt = total([n_output(one) for one in requests]), total([n_prompt(one) for one in requests])
-    counts = {"successful": len(requests), "errored": group.n_failed, "incomplete": 0, "total": len(group.requests)}
-
-    def summary(
-        figure: Callable[[Request], float | None],
-        divisor: float = 1.0,
-        weight: Callable[[Request], float] = lambda request: 1.0,
-    ) -> dict[str, Any]:
-        values = [(figure(request), weight(request)) for request in requests]
-        return {"successful": distribution([(value / divisor, by) for value, by in values if value is not None])}
+    n_in, n_out = total([n_prompt(one) for one in requests]), total([n_output(one) for one in requests])
+    of = per_request(requests, n_output)
+    figures = {  # values, and their weights
+        "request_latency": (of.ended / NS_PER_S, 1.0),
+        "prompt_token_count": (of.n_prompt, 1.0),
+        "output_token_count": (of.n, 1.0),
+        "time_to_first_token_ms": (of["first"] / NS_PER_MS, 1.0),
+        "time_to_first_output_token_ms": (of.first_output / NS_PER_MS, 1.0),
+        "time_per_output_token_ms": (of["last"] / of.n.where(of.n > 0) / NS_PER_MS, of.n),
+        "inter_token_latency_ms": (of.inter_token / NS_PER_MS, of.n - 1),
+    }
 
     def rate(amount: int | None) -> dict[str, Any]:
         return {"successful": {"mean": per_second(amount, duration)}}
 
+    closed = {"type_": "concurrent", "streams": group.n_at_once}
     return {
-        "request_totals": counts,
-        "requests_per_second": rate(len(requests)),
-        "request_latency": summary(lambda request: request.ended_ns, NS_PER_S),
-        "prompt_token_count": summary(n_prompt),
-        "output_token_count": summary(n_output),
-        "time_to_first_token_ms": summary(times.ttft_ns, NS_PER_MS),
-        "time_to_first_output_token_ms": summary(times.first_output_ns, NS_PER_MS),
-        "time_per_output_token_ms": summary(per_output_token_ns, NS_PER_MS, lambda one: n_output(one) or 0.0),
-        "inter_token_latency_ms": summary(guidellm_inter_token_ns, NS_PER_MS, lambda one: (n_output(one) or 1.0) - 1.0),
-        "output_tokens_per_second": rate(n_all_output),
-        "tokens_per_second": rate(total([n_all_prompt, n_all_output])),
+        "type_": "generative_benchmark",
+        "config": {
+            "strategy": closed if load is None or group.n_at_once else {"type_": load.arrivals, "rate": group.rate},
+            "backend": {
+                "target": group.endpoint.url.removesuffix("/v1"),
+                "model": group.model,
+                "request_format": f"/v1/{'chat/completions' if group.endpoint.api == CHAT else 'completions'}",
+            },
+        },
+        "duration": duration,
+        "metrics": {
+            "request_totals": {
+                "successful": len(requests),
+                "errored": len(group.requests) - len(requests),
+                "incomplete": 0,
+                "total": len(group.requests),
+            },
+            "requests_per_second": rate(len(requests)),
+            **{name: {"successful": distribution(*columns)} for name, columns in figures.items()},
+            "output_tokens_per_second": rate(n_out),
+            "tokens_per_second": rate(total([n_in, n_out])),
+        },
     }
 
 
-def distribution(values: Sequence[Weighted]) -> dict[str, Any] | None:
+def distribution(values: pd.Series, weights: pd.Series | float) -> dict[str, Any] | None:
     """A summary of weighted values. None where there are none."""
-    ordered = sorted(values)
-    whole = sum(weight for _, weight in ordered)
+    import numpy as np
+
+    known = values.to_frame("value").assign(weight=weights).dropna().sort_values(["value", "weight"])
+    whole = known.weight.sum()
     if not whole:
         return None
-    mean = sum(value * weight for value, weight in ordered) / whole
-    variance = sum(weight * (value - mean) ** 2 for value, weight in ordered) / whole
-    percentiles = {name: _percentile(ordered, share * whole) for name, share in GUIDELLM_PERCENTILES.items()}
+    mean = np.average(known.value, weights=known.weight)
+    variance = np.average((known.value - mean) ** 2, weights=known.weight)
+    so_far = known.weight.cumsum().to_numpy()
+    percentiles = {}
+    for share in GUIDELLM_SHARES:  # the first value at which the weights so far reach the share
+        place = np.searchsorted(so_far, share * whole * (1 - 1e-12))
+        percentiles[f"p{str(share)[2:]:0<2}"] = known.value.iloc[place]  # p001, p05, p50
     return {
         "mean": mean,
         "median": percentiles["p50"],
         "variance": variance,
         "std_dev": math.sqrt(variance),
-        "min": ordered[0][0],
-        "max": ordered[-1][0],
+        "min": known.value.min(),
+        "max": known.value.max(),
         "count": round(whole),
         "total_sum": mean * round(whole),
         "percentiles": percentiles,
     }
-
-
-def _percentile(ordered: Sequence[Weighted], wanted: float) -> float:
-    """The first value at which the weights so far reach `wanted`."""
-    so_far = 0.0
-    for value, weight in ordered:
-        so_far += weight
-        if so_far >= wanted * (1 - 1e-12):
-            return value
-    return ordered[-1][0]
 
 
 def chunks_ns(request: Request, api: str) -> list[int]:
@@ -386,12 +337,13 @@ def chunks_ns(request: Request, api: str) -> list[int]:
 def vllm_summary(group: Group) -> dict[str, Any]:
     """The JSON document of a run, with what --save-detailed keeps."""
     api = group.endpoint.api
-    arrivals = [(request, chunks_ns(request, api)) for request in group.ok]
-    arrivals = [(request, ns) for request, ns in arrivals if ns]
-    lengths = [times.n_generated(request) for request, _ in arrivals]
+    arrivals = [(request, ns) for request in group.ok if (ns := chunks_ns(request, api))]
+    requests = [request for request, _ in arrivals]
+    lengths = [times.n_generated(request) for request in requests]
     itls_ns = [[b - a for a, b in pairwise(ns)] for _, ns in arrivals]
-    duration = seconds([request for request, _ in arrivals], lambda request: request.ended_ns)
-    n_input, n_output = total([n_prompt(request) for request, _ in arrivals]), total(lengths)
+    duration = seconds(requests, lambda request: request.ended_ns)
+    prompts = [n_prompt(request) for request in requests]
+    n_in, n_out = total(prompts), total(lengths)
     columns: dict[str, list[float]] = {
         "ttft": [ns[0] for _, ns in arrivals],
         "tpot": [(ns[-1] - ns[0]) / (n - 1) for (_, ns), n in zip(arrivals, lengths, strict=True) if n and n > 1],
@@ -406,15 +358,15 @@ def vllm_summary(group: Group) -> dict[str, Any]:
         "request_rate": "inf" if group.rate is None else group.rate,
         "max_concurrency": group.n_at_once,
         "duration": duration,
-        "completed": len(arrivals),
-        "failed": len(group.requests) - len(arrivals),
-        "total_input_tokens": n_input,
-        "total_output_tokens": n_output,
-        "request_throughput": per_second(len(arrivals), duration),
-        "output_throughput": per_second(n_output, duration),
-        "total_token_throughput": per_second(total([n_input, n_output]), duration),
-        **{key: value for name, values in columns.items() for key, value in _statistics(name, values).items()},
-        "input_lens": [n_prompt(request) for request, _ in arrivals],
+        "completed": len(requests),
+        "failed": len(group.requests) - len(requests),
+        "total_input_tokens": n_in,
+        "total_output_tokens": n_out,
+        "request_throughput": per_second(len(requests), duration),
+        "output_throughput": per_second(n_out, duration),
+        "total_token_throughput": per_second(total([n_in, n_out]), duration),
+        **{key: value for name, values_ns in columns.items() for key, value in _statistics(name, values_ns).items()},
+        "input_lens": prompts,
         "output_lens": lengths,
         "ttfts": [ns[0] / NS_PER_S for _, ns in arrivals],
         "itls": [[gap / NS_PER_S for gap in gaps] for gaps in itls_ns],
@@ -423,14 +375,12 @@ def vllm_summary(group: Group) -> dict[str, Any]:
 
 
 def _statistics(name: str, values_ns: Sequence[float]) -> dict[str, float | None]:
-    ordered = sorted(values_ns)
-    figures = {
-        "mean": statistics.fmean(ordered) if ordered else None,
-        "median": statistics.median(ordered) if ordered else None,
-        "std": statistics.pstdev(ordered) if ordered else None,
-        "p99": quantile(ordered, 0.99) if ordered else None,
-    }
-    return {f"{word}_{name}_ms": None if ns is None else ns / NS_PER_MS for word, ns in figures.items()}
+    import pandas as pd
+
+    values = pd.Series(values_ns, dtype=float) / NS_PER_MS
+    middle = {"mean": values.mean(), "median": values.median()}
+    figures = middle | {"std": values.std(ddof=0), "p99": values.quantile(0.99)}
+    return {f"{word}_{name}_ms": value if values_ns else None for word, value in figures.items()}
 
 
 FORMATS = ("guidellm", "aiperf", "vllm")

@@ -48,10 +48,10 @@ def as_llama_benchy(group: Group) -> dict[str, Any]:
     time from the first to the last event with content; the count by the usage.
     """
     ttfts_ms = [ns / 1e6 for request in group.ok if (ns := times.ttft_ns(request)) is not None]
-    gaps_ns = [gap_ns for request in group.ok if (gap_ns := tool_formats.aiperf_inter_token_ns(request))]
+    gaps_ns = tool_formats.per_request(group.ok, times.n_generated).inter_token
     return {
         "e2e_ttft": {"mean": statistics.fmean(ttfts_ms)},
-        "tg_req_throughput": {"mean": statistics.fmean(1e9 / ns for ns in gaps_ns)},
+        "tg_req_throughput": {"mean": (1e9 / gaps_ns[gaps_ns > 0]).mean()},
     }
 
 
