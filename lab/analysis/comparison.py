@@ -8,8 +8,6 @@ which takes out what the machine did meanwhile to both. Other sessions were not,
 only beyond what sessions of one machine differ by (spread.py). None is claimed where half of the runs of a session or
 more were disturbed.
 
-What may be said of a ratio of times, or of energies, in a word and in a sentence.
-
 A difference is claimed where the whole interval lies beyond 1 by at least a given share. Everything else says how large
 a difference could still be, or how large it seems and why it is not claimed.
 """
@@ -17,9 +15,10 @@ a difference could still be, or how large it seems and why it is not claimed.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,7 @@ from lab.analysis.spread import (
     without,
 )
 from lab.core import energy, shown, stats
+from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.core.stats import Ratio
@@ -287,25 +287,28 @@ def compare_groups(
 ) -> list[Comparison]:
     """Each group against the first. All intervals together hold with `confidence`; `known` are `known_spreads`."""
     figures = compared_figures([group.rows for group in setups])
-    sides = [sides_of(group.rows, dict(known or {}), figures) for group in setups]
-    shared = [
-        [key for key in sides[0] if key in other and is_of_one_source(sides[0][key], other[key])] for other in sides[1:]
-    ]
-    shared = [[key for key in keys if not is_second_choice(key, keys)] for keys in shared]
-    n_rows = sum(map(len, shared))
-    of_one_row = 1 - (1 - confidence) / max(1, n_rows)
+    base, *others = [sides_of(group.rows, dict(known or {}), figures) for group in setups]
+    compared = []
+    for other in others:
+        keys = [key for key in base if key in other and is_of_one_source(base[key], other[key])]
+        compared.append([key for key in keys if not is_second_choice(key, keys)])
+    of_one_row = 1 - (1 - confidence) / max(1, sum(map(len, compared)))
     comparisons = []
-    for other, other_sides, keys in zip(setups[1:], sides[1:], shared, strict=True):
-        rows = tuple(_row(key, sides[0][key], other_sides[key], of_one_row, at_least) for key in keys)
-        both = [(key, side, other_sides[key]) for key, side in sides[0].items() if key in other_sides]
-        differ = [key for key, base_side, other_side in both if not is_of_one_source(base_side, other_side)]
-        only_base, only_other = (without(side, [*keys, *differ]) for side in (sides[0], other_sides))
+    for group, other, keys in zip(setups[1:], others, compared, strict=True):
+        rows = tuple(_row(key, base[key], other[key], of_one_row, at_least) for key in keys)
+        differ = [key for key in base if key in other and not is_of_one_source(base[key], other[key])]
         unpaired = [key for key, row in zip(keys, rows, strict=True) if not row.paired]
-        spreads = _spread_words([sides[0], other_sides], unpaired)
-        energy_of = next((source for key in keys for source in sides[0][key].sources), None)
-        differs = next(((_sources(sides[0][key]), _sources(other_sides[key])) for key in differ), None)
         comparisons.append(
-            Comparison(setups[0].label, other.label, rows, only_base, only_other, spreads, energy_of, differs)
+            Comparison(
+                setups[0].label,
+                group.label,
+                rows,
+                only_base=without(base, [*keys, *differ]),
+                only_other=without(other, [*keys, *differ]),
+                spreads=_spread_words([base, other], unpaired),
+                energy_of=next((source for key in keys for source in base[key].sources), None),
+                energy_differs=next(((_sources(base[key]), _sources(other[key])) for key in differ), None),
+            )
         )
     return comparisons
 
@@ -314,56 +317,79 @@ def _sources(side: Side) -> str:
     return " or ".join(side.sources)
 
 
+@dataclass(frozen=True)
+class _Estimate:
+    """The values of both sides that are compared, the ratio of their centres, and what to say without an interval."""
+
+    base: list[float]
+    other: list[float]
+    ratio: float
+    interval: Ratio | None
+    too_few: str
+
+
 def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) -> Row:
     quantity = ENERGY if key[0] in energy.COMPARED else TIME
     blocks = [unit for unit in base.values if unit in other.values and unit[1] is not None]
-    ratio: Ratio | None = None
-    if blocks:
-        pairs = [[_centre(side.values[unit]) for unit in blocks] for side in (base, other)]
-        ratio = stats.paired_ratio(pairs[0], pairs[1], confidence)
-        estimate = math.exp(statistics.median(math.log(b / a) for a, b in zip(*pairs, strict=True)))
-        fewest = stats.fewest_for_interval(confidence)
-        few = f"too few blocks to be sure ({len(blocks)}; {fewest} can)"
+    found = _by_block(base, other, blocks, confidence) if blocks else _between_sessions(base, other, confidence)
+    ratio, guess = found.interval, about(found.ratio, quantity)
+    doubts = shown.all_of(
+        [
+            base.doubts,
+            other.doubts,
+            [] if ratio else [shown.FEW],
+            [shown.ASSUMED] if not blocks and math.isinf(min(base.spread.df, other.spread.df)) else [],
+        ]
+    )
+    if shown.DISTURBED in doubts:
+        ratio, told, words = None, DISTURBED, f"not sure, since half of the runs were disturbed or more: {guess}"
+    elif ratio is None:
+        told, words = TOO_FEW, f"{found.too_few}: {guess}"
     else:
-        sessions = [_by_session(side.values) for side in (base, other)]
-        pairs = [[value for values in by_session for value in values] for by_session in sessions]
-        estimate = math.exp(_mean_centre(sessions[1]) - _mean_centre(sessions[0]))
-        longest = [max(map(len, by_session)) for by_session in sessions]
-        few = f"too few runs to be sure ({longest[0]} against {longest[1]}; {FEWEST_RUNS} against {FEWEST_RUNS} can)"
-        if min(longest) >= FEWEST_RUNS:
-            sessions = [[values for values in by_session if len(values) >= FEWEST_RUNS] for by_session in sessions]
-            pairs = [[value for values in by_session for value in values] for by_session in sessions]
-            centres = [
-                stats.session_centre(by_session, side.spread.sd, side.spread.df)
-                for by_session, side in zip(sessions, (base, other), strict=True)
-            ]
-            ratio = stats.ratio(centres[0], centres[1], confidence)
-            estimate = ratio.estimate
-    told, words = verdict(ratio, at_least, quantity) if ratio else (TOO_FEW, f"{few}: {about(estimate, quantity)}")
-    doubts = [base.doubts, other.doubts, [] if ratio else [shown.FEW]]
-    if not blocks and math.isinf(min(base.spread.df, other.spread.df)):
-        doubts.append([shown.ASSUMED])
-    if shown.DISTURBED in shown.all_of(doubts):
-        ratio, told = None, DISTURBED
-        words = f"not sure, since half of the runs were disturbed or more: {about(estimate, quantity)}"
-    elif not blocks and told != ALIKE and min(map(len, pairs)) > 1:
-        words += apart(pairs[0], pairs[1], quantity)
+        told, words = verdict(ratio, at_least, quantity)
+    if not blocks and told not in (ALIKE, DISTURBED) and min(len(found.base), len(found.other)) > 1:
+        words += apart(found.base, found.other, quantity)
     return Row(
         n_prompt=key[1],
         n_gen=key[2],
         figure=key[0],
         lever=key[3],
-        base=statistics.median(pairs[0]),
-        other=statistics.median(pairs[1]),
-        n_base=len(pairs[0]),
-        n_other=len(pairs[1]),
+        base=statistics.median(found.base),
+        other=statistics.median(found.other),
+        n_base=len(found.base),
+        n_other=len(found.other),
         paired=bool(blocks),
-        estimate=estimate,
+        estimate=found.ratio,
         ratio=ratio,
         verdict=told,
         words=words,
-        doubts=shown.all_of(doubts),
+        doubts=doubts,
     )
+
+
+def _by_block(base: Side, other: Side, blocks: Sequence[tuple[str, Any]], confidence: float) -> _Estimate:
+    """Of runs side by side: the ratio in each block, whose runs in ABBA order have a mean without a steady drift."""
+    values = [[statistics.geometric_mean(side.values[block]) for block in blocks] for side in (base, other)]
+    ratio = math.exp(statistics.median(math.log(b / a) for a, b in zip(*values, strict=True)))
+    too_few = f"too few blocks to be sure ({len(blocks)}; {stats.fewest_for_interval(confidence)} can)"
+    return _Estimate(*values, ratio, stats.paired_ratio(values[0], values[1], confidence), too_few)
+
+
+def _between_sessions(base: Side, other: Side, confidence: float) -> _Estimate:
+    """Of other sessions: with an interval from FEWEST_RUNS runs of a session on, which then count alone."""
+    sessions = [_by_session(side.values) for side in (base, other)]
+    n_base, n_other = (max(map(len, of_side)) for of_side in sessions)
+    too_few = f"too few runs to be sure ({n_base} against {n_other}; {FEWEST_RUNS} against {FEWEST_RUNS} can)"
+    if min(n_base, n_other) < FEWEST_RUNS:
+        means = [statistics.fmean(statistics.median(map(math.log, one)) for one in of_side) for of_side in sessions]
+        return _Estimate(*map(_flat, sessions), math.exp(means[1] - means[0]), None, too_few)
+    sessions = [[values for values in of_side if len(values) >= FEWEST_RUNS] for of_side in sessions]
+    centres = [
+        stats.session_centre(of_side, side.spread.sd, side.spread.df)
+        for of_side, side in zip(sessions, (base, other), strict=True)
+    ]
+    interval = stats.ratio(centres[0], centres[1], confidence)
+    return _Estimate(*map(_flat, sessions), interval.estimate, interval, too_few)
 
 
 def _spread_words(both: Sequence[Mapping[Key, Side]], keys: Sequence[Key]) -> tuple[str, ...]:
@@ -374,16 +400,8 @@ def _spread_words(both: Sequence[Mapping[Key, Side]], keys: Sequence[Key]) -> tu
 
 def _by_session(values: Values) -> list[list[float]]:
     """The values of each session."""
-    sessions: dict[str, list[float]] = {}
-    for (session, _), of_unit in values.items():
-        sessions.setdefault(session, []).extend(of_unit)
-    return list(sessions.values())
+    return [_flat(values[unit] for unit in units) for units in grouped(values, lambda unit: unit[0]).values()]
 
 
-def _mean_centre(sessions: Sequence[Sequence[float]]) -> float:
-    return statistics.fmean(statistics.median(map(math.log, values)) for values in sessions)
-
-
-def _centre(values: Sequence[float]) -> float:
-    """The geometric mean: of a block's runs in ABBA order it takes out a steady drift."""
-    return math.exp(statistics.fmean(map(math.log, values)))
+def _flat(parts: Iterable[Sequence[float]]) -> list[float]:
+    return list(itertools.chain.from_iterable(parts))

@@ -6,13 +6,13 @@ of the logarithm of a session's median, estimated from sessions of equal setup o
 where too few are known, a default for the kind of machine stands in (of times, taken for energy too). `lab calibrate`
 makes such sessions.
 
-What of a group is compared: the values of every figure at every length, and how sure one can be of them.
+`sides_of` gives what of a group is compared: the values of every figure at every length, and how sure one can be of
+them.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -83,36 +83,30 @@ def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, 
     rows = request_table.measured(table.runs(records))
     if rows.empty:
         return {}
-    figures = (*FIGURES, "ttft_s") if "server" in rows else FIGURES
     rows = rows[rows.block.isna() & rows.lever.isna()]
     rows = rows[2 * rows.groupby("session").disturbed.transform("sum") < rows.groupby("session").run.transform("size")]
-    squares: dict[tuple[Any, str], float] = {}
-    n_terms: dict[tuple[Any, str], int] = {}
-    n_sessions: dict[tuple[Any, str], set[str]] = {}
-    df: dict[tuple[Any, str], dict[Any, int]] = {}
-    for setup, part in rows.groupby(setup_columns.fields(rows), dropna=False, sort=False):
-        for figure in figures:
-            alike = ["n_prompt", "n_gen", *(["energy_source"] if figure in energy.COMPARED else [])]
-            for _, same_length in part[part[figure] > 0].groupby(alike):
-                centres = [math.log(values.median()) for _, values in same_length.groupby("session")[figure]]
-                if len(centres) < 2:
-                    continue
-                key = machine_of(same_length), figure
-                squares[key] = squares.get(key, 0.0) + statistics.variance(centres) * (len(centres) - 1)
-                n_terms[key] = n_terms.get(key, 0) + len(centres) - 1
-                n_sessions.setdefault(key, set()).update(same_length.session)
-                of_setup = df.setdefault(key, {})
-                of_setup[setup] = max(of_setup.get(setup, 0), len(centres) - 1)
-    return {
-        key: Spread(
-            math.sqrt(square / n_terms[key]),
-            sum(df[key].values()),
-            len(n_sessions[key]),
-            f"from {len(n_sessions[key])} sessions of this machine",
-        )
-        for key, square in squares.items()
-        if sum(df[key].values()) >= FEWEST_SESSIONS - 1
-    }
+    rows = rows.assign(setup=rows.groupby(setup_columns.fields(rows), dropna=False, sort=False).ngroup())
+    found: dict[tuple[Any, str], list[tuple[int, pd.Series]]] = {}
+    for figure in (*FIGURES, "ttft_s") if "server" in rows else FIGURES:
+        alike = ["setup", "n_prompt", "n_gen", *(["energy_source"] if figure in energy.COMPARED else [])]
+        for (setup, *_), repeats in rows[rows[figure] > 0].groupby(alike):
+            centres = repeats.groupby("session")[figure].median().map(math.log)
+            if len(centres) > 1:
+                found.setdefault((machine_of(repeats), figure), []).append((setup, centres))
+    return {key: known for key, centres in found.items() if (known := _estimated(centres))}
+
+
+def _estimated(found: Sequence[tuple[int, pd.Series]]) -> Spread | None:
+    """From the centres of sessions (of a setup at a length); None of too few sessions. Lengths add no degrees."""
+    df: dict[int, int] = {}
+    for setup, centres in found:
+        df[setup] = max(df.get(setup, 0), len(centres) - 1)
+    if sum(df.values()) < FEWEST_SESSIONS - 1:
+        return None
+    squares = sum(centres.var() * (len(centres) - 1) for _, centres in found)
+    sd = math.sqrt(squares / sum(len(centres) - 1 for _, centres in found))
+    n_sessions = len({session for _, centres in found for session in centres.index})
+    return Spread(sd, sum(df.values()), n_sessions, f"from {n_sessions} sessions of this machine")
 
 
 def machine_of(rows: pd.DataFrame) -> tuple[Any, ...]:
