@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import lab
+from lab.analysis import disturbances
 from lab.core import phases, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record, Steps
 from lab.errors import LabError
 from lab.models import catalog, shapes
-from lab.why import datasheet, learning, prediction, probing, step_kernels, uncertainty
+from lab.why import datasheet, learning, prediction, probing, step_kernels
 from lab.why.learning import Case, Costs, Point
 from lab.why.where import Where
 from tests.conftest import MACHINE, FakeWorker, exact_steps, make_record, make_run, run_lab
@@ -38,7 +39,7 @@ def timed(n_prompt: int, prefill_factor: float, decode_factor: float, session: s
 
 def ask(records: list[Record], n_prompt: int, model: Any = BIG, settings: Any = WIDE) -> prediction.Prediction:
     learned = learning.learn(records, FAST)
-    return prediction.here(model, settings, FAST, learned.fit, uncertainty.of(learned.points), n_prompt, 6)
+    return prediction.here(model, settings, FAST, learned, n_prompt, 6)
 
 
 def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
@@ -75,23 +76,24 @@ def test_repeats_of_one_length_are_one_piece_of_information() -> None:
 
 def test_a_session_of_many_runs_does_not_outweigh_others() -> None:
     records = [timed(512, 1, 1, "a")] * 9 + [timed(512, 1, 2, "b"), timed(512, 1, 3, "c")]
-    (decode,) = [point for point in learning.learn(records, FAST).points if point.case.phase == DECODE]
+    learned = learning.learn(records, FAST)
+    (decode,) = [point for point in learned.points if point.case.phase == DECODE]
     assert decode.seconds / decode.costs.kernels_s == pytest.approx(2, rel=0.01)
     assert sorted(decode.by_session) == ["a", "b", "c"]
-    variance = uncertainty.of([decode]).variance(DECODE, uncertainty.SESSION)
-    assert variance > 2 * uncertainty.PRIOR[uncertainty.SESSION][DECODE] ** 2
+    variance = dataclasses.replace(learned, points=(decode,)).uncertainty.variance(DECODE, learning.SESSION)
+    assert variance > 2 * learning.PRIOR[learning.SESSION][DECODE] ** 2
 
 
 def test_disturbed_runs_count_only_where_there_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "_is_disturbed", lambda record: record.run.repeat == 1)
+    monkeypatch.setattr(disturbances, "disturbances", lambda record: {"others": 1.0} if record.run.repeat == 1 else {})
     quiet, disturbed = timed(512, 1.2, 1.3), timed(512, 3, 3)
     disturbed = dataclasses.replace(disturbed, run=dataclasses.replace(disturbed.run, repeat=1))
     assert learning.learn([quiet, *[disturbed] * 5], FAST).points == learning.learn([quiet], FAST).points
     alone = learning.learn([disturbed], FAST)
     assert all(point.is_disturbed for point in alone.points)
-    wide, narrow = uncertainty.of(alone.points), uncertainty.of(learning.learn([quiet], FAST).points)
+    wide, narrow = alone.uncertainty, learning.learn([quiet], FAST).uncertainty
     assert wide.factor(alone.points[0].case) > 1.3 * narrow.factor(alone.points[0].case)
-    assert "2 of the points are of disturbed runs" in prediction.basis_here(alone, wide)
+    assert "2 of the points are of disturbed runs" in prediction.basis_here(alone)
 
 
 def test_records_with_absurd_steps_teach_nothing() -> None:
@@ -107,7 +109,7 @@ def test_records_with_absurd_steps_teach_nothing() -> None:
     runs = [dataclasses.replace(whole.run, steps=other, n_prompt=0) for other in absurd]
     records = [whole, *(dataclasses.replace(whole, run=run) for run in runs)]
     learned = learning.learn(records, FAST)
-    assert all(0 < error < 10 for error in map(uncertainty.of(learned.points).factor, (p.case for p in learned.points)))
+    assert all(0 < error < 10 for error in map(learned.uncertainty.factor, (p.case for p in learned.points)))
     assert ask(records, 512).prefill_expected_s == pytest.approx(ask([whole], 512).prefill_expected_s, rel=0.3)
 
 
@@ -133,28 +135,28 @@ def test_ranges_widen_where_they_extrapolate_and_the_text_says_so() -> None:
     threads = dataclasses.replace(FAST, rates=(*FAST.rates, *(dataclasses.replace(r, n_threads=1) for r in FAST.rates)))
     learned = learning.learn(records, threads)
     one = dataclasses.replace(WIDE, n_threads=1, n_threads_batch=1)
-    row = prediction.here(BIG, one, threads, learned.fit, uncertainty.of(learned.points), 1024, 6)
+    row = prediction.here(BIG, one, threads, learned, 1024, 6)
     assert "other settings (threads" in row.beyond[0]
     short = ask(records, 10)
     assert "below the shortest prompt learned from (512 tokens)" in short.beyond[0]
 
 
 def test_from_one_length_only_the_range_is_that_of_the_bench() -> None:
-    errors = uncertainty.of(learning.learn([timed(512, 1.2, 1.3)] * 20, FAST).points)
+    errors = learning.learn([timed(512, 1.2, 1.3)] * 20, FAST).uncertainty
     assert not errors.held_out
-    prior = uncertainty.PRIOR
+    prior = learning.PRIOR
     for phase in (PREFILL, DECODE):
         case = next(point.case for point in errors.points if point.case.phase == phase)
         longer = dataclasses.replace(case, length=16 * case.length)
-        ways = (prior[uncertainty.INSIDE], prior[uncertainty.SESSION], *[prior[uncertainty.LONGER]] * 4)
+        ways = (prior[learning.INSIDE], prior[learning.SESSION], *[prior[learning.LONGER]] * 4)
         expected = math.sqrt(sum(way[phase] ** 2 for way in ways))
-        assert errors.factor(longer) == pytest.approx(math.exp(uncertainty.DEVIATIONS * expected))
+        assert errors.factor(longer) == pytest.approx(math.exp(learning.DEVIATIONS * expected))
 
 
 def test_ceilings_that_are_too_low_are_said_to_be_and_lower_the_range() -> None:
     for factor, low in ((0.6, True), (1.0, False)):
         learned = learning.learn([timed(512, 1, factor)], FAST)
-        assert ("ceilings are too low" in prediction.basis_here(learned, uncertainty.of(learned.points))) == low
+        assert ("ceilings are too low" in prediction.basis_here(learned)) == low
         (decode,) = [point for point in learned.points if point.case.phase == DECODE]
         row = ask([timed(512, 1, factor)], 512)
         assert row.tpot_s[0] < decode.seconds < row.tpot_s[1]
@@ -177,9 +179,8 @@ def epyc(*lengths: int) -> tuple[list[Record], Ceilings]:
 def test_long_prompts_lie_in_the_range_of_what_short_ones_taught(learned_from: tuple[int, ...]) -> None:
     records, best = epyc(*learned_from)
     learned = learning.learn(records, best)
-    errors = uncertainty.of(learned.points)
     for n_prompt, prefill_s, tpot_ms in ((8192, 37.7, 26.3), (10_000, 62.6, 32.0)):  # medians of the samples
-        row = prediction.here(records[0].model, records[0].settings, best, learned.fit, errors, n_prompt, 2)
+        row = prediction.here(records[0].model, records[0].settings, best, learned, n_prompt, 2)
         assert row.prefill_s[0] < prefill_s < row.prefill_s[1]
         assert row.tpot_s[0] < tpot_ms / 1e3 < row.tpot_s[1]
 
@@ -238,7 +239,8 @@ def outcomes(n_machines: int) -> dict[str, list[tuple[bool, float]]]:
         lengths = [[256], [10, 512], [64, 256, 1024]][dice.randrange(3)]
         setups = dice.sample([(m, q) for m in range(3) for q in ("Q4_0", "Q8_0")], dice.randint(1, 4))
         learned = [truth.point(n, p, m, q, f"{m}{q}") for n in lengths for p in (PREFILL, DECODE) for m, q in setups]
-        fit, errors = learning.fit(learned), uncertainty.of(learned)
+        fit = learning.fit(learned)
+        errors = learning.Learned(fit, tuple(learned), (), 1).uncertainty
         for n in (lengths[0], lengths[-1], 4 * lengths[-1], 16 * lengths[-1]):
             point = truth.point(
                 n, dice.choice((PREFILL, DECODE)), dice.randrange(3), dice.choice(("Q4_0", "Q8_0")), "later"

@@ -17,7 +17,7 @@ from lab.process.rpc_server import RpcServer
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, PLAIN_ATTENTION, UPLOAD, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
 from lab.show import lesson, plot_runs, plot_why, text_why
-from lab.why import learning, prediction, probe_plan, probing, roofline, step_kernels, uncertainty, where
+from lab.why import learning, prediction, probe_plan, probing, roofline, step_kernels, where
 from lab.why.where import Where
 from tests.conftest import MACHINE, MS, exact_steps, make_record, make_run
 from tests.test_explain import BIG, WIDE, rate
@@ -363,7 +363,7 @@ def test_runs_teach_only_about_the_devices_they_were_on() -> None:
     learned = learning.learn([split, on_server], ceilings, "part")
     assert learned.n_runs == 1
     (row,) = [row for row in roofline.explain([split], ceilings) if row.phase == "decode"]
-    predicted = prediction.here(BIG, settings, ceilings, learned.fit, uncertainty.of(learned.points), 512, 3)
+    predicted = prediction.here(BIG, settings, ceilings, learned, 512, 3)
     assert predicted.tpot_expected_s == pytest.approx(row.measured_s, rel=0.05)
     assert predicted.tpot_limit_s == pytest.approx(row.traffic_s, rel=0.2)
 

@@ -372,7 +372,7 @@ def _by_block(base: Side, other: Side, blocks: Sequence[tuple[str, Any]], confid
     values = [[statistics.geometric_mean(side.values[block]) for block in blocks] for side in (base, other)]
     ratio = math.exp(statistics.median(math.log(b / a) for a, b in zip(*values, strict=True)))
     too_few = f"too few blocks to be sure ({len(blocks)}; {stats.fewest_for_interval(confidence)} can)"
-    return _Estimate(*values, ratio, stats.paired_ratio(values[0], values[1], confidence), too_few)
+    return _Estimate(values[0], values[1], ratio, stats.paired_ratio(values[0], values[1], confidence), too_few)
 
 
 def _between_sessions(base: Side, other: Side, confidence: float) -> _Estimate:
@@ -382,14 +382,14 @@ def _between_sessions(base: Side, other: Side, confidence: float) -> _Estimate:
     too_few = f"too few runs to be sure ({n_base} against {n_other}; {FEWEST_RUNS} against {FEWEST_RUNS} can)"
     if min(n_base, n_other) < FEWEST_RUNS:
         means = [statistics.fmean(statistics.median(map(math.log, one)) for one in of_side) for of_side in sessions]
-        return _Estimate(*map(_flat, sessions), math.exp(means[1] - means[0]), None, too_few)
+        return _Estimate(_flat(sessions[0]), _flat(sessions[1]), math.exp(means[1] - means[0]), None, too_few)
     sessions = [[values for values in of_side if len(values) >= FEWEST_RUNS] for of_side in sessions]
     centres = [
         stats.session_centre(of_side, side.spread.sd, side.spread.df)
         for of_side, side in zip(sessions, (base, other), strict=True)
     ]
     interval = stats.ratio(centres[0], centres[1], confidence)
-    return _Estimate(*map(_flat, sessions), interval.estimate, interval, too_few)
+    return _Estimate(_flat(sessions[0]), _flat(sessions[1]), interval.estimate, interval, too_few)
 
 
 def _spread_words(both: Sequence[Mapping[Key, Side]], keys: Sequence[Key]) -> tuple[str, ...]:

@@ -134,17 +134,14 @@ def kernels(ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[st
 
 def step_ms(ceilings: Ceilings, model: Model, settings: Settings, n_tokens: int, n_past: int) -> float:
     """Least milliseconds of one step in its kernels, by a machine's ceilings. LabError for a kernel without one."""
-    least = step_kernels.total(model, settings, ceilings, n_tokens, n_past, 1)
-    if least is None:
-        raise _unknown_cost(model)
-    return 1e3 * least.total_s
+    return 1e3 * step_kernels.total(model, settings, ceilings, n_tokens, n_past, 1).total_s
 
 
 def step_cost(model: Model, n_tokens: int, n_past: int = 0) -> StepCost:
     """FLOPs and bytes of one step after `n_past` tokens, of which the last one's successor is predicted."""
     step = cost.step(model, n_tokens, n_past, n_outputs=1)
     if step is None:
-        raise _unknown_cost(model)
+        raise step_kernels.not_known(model)
     return step
 
 
@@ -183,7 +180,7 @@ def kv_bytes(model: Model, kind: str = "f16") -> float:
     """Bytes that one token leaves in a KV cache of type `kind`. LabError where the model's header is not enough."""
     n_bytes = memory.kv_bytes_per_position(model, kind, kind)
     if n_bytes is None:
-        raise _unknown_cost(model)
+        raise step_kernels.not_known(model)
     return n_bytes
 
 
@@ -281,7 +278,3 @@ def _timed(records: Sequence[Record]) -> list[Record]:
 def _sections(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> list[Any]:
     """What the experiments among the records showed, as `levers.sections` has it."""
     return levers.sections(records, [ceilings] if ceilings else [], runs)
-
-
-def _unknown_cost(model: Model) -> LabError:
-    return LabError(f"What a step of {model.name} costs is not known from its header.", "Take another model.")

@@ -180,8 +180,6 @@ def _lever(
             step = _typical_step(row, settings)
             old = step_kernels.total(record.model, record.settings, ceilings, *step)
             new = step_kernels.total(model, settings, ceilings, *step)
-            if old is None or new is None:
-                return None
             rest = max(0.0, row.measured_s - row.least_s)
             gains[phase] = row.measured_s / (rest + (row.measured_s - rest) * new.total_s / old.total_s)
     except LabError:

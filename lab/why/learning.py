@@ -1,22 +1,30 @@
-"""What the runs of a machine teach about runs that were not made: a fit to points that each have a length and a setup.
+"""What the runs of a machine teach about runs that were not made: a fit, and how far off its predictions may be.
 
-A phase takes its kernels' least time, times a factor of at least 1 (one for prefill, one for decode), plus what every
-layer costs in addition: per step (threads that meet) and per token (norms, activations, copies). No cost is negative.
-A setup that has runs of its own also takes what these differ from that on average. All runs of one setup at one length
-are one point: their median.
+The fit: a phase takes its kernels' least time, times a factor of at least 1 (one for prefill, one for decode), plus
+what every layer costs in addition: per step (threads that meet) and per token (norms, activations, copies). No cost is
+negative. A setup that has runs of its own also takes what these differ from that on average. All runs of one setup at
+one length are one point: their median.
+
+How far off: points are held out of the fit and predicted from the others. Each way of going beyond what was learned
+from (a longer or shorter context, another model, another quantization, other settings) has a variance of its own: the
+mean squared error of the points that were held out in this way, together with a figure of the lab's own bench where few
+or none could be (PRIOR). So has what lies inside of it, and what changes from one session to the next. Points of
+disturbed runs add theirs by their share of all points. The variances of all that apply to a prediction are added.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from lab.analysis import disturbances
 from lab.core import phases, stats
-from lab.core.record import DECODE, OK, PREFILL, Ceilings, Model, Record, Run, Settings
+from lab.core.lists import grouped
+from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Run, Settings
 from lab.errors import LabError
 from lab.why import step_kernels, where
 from lab.why.step_kernels import Layers, Parts
@@ -25,9 +33,42 @@ from lab.why.where import Where
 PRIOR_FACTOR = 1.05
 """What the factor on kernels is taken to be in each phase: counts as one more point."""
 
-
 Step = tuple[int, int, int]
 """n_tokens, n_past, n_outputs of a step."""
+
+INSIDE, SESSION, DISTURBED, LONGER, SHORTER = "inside", "session", "disturbed", "longer", "shorter"
+MODEL, QUANTIZATION, SETTINGS = "model", "quantization", "settings"
+
+PRIOR = {
+    INSIDE: {PREFILL: 0.07, DECODE: 0.06},
+    SESSION: {PREFILL: 0.05, DECODE: 0.08},
+    DISTURBED: {PREFILL: 0.28, DECODE: 0.25},
+    LONGER: {PREFILL: 0.08, DECODE: 0.08},
+    SHORTER: {PREFILL: 0.12, DECODE: 0.06},
+    MODEL: {PREFILL: 0.12, DECODE: 0.12},
+    QUANTIZATION: {PREFILL: 0.10, DECODE: 0.10},
+    SETTINGS: {PREFILL: 0.12, DECODE: 0.12},
+}
+"""Standard deviations of log(measured / predicted); of LONGER and SHORTER for one doubling of the length.
+
+Measured on two virtual cores of an EPYC, and rounded up. tests/bench/held_out.py: other lengths 0.06; Q4_0 and Q8_0
+from Q4_1 0.10; 3B models from small ones 0.02 in prefill and 0.11 in decode. The samples in results/: sessions 0.04
+in prefill and 0.08 in decode; longer prompts 0.08 and 0.02; shorter ones 0.12 and 0.04. DISTURBED: between sessions of
+one thread while other processes used 1.5 of the two cores, 0.28 and 0.25. Other settings were not measured: they count
+as another model does.
+"""
+
+PRIOR_WEIGHT = 4
+"""As how many groups of held-out points a figure of PRIOR counts."""
+
+DEVIATIONS = 2.0
+"""Half the width of a range, in standard deviations."""
+
+MOST_LENGTHS = 12
+"""Lengths at which points are parted: a sweep has hundreds."""
+
+NEAR = 1.5
+"""Lengths up to so many times the longest learned from are no extrapolation."""
 
 
 @dataclass(frozen=True)
@@ -59,22 +100,10 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One phase of one run."""
-
-    session: str
-    is_disturbed: bool
-    n_prompt: int
-    case: Case
-    costs: Costs
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Point:
     """The median of the runs of one setup at one length: seconds of prefill, or of one decode step.
 
-    Of runs that nothing disturbed, where there are such.
+    Of runs that nothing disturbed, where there are such. One run is a point too, before it is merged with its repeats.
     """
 
     n_prompt: int
@@ -113,26 +142,27 @@ class Learned:
     models: tuple[str, ...]
     n_runs: int
 
+    @cached_property
+    def uncertainty(self) -> Uncertainty:
+        """How far off predictions of the fit may be."""
+        return Uncertainty(self.points, _known(self.points), tuple(_hold_out(self.points)))
+
 
 def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") -> Learned:
     """What runs of this machine teach that had as much on the same devices. LabError where there are too few."""
-    by_point: dict[tuple[Case, int], list[Row]] = {}
-    models, n_runs = set(), 0
-    for record in records:
-        rows = _rows_of(record, ceilings, offload)
-        if rows:
-            n_runs += 1
-            models.add(f"{record.model.name} {record.model.quantization or ''}".strip())
-        for row in rows:
-            by_point.setdefault((dataclasses.replace(row.case, length=0), row.n_prompt), []).append(row)
-    points = tuple(map(_point, by_point.values()))
+    phases_of = [(record, _phases(record, ceilings, offload)) for record in records]
+    used = [(record, found) for record, found in phases_of if found]
+    runs = [run for _, found in used for run in found]
+    by_length = grouped(runs, lambda run: (dataclasses.replace(run.case, length=0), run.n_prompt))
+    points = tuple(map(_median, by_length.values()))
     if {point.case.phase for point in points} != {PREFILL, DECODE}:
         raise LabError(
             "There are too few runs of this machine to learn from: at least one with prefill and decode is needed, and "
             "ceilings for its weight types.",
             "Measure some: lab measure, then lab ceilings",
         )
-    return Learned(fit(points), points, tuple(sorted(models)), n_runs)
+    models = {f"{record.model.name} {record.model.quantization or ''}".strip() for record, _ in used}
+    return Learned(fit(points), points, tuple(sorted(models)), len(used))
 
 
 def fit(points: Sequence[Point]) -> Fit:
@@ -166,25 +196,20 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case
     return Case(phase, length, shape, model.quantization, chosen)
 
 
-def costs_of(
-    model: Model, steps: Sequence[Step], parts_of: Callable[[Step], Parts | None], overlaps: bool = False
-) -> Costs | None:
-    """Of some steps. None where what a step's kernels cost is not known. `overlaps`: the devices work as a pipeline."""
-    parts = [split for split in map(parts_of, steps) if split is not None]
-    if len(parts) < len(steps):
-        return None
-    kernels_s = step_kernels.least_s(parts, overlaps)
+def costs_of(model: Model, steps: Sequence[Step], parts_of: Callable[[Step], Parts], overlaps: bool = False) -> Costs:
+    """Of some steps. LabError where what a step's kernels cost is not known. `overlaps`: the devices are a pipeline."""
+    kernels_s = step_kernels.least_s([parts_of(step) for step in steps], overlaps)
     layers, width = model.n_layer or 0, (model.n_embd or 0) + (model.n_ff or 0)
     return Costs(kernels_s, layers * len(steps), layers * sum(n for n, _, _ in steps) * width)
 
 
 def step_costs(
     model: Model, settings: Settings, ceilings: Ceilings, layers: Layers | None = None
-) -> Callable[[Step], Parts | None]:
+) -> Callable[[Step], Parts]:
     """What a step's kernels cost, remembered: the runs that a sweep stands for share most of their steps."""
 
     @cache
-    def parts_of(step: Step) -> Parts | None:
+    def parts_of(step: Step) -> Parts:
         return step_kernels.parts(model, settings, ceilings, *step, layers=layers)
 
     return parts_of
@@ -202,65 +227,184 @@ def offload_of(model: Model, settings: Settings) -> str:
     return "all" if settings.n_gpu_layers < 0 or settings.n_gpu_layers > (model.n_layer or 0) else "part"
 
 
-def _rows_of(record: Record, ceilings: Ceilings, offload: str) -> list[Row]:
-    """The phases of a record's run, if it can be learned from."""
-    run = record.run
-    measured = run.status == OK and not run.warmup and run.totals is None and run.lever is None
-    here = where.same(record.machine, ceilings.machine) and offload_of(record.model, record.settings) == offload
-    if not (measured and here and _is_on(record, ceilings)):
+def _phases(record: Record, ceilings: Ceilings, offload: str) -> list[Point]:
+    """The phases of a record's run, each as a point; none where nothing can be learned from it."""
+    run, settings = record.run, record.settings
+    is_here = where.same(record.machine, ceilings.machine) and offload_of(record.model, settings) == offload
+    if not (run.is_timed and run.totals is None and run.lever is None and is_here and _is_on(record, ceilings)):
         return []
-    parts_of = step_costs(record.model, record.settings, ceilings, where.layers_of(record))
+    parts_of = step_costs(record.model, settings, ceilings, where.layers_of(record))
+    is_pipeline, is_disturbed = overlaps(settings, ceilings), bool(disturbances.disturbances(record))
+    found = []
     try:
-        return [row for part in phases.by_length(run) for row in _rows(record, part, parts_of, ceilings)]
+        for of_length in phases.by_length(run):
+            for phase, length, shapes, seconds in _steps_of(of_length):
+                costs = costs_of(record.model, shapes, parts_of, phase == PREFILL and is_pipeline)
+                if min(costs.kernels_s, seconds, length) > 0:
+                    case = case_of(phase, length, record.model, settings)
+                    by_session = {record.session: seconds}
+                    found.append(Point(of_length.n_prompt, case, costs, seconds, by_session, is_disturbed))
     except LabError:  # a type or thread count without a ceiling
         return []
+    return found
 
 
 def _is_on(record: Record, ceilings: Ceilings) -> bool:
     """Whether a run was made on the devices that ceilings are of."""
     parts = (ceilings, *(ceilings.others or ()))
-    is_same = where.same_devices(
-        where.of_record(record), Where(ceilings.machine, tuple(where.measured_on(one) for one in parts))
-    )
+    of_ceilings = Where(ceilings.machine, tuple(where.measured_on(one) for one in parts))
+    is_same = where.same_devices(where.of_record(record), of_ceilings)
     return is_same and all(where.repacks_alike(one, record.settings.repack) for one in parts)
 
 
-def _rows(record: Record, run: Run, parts_of: Callable[[Step], Parts | None], ceilings: Ceilings) -> Iterator[Row]:
-    """A run's prefill and its mean decode step."""
-    model, settings, steps = record.model, record.settings, run.steps
+def _steps_of(run: Run) -> Iterator[tuple[str, int, list[Step], float]]:
+    """Of a run's prefill and of its mean decode step: the phase, its length, its steps, and its seconds."""
+    steps = run.steps
     if min((*steps.n_tokens, run.n_prompt), default=0) < 1 or min(steps.n_past, default=-1) < 0:
         return  # a file may hold anything
-    n_prefill = phases.n_prefill_steps(run)
+    n = phases.n_prefill_steps(run)
     times = [(ready - start) / 1e9 for start, ready in zip(steps.start_ns, steps.ready_ns, strict=True)]
-    shapes = [(steps.n_tokens[i], steps.n_past[i], int(i == n_prefill - 1)) for i in range(n_prefill)]
-    is_disturbed = _is_disturbed(record)
-    parts = [(PREFILL, run.n_prompt, shapes, sum(times[:n_prefill]))]
-    if n_decode := len(times) - n_prefill:
-        middle = round(statistics.fmean(steps.n_past[n_prefill:]))
-        parts.append((DECODE, middle, [(1, middle, 1)], sum(times[n_prefill:]) / n_decode))
-    for phase, length, shapes, seconds in parts:
-        costs = costs_of(model, shapes, parts_of, phase == PREFILL and overlaps(settings, ceilings))
-        if costs is not None and min(costs.kernels_s, seconds, length) > 0:
-            case = case_of(phase, length, model, settings)
-            yield Row(record.session, is_disturbed, run.n_prompt, case, costs, seconds)
+    shapes = zip(steps.n_tokens[:n], steps.n_past[:n], [0] * (n - 1) + [1], strict=False)
+    yield PREFILL, run.n_prompt, list(shapes), sum(times[:n])
+    if len(times) > n:
+        middle = round(statistics.fmean(steps.n_past[n:]))
+        yield DECODE, middle, [(1, middle, 1)], sum(times[n:]) / (len(times) - n)
 
 
-def _is_disturbed(record: Record) -> bool:
-    return bool(disturbances.disturbances(record))
-
-
-def _point(rows: Sequence[Row]) -> Point:
+def _median(runs: Sequence[Point]) -> Point:
     """The median of one setup at one length: of each session first, so that none outweighs another."""
-    rows = [row for row in rows if not row.is_disturbed] or rows
-    sessions = {row.session for row in rows}
-    by_session = {name: statistics.median(row.seconds for row in rows if row.session == name) for name in sessions}
-    costs = Costs(*map(statistics.median, zip(*(dataclasses.astuple(row.costs) for row in rows), strict=True)))
-    case = dataclasses.replace(rows[0].case, length=statistics.median(row.case.length for row in rows))
-    return Point(
-        rows[0].n_prompt, case, costs, statistics.median(by_session.values()), by_session, rows[0].is_disturbed
-    )
+    runs = [run for run in runs if not run.is_disturbed] or runs
+    sessions = grouped(((session, s) for run in runs for session, s in run.by_session.items()), lambda one: one[0])
+    by_session = {session: statistics.median(seconds for _, seconds in own) for session, own in sessions.items()}
+    costs = Costs(*map(statistics.median, zip(*(dataclasses.astuple(run.costs) for run in runs), strict=True)))
+    case = dataclasses.replace(runs[0].case, length=statistics.median(run.case.length for run in runs))
+    seconds = statistics.median(by_session.values())
+    return Point(runs[0].n_prompt, case, costs, seconds, by_session, runs[0].is_disturbed)
 
 
 def _columns(phase: str, costs: Costs) -> tuple[float, float, float, float]:
     kernels = (costs.kernels_s, 0.0) if phase == PREFILL else (0.0, costs.kernels_s)
     return *kernels, costs.layer_steps, costs.layer_values
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the points of one phase cover: from which to which length, which models, quantizations and settings."""
+
+    shortest: float
+    longest: float
+    quantizations: Mapping[tuple[object, ...], set[str | None]]  # of each model's shape
+    settings: set[object]
+
+    def beyond(self, case: Case) -> dict[str, float]:
+        """In which ways a case lies beyond, and how far: in doublings of the length, else 1."""
+        ways = {}
+        if case.length > NEAR * self.longest:
+            ways[LONGER] = math.log2(case.length / self.longest)
+        if case.length * NEAR < self.shortest:
+            ways[SHORTER] = math.log2(self.shortest / max(1.0, case.length))
+        if case.shape not in self.quantizations:
+            ways[MODEL] = 1.0
+        if case.quantization not in self.quantizations.get(case.shape, set().union(*self.quantizations.values())):
+            ways[QUANTIZATION] = 1.0
+        if case.settings not in self.settings:
+            ways[SETTINGS] = 1.0
+        return ways
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A point that was predicted from others: log(measured / predicted), and in which ways it lay beyond them."""
+
+    group: str  # points of one group were held out together, so they are one piece of information
+    case: Case
+    beyond: dict[str, float]
+    error: float
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """What was learned from, by phase, and the errors of points that were held out of it."""
+
+    points: tuple[Point, ...]
+    known: dict[str, Known]
+    held_out: tuple[HeldOut, ...]
+
+    def factor(self, case: Case) -> float:
+        """By what factor a range reaches to either side of the expectation."""
+        disturbed = statistics.fmean(point.is_disturbed for point in self.points if point.case.phase == case.phase)
+        ways = {INSIDE: 1.0, SESSION: 1.0, DISTURBED: disturbed, **self.known[case.phase].beyond(case)}
+        variance = sum(distance * self.variance(case.phase, way) for way, distance in ways.items())
+        return math.exp(DEVIATIONS * math.sqrt(variance))
+
+    def fastest(self, phase: str) -> float:
+        """The smallest part of its kernels' least time that a point took: 1, or less where ceilings are too low."""
+        alike = [point for point in self.points if point.case.phase == phase]
+        return min(1.0, *(point.seconds / point.costs.kernels_s for point in alike))
+
+    def variance(self, phase: str, way: str) -> float:
+        """Of one way: the mean over the groups that were held out, and PRIOR as so many more."""
+        if way == SESSION:
+            squares = _between_sessions([point for point in self.points if point.case.phase == phase])
+        else:
+            squares = {}
+            for point in self.held_out:
+                if point.case.phase == phase and [*point.beyond] == ([] if way == INSIDE else [way]):
+                    squares.setdefault(point.group, []).append(point.error**2 / point.beyond.get(way, 1.0))
+        means = [statistics.fmean(group) for group in squares.values()]
+        return (sum(means) + PRIOR_WEIGHT * PRIOR[way][phase] ** 2) / (len(means) + PRIOR_WEIGHT)
+
+
+def _known(points: Sequence[Point]) -> dict[str, Known]:
+    """What points cover, by phase."""
+    known = {}
+    for phase, cases in grouped((point.case for point in points), lambda case: case.phase).items():
+        lengths, by_shape = [case.length for case in cases], grouped(cases, lambda case: case.shape)
+        quantizations = {shape: {case.quantization for case in own} for shape, own in by_shape.items()}
+        known[phase] = Known(min(lengths), max(lengths), quantizations, {case.settings for case in cases})
+    return known
+
+
+def _hold_out(points: Sequence[Point]) -> Iterator[HeldOut]:
+    """Points predicted from others, in every way in which some can be held out."""
+    for group, held in _splits(points):
+        is_held = set(map(id, held))
+        kept = [point for point in points if id(point) not in is_held]
+        known = _known(kept)
+        held = [point for point in held if point.case.phase in known]
+        if not held:
+            continue
+        fitted = fit(kept)
+        for point in held:
+            error = math.log(point.seconds / fitted.seconds(point.case, point.costs))
+            beyond = known[point.case.phase].beyond(point.case)
+            yield HeldOut(group or str(point.case.setup), point.case, beyond, error)
+
+
+def _splits(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
+    """What is held out together: a name (empty: that of each point's setup), and which points these are."""
+    lengths = sorted({point.n_prompt for point in points})
+    lengths = sorted({lengths[i * (len(lengths) - 1) // MOST_LENGTHS] for i in range(MOST_LENGTHS + 1)})
+    for n in lengths[1:-1]:
+        of_length = [point for point in points if point.n_prompt == n]
+        yield from (("", alike) for alike in grouped(of_length, lambda point: point.case.setup).values())
+    for n in lengths[1:]:
+        yield "", [point for point in points if point.n_prompt >= n]
+        yield "", [point for point in points if point.n_prompt < n]
+    parts: tuple[Callable[[Point], object], ...] = (
+        lambda point: point.case.shape,
+        lambda point: (point.case.shape, point.case.quantization),
+        lambda point: point.case.settings,
+    )
+    for part in parts:
+        yield from ((str(value), held) for value, held in grouped(points, part).items())
+
+
+def _between_sessions(points: Sequence[Point]) -> dict[str, list[float]]:
+    """By session: squared deviations of its medians from those of all sessions, of points that several measured."""
+    squares: dict[str, list[float]] = {}
+    for point in points:
+        n = len(point.by_session)
+        for session, seconds in point.by_session.items() if n > 1 else ():
+            squares.setdefault(session, []).append(math.log(seconds / point.seconds) ** 2 * n / (n - 1))
+    return squares

@@ -11,6 +11,7 @@ What a prediction rests on, and where it goes beyond that, in words.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,18 +27,17 @@ from lab.process.worker import Worker
 from lab.runner.cases import Plan
 from lab.runner.plan import check_lengths, make_plan, parse_lengths
 from lab.runner.plan_needs import memory_for
-from lab.why import datasheet, learning, probing, roofline, uncertainty, where
+from lab.why import datasheet, learning, probing, roofline, step_kernels, where
 from lab.why.datasheet import KERNEL_SHARE, Device, Own, Shares
-from lab.why.learning import Case, Fit, Learned, Step
-from lab.why.uncertainty import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Uncertainty
+from lab.why.learning import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Case, Learned, Step, Uncertainty
 
 TOO_FAST = 1.1
 """Runs that were so many times as fast as their kernels' ceilings show that the ceilings are too low."""
 
 
-def basis_here(learned: Learned, errors: Uncertainty) -> str:
+def basis_here(learned: Learned) -> str:
     """What a prediction for this machine rests on, in words."""
-    fit = learned.fit
+    fit, errors = learned.fit, learned.uncertainty
     sentence = (
         f"Expected: {fit.prefill_factor:.2f} x the kernels' best time in prefill and {fit.decode_factor:.2f} x in "
         f"decode, plus {1e6 * fit.per_layer_step_s:.3g} us per layer and step, plus "
@@ -45,7 +45,7 @@ def basis_here(learned: Learned, errors: Uncertainty) -> str:
         f"{plural(learned.n_runs, 'run')} of {', '.join(learned.models)} on this machine "
         f"({len(learned.points)} points: medians by length and phase), and "
         "corrected by what runs of the same setup differ from that on average. "
-        f"Ranges: {uncertainty.DEVIATIONS:g} standard deviations of {len(errors.held_out)} predictions of points that "
+        f"Ranges: {learning.DEVIATIONS:g} standard deviations of {len(errors.held_out)} predictions of points that "
         "were held out, and of those of the lab's own bench (tests/bench/held_out.py) where few could be."
     )
     if n_disturbed := sum(point.is_disturbed for point in learned.points):
@@ -64,8 +64,7 @@ def basis_of(device: Device, own: Own | None) -> str:
     if own is None:
         return datasheet.basis(device)
     if own.learned is not None:
-        here = basis_here(own.learned, uncertainty.of(own.learned.points))
-        return here.replace("on this machine", "on such a device")
+        return basis_here(own.learned).replace("on this machine", "on such a device")
     if own.shares is None:
         day = own.ceilings.measured_at[:10] if own.ceilings else ""
         return (
@@ -187,9 +186,8 @@ def ask(
     records, known = _kept(folder)
     best = probing.need(known, place, False, "this machine")
     learned = learning.learn(records, best, learning.offload_of(plan.model, plan.settings))
-    errors = uncertainty.of(learned.points)
-    rows = [here(plan.model, plan.settings, best, learned.fit, errors, n, gen) for n in lengths]
-    basis = " ".join([basis_here(learned, errors), *probing.doubt_words(best)])
+    rows = [here(plan.model, plan.settings, best, learned, n, gen) for n in lengths]
+    basis = " ".join([basis_here(learned), *probing.doubt_words(best)])
     available = memory_for(plan)
     rows = [with_misfit(row, plan.model, plan.settings, available) for row in rows]
     return Answer(plan.model, "this machine", rows, needed, available, basis)
@@ -242,17 +240,12 @@ def memory_bytes(model: Model, settings: Settings, n_ctx: int) -> int:
 
 
 def here(
-    model: Model,
-    settings: Settings,
-    ceilings: Ceilings,
-    fit: Fit | None,
-    errors: Uncertainty,
-    n_prompt: int,
-    n_gen: int,
+    model: Model, settings: Settings, ceilings: Ceilings, learned: Learned | None, n_prompt: int, n_gen: int
 ) -> Prediction:
     """A run on this machine. Neither the expectation nor the range goes below the limit.
 
-    Without a fit there is no expectation: the range goes from the kernels' least time to what that may leave out.
+    Where nothing was learned there is no expectation: the range goes from the kernels' least time to what that may
+    leave out.
     """
     prefill: list[Step] = []
     for first in range(0, n_prompt, settings.n_ubatch):
@@ -260,20 +253,18 @@ def here(
         prefill.append((n_tokens, first, int(first + n_tokens == n_prompt)))
     middle = n_prompt + max(0, n_gen - 2) // 2
     best = roofline.roof(ceilings, where.layers(ceilings.machine, model, settings))
+    parts_of = learning.step_costs(model, settings, ceilings)
     limits, expected, ranges, words = {}, {}, {}, list[str]()
     doubts: list[Sequence[str]] = [probing.doubts(ceilings)]
     for phase, length, steps in ((PREFILL, n_prompt, prefill), (DECODE, middle, [(1, middle, 1)])):
         is_pipeline = phase == PREFILL and learning.overlaps(settings, ceilings)
-        costs = learning.costs_of(model, steps, learning.step_costs(model, settings, ceilings), is_pipeline)
-        if costs is None:
-            raise _no_cost(model)
-        case = learning.case_of(phase, float(length), model, settings)
-        limit = sum(_limit(model, settings, best, step) for step in steps)
-        limits[phase] = limit
-        if fit is None:
+        costs = learning.costs_of(model, steps, parts_of, is_pipeline)
+        limits[phase] = limit = sum(_limit(model, settings, best, step) for step in steps)
+        if learned is None:
             ranges[phase] = max(limit, costs.kernels_s), max(limit, costs.kernels_s) / datasheet.KERNEL_SHARE
             continue
-        expected[phase] = max(limit, fit.seconds(case, costs))
+        case, errors = learning.case_of(phase, float(length), model, settings), learned.uncertainty
+        expected[phase] = max(limit, learned.fit.seconds(case, costs))
         wide = errors.factor(case)
         ranges[phase] = max(limit, expected[phase] / wide * errors.fastest(phase)), expected[phase] * wide
         words += beyond(case, errors, wide)
@@ -305,9 +296,7 @@ def on_device(
         row = elsewhere(model, settings, device, n_prompt, n_gen, own.shares)
     else:
         assert own.ceilings is not None
-        fitted = own.learned.fit if own.learned else None
-        errors = uncertainty.of(own.learned.points) if own.learned else Uncertainty((), {}, ())
-        row = here(model, own.settings, own.ceilings, fitted, errors, n_prompt, n_gen)
+        row = here(model, own.settings, own.ceilings, own.learned, n_prompt, n_gen)
     return dataclasses.replace(row, rests_on=own.rests_on)
 
 
@@ -345,14 +334,11 @@ def elsewhere(
     shares = datasheet.datasheet_shares() if shares is None else shares
     least = datasheet.limits(model, settings, device, n_prompt, n_gen)
     if least is None:
-        raise _no_cost(model)
+        raise step_kernels.not_known(model)
     prefill_s, token_s = least
-    prefill = (float("nan"), float("nan"))
-    if prefill_s is not None:
-        low, high = shares[PREFILL]
-        prefill = (prefill_s / high, prefill_s / low)
-    low, high = shares[DECODE]
-    tpot = token_s / high, token_s / low
+    (slow, fast), (slow_token, fast_token) = shares[PREFILL], shares[DECODE]
+    prefill = (math.nan, math.nan) if prefill_s is None else (prefill_s / fast, prefill_s / slow)
+    tpot = token_s / fast_token, token_s / slow_token
     return Prediction(n_prompt, n_gen, prefill_s, prefill, token_s, tpot, doubts=(shown.ASSUMED,))
 
 
@@ -380,9 +366,5 @@ def _plan(model: str, settings: dict[str, Any]) -> Plan:
 def _limit(model: Model, settings: Settings, best: roofline.Roof, step: Step) -> float:
     what = cost.step(model, *step, settings.type_k, settings.type_v)
     if what is None:
-        raise _no_cost(model)
+        raise step_kernels.not_known(model)
     return max(what.n_bytes / best.gbps, what.flops / best.gflops) / 1e9
-
-
-def _no_cost(model: Model) -> LabError:
-    return LabError(f"What a step of {model.name} costs is not known from its shape.", "Take another model.")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from lab.analysis import disturbances
 from lab.core import cost, phases, shown, stats
-from lab.core.record import PREFILL, Ceilings, Record, Run
+from lab.core.record import DECODE, PREFILL, Ceilings, Record, Run
 from lab.errors import LabError
 from lab.process.wire import MUL_MAT, MUL_MAT_ID
 from lab.why import plain_read, probing, step_kernels, where
@@ -142,7 +142,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
             if run.is_timed and run.lever is None:
                 if run.totals is not None:
                     raise LabError("Imported results have no steps to explain.", "Measure here: lab measure")
-                for phase in ("prefill", "decode") if run.n_gen > 1 else ("prefill",):
+                for phase in (kind for kind in (PREFILL, DECODE) if kind in run.steps.kind):
                     by_length.setdefault((run.n_prompt, run.n_gen, phase), []).append((run, record))
     if not by_length:
         if any(record.run.lever for record in records):
@@ -153,13 +153,10 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
         raise LabError("There is no run that went well, so nothing to explain.", "Look at the errors: lab show RESULTS")
     explained = []
     for (n_prompt, n_gen, phase), runs in sorted(
-        by_length.items(), key=lambda item: (*item[0][:2], item[0][2] == "decode")
+        by_length.items(), key=lambda item: (*item[0][:2], item[0][2] == DECODE)
     ):
         record = runs[0][1]
-        rows = [row for row in (_phase(run, its_record, ceilings, phase) for run, its_record in runs) if row]
-        if not rows:
-            reason = f" ({record.model.uncounted})" if record.model.uncounted else ""
-            raise LabError(f"What a step of {record.model.name} costs is not known from its header{reason}.", "")
+        rows = [_phase(run, its_record, ceilings, phase) for run, its_record in runs]
         n_disturbed = sum(bool(disturbances.disturbances(its_record)) for _, its_record in runs)
         row = _explained((n_prompt, n_gen, phase), rows, roof(ceilings, where.layers_of(record)))
         doubts = [shown.of_runs(len(runs), n_disturbed, stats.fewest_for_interval()), probing.doubts(ceilings)]
@@ -209,25 +206,22 @@ def _explained(key: tuple[int, int, str], rows: Sequence[_Phase], best: Roof) ->
     )
 
 
-def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> _Phase | None:
-    """A run's phase; None where what its steps cost is not known."""
+def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> _Phase:
+    """A run's phase. LabError where what its steps cost is not known."""
     model, settings, steps = record.model, record.settings, run.steps
     last, layers = phases.n_prefill_steps(run) - 1, where.layers_of(record)
-    chosen = [i for i, kind in enumerate(steps.kind) if (kind == PREFILL) == (phase == "prefill")]
+    chosen = [i for i, kind in enumerate(steps.kind) if (kind == PREFILL) == (phase == PREFILL)]
     costs, parts = [], []
     for i in chosen:
         shape = steps.n_tokens[i], steps.n_past[i], 1 if i >= last else 0
         step = cost.step(model, *shape, settings.type_k, settings.type_v)
-        split = step_kernels.parts(model, settings, ceilings, *shape, layers=layers)
-        if step is None or split is None:
-            return None
+        if step is None:
+            raise step_kernels.not_known(model)
         costs.append(step)
-        parts.append(split)
-    if not costs:
-        return None
-    n = len(chosen) if phase == "decode" else 1
+        parts.append(step_kernels.parts(model, settings, ceilings, *shape, layers=layers))
+    n = len(chosen) if phase == DECODE else 1
     is_split = len(parts[0].by_device) > 1
-    overlaps = phase == "prefill" and is_split and len(chosen) > 1 and not phases.times_prefill_steps(settings)
+    overlaps = phase == PREFILL and is_split and len(chosen) > 1 and not phases.times_prefill_steps(settings)
     prefill, e2e = phases.prefill_ns(run), phases.e2e_ns(run)
     of_prefill = prefill / e2e if prefill and e2e else 0.0
     columns = zip(*(dataclasses.astuple(step) for step in costs), strict=True)
@@ -240,7 +234,7 @@ def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> _Phase |
         len(chosen),
         sum(steps.end_ns[i] - steps.ready_ns[i] for i in chosen) / 1e9 / n,
         sum(steps.start_ns[i] - steps.end_ns[i - 1] for i in chosen if i) / 1e9 / n,
-        of_prefill if phase == "prefill" else 1 - of_prefill,
+        of_prefill if phase == PREFILL else 1 - of_prefill,
     )
 
 

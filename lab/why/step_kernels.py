@@ -99,11 +99,15 @@ def total(
     n_past: int,
     n_outputs: int,
     others: Sequence[cost.Span] = (),
-    layers: Layers | None = None,
-) -> Kernels | None:
+) -> Kernels:
     """Least time of a step in its kernels, as `parts` has it by device."""
-    split = parts(model, settings, ceilings, n_tokens, n_past, n_outputs, others, layers)
-    return None if split is None else split.total
+    return parts(model, settings, ceilings, n_tokens, n_past, n_outputs, others).total
+
+
+def not_known(model: Model) -> LabError:
+    """What a step of a model costs is not known."""
+    reason = f" ({model.uncounted})" if model.uncounted else ""
+    return LabError(f"What a step of {model.name} costs is not known from its header{reason}.", "Take another model.")
 
 
 def parts(
@@ -115,17 +119,17 @@ def parts(
     n_outputs: int,
     others: Sequence[cost.Span] = (),
     layers: Layers | None = None,
-) -> Parts | None:
+) -> Parts:
     """Least time of a step on each device; `others` are further sequences in it, whose attention is each its own.
 
     `layers` says where the layers lie; without it the rule of `where.layers` does. With the ceilings of one device
-    alone all of them lie there. None where the model's cost is not known; LabError for a missing probe.
+    alone all of them lie there. LabError where the model's cost is not known, and for a missing probe.
     """
     spans = Counter([(n_tokens, n_past), *others])
     n_all = sum(n * times for (n, _), times in spans.items())
     work = cost.products(model, n_all, n_outputs)
     if work is None or cost.attended(model, n_tokens, n_past) is None:
-        return None
+        raise not_known(model)
     by_device = {where.measured_on(one): one for one in (ceilings, *(ceilings.others or ()))}
     if len(by_device) == 1:
         layers = tuple(by_device) * ((model.n_layer or 0) + 1)

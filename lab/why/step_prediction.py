@@ -35,8 +35,6 @@ class StepPrediction:
             kernels = step_kernels.total(self.model, self.settings, self.ceilings, n_tokens, n_past, n_outputs, others)
         except LabError:
             return None
-        if kernels is None:
-            return None
         n_all = n_tokens + sum(n for n, _ in others)
         share = min(1.0, math.log(n_all) / math.log(max(2, self.settings.n_ubatch)))
         factor = self._between(share, self.fit.decode_factor, self.fit.prefill_factor)

@@ -30,7 +30,7 @@ from lab.core.noise import Noise, NoiseReading, NoiseSamples
 from lab.core.record import OK, Ceilings, Record
 from lab.process.wire import ATTENTION
 from lab.show import console, text_why
-from lab.why import learning, prediction, probing, uncertainty
+from lab.why import learning, prediction, probing
 from tests.conftest import run_lab
 
 SAMPLE = Path("results/sample-smollm2-135m-amd-epyc.jsonl")
@@ -138,10 +138,9 @@ def predicted(lines: Lines) -> str:
     records = [one for one in lines if isinstance(one, Record)]
     known = next(one for one in lines if isinstance(one, Ceilings))
     learned = learning.learn(records, known, "none")
-    errors = uncertainty.of(learned.points)
     model, settings = records[-1].model, records[-1].settings
-    rows = [prediction.here(model, settings, known, learned.fit, errors, n, 200) for n in (1000, 60_000)]
-    basis = " ".join([prediction.basis_here(learned, errors), *probing.doubt_words(known)])
+    rows = [prediction.here(model, settings, known, learned, n, 200) for n in (1000, 60_000)]
+    basis = " ".join([prediction.basis_here(learned), *probing.doubt_words(known)])
     out = Console(width=100, soft_wrap=True, file=io.StringIO())
     with out.capture() as printed:
         text_why.print_predictions(prediction.Answer(model, "it", rows, {1000: 1, 60_000: 1}, None, basis), out)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from lab.core import results
 from lab.core.record import DECODE, PREFILL, Ceilings, Record
-from lab.why import learning, prediction, probing, uncertainty, where
+from lab.why import learning, prediction, probing, where
 from lab.why.learning import Case, Point
 
 SETUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -168,18 +168,19 @@ def predict(
     """The held-out points, predicted from those that were kept."""
     if {point.case.phase for point in kept} != {PREFILL, DECODE}:
         return
-    fit, errors = learning.fit(kept), uncertainty.of(kept)
+    learned = learning.Learned(learning.fit(kept), tuple(kept), (), 1)
+    errors = learned.uncertainty
     for point in held:
         case = dataclasses.replace(point.case, phase=DECODE, length=0)
         if case not in records or point.case.length > MOST_TIMES * errors.known[point.case.phase].longest:
             continue
         record = records[case]
-        row = prediction.here(record.model, record.settings, best, fit, errors, point.n_prompt, record.run.n_gen)
+        row = prediction.here(record.model, record.settings, best, learned, point.n_prompt, record.run.n_gen)
         prefill = point.case.phase == PREFILL
         low, high = row.prefill_s if prefill else row.tpot_s
         expected = (row.prefill_expected_s if prefill else row.tpot_expected_s) or 0.0
         ways = errors.known[point.case.phase].beyond(point.case)
-        doublings = max(ways.get(uncertainty.LONGER, 0), ways.get(uncertainty.SHORTER, 0)) or 1.0
+        doublings = max(ways.get(learning.LONGER, 0), ways.get(learning.SHORTER, 0)) or 1.0
         error = expected / point.seconds - 1
         yield Outcome(
             (point.case.setup, point.n_prompt),
@@ -193,7 +194,7 @@ def predict(
 
 
 def show(ways: str, phase: str, outcomes: Sequence[Outcome]) -> None:
-    """A line of the table. The deviation of log(measured / predicted), a doubling, is what uncertainty.PRIOR states."""
+    """A line of the table. The deviation of log(measured / predicted), a doubling, is what learning.PRIOR states."""
     errors = sorted(abs(outcome.error) for outcome in outcomes)
     inside = sum(outcome.inside for outcome in outcomes)
     width = statistics.median(outcome.width for outcome in outcomes)
