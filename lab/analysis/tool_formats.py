@@ -292,18 +292,15 @@ def _benchmark(group: Group) -> dict[str, Any]:
 
 def distribution(values: pd.Series, weights: pd.Series | float) -> dict[str, Any] | None:
     """A summary of weighted values. None where there are none."""
-    import numpy as np
-
     known = values.to_frame("value").assign(weight=weights).dropna().sort_values(["value", "weight"])
     whole = known.weight.sum()
     if not whole:
         return None
-    mean = np.average(known.value, weights=known.weight)
-    variance = np.average((known.value - mean) ** 2, weights=known.weight)
-    so_far = known.weight.cumsum().to_numpy()
-    percentiles = {}
+    mean = (known.value * known.weight).sum() / whole
+    variance = (known.weight * (known.value - mean) ** 2).sum() / whole
+    so_far, percentiles = known.weight.cumsum(), {}
     for share in GUIDELLM_SHARES:  # the first value at which the weights so far reach the share
-        place = np.searchsorted(so_far, share * whole * (1 - 1e-12))
+        place = so_far.searchsorted(share * whole * (1 - 1e-12))
         percentiles[f"p{str(share)[2:]:0<2}"] = known.value.iloc[place]  # p001, p05, p50
     return {
         "mean": mean,
