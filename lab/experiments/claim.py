@@ -20,7 +20,7 @@ from typing import Any
 from lab.analysis import disturbances, spread
 from lab.analysis.wording import digits
 from lab.core import phases, stats
-from lab.core.lists import grouped
+from lab.core.lists import grouped, plural
 from lab.core.record import OK, Ceilings, Record, Run
 from lab.errors import LabError
 from lab.experiments.claim_parts import CEILINGS, PARTS
@@ -38,6 +38,9 @@ ABOVE_0 = math.ulp(0.0)
 
 MOST_SHOWN = 4
 """Conditions of one kind that a sentence lists; it counts the others."""
+
+NEAR = 0.15
+"""A length that differs from the wanted one by at most this share stands for it."""
 
 CUTS_THE_CACHE = ("prefix", "stall", "speculation")
 """Parts that copy or cut the cache."""
@@ -72,7 +75,8 @@ class Figure:
         unit, (low, high) = f" {self.unit}" if self.unit else "", self.ends
         if high == math.inf:
             return f"{self.name}: {digits(low)}{unit} or more"
-        return f"{self.name}: {digits(self.value)}{unit}" + (f" ({digits(low)} to {digits(high)})" * (low != high))
+        interval = f" ({digits(low)} to {digits(high)})" if low != high else ""
+        return f"{self.name}: {digits(self.value)}{unit}{interval}"
 
 
 @dataclass(frozen=True)
@@ -120,9 +124,20 @@ class Evidence:
         """Timed runs of a part of the session that went well."""
         return tuple(record for record in self.records if record.run.part == part and record.run.is_timed)
 
+    def by(self, key: Callable[[Record], Any], *parts: str) -> dict[Any, list[Record]]:
+        """The same runs, of several parts, by a key in ascending order; without those whose key is None."""
+        records = [record for part in parts for record in self.of(part)]
+        return dict(sorted(grouped(records, key).items()))
+
     def lengths(self, part: str = "lengths") -> dict[int, list[Record]]:
         """The same runs by the length of their prompt, in ascending order."""
-        return ordered(self.of(part), lambda record: record.run.n_prompt)
+        return self.by(lambda record: record.run.n_prompt, part)
+
+    def near(self, wanted: int, part: str = "lengths") -> tuple[int, list[Record]]:
+        """The length that is nearest to the wanted one, and its runs; none where no length is within 15 % of it."""
+        close = [(abs(n - wanted), n, own) for n, own in self.lengths(part).items() if abs(n - wanted) <= NEAR * wanted]
+        _, n, own = min(close, key=lambda one: one[:2], default=(0, wanted, []))
+        return n, own
 
     @property
     def best(self) -> Ceilings:
@@ -220,9 +235,8 @@ class Claim:
 
     def judge(self, evidence: Evidence) -> Judgement:
         """The verdict by the evidence; not testable where a part that is needed is missing."""
-        reasons = [reason for part in self.needs if (reason := evidence.lacks(part))]
-        if reasons:
-            return Judgement(UNTESTABLE, reasons[0])
+        if reason := next(filter(None, map(evidence.lacks, self.needs)), ""):
+            return Judgement(UNTESTABLE, reason)
         try:
             measured = self.measure(evidence)
         except LabError as problem:  # a kernel that was not probed, a catalog that was edited
@@ -246,7 +260,7 @@ class Claim:
                     groups["Not measured"].append(condition.what[0].lower() + condition.what[1:])
                     continue
                 group = {True: "Yes", False: "No", None: "Cannot be told"}[condition.holds(known)]
-                few = f", assumed from {known.n} run{'s' * (known.n > 1)}" if known.n in (1, 2) and known.n else ""
+                few = f", assumed from {plural(known.n, 'run')}" if known.n in (1, 2) and known.n else ""
                 groups[group].append(f"{known.words}{few}, must be {condition.bounds}")
         verdicts = {"No": HOLDS_NOT, "Not measured": UNTESTABLE, "Cannot be told": UNSURE}
         verdict = next((verdict for name, verdict in verdicts.items() if groups[name]), HOLDS)
@@ -256,13 +270,8 @@ class Claim:
 
 
 def _listed(parts: Sequence[str]) -> str:
-    more = len(parts) - MOST_SHOWN
-    return "; ".join([*parts[:MOST_SHOWN], *([f"{more} more"] if more > 0 else [])])
-
-
-def ordered(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
-    """Records in groups by a key, in its ascending order; without those whose key is None."""
-    return dict(sorted(grouped(records, key).items()))
+    more = [f"{len(parts) - MOST_SHOWN} more"] if len(parts) > MOST_SHOWN else []
+    return "; ".join([*parts[:MOST_SHOWN], *more])
 
 
 def share(name: str, values: Iterable[float | None]) -> Figure | None:
@@ -321,6 +330,12 @@ def scaled(known: Figure | None, factor: float, name: str, unit: str = "times") 
     )
 
 
+def decode_tps(run: Run) -> float | None:
+    """Tokens per second of decode."""
+    tpot = phases.tpot_ns(run)
+    return 1e9 / tpot if tpot else None
+
+
 def by_block(records: Iterable[Record], value: Value) -> dict[int, float]:
     """The value of each block, or repeat: of several runs the geometric mean. Runs without a value are left out."""
     values = [(block(record.run), value(record.run) or 0.0) for record in records]
@@ -331,12 +346,6 @@ def by_block(records: Iterable[Record], value: Value) -> dict[int, float]:
 def block(run: Run) -> int:
     """The block of a run; of runs that are in none their repeat."""
     return run.repeat if run.block is None else run.block
-
-
-def nearest(lengths: Mapping[int, object], wanted: int, within: float = 0.15) -> int | None:
-    """The length that is nearest to the wanted one; None where none is as near as the share `within`."""
-    close = [length for length in lengths if abs(length - wanted) <= within * wanted]
-    return min(close, key=lambda length: abs(length - wanted), default=None)
 
 
 def roof(best: Ceilings | None) -> roofline.Roof | None:

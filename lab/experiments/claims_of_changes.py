@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from lab.core import guesses, lever_figures, phases, prefix_times
 from lab.core.levers import in_chunks
-from lab.core.lists import grouped
+from lab.core.lists import grouped, plural
 from lab.core.record import Record, Run
 from lab.errors import LabError
 from lab.experiments import batching
@@ -56,7 +56,7 @@ def knee_over_ridge(evidence: Evidence) -> Measured:
 
 def steps_of_batches(evidence: Evidence) -> Measured:
     """A step of each number of sequences over one of the next smaller number."""
-    numbers = rules.ordered(evidence.of("batch"), lambda record: record.run.batch.n_seq if record.run.batch else None)
+    numbers = evidence.by(lambda record: record.run.batch.n_seq if record.run.batch else None, "batch")
     steps = rules.successive(numbers, "a step of {} over one of {}", _step_s)
     for_each = [
         rules.scaled(step, few / many, f"the same, over {many / few:.3g} times as many sequences ({many} over {few})")
@@ -75,12 +75,7 @@ def decode_by_format(evidence: Evidence) -> Measured:
     sized.sort(key=lambda record: -(record.model.n_bytes or 0))
     formats = grouped(sized, lambda record: record.model.quantization or None)
     ratios = rules.successive(formats, "a token in {} over one in {}", phases.tpot_ns)
-    return Measured((ratios,), rules.each(formats, "decode of {}", _decode_tps, "tokens/s"))
-
-
-def _decode_tps(run: Run) -> float | None:
-    tpot = phases.tpot_ns(run)
-    return 1e9 / tpot if tpot else None
+    return Measured((ratios,), rules.each(formats, "decode of {}", rules.decode_tps, "tokens/s"))
 
 
 def prefill_without_flash(evidence: Evidence) -> Measured:
@@ -90,17 +85,20 @@ def prefill_without_flash(evidence: Evidence) -> Measured:
         sides = grouped(records, lambda record: record.settings.flash_attn_resolved or record.settings.flash_attn)
         name = f"prefill of {n:,} tokens without over with it"
         figures[n] = rules.compared(name, sides.get("on", []), sides.get("off", []), phases.prefill_ns)
-    return Measured(([figures.get(rules.nearest(figures, LONG) or 0)],), list(figures.values()))
+    return Measured(([figures.get(evidence.near(LONG, "flash")[0])],), list(figures.values()))
 
 
 def decode_by_cache_type(evidence: Evidence) -> Measured:
     """The time of a token with the cache in q8_0 and in q4_0 over that with f16, after a long context."""
-    lengths = evidence.lengths("cache")
-    n = rules.nearest(lengths, LONG) or 0
-    types = grouped(lengths.get(n, []), lambda record: record.settings.type_k.lower())
-    base, name = types.get("f16", []), "decode with {} over f16 at {:,}"
-    kinds = ("q8_0", "q4_0")
-    return Measured([[rules.compared(name.format(k, n), base, types.get(k, []), phases.tpot_ns)] for k in kinds])
+    n, records = evidence.near(LONG, "cache")
+    types = grouped(records, lambda record: record.settings.type_k.lower())
+    ratios = [
+        rules.compared(
+            f"decode with {kind} over f16 at {n:,}", types.get("f16", []), types.get(kind, []), phases.tpot_ns
+        )
+        for kind in ("q8_0", "q4_0")
+    ]
+    return Measured([[ratio] for ratio in ratios])
 
 
 def speed_up_of_guessing(evidence: Evidence) -> Measured:
@@ -116,8 +114,7 @@ def speed_up_of_guessing(evidence: Evidence) -> Measured:
         if known is not None and (draft not in figures or known.value > figures[draft].value):
             figures[draft] = known
     best = max(figures.values(), key=lambda known: known.value, default=None)
-    n_texts = len({text for text, _ in plain})
-    remark = f"Over {n_texts} text{'s' * (n_texts != 1)}." if best else ""
+    remark = f"Over {plural(len({text for text, _ in plain}), 'text')}." if best else ""
     return Measured(([best],), list(figures.values()), remark)
 
 
@@ -142,8 +139,7 @@ def _token_s(records: Sequence[Record]) -> dict[tuple[str, int], float]:
 
 def cached_by_length(evidence: Evidence) -> Measured:
     """The share of TTFT that is left with a prefix cached, over that with the next shorter prefix."""
-    runs = evidence.of("prefix")
-    lengths = rules.ordered(runs, lambda record: record.run.prefix.n_prefix if record.run.prefix else None)
+    lengths = evidence.by(lambda record: record.run.prefix.n_prefix if record.run.prefix else None, "prefix")
     ratios = rules.successive(lengths, "what is left of TTFT with {:,} cached over that with {:,}", _left)
     return Measured((ratios,), rules.each(lengths, "TTFT with {:,} cached, of the cold one", _left, "%", 100))
 
@@ -155,9 +151,8 @@ def _left(run: Run) -> float | None:
 
 def gaps_by_chunk(evidence: Evidence) -> Measured:
     """The longest gap of a stream in each size of chunks over that in the next larger one."""
-    sizes = rules.ordered(
-        evidence.of("stall"),
-        lambda record: -(record.run.stall.chunk or record.run.n_prompt) if record.run.stall else None,
+    sizes = evidence.by(
+        lambda record: -(record.run.stall.chunk or record.run.n_prompt) if record.run.stall else None, "stall"
     )
     chunks = {in_chunks(own[0].run.stall.chunk): own for own in sizes.values() if own[0].run.stall}
     ratios = rules.successive(chunks, "the longest gap {} over that {}", _gap_ms)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from lab.analysis.wording import digits
 from lab.core import cost, phases, prefix_times, stats
-from lab.core.lists import grouped
+from lab.core.lists import grouped, plural
 from lab.core.record import Model, Record, Run, Settings
 from lab.errors import LabError
 from lab.experiments import claim as rules
@@ -46,9 +46,7 @@ def share_of_prefill(evidence: Evidence) -> Measured:
         decode_s = [199 * tpot for tpot in run.tpot_s]
         low, high = (100 * p / (p + d) for p, d in zip(run.prefill_s, reversed(decode_s), strict=True))
         predicted.append(Figure(f"predicted for {n_prompt:,} + 200 on an A100", (low + high) / 2, "%", low, high))
-    lengths = evidence.lengths()
-    n = rules.nearest(lengths, 1000) or 0
-    here = rules.each({n: lengths.get(n, [])}, "measured here, {:,} + 200", _share, "%", 100)
+    here = rules.each(dict([evidence.near(1000)]), "measured here, {:,} + 200", _share, "%", 100)
     remark = f"Predicted for {model.name} in F16 from a datasheet, also beyond its {model.n_ctx_train or 0:,} tokens; "
     remark += "what was measured is another model on this machine."
     return Measured([[known] for known in predicted], [*predicted, *here], remark)
@@ -82,12 +80,9 @@ def seven_on_gpus(evidence: Evidence) -> Measured:
 
 
 def _rate(run: Run) -> float | None:
-    tpot = phases.tpot_ns(run) if _is_plain(run) else None
-    return 1e9 / tpot if tpot else None
-
-
-def _is_plain(run: Run) -> bool:
-    return run.is_timed and run.lever is None and run.every is None and run.n_gen > 1
+    """Of a plain run."""
+    is_plain = run.is_timed and run.lever is None and run.every is None and run.n_gen > 1
+    return rules.decode_tps(run) if is_plain else None
 
 
 def _is_seven_on(record: Record, name: str) -> bool:
@@ -123,7 +118,7 @@ def order_of_machines(evidence: Evidence) -> Measured:
     n = len(machines)
     if n < FEWEST_MACHINES:
         raise LabError(
-            f"A rate of one model and both roofs are known of {n} machine{'s' * (n != 1)}, not of {FEWEST_MACHINES}.",
+            f"A rate of one model and both roofs are known of {plural(n, 'machine')}, not of {FEWEST_MACHINES}.",
             "Add results of others, with their ceilings: lab ceilings",
         )
     points = []
@@ -168,8 +163,7 @@ def _difference(points: Sequence[tuple[float, float, float]]) -> float:
 
 def cost_of_moving(evidence: Evidence) -> Measured:
     """Where both phases lie beside the machine's ridge, and what moving a cache takes of the prefill that it saves."""
-    records = [record for record in evidence.of("prefix") if record.run.prefix]
-    lengths = rules.ordered(records, lambda record: record.run.prefix.n_prefix if record.run.prefix else None)
+    lengths = evidence.by(lambda record: record.run.prefix.n_prefix if record.run.prefix else None, "prefix")
     longest = max(lengths, default=0)
     shares = [_moving(record) for record in lengths.get(longest, [])]
     known = rules.figure(f"moving {longest:,} tokens over {GBIT} Gbit/s, of prefilling them", shares, "%", 100)

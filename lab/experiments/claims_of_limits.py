@@ -63,7 +63,7 @@ def decode_with_less_arithmetic(evidence: Evidence) -> Measured:
     half, _ = _half_the_threads(evidence, "decode", phases.tpot_ns)
     if half is None:
         return _threads_are_not_it(evidence, [])
-    formats = rules.ordered(evidence.of("quantizations"), lambda record: record.model.quantization)
+    formats = evidence.by(lambda record: record.model.quantization, "quantizations")
     sides = formats.get("Q4_0", []), formats.get("Q4_1", [])
     other = rules.compared("decode of Q4_1 over Q4_0 (1.1 times the bytes)", *sides, phases.tpot_ns)
     return Measured(([half],), [half, other])
@@ -72,9 +72,10 @@ def decode_with_less_arithmetic(evidence: Evidence) -> Measured:
 def decode_under_the_roof(evidence: Evidence) -> Measured:
     """Bytes per second of decode in every setup, of what any probe reads here."""
     gbps = roofline.roof(evidence.best).gbps
-    groups = rules.ordered(
-        [*evidence.of("lengths"), *evidence.of("quantizations")],
+    groups = evidence.by(
         lambda one: f"{one.model.quantization or one.model.name} after {one.run.n_prompt:,} tokens",
+        "lengths",
+        "quantizations",
     )
     known = []
     for name, records in groups.items():
@@ -143,8 +144,7 @@ def _half_the_threads(
 
     None on a GPU, and where one side is missing.
     """
-    on_cpu = [record for record in evidence.of("threads") if record.settings.n_gpu_layers == 0]
-    sides = rules.ordered(on_cpu, lambda record: record.run.variant)
+    sides = evidence.by(lambda record: record.run.variant if record.settings.n_gpu_layers == 0 else None, "threads")
     if not {"all", "half"} <= sides.keys():
         return None, 1.0
     chosen = [sides[side][0].settings for side in ("all", "half")]
@@ -206,7 +206,7 @@ def cache_over_weights(evidence: Evidence) -> Measured:
 
 def slopes_by_heads(evidence: Evidence) -> Measured:
     """The slopes of a token's time over positions with many and few key-value heads, against the bytes of the cache."""
-    by_heads = rules.ordered(evidence.of("heads"), lambda record: record.model.n_head_kv or None)
+    by_heads = evidence.by(lambda record: record.model.n_head_kv or None, "heads")
     if len(by_heads) < 2:
         return Measured(())
     few, many = (by_heads[n] for n in (min(by_heads), max(by_heads)))

@@ -106,10 +106,8 @@ def _bends(points: Sequence[Point]) -> bool:
 
 def prefill_over_decode(evidence: Evidence) -> Measured:
     """The rates of both phases at 1,000 tokens."""
-    lengths = evidence.lengths()
-    n = rules.nearest(lengths, 1000) or 1000
     name = "prefill rate over decode rate at {:,} tokens"
-    return Measured((rules.each({n: lengths.get(n, [])}, name, _rate_ratio, "times"),))
+    return Measured((rules.each(dict([evidence.near(1000)]), name, _rate_ratio, "times"),))
 
 
 def _rate_ratio(run: Run) -> float | None:
@@ -140,8 +138,7 @@ def _sum_of_steps(curve: Sequence[Point], n: int) -> float | None:
 
 def decode_of_reasoning(evidence: Evidence) -> Measured:
     """Decode's share of a request with 500 tokens in and 5,000 out."""
-    lengths = evidence.lengths()
-    prefill = rules.by_block(lengths.get(rules.nearest(lengths, 500) or 0, []), phases.prefill_ns)
+    prefill = rules.by_block(evidence.near(500)[1], phases.prefill_ns)
     context, shares, farthest = rules.token_times(evidence.of("context")), [], 0.0
     for repeat, taken_ns in prefill.items():
         own = [r for r in evidence.of("lengths") if repeat in rules.by_block([r], phases.tpot_ns)]
