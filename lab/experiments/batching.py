@@ -16,7 +16,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from lab.core import cost, lever_figures, memory, script
 from lab.core.levers import Batch
@@ -28,10 +28,12 @@ from lab.experiments.experiment import (
     REPEAT,
     Conclusions,
     Experiment,
+    Keywords,
     Option,
     Table,
     as_lengths,
     cell,
+    for_plan,
     listed,
     need_every_position,
     numbers,
@@ -87,7 +89,7 @@ def plan(
     model: str = catalog.DEFAULT,
     *,
     shared_prompt: bool = False,
-    **settings: Any,
+    **settings: Unpack[Keywords],
 ) -> Plan:
     """Decode so many sequences at once, after prompts of prompt_len tokens each; a record a run, as of `measure`.
 
@@ -99,7 +101,7 @@ def plan(
     wanted = numbers("--sequences", sequences, MOST_SEQUENCES)
     if gen < 2:
         raise LabError(f"--gen {gen} leaves nothing to decode together.", "Give 2 or more.")
-    made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, **settings)
+    made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, **for_plan(settings))
     if shared_prompt:
         need_every_position(made.model)
         if min(case.n_prompt for case in made.cases) <= N_OWN:

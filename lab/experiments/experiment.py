@@ -19,6 +19,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from lab.analysis.wording import digits
 from lab.core import layers
+from lab.core.asked_settings import SettingsKeywords
 from lab.core.record import Model, Record, Run
 from lab.errors import LabError
 from lab.process.worker import Worker
@@ -30,6 +31,19 @@ Asked = ParamSpec("Asked")
 
 Conclusions = tuple[list[str], dict[str, list[Any]]]
 """Sentences, and what JSON has besides the rows, by name."""
+
+
+class Keywords(SettingsKeywords, total=False):
+    """What every experiment takes besides its own parameters; `out` and `watch` are those of `lab.measure`."""
+
+    out: str | Path
+    watch: Any
+    fetch: bool
+
+
+def for_plan(keywords: Keywords, **defaults: Any) -> dict[str, Any]:
+    """What `make_plan` takes of the keywords of an experiment."""
+    return {**defaults, **{name: value for name, value in keywords.items() if name != "out"}}
 
 
 @dataclass(frozen=True)
@@ -82,8 +96,9 @@ class Experiment:
     run: Callable[..., Iterator[Record]] = session.execute
 
     def default(self, option: Option) -> Any:
-        """What an option is where it is not given."""
-        return inspect.signature(self.plan).parameters[option.name].default
+        """What an option is where it is not given; None for one of the settings."""
+        parameter = inspect.signature(self.plan).parameters.get(option.name)
+        return None if parameter is None else parameter.default
 
 
 @contextlib.contextmanager
@@ -118,7 +133,7 @@ def public(
     run: Callable[..., Iterator[Record]] = session.execute,
     saves_states: bool = False,
 ) -> Callable[Asked, list[Record]]:
-    """The function `lab.NAME`: it takes what the plan takes, and `out` and `watch` as `lab.measure` does."""
+    """The function `lab.NAME`, which measures what the plan says."""
 
     @functools.wraps(plan)
     def measure(*asked: Asked.args, **settings: Asked.kwargs) -> list[Record]:

@@ -29,7 +29,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from lab.analysis.wording import seconds
 from lab.core import lever_figures, memory, phases, prefix_times, script, stats
@@ -42,9 +42,11 @@ from lab.experiments.experiment import (
     REPEAT,
     Conclusions,
     Experiment,
+    Keywords,
     Option,
     Table,
     cell,
+    for_plan,
     listed,
     need_every_position,
     numbers,
@@ -207,8 +209,7 @@ def plan(
     model: str = catalog.DEFAULT,
     *,
     folder: Path = Path(),
-    kv_unified: str | None = None,
-    **settings: Any,
+    **settings: Unpack[Keywords],
 ) -> Plan:
     """Time the first token of a prompt cold, and with its prefix cached or restored; a record a run, as of `measure`.
 
@@ -221,7 +222,7 @@ def plan(
     lengths = numbers("--prefix-len", prefix_len, MAX_TOKENS)
     numbers("--suffix-len", [suffix_len], MAX_TOKENS)
     n_prompts = [n + suffix_len for n in lengths]
-    made = make_plan(worker, n_prompts, 1, repeat, model, kv_unified=kv_unified or "on", **settings)
+    made = make_plan(worker, n_prompts, 1, repeat, model, **for_plan(settings, kv_unified="on"))
     _check(made.model, max(lengths), suffix_len)
     n_shared = 1 if made.settings.kv_unified else None  # what is shared takes its place once
     wanted = [

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from lab.core import script, stats
 from lab.core.levers import LOOKUP, Speculation
@@ -29,8 +29,10 @@ from lab.errors import LabError
 from lab.experiments import speculation_rows
 from lab.experiments.experiment import (
     Experiment,
+    Keywords,
     Option,
     as_lengths,
+    for_plan,
     listed,
     need_every_position,
     numbers,
@@ -58,9 +60,7 @@ def plan(
     gen: int = 128,
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
-    *,
-    prompt: str | None = None,
-    **settings: Any,
+    **settings: Unpack[Keywords],
 ) -> Plan:
     """Generate with tokens guessed ahead, and without, in blocks; a record a run, as of `measure`.
 
@@ -72,6 +72,8 @@ def plan(
     among them, in random order. Of a model with random weights only the times of steps are measured. LabError for what
     cannot be.
     """
+    given = for_plan(settings)
+    prompt: str | None = given.pop("prompt", None)
     is_random = catalog.parse(model).source == catalog.SYNTHETIC
     if is_random and draft == LOOKUP:
         raise LabError(
@@ -80,7 +82,7 @@ def plan(
         )
     texts = [prompts.RANDOM] if is_random else _texts(prompt or DEFAULT_TEXTS)
     repeat = stats.fewest_for_interval() if repeat is None else repeat
-    made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, prompt=",".join(texts), **settings)
+    made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, prompt=",".join(texts), **given)
     lengths = _check_lengths(draft_len, gen, made.settings)
     warnings = list(made.warnings)
     if is_random and prompt not in (None, prompts.RANDOM):
@@ -88,7 +90,7 @@ def plan(
     need_every_position(made.model)
     label = None if is_random else LOOKUP
     if draft not in (None, LOOKUP):
-        its_draft, of_draft = _draft(worker, str(draft), made, settings)
+        its_draft, of_draft = _draft(worker, str(draft), made, given)
         warnings += of_draft
         made = dataclasses.replace(made, draft=its_draft)
         label = _label(its_draft.model)

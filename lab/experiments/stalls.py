@@ -19,7 +19,7 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from lab.analysis.wording import seconds
 from lab.core import gaps, lever_figures
@@ -32,11 +32,13 @@ from lab.experiments.experiment import (
     REPEAT,
     Conclusions,
     Experiment,
+    Keywords,
     Option,
     Table,
     as_lengths,
     cell,
     first_difference,
+    for_plan,
     listed,
     need_every_position,
     numbers,
@@ -104,8 +106,7 @@ def plan(
     model: str = catalog.DEFAULT,
     *,
     max_stall: str | float | None = None,
-    kv_unified: str | None = None,
-    **settings: Any,
+    **settings: Unpack[Keywords],
 ) -> Plan:
     """Prefill a long prompt in chunks of several sizes, and all at once, while other sequences decode.
 
@@ -117,7 +118,7 @@ def plan(
     """
     limit_s = None if max_stall is None else stall_chunks.parse_duration(max_stall)
     of_streams = numbers("--streams", streams, MOST_STREAMS)
-    made = make_plan(worker, as_lengths(prompt_len), N_GEN, repeat, model, kv_unified=kv_unified or "on", **settings)
+    made = make_plan(worker, as_lengths(prompt_len), N_GEN, repeat, model, **for_plan(settings, kv_unified="on"))
     need_every_position(made.model)
     shortest = min(own.n_prompt for own in made.cases)
     chunks: tuple[int, ...] = ()
