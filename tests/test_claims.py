@@ -31,7 +31,7 @@ from lab.experiments.claim_verdicts import CLAIMS, Judged, Verdicts
 from lab.runner import calibration, side_by_side
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
-from lab.show import claim_views, console, page, reproduce
+from lab.show import claim_views, console, page, reproduce, section
 from lab.why.where import Where
 from tests.conftest import MACHINE, MODEL, FakeWorker, died, make_record, make_run, run_lab, run_process
 from tests.test_explain import FAST
@@ -446,7 +446,7 @@ def test_a_record_names_no_file_and_nothing_in_a_page(toys: Any) -> None:
 
 def test_verdicts_that_were_asked_for_are_those_of_the_page(session_records: list[Record]) -> None:
     sections = claim_views.sections(session_records, judged=[("a", Verdicts(JUDGED, tuple(session_records)))])
-    assert [row["number"] for row in sections[0]["rows"]] == ["1", "2", "3", "4"]
+    assert [section.as_cell(line[0]).text for line in sections[0].cells] == ["1", "2", "3", "4"]
 
 
 def test_the_command_that_makes_a_session_again(session_records: list[Record]) -> None:

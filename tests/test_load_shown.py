@@ -34,6 +34,7 @@ from lab.core.request import (
 from lab.errors import LabError
 from lab.show import canvas, plot_load, reproduce, svg, text_load
 from lab.show.console import console
+from lab.show.section import print_section
 from tests.conftest import MACHINE, make_record, run_lab
 from tests.test_request import make_request
 
@@ -313,7 +314,7 @@ ENDPOINT = Endpoint(url="http://127.0.0.1:1/v1", api="chat", settings=ServerSett
 
 
 def printed(*requests: Request, capsys: pytest.CaptureFixture[str]) -> str:
-    text_load.print_load([loads.sample(request) for request in requests], ENDPOINT, console())
+    print_section(text_load.section([loads.sample(request) for request in requests], ENDPOINT), console())
     return capsys.readouterr().out
 
 

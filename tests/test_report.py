@@ -170,6 +170,22 @@ def test_of_three_the_fastest_is_named() -> None:
     assert "have no length in common" in Page(page.html(apart, [])).text
 
 
+def test_a_page_on_several_kinds_of_results_has_a_chapter_for_each() -> None:
+    other = [dataclasses.replace(MODEL, name=name) for name in ("big", "huge")]
+    walk = [make_record(make_run(20, 3, i, every=5), session="walk") for i in range(2)]
+    far = [make_record(make_run(30, 3), model=model, session=model.name) for model in other]
+    text = page.html([*session(), *walk, *paces("Far", 2, 30, 2), *far], [])
+    html = Page(text)
+    assert "<h1>5 sessions of tiny and 2 other models on 2 machines</h1>" in text
+    links = [str(each["href"]) for each in html.named("a")]
+    assert links == ["#runs", "#sweeps", "#compared", "#why", "#setups"]
+    assert {link[1:] for link in links} <= {tag.get("id") for _, tag in html.tags}
+    assert "Runs : 4 setups" in html.text and "Sweeps : How fast does tiny Q4_0 read a prompt" in html.text
+    assert html.text.count("have no length in common") == 1  # one sentence on all that is not compared
+    assert "What limited 5 others is not known, for lack of ceilings" in html.text
+    assert "By the medians" not in text.partition("<main>")[0]  # answers stand in the chapter of comparisons
+
+
 def test_slow_and_fast_setups_share_a_decode_plot() -> None:
     fast, slow = paces("Near", 1, 1, 2), paces("Far", 1, 100, 3)
     alone, both = plot_runs.plot_decode(fast), plot_runs.plot_decode([*fast, *slow])

@@ -172,8 +172,9 @@ def test_exact_and_bounded_requests_of_a_row_are_shown_as_bounds() -> None:
     bounded = served(repeat=2, n_tokens=None, usage=Usage(completion_tokens=6, cached_tokens=0))
     rows = lab.summary(lab.runs([few, bounded]))
     assert rows.n_bounds.tolist() == [1]
-    headings, ((_, _, tpot, _, _, _),) = text_requests.request_cells(rows)
-    assert headings[2].startswith("TPOT") and tpot == ("9.00 to 10.0", "")
+    (section,) = text_requests.sections([few, bounded])
+    ((_, _, _, _, tpot, *_),) = section.cells
+    assert section.headings[4].startswith("TPOT") and tpot == "9.00 to 10.0"
 
 
 @pytest.mark.parametrize(
@@ -497,7 +498,7 @@ def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path
 
 def test_a_page_has_runs_and_requests_and_compares_them(tmp_path: Path) -> None:
     text = lab.report(tmp_path / "page.html", [make_record(make_run(100)), *numbered(session())]).read_text()
-    assert "<h2>Figures</h2>" in text and "<h2>Through a server</h2>" in text
+    assert "<h2>Runs</h2>" in text and "<h2>Through a server</h2>" in text
     assert "Which is faster: tiny Q4_0, Test CPU, 4 cores or tiny, llama-server" in text
     assert "In process, TTFT is prefill and the choice of one token." in text
     assert text.count("<svg") == 2  # one picture of TTFT, one of decode

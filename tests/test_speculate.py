@@ -24,6 +24,7 @@ from lab.runner import prompts
 from lab.runner.session import execute, new_results_file
 from lab.show import canvas, levers, page, reproduce
 from lab.show.console import console
+from lab.show.section import print_sections
 from tests import miniature
 from tests.conftest import MODEL, FakeWorker, run_lab
 
@@ -347,8 +348,8 @@ def test_the_curve_has_every_step_and_leaves_nothing_in_the_cache(real: list[Rec
 
 def test_it_is_shown_drawn_and_written(real: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = levers.sections(real)
-    assert {section.kind.name for section in shown} == {"speculate", "curve"}
-    levers.print_sections(shown, console())
+    assert {section.name for section in shown} == {"speculate", "curve"}
+    print_sections(shown, console())
     out = capsys.readouterr().out
     assert "tokens guessed ahead and verified at once" in out and "smollm2-135m Q4_1" in out
     for draw in levers.drawings(shown).values():

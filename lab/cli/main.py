@@ -73,7 +73,8 @@ def main() -> None:
 def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     """Print the tables of results files (or folders of them) again."""
     from lab.analysis.request_table import alone
-    from lab.show import claim_views, console, door_views, levers, text_load, text_places, text_requests, text_results
+    from lab.show import claim_views, console, door_views, text_load, text_places, text_requests, text_results
+    from lab.show.section import print_sections
 
     reading = running.read_runs(results, "place") if placement else running.read(results)
     records = list(reading.records)
@@ -92,13 +93,13 @@ def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     out = console.console()
     if rest := [record for record in records if record.run.part is None]:
         text_results.print_results(rest, out)
-        levers.print_sections(shown, out)
+        print_sections(shown, out)
     for name, verdicts in judged:
         claim_views.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
     if alone(reading.requests):
         text_requests.print_requests(reading.requests, out)
     door_views.print_parts(records, reading.requests, out)
-    text_load.print_sessions(reading.requests, out)
+    print_sections(text_load.sections(reading.requests), out)
 
 
 @lab.command()

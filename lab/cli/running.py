@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lab.runner.cases import Plan
     from lab.runner.progress import ShowStatus
     from lab.show.claim_views import Drawing
-    from lab.show.lever_kinds import Section
+    from lab.show.section import Section
 
 
 RESULTS = "results"
@@ -314,7 +314,8 @@ def _show(
 ) -> None:
     """Prints the table, then draws: drawing may fail."""
     from lab.analysis.comparison import AT_LEAST
-    from lab.show import console, levers, text_results
+    from lab.show import console, text_results
+    from lab.show.section import print_sections
 
     if not records:
         return
@@ -322,7 +323,7 @@ def _show(
     shown = experiments(records, (str(path),))
     if not as_json:
         text_results.print_results(records, out)
-        levers.print_sections(shown, out)
+        print_sections(shown, out)
         for sentence in text_results.still_wide(records, plan):
             out.print(sentence)
     files = write_files(records, path, plots, report, AT_LEAST, None if as_json else out, shown)

@@ -286,13 +286,14 @@ def _progress(err: Any) -> Iterator[ShowStatus]:
 def _show_load(samples: list[Sample], server: Server, path: Path, as_json: bool, plots: bool) -> None:
     """Prints the table, then draws: drawing may fail."""
     from lab.show import canvas, console, text_load
+    from lab.show.section import print_section
 
     if not samples:
         return
     out = console.console()
     files: dict[str, Any] = {"session": path.stem, "results": str(path), "plots": []}
     if not as_json:
-        text_load.print_load(samples, server.endpoint, out)
+        print_section(text_load.section(samples, server.endpoint), out)
         out.print(f"\nresults  {path}")
     if plots:
         from lab.show import plot_load

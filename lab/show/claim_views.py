@@ -19,7 +19,6 @@ from lab.analysis import table
 from lab.analysis.wording import digits
 from lab.core.lists import grouped
 from lab.core.record import Ceilings, Record
-from lab.core.shown import MARK
 from lab.errors import LabError
 from lab.experiments import claim_verdicts
 from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE
@@ -27,9 +26,9 @@ from lab.experiments.claim_parts import PARTS
 from lab.experiments.claim_session import Session
 from lab.experiments.claim_verdicts import Judged, Verdicts
 from lab.runner.progress import duration
-from lab.show import levers, plot_runs, plot_why, text_results
+from lab.show import levers, plot_runs, plot_why, section, text_results
 from lab.show.console import Grid, grid_of
-from lab.show.page_parts import Picture, picture
+from lab.show.section import UNKNOWN, Cell, Picture, Section, print_marked
 from lab.why import probing, roofline, where
 
 if TYPE_CHECKING:
@@ -99,9 +98,10 @@ def _experiments(
     part: str, records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[Record]
 ) -> list[Drawing]:
     shown = levers.sections(records, known, others)
+    captions = [picture.caption for one in shown for picture in one.pictures]
     return [
-        Drawing(part, _name(part, name), section.kind.caption, draw, WIDE)
-        for section, (name, draw) in zip(shown, levers.drawings(shown).items(), strict=True)
+        Drawing(part, _name(part, name), caption, draw, WIDE)
+        for caption, (name, draw) in zip(captions, levers.drawings(shown).items(), strict=True)
     ]
 
 
@@ -147,10 +147,7 @@ def print_verdicts(verdicts: Verdicts, out: Console, name: str = "") -> None:
     out.print(claim_verdicts.summary(verdicts.judged))
     for sentence in notes(verdicts):
         out.print(sentence)
-    for sentence in text_results.warnings(verdicts.records):
-        out.print(Text(f"{MARK} ", style="yellow") + Text(sentence))
-    for line in failures(verdicts.records):
-        out.print(Text("failed ", style="red") + Text(line))
+    print_marked(text_results.warnings(verdicts.records), failures(verdicts.records), out)
 
 
 def reasons(judged: Sequence[Judged]) -> list[str]:
@@ -229,54 +226,69 @@ def sections(
     known: Sequence[Ceilings] = (),
     others: Sequence[Record] = (),
     judged: Sequence[tuple[str, Verdicts]] = (),
-) -> list[dict[str, Any]]:
+) -> list[Section]:
     """What the page shows of each session of claims among the records, judged anew unless they are `judged`."""
     judged = judged or claim_verdicts.of_sessions(records, known, others)
     return [
-        _section(f"session-{i}-", name if len(judged) > 1 else "", own, known, others)
+        _section(f"session-{i}", name if len(judged) > 1 else "", own, known, others)
         for i, (name, own) in enumerate(judged)
     ]
 
 
 def _section(
     prefix: str, name: str, verdicts: Verdicts, known: Sequence[Ceilings], others: Sequence[Record]
-) -> dict[str, Any]:
+) -> Section:
+    """A table of all verdicts, then the evidence of each."""
     pictures: dict[str, list[Picture]] = {}
-    for drawing in drawings(verdicts.records, known, others, stacked=True):
-        tall = drawing.name.endswith(("sweep", "context", "heads"))
-        size = (5, 7.6) if tall else (10, 4.6) if drawing.size == WIDE else (5, 3.9)
-        shows = " ".join(one.judgement.words for one in verdicts.judged if drawing.part in one.claim.parts)
-        made = picture(drawing.draw, f"{prefix}{drawing.name}", drawing.caption, shows or drawing.caption, size)
-        pictures.setdefault(drawing.part, []).append(made)
+    for one in drawings(verdicts.records, known, others, stacked=True):
+        tall = one.name.endswith(("sweep", "context", "heads"))
+        size = section.TALL if tall else section.WIDE if one.size == WIDE else section.SMALL
+        pictures.setdefault(one.part, []).append(Picture(one.name, one.caption, one.draw, size))
     shown_at: dict[str, int] = {}
-    return {
-        "name": name,
-        "prefix": prefix,
-        "summary": claim_verdicts.summary(verdicts.judged),
-        "notes": notes(verdicts),
-        "rows": [_row(one, pictures, shown_at) for one in verdicts.judged],
-        "warnings": text_results.warnings(verdicts.records),
-        "failures": failures(verdicts.records),
-    }
+    evidence = [_evidence(prefix, one, pictures, shown_at) for one in verdicts.judged]
+    return Section(
+        f"Claims and verdicts{f': {name}' if name else ''}",
+        "each claim, what was measured, and its criterion, which was fixed before the measurement",
+        name=prefix,
+        question=QUESTION,
+        words=notes(verdicts),
+        headings=HEADINGS,
+        cells=[_cells(prefix, one) for one in verdicts.judged],
+        warnings=[
+            *text_results.warnings(verdicts.records),
+            *(f"failed: {line}" for line in failures(verdicts.records)),
+        ],
+        sentences=[claim_verdicts.summary(verdicts.judged)],
+        parts=[Section("The evidence, claim by claim", parts=evidence)],
+    )
 
 
-def _row(one: Judged, pictures: dict[str, list[Picture]], shown_at: dict[str, int]) -> dict[str, Any]:
-    """A claim; a picture that several rest on stands at the first, `elsewhere` leads there from the others."""
+def _cells(prefix: str, one: Judged) -> list[Cell]:
+    number, words, _, criterion, verdict = one.cells
+    figures = "\n".join(one.first_figures) or UNKNOWN
+    link, style = f"{prefix}-claim-{number}", STYLES[one.judgement.verdict]
+    return [Cell(number), Cell(words, link), Cell(figures), Cell(criterion), Cell(verdict, style=style)]
+
+
+def _evidence(prefix: str, one: Judged, pictures: dict[str, list[Picture]], shown_at: dict[str, int]) -> Section:
+    """The evidence of a claim; a picture that several rest on stands at the first, others have a link to it."""
     number, words, _, criterion, verdict = one.cells
     own = [part for part in one.claim.parts if part in pictures]
     here = [part for part in own if part not in shown_at]
-    elsewhere = [(PARTS[part].what if part in PARTS else part, shown_at[part]) for part in own if part in shown_at]
+    elsewhere = [
+        Cell(
+            f"Picture: {PARTS[part].what if part in PARTS else part}, at claim {shown_at[part]}.",
+            f"{prefix}-claim-{shown_at[part]}",
+        )
+        for part in own
+        if part in shown_at
+    ]
     shown_at.update(dict.fromkeys(here, one.claim.number))
-    return {
-        "number": number,
-        "words": words,
-        "source": one.claim.source,
-        "first_figures": one.first_figures,
-        "figures": [figure.words for figure in one.judgement.figures],
-        "criterion": criterion,
-        "verdict": verdict,
-        "style": STYLES[one.judgement.verdict],
-        "why": one.judgement.words,
-        "pictures": [drawn for part in here for drawn in pictures[part]],
-        "elsewhere": elsewhere,
-    }
+    return Section(
+        f"{number}. {words}: {verdict}",
+        name=f"{prefix}-claim-{number}",
+        words=[line for line in (one.claim.source, one.judgement.words) if line],
+        sentences=[*(figure.words for figure in one.judgement.figures), f"Criterion: {criterion}"],
+        links=elsewhere,
+        pictures=[picture for part in here for picture in pictures[part]],
+    )

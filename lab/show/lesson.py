@@ -23,6 +23,7 @@ from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
 from lab.show import answers, console, lesson_server, levers, text_compare, text_results, text_why
+from lab.show.section import print_sections
 from lab.why import advice, datasheet, prediction, probing, roofline, step_kernels, where
 from lab.why.datasheet import Device
 from lab.why.roofline import Explained, Roof
@@ -48,7 +49,7 @@ def begin() -> None:
 def show(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
     """Print tables and sentences as `lab show` does; of experiments also what `ceilings` and plain `runs` predict."""
     text_results.print_results(records, console.console())
-    levers.print_sections(_sections(records, ceilings, runs), console.console())
+    print_sections(_sections(records, ceilings, runs), console.console())
 
 
 def rows(records: Sequence[Record]) -> tuple[Any, ...]:
@@ -64,10 +65,10 @@ def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequ
     import matplotlib
     import matplotlib.pyplot as plt
 
-    for section in _sections(_timed(records), ceilings, runs):
+    for draw_one in levers.drawings(_sections(_timed(records), ceilings, runs)).values():
         figure = plt.figure(figsize=(10, 4.6), layout="constrained")
         with matplotlib.rc_context({"text.parse_math": False}):
-            section.draw(figure)
+            draw_one(figure)
 
 
 def compare(records: Sequence[Record]) -> None:

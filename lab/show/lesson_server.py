@@ -27,6 +27,7 @@ from lab.models import catalog
 from lab.process import spawning
 from lab.runner import limits
 from lab.show import console, door_views, plot_load, text_endpoint, text_load
+from lab.show.section import print_section
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,7 +142,7 @@ def arms(records: Sequence[RequestRecord]) -> tuple[ArmFigures, ...]:
 
 def show_load(records: Sequence[RequestRecord]) -> None:
     """Print a load as `lab load` does."""
-    text_load.print_load(_samples(records), records[0].endpoint, console.console())
+    print_section(text_load.section(_samples(records), records[0].endpoint), console.console())
 
 
 def draw_load(records: Sequence[RequestRecord]) -> None:

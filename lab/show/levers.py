@@ -5,22 +5,30 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.text import Text
 
 from lab.analysis import disturbances, table
 from lab.core.record import OK, Ceilings, Record
 from lab.core.shown import MARK
+from lab.experiments import batching
 from lab.experiments.experiment import Table
 from lab.experiments.known import EXPERIMENTS
-from lab.show.console import grid_of
-from lab.show.lever_kinds import Section
+from lab.show.plot_levers import plot_batch, plot_curve, plot_prefix, plot_speculation, plot_stall
+from lab.show.section import WIDE, Picture, Section, tabled
 from lab.why.step_prediction import StepPrediction, prediction_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+TITLES = {
+    "batch": "Batches",
+    "prefix": "Cached prefixes",
+    "speculate": "Guessed tokens",
+    "curve": "Verification of guesses",
+    "stall": "Stalls",
+}
+"""Titles of the chapters of a page, by the name of the table."""
 
 
 def sections(records: Sequence[Record], known: Sequence[Ceilings] = (), others: Sequence[Record] = ()) -> list[Section]:
@@ -38,23 +46,62 @@ def sections(records: Sequence[Record], known: Sequence[Ceilings] = (), others: 
     return made
 
 
-def print_sections(shown: Sequence[Section], out: Console) -> None:
-    """Prints each as a table with its sentences."""
-    for section in shown:
-        out.print()
-        out.print(Text(section.title, style="bold"))
-        grid = grid_of(*section.headings)
-        for cells in section.cells:
-            grid.add_row(*cells)
-        out.print(grid)
-        for sentence in section.sentences:
-            out.print(sentence)
+def _section(kind: Table, label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
+    """A table of an experiment, with the words for what predicted it, or could not."""
+    rows = tuple(kind.rows(records, prediction))
+    words, more = kind.conclude(rows, records, prediction)
+    shown = tabled(kind.columns, rows)
+    is_predicted = any(word in heading for heading in shown["headings"] for word in ("predicted", "promised"))
+    basis = list[str]()
+    if kind.is_by_ceilings and prediction is None:
+        basis = ["Nothing is predicted: measure the ceilings first (lab ceilings)."]
+    elif kind.is_by_ceilings and is_predicted and prediction:
+        basis = [prediction.basis]
+    n_disturbed = sum(bool(disturbances.disturbances(record)) for record in records)
+    by_case = ([record for record in records if record.run.name == name] for name in {r.run.name for r in records})
+    if any(map(disturbances.is_doubtful, by_case)):
+        words = [f"{n_disturbed} of {len(records)} runs were disturbed, so nothing is concluded. Measure again."]
+    title = f"{label} ({MARK} {n_disturbed} of {len(records)} runs disturbed)" if n_disturbed else label
+    return Section(
+        title,
+        kind.title,
+        name=kind.name,
+        question=kind.question,
+        **shown,
+        sentences=[*words, *basis],
+        pictures=[Picture(kind.name, kind.caption, partial(_draw, kind.name, rows, records, title, prediction), WIDE)],
+        more=more,
+    )
+
+
+def _draw(
+    name: str,
+    rows: Sequence[Any],
+    records: Sequence[Record],
+    title: str,
+    prediction: StepPrediction | None,
+    figure: Figure,
+) -> None:
+    """Draws the rows of the table of this name."""
+    match name:
+        case "batch":
+            ridge = batching.ridge(prediction, rows[0].n_prompt, rows[0].n_gen) if prediction is not None else None
+            plot_batch(rows, records, title, ridge, figure)
+        case "prefix":
+            plot_prefix(rows, records, title, figure)
+        case "speculate":
+            plot_speculation(rows, records, title, figure)
+        case "curve":
+            plot_curve(rows, records, title, figure)
+        case "stall":
+            limits = [record.run.stall.limit_s for record in records if record.run.stall]
+            plot_stall(records, figure, max((limit for limit in limits if limit is not None), default=None))
 
 
 def as_rows(shown: Sequence[Section]) -> list[dict[str, Any]]:
     """The rows of all sections as JSON has them, each with the name of its experiment and its setup."""
     return [
-        {"experiment": section.kind.name, "setup": section.label, **dataclasses.asdict(row)}
+        {"experiment": section.name, "setup": section.title, **dataclasses.asdict(row)}
         for section in shown
         for row in section.rows
     ]
@@ -65,48 +112,15 @@ def more(shown: Sequence[Section]) -> dict[str, list[dict[str, Any]]]:
     lists: dict[str, list[dict[str, Any]]] = {}
     for section in shown:
         for name, values in section.more.items():
-            lists.setdefault(name, []).extend({"setup": section.label, **dataclasses.asdict(one)} for one in values)
+            lists.setdefault(name, []).extend({"setup": section.title, **dataclasses.asdict(one)} for one in values)
     return {name: values for name, values in lists.items() if values}
 
 
-def questions(shown: Sequence[Section]) -> list[str]:
-    """What the experiments answer."""
-    return list(dict.fromkeys(section.kind.question for section in shown))
-
-
 def drawings(shown: Sequence[Section]) -> dict[str, Callable[[Figure], Any]]:
-    """What draws the pictures, by their names."""
-    names = [section.kind.name for section in shown]
+    """What draws the pictures, by their names; several of one experiment are numbered."""
+    pictures = [picture for section in shown for picture in section.pictures]
+    names = [picture.name for picture in pictures]
     return {
-        name if names.count(name) == 1 else f"{name}-{1 + names[:i].count(name)}": section.draw
-        for i, (name, section) in enumerate(zip(names, shown, strict=True))
+        name if names.count(name) == 1 else f"{name}-{1 + names[:i].count(name)}": picture.draw
+        for i, (name, picture) in enumerate(zip(names, pictures, strict=True))
     }
-
-
-def _section(kind: Table, label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
-    """A section; a column in which nothing is known is left out."""
-    rows = tuple(kind.rows(records, prediction))
-    words, lists = kind.conclude(rows, records, prediction)
-    cells = [tuple(show(row) for _, show in kind.columns) for row in rows]
-    shown = [i for i in range(len(kind.columns)) if any(line[i] != "-" for line in cells)]
-    is_predicted = any(word in kind.columns[i][0] for i in shown for word in ("predicted", "promised"))
-    basis = list[str]()
-    if kind.is_by_ceilings and prediction is None:
-        basis = ["Nothing is predicted: measure the ceilings first (lab ceilings)."]
-    elif kind.is_by_ceilings and is_predicted and prediction:
-        basis = [prediction.basis]
-    n_disturbed = sum(bool(disturbances.disturbances(record)) for record in records)
-    by_case = ([record for record in records if record.run.name == name] for name in {r.run.name for r in records})
-    if any(map(disturbances.is_doubtful, by_case)):
-        words = [f"{n_disturbed} of {len(records)} runs were disturbed, so nothing is concluded. Measure again."]
-    return Section(
-        kind,
-        f"{label} ({MARK} {n_disturbed} of {len(records)} runs disturbed)" if n_disturbed else label,
-        records,
-        rows,
-        prediction,
-        tuple(kind.columns[i][0] for i in shown),
-        tuple(tuple(line[i] for i in shown) for line in cells),
-        (*words, *basis),
-        lists,
-    )

@@ -17,12 +17,12 @@ from lab.analysis.comparison import Comparison, Group
 from lab.analysis.spread import FIGURE_NAMES
 from lab.core import energy, shown
 from lab.runner.energy import Counters
-from lab.show.console import Grid, grid_of
+from lab.show.section import UNKNOWN, Columns, Section, print_sections, tabled
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = {
+ENERGY = {
     "prefill_j": "J per\nprompt",
     "prefill_above_idle_j": "above\nidle",
     "decode_j_per_token": "J per\ntoken",
@@ -34,32 +34,25 @@ SHOWN = {
 """Figures of energy, and their headings."""
 
 
-def table_of(rows: pd.DataFrame) -> tuple[str, list[str], list[list[str]]] | None:
-    """Heading, headings of columns and cells (medians) of a summary's energy; None where there is none."""
+def energy_section(rows: pd.DataFrame) -> Section | None:
+    """The energy of a summary, medians; None where there is none."""
     if "energy_source" not in rows:
         return None
-    named = {name: heading for name, heading in SHOWN.items() if rows[name].notna().any()}
+    named = {name: heading for name, heading in ENERGY.items() if rows[name].notna().any()}
     known = rows[rows[list(named)].notna().any(axis="columns")]
     if known.empty or set(named) <= {"idle_w"}:
         return None
-    heading = f"Energy of {scope(known.energy_source.unique())}; median"
-    lines = [
-        [f"{row['n_prompt']:,}", *(wording.digits(row[name]) for name in named)] for row in known.to_dict("records")
+    columns: Columns = [
+        ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
+        *((heading, lambda row, name=name: wording.digits(row[name])) for name, heading in named.items()),
     ]
-    return heading, ["prompt\ntokens", *named.values()], lines
+    title = f"Energy of {scope(known.energy_source.unique())}; median"
+    return Section(title, **tabled(columns, known.to_dict("records")))
 
 
 def scope(sources: Iterable[str]) -> str:
     """What joules are of, in words."""
     return f"{', '.join(sources)} (of all that ran on it, idle power included)"
-
-
-def energy_table(headings: list[str], lines: list[list[str]]) -> Grid:
-    """The cells of `table_of` as a table."""
-    grid = grid_of(*headings)
-    for line in lines:
-        grid.add_row(*line)
-    return grid
 
 
 def which(counters: Counters) -> str:
@@ -70,8 +63,18 @@ def which(counters: Counters) -> str:
     return "; ".join([*([known] if known else []), *counters.problems])
 
 
-COMPARED = ("prompt\ntokens", "figure", "base", "other", "n", "time\nratio", "interval", "verdict")
-"""Headings of a comparison's table; where there is energy, `headings`."""
+def sections(comparisons: Sequence[Comparison]) -> list[Section]:
+    """A section for each group against the base: times, ratios, verdicts; where there is energy, its own."""
+    has_energy = any(compared.energy_of for compared in comparisons)
+    columns = [("ratio" if has_energy and name == "time\nratio" else name, show) for name, show in COLUMNS]
+    return [
+        Section(
+            f"{compared.other} against the base",
+            **tabled(columns, compared.rows, keep_all=True),
+            sentences=left_out(compared),
+        )
+        for compared in comparisons
+    ]
 
 
 def print_comparisons(
@@ -83,18 +86,7 @@ def print_comparisons(
     out.print("differ in" if fields else "differ in nothing but when they were measured")
     for field, values in fields.items():
         out.print(f"  {field}: {' | '.join(values)}")
-    for compared in comparisons:
-        out.print()
-        out.print(Text(compared.other, style="bold") + Text(" against the base"))
-        grid = grid_of(*headings([compared]))
-        for row in compared.rows:
-            grid.add_row(*comparison_cells(row))
-        out.print(grid)
-        for sentence in left_out(compared):
-            out.print(sentence)
-    out.print()
-    for sentence in how_compared(groups, comparisons, at_least):
-        out.print(sentence)
+    print_sections([*sections(comparisons), Section(sentences=how_compared(groups, comparisons, at_least))], out)
 
 
 def answers(comparisons: Sequence[Comparison]) -> list[str]:
@@ -223,24 +215,27 @@ def left_out(compared: Comparison) -> list[str]:
     return sentences
 
 
-def headings(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
-    """The headings of comparisons' tables."""
-    has_energy = any(compared.energy_of for compared in comparisons)
-    return tuple("ratio" if has_energy and name == "time\nratio" else name for name in COMPARED)
+COLUMNS: Columns = (
+    (
+        "prompt\ntokens",
+        lambda row: "\n".join(filter(None, [f"{row.n_prompt:,}" if row.n_prompt else "", row.lever or ""])),
+    ),
+    ("figure", lambda row: FIGURE_NAMES[row.figure] + ("" if row.figure in energy.COMPARED else _unit(row.figure))),
+    ("base", lambda row: wording.digits(row.base)),
+    ("other", lambda row: wording.digits(row.other)),
+    ("n", lambda row: (f"{row.n_base}" if row.n_base == row.n_other else f"{row.n_base}, {row.n_other}") + _mark(row)),
+    ("time\nratio", lambda row: wording.digits(row.estimate)),
+    ("interval", lambda row: f"{row.ratio.low:.3f}-{row.ratio.high:.3f}" if row.ratio else UNKNOWN),
+    ("verdict", lambda row: row.words),
+)
 
 
-def comparison_cells(row: comparison.Row) -> list[str]:
-    """The cells of a row, under the `headings`."""
-    return [
-        "\n".join([*([f"{row.n_prompt:,}"] if row.n_prompt else []), *([row.lever] if row.lever else [])]),
-        FIGURE_NAMES[row.figure] + ("" if row.figure in energy.COMPARED else f", {row.figure.rpartition('_')[2]}"),
-        wording.digits(row.base),
-        wording.digits(row.other),
-        (str(row.n_base) if row.n_base == row.n_other else f"{row.n_base}, {row.n_other}") + shown.mark(row.doubts),
-        wording.digits(row.estimate),
-        f"{row.ratio.low:.3f}-{row.ratio.high:.3f}" if row.ratio else "-",
-        row.words,
-    ]
+def _unit(figure: str) -> str:
+    return f", {figure.rpartition('_')[2]}"
+
+
+def _mark(row: comparison.Row) -> str:
+    return shown.mark(row.doubts)
 
 
 def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_least: float) -> list[str]:

@@ -6,18 +6,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from lab.analysis import load_figures, load_sessions, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
-from lab.analysis.loads import Sample
+from lab.analysis.loads import Attainment, Sample
 from lab.analysis.wording import digits, seconds
-from lab.core.lists import join_and
+from lab.core.lists import join_and, plural
 from lab.core.record import Record
 from lab.core.request import CLOSED, Endpoint, RequestRecord
 from lab.show import plot_load, request_words
-from lab.show.console import grid_of
+from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 
 LATE_S = 0.01
 """A client that sent a request so much later than intended was too busy, and it is said as a warning."""
@@ -29,16 +26,41 @@ DEFINITIONS = (
     "Rates: tokens that arrived in the steady window; 1 / median TPOT for a user. TTFT, TPOT, E2E: of requests that "
     "were due in the window and went well; percentiles with how many of these were slower, where any was."
 )
-Cells = list[str]
-"""The lines of a cell."""
+CAPTIONS = {
+    "load": "Latency over load. Points are requests, lines their median and the percentiles that some request is "
+    "beyond; limits are dashed.",
+    "throughput": "Throughput against latency: tokens per second of all users, over the median wait of one. Points are "
+    "arms, with their range over rounds.",
+    "timeline": "The timeline of the requests of the first round: waiting for the first token, then being answered. "
+    "The steady window is shaded.",
+}
+"""Captions of the pictures on a page."""
 
 
-def print_sessions(records: Sequence[Record | RequestRecord], out: Console) -> None:
-    """Prints the loads among records, session by session."""
-    for session in load_sessions.sessions(records):
-        out.print()
-        out.print(plot_load.title(session.endpoint, session.model, session.machine))
-        print_load(session.samples, session.endpoint, out)
+def sections(records: Sequence[Record | RequestRecord]) -> list[Section]:
+    """A section for each session of loads."""
+    return [
+        section(one.samples, one.endpoint, plot_load.title(one.endpoint, one.model, one.machine))
+        for one in load_sessions.sessions(records)
+    ]
+
+
+def section(samples: Sequence[Sample], endpoint: Endpoint, title: str = "") -> Section:
+    """The arms of a session of loads, and what they show."""
+    shown = [load_figures.figures_of(arm) for arm in loads.arms(samples)]
+    if not shown:
+        return Section(title, sentences=["There is no request of a load."])
+    n_slots = endpoint.settings.n_slots if endpoint.settings else None
+    drawn = plot_load.drawings(samples, title, n_slots)
+    return Section(
+        title,
+        words=[heading(shown)],
+        **tabled(_columns(shown), shown, keep_all=True),
+        sentences=[*sentences(shown, endpoint), DEFINITIONS],
+        pictures=[
+            Picture(name, CAPTIONS[name.partition("-")[0]], draw, plot_load.size(name)) for name, draw in drawn.items()
+        ],
+    )
 
 
 def sessions_as_rows(records: Sequence[Record | RequestRecord]) -> list[dict[str, Any]]:
@@ -47,22 +69,6 @@ def sessions_as_rows(records: Sequence[Record | RequestRecord]) -> list[dict[str
         {"session": one.name, "url": one.endpoint.url, "model": one.model, **as_rows(one.samples, one.endpoint)}
         for one in load_sessions.sessions(records)
     ]
-
-
-def print_load(samples: Sequence[Sample], endpoint: Endpoint, out: Console) -> None:
-    """Prints the arms of a session of loads, and what they show."""
-    shown = [load_figures.figures_of(arm) for arm in loads.arms(samples)]
-    if not shown:
-        out.print("There is no request of a load.")
-        return
-    headings, rows = cells(shown)
-    grid = grid_of(*headings)
-    for row in rows:
-        grid.add_row(*(Text(lines[0]) + Text("".join(f"\n{one}" for one in lines[1:]), style="dim") for lines in row))
-    out.print(Text(heading(shown), style="bold"))
-    out.print(grid)
-    for sentence in [*sentences(shown, endpoint), DEFINITIONS]:
-        out.print(sentence)
 
 
 def heading(shown: Sequence[ArmFigures]) -> str:
@@ -76,30 +82,34 @@ def heading(shown: Sequence[ArmFigures]) -> str:
     return f"{lengths}; window of {windows} after {warmups} of warm-up; {rounds}"
 
 
-def cells(shown: Sequence[ArmFigures]) -> tuple[list[str], list[list[Cells]]]:
-    """The headings of the table of arms, and its rows."""
-    has_limits = any(one.attainment for one in shown)
-    tpot = "TPOT\nms" + (", at most" if any(one.tpot_is_bound for one in shown) else "")
-    headings = ["load", "requests", "TTFT\ns", tpot, "E2E\ns", "longest\nstall s", "all\ntokens/s", "a user\ntokens/s"]
-    headings += ["within\nlimits", "goodput\nper s"] if has_limits else ["ended\nper s"]
-    rows = []
-    for one in shown:
-        n_failed = one.n - one.n_ok
-        row = [
-            [one.arm.label, f"{one.n} request{'s' * (one.n != 1)}", *([f"{n_failed} failed"] if n_failed else [])],
-            _beyond(one),
-            _latency(one.ttft, 1),
-            _latency(one.tpot, 1e3),
-            _latency(one.e2e, 1),
-            [_number(one.stall_s)],
-            _rate(one.tokens_tps),
-            [_number(one.user_tps)],
-        ]
-        met = one.attainment
-        share = [f"{met.share:.0%}", f"{met.low:.0%}-{met.high:.0%}"] if met else ["-"]
-        row += [share, _rate(one.goodput_ps)] if has_limits else [_rate(one.requests_ps)]
-        rows.append(row)
-    return headings, rows
+def _columns(shown: Sequence[ArmFigures]) -> Columns:
+    """The columns of the table of arms."""
+    bound = ", at most" if any(one.tpot_is_bound for one in shown) else ""
+    of_limits: Columns = (
+        ("within\nlimits", lambda one: _share(one.attainment)),
+        ("goodput\nper s", lambda one: _rate(one.goodput_ps)),
+    )
+    ended: Columns = [("ended\nper s", lambda one: _rate(one.requests_ps))]
+    return [
+        ("load", _load),
+        ("requests", _beyond),
+        ("TTFT\ns", lambda one: _latency(one.ttft, 1)),
+        (f"TPOT\nms{bound}", lambda one: _latency(one.tpot, 1e3)),
+        ("E2E\ns", lambda one: _latency(one.e2e, 1)),
+        ("longest\nstall s", lambda one: _number(one.stall_s)),
+        ("all\ntokens/s", lambda one: _rate(one.tokens_tps)),
+        ("a user\ntokens/s", lambda one: _number(one.user_tps)),
+        *(of_limits if any(one.attainment for one in shown) else ended),
+    ]
+
+
+def _load(one: ArmFigures) -> str:
+    failed = [f"{one.n - one.n_ok} failed"] if one.n > one.n_ok else []
+    return "\n".join([one.arm.label, plural(one.n, "request"), *failed])
+
+
+def _share(met: Attainment | None) -> str:
+    return f"{met.share:.0%}\n{met.low:.0%}-{met.high:.0%}" if met else UNKNOWN
 
 
 def sentences(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
@@ -120,6 +130,14 @@ def capacities(shown: Sequence[ArmFigures]) -> list[str]:
             limits = f" within {slo.words}" if slo.words else ""
             words.append(f"Capacity{of} (90 % of requests{limits}): {capacity.words}.")
     return words
+
+
+def all_capacities(records: Sequence[Record | RequestRecord]) -> list[str]:
+    """Capacity of each session, where there are limits."""
+    arms = (
+        [load_figures.figures_of(arm) for arm in loads.arms(one.samples)] for one in load_sessions.sessions(records)
+    )
+    return [sentence for shown in arms for sentence in capacities(shown)]
 
 
 def as_rows(samples: Sequence[Sample], endpoint: Endpoint) -> dict[str, Any]:
@@ -210,28 +228,28 @@ def _doubts(shown: Sequence[ArmFigures]) -> list[str]:
     return words
 
 
-def _rate(rate: Rate | None) -> Cells:
+def _rate(rate: Rate | None) -> str:
     if rate is None:
-        return ["-"]
-    return [digits(rate.value), *([f"{digits(rate.low)}-{digits(rate.high)}"] if len(rate.by_round) > 1 else [])]
+        return UNKNOWN
+    ends = f"\n{digits(rate.low)}-{digits(rate.high)}" if len(rate.by_round) > 1 else ""
+    return f"{digits(rate.value)}{ends}"
 
 
-def _beyond(one: ArmFigures) -> Cells:
+def _beyond(one: ArmFigures) -> str:
     """The names of the lines with percentiles; how many requests are beyond, of each latency where they differ."""
     known = [latency for latency in (one.ttft, one.tpot, one.e2e) if latency]
     lines = ["median"]
     for name, tails in (("95 %", [of.p95 for of in known]), ("99 %", [of.p99 for of in known])):
         counts = list(dict.fromkeys(tail.n_beyond if tail else 0 for tail in tails))
         lines += [f"{name} ({', '.join(map(str, counts))})"] if any(counts) else []
-    return lines
+    return "\n".join(lines)
 
 
-def _latency(latency: Latency | None, factor: float) -> Cells:
+def _latency(latency: Latency | None, factor: float) -> str:
     if latency is None:
-        return ["-"]
-    return [digits(factor * latency.median_s)] + [
-        digits(factor * tail.value_s) for tail in (latency.p95, latency.p99) if tail
-    ]
+        return UNKNOWN
+    tails = [tail.value_s for tail in (latency.p95, latency.p99) if tail]
+    return "\n".join(digits(factor * value_s) for value_s in (latency.median_s, *tails))
 
 
 def _ms(value_s: float) -> str:
@@ -239,4 +257,4 @@ def _ms(value_s: float) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else digits(value)
+    return UNKNOWN if value is None else digits(value)

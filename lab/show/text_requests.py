@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.text import Text
 
 from lab.analysis import request_table, table, wording
 from lab.core import levers, stats
@@ -14,13 +14,13 @@ from lab.core.record import OK
 from lab.core.request import RequestRecord
 from lab.core.request_figures import Figures, figures
 from lab.runner.plan import join
-from lab.show import request_words
-from lab.show.console import Grid, grid_of
+from lab.show import request_words, text_results
+from lab.show.section import UNKNOWN, Columns, Section, print_marked, print_sections, tabled
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = {
+COLUMNS = {
     "ttft_s": "TTFT\ns",
     "first_output_s": "first\noutput s",
     "tpot_ms": "TPOT\nms",
@@ -30,9 +30,12 @@ SHOWN = {
 }
 """Figures of the summary, and their headings."""
 
-OWN_CAPTION = "What the server says of its own times, medians"
-OWN_TIMES = ("server_prompt_s", "server_decode_s")
-OWN_HEADINGS = ("prompt\ns", "decode\ns", "TTFT less prompt\nms")
+OF_SERVER: Columns = (
+    ("prompt\ntokens", lambda row: length(row["n_prompt"])),
+    ("prompt\ns", lambda row: wording.digits(row["server_prompt_s"])),
+    ("decode\ns", lambda row: wording.digits(row["server_decode_s"])),
+    ("TTFT less prompt\nms", lambda row: wording.digits(1e3 * (row["ttft_s"] - row["server_prompt_s"]))),
+)
 """The server's own times, and what of TTFT they leave."""
 
 MEANINGS = (
@@ -72,29 +75,45 @@ def as_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
     return rows
 
 
+def sections(records: Sequence[RequestRecord]) -> list[Section]:
+    """A section for each setup and number of generated tokens: medians, then the server's own times."""
+    rows = summary(records)
+    return [
+        _section(label, part)
+        for label, of_setup in (table.setups(rows) if len(rows) else [])
+        for _, part in of_setup.groupby("n_gen")
+    ]
+
+
+def _section(label: str, rows: pd.DataFrame) -> Section:
+    lines = rows.to_dict("records")
+    known = [row for row in lines if any(row[name] == row[name] for name in ("server_prompt_s", "server_decode_s"))]
+    words = findings(rows)
+    title = "What the server says of its own times, medians"
+    of_server = [Section(title, **tabled(OF_SERVER, known), sentences=words)] if known else []
+    own = [] if known else words
+    return Section(
+        label, heading(rows), **tabled(_columns(rows), lines), notes=[MEANINGS], sentences=own, parts=of_server
+    )
+
+
+def _columns(rows: pd.DataFrame) -> Columns:
+    shown = [name for name in COLUMNS if name != "first_output_s" or _has_reasoning(rows)]
+    return [
+        ("prompt\ntokens", lambda row: length(row["n_prompt"])),
+        ("n", lambda row: f"{row['repeats']}"),
+        ("answer\ntokens", _answer),
+        *((COLUMNS[name], partial(_figure, name=name)) for name in shown),
+        ("note", _note),
+    ]
+
+
 def print_requests(records: Sequence[RequestRecord], out: Console) -> None:
     """Prints tables of requests that ran alone, what they show in words, what is not known of them, and failures."""
-    rows = summary(records)
-    for label, setup in table.setups(rows) if len(rows) else []:
-        for _, part in setup.groupby("n_gen"):
-            out.print()
-            out.print(Text(label, style="bold") + Text(f": {heading(part)}"))
-            out.print(_grid(part))
-            out.print(Text(MEANINGS, style="dim"))
-            if of_server := own_times(part):
-                out.print(f"\n{OWN_CAPTION}")
-                grid = grid_of("prompt\ntokens", *OWN_HEADINGS)
-                for cells in of_server:
-                    grid.add_row(*cells)
-                out.print(grid)
-            for sentence in findings(part):
-                out.print(sentence)
+    print_sections(sections(records), out)
     if not any(map(request_table.went_well, request_table.alone(records))):
         out.print("\nNo request went well.")
-    for sentence in warnings(records):
-        out.print(Text("! ", style="yellow") + Text(sentence))
-    for line in failures(records):
-        out.print(Text("failed ", style="red") + Text(line))
+    print_marked(warnings(records), failures(records), out)
 
 
 def heading(rows: pd.DataFrame) -> str:
@@ -110,36 +129,6 @@ def heading(rows: pd.DataFrame) -> str:
             f"range below it ({join(few)} requests are too few for an interval, {stats.fewest_for_interval()} would do)"
         )
     return f"{n:,} token{'s' * (n != 1)} asked for in each request; median, {below}"
-
-
-def request_cells(rows: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, str]]]]:
-    """The headings of a summary of requests, and the cells of its rows: (median, interval, or range).
-
-    The first ones are the tokens of the answer, the last one is a note where there is any.
-    """
-    has_bounds = ("tpot_ms", "decode_tps") if (rows.n_bounds > 0).any() else ()
-    shown = [name for name in SHOWN if name in has_bounds or rows[name].notna().any()]
-    if "first_output_s" in shown and not _has_reasoning(rows):
-        shown.remove("first_output_s")
-    notes = [_note(row) for row in rows.to_dict("records")]
-    lines = []
-    for row, note in zip(rows.to_dict("records"), notes, strict=True):
-        cells = [_cell(row, "n_answer", lambda n: f"{n:,.0f}"), *(_figure(row, name) for name in shown)]
-        lines.append([*cells, *([(note, "")] if any(notes) else [])])
-    return ["answer\ntokens", *(SHOWN[name] for name in shown), *(["note"] if any(notes) else [])], lines
-
-
-def own_times(rows: pd.DataFrame) -> list[list[str]]:
-    """The rows of a table of the server's own times: the length, then what OWN_HEADINGS say. Empty without any."""
-    known = rows[rows[list(OWN_TIMES)].notna().any(axis=1)].to_dict("records")
-    return [
-        [
-            length(row["n_prompt"]),
-            *(wording.digits(row[name]) for name in OWN_TIMES),
-            wording.digits(1e3 * (row["ttft_s"] - row["server_prompt_s"])),
-        ]
-        for row in known
-    ]
 
 
 def findings(rows: pd.DataFrame) -> list[str]:
@@ -185,16 +174,6 @@ def failures(records: Sequence[RequestRecord]) -> list[str]:
     return lines
 
 
-def _grid(rows: pd.DataFrame) -> Grid:
-    """One row per prompt length: medians, and below them their intervals (or ranges, where requests are few)."""
-    headings, lines = request_cells(rows)
-    grid = grid_of("prompt\ntokens", "n", *headings)
-    for row, line in zip(rows.to_dict("records"), lines, strict=True):
-        cells = [Text(middle) + Text(f"\n{ends}" if ends else "", style="dim") for middle, ends in line]
-        grid.add_row(length(row["n_prompt"]), f"{row['repeats']}", *cells)
-    return grid
-
-
 def length(n_prompt: float | None) -> str:
     """A length of a prompt; "?" where nobody counted it."""
     return "?" if n_prompt is None or n_prompt != n_prompt else f"{n_prompt:,.0f}"
@@ -206,23 +185,21 @@ def _name(one: Figures) -> str:
     return name + (f", {one.asked.load.words}" if one.asked.load else "")
 
 
-def _figure(row: dict[str, Any], name: str) -> tuple[str, str]:
+def _figure(row: dict[str, Any], name: str) -> str:
     """The cell of a figure; of TPOT and the rate from it "a to b" where a request of the row has only bounds."""
     if name in ("tpot_ms", "decode_tps") and row["n_bounds"]:
         ends = [row["tpot_low_ms"], row["tpot_high_ms"]]
         if name == "decode_tps":
             ends = [1e3 / ms if ms > 0 else float("nan") for ms in reversed(ends)]
-        return " to ".join(map(wording.digits, ends)), ""
-    return _cell(row, name, wording.digits)
+        return " to ".join(map(wording.digits, ends))
+    return text_results.figure(row, name)
 
 
-def _cell(row: dict[str, Any], name: str, words: Callable[[float], str]) -> tuple[str, str]:
-    ends = ("low", "high") if row[f"{name}_low"] == row[f"{name}_low"] else ("min", "max")
-    low, middle, high = (row[key] for key in (f"{name}_{ends[0]}", name, f"{name}_{ends[1]}"))
-    if middle != middle:
-        return "-", ""
-    has_ends = row["repeats"] > 1 and not (name == "n_answer" and low == high)
-    return words(middle), f"{words(low)}-{words(high)}" if has_ends else ""
+def _answer(row: dict[str, Any]) -> str:
+    """How many tokens the answers had; no range where all had as many."""
+    one = table.shown_in(row, "n_answer")
+    ends = f"\n{one.low:,.0f}-{one.high:,.0f}" if one.low != one.high else ""
+    return UNKNOWN if one.value != one.value else f"{one.value:,.0f}{ends}"
 
 
 def _has_reasoning(rows: pd.DataFrame) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.text import Text
 
 from lab.analysis import disturbances, networks, sweep_laws, table, wording
 from lab.analysis.spread import FIGURE_NAMES
@@ -18,12 +18,12 @@ from lab.runner.cases import Plan
 from lab.runner.plan import join
 from lab.runner.rounds import wide_rows
 from lab.show import reproduce, text_compare
-from lab.show.console import Grid, grid_of
+from lab.show.section import Columns, Section, print_marked, print_sections, tabled
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = {
+COLUMNS = {
     "prefill_s": "prefill\ns",
     "prefill_tps": "prefill\ntokens/s",
     "ttft_s": "TTFT\ns",
@@ -40,30 +40,68 @@ MOST_NAMED = 5
 MEANINGS = "TTFT: time to the first token. TPOT: time of each further one. E2E: the whole."
 
 
-def summary_cells(rows: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, str]]]]:
-    """The headings of a summary, and the cells of its rows: (median, interval).
+def sections(records: Sequence[Record]) -> list[Section]:
+    """A section for each setup and number of generated tokens: medians, below them their intervals or ranges.
 
-    The interval is the range where runs are too few for one, and "" for a single run.
+    Notes of rows are on what disturbed their runs, and on lengths that the model was not trained for.
     """
-    names = {name: heading for name, heading in SHOWN.items() if rows[name].notna().any()}
-    if "tpot_ms" not in names and rows.decode_ms.notna().any():  # imported: nothing is known of single tokens
-        names["decode_ms"] = "decode\ncompute ms"
-    names = names or SHOWN
-    lines = []
-    for row in rows.to_dict("records"):
-        figures = (table.shown_in(row, name, 100 if name == "prefill_share" else 1) for name in names)
-        lines.append([(wording.digits(one.value), wording.ends(one)) for one in figures])
-    return list(names.values()), lines
+    made = []
+    rows = table.runs(records)
+    if len(rows):
+        rows = rows[(rows.status == OK) & ~rows.warmup & rows.lever.isna()].sort_values(
+            ["n_prompt", "n_gen"], kind="stable"
+        )
+    for label, of_setup in table.setups(rows) if len(rows) else []:
+        for n_gen, part in table.summary(of_setup).groupby("n_gen"):
+            own = of_setup[of_setup.n_gen == n_gen]
+            measured = {n: [records[i] for i in alike.run] for n, alike in own.groupby("n_prompt")}
+            is_sweep = bool(part.sweep_every.notna().all())
+            of_energy = text_compare.energy_section(part)
+            made.append(
+                Section(
+                    label,
+                    heading(part),
+                    **tabled(_columns(part), part.to_dict("records")),
+                    row_notes=[_notes(n, n_gen, measured[n], is_sweep) for n in part.n_prompt],
+                    notes=[MEANINGS] if part.tpot_ms.notna().any() else [],
+                    warnings=_drift([records[i] for i in sorted(set(own.run))], is_sweep),
+                    sentences=findings(part),
+                    parts=[of_energy] if of_energy else [],
+                )
+            )
+    return made
 
 
-def summary_table(rows: pd.DataFrame) -> Grid:
-    """One row per prompt length: medians, and below them their intervals (or ranges, where runs are few)."""
-    headings, lines = summary_cells(rows)
-    grid = grid_of("prompt\ntokens", "runs", *headings)
-    for row, line in zip(rows.itertuples(), lines, strict=True):
-        cells = [Text(middle) + Text(f"\n{ends}" if ends else "", style="dim") for middle, ends in line]
-        grid.add_row(f"{row.n_prompt:,}", f"{row.repeats}{shown.mark(row.doubts)}", *cells)
-    return grid
+def _columns(rows: pd.DataFrame) -> Columns:
+    figures = dict(COLUMNS)
+    if rows.tpot_ms.isna().all():  # imported: nothing is known of single tokens
+        figures["decode_ms"] = "decode\ncompute ms"
+    return [
+        ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
+        ("runs", lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}"),
+        *((heading, partial(figure, name=name)) for name, heading in figures.items()),
+    ]
+
+
+def figure(row: Mapping[str, Any], name: str) -> str:
+    """A figure of a row of the summary, and below it its interval, or its range where runs are too few for one."""
+    one = table.shown_in(row, name, 100 if name == "prefill_share" else 1)
+    return "\n".join(filter(None, [wording.digits(one.value), wording.ends(one)]))
+
+
+def _notes(n_prompt: int, n_gen: int, measured: Sequence[Record], is_sweep: bool) -> list[str]:
+    doubt = "" if is_sweep else doubts(measured)
+    trained = measured[0].model.n_ctx_train
+    if trained is None or n_prompt + n_gen <= trained:
+        return [doubt] if doubt else []
+    beyond = f"beyond the {trained:,} tokens that the model was trained for: the time holds, the text does not."
+    return [*([doubt] if doubt else []), beyond]
+
+
+def _drift(measured: Sequence[Record], is_sweep: bool) -> list[str]:
+    """What concerns all rows of a table: drift, and what disturbed a walk through the context."""
+    walks = doubts(measured) if is_sweep else ""
+    return [*([walks] if walks else []), *disturbances.drift(measured)]
 
 
 def heading(rows: pd.DataFrame) -> str:
@@ -75,27 +113,12 @@ def heading(rows: pd.DataFrame) -> str:
 
 def print_results(records: Sequence[Record], out: Console) -> None:
     """Prints tables, what they show in words, what disturbed the runs, and what failed."""
-    rows = table.summary(table.runs(records))
-    for label, setup in table.setups(rows) if len(rows) else []:
-        for _, part in setup.groupby("n_gen"):
-            out.print()
-            out.print(Text(label, style="bold") + Text(f": {heading(part)}"))
-            out.print(summary_table(part))
-            if part.tpot_ms.notna().any():
-                out.print(Text(MEANINGS, style="dim"))
-            for sentence in findings(part):
-                out.print(sentence)
-            if of_energy := text_compare.table_of(part):
-                out.print(f"\n{of_energy[0]}")
-                out.print(text_compare.energy_table(*of_energy[1:]))
+    print_sections(sections(records), out)
     for sentence in networks.sentences(records):
         out.print(sentence)
     if not any(record.run.is_timed for record in records):
         out.print("\nNo run went well.")
-    for sentence in warnings(records):
-        out.print(Text(f"{MARK} ", style="yellow") + Text(sentence))
-    for line in failures(records):
-        out.print(Text("failed ", style="red") + Text(line))
+    print_marked(warnings(records), failures(records), out)
 
 
 def findings(rows: pd.DataFrame) -> list[str]:

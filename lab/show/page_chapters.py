@@ -1,0 +1,367 @@
+"""The chapters of a page: runs, experiments, requests, loads, what is faster, why, what failed, what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lab.analysis import comparison, request_table, setup_columns, table, wording
+from lab.analysis.comparison import Group
+from lab.analysis.spread import Spread
+from lab.core.lists import grouped, plural
+from lab.core.record import Ceilings, Record
+from lab.core.request import RequestRecord
+from lab.errors import LabError
+from lab.show import (
+    levers,
+    plot_requests,
+    plot_runs,
+    plot_why,
+    text_compare,
+    text_load,
+    text_requests,
+    text_results,
+    text_setup,
+    text_why,
+)
+from lab.show.section import SMALL, TALL, UNKNOWN, Cell, Columns, Picture, Section, tabled
+from lab.why import probing, roofline, where
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Lines = Sequence[Record | RequestRecord]
+
+OF_RUNS = (
+    "A generation is two jobs: prefill reads the prompt, decode writes one token after another. TTFT is the time to "
+    "the first token, TPOT the time of each further one, E2E the whole. A figure is the median over runs; below it "
+    "stands its 95 % interval or, for fewer than 6 runs, their range."
+)
+OF_REQUESTS = (
+    f"{text_requests.MEANINGS} A figure is the median over requests; below it stands its 95 % interval or, for fewer "
+    "than 6 requests, their range."
+)
+CAPTIONS = {
+    "prefill": "Prefill: time until the prompt is processed. Points are runs, the line their median; the dashed "
+    "line is what the time would be in proportion.",
+    "decode": "Decode: time of each generated token. Points are tokens, the line their running median.",
+    "sweep": "Both curves in one walk through the context. Points are runs, the dashed line the fitted law.",
+}
+CAPTIONS_OF_REQUESTS = {
+    "prefill": "TTFT: time until the first token arrives. Points are requests, the line their median; the dashed line "
+    "is what the time would be in proportion.",
+    "decode": "The gaps of each answer. Points are gaps between tokens or, where the server does not say how many "
+    "tokens are in an event, between events; the line is their running median, or mean.",
+}
+MANY = 3
+"""Of more setups than this only those of one model are compared with each other."""
+
+
+def runs(timed: Sequence[Record], has_pictures: bool = True) -> list[Section]:
+    """Plain runs, and sweeps."""
+    plain = [record for record in timed if record.run.lever is None]
+    made = []
+    for name, title, is_sweep in (("runs", "Runs", False), ("sweeps", "Sweeps", True)):
+        own = [record for record in plain if (record.run.every is not None) == is_sweep]
+        if not own:
+            continue
+        rows = table.setups(table.runs(own))
+        many = len(rows) > 1
+        drawn = plot_runs.drawings(own, stacked=True) if has_pictures or is_sweep else {}
+        made.append(
+            Section(
+                title,
+                plural(len(rows), "setup") if many else "",
+                name=name,
+                question=text_results.question([label for label, _ in rows]),
+                words=[OF_RUNS],
+                sentences=[line for label, part in rows for line in text_results.times(label if many else "", part)],
+                parts=[*text_results.sections(own), *(_shares(rows))],
+                pictures=[
+                    Picture(one, CAPTIONS[one], draw, TALL if one == "sweep" else SMALL) for one, draw in drawn.items()
+                ],
+            )
+        )
+    return made
+
+
+def experiments(timed: Sequence[Record], known: Sequence[Ceilings], others: Sequence[Record]) -> list[Section]:
+    """A chapter for each experiment."""
+    by_name = grouped(levers.sections(timed, known, others), lambda section: section.name)
+    return [
+        Section(levers.TITLES[name], name=name, question=parts[0].question, parts=parts)
+        for name, parts in by_name.items()
+    ]
+
+
+def requests(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Section]:
+    """Requests that ran alone; runs of the engine are in the same pictures."""
+    good = [record for record in alone if request_table.went_well(record)]
+    if not good:
+        return []
+    rows = table.setups(table.runs(good))
+    measured = [record for record in good if request_table.is_measured(record)] or good
+    of_setups = table.setups(table.runs(measured))
+    many = len(of_setups) > 1
+    name, server = setup_columns.short_name(good[0].model), good[0].endpoint.server or "its server"
+    return [
+        Section(
+            "Through a server",
+            name="requests",
+            question=f"How fast does {name} answer through {server}?"
+            if len(rows) == 1
+            else text_results.question([label for label, _ in rows]),
+            words=[OF_REQUESTS],
+            sentences=[_time(label if many else "", part) for label, part in of_setups],
+            warnings=text_requests.warnings(alone),
+            parts=[
+                *text_requests.sections(alone),
+                *(one for label, part in rows for one in _capabilities(label, good[part.run.iloc[0]])),
+            ],
+            pictures=[
+                Picture(one, CAPTIONS_OF_REQUESTS[one], draw)
+                for one, draw in plot_requests.drawings([*timed, *alone], by_session=True).items()
+            ],
+        )
+    ]
+
+
+def loads(of_loads: Sequence[RequestRecord]) -> list[Section]:
+    """Loads on servers, a part for each session."""
+    if not of_loads:
+        return []
+    first, n_servers = of_loads[0], len({(one.endpoint.url, one.model) for one in of_loads})
+    server = first.endpoint.server or "its server"
+    return [
+        Section(
+            "Under load",
+            name="loads",
+            question="How much load do these servers stand?"
+            if n_servers > 1
+            else f"How much load does {first.model} stand through {server}?",
+            sentences=text_load.all_capacities(of_loads),
+            parts=text_load.sections(of_loads),
+        )
+    ]
+
+
+def compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]) -> tuple[bool, list[Section]]:
+    """Comparisons of setups, or of sessions of one: a part for each group with lengths in common.
+
+    Also whether all setups are in one group.
+    """
+    try:
+        groups = comparison.groups(records)
+    except LabError:  # there is only one
+        return False, []
+    clusters = _clusters(groups)
+    answers, parts = list[str](), list[Section]()
+    for cluster in (cluster for cluster in clusters if len(cluster) > 1):
+        found = comparison.compare_groups(cluster, at_least, spreads)
+        answers += text_compare.answers(found)
+        names = [group.label for group in cluster]
+        differ = text_compare.differences(cluster)
+        parts.append(
+            Section(
+                "In what they differ" if differ else "",
+                words=[f"The base is {names[0]}."],
+                headings=["", *names] if differ else [],
+                cells=[[field, *values] for field, values in differ.items()],
+                parts=text_compare.sections(found),
+            )
+        )
+        parts.append(Section(sentences=text_compare.how_compared(cluster, found, at_least)))
+    n_alone = sum(len(cluster) == 1 for cluster in clusters)
+    rest = f"{plural(n_alone, 'setup')} of {len(groups)} have no length in common with another setup of their model"
+    left_out = [f"{rest}, so {'it is' if n_alone == 1 else 'they are'} not compared."] if n_alone else []
+    title = "Which is faster, and how sure is it?"
+    return not n_alone and len(clusters) == 1, [
+        Section(title, name="compared", words=answers, sentences=left_out, parts=parts)
+    ]
+
+
+def _clusters(groups: Sequence[Group]) -> list[list[Group]]:
+    """Groups that can be compared with the first of each; of many groups only those of one model."""
+    clusters: list[list[Group]] = []
+    for group in groups:
+        keys = _measured(group, len(groups) > MANY)
+        fitting = [cluster for cluster in clusters if keys & _measured(cluster[0], len(groups) > MANY)]
+        if fitting:
+            fitting[0].append(group)
+        else:
+            clusters.append([group])
+    return [_relabelled(cluster) for cluster in clusters] if len(clusters) > 1 else clusters
+
+
+def _measured(group: Group, by_model: bool) -> set[tuple[Any, ...]]:
+    """What was measured of a group: the model where that counts, experiments and lengths."""
+    rows = group.rows
+    model = rows.model.iloc[0].split(" ")[0] if by_model else ""
+    return {
+        (model, lever if isinstance(lever, str) else "", n) for lever, n in zip(rows.lever, rows.n_prompt, strict=True)
+    }
+
+
+def _relabelled(cluster: Sequence[Group]) -> list[Group]:
+    """The same groups, named by what they differ in among themselves."""
+    import pandas as pd
+
+    return [Group(label, rows) for label, rows in table.setups(pd.concat([group.rows for group in cluster]))]
+
+
+def whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
+    """What limited each setup; of several whose ceilings are not known one sentence."""
+    plain = [record for record in timed if record.run.lever is None]
+    if not plain:
+        return []
+    parts, problems = list[Section](), list[str]()
+    for label, rows in table.setups(table.runs(plain)):
+        own = [plain[i] for i in dict.fromkeys(rows.run)]
+        for n_gen, alike in grouped(own, lambda record: record.run.n_gen).items():
+            try:
+                parts.append(_why(f"{label}, {n_gen:,} tokens generated", alike, known))
+            except LabError as problem:
+                problems.append(problem.what)
+    if len(problems) > 1:
+        problems = [f"What limited {len(problems)} others is not known, for lack of ceilings: {problems[0]}"]
+    return [Section("Why, and how fast could it be?", name="why", words=problems, parts=parts)]
+
+
+def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings]) -> Section:
+    """What limited runs of one setup and one n_gen. LabError where the ceilings of their machine are not known."""
+    first = records[0]
+    ceilings = probing.need(known, where.of_record(first), False, label)
+    rows = roofline.explain(records, ceilings)
+    best = roofline.roof(ceilings, where.layers_of(first))
+    roof = f"Roof: {wording.digits(best.gbps)} GB/s, {wording.digits(best.gflops)} GFLOP/s."
+
+    def draw_roofline(figure: Figure) -> None:
+        plot_why.plot_roofline(rows, best, label, figure.subplots())
+
+    def draw_where(figure: Figure) -> None:
+        plot_why.plot_where(rows, label, figure.subplots())
+
+    words = (
+        f"Roofline: what each phase reached (numbers: prompt tokens), under the best that the machine can do. {roof}"
+    )
+    pictures = [Picture("roofline", words, draw_roofline, (5, 4.8))]
+    if first.run.every is None:  # a sweep generates too little for a request
+        words = f"Where the time of a request goes: a prompt and {first.run.n_gen:,} generated tokens."
+        pictures.append(Picture("where", words, draw_where, (5, 4.8)))
+    return Section(
+        label,
+        words=[*text_why.verdicts(rows), *filter(None, [text_why.caveat(first)]), *probing.doubt_words(ceilings)],
+        sentences=text_why.advised(rows, records, ceilings),
+        pictures=pictures,
+    )
+
+
+def failed(rest: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Section]:
+    """What failed, in one list."""
+    lines = [*text_results.failures(rest), *text_requests.failures(alone)]
+    return [Section("What failed", name="failed", warnings=[f"failed: {line}" for line in lines])] if lines else []
+
+
+def setups(good: Lines) -> Section:
+    """What was measured: machine, build, model and settings; of several setups those in which they differ."""
+    by_facts = {tuple(facts.items()): facts for facts in map(_facts, good)}
+    known = list(by_facts.values())
+    names = list(dict.fromkeys(name for facts in known for name in facts))
+    shared = {name: known[0][name] for name in names if len({facts.get(name) for facts in known}) == 1}
+    columns: Columns = [(name, partial(_fact, name=name)) for name in names if name not in shared]
+    return Section(
+        "What was measured", name="setups", facts=shared, **(tabled(columns, known) if len(known) > 1 else {})
+    )
+
+
+def _fact(facts: dict[str, str], name: str) -> str:
+    return facts.get(name, UNKNOWN)
+
+
+def _facts(record: Record | RequestRecord) -> dict[str, str]:
+    return _facts_of_run(record) if isinstance(record, Record) else _facts_of_request(record)
+
+
+def _facts_of_run(record: Record) -> dict[str, str]:
+    """Machine, build, model and settings of a record, in words."""
+    settings = record.settings
+    flash = settings.flash_attn_resolved or settings.flash_attn
+    named = text_setup.facts(record.machine, record.model)
+    if record.model.source == "synthetic":
+        named["weights"] = "random: the time is that of the real model's shape, the text means nothing"
+    parts = {
+        f"{plural(settings.n_threads, 'thread')} ({settings.n_threads_batch} for prefill)": settings.n_threads,
+        f"batch {settings.n_batch}": settings.n_batch,
+        f"ubatch {settings.n_ubatch}": settings.n_ubatch,
+        f"layers on a GPU {settings.n_gpu_layers}": settings.n_gpu_layers,
+        f"flash attention {flash}": flash,
+        f"cache {settings.type_k} and {settings.type_v}": settings.type_k,
+        f"prompt {settings.prompt}": settings.prompt,
+        f"seed {settings.seed}": settings.seed,
+    }
+    return named | {"settings": ", ".join(words for words, value in parts.items() if value is not None)}
+
+
+def _facts_of_request(record: RequestRecord) -> dict[str, str]:
+    """The server, the model, and the machine of the client, in words. What is not known is left out."""
+    endpoint, settings = record.endpoint, record.endpoint.settings
+    named = " ".join(word for word in (endpoint.server or "a server without a name", endpoint.version) if word)
+    parts = (
+        {
+            f"{settings.n_slots} slots": settings.n_slots,
+            f"a context of {settings.n_ctx:,} tokens" if settings.n_ctx else "": settings.n_ctx,
+            f"file {settings.model_file}": settings.model_file,
+            f"quantization {settings.quantization}": settings.quantization,
+        }
+        if settings
+        else {}
+    )
+    known = ", ".join(words for words, value in parts.items() if value is not None)
+    texts = {"server": f"{named} at {endpoint.url}, through {endpoint.api}", "model": record.model}
+    return texts | ({"settings": known} if known else {}) | {"client": text_setup.facts(record.machine)["machine"]}
+
+
+SHARES: Columns = (
+    ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
+    ("prefill", lambda row: wording.seconds(row["prefill_s"])),
+    ("the rest", lambda row: wording.seconds(row["e2e_s"] - row["prefill_s"])),
+    ("prefill\n% of E2E", lambda row: Cell(f"{100 * row['prefill_share']:.0f} %", style="bar")),
+)
+
+
+def _shares(of_setups: Sequence[tuple[str, pd.DataFrame]]) -> list[Section]:
+    """Prefill's share of the whole time, for each number of generated tokens; not for sweeps, which generate few."""
+    made = []
+    for label, rows in of_setups:
+        for n_gen, part in table.summary(rows).groupby("n_gen"):
+            known = part[part.prefill_share.notna() & part.sweep_every.isna()].to_dict("records")
+            title = f"Where the time goes: {label}, a prompt and {n_gen:,} generated tokens"
+            made += [Section(title, **tabled(SHARES, known))] if known else []
+    return made
+
+
+def _capabilities(label: str, record: RequestRecord) -> list[Section]:
+    """What the server can do, where it was asked."""
+    columns: Columns = (
+        ("what it can do", lambda one: one.name),
+        ("answer", lambda one: one.answer),
+        ("as seen in", lambda one: one.how),
+    )
+    found = record.endpoint.capabilities
+    return [Section(f"{label}: what the server can do", **tabled(columns, found))] if found else []
+
+
+def _time(label: str, rows: pd.DataFrame) -> str:
+    """A sentence on the longest prompt of a setup of requests."""
+    row = table.summary(rows).iloc[-1]
+    n = text_requests.length(row.n_prompt)
+    words = f"of a prompt of {n} tokens the first token arrives after {wording.seconds(row.ttft_s)}"
+    if row.tpot_ms > 0 and not row.n_bounds:
+        words += f"; after it each token takes {wording.seconds(row.tpot_ms / 1e3)}"
+        words += f" ({wording.digits(1e3 / row.tpot_ms)} a second)"
+    elif row.tpot_low_ms > 0:
+        ends = (wording.seconds(ms / 1e3) for ms in (row.tpot_low_ms, row.tpot_high_ms))
+        words += f"; after it each token takes {' to '.join(ends)}"
+    return f"{label}: {words}." if label else f"{words[:1].upper()}{words[1:]}."

@@ -1,0 +1,153 @@
+"""One thing that is shown: a title, a table, sentences, warnings, pictures, and parts that are sections themselves.
+
+The files beside this one make sections of records. Here they are printed; page.html.jinja writes them as HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from lab.show.console import TEXT_COLUMNS, Grid
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+UNKNOWN = "-"
+"""The cell of a figure that is not known."""
+
+LONG = 20
+"""Letters of the longest cell that is not broken between words on a page."""
+
+SMALL, WIDE, TALL = (5.0, 3.9), (10.0, 4.6), (5.0, 7.6)
+"""Sizes of pictures on a page, in inches."""
+
+Columns = Sequence[tuple[str, Callable[[Any], Any]]]
+"""Of each column the heading, with the unit in a second line, and what makes its cell (text, or a Cell) of a row."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: the figure, in lines below it what is printed small. On a page it may be a link, or styled."""
+
+    text: str
+    link: str = ""
+    style: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.split("\n")
+
+
+def as_cell(cell: str | Cell) -> Cell:
+    """Plain text as a cell."""
+    return cell if isinstance(cell, Cell) else Cell(cell)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture: its name in files, its caption, what draws it, and its size on a page in inches."""
+
+    name: str
+    caption: str
+    draw: Callable[[Figure], Any]
+    size: tuple[float, float] = SMALL
+
+
+@dataclass(frozen=True)
+class Section:
+    """What is shown together, in the order of the fields."""
+
+    title: str = ""
+    about: str = ""  # what the table shows of it
+    name: str = ""  # of an experiment in JSON; where links on a page lead to
+    question: str = ""  # that it answers
+    words: Sequence[str] = ()  # paragraphs before the table
+    facts: dict[str, str] = field(default_factory=dict)
+    headings: Sequence[str] = ()
+    cells: Sequence[Sequence[str | Cell]] = ()
+    row_notes: Sequence[Sequence[str]] = ()  # of each row; only on a page
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    sentences: Sequence[str] = ()
+    links: Sequence[Cell] = ()  # to other sections of a page
+    pictures: Sequence[Picture] = ()
+    parts: Sequence[Section] = ()
+    rows: Sequence[Any] = ()  # what the cells were made of, for JSON
+    more: dict[str, list[Any]] = field(default_factory=dict)  # what JSON has besides
+
+    @property
+    def caption(self) -> str:
+        return ": ".join(filter(None, [self.title, self.about]))
+
+    @property
+    def lines(self) -> list[list[Cell]]:
+        return [[as_cell(cell) for cell in line] for line in self.cells]
+
+    @property
+    def said(self) -> str:
+        """All sentences of it and its parts: what its pictures show, for readers who cannot see them."""
+        return " ".join([*self.sentences, *(part.said for part in self.parts)]).strip()
+
+    def is_text(self, column: int) -> bool:
+        """Whether a column holds text, which is aligned to the left and broken between words."""
+        cells = [line[column] for line in self.lines]
+        return self.headings[column] in TEXT_COLUMNS or any(len(cell.lines[0]) > LONG for cell in cells)
+
+
+def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> dict[str, Any]:
+    """The fields of a Section with a table of these rows; a column in which nothing is known is left out."""
+    lines = [[show(row) for _, show in columns] for row in rows]
+    kept = [i for i in range(len(columns)) if keep_all or any(line[i] not in ("", UNKNOWN) for line in lines)]
+    return {
+        "headings": [columns[i][0] for i in kept],
+        "cells": [[line[i] for i in kept] for line in lines],
+        "rows": rows,
+    }
+
+
+def print_sections(sections: Sequence[Section], out: Console) -> None:
+    """Prints each section below an empty line."""
+    for section in sections:
+        out.print()
+        print_section(section, out)
+
+
+def print_section(section: Section, out: Console) -> None:
+    """Prints title, table, notes and sentences, then the parts. Pictures are files of their own."""
+    if section.title:
+        out.print(Text(section.title, style="bold") + Text(f": {section.about}" if section.about else ""))
+    for line in section.words:
+        out.print(line)
+    if section.headings:
+        out.print(grid_of(section))
+    for line in section.notes:
+        out.print(Text(line, style="dim"))
+    for sentence in section.sentences:
+        out.print(sentence)
+    print_sections(section.parts, out)
+
+
+def grid_of(section: Section) -> Grid:
+    """The table of a section; all lines of a cell but the first are dim."""
+    grid = Grid(tuple(section.headings))
+    for line in section.lines:
+        grid.add_row(*map(_dimmed, line))
+    return grid
+
+
+def _dimmed(cell: Cell) -> Text:
+    first, *below = cell.lines
+    return Text(first) + Text("".join(f"\n{line}" for line in below), style="dim")
+
+
+def print_marked(warnings: Sequence[str], failures: Sequence[str], out: Console) -> None:
+    """Prints what disturbed the runs, and what failed."""
+    for sentence in warnings:
+        out.print(Text("! ", style="yellow") + Text(sentence))
+    for line in failures:
+        out.print(Text("failed ", style="red") + Text(line))
