@@ -19,7 +19,7 @@ from lab.core.levers import Prefix
 from lab.core.record import COPY, FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record, Run
 from lab.errors import LabError
 from lab.experiments import prefix_cache
-from lab.experiments.experiment import folder_in
+from lab.experiments.common import folder_in
 from lab.models import catalog, synthetic
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker

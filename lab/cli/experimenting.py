@@ -86,7 +86,7 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
     report judge that file again, also where the session was interrupted.
     """
     from lab.experiments import claim_session
-    from lab.experiments.experiment import folder_in
+    from lab.experiments.common import folder_in
     from lab.process.worker import Worker
     from lab.runner.session import new_results_file
     from lab.show import claim_views, console, text_setup

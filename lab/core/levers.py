@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lab.core.lists import plural
+
 LOOKUP = "lookup"
 
 
@@ -16,7 +18,7 @@ class Batch:
 
     @property
     def words(self) -> str:
-        return f"{self.n_seq} sequence{'s' * (self.n_seq > 1)}{', shared prompt' if self.is_shared else ''}"
+        return plural(self.n_seq, "sequence") + (", shared prompt" if self.is_shared else "")
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Stall:
 
     @property
     def words(self) -> str:
-        return f"{in_chunks(self.chunk)} beside {self.n_streams} stream{'s' * (self.n_streams > 1)}"
+        return f"{in_chunks(self.chunk)} beside {plural(self.n_streams, 'stream')}"
 
 
 @dataclass(frozen=True)

@@ -24,23 +24,8 @@ from lab.core.lists import grouped
 from lab.core.record import COPY, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
-from lab.experiments.experiment import (
-    REPEAT,
-    Conclusions,
-    Experiment,
-    Keywords,
-    Option,
-    Table,
-    as_lengths,
-    cell,
-    for_plan,
-    listed,
-    need_every_position,
-    numbers,
-    off_by,
-    public,
-    ranged,
-)
+from lab.experiments.common import as_lengths, cell, listed, need_every_position, numbers, off_by, ranged
+from lab.experiments.experiment import REPEAT, Experiment, Keywords, Option, Table, for_plan, public
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan, Text
@@ -269,10 +254,6 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
     return words + off_by((row.expected_s, row.step_s) for row in measured)
 
 
-def _conclude(rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
-    return [words for group in alike(rows) for words in sentences(group, prediction)], {}
-
-
 def _again(runs: Sequence[Run]) -> dict[str, object]:
     levers = [run.batch for run in runs if run.batch]
     return {
@@ -302,7 +283,10 @@ TABLE = Table(
         ("KV cache\nMB", lambda row: cell(row.kv_bytes, 1e-6)),
     ),
     rows=rows,
-    conclude=_conclude,
+    conclude=lambda rows, records, prediction: (
+        [words for group in alike(rows) for words in sentences(group, prediction)],
+        {},
+    ),
 )
 
 EXPERIMENT = Experiment(

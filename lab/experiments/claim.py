@@ -24,7 +24,7 @@ from lab.core.lists import grouped, plural
 from lab.core.record import OK, Ceilings, Record, Run
 from lab.errors import LabError
 from lab.experiments.claim_parts import CEILINGS, PARTS
-from lab.experiments.experiment import need_every_position
+from lab.experiments.common import need_every_position
 from lab.why import roofline
 
 HOLDS, HOLDS_NOT = "holds here", "does not hold here"

@@ -47,6 +47,12 @@ class Trial:
         """Timed runs that are planned."""
         return sum(len(plan.cases) * (self.n_blocks or plan.n_repeat) for plan in self.plans.values())
 
+    def of_part(self, part: str, is_quick: bool) -> Trial:
+        """The same, whose plans write the part's name into every run, and whether the session is a quick one."""
+        plans = self.plans.items()
+        named = {key: dataclasses.replace(plan, part=part, is_quick=is_quick) for key, plan in plans}
+        return dataclasses.replace(self, plans=named)
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -88,8 +94,9 @@ def _in_blocks(plans: dict[str, Plan], n_blocks: int) -> list[Trial]:
 
 
 def _lengths(asked: Asked) -> list[Trial]:
-    sizes = ("100,500,1000", 64, 3) if asked.is_quick else ("100,500,1000,2000", 200, 5)
-    return _in_rounds(asked.plan(*sizes))
+    if asked.is_quick:
+        return _in_rounds(asked.plan("100,500,1000", gen=64, repeat=3))
+    return _in_rounds(asked.plan("100,500,1000,2000", gen=200, repeat=5))
 
 
 def _threads(asked: Asked) -> list[Trial]:
@@ -97,19 +104,18 @@ def _threads(asked: Asked) -> list[Trial]:
     if n_threads < 2:
         raise LabError("There is one thread, which cannot be halved.", "On several cores: --threads 2")
     n_blocks = 3 if asked.is_quick else 6
-    plans = {
-        name: asked.plan("512", 64, n_blocks, threads=n, threads_batch=n)
-        for name, n in (("all", n_threads), ("half", n_threads // 2))
-    }
+    sides = {"all": n_threads, "half": n_threads // 2}
+    plans = {name: asked.plan("512", 64, n_blocks, threads=n, threads_batch=n) for name, n in sides.items()}
     return _in_blocks(plans, n_blocks)
 
 
 def _context(asked: Asked) -> list[Trial]:
-    every, gen = (512, 16) if asked.is_quick else (1000, 16)
-    longest = min(2048 if asked.is_quick else LONGEST, (asked.base.model.n_ctx_train or LONGEST) - gen)
+    gen, model = 16, asked.base.model
+    every, most, repeat = (512, 2048, 1) if asked.is_quick else (1000, LONGEST, 2)
+    longest = min(most, (model.n_ctx_train or LONGEST) - gen)
     if longest < 2 * every:
-        raise LabError(f"{asked.base.model.name} has a context of {longest + gen:,} tokens, too short to see a slope.")
-    return _in_rounds(asked.plan([longest // every * every], gen, 1 if asked.is_quick else 2, every=every))
+        raise LabError(f"{model.name} has a context of {longest + gen:,} tokens, too short to see a slope.")
+    return _in_rounds(asked.plan([longest // every * every], gen, repeat, every=every))
 
 
 def _batch(asked: Asked) -> list[Trial]:
@@ -221,20 +227,6 @@ PARTS = {
 def is_quick(records: Sequence[Record]) -> bool:
     """Whether these are the runs of a quick session."""
     return any(record.run.is_quick for record in records)
-
-
-def of_part(trials: Sequence[Trial], name: str, is_quick_session: bool) -> list[Trial]:
-    """The same trials, whose plans write the part's name into every run, and whether the session is a quick one."""
-    return [
-        dataclasses.replace(
-            trial,
-            plans={
-                key: dataclasses.replace(plan, part=name, is_quick=is_quick_session)
-                for key, plan in trial.plans.items()
-            },
-        )
-        for trial in trials
-    ]
 
 
 def expected_s(name: str, is_quick_session: bool, model: Model) -> float:

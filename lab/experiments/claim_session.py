@@ -23,7 +23,7 @@ from lab.experiments import claim_parts, claim_verdicts
 from lab.experiments.claim import Claim
 from lab.experiments.claim_parts import CEILINGS, PARTS, Asked, Trial
 from lab.experiments.claim_verdicts import CLAIMS, Verdicts
-from lab.experiments.experiment import folder_in, numbers
+from lab.experiments.common import folder_in, numbers
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND, Probe
 from lab.process.worker import Worker
@@ -148,8 +148,8 @@ def plan(worker: Worker, chosen: Sequence[Claim], quick: bool, states: Path, fol
         if name not in needed or (quick and part.quick_s is None):
             continue
         try:
-            if made := claim_parts.of_part(part.plan(asked), name, quick):
-                trials[name] = made
+            if planned_trials := [trial.of_part(name, quick) for trial in part.plan(asked)]:
+                trials[name] = planned_trials
         except LabError as problem:
             problems[name] = problem
     planned = Session(tuple(chosen), quick, base, trials, problems, ())

@@ -102,19 +102,14 @@ def device_of(record: Record) -> datasheet.Device | None:
 def order_of_machines(evidence: Evidence) -> Measured:
     """How much better bandwidth orders the rates of machines than peak FLOP/s do."""
     usual = {setting_of(record) for record in evidence.of("lengths")}
-    runs = [
+    rated = [
         record
         for record in (*evidence.of("lengths"), *evidence.others)
-        if record.run.variant is None and setting_of(record) in usual and _rate(record.run) is not None
+        if record.run.variant is None and setting_of(record) in usual and _rate(record.run) and _roof(record, evidence)
     ]
-    by_model = grouped(
-        [record for record in runs if _roof(record, evidence)],
-        lambda record: (record.model.name, record.model.quantization, record.run.n_prompt),
-    )
-    by_machine = [
-        grouped(own, lambda record: machine.label(record.machine, record.settings)) for own in by_model.values()
-    ]
-    machines = max(by_machine, key=len, default={})
+    by_model = grouped(rated, lambda record: (record.model.name, record.model.quantization, record.run.n_prompt))
+    of_models = [grouped(own, lambda one: machine.label(one.machine, one.settings)) for own in by_model.values()]
+    machines = max(of_models, key=len, default={})
     n = len(machines)
     if n < FEWEST_MACHINES:
         raise LabError(

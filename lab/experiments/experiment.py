@@ -1,4 +1,4 @@
-"""What an experiment is, as data: its command, its plan, its tables. And what all of them share.
+"""What an experiment is, as data: its command, its plan, its tables.
 
 An experiment is one file. It says everything of itself in one `Experiment`; the command, the tables and the command
 that makes its runs again follow from it.
@@ -9,19 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import re
-import statistics
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from lab.analysis.wording import digits
-from lab.core import layers
 from lab.core.asked_settings import SettingsKeywords
-from lab.core.record import Model, Record, Run
-from lab.errors import LabError
+from lab.core.record import Record, Run
+from lab.experiments.common import folder_in
 from lab.process.worker import Worker
 from lab.runner import session
 from lab.runner.cases import Plan
@@ -111,22 +106,6 @@ def planning(plan: Callable[..., Plan], out: str | Path, saves_states: bool) -> 
         yield functools.partial(plan, folder=folder)
 
 
-@contextlib.contextmanager
-def folder_in(out: str | Path) -> Iterator[Path]:
-    """A folder for saved states, deleted afterwards: in `out`, or above it where that is yet to be made.
-
-    Where nothing can be written there, it is in the system's folder for temporary files.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            there = next(path for path in (Path(out).absolute(), *Path(out).absolute().parents) if path.is_dir())
-            str(there).encode()  # the engine is told in UTF-8
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".lab-states-", dir=there))
-        except (OSError, UnicodeError, StopIteration):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-states-"))
-        yield Path(folder)
-
-
 def public(
     name: str,
     plan: Callable[Concatenate[Worker, Asked], Plan],
@@ -147,84 +126,3 @@ def public(
     measure.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     measure.__name__ = measure.__qualname__ = name
     return measure
-
-
-def numbers(
-    option: str, asked: str | int | Sequence[int], most: int, more: str = "; --repeat measures it more often"
-) -> tuple[int, ...]:
-    """A list such as `1,2,4`, each from 1 to `most` and given once, in ascending order. LabError for anything else.
-
-    `more`: what the hint adds for a number that is given twice.
-    """
-    given = [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else list(asked)
-    values = []
-    for part in (str(part).strip() for part in given):
-        if not re.fullmatch(r"-?\d{1,12}", part):
-            raise LabError(f"{part!r} is not a whole number (in {option} {asked}).", f"For example: {option} 1,2,4")
-        value = int(part)
-        if not 1 <= value <= most:
-            raise LabError(f"{option} {value:,} is not possible.", f"Give whole numbers from 1 to {most:,}.")
-        if value in values:
-            raise LabError(f"{option} has {value:,} twice.", f"Give each number once{more}.")
-        values.append(value)
-    return tuple(sorted(values))
-
-
-def as_lengths(prompt_len: str | int | Sequence[int]) -> str | Sequence[int]:
-    """Prompt lengths as `make_plan` takes them."""
-    return [prompt_len] if isinstance(prompt_len, int) else prompt_len
-
-
-def listed(values: Iterable[object]) -> str:
-    """Numbers as an option takes them: each once, ascending, without None."""
-    return ",".join(str(value) for value in sorted({value for value in values if isinstance(value, int)}))
-
-
-KEEPS_NO_POSITIONS = {
-    layers.UNCOUNTED["llama4"],
-    *(layers.SINGLE[key] for key in ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")),
-}
-"""What `Model.uncounted` says of models that do not keep a key and a value of every position."""
-
-
-def need_every_position(model: Model) -> None:
-    """LabError for models that do not keep the keys and values of every position."""
-    reason = model.uncounted if model.uncounted in KEEPS_NO_POSITIONS else None
-    if any(model.windows or ()):
-        reason = "some of its layers look back only through a sliding window"
-    if reason:
-        raise LabError(
-            f"The cache of {model.name} cannot be copied and cut: {reason}.",
-            "Take a model in which every layer sees all positions, such as -m smollm2-135m.",
-        )
-
-
-def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
-    """Where two answers to one prompt part; None where neither does before the other ends."""
-    pairs = enumerate(zip(ids, others, strict=False))
-    return next((i for i, (own, other) in pairs if own != other), None)
-
-
-def off_by(
-    pairs: Iterable[tuple[float | None, float | None]], what: str = "Predictions are off", which: str = ""
-) -> list[str]:
-    """How far predictions are off, in a sentence, of pairs of what is predicted and what is measured; none without."""
-    known = [(expected, measured) for expected, measured in pairs if expected and measured and measured > 0]
-    errors = [abs(expected / measured - 1) for expected, measured in known]
-    if not errors:
-        return []
-    return [f"{what} by {statistics.median(errors):.0%}, the median; at most {max(errors):.0%}{which}."]
-
-
-def cell(value: float | None, scale: float = 1.0, form: str = "") -> str:
-    """A number in a table; `-` where it is not known. Without a `form` it has three digits."""
-    if value is None:
-        return "-"
-    return format(scale * value, form) if form else digits(scale * value)
-
-
-def ranged(values: tuple[float, float, float], n_runs: int) -> str:
-    """A value in a table, and below it its range over several runs."""
-    value, low, high = (1e3 * seconds for seconds in values)
-    ends = f"\n{digits(low)}-{digits(high)}".replace(",", "")  # as narrow as can be
-    return digits(value) + (ends if n_runs > 1 else "")

@@ -38,21 +38,8 @@ from lab.core.lists import grouped, plural
 from lab.core.record import COPY, FORGET, LOAD, SAVE, Model, Record, Run, Settings
 from lab.core.script import Operation
 from lab.errors import LabError
-from lab.experiments.experiment import (
-    REPEAT,
-    Conclusions,
-    Experiment,
-    Keywords,
-    Option,
-    Table,
-    cell,
-    for_plan,
-    listed,
-    need_every_position,
-    numbers,
-    off_by,
-    public,
-)
+from lab.experiments.common import cell, listed, need_every_position, numbers, off_by
+from lab.experiments.experiment import REPEAT, Conclusions, Experiment, Keywords, Option, Table, for_plan, public
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import limits

@@ -27,17 +27,8 @@ from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Run, Settings
 from lab.core.script import SPECULATE, Operation, Part
 from lab.errors import LabError
 from lab.experiments import speculation_rows
-from lab.experiments.experiment import (
-    Experiment,
-    Keywords,
-    Option,
-    as_lengths,
-    for_plan,
-    listed,
-    need_every_position,
-    numbers,
-    public,
-)
+from lab.experiments.common import as_lengths, listed, need_every_position, numbers
+from lab.experiments.experiment import Experiment, Keywords, Option, for_plan, public
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts

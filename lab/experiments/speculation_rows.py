@@ -17,7 +17,8 @@ from lab.core.guesses import Chain, StepTimes
 from lab.core.levers import LOOKUP
 from lab.core.lists import grouped, plural
 from lab.core.record import DRAFT, PREFILL, VERIFY, Record, Run
-from lab.experiments.experiment import Conclusions, Table, cell, first_difference, off_by
+from lab.experiments.common import cell, first_difference, off_by
+from lab.experiments.experiment import Table
 from lab.why.step_prediction import StepPrediction
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -386,16 +387,6 @@ def of_curve(curve: Sequence[CurveRow]) -> list[str]:
     return words + off_by(((row.expected_v, row.v) for row in several), "What the ceilings predict for v is off")
 
 
-def _conclude(rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
-    return sentences(rows, records), {"parted": partings(records)}
-
-
-def _conclude_curve(
-    rows: Sequence[CurveRow], records: Sequence[Record], prediction: StepPrediction | None
-) -> Conclusions:
-    return of_curve(rows), {}
-
-
 def _speed_up(row: Row) -> str:
     """With its interval below it."""
     interval = "" if row.low is None else f"\n{row.low:.2f}-{row.high:.2f}"
@@ -424,7 +415,7 @@ TABLE = Table(
         ("predicted", lambda row: cell(row.expected, form=".2f")),
     ),
     rows=rows,
-    conclude=_conclude,
+    conclude=lambda rows, records, prediction: (sentences(rows, records), {"parted": partings(records)}),
     is_by_ceilings=False,
 )
 
@@ -447,5 +438,5 @@ CURVE = Table(
         ),
     ),
     rows=curve,
-    conclude=_conclude_curve,
+    conclude=lambda rows, records, prediction: (of_curve(rows), {}),
 )

@@ -28,24 +28,17 @@ from lab.core.levers import Stall, in_chunks
 from lab.core.lists import grouped, plural
 from lab.core.record import Record, Run
 from lab.experiments import stall_chunks
-from lab.experiments.experiment import (
-    REPEAT,
-    Conclusions,
-    Experiment,
-    Keywords,
-    Option,
-    Table,
+from lab.experiments.common import (
     as_lengths,
     cell,
     first_difference,
-    for_plan,
     listed,
     need_every_position,
     numbers,
     off_by,
-    public,
     ranged,
 )
+from lab.experiments.experiment import REPEAT, Conclusions, Experiment, Keywords, Option, Table, for_plan, public
 from lab.experiments.stall_chunks import N_GEN, case, check_chunks, n_mixed, newcomer_ids, write
 from lab.models import catalog
 from lab.process.worker import Worker
