@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from lab.analysis import disturbances
 from lab.core import script as scripts
 from lab.core.noise import Noise, NoiseReading
 from lab.core.placement import Tensor
@@ -369,6 +370,12 @@ def run_process(*arguments: object, timeout_s: float = 120) -> tuple[int, str, s
     out, err = process.communicate(timeout=timeout_s)
     assert "Traceback" not in err, err
     return process.returncode, out, err
+
+
+@pytest.fixture
+def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else the machine does is not held against the runs, so that what they show is said."""
+    monkeypatch.setattr(disturbances, "disturbances", lambda record: {})
 
 
 def run_lab(*arguments: object) -> tuple[int, str, str]:

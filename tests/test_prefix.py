@@ -375,6 +375,7 @@ def test_a_real_model_with_windows_is_refused_before_it_is_loaded(real: Worker, 
         prefix_cache.plan(real, "64", 8, 1, folder=tmp_path, model=str(path))
 
 
+@pytest.mark.usefixtures("undisturbed")
 def test_prefix_command(tmp_path: Path) -> None:
     code, out, err = run_lab("prefix", "-p", "16,40", "-s", "8", "-r", "1", "-t", "1", "-o", tmp_path)
     assert code == 0, err

@@ -95,6 +95,7 @@ def test_a_model_that_cannot_forget_is_measured_but_not_swept(tmp_path: Path) ->
     assert "forgets or moves what was computed, which this model's memory (recurrent, sliding window) cannot" in out
 
 
+@pytest.mark.usefixtures("undisturbed")
 def test_sweep_command(tmp_path: Path) -> None:
     code, out, _ = run_lab(
         "sweep", "-p", "256", "-e", "32", "-u", "32", "-n", "3", "-r", "2", "-t", "1", "-o", tmp_path
