@@ -14,9 +14,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from lab.core import results
+from lab.core.asked_settings import SettingsKeywords
 from lab.core.record import Ceilings, Record
 from lab.errors import LabError
 from lab.experiments import claim_parts, claim_verdicts
@@ -83,7 +84,7 @@ def claims(
     records: Sequence[Record] | None = None,
     out: str | Path = "results",
     watch: ShowStatus | None = None,
-    **settings: Any,
+    **settings: Unpack[SettingsKeywords],
 ) -> Verdicts:
     """Try what texts about LLM inference claim on this machine, and return a verdict for each of the claims.
 
@@ -92,7 +93,7 @@ def claims(
         verdicts.records   # what they were judged by
 
     All of them take up to 25 minutes, `quick` ones up to 4. With `records` of an earlier session (of `lab.read`) these
-    are judged again, and nothing is measured. `settings` are those of `make_plan`.
+    are judged again, and nothing is measured.
     """
     chosen, folder = choose(only), Path(out)
     if records is not None:

@@ -63,6 +63,7 @@ class Table:
     """
 
     name: str
+    chapter: str  # of a page on several kinds of results
     question: str
     title: str
     caption: str

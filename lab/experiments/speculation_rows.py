@@ -395,6 +395,7 @@ def _speed_up(row: Row) -> str:
 
 TABLE = Table(
     name="speculate",
+    chapter="Guessed tokens",
     question="Does it pay to guess tokens ahead, and how many?",
     title="tokens guessed ahead and verified at once; medians over blocks, below the speed-up its interval of 95 %",
     caption="Speed-up over plain decoding, over how many tokens are guessed at a time; a panel for each text. Points "
@@ -421,6 +422,7 @@ TABLE = Table(
 
 CURVE = Table(
     name="curve",
+    chapter="Verification of guesses",
     question="What does it cost to verify several tokens at once?",
     title="steps of several positions of one sequence; medians",
     caption="The time of a step over that of a step of one token, over how many tokens it has. Dashes are what the "

@@ -1,0 +1,50 @@
+"""What an experiment declares: its command, its public function and its table are made of one declaration."""
+
+from __future__ import annotations
+
+import inspect
+
+import click
+import pytest
+
+import lab
+from lab.cli.main import lab as cli
+from lab.core.asked_settings import defaults
+from lab.experiments.common import first_difference, off_by
+from lab.experiments.experiment import Experiment
+from lab.experiments.known import EXPERIMENTS, of_run
+from tests.conftest import make_run
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)
+def test_the_command_has_the_defaults_of_the_function(experiment: Experiment) -> None:
+    options = {option.name: option for option in cli.commands[experiment.name].params}
+    parameters = inspect.signature(getattr(lab, experiment.name)).parameters
+    assert "worker" not in parameters and "folder" not in parameters
+    own = [option.name for option in experiment.options if option.name not in defaults()]
+    assert {*own, "model", "settings"} == parameters.keys()
+    for name in (*own, "model"):
+        assert isinstance(options[name], click.Option) and options[name].default == parameters[name].default, name
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)
+def test_the_function_says_what_it_does(experiment: Experiment) -> None:
+    function = getattr(lab, experiment.name)
+    assert function.__name__ == experiment.name and f"lab.{experiment.name}(" in function.__doc__
+
+
+def test_a_plain_run_is_of_no_experiment() -> None:
+    assert of_run(make_run()) is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "others", "wanted"), [((1, 2, 3), (1, 4, 3), 1), ((1, 2), (1, 2), None), ((1, 2, 3), (), None)]
+)
+def test_where_two_answers_part(ids: tuple[int, ...], others: tuple[int, ...], wanted: int | None) -> None:
+    assert first_difference(ids, others) == wanted
+
+
+def test_how_far_predictions_are_off() -> None:
+    pairs = [(1.1, 1.0), (0.7, 1.0), (1.2, 1.0), (None, 1.0), (1.0, None)]
+    assert off_by(pairs) == ["Predictions are off by 20%, the median; at most 30%."]
+    assert off_by([(None, 1.0)]) == []
