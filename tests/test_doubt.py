@@ -187,7 +187,8 @@ def limited_by_attention(kind: str, *probed: Rate, **changed: Any) -> tuple[list
     record = make_record(run, model=BIG, settings=settings)
     rows = roofline.explain([record], best)
     assert rows[-1].limit == roofline.ATTENTION
-    return advice.levers(rows, record, best), " ".join(text_why.advised(rows, [record], best))
+    levers, tried = advice.levers(rows, record, best), advice.experiments(rows, [record], best)
+    return levers, " ".join(map(text_why.advice_of, (*levers, *tried)))
 
 
 def test_where_attention_limits_decode_a_smaller_cache_is_a_lever() -> None:

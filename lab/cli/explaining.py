@@ -94,6 +94,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     from lab.core.shown import MARK
     from lab.show import console, text_results, text_why
     from lab.show.plot_why import save_why
+    from lab.show.section import print_sections
     from lab.why import advice, probing, roofline, where
 
     reading = read_runs(results, "explain")
@@ -135,7 +136,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
             }
         )
         if not as_json:
-            text_why.print_explained(label, explained, best, known, [*levers, *tried], stdout)
+            print_sections([text_why.section(label, chosen, explained, known, [*levers, *tried])], stdout)
             for sentence in text_results.warnings(chosen):
                 stdout.print(f"{MARK} {sentence}")
             for plot in plots:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.text import Text
 
 from lab.analysis.wording import digits
 from lab.core import shown
+from lab.core.lists import grouped, plural
 from lab.core.record import OK, Record
 from lab.core.request import CHAT, NO, Endpoint, RequestRecord
 from lab.core.request_figures import figures
@@ -21,7 +21,7 @@ from lab.experiments import door_parts
 from lab.experiments.door_parts import ENGINE, ORDER, UNEXPLAINED, Phase, Row
 from lab.runner import machine
 from lab.show.canvas import COLOURS, GRID, GUIDE, INK, plain_ticks
-from lab.show.console import grid_of
+from lab.show.section import Columns, Section, print_sections, tabled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,18 +38,53 @@ def has_both(records: Sequence[Record], requests: Sequence[RequestRecord]) -> bo
 
 def print_parts(records: Sequence[Record], requests: Sequence[RequestRecord], out: Console) -> None:
     """Prints for each server its settings and those in process, the parts, and what they show; else nothing."""
-    for ours, theirs in sessions(records, requests):
-        rows = door_parts.rows(ours, theirs)
-        record, request = _first(ours, theirs)
-        out.print()
-        server = request.endpoint.server or "a server"
-        out.print(Text(f"{record.model.name}, in process and through {server}", style="bold"))
-        _print_settings(record, request, out)
-        for row in rows:
-            for phase in row.phases:
-                _print_phase(row, phase, out)
-        for sentence in door_parts.sentences(rows):
-            out.print(sentence)
+    print_sections([_section(ours, theirs) for ours, theirs in sessions(records, requests)], out)
+
+
+def _section(ours: Sequence[Record], theirs: Sequence[RequestRecord]) -> Section:
+    rows = door_parts.rows(ours, theirs)
+    record, request = _first(ours, theirs)
+    columns: Columns = (
+        ("name", lambda one: one.name),
+        ("in process", lambda one: one.in_process or "not known"),
+        ("server", lambda one: one.server or "it does not say"),
+        ("note", lambda one: "differs" if one.same == NO else ""),
+    )
+    phases = [_of_phase(row, phase) for row in rows for phase in row.phases]
+    phases[-1:] = [dataclasses.replace(one, sentences=door_parts.sentences(rows)) for one in phases[-1:]]
+    return Section(
+        f"{record.model.name}, in process and through {request.endpoint.server or 'a server'}",
+        **tabled(columns, door_parts.settings(record, request), keep_all=True),
+        parts=phases,
+    )
+
+
+def _of_phase(row: Row, phase: Phase) -> Section:
+    """The parts of a phase, what is not explained, and both wholes."""
+    blocks = plural(row.n_blocks, "block")
+    if row.n_middle < row.n_blocks:
+        blocks = f"the middle {row.n_middle} of {blocks}"
+    disturbed = f" ({', '.join(row.doubts)} {shown.mark(row.doubts)})" if row.doubts else ""
+    what = f"{phase.name}, prompts of {row.n_prompt:,} tokens, {row.n_gen:,} generated"
+    parts = [
+        (
+            part.name,
+            digits(part.ms),
+            f"{100 * part.ms / phase.server_ms:.1f}",
+            f"{digits(part.low_ms)} {digits(part.high_ms)}{' (noise around 0)' if part.is_noise else ''}",
+        )
+        for part in phase.parts
+    ]
+    return Section(
+        f"{what}; means of {blocks}{disturbed}",
+        headings=("part", "ms", "% of the\nwhole", "least and\nmost ms"),
+        cells=[
+            *parts,
+            (UNEXPLAINED, digits(phase.unexplained_ms), f"{100 * phase.unexplained:.1f}", ""),
+            (WHOLE, digits(phase.server_ms), "100", ""),
+            (IN_PROCESS, digits(phase.in_process_ms), "", ""),
+        ],
+    )
 
 
 def as_rows(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[dict[str, Any]]:
@@ -68,12 +103,9 @@ def sessions(
     records: Sequence[Record], requests: Sequence[RequestRecord]
 ) -> list[tuple[list[Record], list[RequestRecord]]]:
     """Runs and requests of each session that has both."""
-    names = dict.fromkeys(record.session for record in records)
-    parted = [
-        ([one for one in records if one.session == name], [one for one in requests if one.session == name])
-        for name in names
-    ]
-    return [(ours, theirs) for ours, theirs in parted if has_both(ours, theirs)]
+    ours = grouped(records, lambda record: record.session)
+    theirs = grouped(requests, lambda request: request.session)
+    return [(own, theirs[name]) for name, own in ours.items() if has_both(own, theirs.get(name, []))]
 
 
 def finished(record: RequestRecord) -> str:
@@ -125,32 +157,6 @@ def _as_row(row: Row) -> dict[str, Any]:
         for phase in row.phases
     ]
     return {**dataclasses.asdict(row), "phases": phases}
-
-
-def _print_settings(record: Record, request: RequestRecord, out: Console) -> None:
-    grid = grid_of("name", "in process", "server", "note")
-    for one in door_parts.settings(record, request):
-        note = "differs" if one.same == NO else ""
-        grid.add_row(one.name, one.in_process or "not known", one.server or "it does not say", note)
-    out.print(grid)
-
-
-def _print_phase(row: Row, phase: Phase, out: Console) -> None:
-    what = f"{phase.name}, prompts of {row.n_prompt:,} tokens, {row.n_gen:,} generated; "
-    blocks = f"{row.n_blocks} block{'s' * (row.n_blocks > 1)}"
-    if row.n_middle < row.n_blocks:
-        blocks = f"the middle {row.n_middle} of {blocks}"
-    disturbed = f" ({', '.join(row.doubts)} {shown.mark(row.doubts)})" if row.doubts else ""
-    out.print()
-    out.print(Text(f"{what}means of {blocks}{disturbed}", style="bold"))
-    grid = grid_of("part", "ms", "% of the\nwhole", "least and\nmost ms")
-    for part in phase.parts:
-        reach = f"{digits(part.low_ms)} {digits(part.high_ms)}{' (noise around 0)' if part.is_noise else ''}"
-        grid.add_row(part.name, digits(part.ms), f"{100 * part.ms / phase.server_ms:.1f}", reach)
-    grid.add_row(UNEXPLAINED, digits(phase.unexplained_ms), f"{100 * phase.unexplained:.1f}", "")
-    grid.add_row(Text(WHOLE, style="bold"), digits(phase.server_ms), "100", "")
-    grid.add_row(Text(IN_PROCESS, style="bold"), digits(phase.in_process_ms), "", "")
-    out.print(grid)
 
 
 SHADES = dict(zip(ORDER, (*COLOURS[:6], "#F0E442", GUIDE), strict=True))

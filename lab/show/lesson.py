@@ -86,9 +86,8 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
     """Print what limited runs of one setup as `lab explain` does, without advice. Returns the rows, for the plots."""
     timed = _timed(records)
     rows = roofline.explain(timed, ceilings)
-    best = roofline.roof(ceilings, where.layers_of(timed[0]))
     label = setup_columns.model_label(timed[0])
-    text_why.print_explained(label, rows, best, ceilings, [], console.console())
+    print_sections([text_why.section(label, timed, rows, ceilings, [])], console.console())
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from lab.show import (
     levers,
     plot_requests,
     plot_runs,
-    plot_why,
     text_compare,
     text_load,
     text_requests,
@@ -26,11 +26,10 @@ from lab.show import (
     text_why,
 )
 from lab.show.section import SMALL, TALL, UNKNOWN, Cell, Columns, Picture, Section, tabled
-from lab.why import probing, roofline, where
+from lab.why import advice, probing, roofline, where
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 Lines = Sequence[Record | RequestRecord]
 
@@ -234,28 +233,10 @@ def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings]) -> Se
     first = records[0]
     ceilings = probing.need(known, where.of_record(first), False, label)
     rows = roofline.explain(records, ceilings)
-    best = roofline.roof(ceilings, where.layers_of(first))
-    roof = f"Roof: {wording.digits(best.gbps)} GB/s, {wording.digits(best.gflops)} GFLOP/s."
-
-    def draw_roofline(figure: Figure) -> None:
-        plot_why.plot_roofline(rows, best, label, figure.subplots())
-
-    def draw_where(figure: Figure) -> None:
-        plot_why.plot_where(rows, label, figure.subplots())
-
-    words = (
-        f"Roofline: what each phase reached (numbers: prompt tokens), under the best that the machine can do. {roof}"
-    )
-    pictures = [Picture("roofline", words, draw_roofline, (5, 4.8))]
-    if first.run.every is None:  # a sweep generates too little for a request
-        words = f"Where the time of a request goes: a prompt and {first.run.n_gen:,} generated tokens."
-        pictures.append(Picture("where", words, draw_where, (5, 4.8)))
-    return Section(
-        label,
-        words=[*text_why.verdicts(rows), *filter(None, [text_why.caveat(first)]), *probing.doubt_words(ceilings)],
-        sentences=text_why.advised(rows, records, ceilings),
-        pictures=pictures,
-    )
+    levers = [*advice.levers(rows, first, ceilings), *advice.experiments(rows, records, ceilings)]
+    section = text_why.section(label, records, rows, ceilings, levers)
+    caveat = text_why.caveat(first)
+    return dataclasses.replace(section, words=[*section.words, caveat]) if caveat else section
 
 
 def failed(rest: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Section]:

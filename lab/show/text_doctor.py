@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from lab.show import text_setup
-from lab.show.console import grid_of
+from lab.show.section import UNKNOWN, Columns, Section, print_section, tabled
 from lab.why.checks import BROKEN
 from lab.why.checkup import Checkup
 
@@ -15,10 +15,12 @@ def print_checkup(checkup: Checkup, out: Console) -> None:
     for line in text_setup.describe(checkup.machine, checkup.model):
         out.print(line)
     out.print()
-    grid = grid_of("name", "figure", "verdict")
-    for check in checkup.checks:
-        grid.add_row(check.name, check.figure or "-", check.verdict)
-    out.print(grid)
+    columns: Columns = (
+        ("name", lambda check: check.name),
+        ("figure", lambda check: check.figure or UNKNOWN),
+        ("verdict", lambda check: check.verdict),
+    )
+    print_section(Section(**tabled(columns, checkup.checks, keep_all=True)), out)
     for check in checkup.causes:
         out.print(f"\n{check.name} ({check.verdict}): {check.words}")
         if check.command:

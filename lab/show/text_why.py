@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from lab.analysis import wording
 from lab.core import shown
@@ -13,9 +14,9 @@ from lab.core.lists import grouped
 from lab.core.record import Ceilings, Model, Rate, Record
 from lab.process.wire import ATTENTION, DOWNLOAD, PLAIN_ATTENTION, UPLOAD
 from lab.runner.plan import join
-from lab.show.console import grid_of
-from lab.show.plot_why import FEW
-from lab.why import advice, plain_read, probing, roofline, where
+from lab.show import plot_why
+from lab.show.section import UNKNOWN, Columns, Picture, Section, print_section, print_sections, tabled
+from lab.why import plain_read, probing, roofline, where
 from lab.why.advice import BatchLever, ExperimentLever, Lever, PrefixLever, SpeculationLever
 from lab.why.datasheet import Device
 from lab.why.prediction import Answer, Prediction
@@ -25,25 +26,35 @@ from lab.why.step_kernels import Kernels
 
 def print_ceilings(ceilings: Ceilings, out: Console) -> None:
     """Prints a table of the kernels' best rates, and where the roofline bends."""
+    print_sections([_of_ceilings(ceilings)], out)
+
+
+def _of_ceilings(ceilings: Ceilings) -> Section:
     days = probing.age_days(ceilings)
     age = "today" if days < 1 else f"{days:.0f} days ago"
     label = where.device_label(ceilings.machine, where.measured_on(ceilings))
-    out.print(f"\nCeilings of {label}, measured {ceilings.measured_at} ({age})")
-    grid = grid_of("kernel", "type", "shape", "buffer", "tokens", "threads", "GB/s", "GFLOP/s")
-    for rate in sorted(ceilings.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, *_size(rate))):
-        flops = wording.digits(probing.gflops(rate)) if rate.flops else "-"
-        counts = (str(rate.n_tokens), "-" if ceilings.on_gpu else str(rate.n_threads))
-        grid.add_row(rate.op, rate.type, _shape(rate), rate.buffer, *counts, wording.digits(probing.gbps(rate)), flops)
-    out.print(grid)
+    columns: Columns = (
+        ("kernel", lambda rate: rate.op),
+        ("type", lambda rate: rate.type),
+        ("shape", _shape),
+        ("buffer", lambda rate: rate.buffer),
+        ("tokens", lambda rate: str(rate.n_tokens)),
+        ("threads", lambda rate: UNKNOWN if ceilings.on_gpu else str(rate.n_threads)),
+        ("GB/s", lambda rate: wording.digits(probing.gbps(rate))),
+        ("GFLOP/s", lambda rate: wording.digits(probing.gflops(rate)) if rate.flops else UNKNOWN),
+    )
+    rates = sorted(ceilings.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, *_size(rate)))
     best = roofline.roof(ceilings)
-    out.print(
+    bend = (
         f"Best: {wording.digits(best.gbps)} GB/s and {wording.digits(best.gflops)} GFLOP/s: work of more than "
         f"{wording.digits(best.ridge)} FLOPs per byte is limited by arithmetic, other work by memory traffic."
     )
-    for sentence in of_copies(ceilings):
-        out.print(sentence)
-    for other in ceilings.others or ():
-        print_ceilings(other, out)
+    return Section(
+        f"Ceilings of {label}, measured {ceilings.measured_at} ({age})",
+        **tabled(columns, rates, keep_all=True),
+        sentences=[bend, *of_copies(ceilings)],
+        parts=[_of_ceilings(other) for other in ceilings.others or ()],
+    )
 
 
 def of_copies(ceilings: Ceilings) -> list[str]:
@@ -82,46 +93,56 @@ def _shape(rate: Rate) -> str:
     return "-" if rate.op == plain_read.READ else f"{rate.rows} x {rate.columns}{experts}"
 
 
-def print_explained(
+EXPLAINED: Columns = (
+    ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+    ("gen", lambda row: f"{row.n_gen:,}"),
+    ("phase", lambda row: row.phase),
+    ("measured\nms", lambda row: f"{wording.digits(1e3 * row.measured_s)}{shown.mark(row.doubts)}"),
+    ("GFLOP", lambda row: wording.digits(row.flops / 1e9)),
+    ("MB", lambda row: wording.digits(row.n_bytes / 1e6)),
+    ("FLOPs\nper byte", lambda row: wording.digits(row.intensity)),
+    ("GFLOP/s", lambda row: wording.digits(row.gflops)),
+    ("GB/s", lambda row: wording.digits(row.gbps)),
+    ("% of\nceiling", lambda row: ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}"),
+    ("limit", lambda row: row.limit if shown.is_firm(row.doubts) else "not sure"),
+)
+
+
+def section(
     label: str,
+    records: Sequence[Record],
     rows: Sequence[Explained],
-    best: roofline.Roof,
     ceilings: Ceilings,
     levers: Sequence[Lever | ExperimentLever],
-    out: Console,
-) -> None:
-    """Prints each phase's time, FLOPs, bytes, share of its ceiling and limit, the roof that judged it; then levers."""
-    out.print()
-    out.print(Text(label, style="bold"))
-    out.print(
+) -> Section:
+    """Each phase's time, FLOPs, bytes, share of its ceiling and limit, the roof that judged it; then levers."""
+    first = records[0]
+    best = roofline.roof(ceilings, where.layers_of(first))
+    roof = (
         f"Roof: {wording.digits(best.gflops)} GFLOP/s, {wording.digits(best.gbps)} GB/s, ridge at "
         f"{wording.digits(best.ridge)} FLOPs per byte (ceilings of {ceilings.measured_at})"
     )
-    for sentence in probing.doubt_words(ceilings):
-        out.print(Text(f"{shown.MARK} ", style="yellow") + Text(sentence))
-    grid = grid_of(
-        "prompt\ntokens",
-        "gen",
-        "phase",
-        "measured\nms",
-        "GFLOP",
-        "MB",
-        "FLOPs\nper byte",
-        "GFLOP/s",
-        "GB/s",
-        "% of\nceiling",
-        "limit",
+    caption = "Roofline: what each phase reached (numbers: prompt tokens), under the best that the machine can do."
+    pictures = [
+        Picture(
+            "roofline",
+            caption,
+            lambda figure: plot_why.plot_roofline(rows, best, label, figure.subplots()),
+            (5, 4.8),
+        )
+    ]
+    if first.run.every is None:  # a sweep generates too little for a request
+        caption = f"Where the time of a request goes: a prompt and {first.run.n_gen:,} generated tokens."
+        pictures.append(
+            Picture("where", caption, lambda figure: plot_why.plot_where(rows, label, figure.subplots()), (5, 4.8))
+        )
+    return Section(
+        label,
+        words=[roof, *(f"{shown.MARK} {sentence}" for sentence in probing.doubt_words(ceilings))],
+        **tabled(EXPLAINED, rows, keep_all=True),
+        sentences=[*map(where_it_went, rows), *verdicts(rows), *map(advice_of, levers)],
+        pictures=pictures,
     )
-    for row in rows:
-        figures = (row.flops / 1e9, row.n_bytes / 1e6, row.intensity, row.gflops, row.gbps)
-        measured = f"{wording.digits(1e3 * row.measured_s)}{shown.mark(row.doubts)}"
-        of_ceiling = ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}"
-        limit = row.limit if shown.is_firm(row.doubts) else "not sure"
-        lengths = f"{row.n_prompt:,}", f"{row.n_gen:,}"
-        grid.add_row(*lengths, row.phase, measured, *map(wording.digits, figures), of_ceiling, limit)
-    out.print(grid)
-    for sentence in [*map(where_it_went, rows), *verdicts(rows), *map(advice_of, levers)]:
-        out.print(sentence)
 
 
 def where_it_went(row: Explained) -> str:
@@ -179,7 +200,7 @@ def verdicts(rows: Sequence[Explained]) -> list[str]:
         what = "Reading a prompt of" if phase == "prefill" else "Writing after a prompt of"
         lengths = join(sorted({row.n_prompt for row in alike}))
         shares = ", ".join(f"{100 * row.of_ceiling:.0f} %" for row in alike)
-        if len(alike) > FEW:
+        if len(alike) > plot_why.FEW:
             ends = sorted(row.of_ceiling for row in alike)
             lengths = f"{alike[0].n_prompt:,} to {alike[-1].n_prompt:,}"
             shares = f"{100 * ends[0]:.0f} to {100 * ends[-1]:.0f} %"
@@ -197,12 +218,6 @@ def verdicts(rows: Sequence[Explained]) -> list[str]:
 
 
 TOO_LOW = "the ceiling was measured too low; measure again: lab ceilings --again"
-
-
-def advised(rows: Sequence[Explained], records: Sequence[Record], ceilings: Ceilings) -> list[str]:
-    """Sentences on all levers of one setup: other settings first, then the experiments."""
-    of_settings = advice.levers(rows, records[0], ceilings)
-    return [advice_of(lever) for lever in (*of_settings, *advice.experiments(rows, records, ceilings))]
 
 
 def advice_of(lever: Lever | ExperimentLever) -> str:
@@ -248,54 +263,51 @@ def _gain_of_guesses(lever: SpeculationLever) -> str:
     )
 
 
+PREDICTED: tuple[tuple[str, Callable[[Any], str]], ...] = (
+    ("prefill s\nlimit", lambda row: UNKNOWN if row.prefill_limit_s is None else wording.digits(row.prefill_limit_s)),
+    ("expected", lambda row: _span(row.prefill_s)),
+    ("TPOT ms\nlimit", lambda row: wording.digits(1e3 * row.tpot_limit_s)),
+    ("expected", lambda row: _span((1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1]))),
+    ("tokens/s", lambda row: _span((1 / row.tpot_s[1], 1 / row.tpot_s[0]))),
+    ("E2E s", lambda row: _span(row.e2e_s)),
+)
+"""The columns of times: of what does not fit into memory they are empty."""
+
+
+def _time(row: Prediction, show: Callable[[Any], str]) -> str:
+    return UNKNOWN if row.misfit else show(row)
+
+
 def print_predictions(answer: Answer, out: Console) -> None:
     """Prints for each length the limits, the expected ranges and the memory, then what they rest on."""
     model = answer.model
-    out.print(Text(f"{model.name} {model.quantization or ''} on {answer.where}", style="bold"))
-    grid = grid_of(
-        "prompt\ntokens",
-        "prefill s\nlimit",
-        "expected",
-        "TPOT ms\nlimit",
-        "expected",
-        "tokens/s",
-        "E2E s",
-        "memory\nGB",
-        "note",
+    columns: Columns = (
+        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+        *((heading, partial(_time, show=show)) for heading, show in PREDICTED),
+        ("memory\nGB", lambda row: wording.digits(answer.needed[row.n_prompt] / 1e9)),
+        ("note", lambda row: f"does not fit: {row.misfit}" if row.misfit else ", ".join(row.doubts)),
     )
-    for row in answer.rows:
-        tpot_ms = 1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1]
-        times = (
-            "-" if row.prefill_limit_s is None else wording.digits(row.prefill_limit_s),
-            _span(row.prefill_s),
-            wording.digits(1e3 * row.tpot_limit_s),
-            _span(tpot_ms),
-            _span((1e3 / tpot_ms[1], 1e3 / tpot_ms[0])),
-            _span(row.e2e_s),
-        )
-        note = f"does not fit: {row.misfit}" if row.misfit else ", ".join(row.doubts)
-        needed = wording.digits(answer.needed[row.n_prompt] / 1e9)
-        grid.add_row(f"{row.n_prompt:,}", *(["-"] * len(times) if row.misfit else times), needed, note)
-    out.print(grid)
-    for row in answer.rows:
-        for sentence in row.beyond:
-            out.print(f"{row.n_prompt:,} tokens: {sentence}.")
-    out.print(answer.basis)
+    beyond = [f"{row.n_prompt:,} tokens: {sentence}." for row in answer.rows for sentence in row.beyond]
+    label = f"{model.name} {model.quantization or ''} on {answer.where}"
+    table = tabled(columns, answer.rows, keep_all=True)
+    print_section(Section(label, **table, sentences=[*beyond, answer.basis]), out)
 
 
 def print_devices(
     model: Model, n_prompt: int, n_gen: int, rows: Sequence[tuple[Device, Prediction, bool | None]], out: Console
 ) -> None:
     """Prints what the same request takes on several devices, one row per device."""
+    columns: Columns = (
+        ("name", lambda row: row[0].name),
+        ("GB/s", lambda row: wording.digits(row[0].gbps)),
+        ("TFLOP/s", lambda row: UNKNOWN if row[0].tflops is None else wording.digits(row[0].tflops)),
+        ("prefill s", lambda row: _time(row[1], PREDICTED[1][1])),
+        ("tokens/s", lambda row: _time(row[1], PREDICTED[4][1])),
+        ("E2E s", lambda row: _time(row[1], PREDICTED[5][1])),
+        ("note", lambda row: _note(*row)),
+    )
     label = f"{model.name} {model.quantization or ''}, {n_prompt:,} tokens in and {n_gen:,} out"
-    out.print(Text(label, style="bold"))
-    grid = grid_of("name", "GB/s", "TFLOP/s", "prefill s", "tokens/s", "E2E s", "note")
-    for device, row, fits in rows:
-        times = _span(row.prefill_s), _span((1 / row.tpot_s[1], 1 / row.tpot_s[0])), _span(row.e2e_s)
-        tflops = "-" if device.tflops is None else wording.digits(device.tflops)
-        shown_times = ["-"] * len(times) if row.misfit else times
-        grid.add_row(device.name, wording.digits(device.gbps), tflops, *shown_times, _note(device, row, fits))
-    out.print(grid)
+    print_section(Section(label, **tabled(columns, rows, keep_all=True)), out)
 
 
 def _note(device: Device, row: Prediction, fits: bool | None) -> str:
