@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import operator
 import statistics
+from typing import NamedTuple
 
 from lab.core.record import DECODE, FORGET, OK, PREFILL, Run, Settings, Steps
 
@@ -27,26 +28,35 @@ def by_length(run: Run) -> tuple[Run, ...]:
     """
     if run.every is None or not run.steps.kind:
         return (run,)
-    lengths: list[Run] = []
     steps = run.steps
     columns = steps.kind, steps.n_tokens, steps.n_past, steps.start_ns, steps.ready_ns, steps.end_ns
-    rows = [row for row in zip(*columns, strict=True) if row[0] != FORGET]
-    before: list[tuple[str, int, int, int, int, int]] = []
-    n_prompt = now = first = 0
-    for index, (kind, n_tokens, n_past, start, ready, _) in enumerate(rows):
-        if kind == PREFILL:
-            first = index
-            n_prompt = n_past + n_tokens
-            before.append((kind, n_tokens, n_past, now, now + ready - start, now + ready - start))
-            now += ready - start
-        if index + 1 < len(rows) and (rows[index + 1][0] == DECODE or n_prompt % run.every):
-            continue
-        here = rows[first : index + 1]  # the last chunk, then what was generated after it
-        shift = before[-1][3] - here[0][3]
-        moved = [(k, n, past, s + shift, r + shift, e + shift) for k, n, past, s, r, e in here]
-        of_length = Steps(*zip(*before[:-1], *moved, strict=True))
-        lengths.append(dataclasses.replace(run, n_prompt=n_prompt, steps=of_length, token_ids=()))
+    rows = [_Step(*row) for row in zip(*columns, strict=True) if row[0] != FORGET]
+    chunks = [index for index, row in enumerate(rows) if row.kind == PREFILL]
+    lengths: list[Run] = []
+    prompt: list[_Step] = []  # the prefill steps so far, as if nothing had been generated between them
+    for first, after in itertools.pairwise([*chunks, len(rows)]):
+        chunk = rows[first]
+        begun_ns = prompt[-1].ready_ns if prompt else 0
+        moved = [row.moved(begun_ns - chunk.start_ns) for row in rows[first:after]]
+        n_prompt = chunk.n_past + chunk.n_tokens
+        if n_prompt % run.every == 0 or after == len(rows):
+            of_length = Steps(*zip(*prompt, *moved, strict=True))
+            lengths.append(dataclasses.replace(run, n_prompt=n_prompt, steps=of_length, token_ids=()))
+        prompt.append(moved[0]._replace(end_ns=moved[0].ready_ns))
     return tuple(lengths)
+
+
+class _Step(NamedTuple):
+    kind: str
+    n_tokens: int
+    n_past: int
+    start_ns: int
+    ready_ns: int
+    end_ns: int
+
+    def moved(self, by_ns: int) -> _Step:
+        start_ns, ready_ns, end_ns = (stamp + by_ns for stamp in self[3:])
+        return self._replace(start_ns=start_ns, ready_ns=ready_ns, end_ns=end_ns)
 
 
 def n_prefill_steps(run: Run) -> int:
