@@ -20,7 +20,7 @@ from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.rpc import MAX_SERVERS
 from lab.process.worker import Worker
-from lab.runner.plan import check_lengths, make_plan
+from lab.runner.plan import make_plan
 from lab.why import datasheet, prediction
 from lab.why.prediction import Prediction
 
@@ -75,11 +75,7 @@ def ask(
     """
     if not 1 <= n_servers <= MAX_SERVERS:
         raise LabError(f"--servers {n_servers} is not possible.", f"llama.cpp takes 1 to {MAX_SERVERS}.")
-    check_lengths([n_prompt])
-    if n_prompt + n_gen > prediction.MOST_TOKENS:
-        raise LabError(f"{n_prompt + n_gen:,} tokens are no context.", f"Give at most {prediction.MOST_TOKENS:,}.")
-    if n_gen < 2:
-        raise LabError(f"--gen {n_gen} leaves nothing to decode.", "Give 2 or more.")
+    prediction.checked_lengths([n_prompt], n_gen)
     if device:
         datasheet.find_device(device)
     with Worker() as worker:

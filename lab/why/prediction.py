@@ -171,7 +171,7 @@ def ask(
     **settings: Any,
 ) -> Answer:
     """What `predict` returns, with the memory it needs and what it rests on."""
-    lengths = _checked(prompt_len, gen)
+    lengths = checked_lengths(prompt_len, gen)
     chosen = datasheet.find_device(device) if device else None
     plan = _plan(model, settings)
     needed = {n: memory_bytes(plan.model, plan.settings, n + gen) for n in lengths}
@@ -221,7 +221,7 @@ def ask_all(
 
     Of devices that were measured in the folder `results`, from that.
     """
-    lengths = _checked(prompt_len, gen)
+    lengths = checked_lengths(prompt_len, gen)
     plan, kept = _plan(model, settings), _kept(Path(results))
     return plan.model, {n: on_devices(plan.model, plan.settings, n, gen, names, *kept) for n in lengths}
 
@@ -342,7 +342,7 @@ def elsewhere(
     return Prediction(n_prompt, n_gen, prefill_s, prefill, token_s, tpot, doubts=(shown.ASSUMED,))
 
 
-def _checked(prompt_len: str | Sequence[int], gen: int) -> tuple[int, ...]:
+def checked_lengths(prompt_len: str | Sequence[int], gen: int) -> tuple[int, ...]:
     """The prompt lengths. LabError for what cannot be predicted."""
     lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
     check_lengths(lengths)

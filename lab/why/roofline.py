@@ -19,11 +19,12 @@ from dataclasses import dataclass
 
 from lab.analysis import disturbances
 from lab.core import cost, phases, shown, stats
+from lab.core.lists import grouped
 from lab.core.record import DECODE, PREFILL, Ceilings, Record, Run
 from lab.errors import LabError
 from lab.process.wire import MUL_MAT, MUL_MAT_ID
 from lab.why import plain_read, probing, step_kernels, where
-from lab.why.step_kernels import Kernels, Layers, Parts
+from lab.why.step_kernels import Kernels, Layers
 
 ARITHMETIC, TRAFFIC, KERNEL, OVERHEAD = "arithmetic", "memory traffic", "the kernel", "overhead"
 ATTENTION = "attention"
@@ -136,78 +137,52 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
 
     LabError where there is nothing to explain, or a ceiling is missing.
     """
-    by_length: dict[tuple[int, int, str], list[tuple[Run, Record]]] = {}
+    timed = []
     for record in records:
         for run in phases.by_length(record.run):
             if run.is_timed and run.lever is None:
                 if run.totals is not None:
                     raise LabError("Imported results have no steps to explain.", "Measure here: lab measure")
-                for phase in (kind for kind in (PREFILL, DECODE) if kind in run.steps.kind):
-                    by_length.setdefault((run.n_prompt, run.n_gen, phase), []).append((run, record))
-    if not by_length:
+                timed += [(phase, run, record) for phase in (PREFILL, DECODE) if phase in run.steps.kind]
+    if not timed:
         if any(record.run.lever for record in records):
             raise LabError(
                 "There are only experiments here; what can be explained is runs of lab measure.",
                 "What limits an experiment, its own table says: lab show RESULTS",
             )
         raise LabError("There is no run that went well, so nothing to explain.", "Look at the errors: lab show RESULTS")
-    explained = []
-    for (n_prompt, n_gen, phase), runs in sorted(
-        by_length.items(), key=lambda item: (*item[0][:2], item[0][2] == DECODE)
-    ):
-        record = runs[0][1]
-        rows = [_phase(run, its_record, ceilings, phase) for run, its_record in runs]
-        n_disturbed = sum(bool(disturbances.disturbances(its_record)) for _, its_record in runs)
-        row = _explained((n_prompt, n_gen, phase), rows, roof(ceilings, where.layers_of(record)))
-        doubts = [shown.of_runs(len(runs), n_disturbed, stats.fewest_for_interval()), probing.doubts(ceilings)]
-        doubts.append((shown.ABOVE,) if row.least_s > BEYOND * row.measured_s else ())
-        explained.append(dataclasses.replace(row, n_runs=len(runs), doubts=shown.all_of(doubts)))
-    return explained
+    by_length = grouped(timed, lambda one: (one[1].n_prompt, one[1].n_gen, one[0] == DECODE))
+    return [_explained(repeats, ceilings) for _, repeats in sorted(by_length.items())]
 
 
-@dataclass(frozen=True)
-class _Phase:
-    """A phase of one run: measured, and what it cost; of decode the mean of a token."""
-
-    measured_s: float
-    cost: cost.StepCost
-    parts: Parts
-    least_s: float
-    overlaps: bool
-    n_steps: int
-    choosing_s: float
-    harness_s: float
-    of_request: float
-
-
-def _explained(key: tuple[int, int, str], rows: Sequence[_Phase], best: Roof) -> Explained:
-    """Medians of the runs of one length."""
+def _explained(repeats: Sequence[tuple[str, Run, Record]], ceilings: Ceilings) -> Explained:
+    """A phase at one length: the medians of its runs, what limited it, and what speaks against it."""
+    rows = [_phase(phase, run, record, ceilings) for phase, run, record in repeats]
     first, measured_s = rows[0], statistics.median(row.measured_s for row in rows)
-    arithmetic_s, traffic_s = first.cost.flops / best.gflops / 1e9, first.cost.n_bytes / best.gbps / 1e9
-    is_split = len(first.parts.by_device) > 1
-    shares = [Share(where.label(name), kernels) for name, kernels in first.parts.by_device.items()]
-    return Explained(
-        *key,
-        first.n_steps,
-        measured_s,
-        first.cost.flops,
-        first.cost.n_bytes,
-        first.parts.total,
-        arithmetic_s,
-        traffic_s,
-        _limit(measured_s, first.least_s, first.parts.total.attention_s, arithmetic_s, traffic_s),
-        statistics.median(row.choosing_s for row in rows),
-        statistics.median(row.harness_s for row in rows),
-        first.least_s,
-        tuple(shares) if is_split else (),
-        first.parts.between_s if is_split else None,
-        first.overlaps,
-        statistics.median(row.of_request for row in rows),
+    best = roof(ceilings, where.layers_of(repeats[0][2]))
+    arithmetic_s, traffic_s = first.flops / best.gflops / 1e9, first.n_bytes / best.gbps / 1e9
+    n_disturbed = sum(bool(disturbances.disturbances(record)) for _, _, record in repeats)
+    doubts = [shown.of_runs(len(rows), n_disturbed, stats.fewest_for_interval()), probing.doubts(ceilings)]
+    doubts.append((shown.ABOVE,) if first.least_s > BEYOND * measured_s else ())
+    return dataclasses.replace(
+        first,
+        measured_s=measured_s,
+        arithmetic_s=arithmetic_s,
+        traffic_s=traffic_s,
+        limit=_limit(measured_s, first.least_s, first.kernels.attention_s, arithmetic_s, traffic_s),
+        choosing_s=statistics.median(row.choosing_s for row in rows),
+        harness_s=statistics.median(row.harness_s for row in rows),
+        of_request=statistics.median(row.of_request for row in rows),
+        n_runs=len(rows),
+        doubts=shown.all_of(doubts),
     )
 
 
-def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> _Phase:
-    """A run's phase. LabError where what its steps cost is not known."""
+def _phase(phase: str, run: Run, record: Record, ceilings: Ceilings) -> Explained:
+    """A phase of one run, of decode the mean of a token, before it is known what limited it.
+
+    LabError where what its steps cost is not known.
+    """
     model, settings, steps = record.model, record.settings, run.steps
     last, layers = phases.n_prefill_steps(run) - 1, where.layers_of(record)
     chosen = [i for i, kind in enumerate(steps.kind) if (kind == PREFILL) == (phase == PREFILL)]
@@ -220,21 +195,30 @@ def _phase(run: Run, record: Record, ceilings: Ceilings, phase: str) -> _Phase:
         costs.append(step)
         parts.append(step_kernels.parts(model, settings, ceilings, *shape, layers=layers))
     n = len(chosen) if phase == DECODE else 1
-    is_split = len(parts[0].by_device) > 1
+    mean, is_split = step_kernels.mean(parts, n), len(parts[0].by_device) > 1
+    shares = [Share(where.label(name), kernels) for name, kernels in mean.by_device.items()]
     overlaps = phase == PREFILL and is_split and len(chosen) > 1 and not phases.times_prefill_steps(settings)
     prefill, e2e = phases.prefill_ns(run), phases.e2e_ns(run)
     of_prefill = prefill / e2e if prefill and e2e else 0.0
-    columns = zip(*(dataclasses.astuple(step) for step in costs), strict=True)
-    return _Phase(
-        sum(steps.ready_ns[i] - steps.start_ns[i] for i in chosen) / 1e9 / n,
-        cost.StepCost(*(sum(column) / n for column in columns)),
-        step_kernels.mean(parts, n),
-        step_kernels.least_s(parts, overlaps) / n,
-        overlaps,
-        len(chosen),
-        sum(steps.end_ns[i] - steps.ready_ns[i] for i in chosen) / 1e9 / n,
-        sum(steps.start_ns[i] - steps.end_ns[i - 1] for i in chosen if i) / 1e9 / n,
-        of_prefill if phase == PREFILL else 1 - of_prefill,
+    return Explained(
+        n_prompt=run.n_prompt,
+        n_gen=run.n_gen,
+        phase=phase,
+        n_steps=len(chosen),
+        measured_s=sum(steps.ready_ns[i] - steps.start_ns[i] for i in chosen) / 1e9 / n,
+        flops=sum(step.flops for step in costs) / n,
+        n_bytes=sum(step.n_bytes for step in costs) / n,
+        kernels=mean.total,
+        arithmetic_s=0.0,
+        traffic_s=0.0,
+        limit="",
+        choosing_s=sum(steps.end_ns[i] - steps.ready_ns[i] for i in chosen) / 1e9 / n,
+        harness_s=sum(steps.start_ns[i] - steps.end_ns[i - 1] for i in chosen if i) / 1e9 / n,
+        least_s=step_kernels.least_s(parts, overlaps) / n,
+        shares=tuple(shares) if is_split else (),
+        between_s=mean.between_s if is_split else None,
+        overlaps=overlaps,
+        of_request=of_prefill if phase == PREFILL else 1 - of_prefill,
     )
 
 

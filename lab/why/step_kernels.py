@@ -8,6 +8,7 @@ beside a GPU llama.cpp copies their weights to the GPU for steps of 32 tokens an
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -60,23 +61,17 @@ class Parts:
 
 def sum_of(parts: Sequence[Kernels]) -> Kernels:
     """Times that follow one another."""
-    return Kernels(*map(sum, zip(*map(_columns, parts), strict=True)))
+    return Kernels(*map(sum, zip(*map(dataclasses.astuple, parts), strict=True)))
 
 
 def mean(steps: Sequence[Parts], n: int) -> Parts:
     """The sum of steps on the same devices, divided by n."""
-    by_device = {
-        name: Kernels(
-            *(sum(column) / n for column in zip(*(_columns(step.by_device[name]) for step in steps), strict=True))
-        )
-        for name in steps[0].by_device
-    }
+    by_device = {}
+    for name in steps[0].by_device:
+        whole = sum_of([step.by_device[name] for step in steps])
+        by_device[name] = Kernels(*(seconds / n for seconds in dataclasses.astuple(whole)))
     between = [step.between_s for step in steps]
     return Parts(by_device, None if None in between else sum(seconds or 0.0 for seconds in between) / n)
-
-
-def _columns(kernels: Kernels) -> tuple[float, float, float, float]:
-    return kernels.layers_s, kernels.head_s, kernels.attention_s, kernels.between_s
 
 
 def least_s(steps: Sequence[Parts], overlaps: bool) -> float:
