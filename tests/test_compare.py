@@ -32,7 +32,7 @@ def session(decode_ms: Sequence[float], name: str = "one", **changes: Any) -> li
     return [make_record(run, session=name, **changes) for run in runs]
 
 
-def only_tpot(records: list[Record], **options: Any) -> comparison.Row:
+def only_tpot(records: list[Record], **options: Any) -> comparison.ComparedFigure:
     (compared,) = comparison.compare(records, **options)
     (row,) = [row for row in compared.rows if row.figure == "tpot_ms"]
     return row

@@ -211,7 +211,7 @@ def test_what_is_no_bandwidth(text: str) -> None:
 )
 def test_what_cannot_be_asked(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LabError, match=sentence):
-        network_prediction.ask([Link(0.001)], **changes)
+        network_prediction.predict([Link(0.001)], **changes)
 
 
 def test_links_are_read_as_they_are_written() -> None:

@@ -279,11 +279,11 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
     settings = dataclasses.replace(WIDE, n_gpu_layers=99, n_threads=threads, n_threads_batch=threads)
     record = dataclasses.replace(timed(512, 1.2, 1.3), machine=plan.machine, settings=settings)
     results.append(tmp_path / "runs.jsonl", record)
-    answer = prediction.ask("512", 6, "big", results=tmp_path)
+    answer = prediction.predictions("512", 6, "big", results=tmp_path)
     assert answer.memory_bytes == 3 * 10**9
     assert "1 run of" in answer.basis
     with pytest.raises(LabError, match="not measured"):
-        prediction.ask("512", 6, "big", results=tmp_path, n_gpu_layers=0)
+        prediction.predictions("512", 6, "big", results=tmp_path, n_gpu_layers=0)
 
 
 # Devices that nobody here has

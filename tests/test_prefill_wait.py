@@ -93,10 +93,10 @@ def test_both_ways_are_tried_in_the_warm_up_and_the_table_names_the_difference(e
         dataclasses.replace(slow, settings=settings["step"]),
         dataclasses.replace(fast, settings=settings["end"]),
     ]
-    (sentence,) = networks.sentences(records)
+    (sentence,) = networks.pipeline_gains(records)
     assert "1.20x as long" in sentence and "pipeline" in sentence
     same = [dataclasses.replace(fast, settings=settings[wait]) for wait in settings]
-    assert networks.sentences(same) == [] == networks.sentences(records[:1])
+    assert networks.pipeline_gains(same) == [] == networks.pipeline_gains(records[:1])
 
 
 def test_the_engine_chooses_the_same_tokens_either_way(embedded: Path) -> None:

@@ -147,7 +147,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedFigure:
     """One figure at one length. `estimate` is the other's time, or energy, over the base's.
 
     `ratio` is the same with its interval; None where runs are too few for one. `n_base` and `n_other` count what is
@@ -182,7 +182,7 @@ class Comparison:
 
     base: str
     other: str
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedFigure, ...]
     only_base: tuple[str, ...]
     only_other: tuple[str, ...]
     spreads: tuple[str, ...] = ()
@@ -328,7 +328,7 @@ class _Estimate:
     too_few: str
 
 
-def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) -> Row:
+def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) -> ComparedFigure:
     quantity = ENERGY if key[0] in energy.COMPARED else TIME
     blocks = [unit for unit in base.values if unit in other.values and unit[1] is not None]
     found = _by_block(base, other, blocks, confidence) if blocks else _between_sessions(base, other, confidence)
@@ -349,7 +349,7 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
         told, words = verdict(ratio, at_least, quantity)
     if not blocks and told not in (ALIKE, DISTURBED) and min(len(found.base), len(found.other)) > 1:
         words += apart(found.base, found.other, quantity)
-    return Row(
+    return ComparedFigure(
         n_prompt=key[1],
         n_gen=key[2],
         figure=key[0],

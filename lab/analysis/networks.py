@@ -22,7 +22,7 @@ LEAST = 0.01
 """A difference that is worth a sentence."""
 
 
-def sentences(records: Sequence[Record]) -> list[str]:
+def pipeline_gains(records: Sequence[Record]) -> list[str]:
     """For each prompt that was prefilled both ways: how much longer it took with a wait after every step.
 
     Warm-ups count: a session on several devices makes a pair of them in every engine. Nothing is said of differences of
@@ -54,7 +54,7 @@ LOCAL = Link(0.0)
 
 
 @dataclass(frozen=True)
-class Row:
+class TimesOverLink:
     """Runs of one case over one network: times of a prompt and of a token, and those predicted."""
 
     link: Link
@@ -78,7 +78,7 @@ class Row:
         return self.expected_prefill_s / statistics.median(self.prefill_s) - 1
 
 
-def rows(records: Sequence[Record]) -> list[Row]:
+def rows(records: Sequence[Record]) -> list[TimesOverLink]:
     """A row for each network of each case, slower networks later; none where there is no run without a delay.
 
     The records are of one model and one placement.
@@ -95,7 +95,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
         for link in sorted(_links(here), key=lambda link: (link.round_trip_s, -(link.bytes_per_s or float("inf")))):
             prefill, tpot = _times([record for record in here if record.run.link == link])
             made.append(
-                Row(
+                TimesOverLink(
                     *(link, *case, prefill, tpot),
                     expected_prefill_s=base_prefill + network.seconds(traffic[0], link),
                     expected_tpot_s=base_tpot + network.seconds(traffic[1], link) / (case[1] - 1),

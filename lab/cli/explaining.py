@@ -177,7 +177,7 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     if names := datasheet.names_of(device or ""):
         _on_several(names, prompt_len, gen, model, as_json, results, **asked)
         return
-    answer = prediction.ask(prompt_len, gen, model, device, results, **asked)
+    answer = prediction.predictions(prompt_len, gen, model, device, results, **asked)
     if as_json:
         rows = [{**_as_json(row), "memory_bytes": answer.needed[row.n_prompt]} for row in answer.rows]
         console.print_json(
@@ -200,7 +200,7 @@ def _on_several(
     from lab.show import console, text_why
     from lab.why import datasheet, prediction
 
-    shape, by_length = prediction.ask_all(prompt_len, gen, model, names, results, **asked)
+    shape, by_length = prediction.predictions_on(prompt_len, gen, model, names, results, **asked)
     if as_json:
         rows = [
             {"device": device.name, "kind": device.kind, "fits": fits, **_as_json(row)}

@@ -12,7 +12,7 @@ from lab.cli.options import MODEL, with_options
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from lab.why.network_prediction import NetworkAnswer
+    from lab.why.network_prediction import NetworkPrediction
 
 MOST_NETWORKS = 200
 
@@ -62,7 +62,7 @@ def network(
     links = list(dict.fromkeys(Link(round_trip, width) for width in widths for round_trip in round_trips))
     if len(links) > MOST_NETWORKS:
         raise LabError(f"{len(links)} networks are too many.", f"Give at most {MOST_NETWORKS}.")
-    answer = network_prediction.ask(links, servers, model, prompt_len, gen, device, results)
+    answer = network_prediction.predict(links, servers, model, prompt_len, gen, device, results)
     plots = [] if no_plot else _draw(answer, Path(out))
     if as_json:
         n_layers = {device: answer.layers[:-1].count(device) for device in dict.fromkeys(answer.layers)}
@@ -75,7 +75,7 @@ def network(
         stdout.print(f"plot     {plot}")
 
 
-def _draw(answer: NetworkAnswer, folder: Path) -> list[Path]:
+def _draw(answer: NetworkPrediction, folder: Path) -> list[Path]:
     """The picture; none where the time without a network is not known."""
     from lab.runner.machine import slug
     from lab.show import canvas, plot_why

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.analysis import networks
-from lab.analysis.networks import Row
+from lab.analysis.networks import TimesOverLink
 from lab.core import network, shown
 from lab.core.link import Link, bandwidth
 from lab.core.network import Traffic
@@ -176,7 +176,7 @@ class Curve:
 
 
 def plot_network(
-    rows: Sequence[Row], curves: Sequence[Curve], subject: str, figure: Figure, last_s: float = 0.0
+    rows: Sequence[TimesOverLink], curves: Sequence[Curve], subject: str, figure: Figure, last_s: float = 0.0
 ) -> Figure:
     """Lines are predicted, points are runs, bars the intervals of their medians, where there are enough for one.
 
@@ -200,7 +200,7 @@ def plot_network(
 
 
 def drawing(
-    rows: Sequence[Row], curves: Sequence[Curve], subject: str, last_s: float = 0.0
+    rows: Sequence[TimesOverLink], curves: Sequence[Curve], subject: str, last_s: float = 0.0
 ) -> Callable[[Figure], Figure]:
     """What `canvas.write` takes."""
     return lambda figure: plot_network(rows, curves, subject, figure, last_s)
@@ -218,7 +218,7 @@ def drawings(records: Sequence[Record]) -> dict[str, Callable[[Figure], Figure]]
     return {"network": drawing(rows, curves_of(rows), subject)}
 
 
-def curves_of(rows: Sequence[Row]) -> list[Curve]:
+def curves_of(rows: Sequence[TimesOverLink]) -> list[Curve]:
     """The curves that belong to measured rows: one for each bandwidth, the widest first."""
     widest_first = sorted({row.link.bytes_per_s or float("inf") for row in rows}, reverse=True)
     curves = []
@@ -238,7 +238,7 @@ def _lines(ax: Axes, curves: Sequence[Curve], last_s: float) -> None:
         ax.plot([1e3 * s for s in at], [curve.rate(s) for s in at], lw=1.8, color=colour, ls=line, label=name)
 
 
-def _points(ax: Axes, rows: Sequence[Row]) -> None:
+def _points(ax: Axes, rows: Sequence[TimesOverLink]) -> None:
     names = list(dict.fromkeys(curve.bytes_per_s for curve in curves_of(rows)))
     is_named = set()
     for row in rows:

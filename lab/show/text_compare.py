@@ -166,7 +166,7 @@ def _range(ratios: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _what(row: comparison.Row) -> str:
+def _what(row: comparison.ComparedFigure) -> str:
     name = f"{row.lever}: {FIGURE_NAMES[row.figure]}" if row.lever else FIGURE_NAMES[row.figure]
     if not row.n_prompt:  # of a load with mixed lengths
         return name
@@ -234,7 +234,7 @@ def _unit(figure: str) -> str:
     return f", {figure.rpartition('_')[2]}"
 
 
-def _mark(row: comparison.Row) -> str:
+def _mark(row: comparison.ComparedFigure) -> str:
     return shown.mark(row.doubts)
 
 

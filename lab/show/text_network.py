@@ -21,7 +21,7 @@ from lab.models.catalog import SYNTHETIC, Entry, Spec
 from lab.runner import plan_needs
 from lab.runner.cases import Plan
 from lab.show.console import Grid, grid_of
-from lab.why.network_prediction import NetworkAnswer
+from lab.why.network_prediction import NetworkPrediction
 
 USUAL = (1e9 / 8, 1e10 / 8)
 """Bytes a second of networks that are sold: 1 and 10 Gbit/s."""
@@ -33,7 +33,7 @@ LEFT_OUT = (
 )
 
 
-def print_network(answer: NetworkAnswer, out: Console) -> None:
+def print_network(answer: NetworkPrediction, out: Console) -> None:
     """Prints the traffic, the cost of each network, and what it rests on."""
     model, n_tokens = answer.model, answer.n_gen - 1
     counts = Counter(answer.layers[:-1]).values()

@@ -114,7 +114,7 @@ def heading(rows: pd.DataFrame) -> str:
 def print_results(records: Sequence[Record], out: Console) -> None:
     """Prints tables, what they show in words, what disturbed the runs, and what failed."""
     print_sections(sections(records), out)
-    for sentence in networks.sentences(records):
+    for sentence in networks.pipeline_gains(records):
         out.print(sentence)
     if not any(record.run.is_timed for record in records):
         out.print("\nNo run went well.")

@@ -19,7 +19,7 @@ from lab.show.section import UNKNOWN, Columns, Picture, Section, print_section, 
 from lab.why import plain_read, probing, roofline, where
 from lab.why.advice import BatchLever, ExperimentLever, Lever, PrefixLever, SpeculationLever
 from lab.why.datasheet import Device
-from lab.why.prediction import Answer, Prediction
+from lab.why.prediction import Prediction, Predictions
 from lab.why.roofline import Explained
 from lab.why.step_kernels import Kernels
 
@@ -278,7 +278,7 @@ def _time(row: Prediction, show: Callable[[Any], str]) -> str:
     return UNKNOWN if row.misfit else show(row)
 
 
-def print_predictions(answer: Answer, out: Console) -> None:
+def print_predictions(answer: Predictions, out: Console) -> None:
     """Prints for each length the limits, the expected ranges and the memory, then what they rest on."""
     model = answer.model
     columns: Columns = (

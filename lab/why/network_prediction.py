@@ -37,7 +37,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class NetworkAnswer:
+class NetworkPrediction:
     """A model over servers that have the same number of layers each: its traffic, and what networks would cost."""
 
     model: Model
@@ -59,7 +59,7 @@ class NetworkAnswer:
         return self.local.tpot_expected_s or math.sqrt(math.prod(self.local.tpot_s))
 
 
-def ask(
+def predict(
     links: Sequence[Link],
     n_servers: int = 2,
     model: str = catalog.DEFAULT,
@@ -67,7 +67,7 @@ def ask(
     n_gen: int = 200,
     device: str | None = None,
     results: str | Path = "results",
-) -> NetworkAnswer:
+) -> NetworkPrediction:
     """What each network costs. `device` is what each server computes on (models/devices.toml); None: this machine.
 
     LabError for an unknown model or device, for lengths and servers that cannot be, and for a model whose traffic is
@@ -94,7 +94,7 @@ def ask(
         )
     where, local, basis = _local(n_prompt, n_gen, model, device, results)
     costs = tuple(_cost(link, traffic[PREFILL], traffic[DECODE], n_gen - 1, local) for link in links)
-    return NetworkAnswer(
+    return NetworkPrediction(
         *(shape, layers, n_prompt, n_gen, traffic[PREFILL], traffic[DECODE]), where, local, basis, costs
     )
 
@@ -109,7 +109,7 @@ def _local(
 ) -> tuple[str | None, Prediction | None, str]:
     """On what, the time without a network, and what it rests on; or why there is none."""
     try:
-        answer = prediction.ask([n_prompt], n_gen, model, device, results)
+        answer = prediction.predictions([n_prompt], n_gen, model, device, results)
     except LabError as problem:
         return None, None, f"The network's part only. {problem.what} {problem.hint}"
     return answer.where, answer.rows[0], f"Computing on {answer.where}, as lab predict has it. {answer.basis}"

@@ -131,7 +131,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Predictions:
     """Predictions for a model in one place: the bytes that each length needs, those there are, what it rests on."""
 
     model: Model
@@ -159,17 +159,17 @@ def predict(
     models/devices.toml, from its datasheet. `model` is a SPEC, and need not be here. LabError for an unknown name,
     and where ceilings or runs are missing.
     """
-    return ask(prompt_len, gen, model, device, results, **settings).rows
+    return predictions(prompt_len, gen, model, device, results, **settings).rows
 
 
-def ask(
+def predictions(
     prompt_len: str | Sequence[int],
     gen: int,
     model: str,
     device: str | None = None,
     results: str | Path = "results",
     **settings: Any,
-) -> Answer:
+) -> Predictions:
     """What `predict` returns, with the memory it needs and what it rests on."""
     lengths = checked_lengths(prompt_len, gen)
     chosen = datasheet.find_device(device) if device else None
@@ -181,7 +181,7 @@ def ask(
         rows = [on_device(plan.model, plan.settings, chosen, own, n, gen) for n in lengths]
         basis = basis_of(chosen, own)
         rows = [with_misfit(row, plan.model, plan.settings, chosen.memory_bytes) for row in rows]
-        return Answer(plan.model, chosen.about, rows, needed, chosen.memory_bytes, basis)
+        return Predictions(plan.model, chosen.about, rows, needed, chosen.memory_bytes, basis)
     place = where.of(plan.machine, plan.model, plan.settings)
     records, known = _kept(folder)
     best = probing.need(known, place, False, "this machine")
@@ -190,7 +190,7 @@ def ask(
     basis = " ".join([basis_here(learned), *probing.doubt_words(best)])
     available = memory_for(plan)
     rows = [with_misfit(row, plan.model, plan.settings, available) for row in rows]
-    return Answer(plan.model, "this machine", rows, needed, available, basis)
+    return Predictions(plan.model, "this machine", rows, needed, available, basis)
 
 
 def with_misfit(row: Prediction, model: Model, settings: Settings, available: float | None) -> Prediction:
@@ -209,7 +209,7 @@ def with_misfit(row: Prediction, model: Model, settings: Settings, available: fl
     return dataclasses.replace(row, misfit=f"{over}: {what} would fit")
 
 
-def ask_all(
+def predictions_on(
     prompt_len: str | Sequence[int],
     gen: int,
     model: str,

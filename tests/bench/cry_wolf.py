@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.analysis import comparison
-from lab.analysis.comparison import ALIKE, TOO_FEW, Row
+from lab.analysis.comparison import ALIKE, TOO_FEW, ComparedFigure
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import side_by_side
@@ -25,7 +25,7 @@ from lab.runner.progress import Status
 N_PROMPT, N_GEN = 32, 8
 
 
-def rows(variants: list[dict[str, Any]], seed: int) -> list[Row]:
+def rows(variants: list[dict[str, Any]], seed: int) -> list[ComparedFigure]:
     """The rows of one trial of these settings."""
     plans: dict[str, Plan] = {}
     with Worker() as worker:
@@ -40,7 +40,7 @@ def rows(variants: list[dict[str, Any]], seed: int) -> list[Row]:
     return list(compared.rows)
 
 
-def told(row: Row) -> str:
+def told(row: ComparedFigure) -> str:
     ratio = f"{row.ratio.estimate:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})" if row.ratio else "-"
     return f"{row.figure} {ratio} {row.verdict}"
 

@@ -143,7 +143,7 @@ def predicted(lines: Lines) -> str:
     basis = " ".join([prediction.basis_here(learned), *probing.doubt_words(known)])
     out = Console(width=100, soft_wrap=True, file=io.StringIO())
     with out.capture() as printed:
-        text_why.print_predictions(prediction.Answer(model, "it", rows, {1000: 1, 60_000: 1}, None, basis), out)
+        text_why.print_predictions(prediction.Predictions(model, "it", rows, {1000: 1, 60_000: 1}, None, basis), out)
     return printed.get()
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lab.analysis import networks
-from lab.analysis.networks import LOCAL, Row
+from lab.analysis.networks import LOCAL, TimesOverLink
 from lab.core.link import Link, bandwidth
 from lab.core.record import Record
 from lab.core.results import save
@@ -111,7 +111,7 @@ def measured(
             yield record
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[TimesOverLink]) -> str:
     """Measured and predicted; of what the network adds to a token, too, which a slow machine hides in the total."""
     base_s = next(statistics.median(row.tpot_s) for row in rows if row.link == LOCAL)
     lines = ["network                       token: measured predicted  off  (added: measured predicted)  prompt: off"]
