@@ -9,26 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lab.core.record import Rate
-from lab.engine.ggml import (
-    InitParams,
-    P,
-    check_columns,
-    device_of,
-    extra_buffer_types,
-    fill,
-    is_remote,
-    library,
-    number_graph,
-    random_rows,
-    reading_ns,
-    supports,
-    type_number,
-    wait_for,
-)
+from lab.engine import ggml
+from lab.engine.ggml import InitParams, P, fill, is_remote, random_rows, type_number
 from lab.errors import LabError
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD, Probe
 
@@ -39,6 +26,93 @@ N_POSITIONS = 512
 CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
 """Types that llama.cpp has caches in."""
 
+I32 = 26
+"""GGML_TYPE_I32."""
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What is timed: a graph, the kind of memory that its weights lie in, and the bytes and FLOPs of a pass."""
+
+    graph: Any
+    buffer: str
+    n_bytes: int
+    flops: int
+
+
+class _Bench:
+    """A device with the memory of a probe: `data` has the weights or caches, `graphs` the inputs and the results.
+
+    Use it in a `with` block: leaving it frees the memory.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self.lib = lib = ggml.library()
+        self.device = ggml.device_of(lib, probe.device)
+        self.backend = P(lib.ggml_backend_dev_init(self.device, None))
+        n_bytes = 4 * MAX_NODES * lib.ggml_tensor_overhead() + 2**20
+        self.data, self.graphs = (P(lib.ggml_init(InitParams(n_bytes, None, True))) for _ in range(2))
+        self.memory = P(lib.ggml_backend_dev_buffer_type(self.device))
+        self.is_remote = is_remote(lib, self.device)
+        self._buffers: list[Any] = []
+
+    def __enter__(self) -> _Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for buffer in self._buffers:
+            self.lib.ggml_backend_buffer_free(buffer)
+        for context in (self.graphs, self.data):
+            self.lib.ggml_free(context)
+        self.lib.ggml_backend_free(self.backend)
+
+    def tensor(self, context: Any, kind: int, *sizes: int) -> Any:
+        """A new tensor of two or three dimensions, without memory yet."""
+        return P(getattr(self.lib, f"ggml_new_tensor_{len(sizes)}d")(context, kind, *sizes))
+
+    def graph_of(self, results: Iterable[Any]) -> Any:
+        """The graph that computes these."""
+        graph = P(self.lib.ggml_new_graph_custom(self.graphs, MAX_NODES, False))
+        for result in results:
+            self.lib.ggml_build_forward_expand(graph, result)
+        return graph
+
+    def place(self, kind: Any, tensors: Sequence[Any], data: bytes) -> str:
+        """Give all tensors memory, those of `data` in a buffer of this kind, and fill `tensors`. The buffer's name."""
+        self.allocate(self.data, kind)
+        self.allocate(self.graphs, self.memory)
+        for tensor in tensors:
+            if tensor is not tensors[0] and self.is_remote:  # over a network it is sent once, and copied there
+                self.lib.ggml_backend_tensor_copy(tensors[0], tensor)
+            else:
+                fill(self.lib, tensor, data)
+        return str(self.lib.ggml_backend_buft_name(kind).decode())
+
+    def allocate(self, context: Any, kind: Any) -> None:
+        """Memory for all tensors of a context."""
+        buffer = P(self.lib.ggml_backend_alloc_ctx_tensors_from_buft(context, kind))
+        if not buffer:
+            raise LabError("There is no memory for the probe.", "Close other programs.")
+        self._buffers.append(buffer)
+
+    def weights_buffer(self, weight: Any, product: Any, repacks: bool) -> Any:
+        """The buffer type that llama.cpp would give such weights: the first of the device's that supports the product.
+
+        None where none does. Like llama.cpp, this asks with an empty buffer of each type in the weight's place: an
+        unsupported type would end the process later.
+        """
+        lib, device = self.lib, self.device
+        place = P.from_address(weight.value + 8)  # ggml_tensor.buffer, after the enum type
+        for candidate in ggml.extra_buffer_types(lib, device) if repacks else ():
+            empty = P(lib.ggml_backend_buft_alloc_buffer(candidate, 0))
+            place.value = empty.value
+            supported = lib.ggml_backend_dev_supports_op(device, product)
+            place.value = None
+            lib.ggml_backend_buffer_free(empty)
+            if supported:
+                return candidate
+        return self.memory if ggml.supports(lib, device, product) else None
+
 
 def run(probe: Probe) -> Rate:
     """Time passes for about `probe.seconds`, after one that does not count. LabError where ggml cannot do it.
@@ -47,30 +121,21 @@ def run(probe: Probe) -> Rate:
     a reading takes by itself is taken off.
     """
     _check(probe)
-    if probe.op in (UPLOAD, DOWNLOAD):
-        return _transfer(probe)
-    lib = library()
-    device = device_of(lib, probe.device)
-    backend = P(lib.ggml_backend_dev_init(device, None))
-    n_bytes = 4 * MAX_NODES * lib.ggml_tensor_overhead() + 2**20
-    context, graphs = (P(lib.ggml_init(InitParams(n_bytes, None, True))) for _ in range(2))
-    buffers: list[Any] = []
-    build = {MUL_MAT: _mul_mats, MUL_MAT_ID: _mul_mat_ids}.get(probe.op, _attentions)
-    try:
-        graph, buffer, n_bytes, flops = build(lib, probe, device, context, graphs, buffers)
-        _set_threads(lib, device, backend, probe.n_threads)
-        times = _compute(lib, probe, device, backend, graph)
-    finally:
-        _free(lib, buffers, [graphs, context], backend)
+    with _Bench(probe) as bench:
+        if probe.op in (UPLOAD, DOWNLOAD):
+            return _transfer(bench, probe)
+        timed = {MUL_MAT: _mul_mats, MUL_MAT_ID: _mul_mat_ids}.get(probe.op, _attentions)(bench, probe)
+        _set_threads(bench, probe.n_threads)
+        times = _compute(bench, probe, timed.graph)
     sizes = probe.rows, probe.columns, probe.n_tokens, probe.n_threads
     more = probe.n_head_kv, probe.n_positions, probe.n_expert, probe.n_expert_used
-    return Rate(probe.op, probe.type, buffer, *sizes, n_bytes, flops, times, *more)
+    return Rate(probe.op, probe.type, timed.buffer, *sizes, timed.n_bytes, timed.flops, times, *more)
 
 
 def _check(probe: Probe) -> None:
     """LabError for what ggml would answer by ending the process."""
     type_number(probe.type)
-    check_columns(probe.type, probe.columns)
+    ggml.check_columns(probe.type, probe.columns)
     if probe.op not in (MUL_MAT, MUL_MAT_ID, ATTENTION, PLAIN_ATTENTION, UPLOAD, DOWNLOAD):
         raise LabError(f"There is no probe of {probe.op}.", "This is a bug of the lab.")
     if probe.rows < 1 or probe.n_tokens < 1:
@@ -85,21 +150,21 @@ def _check(probe: Probe) -> None:
         raise LabError(f"{probe.n_expert_used} of {probe.n_expert} experts cannot be probed.", "Take another model.")
 
 
-def _compute(lib: Any, probe: Probe, device: Any, backend: Any, graph: Any) -> tuple[int, ...]:
+def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
     """Nanoseconds of each pass through a graph, without the first."""
-    is_server, result = is_remote(lib, device), P(lib.ggml_graph_node(graph, -1))
-    if is_server:
-        number_graph(lib, backend, graph, MAX_NODES)
+    lib, backend, result = bench.lib, bench.backend, P(bench.lib.ggml_graph_node(graph, -1))
+    if bench.is_remote:
+        ggml.number_graph(lib, backend, graph, MAX_NODES)
 
     def compute() -> None:
         status = lib.ggml_backend_graph_compute(backend, graph)
         lib.ggml_backend_synchronize(backend)
-        if is_server:
-            wait_for(lib, result)
+        if bench.is_remote:
+            ggml.wait_for(lib, result)
         if status:
             raise LabError(f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "")
 
-    return _time(probe.seconds, compute, reading_ns(lib, result) if is_server else 0)
+    return _time(probe.seconds, compute, ggml.reading_ns(lib, result) if bench.is_remote else 0)
 
 
 def _time(seconds: float, work: Callable[[], None], off_ns: int) -> tuple[int, ...]:
@@ -115,75 +180,73 @@ def _time(seconds: float, work: Callable[[], None], off_ns: int) -> tuple[int, .
     return tuple(times[1:])
 
 
-def _transfer(probe: Probe) -> Rate:
+def _transfer(bench: _Bench, probe: Probe) -> Rate:
     """Copies between this machine's memory and a device's: what moving a step's values between devices takes.
 
     The functions are those that llama.cpp's scheduler uses. A remote device takes bytes without an answer: an upload
     ends when a value has been read back, and the shortest time that this takes by itself is taken off. So an upload and
     a download together take one round trip.
     """
-    lib, n_bytes = library(), 4 * probe.columns
-    device = device_of(lib, probe.device)
-    backend = P(lib.ggml_backend_dev_init(device, None))
-    context = P(lib.ggml_init(InitParams(4 * lib.ggml_tensor_overhead(), None, True)))
-    tensor = P(lib.ggml_new_tensor_2d(context, type_number("F32"), probe.columns, 1))
-    memory = P(lib.ggml_backend_dev_buffer_type(device))
+    lib, n_bytes = bench.lib, 4 * probe.columns
+    tensor = bench.tensor(bench.data, type_number("F32"), probe.columns, 1)
     data, target = random_rows(lib, "F32", 1, probe.columns), ctypes.create_string_buffer(n_bytes)
-    reads_back = probe.op == UPLOAD and is_remote(lib, device)
-    buffers: list[Any] = []
+    bench.allocate(bench.data, bench.memory)
+    fill(lib, tensor, data)
+    reads_back = probe.op == UPLOAD and bench.is_remote
 
     def upload() -> None:
         lib.ggml_backend_tensor_set(tensor, data, 0, n_bytes)
         if reads_back:
-            wait_for(lib, tensor)
+            ggml.wait_for(lib, tensor)
 
     def download() -> None:
         lib.ggml_backend_tensor_get(tensor, target, 0, n_bytes)
 
-    try:
-        _allocate(lib, context, memory, buffers)
-        fill(lib, tensor, data)
-        work = upload if probe.op == UPLOAD else download
-        times = _time(probe.seconds, work, reading_ns(lib, tensor) if reads_back else 0)
-    finally:
-        _free(lib, buffers, [context], backend)
-    name = lib.ggml_backend_buft_name(memory).decode()
+    work = upload if probe.op == UPLOAD else download
+    times = _time(probe.seconds, work, ggml.reading_ns(lib, tensor) if reads_back else 0)
+    name = lib.ggml_backend_buft_name(bench.memory).decode()
     return Rate(probe.op, "F32", name, 1, probe.columns, 1, probe.n_threads, n_bytes, 0, times)
 
 
-def _mul_mats(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any, buffers: list[Any]) -> Any:
+def _place_products(bench: _Bench, probe: Probe, weights: Sequence[Any], products: Sequence[Any]) -> tuple[Any, str]:
+    """The graph of the products, its tensors allocated and the weights filled; and the name of the weights' buffer."""
+    kind = bench.weights_buffer(weights[0], products[0], probe.repack is not False)
+    if kind is None:
+        raise LabError(f"This device cannot multiply {probe.type} weights.", "Take another quantization.")
+    data = random_rows(bench.lib, probe.type, probe.rows * (probe.n_expert or 1), probe.columns)
+    return bench.graph_of(products), bench.place(kind, weights, data)
+
+
+def _mul_mats(bench: _Bench, probe: Probe) -> _Pass:
     """Products of many distinct weight matrices with one input."""
-    kind = type_number(probe.type)
-    row_bytes = lib.ggml_row_size(kind, probe.columns)
-    n_matrices = max(1, min(MAX_NODES // 2, probe.n_bytes // (row_bytes * probe.rows)))
-    weights = [P(lib.ggml_new_tensor_2d(context, kind, probe.columns, probe.rows)) for _ in range(n_matrices)]
-    source = P(lib.ggml_new_tensor_2d(graphs, type_number("F32"), probe.columns, probe.n_tokens))
-    products = [P(lib.ggml_mul_mat(graphs, weight, source)) for weight in weights]
-    data = random_rows(lib, probe.type, probe.rows, probe.columns)
-    graph, buffer = _place(lib, probe, device, context, graphs, buffers, weights, products, data)
+    lib, kind = bench.lib, type_number(probe.type)
+    matrix_bytes = lib.ggml_row_size(kind, probe.columns) * probe.rows
+    n_matrices = max(1, min(MAX_NODES // 2, probe.n_bytes // matrix_bytes))
+    weights = [bench.tensor(bench.data, kind, probe.columns, probe.rows) for _ in range(n_matrices)]
+    source = bench.tensor(bench.graphs, type_number("F32"), probe.columns, probe.n_tokens)
+    products = [P(lib.ggml_mul_mat(bench.graphs, weight, source)) for weight in weights]
+    graph, buffer = _place_products(bench, probe, weights, products)
     fill(lib, source, random_rows(lib, "F32", probe.n_tokens, probe.columns))
-    n_bytes = n_matrices * row_bytes * probe.rows
-    return graph, buffer, n_bytes, 2 * n_matrices * probe.rows * probe.columns * probe.n_tokens
+    flops = 2 * n_matrices * probe.rows * probe.columns * probe.n_tokens
+    return _Pass(graph, buffer, n_matrices * matrix_bytes, flops)
 
 
-def _mul_mat_ids(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any, buffers: list[Any]) -> Any:
+def _mul_mat_ids(bench: _Bench, probe: Probe) -> _Pass:
     """Products of experts' weights, each token with its own experts, drawn at random.
 
     Small steps read few experts: several of them follow, so that one pass goes through all experts.
     """
     import numpy as np
 
-    kind, n, n_used = type_number(probe.type), probe.n_expert or 1, probe.n_expert_used or 1
+    lib, kind, n, n_used = bench.lib, type_number(probe.type), probe.n_expert or 1, probe.n_expert_used or 1
     expert_bytes = lib.ggml_row_size(kind, probe.columns) * probe.rows
     n_sets = max(1, min(64, probe.n_bytes // (expert_bytes * n)))
     n_steps = max(1, n // (n_used * probe.n_tokens))
-    weights = [P(lib.ggml_new_tensor_3d(context, kind, probe.columns, probe.rows, n)) for _ in range(n_sets)]
-    source = P(lib.ggml_new_tensor_3d(graphs, type_number("F32"), probe.columns, 1, probe.n_tokens))
-    i32 = 26  # GGML_TYPE_I32
-    choices = [P(lib.ggml_new_tensor_2d(graphs, i32, n_used, probe.n_tokens)) for _ in range(n_steps)]
-    products = [P(lib.ggml_mul_mat_id(graphs, weight, source, ids)) for weight in weights for ids in choices]
-    data = random_rows(lib, probe.type, probe.rows * n, probe.columns)
-    graph, buffer = _place(lib, probe, device, context, graphs, buffers, weights, products, data)
+    weights = [bench.tensor(bench.data, kind, probe.columns, probe.rows, n) for _ in range(n_sets)]
+    source = bench.tensor(bench.graphs, type_number("F32"), probe.columns, 1, probe.n_tokens)
+    choices = [bench.tensor(bench.graphs, I32, n_used, probe.n_tokens) for _ in range(n_steps)]
+    products = [P(lib.ggml_mul_mat_id(bench.graphs, weight, source, ids)) for weight in weights for ids in choices]
+    graph, buffer = _place_products(bench, probe, weights, products)
     fill(lib, source, random_rows(lib, "F32", probe.n_tokens, probe.columns))
     generator, n_read = np.random.default_rng(1), 0
     order = generator.permutation(n)
@@ -195,120 +258,48 @@ def _mul_mat_ids(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any,
         n_read += len(np.unique(chosen))
         fill(lib, ids, chosen.tobytes())
     flops = 2 * n_sets * n_steps * n_used * probe.rows * probe.columns * probe.n_tokens
-    return graph, buffer, n_sets * n_read * expert_bytes, flops
+    return _Pass(graph, buffer, n_sets * n_read * expert_bytes, flops)
 
 
-def _place(
-    lib: Any,
-    probe: Probe,
-    device: Any,
-    context: Any,
-    graphs: Any,
-    buffers: list[Any],
-    weights: list[Any],
-    products: list[Any],
-    data: bytes,
-) -> tuple[Any, str]:
-    """The graph of the products, its tensors allocated and the weights filled; and the name of the weights' buffer."""
-    graph = P(lib.ggml_new_graph_custom(graphs, MAX_NODES, False))
-    for product in products:
-        lib.ggml_build_forward_expand(graph, product)
-    kind_of_buffer = _weights_buffer(lib, device, weights[0], products[0], probe.repack is not False)
-    if kind_of_buffer is None:
-        raise LabError(f"This device cannot multiply {probe.type} weights.", "Take another quantization.")
-    _allocate(lib, context, kind_of_buffer, buffers)
-    _allocate(lib, graphs, P(lib.ggml_backend_dev_buffer_type(device)), buffers)
-    _fill_all(lib, device, weights, data)
-    return graph, lib.ggml_backend_buft_name(kind_of_buffer).decode()
-
-
-def _attentions(lib: Any, probe: Probe, device: Any, context: Any, graphs: Any, buffers: list[Any]) -> Any:
+def _attentions(bench: _Bench, probe: Probe) -> _Pass:
     """Attention over distinct caches of keys and values, laid out as llama.cpp has them; every token sees all.
 
     The mask is what llama.cpp gives: a row for each token, as long as the cache (whose length is a multiple of 256),
     F16 for flash attention. Without one, CUDA's kernels for heads that share keys are not used. Plain attention is two
     products with a softmax between them, on values that lie transposed (llama-graph.cpp, build_attn_mha).
     """
-    kind, head_dim, n_head, n_kv_heads = type_number(probe.type), probe.columns, probe.rows, probe.n_head_kv
-    n_kv_heads = n_kv_heads or n_head
+    lib, graphs, kind, head_dim, n_head = bench.lib, bench.graphs, type_number(probe.type), probe.columns, probe.rows
+    n_kv_heads, is_flash = probe.n_head_kv or n_head, probe.op == ATTENTION
     n_positions = -(-(probe.n_positions or N_POSITIONS) // 256) * 256
     layer_bytes = 2 * n_kv_heads * lib.ggml_row_size(kind, head_dim) * n_positions
     n_layers = max(1, min(256, probe.n_bytes // layer_bytes))
-    f16, f32 = type_number("F16"), type_number("F32")
-    query = P(lib.ggml_new_tensor_3d(graphs, f32, head_dim, probe.n_tokens, n_head))
-    is_flash = probe.op == ATTENTION
-    mask = P(lib.ggml_new_tensor_2d(graphs, f16 if is_flash else f32, n_positions, probe.n_tokens))
-    graph = P(lib.ggml_new_graph_custom(graphs, MAX_NODES, False))
-    caches = []
+    query = bench.tensor(graphs, type_number("F32"), head_dim, probe.n_tokens, n_head)
+    mask = bench.tensor(graphs, type_number("F16" if is_flash else "F32"), n_positions, probe.n_tokens)
+    scale, zero = ctypes.c_float(head_dim**-0.5), ctypes.c_float(0)
+    of_keys = head_dim, n_kv_heads, n_positions
+    of_values = of_keys if is_flash else of_keys[::-1]
+    caches, attended = [], []
     for _ in range(n_layers):
-        laid = (head_dim, n_kv_heads, n_positions)
-        pair = [P(lib.ggml_new_tensor_3d(context, kind, *size)) for size in (laid, laid if is_flash else laid[::-1])]
-        caches += pair
+        pair = [bench.tensor(bench.data, kind, *size) for size in (of_keys, of_values)]
         keys, values = (P(lib.ggml_permute(graphs, cache, 0, 2, 1, 3)) for cache in pair)
-        scale, zero = ctypes.c_float(head_dim**-0.5), ctypes.c_float(0)
         if is_flash:
-            attended = P(lib.ggml_flash_attn_ext(graphs, query, keys, values, mask, scale, zero, zero))
+            attended.append(P(lib.ggml_flash_attn_ext(graphs, query, keys, values, mask, scale, zero, zero)))
         else:
             weights = P(lib.ggml_soft_max_ext(graphs, P(lib.ggml_mul_mat(graphs, keys, query)), mask, scale, zero))
-            attended = P(lib.ggml_mul_mat(graphs, values, weights))
-        if not supports(lib, device, attended):
-            raise LabError(f"This device has no attention kernel for a {probe.type} cache.", "")
-        lib.ggml_build_forward_expand(graph, attended)
-    kind_of_buffer = P(lib.ggml_backend_dev_buffer_type(device))
-    _allocate(lib, context, kind_of_buffer, buffers)
-    _allocate(lib, graphs, kind_of_buffer, buffers)
-    data = random_rows(lib, probe.type, n_kv_heads * n_positions, head_dim)
-    _fill_all(lib, device, caches, data)
+            attended.append(P(lib.ggml_mul_mat(graphs, values, weights)))
+        caches += pair
+    if not ggml.supports(lib, bench.device, attended[0]):
+        raise LabError(f"This device has no attention kernel for a {probe.type} cache.", "")
+    graph = bench.graph_of(attended)
+    buffer = bench.place(bench.memory, caches, random_rows(lib, probe.type, n_kv_heads * n_positions, head_dim))
     fill(lib, query, random_rows(lib, "F32", n_head * probe.n_tokens, head_dim))
     fill(lib, mask, bytes((2 if is_flash else 4) * n_positions * probe.n_tokens))  # zero: is seen
     flops = 4 * n_layers * n_head * head_dim * n_positions * probe.n_tokens
-    return graph, lib.ggml_backend_buft_name(kind_of_buffer).decode(), n_layers * layer_bytes, flops
+    return _Pass(graph, buffer, n_layers * layer_bytes, flops)
 
 
-def _weights_buffer(lib: Any, device: Any, weight: Any, product: Any, repacks: bool) -> Any:
-    """The buffer type that llama.cpp would give such weights: the first of the device's own that supports the product.
-
-    None where none does. Like llama.cpp, this asks with an empty buffer of each type in the weight's place: an
-    unsupported type would end the process later.
-    """
-    place = P.from_address(weight.value + 8)  # ggml_tensor.buffer, after the enum type
-    for candidate in extra_buffer_types(lib, device) if repacks else ():
-        empty = P(lib.ggml_backend_buft_alloc_buffer(candidate, 0))
-        place.value = empty.value
-        supported = lib.ggml_backend_dev_supports_op(device, product)
-        place.value = None
-        lib.ggml_backend_buffer_free(empty)
-        if supported:
-            return candidate
-    return P(lib.ggml_backend_dev_buffer_type(device)) if supports(lib, device, product) else None
-
-
-def _fill_all(lib: Any, device: Any, tensors: list[Any], data: bytes) -> None:
-    """The same data in all of them; over a network it is sent once, and copied there."""
-    for tensor in tensors:
-        if tensor is not tensors[0] and is_remote(lib, device):
-            lib.ggml_backend_tensor_copy(tensors[0], tensor)
-        else:
-            fill(lib, tensor, data)
-
-
-def _allocate(lib: Any, context: Any, kind: Any, buffers: list[Any]) -> None:
-    buffer = P(lib.ggml_backend_alloc_ctx_tensors_from_buft(context, kind))
-    if not buffer:
-        raise LabError("There is no memory for the probe.", "Close other programs.")
-    buffers.append(buffer)
-
-
-def _free(lib: Any, buffers: list[Any], contexts: list[Any], backend: Any) -> None:
-    for buffer in buffers:
-        lib.ggml_backend_buffer_free(buffer)
-    for context in contexts:
-        lib.ggml_free(context)
-    lib.ggml_backend_free(backend)
-
-
-def _set_threads(lib: Any, device: Any, backend: Any, n_threads: int) -> None:
-    registry = P(lib.ggml_backend_dev_backend_reg(device))
-    address = lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
+def _set_threads(bench: _Bench, n_threads: int) -> None:
+    registry = P(bench.lib.ggml_backend_dev_backend_reg(bench.device))
+    address = bench.lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
     if address:
-        ctypes.CFUNCTYPE(None, P, ctypes.c_int)(address)(backend, n_threads)
+        ctypes.CFUNCTYPE(None, P, ctypes.c_int)(address)(bench.backend, n_threads)
