@@ -15,7 +15,7 @@ import pytest
 from lab.analysis import comparison, table
 from lab.core.record import OK, Ceilings, Device, Rate
 from lab.core.results import read
-from lab.engine import llama, native
+from lab.engine import bindings, llama, native
 from lab.errors import LabError
 from lab.process.spawning import LIB_VARIABLE
 from lab.process.wire import Backend, Libraries
@@ -117,7 +117,7 @@ def test_libraries_that_lack_a_function(monkeypatch: pytest.MonkeyPatch) -> None
     def missing() -> None:
         raise AttributeError("libllama.so: undefined symbol: llama_new_thing")
 
-    monkeypatch.setattr(native, "llama", missing)
+    monkeypatch.setattr(native, "llama_cpp", missing)
     with pytest.raises(LabError, match="undefined symbol: llama_new_thing") as problem:
         native.start()
     assert "llama-cpp-python" in problem.value.hint
@@ -166,11 +166,11 @@ def test_a_libllama_that_works_with_libraries_of_another_folder(build: Path) -> 
 
 def test_the_layout_is_read_from_the_libraries() -> None:
     described = native.libraries()
-    params = native.llama().llama_context_default_params()
+    params = bindings.llama_cpp().llama_context_default_params()
     assert described.layout["the default of llama_context_params.n_ubatch"] == str(params.n_ubatch)
     assert described.layout["tensor type 0"] == "f32"
     size = described.layout.get("the size of llama_model_params")
-    assert size in (None, str(-(-ctypes.sizeof(native.llama().llama_model_params) // 8) * 8))
+    assert size in (None, str(-(-ctypes.sizeof(bindings.llama_cpp().llama_model_params) // 8) * 8))
 
 
 def test_the_sum_is_of_what_the_libraries_hold(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ DOORS = {  # the wings or files that may import a third-party library
     "pynvml": {"runner/gpu_watch"},
     "scipy": {"core/stats"},
     "msgspec": {"core/lines"},
-    "llama_cpp": {"engine/native"},
+    "llama_cpp": {"engine/bindings"},
     "numpy": {"core/stats", "engine", "why/plain_read", "analysis/table", "models/synthetic"},
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub", "models/hub_cache"},

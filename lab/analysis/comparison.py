@@ -246,7 +246,8 @@ def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
     """
     first = [group.rows.iloc[0] for group in setups]
     names = setup_columns.fields(setups[0].rows)
-    values = {name: [None if row[name] != row[name] else row[name] for row in first] for name in names}
+    chosen = {name: [group.rows[name].tolist()[0] for group in setups] for name in names}  # tolist: numbers of Python
+    values = {name: [None if value != value else value for value in column] for name, column in chosen.items()}
     if any(group.rows.block.isna().all() for group in setups):  # not a trial: sessions, which differ in no setting
         del values["variant"]
     values["sweep_every"] = [None if every is None else int(every) for every in values["sweep_every"]]

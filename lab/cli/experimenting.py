@@ -5,20 +5,19 @@ The command that tries every claim of the textbooks: claims.
 
 from __future__ import annotations
 
+import functools
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, unified, with_options
-from lab.cli.running import EXIT_FAILED, as_json_rows, carry_out, collect, write_files
+from lab.cli.running import EXIT_FAILED, Output, as_json_rows, carry_out, collect
 from lab.experiments.experiment import Experiment, planning
 from lab.experiments.known import EXPERIMENTS
 
 if TYPE_CHECKING:
     from lab.experiments.claim_session import Session
-    from lab.experiments.claim_verdicts import Verdicts
 
 
 def _command(experiment: Experiment) -> click.Command:
@@ -91,8 +90,8 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
     from lab.runner.session import new_results_file
     from lab.show import claim_views, console, text_setup
 
-    as_json, no_plot, report = asked.pop("as_json"), asked.pop("no_plot"), asked.pop("report")
-    folder, dry_run = Path(asked.pop("out")), asked.pop("dry_run")
+    output, dry_run = Output.taken_from(asked), asked.pop("dry_run")
+    folder = output.folder
     chosen = claim_session.choose(only)
     err = console.console(stderr=True)
     with Worker() as worker, folder_in(folder) as states:
@@ -106,7 +105,7 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
         for line in claim_views.plan_lines(session):
             err.print(line)
         if dry_run:
-            _print_plan(session, as_json)
+            _print_plan(session, output.as_json)
             return
         path = new_results_file(session.base, folder, session.n_runs)
         records, problem = collect(
@@ -114,26 +113,13 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
         )
     base = session.base
     verdicts = claim_session.judge(chosen, records, claim_session.place_of(base), folder, quick)
-    _show(verdicts, path, as_json, not no_plot, report)
+    own, judged = list(verdicts.records), [(path.stem, verdicts)]
+    rows = functools.partial(as_json_rows, own, judged=judged)
+    output.finish(own, path, functools.partial(claim_views.print_verdicts, verdicts), rows, judged=judged)
     if problem:
         raise problem
     if any(record.run.error and record.run.part not in session.problems for record in records):
         sys.exit(EXIT_FAILED)
-
-
-def _show(verdicts: Verdicts, path: Path, as_json: bool, plots: bool, report: bool) -> None:
-    """Prints the verdicts, then draws: drawing may fail."""
-    from lab.analysis.comparison import AT_LEAST
-    from lab.show import claim_views, console
-
-    out = console.console()
-    if not as_json:
-        claim_views.print_verdicts(verdicts, out)
-    records, files, judged = list(verdicts.records), dict[str, Any](), [(path.stem, verdicts)]
-    if records:
-        files = write_files(records, path, plots, report, AT_LEAST, None if as_json else out, judged=judged)
-    if as_json:
-        console.print_json({**files, **as_json_rows(records, judged=judged)})
 
 
 def _print_plan(session: Session, as_json: bool) -> None:

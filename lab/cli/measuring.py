@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.cli import servers
 from lab.cli.options import AT_LEAST, DRY_RUN, OUTPUT, SEED, SETTINGS, UNTIL, WithVariants, parse_variant, with_options
-from lab.cli.running import carry_out, collect, write_files
+from lab.cli.running import Output, carry_out, collect, introduce
 from lab.cli.servers import REACHING, TIMEOUT, URL
 from lab.errors import LabError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from lab.runner.cases import Until
 
 LEAST_SHARE = 1e-4
@@ -100,7 +101,7 @@ def sweep(max_len: int, **asked: Any) -> None:
     SEED,
     *OUTPUT,
 )
-def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, sequences: str | None, **asked: Any) -> None:
+def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str | None, **asked: Any) -> None:
     """Compare settings or models in turns, so that changes of the machine's speed affect all of them alike.
 
     \b
@@ -118,35 +119,28 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, out: str, sequen
     from lab.runner import side_by_side
     from lab.runner.plan import make_plan
     from lab.runner.session import new_results_file
-    from lab.show import console, text_compare, text_results, text_setup
+    from lab.show import console, text_compare, text_results
 
-    as_json, no_plot, report = asked.pop("as_json"), asked.pop("no_plot"), asked.pop("report")
-    err = console.console(stderr=True)
+    output, err = Output.taken_from(asked), console.console(stderr=True)
     named = [(text.strip(), parse_variant(text)) for text in variants]
     with Worker() as worker, console.transfer(err) as transferring:
         make = make_plan if sequences is None else functools.partial(batching.plan, sequences=sequences)
         plans = side_by_side.plan(worker, named, blocks, make, **asked, watch=transferring)
-    first = next(iter(plans.values()))
-    for line in dict.fromkeys(
-        line for plan in plans.values() for line in text_setup.describe(plan.machine, plan.model)
-    ):
-        err.print(line)
-    for warning in dict.fromkeys(warning for plan in plans.values() for warning in plan.warnings):
-        err.print(f"Note: {warning}", style="yellow")
-    path = new_results_file(first, Path(out), len(plans))
+    introduce(list(plans.values()), err, err)
+    path = new_results_file(next(iter(plans.values())), output.folder, len(plans))
     records, problem = collect(lambda watch: side_by_side.execute(plans, blocks, path, watch), path, err)
     if problem:
         raise problem
     groups = comparison.groups(records)
     comparisons = comparison.compare_groups(groups, at_least)
-    stdout = console.console()
-    if not as_json:
+
+    def tables(stdout: Console) -> None:
         text_compare.print_comparisons(groups, comparisons, at_least, stdout)
         for sentence in text_results.warnings(records):
             stdout.print(f"{MARK} {sentence}")
-    files = write_files(records, path, not no_plot, report, at_least, None if as_json else stdout)
-    if as_json:
-        console.print_json({**files, **text_compare.comparisons_as_json(groups, comparisons)})
+
+    document = functools.partial(text_compare.comparisons_as_json, groups, comparisons)
+    output.finish(records, path, tables, document, at_least=at_least)
 
 
 def _measure(**asked: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,17 +67,18 @@ def other_sessions(results: tuple[str, ...], records: Sequence[Record]) -> list[
     """Sessions that lie where the results are: they show how much sessions differ."""
     from lab.runner import calibration
 
-    return calibration.other_sessions(
-        {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}, records
-    )
+    return calibration.other_sessions(_folders(results), records)
 
 
 def other_requests(results: tuple[str, ...], requests: Sequence[RequestRecord]) -> list[RequestRecord]:
     """Requests of other sessions that lie where the results are; none where there are no `requests` to compare."""
     from lab.runner import calibration
 
-    folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
-    return calibration.other_requests(folders, requests) if requests else []
+    return calibration.other_requests(_folders(results), requests) if requests else []
+
+
+def _folders(results: tuple[str, ...]) -> set[Path]:
+    return {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
 
 
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
@@ -224,12 +227,56 @@ def as_json_rows(
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
 
+@dataclass(frozen=True)
+class Output:
+    """How a command that measured ends: what the options of OUTPUT ask for."""
+
+    folder: Path
+    as_json: bool
+    plots: bool
+    report: bool = False
+
+    @classmethod
+    def taken_from(cls, asked: dict[str, Any]) -> Output:
+        """Takes these options out of those of a command."""
+        return cls(Path(asked.pop("out")), asked.pop("as_json"), not asked.pop("no_plot"), asked.pop("report", False))
+
+    def finish(
+        self,
+        records: Sequence[Record | RequestRecord],
+        path: Path,
+        tables: Callable[[Console], object],
+        document: Callable[[], dict[str, Any]],
+        **files: Any,
+    ) -> None:
+        """Prints the tables, then draws, which may fail, and names the files; or prints all as one JSON document.
+
+        `files` are the arguments of `write_files` that follow on `out`.
+        """
+        from lab.show import console
+
+        out = None if self.as_json else console.console()
+        if out:
+            tables(out)
+        written = write_files(records, path, self.plots, self.report, out, **files) if records else {}
+        if self.as_json:
+            console.print_json({**written, **document()})
+
+
+def introduce(plans: Sequence[Plan], out: Console, err: Console, notes: Sequence[str] = ()) -> None:
+    """Says what is measured where, and what the plans warn of; each sentence once."""
+    from lab.show import text_setup
+
+    lines = [line for plan in plans for line in text_setup.describe(plan.machine, plan.model)]
+    for line in dict.fromkeys(lines):
+        out.print(line)
+    for warning in dict.fromkeys([*(warning for plan in plans for warning in plan.warnings), *notes]):
+        err.print(f"Note: {warning}", style="yellow")
+
+
 def carry_out(
     make: Callable[..., Plan],
     out: str,
-    as_json: bool,
-    no_plot: bool,
-    report: bool,
     dry_run: bool,
     stream: bool = False,
     run: Callable[..., Iterator[Record]] | None = None,
@@ -242,25 +289,34 @@ def carry_out(
     from lab.process.worker import Worker
     from lab.runner.session import execute, new_results_file
     from lab.show import console, text_results, text_setup
+    from lab.show.section import print_sections
 
-    err = console.console(stderr=True)
-    text_out = err if as_json else console.console()
+    output, err = Output.taken_from(asked | {"out": out}), console.console(stderr=True)
+    settings = {name: value for name, value in asked.items() if name not in ("as_json", "no_plot", "report")}
+    text_out = err if output.as_json else console.console()
     with Worker() as worker:
         with console.transfer(err) as transferring:
-            plan = make(worker, **asked, watch=transferring, fetch=not dry_run)
-        for line in text_setup.describe(plan.machine, plan.model):
-            text_out.print(line)
-        for warning in [*plan.warnings, *text_setup.notes(plan)]:
-            err.print(f"Note: {warning}", style="yellow")
+            plan = make(worker, **settings, watch=transferring, fetch=not dry_run)
+        introduce([plan], text_out, err, text_setup.notes(plan))
         if dry_run:
-            text_setup.print_plan(plan, as_json)
+            text_setup.print_plan(plan, output.as_json)
             return
-        path = new_results_file(plan, Path(out))
-        stream_to = text_out if stream else None
+        path = new_results_file(plan, output.folder)
         records, problem = collect(
-            lambda watch: (run or execute)(plan, worker, path, watch, stream), path, err, stream_to
+            lambda watch: (run or execute)(plan, worker, path, watch, stream), path, err, text_out if stream else None
         )
-    _show(records, path, plan, not no_plot, report, as_json)
+    if records:
+        shown = experiments(records, (str(path),))
+        still_wide = text_results.still_wide(records, plan)
+
+        def tables(stdout: Console) -> None:
+            text_results.print_results(records, stdout)
+            print_sections(shown, stdout)
+            for sentence in still_wide:
+                stdout.print(sentence)
+
+        rows = functools.partial(as_json_rows, records, shown)
+        output.finish(records, path, tables, lambda: {**rows(), "still_wide": still_wide}, shown=shown)
     if problem:
         raise problem
     if text_results.failures(records):
@@ -304,46 +360,18 @@ def collect(
     return records, None
 
 
-def _show(
-    records: list[Record],
-    path: Path,
-    plan: Plan,
-    plots: bool,
-    report: bool,
-    as_json: bool,
-) -> None:
-    """Prints the table, then draws: drawing may fail."""
-    from lab.analysis.comparison import AT_LEAST
-    from lab.show import console, text_results
-    from lab.show.section import print_sections
-
-    if not records:
-        return
-    out = console.console()
-    shown = experiments(records, (str(path),))
-    if not as_json:
-        text_results.print_results(records, out)
-        print_sections(shown, out)
-        for sentence in text_results.still_wide(records, plan):
-            out.print(sentence)
-    files = write_files(records, path, plots, report, AT_LEAST, None if as_json else out, shown)
-    if as_json:
-        still_wide = text_results.still_wide(records, plan)
-        rows = as_json_rows(records, shown)
-        console.print_json({**files, **rows, "still_wide": still_wide})
-
-
 def write_files(
     records: Sequence[Record | RequestRecord],
     path: Path,
     plots: bool,
     report: bool,
-    at_least: float,
     out: Console | None,
+    at_least: float | None = None,
     shown: Sequence[Section] = (),
     judged: Sequence[tuple[str, Verdicts]] = (),
 ) -> dict[str, Any]:
     """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
+    from lab.analysis.comparison import AT_LEAST
     from lab.analysis.request_table import of_engine
     from lab.experiments import claim_session
     from lab.show import page
@@ -368,7 +396,7 @@ def write_files(
         if judged:
             known = claim_session.known_ceilings(path.parent)
         target = path.with_suffix(".html")
-        files["report"] = named("report", page.report(target, records, known, at_least, others, judged))
+        files["report"] = named("report", page.report(target, records, known, at_least or AT_LEAST, others, judged))
     plain = [record for record in runs if record.run.lever is None and record.run.part is None]
     if out and any_good(plain):
         ceilings = " ".join(["lab ceilings", *_of_engine(plain[0])])

@@ -403,7 +403,6 @@ def _send_and_show(plan: ServerPlan, asked: dict[str, Any]) -> None:
 
 def _show_requests(records: list[RequestRecord], path: Path, plan: ServerPlan, asked: dict[str, Any]) -> None:
     """Prints the table, then draws: drawing may fail."""
-    from lab.analysis.comparison import AT_LEAST
     from lab.show import console, text_requests
 
     if not records:
@@ -411,7 +410,7 @@ def _show_requests(records: list[RequestRecord], path: Path, plan: ServerPlan, a
     as_json, out = asked["as_json"], console.console()
     if not as_json:
         text_requests.print_requests(records, out)
-    files = write_files(records, path, not asked["no_plot"], asked["report"], AT_LEAST, None if as_json else out)
+    files = write_files(records, path, not asked["no_plot"], asked["report"], None if as_json else out)
     if not as_json and any_good(records):
         out.print(f"next     a page to hand on: lab report {path}")
     if as_json:

@@ -20,7 +20,7 @@ from lab.core.lines import from_json, to_json
 from lab.core.placement import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Operation
-from lab.engine import execute, gguf_header, kernels, llama, logits, model_params, native
+from lab.engine import devices, execute, gguf_header, kernels, llama, logits, native
 from lab.errors import LabError
 from lab.process.wire import Build, Libraries, Outcome, Probe, Vocabulary, map_int64
 
@@ -95,7 +95,7 @@ class _Child:
         return gguf_header.read_tensors(Path(path))
 
     def free_memory(self) -> dict[str, int]:
-        return model_params.free_memory()
+        return devices.free_memory()
 
     def quantizations(self) -> list[str]:
         return list(llama.quantizations())

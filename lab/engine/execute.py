@@ -13,6 +13,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lab.core import record
 from lab.core import script as scripts
 from lab.core.script import MOVES, SPECULATE, Operation, Part, Script
 from lab.engine import llama, native
+from lab.engine.bindings import llama_cpp
 from lab.engine.guessing import Speculation
 from lab.engine.llama import Context
 from lab.engine.logits import Logits, Rows
@@ -34,7 +36,7 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
     `progress` is an array of int64 that the parent shares: slot N_PREFILLED, then the tokens as they are chosen (-1
     before). LabError where llama.cpp refuses a step; nothing of the run is returned then.
     """
-    lib = native.llama()
+    lib = llama_cpp()
     for one in (context, draft):
         if one is not None and any(operation.kind in (*MOVES, SPECULATE) for operation in script):
             llama.need_rollback(one)
@@ -65,13 +67,24 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
     )
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """An operation made ready: what is executed, and what follows; of a step the rows that tokens are chosen from."""
+
+    operation: Operation
+    execute: Callable[[], object]
+    after: Callable[[], object] | None
+    n_prefilled: int
+    rows: Rows | None = None
+
+
 class _Preparation:
     """The moves of one run, and what they leave behind."""
 
     def __init__(self, context: Context, draft: Context | None, script: Script, progress: memoryview[int]) -> None:
         import numpy as np
 
-        self._lib, self._pointer, self._script = native.llama(), context.pointer, script
+        self._lib, self._pointer, self._script = llama_cpp(), context.pointer, script
         self._memory = self._lib.llama_get_memory(context.pointer)
         self._contexts = {False: context, **({True: draft} if draft else {})}
         n_chosen = scripts.n_chosen(script)
@@ -79,6 +92,8 @@ class _Preparation:
         self.tokens.fill(-1)
         self._slots = [self.tokens[i : i + 1].reshape(()) for i in range(n_chosen)]
         self._targets: list[list[Any]] = [[] for _ in self._slots]  # where else a chosen token goes
+        self._latest: dict[int, int] = {}  # of each sequence: the index of the token that was chosen last
+        self._n_chosen = 0
         self._of_draft = np.zeros((), dtype=np.int64)  # where tokens go that the draft model chose
         self._last_row = 0  # of the last step that has logits
         self._kept: list[Any] = []
@@ -95,50 +110,50 @@ class _Preparation:
 
     def moves(self) -> Iterable[Move]:
         """What the loop executes; those of `speculate`, which is last, are made as it goes on."""
-        prepared: list[tuple[Callable[[], object], Callable[[], object] | Rows | None, Operation, int]] = []
-        latest: dict[int, int] = {}  # of each sequence: the index of the token that was chosen last
-        n_prefilled = n_chosen = 0
+        prepared: list[_Prepared] = []
+        n_prefilled = 0
         for operation in self._script:
-            if operation.kind == SPECULATE:
-                continue
+            n_prefilled += scripts.n_prefilled([operation])
             if operation.kind in MOVES:
-                prepared.append((*self._move(operation), operation, n_prefilled))
-                continue
-            n_prefilled += sum(len(part.tokens) for part in operation.parts if part.tokens is not None)
-            for _ in range(operation.times):
-                batch = self._batch(operation.parts, latest)
-                rows: Rows = []
-                n_before = 0
-                for part in operation.parts:
-                    n_before += part.n_tokens
-                    for row in range(n_before - part.n_outputs, n_before):
-                        if operation.of_draft:
-                            rows.append((row, self._of_draft, []))
-                            continue
-                        rows.append((row, self._slots[n_chosen], self._targets[n_chosen]))
-                        latest[part.sequence] = n_chosen
-                        n_chosen += 1
-                        self._last_row = row
-                execute = llama.decode if operation.waits else llama.submit
-                forward = functools.partial(execute, self._contexts[operation.of_draft], batch)
-                prepared.append((forward, rows, operation, n_prefilled))
-        moves = [
-            (execute, self._chooser(operation, rows) if isinstance(rows, list) else rows, n_prefilled)
-            for execute, rows, operation, n_prefilled in prepared
+                prepared.append(_Prepared(operation, *self._move(operation), n_prefilled))
+            elif operation.kind != SPECULATE:
+                prepared += [self._step(operation, n_prefilled) for _ in range(operation.times)]
+        # How a token is chosen depends on where it goes, which is known when all later steps are prepared.
+        moves: list[Move] = [
+            (one.execute, one.after if one.rows is None else self._chooser(one.operation, one.rows), one.n_prefilled)
+            for one in prepared
         ]
         last = self._script[-1]
         if last.kind != SPECULATE:
             return moves
-        given = [
-            token
-            for operation in self._script
-            if not operation.of_draft
-            for part in operation.parts
-            for token in part.tokens or ()
-        ]
+        parts = [part for operation in self._script if not operation.of_draft for part in operation.parts]
+        given = [token for part in parts for token in part.tokens or ()]
         return itertools.chain(moves, self.speculation.moves(given, last, n_prefilled))
 
-    def _batch(self, parts: Sequence[Part], latest: dict[int, int]) -> Any:
+    def _step(self, operation: Operation, n_prefilled: int) -> _Prepared:
+        """A call of `llama_decode`."""
+        batch = self._batch(operation.parts)  # reads the tokens that were chosen before this step
+        rows: Rows = []
+        first = 0
+        for part in operation.parts:
+            end = first + part.n_tokens
+            rows += [(row, *self._slot(operation, part)) for row in range(end - part.n_outputs, end)]
+            first = end
+        if rows and not operation.of_draft:
+            self._last_row = rows[-1][0]
+        decode = llama.decode if operation.waits else llama.submit
+        execute = functools.partial(decode, self._contexts[operation.of_draft], batch)
+        return _Prepared(operation, execute, None, n_prefilled, rows)
+
+    def _slot(self, operation: Operation, part: Part) -> tuple[Any, list[Any]]:
+        """Where the next chosen token of a part goes, and the list of the places where else."""
+        if operation.of_draft:
+            return self._of_draft, []
+        self._latest[part.sequence] = chosen = self._n_chosen
+        self._n_chosen += 1
+        return self._slots[chosen], self._targets[chosen]
+
+    def _batch(self, parts: Sequence[Part]) -> Any:
         """A llama_batch of the parts; positions are llama.cpp's own count."""
         import numpy as np
 
@@ -146,7 +161,7 @@ class _Preparation:
         wants_logits = np.zeros(n_tokens, dtype=np.int8)
         sequences = np.repeat(np.array([part.sequence for part in parts], np.int32), [part.n_tokens for part in parts])
         is_single = n_tokens == 1 and parts[0].tokens is None
-        ids = self.tokens[latest[parts[0].sequence] :] if is_single else np.zeros(n_tokens, dtype=np.int32)
+        ids = self.tokens[self._latest[parts[0].sequence] :] if is_single else np.zeros(n_tokens, dtype=np.int32)
         first = 0
         for part in parts:
             end = first + part.n_tokens
@@ -154,7 +169,7 @@ class _Preparation:
             if part.tokens is not None:
                 ids[first:end] = part.tokens
             elif not is_single:
-                self._targets[latest[part.sequence]].append(ids[first:end].reshape(()))
+                self._targets[self._latest[part.sequence]].append(ids[first:end].reshape(()))
             first = end
         batch = self._lib.llama_batch(n_tokens=n_tokens, token=_pointer(ids, ctypes.c_int32))
         batch.logits = _pointer(wants_logits, ctypes.c_int8)
@@ -168,7 +183,7 @@ class _Preparation:
         return batch
 
     def _chooser(self, operation: Operation, rows: Rows) -> Callable[[], object] | None:
-        """What chooses the tokens of a step; all steps are prepared, so it is known where else a token goes."""
+        """What chooses the tokens of a step."""
         if operation.keeps:
             return functools.partial(self._choose_and_keep, rows)
         if operation.margins and rows:

@@ -20,6 +20,7 @@ from lab.core.layers import read_layers
 from lab.core.placement import Tensor
 from lab.core.record import Model
 from lab.engine import llama, native
+from lab.engine.bindings import GGUF_INTEGERS, GgufParams, ggml
 from lab.errors import LabError, printable
 
 MOST_TENSORS, MOST_ITEMS = 20_000, 1 << 20
@@ -36,64 +37,53 @@ MOST = {
 MAY_BE_ZERO = ("feed_forward_length", "attention.head_count")  # recurrent models have neither
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-_INTEGERS = {  # gguf type: suffix of the reading function, and what it returns
-    0: ("u8", ctypes.c_uint8),
-    1: ("i8", ctypes.c_int8),
-    2: ("u16", ctypes.c_uint16),
-    3: ("i16", ctypes.c_int16),
-    4: ("u32", ctypes.c_uint32),
-    5: ("i32", ctypes.c_int32),
-    10: ("u64", ctypes.c_uint64),
-    11: ("i64", ctypes.c_int64),
-}
 
 
 def read_model(path: Path, name: str, source: str) -> Model:
     """The model in a GGUF file, without its sha256, repo and revision. LabError where
     the file is none, is cut off, or holds no weights."""
-    with _opened(path) as (lib, gguf):
-        return _model(lib, gguf, path, name, source)
+    with _opened(path) as gguf:
+        return _model(gguf, path, name, source)
 
 
 def read_tensors(path: Path) -> tuple[Tensor, ...]:
     """The tensors in a GGUF file. LabError as in `read_model`."""
-    with _opened(path) as (lib, gguf):
+    with _opened(path) as gguf:
         return tuple(
-            Tensor(lib.gguf_get_tensor_name(gguf, i).decode(errors="replace"), lib.gguf_get_tensor_size(gguf, i))
-            for i in range(lib.gguf_get_n_tensors(gguf))
+            Tensor(ggml().gguf_get_tensor_name(gguf, i).decode(errors="replace"), ggml().gguf_get_tensor_size(gguf, i))
+            for i in range(ggml().gguf_get_n_tensors(gguf))
         )
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """ggml's library, and its handle of a file's header."""
-    lib = _gguf_library()
+def _opened(path: Path) -> Iterator[Any]:
+    """ggml's handle of a file's header."""
     _check_magic(path)
     native.forget_log()
-    gguf = lib.gguf_init_from_file(os.fsencode(path), _InitParams(no_alloc=True, ctx=None))
+    gguf = ggml().gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True, ctx=None))
     if not gguf:
         raise LabError(f"{path.name} is a broken GGUF file: {native.complaint()}", "Get the file again.")
     gguf = ctypes.c_void_p(gguf)
     try:
-        yield lib, gguf
+        yield gguf
     finally:
-        lib.gguf_free(gguf)
+        ggml().gguf_free(gguf)
 
 
-def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
+def _model(gguf: Any, path: Path, name: str, source: str) -> Model:
     def find(key: str) -> tuple[int, int | None]:
-        index = lib.gguf_find_key(gguf, key.encode())
-        return index, None if index < 0 else lib.gguf_get_kv_type(gguf, index)
+        index = ggml().gguf_find_key(gguf, key.encode())
+        return index, None if index < 0 else ggml().gguf_get_kv_type(gguf, index)
 
     def number(key: str) -> int | None:
         index, kind = find(key)
-        if kind not in _INTEGERS:
+        if kind not in GGUF_INTEGERS:
             return None
-        value = int(getattr(lib, f"gguf_get_val_{_INTEGERS[kind][0]}")(gguf, index))
+        value = int(getattr(ggml(), f"gguf_get_val_{GGUF_INTEGERS[kind][0]}")(gguf, index))
         return value if value >= 0 else None
 
     index, kind = find("general.architecture")
-    arch = lib.gguf_get_val_str(gguf, index).decode(errors="replace") if kind == _STRING else None
+    arch = ggml().gguf_get_val_str(gguf, index).decode(errors="replace") if kind == _STRING else None
     if (number("split.count") or 1) > 1:
         raise LabError(
             f"{path.name} is one part of a model in {number('split.count')} files.",
@@ -101,19 +91,19 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
         )
     if arch is not None and not re.fullmatch(r"[\w.-]{1,64}", arch):
         raise LabError(f"{path.name} has no usable architecture name.", "Get the file again from where it comes.")
-    if lib.gguf_get_n_tensors(gguf) > MOST_TENSORS:
+    if ggml().gguf_get_n_tensors(gguf) > MOST_TENSORS:
         raise LabError(f"{path.name} names more than {MOST_TENSORS:,} tensors.", "Get the file again, elsewhere.")
-    arrays = [i for i in range(lib.gguf_get_n_kv(gguf)) if lib.gguf_get_kv_type(gguf, i) == _ARRAY]
-    if any(lib.gguf_get_arr_n(gguf, i) > MOST_ITEMS for i in arrays):
+    arrays = [i for i in range(ggml().gguf_get_n_kv(gguf)) if ggml().gguf_get_kv_type(gguf, i) == _ARRAY]
+    if any(ggml().gguf_get_arr_n(gguf, i) > MOST_ITEMS for i in arrays):
         raise LabError(f"{path.name} has a list of more than {MOST_ITEMS:,} items.", "Get the file again, elsewhere.")
     for key, most in MOST.items():
         value = number(f"{arch}.{key}")
         if value is not None and not (key not in MAY_BE_ZERO) <= value <= most:
             raise LabError(f"{path.name} says {key} = {value:,}, which no model has.", "Get the file again, elsewhere.")
-    tensors = {lib.gguf_get_tensor_name(gguf, i): i for i in range(lib.gguf_get_n_tensors(gguf))}
+    tensors = {ggml().gguf_get_tensor_name(gguf, i): i for i in range(ggml().gguf_get_n_tensors(gguf))}
     if not tensors:
         raise LabError(f"{path.name} holds only a vocabulary, no weights.", "Give the file with the model itself.")
-    bytes_by_type, end = _tensor_bytes(lib, gguf, list(tensors.values()))
+    bytes_by_type, end = _tensor_bytes(gguf, list(tensors.values()))
     n_bytes = path.stat().st_size
     if end > n_bytes:
         raise LabError(
@@ -124,7 +114,7 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
 
     def numbers(key: str) -> tuple[int, ...] | None:
         index, kind = find(key)
-        return _integers(lib, gguf, index) if kind == _ARRAY else None
+        return _integers(gguf, index) if kind == _ARRAY else None
 
     layers = read_layers(arch, number(f"{arch}.block_count"), number, numbers)
     key_length, value_length = (number(f"{arch}.attention.{name}_length") for name in ("key", "value"))
@@ -145,19 +135,19 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
         n_head_kv=layers.n_head_kv,
         head_dim=head_dim,
         n_ff=number(f"{arch}.feed_forward_length"),
-        n_vocab=None if embedding is None else lib.gguf_get_tensor_ne(gguf, embedding)[1],
+        n_vocab=None if embedding is None else ggml().gguf_get_tensor_ne(gguf, embedding)[1],
         n_ctx_train=number(f"{arch}.context_length"),
         tied_embeddings=b"output.weight" not in tensors,
         tensor_bytes=bytes_by_type,
-        embedding_bytes=None if embedding is None else lib.gguf_get_tensor_size(gguf, embedding),
-        output_bytes=None if output is None else lib.gguf_get_tensor_size(gguf, output),
-        embedding_type=None if embedding is None else _type_name(lib, gguf, embedding),
-        output_type=None if output is None else _type_name(lib, gguf, output),
+        embedding_bytes=None if embedding is None else ggml().gguf_get_tensor_size(gguf, embedding),
+        output_bytes=None if output is None else ggml().gguf_get_tensor_size(gguf, output),
+        embedding_type=None if embedding is None else _type_name(gguf, embedding),
+        output_type=None if output is None else _type_name(gguf, output),
         n_expert=number(f"{arch}.expert_count"),
-        n_params=sum(math.prod(lib.gguf_get_tensor_ne(gguf, index)[:4]) for index in tensors.values()),
+        n_params=sum(math.prod(ggml().gguf_get_tensor_ne(gguf, index)[:4]) for index in tensors.values()),
         n_expert_used=number(f"{arch}.expert_used_count"),
         matrices=shape.group(
-            (name.decode(errors="replace"), _type_name(lib, gguf, i), lib.gguf_get_tensor_ne(gguf, i)[:4])
+            (name.decode(errors="replace"), _type_name(gguf, i), ggml().gguf_get_tensor_ne(gguf, i)[:4])
             for name, i in tensors.items()
         ),
         windows=layers.windows,
@@ -169,30 +159,30 @@ def _model(lib: Any, gguf: Any, path: Path, name: str, source: str) -> Model:
     )
 
 
-def _integers(lib: Any, gguf: Any, index: int) -> tuple[int, ...] | None:
+def _integers(gguf: Any, index: int) -> tuple[int, ...] | None:
     """An array of whole numbers (or of yes and no); None where it holds something else."""
-    kinds: dict[int, Any] = {_BOOL: ctypes.c_bool} | {number: result for number, (_, result) in _INTEGERS.items()}
-    kind = kinds.get(lib.gguf_get_arr_type(gguf, index))
+    kinds: dict[int, Any] = {_BOOL: ctypes.c_bool} | {number: result for number, (_, result) in GGUF_INTEGERS.items()}
+    kind = kinds.get(ggml().gguf_get_arr_type(gguf, index))
     if kind is None:
         return None
-    data = ctypes.cast(lib.gguf_get_arr_data(gguf, index), ctypes.POINTER(kind))
-    return tuple(int(value) for value in data[: lib.gguf_get_arr_n(gguf, index)])
+    data = ctypes.cast(ggml().gguf_get_arr_data(gguf, index), ctypes.POINTER(kind))
+    return tuple(int(value) for value in data[: ggml().gguf_get_arr_n(gguf, index)])
 
 
-def _tensor_bytes(lib: Any, gguf: Any, indices: list[int]) -> tuple[dict[str, int], int]:
+def _tensor_bytes(gguf: Any, indices: list[int]) -> tuple[dict[str, int], int]:
     """Bytes by tensor type, and where in the file the last tensor ends."""
     by_type: dict[str, int] = {}
-    end = data = lib.gguf_get_data_offset(gguf)
+    end = data = ggml().gguf_get_data_offset(gguf)
     for index in indices:
-        n_bytes = lib.gguf_get_tensor_size(gguf, index)
-        kind = _type_name(lib, gguf, index)
+        n_bytes = ggml().gguf_get_tensor_size(gguf, index)
+        kind = _type_name(gguf, index)
         by_type[kind] = by_type.get(kind, 0) + n_bytes
-        end = max(end, data + lib.gguf_get_tensor_offset(gguf, index) + n_bytes)
+        end = max(end, data + ggml().gguf_get_tensor_offset(gguf, index) + n_bytes)
     return by_type, end
 
 
-def _type_name(lib: Any, gguf: Any, index: int) -> str:
-    return str(lib.ggml_type_name(lib.gguf_get_tensor_type(gguf, index)).decode().upper())
+def _type_name(gguf: Any, index: int) -> str:
+    return str(ggml().ggml_type_name(ggml().gguf_get_tensor_type(gguf, index)).decode().upper())
 
 
 def _check_magic(path: Path) -> None:
@@ -211,38 +201,3 @@ def _quantization(file_type: int | None) -> str | None:
     """The usual name (Q4_K_M) of a GGUF's general.file_type."""
     names = {number: name for name, number in llama.quantizations().items()}
     return {0: "F32", **names}.get(file_type) if file_type is not None else None
-
-
-class _InitParams(ctypes.Structure):
-    """struct gguf_init_params of gguf.h: with no_alloc and no ctx, only the header is read."""
-
-    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
-
-
-def _gguf_library() -> Any:
-    """ggml's GGUF functions with the argument and result types of gguf.h."""
-    lib = native.ggml("ggml-base")
-    handle, index = ctypes.c_void_p, ctypes.c_int64
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "gguf_init_from_file": (handle, [ctypes.c_char_p, _InitParams]),
-        "gguf_free": (None, [handle]),
-        "gguf_find_key": (index, [handle, ctypes.c_char_p]),
-        "gguf_get_kv_type": (ctypes.c_int, [handle, index]),
-        "gguf_get_n_kv": (index, [handle]),
-        "gguf_get_arr_n": (ctypes.c_size_t, [handle, index]),
-        "gguf_get_arr_type": (ctypes.c_int, [handle, index]),
-        "gguf_get_arr_data": (handle, [handle, index]),
-        "gguf_get_val_str": (ctypes.c_char_p, [handle, index]),
-        "gguf_get_n_tensors": (index, [handle]),
-        "gguf_get_data_offset": (ctypes.c_size_t, [handle]),
-        "gguf_get_tensor_name": (ctypes.c_char_p, [handle, index]),
-        "gguf_get_tensor_type": (ctypes.c_int, [handle, index]),
-        "gguf_get_tensor_size": (ctypes.c_size_t, [handle, index]),
-        "gguf_get_tensor_offset": (ctypes.c_size_t, [handle, index]),
-        "gguf_get_tensor_ne": (ctypes.POINTER(ctypes.c_int64), [handle, index]),
-        "ggml_type_name": (ctypes.c_char_p, [ctypes.c_int]),
-        **{f"gguf_get_val_{name}": (result, [handle, index]) for name, result in _INTEGERS.values()},
-    }
-    for name, (result, arguments) in signatures.items():
-        getattr(lib, name).restype, getattr(lib, name).argtypes = result, arguments
-    return lib

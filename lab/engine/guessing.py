@@ -21,7 +21,8 @@ from typing import Any
 
 from lab.core.record import DECODE, DRAFT, FORGET, VERIFY
 from lab.core.script import Operation, Shape
-from lab.engine import llama, native
+from lab.engine import llama
+from lab.engine.bindings import llama_cpp
 from lab.engine.llama import Context
 from lab.engine.logits import Logits
 from lab.engine.loop import Move
@@ -158,6 +159,6 @@ class _Batch:
         n = len(ids)
         self._ids[:n] = list(ids)
         self._wants_logits[:n] = [i >= first_output for i in range(n)]
-        batch = native.llama().llama_batch(n_tokens=n, token=ctypes.cast(self._ids, ctypes.POINTER(ctypes.c_int32)))
+        batch = llama_cpp().llama_batch(n_tokens=n, token=ctypes.cast(self._ids, ctypes.POINTER(ctypes.c_int32)))
         batch.logits = ctypes.cast(self._wants_logits, ctypes.POINTER(ctypes.c_int8))
         return batch

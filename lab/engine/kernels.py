@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.core.record import Rate
-from lab.engine import ggml
-from lab.engine.ggml import InitParams, P, fill, is_remote, random_rows, type_number
+from lab.engine import devices
+from lab.engine.bindings import InitParams, P, ggml
+from lab.engine.devices import fill, is_remote, random_rows, type_number
 from lab.errors import LabError
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD, Probe
 
@@ -47,13 +48,13 @@ class _Bench:
     """
 
     def __init__(self, probe: Probe) -> None:
-        self.lib = lib = ggml.library()
-        self.device = ggml.device_of(lib, probe.device)
+        self.lib = lib = ggml()
+        self.device = devices.device_of(probe.device)
         self.backend = P(lib.ggml_backend_dev_init(self.device, None))
         n_bytes = 4 * MAX_NODES * lib.ggml_tensor_overhead() + 2**20
         self.data, self.graphs = (P(lib.ggml_init(InitParams(n_bytes, None, True))) for _ in range(2))
         self.memory = P(lib.ggml_backend_dev_buffer_type(self.device))
-        self.is_remote = is_remote(lib, self.device)
+        self.is_remote = is_remote(self.device)
         self._buffers: list[Any] = []
 
     def __enter__(self) -> _Bench:
@@ -85,7 +86,7 @@ class _Bench:
             if tensor is not tensors[0] and self.is_remote:  # over a network it is sent once, and copied there
                 self.lib.ggml_backend_tensor_copy(tensors[0], tensor)
             else:
-                fill(self.lib, tensor, data)
+                fill(tensor, data)
         return str(self.lib.ggml_backend_buft_name(kind).decode())
 
     def allocate(self, context: Any, kind: Any) -> None:
@@ -103,7 +104,7 @@ class _Bench:
         """
         lib, device = self.lib, self.device
         place = P.from_address(weight.value + 8)  # ggml_tensor.buffer, after the enum type
-        for candidate in ggml.extra_buffer_types(lib, device) if repacks else ():
+        for candidate in devices.extra_buffer_types(device) if repacks else ():
             empty = P(lib.ggml_backend_buft_alloc_buffer(candidate, 0))
             place.value = empty.value
             supported = lib.ggml_backend_dev_supports_op(device, product)
@@ -111,7 +112,7 @@ class _Bench:
             lib.ggml_backend_buffer_free(empty)
             if supported:
                 return candidate
-        return self.memory if ggml.supports(lib, device, product) else None
+        return self.memory if devices.supports(device, product) else None
 
 
 def run(probe: Probe) -> Rate:
@@ -135,7 +136,7 @@ def run(probe: Probe) -> Rate:
 def _check(probe: Probe) -> None:
     """LabError for what ggml would answer by ending the process."""
     type_number(probe.type)
-    ggml.check_columns(probe.type, probe.columns)
+    devices.check_columns(probe.type, probe.columns)
     if probe.op not in (MUL_MAT, MUL_MAT_ID, ATTENTION, PLAIN_ATTENTION, UPLOAD, DOWNLOAD):
         raise LabError(f"There is no probe of {probe.op}.", "This is a bug of the lab.")
     if probe.rows < 1 or probe.n_tokens < 1:
@@ -154,17 +155,17 @@ def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
     """Nanoseconds of each pass through a graph, without the first."""
     lib, backend, result = bench.lib, bench.backend, P(bench.lib.ggml_graph_node(graph, -1))
     if bench.is_remote:
-        ggml.number_graph(lib, backend, graph, MAX_NODES)
+        devices.number_graph(backend, graph, MAX_NODES)
 
     def compute() -> None:
         status = lib.ggml_backend_graph_compute(backend, graph)
         lib.ggml_backend_synchronize(backend)
         if bench.is_remote:
-            ggml.wait_for(lib, result)
+            devices.wait_for(result)
         if status:
             raise LabError(f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "")
 
-    return _time(probe.seconds, compute, ggml.reading_ns(lib, result) if bench.is_remote else 0)
+    return _time(probe.seconds, compute, devices.reading_ns(result) if bench.is_remote else 0)
 
 
 def _time(seconds: float, work: Callable[[], None], off_ns: int) -> tuple[int, ...]:
@@ -189,21 +190,21 @@ def _transfer(bench: _Bench, probe: Probe) -> Rate:
     """
     lib, n_bytes = bench.lib, 4 * probe.columns
     tensor = bench.tensor(bench.data, type_number("F32"), probe.columns, 1)
-    data, target = random_rows(lib, "F32", 1, probe.columns), ctypes.create_string_buffer(n_bytes)
+    data, target = random_rows("F32", 1, probe.columns), ctypes.create_string_buffer(n_bytes)
     bench.allocate(bench.data, bench.memory)
-    fill(lib, tensor, data)
+    fill(tensor, data)
     reads_back = probe.op == UPLOAD and bench.is_remote
 
     def upload() -> None:
         lib.ggml_backend_tensor_set(tensor, data, 0, n_bytes)
         if reads_back:
-            ggml.wait_for(lib, tensor)
+            devices.wait_for(tensor)
 
     def download() -> None:
         lib.ggml_backend_tensor_get(tensor, target, 0, n_bytes)
 
     work = upload if probe.op == UPLOAD else download
-    times = _time(probe.seconds, work, ggml.reading_ns(lib, tensor) if reads_back else 0)
+    times = _time(probe.seconds, work, devices.reading_ns(tensor) if reads_back else 0)
     name = lib.ggml_backend_buft_name(bench.memory).decode()
     return Rate(probe.op, "F32", name, 1, probe.columns, 1, probe.n_threads, n_bytes, 0, times)
 
@@ -213,7 +214,7 @@ def _place_products(bench: _Bench, probe: Probe, weights: Sequence[Any], product
     kind = bench.weights_buffer(weights[0], products[0], probe.repack is not False)
     if kind is None:
         raise LabError(f"This device cannot multiply {probe.type} weights.", "Take another quantization.")
-    data = random_rows(bench.lib, probe.type, probe.rows * (probe.n_expert or 1), probe.columns)
+    data = random_rows(probe.type, probe.rows * (probe.n_expert or 1), probe.columns)
     return bench.graph_of(products), bench.place(kind, weights, data)
 
 
@@ -226,7 +227,7 @@ def _mul_mats(bench: _Bench, probe: Probe) -> _Pass:
     source = bench.tensor(bench.graphs, type_number("F32"), probe.columns, probe.n_tokens)
     products = [P(lib.ggml_mul_mat(bench.graphs, weight, source)) for weight in weights]
     graph, buffer = _place_products(bench, probe, weights, products)
-    fill(lib, source, random_rows(lib, "F32", probe.n_tokens, probe.columns))
+    fill(source, random_rows("F32", probe.n_tokens, probe.columns))
     flops = 2 * n_matrices * probe.rows * probe.columns * probe.n_tokens
     return _Pass(graph, buffer, n_matrices * matrix_bytes, flops)
 
@@ -247,7 +248,7 @@ def _mul_mat_ids(bench: _Bench, probe: Probe) -> _Pass:
     choices = [bench.tensor(bench.graphs, I32, n_used, probe.n_tokens) for _ in range(n_steps)]
     products = [P(lib.ggml_mul_mat_id(bench.graphs, weight, source, ids)) for weight in weights for ids in choices]
     graph, buffer = _place_products(bench, probe, weights, products)
-    fill(lib, source, random_rows(lib, "F32", probe.n_tokens, probe.columns))
+    fill(source, random_rows("F32", probe.n_tokens, probe.columns))
     generator, n_read = np.random.default_rng(1), 0
     order = generator.permutation(n)
     for step, ids in enumerate(choices):
@@ -256,7 +257,7 @@ def _mul_mat_ids(bench: _Bench, probe: Probe) -> _Pass:
             drawn = [order[step * n_used : (step + 1) * n_used]]
         chosen = np.array(drawn, dtype=np.int32)
         n_read += len(np.unique(chosen))
-        fill(lib, ids, chosen.tobytes())
+        fill(ids, chosen.tobytes())
     flops = 2 * n_sets * n_steps * n_used * probe.rows * probe.columns * probe.n_tokens
     return _Pass(graph, buffer, n_sets * n_read * expert_bytes, flops)
 
@@ -288,12 +289,12 @@ def _attentions(bench: _Bench, probe: Probe) -> _Pass:
             weights = P(lib.ggml_soft_max_ext(graphs, P(lib.ggml_mul_mat(graphs, keys, query)), mask, scale, zero))
             attended.append(P(lib.ggml_mul_mat(graphs, values, weights)))
         caches += pair
-    if not ggml.supports(lib, bench.device, attended[0]):
+    if not devices.supports(bench.device, attended[0]):
         raise LabError(f"This device has no attention kernel for a {probe.type} cache.", "")
     graph = bench.graph_of(attended)
-    buffer = bench.place(bench.memory, caches, random_rows(lib, probe.type, n_kv_heads * n_positions, head_dim))
-    fill(lib, query, random_rows(lib, "F32", n_head * probe.n_tokens, head_dim))
-    fill(lib, mask, bytes((2 if is_flash else 4) * n_positions * probe.n_tokens))  # zero: is seen
+    buffer = bench.place(bench.memory, caches, random_rows(probe.type, n_kv_heads * n_positions, head_dim))
+    fill(query, random_rows("F32", n_head * probe.n_tokens, head_dim))
+    fill(mask, bytes((2 if is_flash else 4) * n_positions * probe.n_tokens))  # zero: is seen
     flops = 4 * n_layers * n_head * head_dim * n_positions * probe.n_tokens
     return _Pass(graph, buffer, n_layers * layer_bytes, flops)
 

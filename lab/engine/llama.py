@@ -18,6 +18,7 @@ from typing import Any
 
 from lab.core.record import Buffer, Settings
 from lab.engine import model_params, native
+from lab.engine.bindings import llama_cpp
 from lab.errors import LabError
 
 NO_ROLLBACK = "This forgets or moves what was computed, which this model's memory (recurrent, sliding window) cannot."
@@ -49,7 +50,7 @@ class Context:
 
 def load(path: Path, asked: Settings) -> Loaded:
     """Load the weights where `asked` wants them. LabError with llama.cpp's own words where it refuses."""
-    lib = native.llama()
+    lib = llama_cpp()
     params = lib.llama_model_default_params()
     alive = model_params.apply(params, asked)
     native.forget_log()
@@ -73,13 +74,13 @@ def refusal(path: Path) -> LabError:
 def describe(loaded: Loaded) -> str | None:
     """llama.cpp's own words for a model, such as `llama 135M Q4_1`."""
     buffer = ctypes.create_string_buffer(256)
-    native.llama().llama_model_desc(loaded.model, buffer, len(buffer))
+    llama_cpp().llama_model_desc(loaded.model, buffer, len(buffer))
     return buffer.value.decode(errors="replace") or None
 
 
 def new_context(loaded: Loaded, asked: Settings) -> Context:
     """A context as `asked`. LabError where llama.cpp refuses, which for a long context means: no memory."""
-    lib = native.llama()
+    lib = llama_cpp()
     params = _context_params(asked)
     native.forget_log()
     pointer = lib.llama_init_from_model(loaded.model, params)
@@ -96,7 +97,7 @@ def new_context(loaded: Loaded, asked: Settings) -> Context:
 
 def reserve(path: Path, asked: Settings) -> list[str]:
     """llama.cpp's log of what it would reserve for a context of a model file, without reading a weight of it."""
-    lib = native.llama()
+    lib = llama_cpp()
     params = lib.llama_model_default_params()
     alive = model_params.apply(params, asked)
     params.no_alloc, params.load_mode = True, 0
@@ -115,7 +116,7 @@ def reserve(path: Path, asked: Settings) -> list[str]:
 
 
 def _context_params(asked: Settings) -> Any:
-    lib = native.llama()
+    lib = llama_cpp()
     params = lib.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch = asked.n_ctx, asked.n_batch, asked.n_ubatch
     params.n_threads, params.n_threads_batch = asked.n_threads, asked.n_threads_batch
@@ -133,44 +134,44 @@ def _context_params(asked: Settings) -> Any:
 def decode(context: Context, batch: Any) -> None:
     """One step, until its logits are there. LabError with the status of llama_decode where it refuses."""
     submit(context, batch)
-    native.llama().llama_synchronize(context.pointer)
+    llama_cpp().llama_synchronize(context.pointer)
 
 
 def submit(context: Context, batch: Any) -> None:
     """One step, without waiting for it: devices that work as a pipeline begin the next one meanwhile."""
-    status = native.llama().llama_decode(context.pointer, batch)
+    status = llama_cpp().llama_decode(context.pointer, batch)
     if status:
         raise LabError(f"llama_decode returned {status}: {native.complaint()}", "Try shorter prompts.")
 
 
 def forget(context: Context, sequence: int, first: int) -> None:
     """Take all of a sequence from position `first` on out of the cache."""
-    lib = native.llama()
+    lib = llama_cpp()
     if not lib.llama_memory_seq_rm(lib.llama_get_memory(context.pointer), sequence, first, -1):
         raise LabError(NO_ROLLBACK, "Use lab measure.")
 
 
 def need_rollback(context: Context) -> None:
     """LabError for models that keep more, or less, than the keys and values of every position."""
-    lib, model = native.llama(), context.loaded.model
+    lib, model = llama_cpp(), context.loaded.model
     if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model) or lib.llama_model_n_swa(model) > 0:
         raise LabError(NO_ROLLBACK, "Use lab measure, which prefills every prompt by itself.")
 
 
 def free_context(context: Context) -> None:
     """Give the context's memory back."""
-    native.llama().llama_free(context.pointer)
+    llama_cpp().llama_free(context.pointer)
 
 
 def quantizations() -> dict[str, int]:
     """The quantizations that llama.cpp can make, by name, with their number in its API."""
     prefix = "LLAMA_FTYPE_MOSTLY_"
-    return {name.removeprefix(prefix): value for name, value in vars(native.llama()).items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): value for name, value in vars(llama_cpp()).items() if name.startswith(prefix)}
 
 
 def quantize(source: Path, target: Path, quantization: str) -> None:
     """Write `source` in one of `quantizations`, with llama.cpp's own mix of tensor types for it."""
-    lib = native.llama()
+    lib = llama_cpp()
     params = lib.llama_model_quantize_default_params()
     params.ftype = quantizations()[quantization]
     params.allow_requantize = True
@@ -183,7 +184,7 @@ def quantize(source: Path, target: Path, quantization: str) -> None:
 
 def tokenize(loaded: Loaded, text: str) -> list[int]:
     """Token ids of `text`, without a leading BOS."""
-    lib = native.llama()
+    lib = llama_cpp()
     _need_vocabulary(loaded)
     raw = text.encode()
     n_ids = len(raw) + 8  # a token is at least one byte
@@ -196,7 +197,7 @@ def tokenize(loaded: Loaded, text: str) -> list[int]:
 
 def pieces(loaded: Loaded) -> list[bytes]:
     """The bytes of every token of the vocabulary, by id."""
-    lib = native.llama()
+    lib = llama_cpp()
     _need_vocabulary(loaded)
     buffer = ctypes.create_string_buffer(1024)
     pieces_by_id = []
@@ -222,7 +223,7 @@ def vocabularies_differ(path: Path, other: Path) -> str | None:
 
 def _vocabulary(path: Path) -> tuple[int, tuple[int, int], list[bytes]]:
     """Of a model file: llama.cpp's kind of vocabulary, which tokens begin and end a text, the text of every token."""
-    lib = native.llama()
+    lib = llama_cpp()
     params = lib.llama_model_default_params()
     params.vocab_only = True
     native.forget_log()
@@ -239,14 +240,14 @@ def _vocabulary(path: Path) -> tuple[int, tuple[int, int], list[bytes]]:
 
 def _need_vocabulary(loaded: Loaded) -> None:
     """LabError for a model without one (random weights): llama.cpp would end the process."""
-    if native.llama().llama_vocab_type(loaded.vocab) == native.llama().LLAMA_VOCAB_TYPE_NONE:
+    if llama_cpp().llama_vocab_type(loaded.vocab) == llama_cpp().LLAMA_VOCAB_TYPE_NONE:
         raise LabError(
             "This model has no vocabulary, so there is no text for it.", "Use --prompt random, without --stream."
         )
 
 
 def _type_id(name: str) -> int:
-    return int(getattr(native.llama(), f"GGML_TYPE_{name.upper()}"))
+    return int(getattr(llama_cpp(), f"GGML_TYPE_{name.upper()}"))
 
 
 def _flash_attn_resolved(asked: Settings) -> str | None:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lab.engine import llama, native
+from lab.engine import llama
+from lab.engine.bindings import llama_cpp, loaded
 from lab.engine.llama import Context
 from lab.errors import LabError
 
@@ -26,8 +27,8 @@ class Logits:
     """The rows of one context. With `is_fixed` the first row is looked up once: llama.cpp has room for all it needs."""
 
     def __init__(self, context: Context, is_fixed: bool) -> None:
-        self._lib, self._pointer, self._n_vocab = native.llama(), context.pointer, context.loaded.n_vocab
-        ith = native.ggml("llama").llama_get_logits_ith  # a function object of its own: an address, as a number
+        self._lib, self._pointer, self._n_vocab = llama_cpp(), context.pointer, context.loaded.n_vocab
+        ith = loaded("llama").llama_get_logits_ith  # a function object of its own: an address, as a number
         ith.restype, ith.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int32]
         self._ith = functools.partial(ith, context.pointer)
         self._views: dict[int, Any] = {}  # by address
@@ -90,7 +91,7 @@ def sampling_ns(context: Context, samplers: Sequence[tuple[str, float]], n_times
     sends it through a chain of samplers, even at temperature 0 (llama.cpp common/sampling.cpp). Each choice here
     follows a step, so that the caches are as cold as in an answer. LabError for an unknown sampler.
     """
-    lib = native.llama()
+    lib = llama_cpp()
     make: dict[str, Callable[[float], Any]] = {
         "top_k": lambda k: lib.llama_sampler_init_top_k(int(k)),
         "top_p": lambda p: lib.llama_sampler_init_top_p(p, 0),

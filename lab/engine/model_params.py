@@ -11,7 +11,8 @@ from lab.core.placement import CPU as CPU_NAME
 from lab.core.placement import EXPERTS
 from lab.core.record import Buffer, Settings
 from lab.engine import native
-from lab.engine.ggml import P, device_of, devices, extra_buffer_types, library
+from lab.engine.bindings import P, ggml, llama_cpp
+from lab.engine.devices import device_of, extra_buffer_types, handles, name_of
 from lab.errors import LabError
 
 SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
@@ -32,7 +33,6 @@ def apply(params: Any, asked: Settings) -> tuple[Any, ...]:
 
     LabError for a device or buffer that there is not.
     """
-    lib = library()
     params.n_gpu_layers = asked.n_gpu_layers
     if asked.split_mode is not None:
         params.split_mode = SPLIT_MODES[asked.split_mode]
@@ -46,14 +46,14 @@ def apply(params: Any, asked: Settings) -> tuple[Any, ...]:
     if asked.devices is not None or asked.n_gpu_layers == 0:
         # With 0 layers and no list a GPU build keeps the weights where its GPU can read them, and prefills on it.
         names = asked.devices if asked.n_gpu_layers and asked.devices else ()
-        pointers = (P * (len(names) + 1))(*(_device(lib, name) for name in names), None)
+        pointers = (P * (len(names) + 1))(*(device_of(name) for name in names), None)
         params.devices = ctypes.addressof(pointers)
         alive.append(pointers)
     if asked.tensor_split is not None:
-        shares = (ctypes.c_float * native.llama().llama_max_devices())(*asked.tensor_split)
+        shares = (ctypes.c_float * llama_cpp().llama_max_devices())(*asked.tensor_split)
         params.tensor_split = shares
         alive.append(shares)
-    overrides = [*_expert_overrides(lib, asked.n_cpu_moe or 0), *_overrides(lib, asked.override_tensor or ())]
+    overrides = [*_expert_overrides(asked.n_cpu_moe or 0), *_overrides(asked.override_tensor or ())]
     if overrides:
         array = (_Override * (len(overrides) + 1))(*overrides, _Override(None, None))
         params.tensor_buft_overrides = ctypes.addressof(array)
@@ -88,47 +88,29 @@ def _owners() -> dict[str, str]:
 
     Memory that the CPU can read is the CPU's: a GPU's driver has a type for such memory too (CUDA_Host).
     """
-    lib, owners = library(), dict[str, str]()
-    for device in devices(lib):
-        own = [P(kind(device)) for kind in (lib.ggml_backend_dev_buffer_type, lib.ggml_backend_dev_host_buffer_type)]
-        for buffer_type in (*filter(None, own), *extra_buffer_types(lib, device)):
-            name = lib.ggml_backend_buft_name(buffer_type).decode()
-            is_host = lib.ggml_backend_buft_is_host(buffer_type)
-            owners[name] = CPU_NAME if is_host else lib.ggml_backend_dev_name(device).decode()
+    owners = dict[str, str]()
+    for device in handles():
+        kinds = ggml().ggml_backend_dev_buffer_type, ggml().ggml_backend_dev_host_buffer_type
+        own = [P(kind(device)) for kind in kinds]
+        for buffer_type in (*filter(None, own), *extra_buffer_types(device)):
+            name = ggml().ggml_backend_buft_name(buffer_type).decode()
+            is_host = ggml().ggml_backend_buft_is_host(buffer_type)
+            owners[name] = CPU_NAME if is_host else name_of(device)
     return owners
 
 
-def free_memory() -> dict[str, int]:
-    """Bytes that are free on each device that says so, by name."""
-    lib = library()
-    free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
-    known = {}
-    for device in devices(lib):
-        lib.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-        if total.value:
-            known[lib.ggml_backend_dev_name(device).decode()] = free.value
-    return known
-
-
-def _device(lib: Any, name: str) -> Any:
-    names = {lib.ggml_backend_dev_name(device).decode(): device for device in devices(lib)}
-    if name not in names:
-        raise LabError(f"There is no device {name}.", f"There is: {', '.join(names)}. See: lab machine")
-    return names[name]
-
-
-def _expert_overrides(lib: Any, n_layers: int) -> list[_Override]:
+def _expert_overrides(n_layers: int) -> list[_Override]:
     """The experts of the first layers in the CPU's memory."""
-    memory = lib.ggml_backend_dev_buffer_type(device_of(lib, None))
+    memory = ggml().ggml_backend_dev_buffer_type(device_of(None))
     return [_Override(EXPERTS.format(layer).encode(), memory) for layer in range(n_layers)]
 
 
-def _overrides(lib: Any, asked: Sequence[str]) -> list[_Override]:
+def _overrides(asked: Sequence[str]) -> list[_Override]:
     memories = {}
-    for device in devices(lib):
-        memory = lib.ggml_backend_dev_buffer_type(device)
-        memories[lib.ggml_backend_dev_name(device).decode()] = memory
-        memories[lib.ggml_backend_buft_name(memory).decode()] = memory
+    for device in handles():
+        memory = ggml().ggml_backend_dev_buffer_type(device)
+        memories[name_of(device)] = memory
+        memories[ggml().ggml_backend_buft_name(memory).decode()] = memory
     overrides = []
     for text in asked:
         pattern, _, name = text.rpartition("=")

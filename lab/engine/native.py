@@ -1,4 +1,4 @@
-"""The native libraries inside llama-cpp-python: the functions of llama.cpp and ggml, and what these log.
+"""The native libraries inside llama-cpp-python: how they start, what they log, and whether the bindings fit them.
 
 Only the lab's child process (process/worker.py) loads them.
 
@@ -15,13 +15,13 @@ import ctypes
 import os
 import platform
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lab.core.record import Device
+from lab.engine import devices
+from lab.engine.bindings import ggml, llama_cpp, loaded
 from lab.errors import LabError
 from lab.process.wire import Build, Libraries
 
@@ -51,35 +51,6 @@ IDLE_S, BETWEEN_S, N_UNANSWERED = 10, 5, 4
 """
 
 
-def llama() -> Any:
-    """llama-cpp-python's low-level bindings: the C API, function by function. LabError where it is not installed."""
-    try:
-        from llama_cpp import llama_cpp
-    except ModuleNotFoundError as problem:
-        if problem.name != "llama_cpp":
-            raise
-        raise LabError(
-            f"The package llama-cpp-python is not installed in this environment ({sys.prefix}).",
-            "Use the environment that the lab was installed in (source .venv/bin/activate), or install it there: "
-            "python3 -m uv sync",
-        ) from None
-
-    return llama_cpp
-
-
-def ggml(name: str) -> Any:
-    """The functions of a ggml library that llama.cpp itself has loaded: ggml, ggml-base, ggml-cpu.
-
-    Loading the file again by its name could give a second copy, with devices and a log of its own. Where
-    the system looks symbols up through a library's dependencies (all but Windows), libllama's handle
-    reaches them all.
-    """
-    library = llama()._lib
-    if os.name != "nt":
-        return ctypes.CDLL(library._name, handle=library._handle)
-    return ctypes.CDLL(str(Path(library._name).with_name(f"{name}.dll")))
-
-
 def start(rpc: Sequence[str] = ()) -> Build:
     """Load the libraries, keep their log in memory, connect to these RPC servers, and return what they are.
 
@@ -87,8 +58,7 @@ def start(rpc: Sequence[str] = ()) -> Build:
     LabError for libraries that cannot be loaded, or lack a function.
     """
     try:
-        lib, base = llama(), ggml("ggml-base")
-        base.ggml_commit.restype = ctypes.c_char_p
+        lib, base = llama_cpp(), ggml()
     except (AttributeError, OSError, RuntimeError) as problem:  # a function, a file, or one that this needs is missing
         hint = "Install what it needs, or add the folder of that to LD_LIBRARY_PATH."
         if isinstance(problem, AttributeError):
@@ -98,14 +68,14 @@ def start(rpc: Sequence[str] = ()) -> Build:
     lib.llama_backend_init()
     commit = base.ggml_commit().decode()
     for endpoint in rpc:
-        _connect(endpoint)
-    import llama_cpp
-
+        devices.connect(endpoint)
+    if rpc:
+        watch_peers()
     return Build(
-        llama_cpp_python=llama_cpp.__version__,
+        llama_cpp_python=version("llama-cpp-python"),
         llama_cpp_commit=None if commit in ("", "unknown") else commit,
         system_info=lib.llama_print_system_info().decode().strip(),
-        devices=devices(),
+        devices=devices.known(),
     )
 
 
@@ -138,103 +108,17 @@ def _keep_log(level: int, text: bytes, _: Any) -> None:
 _log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_keep_log)
 
 
-def devices() -> tuple[Device, ...]:
-    """The devices of ggml's list, in its order; one of an RPC server has its address in the description."""
-    known = []
-    for device in _handles():
-        free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
-        ggml("ggml-base").ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-        kind = ggml("ggml-base").ggml_backend_dev_type(device)
-        known.append(
-            Device(
-                name=_text("ggml_backend_dev_name", device),
-                description=_remote.get(device.value) or _text("ggml_backend_dev_description", device),
-                type=dict(enumerate(("cpu", "gpu", "igpu", "accel"))).get(kind, f"type {kind}"),
-                memory_bytes=total.value or None,
-            )
-        )
-    return tuple(known)
-
-
-def handle(name: str) -> Any:
-    """ggml's handle of the device with this name, which is one of `devices`."""
-    return next(device for device in _handles() if _text("ggml_backend_dev_name", device) == name)
-
-
-def rpc_function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of ggml-rpc.h. LabError where the libraries were built without it."""
-    base, registry = ggml("ggml-base"), ggml("ggml")
-    registry.ggml_backend_reg_by_name.restype = ctypes.c_void_p
-    base.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
-    backend = ctypes.c_void_p(registry.ggml_backend_reg_by_name(b"RPC"))
-    address = base.ggml_backend_reg_get_proc_address(backend, name.encode()) if backend else None
-    if not address:
-        raise LabError(
-            "This build of llama.cpp has no RPC.",
-            'Install it with CMAKE_ARGS="-DGGML_RPC=ON", as INSTALL.md says; the commands of the README do.',
-        )
-    return ctypes.CFUNCTYPE(result, *arguments)(address)
-
-
-_remote: dict[int | None, str] = {}
-"""Descriptions of devices behind RPC servers, by ggml's handle."""
-
-
-def _connect(endpoint: str) -> None:
-    """Enter an RPC server's devices into ggml's list, as add_rpc_devices of common/arg.cpp does.
-
-    Where nothing holds the connection llama.cpp closes it after each request, and another client could take the server.
-    One backend, never used and never freed, holds it.
-    """
-    base, registry = ggml("ggml-base"), ggml("ggml")
-    base.ggml_backend_dev_init.restype = ctypes.c_void_p
-    before = len(_handles())
-    server = rpc_function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(endpoint.encode())
-    if not server:
-        raise LabError(f"The RPC server at {endpoint} offers no device.", "Start it again: lab rpc-server")
-    registry.ggml_backend_register(ctypes.c_void_p(server))
-    new = _handles()[before:]
-    for i, device in enumerate(new, 1):
-        of_several = f" (device {i} of {len(new)})" if len(new) > 1 else ""
-        _remote[device.value] = f"RPC server {endpoint}{of_several}"
-    base.ggml_backend_dev_init(new[0], None)
-    watch_peers()
-
-
-def _handles() -> list[ctypes.c_void_p]:
-    registry = ggml("ggml")
-    registry.ggml_backend_dev_count.restype = ctypes.c_size_t
-    registry.ggml_backend_dev_get.restype = ctypes.c_void_p
-    count = registry.ggml_backend_dev_count()
-    return [ctypes.c_void_p(registry.ggml_backend_dev_get(ctypes.c_size_t(index))) for index in range(count)]
-
-
-def _text(function: str, device: ctypes.c_void_p) -> str:
-    read = getattr(ggml("ggml-base"), function)
-    read.restype = ctypes.c_char_p
-    return str(read(device).decode().strip())
-
-
 def libraries() -> Libraries:
     """The loaded libraries: version, files, and the layout of their structures as far as it can be seen."""
-    base = ggml("ggml-base")
-    base.ggml_version.restype = ctypes.c_char_p
-    types = {f"tensor type {number}": name or "none" for number, name in enumerate(type_names())}
-    return Libraries(base.ggml_version().decode(), _paths(), {**_sizes(), **_defaults(), **types})
-
-
-def type_names() -> list[str]:
-    """ggml's types of tensors by number, as it names them itself; "" for a number without one."""
-    base = ggml("ggml-base")
-    base.ggml_type_name.restype, base.ggml_type_name.argtypes = ctypes.c_char_p, [ctypes.c_int]
-    return [(base.ggml_type_name(number) or b"").decode() for number in range(llama().GGML_TYPE_COUNT)]
+    types = {f"tensor type {number}": name or "none" for number, name in enumerate(devices.type_names())}
+    return Libraries(ggml().ggml_version().decode(), _paths(), {**_sizes(), **_defaults(), **types})
 
 
 def _defaults() -> dict[str, str]:
     """The default value of every field that holds a number."""
     values = {}
     for name in STRUCTURES:
-        params = getattr(llama(), f"{name}_default_params")()
+        params = getattr(llama_cpp(), f"{name}_default_params")()
         for field, kind, *_ in params._fields_:
             if isinstance(value := getattr(params, field), (bool, int, float)) and kind is not ctypes.c_void_p:
                 values[f"the default of {name}_params.{field}"] = str(value)
@@ -251,7 +135,7 @@ def _sizes() -> dict[str, str]:
         return {}
     sizes = {}
     for name in STRUCTURES:
-        address = ctypes.cast(getattr(llama(), f"{name}_default_params"), ctypes.c_void_p).value
+        address = ctypes.cast(getattr(llama_cpp(), f"{name}_default_params"), ctypes.c_void_p).value
         assert address is not None
         write = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address)
         filled = [ctypes.create_string_buffer(bytes([byte]) * ROOM, ROOM) for byte in (0x00, 0xFF)]
@@ -269,9 +153,9 @@ def _paths() -> tuple[str, ...]:
     tell = ctypes.CDLL(None).dladdr
     paths = []
     libraries: tuple[tuple[Any, str], ...] = (
-        (llama()._lib, "llama_model_default_params"),
-        (ggml("ggml"), "ggml_backend_dev_count"),
-        (ggml("ggml-base"), "ggml_version"),
+        (llama_cpp()._lib, "llama_model_default_params"),
+        (loaded("ggml"), "ggml_backend_dev_count"),
+        (loaded("ggml-base"), "ggml_version"),
     )
     for library, name in libraries:
         symbol = _Symbol()

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from lab.core.record import Device
-from lab.engine import native
+from lab.engine import devices, native
+from lab.engine.bindings import llama_cpp
 from lab.errors import LabError
 
 STARTING, ACCEPTED, CLOSED = "Starting RPC server v", "Accepted client connection", "Client connection closed"
@@ -39,7 +40,7 @@ def serve() -> None:
     os.dup2(writing, 1)
     _show_complaints()
     try:
-        lent = choose(native.devices(), asked["devices"])
+        lent = choose(devices.known(), asked["devices"])
         start = _start_function()
     except LabError as problem:
         _report(events, error=problem.what, hint=problem.hint)
@@ -54,7 +55,7 @@ def serve() -> None:
 def print_version() -> None:
     """Have llama.cpp print which version of the protocol it speaks, or a JSON object with what is wrong."""
     try:
-        _run(_start_function(), NO_ENDPOINT, None, 1, [device for device in native.devices() if device.type == "cpu"])
+        _run(_start_function(), NO_ENDPOINT, None, 1, [device for device in devices.known() if device.type == "cpu"])
     except LabError as problem:
         _report(sys.stdout, error=problem.what, hint=problem.hint)
 
@@ -74,12 +75,12 @@ def choose(known: Sequence[Device], names: Sequence[str]) -> list[Device]:
 
 
 def _start_function() -> Any:
-    text, size, devices = ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)
-    return native.rpc_function("ggml_backend_rpc_start_server", None, text, text, size, size, devices)
+    text, size, handles = ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)
+    return devices.rpc_function("ggml_backend_rpc_start_server", None, text, text, size, size, handles)
 
 
 def _run(start: Any, endpoint: str, cache: str | None, n_threads: int, lent: Sequence[Device]) -> None:
-    handles = (ctypes.c_void_p * len(lent))(*[native.handle(device.name).value for device in lent])
+    handles = (ctypes.c_void_p * len(lent))(*[devices.device_of(device.name).value for device in lent])
     start(endpoint.encode(), None if cache is None else os.fsencode(cache), n_threads, len(lent), handles)
 
 
@@ -105,7 +106,7 @@ def _end_with_parent() -> None:
 
 def _show_complaints() -> None:
     """llama.cpp's warnings and errors go to stderr; its other messages nowhere."""
-    native.llama().llama_log_set(_complain, ctypes.c_void_p(0))
+    llama_cpp().llama_log_set(_complain, ctypes.c_void_p(0))
 
 
 def _print_complaint(level: int, text: bytes, _: Any) -> None:

@@ -1,0 +1,157 @@
+"""The functions of llama.cpp and ggml that the engine calls, with the types of their headers.
+
+llama.cpp's own come from llama-cpp-python's bindings; ggml's (ggml.h, ggml-alloc.h, ggml-backend.h, gguf.h) are
+declared here. Only the lab's child processes load them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lab.errors import LabError
+
+P, I64, SIZE, TEXT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t, ctypes.c_char_p
+INT, F, B = ctypes.c_int, ctypes.c_float, ctypes.c_bool
+
+
+class InitParams(ctypes.Structure):
+    """struct ggml_init_params of ggml.h."""
+
+    _fields_ = (("mem_size", SIZE), ("mem_buffer", P), ("no_alloc", ctypes.c_bool))
+
+
+class GgufParams(ctypes.Structure):
+    """struct gguf_init_params of gguf.h: with no_alloc and no ctx, only the header is read."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+GGUF_INTEGERS = {
+    # gguf's number of a type: the suffix of the function that reads it, and what that returns
+    0: ("u8", ctypes.c_uint8),
+    1: ("i8", ctypes.c_int8),
+    2: ("u16", ctypes.c_uint16),
+    3: ("i16", ctypes.c_int16),
+    4: ("u32", ctypes.c_uint32),
+    5: ("i32", ctypes.c_int32),
+    10: ("u64", ctypes.c_uint64),
+    11: ("i64", ctypes.c_int64),
+}
+
+_BASE: dict[str, tuple[Any, list[Any]]] = {
+    "ggml_commit": (TEXT, []),
+    "ggml_version": (TEXT, []),
+    "ggml_type_name": (TEXT, [INT]),
+    "ggml_init": (P, [InitParams]),
+    "ggml_free": (None, [P]),
+    "ggml_tensor_overhead": (SIZE, []),
+    "ggml_row_size": (SIZE, [INT, I64]),
+    "ggml_new_tensor_2d": (P, [P, INT, I64, I64]),
+    "ggml_new_tensor_3d": (P, [P, INT, I64, I64, I64]),
+    "ggml_permute": (P, [P, P, INT, INT, INT, INT]),
+    "ggml_mul_mat": (P, [P, P, P]),
+    "ggml_mul_mat_id": (P, [P, P, P, P]),
+    "ggml_soft_max_ext": (P, [P, P, P, F, F]),
+    "ggml_flash_attn_ext": (P, [P, P, P, P, P, F, F, F]),
+    "ggml_new_graph_custom": (P, [P, SIZE, B]),
+    "ggml_build_forward_expand": (None, [P, P]),
+    "ggml_graph_node": (P, [P, INT]),
+    "ggml_quantize_chunk": (SIZE, [INT, ctypes.POINTER(F), P, I64, I64, I64, P]),
+    "ggml_backend_alloc_ctx_tensors_from_buft": (P, [P, P]),
+    "ggml_backend_tensor_set": (None, [P, TEXT, SIZE, SIZE]),
+    "ggml_backend_tensor_get": (None, [P, P, SIZE, SIZE]),
+    "ggml_backend_tensor_copy": (None, [P, P]),
+    "ggml_backend_buft_alloc_buffer": (P, [P, SIZE]),
+    "ggml_backend_buft_is_host": (B, [P]),
+    "ggml_backend_buft_name": (TEXT, [P]),
+    "ggml_backend_buffer_free": (None, [P]),
+    "ggml_backend_dev_backend_reg": (P, [P]),
+    "ggml_backend_dev_buffer_type": (P, [P]),
+    "ggml_backend_dev_host_buffer_type": (P, [P]),
+    "ggml_backend_dev_name": (TEXT, [P]),
+    "ggml_backend_dev_description": (TEXT, [P]),
+    "ggml_backend_dev_memory": (None, [P, ctypes.POINTER(SIZE), ctypes.POINTER(SIZE)]),
+    "ggml_backend_dev_init": (P, [P, TEXT]),
+    "ggml_backend_dev_supports_op": (B, [P, P]),
+    "ggml_backend_dev_type": (INT, [P]),
+    "ggml_backend_free": (None, [P]),
+    "ggml_backend_graph_compute": (INT, [P, P]),
+    "ggml_backend_synchronize": (None, [P]),
+    "ggml_backend_reg_get_proc_address": (P, [P, TEXT]),
+    "ggml_backend_reg_name": (TEXT, [P]),
+    "ggml_backend_sched_new": (P, [ctypes.POINTER(P), ctypes.POINTER(P), INT, SIZE, B, B]),
+    "ggml_backend_sched_split_graph": (None, [P, P]),
+    "ggml_backend_sched_free": (None, [P]),
+    "gguf_init_from_file": (P, [TEXT, GgufParams]),
+    "gguf_free": (None, [P]),
+    "gguf_find_key": (I64, [P, TEXT]),
+    "gguf_get_kv_type": (INT, [P, I64]),
+    "gguf_get_n_kv": (I64, [P]),
+    "gguf_get_arr_n": (SIZE, [P, I64]),
+    "gguf_get_arr_type": (INT, [P, I64]),
+    "gguf_get_arr_data": (P, [P, I64]),
+    "gguf_get_val_str": (TEXT, [P, I64]),
+    "gguf_get_n_tensors": (I64, [P]),
+    "gguf_get_data_offset": (SIZE, [P]),
+    "gguf_get_tensor_name": (TEXT, [P, I64]),
+    "gguf_get_tensor_type": (INT, [P, I64]),
+    "gguf_get_tensor_size": (SIZE, [P, I64]),
+    "gguf_get_tensor_offset": (SIZE, [P, I64]),
+    "gguf_get_tensor_ne": (ctypes.POINTER(I64), [P, I64]),
+    **{f"gguf_get_val_{name}": (result, [P, I64]) for name, result in GGUF_INTEGERS.values()},
+}
+"""Of the library ggml-base: the type of the result, and those of the arguments."""
+
+_REGISTRY: dict[str, tuple[Any, list[Any]]] = {
+    "ggml_backend_dev_count": (SIZE, []),
+    "ggml_backend_dev_get": (P, [SIZE]),
+    "ggml_backend_reg_by_name": (P, [TEXT]),
+    "ggml_backend_register": (None, [P]),
+}
+"""Of the library ggml, which knows all backends."""
+
+
+def llama_cpp() -> Any:
+    """llama-cpp-python's low-level bindings: the C API, function by function. LabError where it is not installed."""
+    try:
+        from llama_cpp import llama_cpp as bindings
+    except ModuleNotFoundError as problem:
+        if problem.name != "llama_cpp":
+            raise
+        raise LabError(
+            f"The package llama-cpp-python is not installed in this environment ({sys.prefix}).",
+            "Use the environment that the lab was installed in (source .venv/bin/activate), or install it there: "
+            "python3 -m uv sync",
+        ) from None
+
+    return bindings
+
+
+@cache
+def ggml() -> Any:
+    """ggml's functions, of the libraries that llama.cpp itself has loaded."""
+    base, registry = loaded("ggml-base"), loaded("ggml")
+    for library, signatures in ((base, _BASE), (registry, _REGISTRY)):
+        for name, (result, arguments) in signatures.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+            setattr(base, name, function)
+    return base
+
+
+def loaded(name: str) -> Any:
+    """A library that llama.cpp itself has loaded, such as ggml-base, with functions of no types.
+
+    Loading the file again by its name could give a second copy, with devices and a log of its own. Where
+    the system looks symbols up through a library's dependencies (all but Windows), libllama's handle
+    reaches them all.
+    """
+    library = llama_cpp()._lib
+    if os.name != "nt":
+        return ctypes.CDLL(library._name, handle=library._handle)
+    return ctypes.CDLL(str(Path(library._name).with_name(f"{name}.dll")))
