@@ -1,6 +1,7 @@
 """Comparisons that know what they know: groups, ratios, verdicts, and trials in blocks."""
 
 import dataclasses
+import json
 import math
 import random
 import statistics
@@ -229,6 +230,12 @@ def test_printed_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "machine: Test CPU, 4 cores | Other CPU, 4 cores" in said
     assert "slower: 1.91x the time" in said and "run against run" in said
+
+
+def test_differences_are_values_that_json_can_have() -> None:
+    records = session(BASE) + session(BASE, settings=dataclasses.replace(SETTINGS, n_threads=1))
+    found = comparison.groups(records)
+    assert json.loads(json.dumps(comparison.differences(found)))["n_threads"] == [2, 1]
 
 
 # Trials

@@ -14,8 +14,6 @@ from lab.cli.servers import REACHING, TIMEOUT, URL
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from lab.runner.cases import Until
 
 LEAST_SHARE = 1e-4
@@ -134,7 +132,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
     groups = comparison.groups(records)
     comparisons = comparison.compare_groups(groups, at_least)
 
-    def tables(stdout: Console) -> None:
+    def tables(stdout: Any) -> None:
         text_compare.print_comparisons(groups, comparisons, at_least, stdout)
         for sentence in text_results.warnings(records):
             stdout.print(f"{MARK} {sentence}")
