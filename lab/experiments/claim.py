@@ -269,6 +269,13 @@ class Claim:
         return Judgement(verdict, " ".join([*sentences, *remarks]), measured.figures)
 
 
+def claim(
+    number: int, words: str, *conditions: Condition, needs: tuple[str, ...], **more: Any
+) -> Callable[[Callable[[Evidence], Measured]], Claim]:
+    """Makes a claim of the function below it, which makes the figures of its conditions. `more`: fields of Claim."""
+    return lambda measure: Claim(number, words, needs, conditions, measure, **more)
+
+
 def _listed(parts: Sequence[str]) -> str:
     more = [f"{len(parts) - MOST_SHOWN} more"] if len(parts) > MOST_SHOWN else []
     return "; ".join([*parts[:MOST_SHOWN], *more])

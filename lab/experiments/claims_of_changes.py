@@ -19,7 +19,7 @@ from lab.core.record import Record, Run
 from lab.errors import LabError
 from lab.experiments import batching
 from lab.experiments import claim as rules
-from lab.experiments.claim import Claim, Condition, Evidence, Figure, Measured
+from lab.experiments.claim import Condition, Evidence, Figure, Measured, claim
 from lab.experiments.claim_parts import CEILINGS
 from lab.why import learning
 from lab.why.step_prediction import StepPrediction
@@ -31,8 +31,15 @@ GAIN = 1 / 1.03
 """A time that is at most this share of another counts as faster: a gain of under 3 % nobody would notice."""
 
 
+@claim(
+    9,
+    "Batching raises decode's intensity until it turns compute-bound at a batch B*",
+    Condition("The number of sequences at which a step takes twice as long as with one, over B*,", 1 / 1.5, 1.5),
+    needs=("batch", CEILINGS),
+    note="B* is the number at which by the machine's ceilings arithmetic takes as long as reading.",
+    source="Pope et al. (2022)",
+)
 def knee_over_ridge(evidence: Evidence) -> Measured:
-    """The number of sequences at which a step takes twice as long as with one, against the ceilings' ridge."""
     records = evidence.of("batch")
     first = records[0]
     prediction = StepPrediction(first.model, first.settings, evidence.best, learning.fit([]), 0)
@@ -54,8 +61,16 @@ def knee_over_ridge(evidence: Evidence) -> Measured:
     return Measured(([rules.scaled(knee, 1 / ridge, name)],), [knee, at_ridge])
 
 
+@claim(
+    10,
+    "Batched decode: each user is slower, the whole is faster",
+    Condition("The time of a step over that with the next smaller number of sequences", 1),
+    Condition("That ratio over the ratio of the numbers of sequences", most=1),
+    needs=("batch",),
+    note="This must be so for all measured numbers, up to 16.",
+    ignores_disturbances=True,
+)
 def steps_of_batches(evidence: Evidence) -> Measured:
-    """A step of each number of sequences over one of the next smaller number."""
     numbers = evidence.by(lambda record: record.run.batch.n_seq if record.run.batch else None, "batch")
     steps = rules.successive(numbers, "a step of {} over one of {}", _step_s)
     for_each = [
@@ -69,8 +84,14 @@ def _step_s(run: Run) -> float | None:
     return lever_figures.step_s(run) if lever_figures.figures(run) else None
 
 
+@claim(
+    13,
+    "Quantization speeds decode up",
+    Condition("In blocks, the time per token of each file over that of the next larger one", most=1),
+    needs=("quantizations",),
+    ignores_disturbances=True,
+)
 def decode_by_format(evidence: Evidence) -> Measured:
-    """The time of a token in each quantization over that in the next larger one."""
     sized = [record for record in evidence.of("quantizations") if record.model.n_bytes]
     sized.sort(key=lambda record: -(record.model.n_bytes or 0))
     formats = grouped(sized, lambda record: record.model.quantization or None)
@@ -78,8 +99,15 @@ def decode_by_format(evidence: Evidence) -> Measured:
     return Measured((ratios,), rules.each(formats, "decode of {}", rules.decode_tps, "tokens/s"))
 
 
+@claim(
+    16,
+    "Flash attention speeds prefill up significantly",
+    Condition("In blocks, the time of prefill of 4,000 tokens without it over that with it", 1.2),
+    needs=("flash",),
+    ignores_disturbances=True,
+    source="Dao et al. (2022)",
+)
 def prefill_without_flash(evidence: Evidence) -> Measured:
-    """Prefill without flash attention over prefill with it, at each length."""
     figures: dict[int, Figure | None] = {}
     for n, records in evidence.lengths("flash").items():
         sides = grouped(records, lambda record: record.settings.flash_attn_resolved or record.settings.flash_attn)
@@ -88,8 +116,16 @@ def prefill_without_flash(evidence: Evidence) -> Measured:
     return Measured(([figures.get(evidence.near(LONG, "flash")[0])],), list(figures.values()))
 
 
+@claim(
+    17,
+    "A quantized cache speeds decode up",
+    Condition("In blocks, after 3,500 tokens, the time per token with q8_0 over that with f16", most=GAIN),
+    Condition("The same with q4_0", most=GAIN),
+    needs=("cache",),
+    note="A smaller gain counts as none.",
+    ignores_disturbances=True,
+)
 def decode_by_cache_type(evidence: Evidence) -> Measured:
-    """The time of a token with the cache in q8_0 and in q4_0 over that with f16, after a long context."""
     n, records = evidence.near(LONG, "cache")
     types = grouped(records, lambda record: record.settings.type_k.lower())
     ratios = [
@@ -101,6 +137,15 @@ def decode_by_cache_type(evidence: Evidence) -> Measured:
     return Measured([[ratio] for ratio in ratios])
 
 
+@claim(
+    18,
+    "Speculative decoding gives 2 to 3 times",
+    Condition("The speed-up of the median text against plain decoding in the same repeat", 2),
+    needs=("speculation",),
+    note="It is that of the better draft (lookup, a smaller model) at the better of its lengths.",
+    ignores_disturbances=True,
+    source="Leviathan et al. (2022)",
+)
 def speed_up_of_guessing(evidence: Evidence) -> Measured:
     """How many times as fast the median text is: of each draft the number of guesses that is best."""
     by_guess = grouped(evidence.of("speculation"), _guess)
@@ -137,8 +182,14 @@ def _token_s(records: Sequence[Record]) -> dict[tuple[str, int], float]:
     return {place: statistics.geometric_mean(own) for place, own in times.items()}
 
 
+@claim(
+    19,
+    "Prompt caching pays the more, the longer the prefix",
+    Condition("The share of the cold TTFT that is left, over that with the next shorter prefix cached,", most=1),
+    needs=("prefix",),
+    ignores_disturbances=True,
+)
 def cached_by_length(evidence: Evidence) -> Measured:
-    """The share of TTFT that is left with a prefix cached, over that with the next shorter prefix."""
     lengths = evidence.by(lambda record: record.run.prefix.n_prefix if record.run.prefix else None, "prefix")
     ratios = rules.successive(lengths, "what is left of TTFT with {:,} cached over that with {:,}", _left)
     return Measured((ratios,), rules.each(lengths, "TTFT with {:,} cached, of the cold one", _left, "%", 100))
@@ -149,8 +200,15 @@ def _left(run: Run) -> float | None:
     return taken["cached_s"] / taken["cold_s"] if taken and taken["cold_s"] > 0 else None
 
 
+@claim(
+    21,
+    "Chunked prefill keeps the decode of others going",
+    Condition("The longest gap of a stream over that with the next larger chunk (or all at once)", most=1),
+    needs=("stall",),
+    ignores_disturbances=True,
+    source="Sarathi-Serve (2024)",
+)
 def gaps_by_chunk(evidence: Evidence) -> Measured:
-    """The longest gap of a stream in each size of chunks over that in the next larger one."""
     sizes = evidence.by(
         lambda record: -(record.run.stall.chunk or record.run.n_prompt) if record.run.stall else None, "stall"
     )
@@ -164,81 +222,12 @@ def _gap_ms(run: Run) -> float | None:
 
 
 CLAIMS = (
-    Claim(
-        9,
-        "Batching raises decode's intensity until it turns compute-bound at a batch B*",
-        ("batch", CEILINGS),
-        (Condition("The number of sequences at which a step takes twice as long as with one, over B*,", 1 / 1.5, 1.5),),
-        knee_over_ridge,
-        note="B* is the number at which by the machine's ceilings arithmetic takes as long as reading.",
-        source="Pope et al. (2022)",
-    ),
-    Claim(
-        10,
-        "Batched decode: each user is slower, the whole is faster",
-        ("batch",),
-        (
-            Condition("The time of a step over that with the next smaller number of sequences", 1),
-            Condition("That ratio over the ratio of the numbers of sequences", most=1),
-        ),
-        steps_of_batches,
-        note="This must be so for all measured numbers, up to 16.",
-        ignores_disturbances=True,
-    ),
-    Claim(
-        13,
-        "Quantization speeds decode up",
-        ("quantizations",),
-        (Condition("In blocks, the time per token of each file over that of the next larger one", most=1),),
-        decode_by_format,
-        ignores_disturbances=True,
-    ),
-    Claim(
-        16,
-        "Flash attention speeds prefill up significantly",
-        ("flash",),
-        (Condition("In blocks, the time of prefill of 4,000 tokens without it over that with it", 1.2),),
-        prefill_without_flash,
-        ignores_disturbances=True,
-        source="Dao et al. (2022)",
-    ),
-    Claim(
-        17,
-        "A quantized cache speeds decode up",
-        ("cache",),
-        (
-            Condition("In blocks, after 3,500 tokens, the time per token with q8_0 over that with f16", most=GAIN),
-            Condition("The same with q4_0", most=GAIN),
-        ),
-        decode_by_cache_type,
-        note="A smaller gain counts as none.",
-        ignores_disturbances=True,
-    ),
-    Claim(
-        18,
-        "Speculative decoding gives 2 to 3 times",
-        ("speculation",),
-        (Condition("The speed-up of the median text against plain decoding in the same repeat", 2),),
-        speed_up_of_guessing,
-        note="It is that of the better draft (lookup, a smaller model) at the better of its lengths.",
-        ignores_disturbances=True,
-        source="Leviathan et al. (2022)",
-    ),
-    Claim(
-        19,
-        "Prompt caching pays the more, the longer the prefix",
-        ("prefix",),
-        (Condition("The share of the cold TTFT that is left, over that with the next shorter prefix cached,", most=1),),
-        cached_by_length,
-        ignores_disturbances=True,
-    ),
-    Claim(
-        21,
-        "Chunked prefill keeps the decode of others going",
-        ("stall",),
-        (Condition("The longest gap of a stream over that with the next larger chunk (or all at once)", most=1),),
-        gaps_by_chunk,
-        ignores_disturbances=True,
-        source="Sarathi-Serve (2024)",
-    ),
+    knee_over_ridge,
+    steps_of_batches,
+    decode_by_format,
+    prefill_without_flash,
+    decode_by_cache_type,
+    speed_up_of_guessing,
+    cached_by_length,
+    gaps_by_chunk,
 )

@@ -17,7 +17,7 @@ from lab.core.record import Model, Record, Run, Settings
 from lab.errors import LabError
 from lab.experiments import claim as rules
 from lab.experiments import prefix_cache
-from lab.experiments.claim import ABOVE_0, Claim, Condition, Evidence, Figure, Measured
+from lab.experiments.claim import ABOVE_0, Condition, Evidence, Figure, Measured, claim
 from lab.experiments.claim_parts import CEILINGS
 from lab.experiments.claims_of_limits import TEXTBOOK
 from lab.models import catalog, shapes
@@ -37,6 +37,16 @@ def _seven(evidence: Evidence) -> tuple[Model, Settings]:
     return model, dataclasses.replace(settings, type_k="f16", type_v="f16", n_batch=2048, n_ubatch=512)
 
 
+@claim(
+    22,
+    "A request of 1,000 + 200 tokens to a 7B is 10 % prefill, one of 100,000 + 200 is 80 %",
+    Condition("Prefill's share of 1,000 + 200 tokens (Llama 2 7B in F16 on an A100 with 80 GB)", 0, 20, "%"),
+    Condition("Prefill's share of 100,000 + 200 tokens", 70, 90, "%"),
+    needs=("lengths",),
+    note="Both are predicted from the datasheet, with what llama.cpp reaches of it. The share of 1,000 + 200 here "
+    "is measured and shown, but it is that of another model.",
+    ignores_disturbances=True,
+)
 def share_of_prefill(evidence: Evidence) -> Measured:
     """Prefill's share of a short and of a long request to a 7B on an A100, predicted; and of one here, measured."""
     model, settings = _seven(evidence)
@@ -58,6 +68,16 @@ def _share(run: Run) -> float | None:
     return prefill / (prefill + 199 * tpot) if prefill and tpot else None
 
 
+@claim(
+    23,
+    "A 7B in F16 on an A100: at most 145 tokens/s, seen 100 to 130; on an H100 50 to 100",
+    Condition("The limit on an A100 (bandwidth over the bytes of a step)", 0.9 * 145, 1.1 * 145, "tokens/s"),
+    Condition("The rate measured on an A100", 100, 130, "tokens/s"),
+    Condition("The rate measured on an H100", 50, 100, "tokens/s"),
+    needs=("lengths",),
+    note="For Llama 2 7B in F16. Elsewhere the rates are predicted and shown; a prediction proves nothing.",
+    ignores_disturbances=True,
+)
 def seven_on_gpus(evidence: Evidence) -> Measured:
     """Rates of a 7B on two GPUs: the limit, what is predicted, and what was measured where there is such a GPU."""
     model, settings = _seven(evidence)
@@ -99,8 +119,16 @@ def device_of(record: Record) -> datasheet.Device | None:
     return datasheet.recognise(offload[0].description, offload[0].memory_bytes)
 
 
+@claim(
+    27,
+    "Bandwidth predicts the token rate better than peak compute does",
+    Condition("The rank correlation (Kendall) of decode rates with bandwidth less that with FLOP/s", ABOVE_0),
+    needs=("lengths",),
+    note="This is for one model on at least 4 machines whose bandwidth and peak are known (ceilings, or a GPU's "
+    "datasheet), and also with any one of them left out.",
+    ignores_disturbances=True,
+)
 def order_of_machines(evidence: Evidence) -> Measured:
-    """How much better bandwidth orders the rates of machines than peak FLOP/s do."""
     usual = {setting_of(record) for record in evidence.of("lengths")}
     rated = [
         record
@@ -156,6 +184,18 @@ def _difference(points: Sequence[tuple[float, float, float]]) -> float:
     return (by_bandwidth or 0.0) - (by_peak or 0.0)
 
 
+@claim(
+    28,
+    "The phases want different hardware, and moving the cache costs",
+    Condition("The machine's ridge over the intensity of a decode step", 1),
+    Condition("The intensity of a full prefill step over the ridge", 1),
+    Condition(f"Moving a prefix over {GBIT} Gbit/s, as a share of prefilling it,", 10, unit="%"),
+    needs=("prefix",),
+    note="Moving is saving, sending and restoring; the prefix is the longest measured one. The lengths from which "
+    "moving pays are shown.",
+    also=(CEILINGS,),
+    source="Splitwise (2023), DistServe (2024)",
+)
 def cost_of_moving(evidence: Evidence) -> Measured:
     """Where both phases lie beside the machine's ridge, and what moving a cache takes of the prefill that it saves."""
     lengths = evidence.by(lambda record: record.run.prefix.n_prefix if record.run.prefix else None, "prefix")
@@ -198,56 +238,4 @@ def _beside_the_ridge(record: Record, evidence: Evidence) -> tuple[list[Figure],
     )
 
 
-CLAIMS = (
-    Claim(
-        22,
-        "A request of 1,000 + 200 tokens to a 7B is 10 % prefill, one of 100,000 + 200 is 80 %",
-        ("lengths",),
-        (
-            Condition("Prefill's share of 1,000 + 200 tokens (Llama 2 7B in F16 on an A100 with 80 GB)", 0, 20, "%"),
-            Condition("Prefill's share of 100,000 + 200 tokens", 70, 90, "%"),
-        ),
-        share_of_prefill,
-        note="Both are predicted from the datasheet, with what llama.cpp reaches of it. The share of 1,000 + 200 here "
-        "is measured and shown, but it is that of another model.",
-        ignores_disturbances=True,
-    ),
-    Claim(
-        23,
-        "A 7B in F16 on an A100: at most 145 tokens/s, seen 100 to 130; on an H100 50 to 100",
-        ("lengths",),
-        (
-            Condition("The limit on an A100 (bandwidth over the bytes of a step)", 0.9 * 145, 1.1 * 145, "tokens/s"),
-            Condition("The rate measured on an A100", 100, 130, "tokens/s"),
-            Condition("The rate measured on an H100", 50, 100, "tokens/s"),
-        ),
-        seven_on_gpus,
-        note="For Llama 2 7B in F16. Elsewhere the rates are predicted and shown; a prediction proves nothing.",
-        ignores_disturbances=True,
-    ),
-    Claim(
-        27,
-        "Bandwidth predicts the token rate better than peak compute does",
-        ("lengths",),
-        (Condition("The rank correlation (Kendall) of decode rates with bandwidth less that with FLOP/s", ABOVE_0),),
-        order_of_machines,
-        note="This is for one model on at least 4 machines whose bandwidth and peak are known (ceilings, or a GPU's "
-        "datasheet), and also with any one of them left out.",
-        ignores_disturbances=True,
-    ),
-    Claim(
-        28,
-        "The phases want different hardware, and moving the cache costs",
-        ("prefix",),
-        (
-            Condition("The machine's ridge over the intensity of a decode step", 1),
-            Condition("The intensity of a full prefill step over the ridge", 1),
-            Condition(f"Moving a prefix over {GBIT} Gbit/s, as a share of prefilling it,", 10, unit="%"),
-        ),
-        cost_of_moving,
-        note="Moving is saving, sending and restoring; the prefix is the longest measured one. The lengths from which "
-        "moving pays are shown.",
-        also=(CEILINGS,),
-        source="Splitwise (2023), DistServe (2024)",
-    ),
-)
+CLAIMS = (share_of_prefill, seven_on_gpus, order_of_machines, cost_of_moving)

@@ -16,7 +16,7 @@ from lab.core import cost, memory, phases, shape
 from lab.core.record import Model, Record, Run
 from lab.errors import LabError
 from lab.experiments import claim as rules
-from lab.experiments.claim import Claim, Condition, Evidence, Figure, Measured
+from lab.experiments.claim import Condition, Evidence, Figure, Measured, claim
 from lab.experiments.claim_parts import CEILINGS
 from lab.models import catalog, shapes
 from lab.why import roofline, step_kernels
@@ -27,6 +27,16 @@ TEXTBOOK = "llama-2-7b"
 """The 7B of the textbooks: every head has keys and values of its own."""
 
 
+@claim(
+    1,
+    "Prefill is compute-bound",
+    Condition("The share of the time that its kernels need at their best, at the longest prompt,", 60, unit="%"),
+    Condition("By the machine's roofs, the time of its FLOPs over that of its bytes", 1),
+    Condition("The time with fewer threads, as a share of the factor by which they are fewer,", 85, unit="%"),
+    needs=("lengths", "threads", CEILINGS),
+    note="The ceiling is that of the model's own kernels: another format may have faster ones.",
+    source=BOOKS,
+)
 def limit_of_prefill(evidence: Evidence) -> Measured:
     """Prefill at the longest prompt against its kernels' ceilings, and with half the threads."""
     n, records = list(evidence.lengths().items())[-1]
@@ -43,8 +53,16 @@ def limit_of_prefill(evidence: Evidence) -> Measured:
     return Measured(([share], [roofs], [of_threads]), [reached, share, half])
 
 
+@claim(
+    2,
+    "Decode is memory-bound",
+    Condition("The share of the fastest probe's bytes per second that decode reads", 60, unit="%"),
+    Condition("Decode's time with half the threads over that with all", most=1.3),
+    needs=("lengths", "threads", CEILINGS),
+    note="The bytes are those after the shortest measured prompt.",
+    source=BOOKS,
+)
 def limit_of_decode(evidence: Evidence) -> Measured:
-    """Bytes per second of decode after the shortest prompt against plain reading, and with half the threads."""
     n, records = next(iter(evidence.lengths().items()))
     gbps = roofline.roof(evidence.best).gbps
     rates = [_gbps(record, phases.decode_compute_mean_ns(record.run)) for record in records]
@@ -58,6 +76,15 @@ def limit_of_decode(evidence: Evidence) -> Measured:
     return Measured(([share], [half]), [reached, share, half], _kernel_remark(records[0], evidence, gbps))
 
 
+@claim(
+    15,
+    "FLOP/s do not matter for decode",
+    Condition("The time per token with half the threads over that with all, in blocks,", most=1.1),
+    needs=("threads",),
+    refuted="Fewer threads also read less, which may be a part of it.",
+    also=("quantizations",),
+    ignores_disturbances=True,
+)
 def decode_with_less_arithmetic(evidence: Evidence) -> Measured:
     """Decode with half the threads; and, as another intervention, with a format of nearly the same bytes."""
     half, _ = _half_the_threads(evidence, "decode", phases.tpot_ns)
@@ -69,8 +96,17 @@ def decode_with_less_arithmetic(evidence: Evidence) -> Measured:
     return Measured(([half],), [half, other])
 
 
+@claim(
+    14,
+    "Decode yields at most bandwidth / bytes tokens per second",
+    Condition("The share of the fastest probe's bytes per second that decode reads", most=100, unit="%"),
+    needs=("lengths", CEILINGS),
+    note="This must be so in every measured setup (lengths, quantizations).",
+    refuted="Nothing reads faster than it can: the ceilings are too low (lab ceilings --again), or the weights "
+    "stay in the processor's cache.",
+    also=("quantizations",),
+)
 def decode_under_the_roof(evidence: Evidence) -> Measured:
-    """Bytes per second of decode in every setup, of what any probe reads here."""
     gbps = roofline.roof(evidence.best).gbps
     groups = evidence.by(
         lambda one: f"{one.model.quantization or one.model.name} after {one.run.n_prompt:,} tokens",
@@ -88,6 +124,15 @@ def decode_under_the_roof(evidence: Evidence) -> Measured:
     return Measured((known,), known[:2])
 
 
+@claim(
+    8,
+    "Arithmetic intensity: prefill about P FLOPs per byte, decode about 1 (F16)",
+    Condition("The FLOPs per byte of prefill over its tokens P, at every measured length,", 1 / 1.5, 1.5),
+    Condition("The FLOPs per byte of decode", 1 / 1.5, 1.5),
+    needs=("lengths",),
+    note="Computed from the steps as they ran, with weights counted in F16.",
+    ignores_disturbances=True,
+)
 def intensity_by_phase(evidence: Evidence) -> Measured:
     """FLOPs per byte of the steps of both phases, as they were, with weights in F16."""
     first, lengths = evidence.of("lengths")[0], evidence.lengths()
@@ -187,8 +232,15 @@ def _trained_context(model: Model) -> int:
     return model.n_ctx_train
 
 
+@claim(
+    11,
+    "The KV cache dominates decode's memory",
+    Condition("The cache of one sequence over the weights, at the context that the model was trained for,", 1),
+    needs=("lengths",),
+    note="This is computed.",
+    ignores_disturbances=True,
+)
 def cache_over_weights(evidence: Evidence) -> Measured:
-    """Bytes of the cache at the trained context over those of the weights."""
     record = evidence.of("lengths")[0]
     model, n_ctx = record.model, _trained_context(record.model)
     settings = dataclasses.replace(record.settings, n_ctx=n_ctx, n_seq_max=1)
@@ -204,8 +256,15 @@ def cache_over_weights(evidence: Evidence) -> Measured:
     return Measured(([known],), [known, None if any(model.windows or ()) else crossing, of_seven])
 
 
+@claim(
+    12,
+    "Grouped-query attention cuts the cost of the cache",
+    Condition("The ratio of the slopes of a token's time over that of the cache's bytes", 0.75, 1.25),
+    needs=("heads",),
+    note="The slopes are those over positions, of two shapes that differ in key-value heads alone.",
+    source="Ainslie et al. (2023)",
+)
 def slopes_by_heads(evidence: Evidence) -> Measured:
-    """The slopes of a token's time over positions with many and few key-value heads, against the bytes of the cache."""
     by_heads = evidence.by(lambda record: record.model.n_head_kv or None, "heads")
     if len(by_heads) < 2:
         return Measured(())
@@ -235,6 +294,16 @@ def _bytes_per_position(record: Record) -> float | None:
     return memory.kv_bytes_per_position(record.model, record.settings.type_k, record.settings.type_v)
 
 
+@claim(
+    24,
+    "Reusing the cache trades compute for memory traffic",
+    Condition("The cache's share of the bytes of a decode step", 50, unit="%"),
+    needs=("lengths",),
+    note="This is computed, for the context that the model was trained for. How much of a token's time the "
+    "context makes is measured and shown.",
+    also=("context",),
+    ignores_disturbances=True,
+)
 def cache_of_a_step(evidence: Evidence) -> Measured:
     """The cache's share of a step's bytes at the trained context, and of a token's time where that was measured."""
     record = evidence.of("lengths")[0]
@@ -255,93 +324,12 @@ def cache_of_a_step(evidence: Evidence) -> Measured:
 
 
 CLAIMS = (
-    Claim(
-        1,
-        "Prefill is compute-bound",
-        ("lengths", "threads", CEILINGS),
-        (
-            Condition(
-                "The share of the time that its kernels need at their best, at the longest prompt,", 60, unit="%"
-            ),
-            Condition("By the machine's roofs, the time of its FLOPs over that of its bytes", 1),
-            Condition("The time with fewer threads, as a share of the factor by which they are fewer,", 85, unit="%"),
-        ),
-        limit_of_prefill,
-        note="The ceiling is that of the model's own kernels: another format may have faster ones.",
-        source=BOOKS,
-    ),
-    Claim(
-        2,
-        "Decode is memory-bound",
-        ("lengths", "threads", CEILINGS),
-        (
-            Condition("The share of the fastest probe's bytes per second that decode reads", 60, unit="%"),
-            Condition("Decode's time with half the threads over that with all", most=1.3),
-        ),
-        limit_of_decode,
-        note="The bytes are those after the shortest measured prompt.",
-        source=BOOKS,
-    ),
-    Claim(
-        8,
-        "Arithmetic intensity: prefill about P FLOPs per byte, decode about 1 (F16)",
-        ("lengths",),
-        (
-            Condition("The FLOPs per byte of prefill over its tokens P, at every measured length,", 1 / 1.5, 1.5),
-            Condition("The FLOPs per byte of decode", 1 / 1.5, 1.5),
-        ),
-        intensity_by_phase,
-        note="Computed from the steps as they ran, with weights counted in F16.",
-        ignores_disturbances=True,
-    ),
-    Claim(
-        11,
-        "The KV cache dominates decode's memory",
-        ("lengths",),
-        (Condition("The cache of one sequence over the weights, at the context that the model was trained for,", 1),),
-        cache_over_weights,
-        note="This is computed.",
-        ignores_disturbances=True,
-    ),
-    Claim(
-        12,
-        "Grouped-query attention cuts the cost of the cache",
-        ("heads",),
-        (Condition("The ratio of the slopes of a token's time over that of the cache's bytes", 0.75, 1.25),),
-        slopes_by_heads,
-        note="The slopes are those over positions, of two shapes that differ in key-value heads alone.",
-        source="Ainslie et al. (2023)",
-    ),
-    Claim(
-        14,
-        "Decode yields at most bandwidth / bytes tokens per second",
-        ("lengths", CEILINGS),
-        (Condition("The share of the fastest probe's bytes per second that decode reads", most=100, unit="%"),),
-        decode_under_the_roof,
-        note="This must be so in every measured setup (lengths, quantizations).",
-        refuted="Nothing reads faster than it can: the ceilings are too low (lab ceilings --again), or the weights "
-        "stay in the processor's cache.",
-        also=("quantizations",),
-    ),
-    Claim(
-        15,
-        "FLOP/s do not matter for decode",
-        ("threads",),
-        (Condition("The time per token with half the threads over that with all, in blocks,", most=1.1),),
-        decode_with_less_arithmetic,
-        refuted="Fewer threads also read less, which may be a part of it.",
-        also=("quantizations",),
-        ignores_disturbances=True,
-    ),
-    Claim(
-        24,
-        "Reusing the cache trades compute for memory traffic",
-        ("lengths",),
-        (Condition("The cache's share of the bytes of a decode step", 50, unit="%"),),
-        cache_of_a_step,
-        note="This is computed, for the context that the model was trained for. How much of a token's time the "
-        "context makes is measured and shown.",
-        also=("context",),
-        ignores_disturbances=True,
-    ),
+    limit_of_prefill,
+    limit_of_decode,
+    decode_with_less_arithmetic,
+    decode_under_the_roof,
+    intensity_by_phase,
+    cache_over_weights,
+    slopes_by_heads,
+    cache_of_a_step,
 )

@@ -18,11 +18,18 @@ from lab.core import phases, stats
 from lab.core.lists import grouped
 from lab.core.record import PREFILL, Record, Run
 from lab.experiments import claim as rules
-from lab.experiments.claim import ABOVE_0, Claim, Condition, Evidence, Figure, Measured, Point
+from lab.experiments.claim import ABOVE_0, Condition, Evidence, Figure, Measured, Point, claim
 
 
+@claim(
+    3,
+    "Prefill time is about proportional to the length of the prompt; attention adds a quadratic part",
+    Condition("The time of prefill over that of half as many tokens, at 1,000 and 2,000 tokens,", 1.9, 2.2),
+    Condition("The growth of a prefill step with the number of tokens before it", ABOVE_0),
+    needs=("lengths",),
+    also=("context",),
+)
 def prefill_by_length(evidence: Evidence) -> Measured:
-    """Prefill at twice the length over prefill, and the growth of a step with the tokens before it."""
     lengths = evidence.lengths()
     doubled = [
         rules.compared(f"prefill of {2 * n:,} tokens over that of {n:,}", lengths[n], lengths[2 * n], phases.prefill_ns)
@@ -51,8 +58,14 @@ def growth_of_steps(records: Sequence[Record]) -> Figure | None:
     return rules.slope("growth of a prefill step over 1,000 positions", points, "%", 1e5 / usual if usual > 0 else 0.0)
 
 
+@claim(
+    4,
+    "The time to the first token is mostly prefill",
+    Condition("Prefill's share of TTFT, at every measured length from 100 tokens on,", 95, unit="%"),
+    needs=("lengths",),
+    note="Tokenising and waiting for other requests, which servers add, are in neither.",
+)
 def prefill_of_ttft(evidence: Evidence) -> Measured:
-    """Prefill's share of TTFT at each length."""
     lengths = {n: records for n, records in evidence.lengths().items() if n >= 100}
     return Measured((rules.each(lengths, "prefill of TTFT at {:,} tokens", _of_ttft, "%", 100),))
 
@@ -62,8 +75,13 @@ def _of_ttft(run: Run) -> float | None:
     return prefill / ttft if prefill and ttft else None
 
 
+@claim(
+    5,
+    "The time per generated token is mostly constant",
+    Condition("The time of the 200th token over that of the first, after each measured prompt,", most=1.05),
+    needs=("lengths",),
+)
 def growth_of_tokens(evidence: Evidence) -> Measured:
-    """How many times the first token's time the 200th takes, after each length."""
     n_gen = max(record.run.n_gen for record in evidence.of("lengths"))
     remark = f"{n_gen:,} tokens were generated; their slope is continued to 200." if n_gen < 200 else ""
     name = "token after 200 over the first, after {:,}"
@@ -80,6 +98,14 @@ def _growth(run: Run) -> float | None:
     return 1 + 200 * rise.estimate / first if first > 0 else None
 
 
+@claim(
+    6,
+    "Decode slows down linearly with the context",
+    Condition("The error (root mean square) of a line w + k p over the measured contexts", most=5, unit="%"),
+    Condition("The slope of a token's time over its position", ABOVE_0),
+    needs=("context",),
+    note="A larger error refutes the claim only if the slopes of both halves differ.",
+)
 def token_by_position(evidence: Evidence) -> Measured:
     """The line of a token's time over its position: its slope, and how far it is off."""
     points = rules.token_times(evidence.of("context"))
@@ -104,8 +130,13 @@ def _bends(points: Sequence[Point]) -> bool:
     return first.high < second.low or second.high < first.low
 
 
+@claim(
+    7,
+    "Prefill handles tokens over 100 times faster than decode",
+    Condition("The rate of prefill over that of decode, at a prompt of 1,000 tokens,", 100),
+    needs=("lengths",),
+)
 def prefill_over_decode(evidence: Evidence) -> Measured:
-    """The rates of both phases at 1,000 tokens."""
     name = "prefill rate over decode rate at {:,} tokens"
     return Measured((rules.each(dict([evidence.near(1000)]), name, _rate_ratio, "times"),))
 
@@ -115,6 +146,13 @@ def _rate_ratio(run: Run) -> float | None:
     return run.n_prompt * tpot / prefill if prefill and tpot else None
 
 
+@claim(
+    20,
+    "Without a KV cache 500 tokens take minutes, and the cost of a step grows with the square of the length",
+    Condition("The sum of the measured steps over whole texts of 1 to 500 tokens", 120, unit="s"),
+    Condition("The exponent of a step's time by its length, from 64 tokens on,", 1.5),
+    needs=("no_cache",),
+)
 def without_a_cache(evidence: Evidence) -> Measured:
     """The time of 500 tokens, each of which is made by a step over the whole text before it."""
     curves = [
@@ -136,8 +174,15 @@ def _sum_of_steps(curve: Sequence[Point], n: int) -> float | None:
     return sum(rules.at(curve, length) for length in range(1, n + 1)) if curve and curve[-1][0] >= 0.9 * n else None
 
 
+@claim(
+    25,
+    "A reasoning model spends 90 % of its time decoding",
+    Condition("Decode's share of the time for 500 tokens in and 5,000 out", 90, unit="%"),
+    needs=("lengths",),
+    note="Prefill is measured; decode follows the line through all measured positions.",
+    also=("context",),
+)
 def decode_of_reasoning(evidence: Evidence) -> Measured:
-    """Decode's share of a request with 500 tokens in and 5,000 out."""
     prefill = rules.by_block(evidence.near(500)[1], phases.prefill_ns)
     context, shares, farthest = rules.token_times(evidence.of("context")), [], 0.0
     for repeat, taken_ns in prefill.items():
@@ -154,8 +199,16 @@ def decode_of_reasoning(evidence: Evidence) -> Measured:
     return Measured(([share],), remark=remark)
 
 
+@claim(
+    26,
+    "Long prompts push the first token beyond 1 to 2 seconds",
+    Condition("The length at which TTFT passes 1 s, over the longest that counts,", most=1),
+    needs=("lengths",),
+    note="The longest is what was measured or, if longer, the context that the model was trained for. Between "
+    "measured lengths TTFT is interpolated; beyond the last it continues as it rose last.",
+    also=("context",),
+)
 def late_first_token(evidence: Evidence) -> Measured:
-    """The prompt lengths at which TTFT passes 1 s and 2 s."""
     runs = [*evidence.of("lengths"), *evidence.of("context")]
     legs = [(leg, (record.run.repeat, record.run.every)) for record in runs for leg in phases.by_length(record.run)]
     curves = [
@@ -187,77 +240,12 @@ def _length_at(curve: Sequence[Point], limit_s: float) -> float | None:
 
 
 CLAIMS = (
-    Claim(
-        3,
-        "Prefill time is about proportional to the length of the prompt; attention adds a quadratic part",
-        ("lengths",),
-        (
-            Condition("The time of prefill over that of half as many tokens, at 1,000 and 2,000 tokens,", 1.9, 2.2),
-            Condition("The growth of a prefill step with the number of tokens before it", ABOVE_0),
-        ),
-        prefill_by_length,
-        also=("context",),
-    ),
-    Claim(
-        4,
-        "The time to the first token is mostly prefill",
-        ("lengths",),
-        (Condition("Prefill's share of TTFT, at every measured length from 100 tokens on,", 95, unit="%"),),
-        prefill_of_ttft,
-        note="Tokenising and waiting for other requests, which servers add, are in neither.",
-    ),
-    Claim(
-        5,
-        "The time per generated token is mostly constant",
-        ("lengths",),
-        (Condition("The time of the 200th token over that of the first, after each measured prompt,", most=1.05),),
-        growth_of_tokens,
-    ),
-    Claim(
-        6,
-        "Decode slows down linearly with the context",
-        ("context",),
-        (
-            Condition("The error (root mean square) of a line w + k p over the measured contexts", most=5, unit="%"),
-            Condition("The slope of a token's time over its position", ABOVE_0),
-        ),
-        token_by_position,
-        note="A larger error refutes the claim only if the slopes of both halves differ.",
-    ),
-    Claim(
-        7,
-        "Prefill handles tokens over 100 times faster than decode",
-        ("lengths",),
-        (Condition("The rate of prefill over that of decode, at a prompt of 1,000 tokens,", 100),),
-        prefill_over_decode,
-    ),
-    Claim(
-        20,
-        "Without a KV cache 500 tokens take minutes, and the cost of a step grows with the square of the length",
-        ("no_cache",),
-        (
-            Condition("The sum of the measured steps over whole texts of 1 to 500 tokens", 120, unit="s"),
-            Condition("The exponent of a step's time by its length, from 64 tokens on,", 1.5),
-        ),
-        without_a_cache,
-    ),
-    Claim(
-        25,
-        "A reasoning model spends 90 % of its time decoding",
-        ("lengths",),
-        (Condition("Decode's share of the time for 500 tokens in and 5,000 out", 90, unit="%"),),
-        decode_of_reasoning,
-        note="Prefill is measured; decode follows the line through all measured positions.",
-        also=("context",),
-    ),
-    Claim(
-        26,
-        "Long prompts push the first token beyond 1 to 2 seconds",
-        ("lengths",),
-        (Condition("The length at which TTFT passes 1 s, over the longest that counts,", most=1),),
-        late_first_token,
-        note="The longest is what was measured or, if longer, the context that the model was trained for. Between "
-        "measured lengths TTFT is interpolated; beyond the last it continues as it rose last.",
-        also=("context",),
-    ),
+    prefill_by_length,
+    prefill_of_ttft,
+    growth_of_tokens,
+    token_by_position,
+    prefill_over_decode,
+    without_a_cache,
+    decode_of_reasoning,
+    late_first_token,
 )
