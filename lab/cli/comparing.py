@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.options import AT_LEAST, SEED, SETTINGS, with_options
+from lab.cli.options import AT_LEAST, NO_PLOT, PLOTS_OUT, SEED, SETTINGS, as_json_option, out_option, with_options
 from lab.cli.running import collect, draw, note, other_requests, other_sessions, plot_folder, read
 from lab.errors import LabError
 
@@ -25,9 +25,9 @@ TOOLS = ("guidellm", "aiperf", "vllm")
 @click.argument("results", nargs=-1, required=True)
 @click.option("--base", metavar="TEXT", help="The base: a part of its label.  [default: the first]")
 @AT_LEAST
-@click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
-@click.option("--no-plot", is_flag=True, help="Draw no plots.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables.")
+@PLOTS_OUT
+@NO_PLOT
+@as_json_option("tables")
 def compare(
     results: tuple[str, ...], base: str | None, at_least: float, out: str | None, no_plot: bool, as_json: bool
 ) -> None:
@@ -135,7 +135,7 @@ def _for_tool(results: tuple[str, ...], form: str) -> str:
 
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--out", "-o", default="results", show_default=True, help="Folder for the results files.")
+@out_option("Folder for the results files.")
 def import_(files: tuple[str, ...], out: str) -> None:
     """Make results files of llama-bench's json, jsonl or csv output, so that lab compare can read them.
 
@@ -171,8 +171,8 @@ def _write(data: bytes, out: str | None) -> None:
     click.option("--pause", default=45.0, show_default=True, help="Seconds between two sessions."),
     *SETTINGS,
     SEED,
-    click.option("--out", "-o", default="results", show_default=True, help="Folder with the results."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the text."),
+    out_option("Folder with the results."),
+    as_json_option("text"),
 )
 def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any) -> None:
     """Find out how much this machine differs from itself, from one session to the next.

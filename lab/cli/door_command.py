@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.options import ENGINE, MODEL, SEED, with_options
+from lab.cli.options import ENGINE, MODEL, SEED, as_json_option, out_option, with_options
 from lab.cli.running import EXIT_FAILED, collect
 from lab.cli.servers import REACHING, TIMEOUT, URL, confirm
 from lab.errors import LabError
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     click.option("--prompt", default="text", show_default=True, help="What prompts are cut from, as for measure."),
     *ENGINE,
     SEED,
-    click.option("--out", "-o", default="results", show_default=True, help="Folder for the results and the plot."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables."),
+    out_option("Folder for the results and the plot."),
+    as_json_option("tables"),
     click.option("--no-plot", is_flag=True, help="Draw no plot."),
 )
 def doors(

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.options import DEVICE, ENGINE, MODEL, SETTINGS, with_options
+from lab.cli.options import (
+    DEVICE,
+    ENGINE,
+    MODEL,
+    NO_PLOT,
+    PLOTS_OUT,
+    SETTINGS,
+    as_json_option,
+    out_option,
+    with_options,
+)
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, RESULTS, ceilings_of, plot_folder, read_runs
 from lab.errors import LabError
 
@@ -25,8 +35,8 @@ if TYPE_CHECKING:
         "--types", default="Q4_0,Q8_0", show_default=True, help="Weight types to measure besides the model's."
     ),
     click.option("--again", is_flag=True, help="Measure again what is known; the best rates count."),
-    click.option("--out", "-o", default="results", show_default=True, help="Folder with the results."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
+    out_option("Folder with the results."),
+    as_json_option(),
 )
 def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> None:
     """Measure what this machine can do at best, kernel by kernel.
@@ -78,9 +88,9 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
 @click.argument("results", nargs=-1, required=True)
 @click.option("--ceilings", "folder", default=RESULTS, show_default=True, help="Folder with the ceilings.")
 @click.option("--force", is_flag=True, help="Use ceilings even of another machine or build.")
-@click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
-@click.option("--no-plot", is_flag=True, help="Draw no plots.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the text.")
+@PLOTS_OUT
+@NO_PLOT
+@as_json_option("text")
 def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None, no_plot: bool, as_json: bool) -> None:
     """Explain the time of runs: what limited each phase, and how far it was from its ceiling.
 
@@ -157,7 +167,7 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     ),
     *(option for option in SETTINGS if option is not DEVICE),
     click.option("--results", default=RESULTS, show_default=True, help="Folder with ceilings, and runs to learn from."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
+    as_json_option(),
 )
 def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json: bool, **asked: Any) -> None:
     """Say how fast a model would be: on this machine from its ceilings, on another device from its datasheet.
@@ -219,7 +229,7 @@ def _on_several(
 
 @click.command()
 @with_options(MODEL, *ENGINE)
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, for bug reports.")
+@as_json_option(help="One JSON document on stdout, for bug reports.")
 def doctor(as_json: bool, **asked: Any) -> None:
     """Find out why it does not run, or runs slower than elsewhere: build, settings and machine, in about a minute.
 

@@ -20,7 +20,7 @@ from lab.cli.explaining import ceilings, doctor, explain, predict
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.network import network
-from lab.cli.options import AT_LEAST, LIB, RPC
+from lab.cli.options import AT_LEAST, LIB, PLOTS_OUT, RPC, as_json_option
 from lab.cli.servers import endpoint, load
 from lab.cli.serving import rpc_server
 from lab.errors import LabError
@@ -69,7 +69,7 @@ def main() -> None:
 @lab.command()
 @click.argument("results", nargs=-1, required=True)
 @click.option("--placement", is_flag=True, help="Where layers, caches and buffers lay, by device, instead of times.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables.")
+@as_json_option("tables")
 def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     """Print the tables of results files (or folders of them) again."""
     from lab.analysis.request_table import alone
@@ -104,7 +104,7 @@ def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
 
 @lab.command()
 @click.argument("results", nargs=-1, required=True)
-@click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
+@PLOTS_OUT
 def plot(results: tuple[str, ...], out: str | None) -> None:
     """Draw the plots of results files (or folders of them) again, all in one picture."""
     reading = running.read(results)
@@ -151,7 +151,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
 @lab.command()
 @RPC
 @LIB
-@click.option("--json", "as_json", is_flag=True, help="All that is known, as one JSON document.")
+@as_json_option(help="All that is known, as one JSON document.")
 def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
     """Say what is known of this machine, the llama.cpp build and its devices.
 

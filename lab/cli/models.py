@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lab.cli.options import as_json_option
+
 if TYPE_CHECKING:
     from lab.core.record import Model
 
 
 @click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table.")
+@as_json_option()
 @click.pass_context
 def models(context: click.Context, as_json: bool) -> None:
     """List what can be measured; with a command: info, pull, make, remove.
@@ -42,7 +44,7 @@ def models(context: click.Context, as_json: bool) -> None:
 
 @models.command()
 @click.argument("spec")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the text.")
+@as_json_option("text")
 def info(spec: str, as_json: bool) -> None:
     """Describe a model from its file's header, without loading its weights; where it is not here, from its shape."""
     from lab.errors import printable

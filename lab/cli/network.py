@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lab.cli.options import MODEL, with_options
+from lab.cli.options import MODEL, as_json_option, out_option, with_options
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ MOST_NETWORKS = 200
     click.option(
         "--results", default="results", show_default=True, help="Folder with ceilings, and runs to learn from."
     ),
-    click.option("--out", "-o", default="results", show_default=True, help="Folder for the picture."),
+    out_option("Folder for the picture."),
     click.option("--no-plot", is_flag=True, help="Draw no picture."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
+    as_json_option(),
 )
 def network(
     model: str,

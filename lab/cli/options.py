@@ -73,11 +73,25 @@ ENGINE = [option for name, option in _OPTIONS.items() if name not in ("prompt", 
 
 SETTINGS = [MODEL, PROMPT, *ENGINE, unified("off")]
 
-OUT = click.option("--out", "-o", default="results", show_default=True, help="Folder for the results and plots.")
+
+def as_json_option(instead_of: str = "table", help: str = "") -> Callable[..., Any]:
+    """The option --json of a command that prints something else without it."""
+    return click.option(
+        "--json", "as_json", is_flag=True, help=help or f"One JSON document on stdout instead of the {instead_of}."
+    )
+
+
+def out_option(help: str) -> Callable[..., Any]:
+    """The option --out of a command that reads or writes in the folder of results."""
+    return click.option("--out", "-o", default="results", show_default=True, help=help)
+
+
+PLOTS_OUT = click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
+NO_PLOT = click.option("--no-plot", is_flag=True, help="Draw no plots.")
 OUTPUT = [
-    OUT,
-    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table."),
-    click.option("--no-plot", is_flag=True, help="Draw no plots."),
+    out_option("Folder for the results and plots."),
+    as_json_option(),
+    NO_PLOT,
     click.option("--report", is_flag=True, help="Write a page for the browser at the end, as lab report does."),
 ]
 AT_LEAST = click.option(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from lab.cli.options import OUTPUT, PROMPT, SEED, with_options
+from lab.cli.options import OUTPUT, PROMPT, SEED, as_json_option, with_options
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, any_good, collect, write_files
 from lab.core.lists import plural
 from lab.errors import LabError
@@ -59,7 +59,7 @@ def confirm(url: str, what: str, yes: bool) -> None:
         click.confirm(f"{asked.url} is on another machine. Send it {what}?", abort=True, err=True)
 
 
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the table.")
+AS_JSON = as_json_option()
 
 
 @click.group()
