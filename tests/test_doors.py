@@ -287,7 +287,7 @@ def test_what_cannot_be_is_said_before(planted: str, fake_worker: FakeWorker) ->
             ({"blocks": 0}, "--blocks 0"),
             ({"gen": 1}, "--gen 1"),
             ({"prompt": "random"}, "random tokens"),
-            ({"prompt_len": "100000"}, "has room for 100,000 tokens"),
+            ({"prompt_len": "100000"}, "do not fit into the server's context of 100,000 tokens"),
         ):
             with pytest.raises(LabError, match=words):
                 door_blocks.prepare(server, fake_worker, **asked)  # type: ignore[arg-type]

@@ -36,12 +36,12 @@ from lab.core.request import (
     RequestRecord,
     parse_slo,
 )
-from lab.core.results import save
 from lab.endpoints.access import access, ask
 from lab.endpoints.null_server import NullServer
 from lab.endpoints.send_plan import MOST_AT_ONCE
 from lab.errors import LabError
-from lab.runner import load_plan, loading
+from lab.runner import load_plan, loading, server_session
+from lab.core.results import save
 from lab.runner.load_plan import make_plan
 from lab.runner.progress import Status
 from lab.runner.servers import connect
@@ -54,7 +54,7 @@ SHORT: dict[str, Any] = {"prompt_len": 40, "gen": 4, "warmup": 0.1, "duration": 
 
 @pytest.fixture(autouse=True)
 def no_second_for_the_client_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "client_error", lambda n_streams: (1000 * n_streams, 2000))
+    monkeypatch.setattr(server_session, "client_error", lambda n_streams: (1000 * n_streams, 2000))
 
 
 @pytest.fixture(scope="module")
@@ -402,7 +402,7 @@ def test_ctrl_c_while_requests_are_written_keeps_each_once(
         if next(n_saved) == 0:  # they are on the disk, and nobody has been told
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(loading, "save", interrupted)
+    monkeypatch.setattr(server_session, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lab.load(server.url, concurrency=4, out=tmp_path, **SHORT | {"duration": 60})
     (path,) = tmp_path.glob("*.jsonl")

@@ -30,7 +30,7 @@ from lab.endpoints import probe as probing
 from lab.endpoints.access import access, hidden, masked
 from lab.endpoints.client import Client
 from lab.endpoints.send_plan import SendPlan
-from lab.runner import loading, through_server
+from lab.runner import server_session, through_server
 from tests.conftest import run_lab
 from tests.odd_server import CHAT_PATH, STREAM, Canned, as_json, event, odd_server, paced, stream
 
@@ -41,8 +41,7 @@ WORDS = ["w "] * 64
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's error is measured elsewhere, and nobody has to be given time to recover."""
-    monkeypatch.setattr(through_server, "client_error", lambda: (40_000, 300_000))
-    monkeypatch.setattr(loading, "client_error", lambda n_streams: (40_000, 300_000))
+    monkeypatch.setattr(server_session, "client_error", lambda n_streams: (40_000, 300_000))
     monkeypatch.setattr(through_server, "PAUSE_S", 0.0)
 
 

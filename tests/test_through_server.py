@@ -19,7 +19,7 @@ from lab.core.request_figures import figures
 from lab.endpoints import prompts
 from lab.endpoints.null_server import NullServer
 from lab.errors import LabError
-from lab.runner import through_server
+from lab.runner import server_session, through_server
 from lab.runner.progress import ANSWERING, WARMING_UP, Status
 from lab.runner.servers import Server, connect
 from lab.runner.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, make_plan, new_results_file, wanted
@@ -54,7 +54,7 @@ def plain(null: NullServer) -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's error is measured elsewhere, and nobody has to be given time to recover."""
-    monkeypatch.setattr(through_server, "client_error", lambda: (40_000, 300_000))
+    monkeypatch.setattr(server_session, "client_error", lambda n_streams: (40_000, 300_000))
     monkeypatch.setattr(through_server, "PAUSE_S", 0.0)
 
 
@@ -194,16 +194,17 @@ def test_who_stops_keeps_what_ended(null: NullServer, tmp_path: Path) -> None:
 
 
 def test_who_stops_while_an_answer_is_counted_keeps_it(
-    plain: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    null: NullServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Server, "counted", interrupted)
-    plan = make_plan(plain, wanted([40], 3, 1))
-    path = new_results_file(plan, tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        list(execute(plan, path, lambda status: None))
+    with connect(null.url, "uncounted") as server:
+        plan = make_plan(server, wanted([40], 3, 1))
+        path = new_results_file(plan, tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            list(execute(plan, path, lambda status: None))
     (kept,) = (record.request for record in results.read([path]).requests if not record.request.asked.warmup)
     assert kept.status == OK
 

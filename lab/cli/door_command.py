@@ -39,11 +39,7 @@ if TYPE_CHECKING:
 def doors(
     url: str | None,
     served_model: str | None,
-    api: str | None,
-    api_key_env: str | None,
-    header: tuple[str, ...],
     yes: bool,
-    timeout: float,
     blocks: int,
     out: str,
     as_json: bool,
@@ -62,18 +58,20 @@ def doors(
     from lab.core.request import RequestRecord
     from lab.experiments.door_blocks import execute, new_file, prepare
     from lab.process.worker import Worker
-    from lab.runner.servers import connect
+    from lab.runner.servers import connect, reaching_of
     from lab.show import console, door_views, text_endpoint, text_setup
 
     if url is None:
         raise LabError("Which server?", "Name it: --url http://127.0.0.1:8080/v1")
     err = console.console(stderr=True)
     confirm(url, f"about {15 * blocks} requests for each length", yes)
-    with connect(url, served_model, api, api_key_env, header, timeout) as server:
+    how = reaching_of(asked)
+    settings = {name: value for name, value in asked.items() if name not in how}
+    with connect(url, served_model, **how) as server:
         text_out = err if as_json else console.console()
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
         with Worker() as worker, console.transfer(err) as transferring:
-            turns = prepare(server, worker, blocks=blocks, watch=transferring, **asked)
+            turns = prepare(server, worker, blocks=blocks, watch=transferring, **settings)
         for line in text_setup.describe(turns.plan.machine, turns.plan.model):
             text_out.print(line)
         for warning in [*turns.plan.warnings, *door_views.cannot(server.endpoint)]:

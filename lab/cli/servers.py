@@ -30,7 +30,9 @@ URL = click.option("--url", metavar="URL", help="A server that speaks OpenAI's A
 REACHING = [
     click.option("--api", type=click.Choice(["chat", "completions"]), help="Which interface.  [default: what it has]"),
     click.option("--api-key-env", metavar="NAME", help="The environment variable that holds the server's key."),
-    click.option("--header", multiple=True, metavar="NAME: VALUE", help="A header to send. Several times: several."),
+    click.option(
+        "--header", "headers", multiple=True, metavar="NAME: VALUE", help="A header to send. Several times: several."
+    ),
     click.option("--yes", is_flag=True, help="Do not ask before a server on another machine is asked."),
 ]
 """How to reach a server."""
@@ -71,16 +73,7 @@ def endpoint() -> None:
 @click.argument("url")
 @with_options(SERVED_MODEL, *REACHING, TIMEOUT)
 @AS_JSON
-def probe(
-    url: str,
-    model: str | None,
-    api: str | None,
-    api_key_env: str | None,
-    header: tuple[str, ...],
-    yes: bool,
-    timeout: float,
-    as_json: bool,
-) -> None:
+def probe(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) -> None:
     """Say what the server at URL can do, as a measurement would see it: tokens, usage, caches, slots.
 
     It is sent at most eleven requests, of a few tokens each.
@@ -91,7 +84,7 @@ def probe(
 
     confirm(url, "some requests", yes)
     say = console.console(stderr=True).print
-    with connect(url, model, api, api_key_env, header, timeout, say) as server:
+    with connect(url, model, say, **how) as server:
         if as_json:
             console.print_json(
                 {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model, "models": server.models}
@@ -177,9 +170,6 @@ def selftest(streams: str, as_json: bool) -> None:
 def load(
     url: str,
     model: str | None,
-    api: str | None,
-    api_key_env: str | None,
-    header: tuple[str, ...],
     yes: bool,
     prompt: str,
     out: str,
@@ -197,8 +187,7 @@ def load(
     """
     from lab.runner import loading
     from lab.runner.load_plan import make_plan
-    from lab.runner.servers import connect
-    from lab.runner.through_server import prompt_text
+    from lab.runner.servers import connect, prompt_text, reaching_of
     from lab.show import console, text_endpoint
 
     err = console.console(stderr=True)
@@ -214,10 +203,9 @@ def load(
         _print_plan(plan, as_json)
         return
     confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to learn what it can do", yes)
-    with connect(url, model, api, api_key_env, header, plan.timeout_s, err.print) as server:
-        text_endpoint.print_endpoint(
-            server.endpoint, server.model, server.models, err if as_json else console.console()
-        )
+    with connect(url, model, err.print, **reaching_of(asked)) as server:
+        text_out = err if as_json else console.console()
+        text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
         path = loading.new_results_file(plan, server, Path(out))
         samples, problem = _collect_load(
             lambda watch: loading.execute(plan, server, text, path, watch, note), path, err
@@ -333,7 +321,7 @@ def _print_plan(plan: LoadPlan, as_json: bool) -> None:
     out.print(f"takes    {duration(plan.seconds)}, and what the last requests of each window take")
 
 
-OF_SERVERS = ("api", "api_key_env", "header", "yes", "timeout")
+OF_SERVERS = ("api", "api_key_env", "headers", "yes", "timeout")
 """Parameters that only make sense with --url."""
 
 OF_BOTH = (
@@ -360,7 +348,7 @@ def check_options(context: click.Context, url: str | None) -> None:
 def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
     """Looks at a server, says what cannot be seen of it, measures and shows."""
     from lab.runner import through_server
-    from lab.runner.servers import connect
+    from lab.runner.servers import connect, reaching_of
     from lab.show import console, text_endpoint
 
     options = given(context)
@@ -371,8 +359,7 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
     text_out = err if asked["as_json"] else console.console()
     model = asked["model"] if "model" in options else None
     err.print("looking at the server ...")
-    reaching = asked["api"], asked["api_key_env"], asked["header"], asked["timeout"]
-    with connect(url, model, *reaching, say=err.print) as server:
+    with connect(url, model, err.print, **reaching_of(asked)) as server:
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
         plan = through_server.make_plan(server, wanted)
         text_endpoint.print_unseen(plan.unseen, text_out)

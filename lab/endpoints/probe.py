@@ -43,7 +43,7 @@ from lab.endpoints import prompts
 from lab.endpoints.access import Access, JsonReply, ask, hidden
 from lab.endpoints.client import Client
 from lab.endpoints.formats import as_count, as_dict, ask_for
-from lab.endpoints.send_plan import STALL_S, SendPlan
+from lab.endpoints.send_plan import SendPlan
 from lab.errors import LabError, printable
 
 MOST_PROBES = 10
@@ -214,7 +214,7 @@ class _Asking:
                 )
 
         asks = (ask_for(api, self.model, prompt, asked, accepted),)
-        plan = SendPlan(asks=asks, api=api, timeout_s=self.timeout_s, stall_s=min(STALL_S, self.timeout_s))
+        plan = SendPlan(asks=asks, api=api, timeout_s=self.timeout_s)
         (reply,) = self.client.run(plan, watch)
         return reply.request
 

@@ -21,8 +21,9 @@ from typing import Any
 
 from lab.core import results
 from lab.core.record import Record, Run
-from lab.core.request import Asked, Request, RequestRecord
-from lab.endpoints.send_plan import STALL_S, TIMEOUT_S, SendPlan
+from lab.core.request import Request, RequestRecord
+from lab.endpoints.prompts import Prompt
+from lab.endpoints.send_plan import Ask
 from lab.errors import LabError
 from lab.experiments import door_parts
 from lab.models import catalog
@@ -31,7 +32,7 @@ from lab.runner import machine, progress, prompts
 from lab.runner.cases import Case, Plan
 from lab.runner.plan import make_plan, parse_lengths
 from lab.runner.progress import Reporter, ShowStatus, Status
-from lab.runner.servers import Server, connect
+from lab.runner.servers import Server, connect, reaching_of
 from lab.runner.warm_engine import WarmEngine
 
 DEFAULT_LENGTHS, DEFAULT_GEN, N_BLOCKS = "512", 64, 6
@@ -67,22 +68,20 @@ def doors(
     blocks: int = N_BLOCKS,
     *,
     served_model: str | None = None,
-    api: str | None = None,
-    api_key_env: str | None = None,
-    headers: Sequence[str] = (),
-    timeout: float = TIMEOUT_S,
     out: str | Path = "results",
     watch: ShowStatus | None = None,
-    **settings: Any,
+    **options: Any,
 ) -> list[Record | RequestRecord]:
     """Measure a model in process and through a server that has it, in turns. Returns the lines of the results file.
 
         lines = lab.doors("http://127.0.0.1:8080/v1", "MODEL.gguf", "512", gen=64)
 
-    A request is given up after `timeout` seconds. `settings` are those of `measure`: give those with which the server
-    was started. LabError where the server cannot be reached, or has another model.
+    `options` are those of `lab.endpoint` that say how to reach the server, and the settings of `measure`: give those
+    with which the server was started. LabError where the server cannot be reached, or has another model.
     """
-    with connect(url, served_model, api, api_key_env, headers, timeout) as server:
+    how = reaching_of(options)
+    settings = {name: value for name, value in options.items() if name not in how}
+    with connect(url, served_model, **how) as server:
         with Worker() as worker:
             turns = prepare(server, worker, prompt_len, gen, blocks, model=model, **settings)
         path = new_file(turns, Path(out))
@@ -109,12 +108,8 @@ def prepare(
     plan = make_plan(worker, lengths, gen, blocks, **asked)
     if plan.refused:
         raise LabError(" ".join(plan.refused.values()), "Take shorter prompts or a smaller model.")
-    room = server.endpoint.settings.n_ctx if server.endpoint.settings else None
-    if room is not None and max(lengths) + gen > room:
-        raise LabError(
-            f"A slot of the server has room for {room:,} tokens, not for {max(lengths):,} and {gen:,} more.",
-            "Take shorter prompts, or start it with a larger --ctx-size.",
-        )
+    if too_long := server.too_long(max(lengths), gen):
+        raise too_long
     plan = dataclasses.replace(
         plan, settings=dataclasses.replace(plan.settings, prompt=GIVEN, prompt_sha256=plan.prompt.sha256)
     )
@@ -197,43 +192,24 @@ def _check(ids: Sequence[int] | None, n_tokens: int, turns: Turns) -> None:
         )
 
 
-def _asked(turns: Turns, n: int, n_tokens: int, by: str, n_gen: int, block: int) -> Asked:
-    return Asked(
-        n_prompt=n,
-        n_prompt_counted=n_tokens,
-        counted_by=by,
-        n_gen=n_gen,
-        temperature=turns.server.temperature,
-        seed=turns.plan.seed,
-        ignore_eos=turns.server.ignores_eos,
-        repeat=block,
-    )
-
-
 def _through(
-    turns: Turns, path: Path, case: Case, block: int, prompt: Any, sampling_ns: tuple[int, ...] | None
+    turns: Turns, path: Path, case: Case, block: int, prompt: Prompt, sampling_ns: tuple[int, ...] | None
 ) -> RequestRecord:
     """The request of a block, with its pieces."""
     server = turns.server
-    asked = _asked(turns, case.n_prompt, prompt.n_tokens, prompt.counted_by, case.n_gen, block)
-    ask = server.ask(prompt, asked)
-    sent = dataclasses.replace(ask, nonce=None)  # the very prompt that the engine gets
-    request = _send(server, sent)
+    ask = server.ask(prompt, server.asked(prompt, case.n_prompt, case.n_gen, seed=turns.plan.seed, repeat=block))
+    request = _send(server, dataclasses.replace(ask, nonce=None))  # the very prompt that the engine gets
     time.sleep(SETTLE_S)
     pieces = door_parts.pieces(server, prompt.text, ask, sampling_ns)
     return server.record(path.stem, dataclasses.replace(request, pieces=pieces))
 
 
 def _warm_up(turns: Turns, path: Path, number: int, length: int) -> RequestRecord:
-    server = turns.server
-    prompt = server.prompt(length, _text(turns.plan), turns.plan.seed, -1 - number)
-    asked = _asked(turns, length, prompt.n_tokens, prompt.counted_by, N_WARMUP_GEN, 0)
-    request = _send(server, server.ask(prompt, dataclasses.replace(asked, warmup=True)))
-    return server.record(path.stem, request)
+    server, seed = turns.server, turns.plan.seed
+    prompt = server.prompt(length, _text(turns.plan), seed, -1 - number)
+    asked = server.asked(prompt, length, N_WARMUP_GEN, seed=seed, warmup=True)
+    return server.record(path.stem, _send(server, server.ask(prompt, asked)))
 
 
-def _send(server: Server, ask: Any) -> Request:
-    timeout_s = server.access.timeout_s
-    plan = SendPlan(asks=(ask,), api=server.endpoint.api, timeout_s=timeout_s, stall_s=min(STALL_S, timeout_s))
-    (reply,) = server.client.run(plan)
-    return server.counted(ask, reply)
+def _send(server: Server, ask: Ask) -> Request:
+    return server.counted(ask, server.send(ask))

@@ -3,11 +3,10 @@
 An arm is a level of load: so many users, a rate, or a replay. Each round measures every arm once, in random order,
 because servers and machines drift. One arm in one round is a window: a warm-up, then the steady window.
 
-Lengths of prompts and answers of a load: one, a distribution, or those of a file.
-
-A distribution becomes a pool of at most MOST_VALUES equally likely values, its quantiles: so a few prompts, each sized
-exactly, have its shape. Requests draw from shuffled decks of the pool: after each deck, all values came equally often.
-Prompts and answers are drawn apart from each other.
+Prompts and answers have one length, a distribution of lengths, or those of a file. A distribution becomes
+a pool of at most MOST_VALUES equally likely values, its quantiles: so a few prompts, each sized exactly, have its
+shape. Requests draw from shuffled decks of the pool: after each deck, all values came equally often. Prompts and
+answers are drawn apart from each other.
 """
 
 from __future__ import annotations
@@ -23,11 +22,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Unpack
 
 from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, Load, Slo, parse_slo
 from lab.endpoints.send_plan import MOST_AT_ONCE
 from lab.errors import LabError
+from lab.runner.servers import Reaching
 
 MOST_VALUES = 32
 MOST_TOKENS = 10_000_000
@@ -184,11 +184,10 @@ def nearest(values: Sequence[int], n: int) -> int:
 
 DEFAULT_CONCURRENCY = "1,2,4,8"
 WARMUP_S, DURATION_S, ROUNDS = 5.0, 15.0, 3
-MAX_REQUESTS = 2000
 MOST_DRAWN = 20_000
 """Lengths that are drawn for a window; then they come again."""
 
-TIMEOUT_S, STALL_S = 300.0, 60.0
+STALL_S = 60.0
 MOST_LOST = 20
 """Requests in a row without a connection after which a server counts as gone."""
 
@@ -258,61 +257,82 @@ class LoadPlan:
         return drawn(self.prompts, self.answers, min(n, MOST_DRAWN), f"{self.seed} {window.load.round}")
 
 
-def make_plan(
-    *,
-    concurrency: Numbers | None = None,
-    rate: Numbers | None = None,
-    arrivals: str = POISSON,
-    replay: str | Path | None = None,
-    prompt_len: str | int = 256,
-    gen: str | int = 64,
-    warmup: float | None = None,
-    duration: float | None = None,
-    rounds: int | None = None,
-    slo: str | Slo | None = None,
-    max_requests: int = MAX_REQUESTS,
-    timeout: float = TIMEOUT_S,
-    seed: int = 1,
-) -> LoadPlan:
+class LoadOptions(Reaching, total=False):
+    """What a load is to be; DEFAULTS where something is not given. Lengths are those of `parse`."""
+
+    concurrency: Numbers | None
+    rate: Numbers | None
+    arrivals: str
+    replay: str | Path | None
+    prompt_len: str | int
+    gen: str | int
+    warmup: float | None
+    duration: float | None
+    rounds: int | None
+    slo: str | Slo | None
+    max_requests: int
+    seed: int
+
+
+DEFAULTS: LoadOptions = {
+    "concurrency": None,
+    "rate": None,
+    "arrivals": POISSON,
+    "replay": None,
+    "prompt_len": 256,
+    "gen": 64,
+    "warmup": None,
+    "duration": None,
+    "rounds": None,
+    "slo": None,
+    "max_requests": 2000,
+    "timeout": 300.0,
+    "seed": 1,
+}
+
+
+def make_plan(**given: Unpack[LoadOptions]) -> LoadPlan:
     """The plan of a load: a closed loop for each of `concurrency`, an open loop for each `rate`, or a replay.
 
-    Lengths are those of parse. With `replay` they come from a file, and the times too unless
-    `concurrency` or `rate` is given. LabError for what is not possible, and where more than `max_requests` could be
-    needed.
+    With `replay` the lengths come from a file, and the times too unless `concurrency` or `rate` is given. LabError for
+    what is not possible, and where more than `max_requests` could be needed.
     """
-    if concurrency is not None and rate is not None:
+    asked = DEFAULTS | given
+    if asked["concurrency"] is not None and asked["rate"] is not None:
         raise LabError("A load is a closed loop (--concurrency) or an open one (--rate).", "Give one of the two.")
-    calls, notes = read(Path(replay)) if replay is not None else ([], [])
-    prompts, answers = parse("--prompt-len", prompt_len), parse("--gen", gen)
-    lengths = f"{prompts.words} + {answers.words} tokens"
-    is_replay = bool(calls) and concurrency is None and rate is None
-    if calls:
-        lengths = f"as in {Path(replay or '').name}"
+    prompts, answers = parse("--prompt-len", asked["prompt_len"]), parse("--gen", asked["gen"])
+    lengths, notes, calls = f"{prompts.words} + {answers.words} tokens", list[str](), list[Call]()
+    path = Path(asked["replay"] or "")
+    if asked["replay"] is not None:
+        calls, notes = read(path)
+        lengths = f"as in {path.name}"
         prompts = Lengths(lengths, pool(calls))
         notes += _rounded(prompts, calls)
+    slo, max_requests = asked["slo"], int(_checked("--max-requests", asked["max_requests"], 1, MOST_REQUESTS))
+    warmup, duration, rounds = asked["warmup"], asked["duration"], asked["rounds"]
+    is_replay = bool(calls) and asked["concurrency"] is None and asked["rate"] is None
     if is_replay:
-        rounds, warmup, duration = 1 if rounds is None else rounds, warmup or 0.0, duration or _span_s(calls, replay)
+        rounds, warmup, duration = 1 if rounds is None else rounds, warmup or 0.0, duration or _span_s(calls, path)
     base = Load(
         arrivals=REPLAY if is_replay else CLOSED,
         round=0,
         warmup_s=_checked("--warmup", WARMUP_S if warmup is None else warmup, 0, LONGEST_S),
         duration_s=_checked("--duration", DURATION_S if duration is None else duration, 0.1, LONGEST_S),
         lengths=lengths,
-        seed=seed,
+        seed=asked["seed"],
         slo=parse_slo(slo) if isinstance(slo, str) else slo,
     )
-    arms = [base] if is_replay else _arms(base, concurrency, rate, arrivals)
+    arms = [base] if is_replay else _arms(base, asked)
     rounds = int(_checked("--rounds", ROUNDS if rounds is None else rounds, 1, MOST_ROUNDS))
-    max_requests = int(_checked("--max-requests", max_requests, 1, MOST_REQUESTS))
     _check_number(arms, rounds, max_requests)
     plan = LoadPlan(
-        windows=tuple(_windows(arms, rounds, calls, seed)),
+        windows=tuple(_windows(arms, rounds, calls)),
         prompts=prompts,
         answers=None if calls else answers,
         calls=tuple(calls),
         max_requests=max_requests,
-        timeout_s=_checked("--timeout", timeout, 0.1, LONGEST_S),
-        seed=seed,
+        timeout_s=_checked("--timeout", asked["timeout"], 0.1, LONGEST_S),
+        seed=asked["seed"],
         notes=tuple(notes),
     )
     if plan.n_most > max_requests:
@@ -326,11 +346,11 @@ def _checked(option: str, value: float, least: float, most: float) -> float:
     return float(value)
 
 
-def _span_s(calls: Sequence[Call], replay: str | Path | None) -> float:
+def _span_s(calls: Sequence[Call], path: Path) -> float:
     """How long a replay lasts, its last request included; at least 1 s."""
     last_s = calls[-1].at_s
     if last_s is None:
-        raise LabError(f"The requests in {replay} have no times.", "Give --concurrency or --rate to use their lengths.")
+        raise LabError(f"The requests in {path} have no times.", "Give --concurrency or --rate to use their lengths.")
     return max(1.0, last_s + 0.001)
 
 
@@ -347,7 +367,8 @@ def _rounded(prompts: Lengths, calls: Sequence[Call]) -> list[str]:
     ]
 
 
-def _arms(base: Load, concurrency: Numbers | None, rate: Numbers | None, arrivals: str) -> list[Load]:
+def _arms(base: Load, asked: LoadOptions) -> list[Load]:
+    concurrency, rate, arrivals = asked["concurrency"], asked["rate"], asked["arrivals"]
     if rate is None:
         users = _numbers("--concurrency", DEFAULT_CONCURRENCY if concurrency is None else concurrency)
         if wrong := [n for n in users if not (1 <= n <= MOST_AT_ONCE and n == int(n))]:
@@ -396,10 +417,10 @@ def _too_many(needed: str, most: int) -> LabError:
     )
 
 
-def _windows(arms: Sequence[Load], rounds: int, calls: Sequence[Call], seed: int) -> Iterator[Window]:
+def _windows(arms: Sequence[Load], rounds: int, calls: Sequence[Call]) -> Iterator[Window]:
     """All arms in each round, in random order."""
     for n in range(rounds):
-        for arm in random.Random(f"{seed} {n}").sample(arms, len(arms)):
+        for arm in random.Random(f"{arms[0].seed} {n}").sample(arms, len(arms)):
             load = dataclasses.replace(arm, round=n)
             times_s = _times_s(load, calls)
             yield Window(load, None if times_s is None else tuple(round(at_s * 1e9) for at_s in times_s))

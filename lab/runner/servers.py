@@ -2,46 +2,55 @@
 
 with connect("http://127.0.0.1:8080/v1") as server:
     prompt = server.prompt(1000, text, seed=1, repeat=0)
-    plan = SendPlan(asks=(server.ask(prompt, asked),), api=server.endpoint.api)
-    for reply in server.client.run(plan):
-        results.save(path, server.record(session, server.counted(ask, reply)))
+    ask = server.ask(prompt, server.asked(prompt, n_prompt=1000, n_gen=64))
+    results.save(path, server.record(session, server.counted(ask, server.send(ask))))
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, cast
 
-from lab.core import results
 from lab.core.record import Machine
-from lab.core.request import Asked, Endpoint, Request, RequestRecord
+from lab.core.request import Asked, Request, RequestRecord
 from lab.endpoints import access as reaching
 from lab.endpoints import formats, probe, prompts
 from lab.endpoints.access import Access
 from lab.endpoints.client import Client
 from lab.endpoints.prompts import Counter, Prompt
-from lab.endpoints.send_plan import TIMEOUT_S, Ask, Reply
+from lab.endpoints.send_plan import TIMEOUT_S, Ask, Reply, SendPlan
 from lab.errors import LabError
+from lab.core import results
 from lab.runner import machine
-from lab.runner.prompts import offset
+from lab.runner.prompts import TEXT, offset, source
+
+
+class Reaching(TypedDict, total=False):
+    """How to reach a server, and for how long to wait for it."""
+
+    api: str | None  # chat or completions; None: what it has
+    api_key_env: str | None  # the environment variable that holds the key
+    headers: Sequence[str]  # each written NAME: VALUE
+    timeout: float  # seconds after which a request is given up
+
+
+def reaching_of(options: Mapping[str, Any]) -> Reaching:
+    """Of `options` those that say how to reach a server."""
+    how = {name: options[name] for name in Reaching.__annotations__ if name in options}
+    return cast(Reaching, how)
 
 
 @dataclass(frozen=True)
-class Server:
+class Server(probe.Probed):
     """A server as it was found, and the client that asks it."""
 
     access: Access
     client: Client
-    endpoint: Endpoint
-    own_name: str = field(repr=False)  # of the model, as the server calls it: it may quote a secret
-    model: str  # the same, as it is shown
-    models: tuple[str, ...]
-    counter: Counter | None  # None: nobody can count the tokens of a prompt
     machine: Machine  # of the client
 
     @property
@@ -66,6 +75,17 @@ class Server:
                 "The server has neither a tokenizer to ask nor counts of tokens in its answers.",
             )
         return self.counter
+
+    def too_long(self, n_prompt: int, n_gen: int) -> LabError | None:
+        """Why a request of so many tokens does not fit into the server's context; None where nothing says that."""
+        n_ctx = self.endpoint.settings.n_ctx if self.endpoint.settings else None
+        if n_ctx is None or n_prompt + n_gen <= n_ctx:
+            return None
+        return LabError(
+            f"{n_prompt:,} prompt tokens and {n_gen:,} more do not fit into the server's context of {n_ctx:,} tokens "
+            "(of one request).",
+            "Ask for less, or start the server with a longer context.",
+        )
 
     def asked(self, prompt: Prompt, n_prompt: int, n_gen: int, **more: Any) -> Asked:
         """What a request with this prompt asks, as records keep it. `more`: other fields, such as the seed."""
@@ -95,6 +115,12 @@ class Server:
         """True where the server can be asked not to end before the limit; None where not."""
         return True if formats.IGNORE_EOS in self.endpoint.accepted else None
 
+    def send(self, ask: Ask) -> Reply:
+        """Send one request, and wait for its answer."""
+        plan = SendPlan(asks=(ask,), api=self.endpoint.api, timeout_s=self.access.timeout_s)
+        (reply,) = self.client.run(plan)
+        return reply
+
     def counted(self, ask: Ask, reply: Reply) -> Request:
         """The request with a count of its tokens, where the stream had none; it may be sent once more for that."""
         return prompts.counted(self.access, self.endpoint.api, self.own_name, ask, reply)
@@ -110,29 +136,42 @@ class Server:
             client_error_ns=client_error_ns,
         )
 
-    def new_file(self, folder: Path, n_bytes: int) -> Path:
-        """A results file for requests, with room for so many bytes. LabError where there is none."""
+    def new_file(self, folder: Path, n_requests: int, n_gen: int) -> Path:
+        """A results file with room for so many requests of so many tokens. LabError where there is none."""
         where = machine.slug(self.endpoint.server or "server")
+        n_bytes = min(n_requests * (4000 + 60 * n_gen), MOST_RESERVED_BYTES)
         return results.new_file(folder, f"{machine.slug(self.model_name)}-{where}", n_bytes)
+
+
+MOST_RESERVED_BYTES = 256_000_000
+"""For so much of a session room on the disk is made sure of."""
 
 
 @contextmanager
 def connect(
     url: str,
     model: str | None = None,
-    api: str | None = None,
-    api_key_env: str | None = None,
-    headers: Sequence[str] = (),
-    timeout_s: float = TIMEOUT_S,
     say: Callable[[str], object] = lambda words: None,
+    **how: Unpack[Reaching],
 ) -> Iterator[Server]:
     """Look at the server at `url` and be ready to ask it; the client's process ends with the block.
 
-    A request is given up after `timeout_s`; `say` is called with a sentence now and then while the first answers are
-    waited for. LabError where the server cannot be reached, the model is not clear, or it streams no answer.
+    `model` is the server's name for it (None: its only one); `say` is called with a sentence now and then while the
+    first answers are waited for. LabError where the server cannot be reached, the model is not clear, or it streams no
+    answer.
     """
-    asked = reaching.access(url, api_key_env, headers, timeout_s)
+    asked = reaching.access(url, how.get("api_key_env"), how.get("headers", ()), how.get("timeout", TIMEOUT_S))
     with Client(asked) as client:
-        probed = probe.probe(asked, client, model, api, say)
-        known = probed.endpoint, probed.own_name, probed.model, probed.models, probed.counter
-        yield Server(asked, client, *known, machine.describe())
+        probed = probe.probe(asked, client, model, how.get("api"), say)
+        yield Server(**vars(probed), access=asked, client=client, machine=machine.describe())
+
+
+def prompt_text(prompt: str) -> str:
+    """The text from which prompts are cut. LabError for random token ids, which no server takes."""
+    text = source(prompt).text
+    if text is None:
+        raise LabError(
+            f"--prompt {prompt} is not possible through a server, which takes text and not tokens.",
+            f"Use --prompt {TEXT}, some of the lab's texts by name, or a text file.",
+        )
+    return text

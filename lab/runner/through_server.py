@@ -12,25 +12,27 @@ import collections
 import random
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Unpack
 
 from lab.core.record import FAILED, OK
-from lab.core.request import CHAT, LOST, NO, NOT_SENT, REFUSED, YES, Asked, Endpoint, Events, Request, RequestRecord
-from lab.core.results import save, unless_empty
+from lab.core.request import CHAT, NO, NOT_SENT, YES, Asked, Endpoint, Events, Request, RequestRecord
 from lab.endpoints import prompts as server_prompts
+from lab.endpoints.client import POLL_S
 from lab.endpoints.prompts import MOST_COUNTS, USAGE, Counter, Prompt
-from lab.endpoints.selftest import client_error
-from lab.endpoints.send_plan import STALL_S, TIMEOUT_S, SendPlan
+from lab.endpoints.send_plan import Reply, SendPlan
 from lab.errors import LabError
 from lab.process.worker import MAX_TOKENS
 from lab.runner import progress
-from lab.runner.cases import Case, shuffled, utc_now
+from lab.core.results import unless_empty
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, check_lengths, parse_lengths
+from lab.runner.cases import Case, shuffled, utc_now
 from lab.runner.progress import ANSWERING, Reporter, ShowStatus, Status
-from lab.runner.prompts import TEXT, source
-from lab.runner.servers import Server, connect
+from lab.runner.prompts import TEXT
+from lab.runner.server_session import ServerSession
+from lab.runner.servers import Reaching, Server, connect, prompt_text
 
 DEFAULT_LENGTHS = "100,1000"
 """Without 10: with its template, the shortest prompt of most chats is longer."""
@@ -46,8 +48,6 @@ MAX_GONE = 3
 
 PAUSE_S = 1.0
 """How long is waited after a failure."""
-
-GONE = (REFUSED, LOST, NOT_SENT)
 
 
 @dataclass(frozen=True)
@@ -89,29 +89,26 @@ def endpoint(
     repeat: int | None = None,
     *,
     model: str | None = None,
-    api: str | None = None,
-    api_key_env: str | None = None,
-    headers: Sequence[str] = (),
     prompt: str = TEXT,
     seed: int = 1,
-    timeout: float = TIMEOUT_S,
     out: str | Path = "results",
     watch: ShowStatus | None = None,
+    **how: Unpack[Reaching],
 ) -> list[RequestRecord]:
     """Measure a server that speaks OpenAI's API and return the records, which are also in a new file in `out`.
 
         records = lab.endpoint("http://127.0.0.1:8080/v1", "100,1000", gen=100)
 
-    Without `repeat` three runs of each length. `model` is the server's name for it (None: its only one), `api` chat or
-    completions (None: what it has), `api_key_env` the environment variable that holds the key, `headers` are written
-    NAME: VALUE. A request is given up after `timeout` seconds. `watch` is called with a `Status` twice a second;
-    without one, a notebook shows a line. Failed requests are records too (see `record.request.status`), and are warned
-    of. LabError where nobody answers.
+    Without `repeat` three runs of each length. `model` is the server's name for it (None: its only one). `how` is
+    `api` chat or completions (None: what it has), `api_key_env`, the environment variable that holds the key, `headers`
+    written NAME: VALUE, and `timeout`, after so many seconds a request is given up. `watch` is called with a `Status`
+    twice a second; without one, a notebook shows a line. Failed requests are records too (see
+    `record.request.status`), and are warned of. LabError where nobody answers.
     """
     asked = wanted(prompt_len, gen, repeat, prompt, seed)
     with progress.in_notebook() as watching:
         show = watch or watching
-        with connect(url, model, api, api_key_env, headers, timeout, lambda words: show(Status(words))) as server:
+        with connect(url, model, lambda words: show(Status(words)), **how) as server:
             plan = make_plan(server, asked)
             records = list(execute(plan, new_results_file(plan, Path(out)), show))
     sent = [record.request for record in records if record.request.failure != NOT_SENT]
@@ -138,39 +135,23 @@ def wanted(
     return Wanted(tuple(Case(n, gen) for n in lengths), n_repeat, prompt_text(prompt), seed)
 
 
-def prompt_text(prompt: str) -> str:
-    """The text from which prompts are cut. LabError for random token ids, which no server takes."""
-    text = source(prompt).text
-    if text is None:
-        raise LabError(
-            f"--prompt {prompt} is not possible through a server, which takes text and not tokens.",
-            "Use --prompt text, some of the lab's texts by name, or a text file.",
-        )
-    return text
-
-
 def make_plan(server: Server, asked: Wanted) -> ServerPlan:
     """The plan for a server. LabError where it cannot count the tokens of a prompt."""
     n_least = server_prompts.least(server.how_to_count)
-    settings = server.endpoint.settings
-    n_ctx = settings.n_ctx if settings else None
     refused = {}
     for case in asked.cases:
-        if case.n_prompt < n_least:
-            refused[case] = str(server_prompts.impossible(case.n_prompt, n_least)).replace("\n", " ")
-        elif n_ctx is not None and case.n_prompt + case.n_gen > n_ctx:
-            refused[case] = (
-                f"{case.n_prompt:,} prompt tokens and {case.n_gen:,} more do not fit into the server's context of "
-                f"{n_ctx:,} tokens (of one request). Ask for less, or start the server with a longer context."
-            )
+        is_too_short = case.n_prompt < n_least
+        too_short = server_prompts.impossible(case.n_prompt, n_least) if is_too_short else None
+        if problem := too_short or server.too_long(case.n_prompt, case.n_gen):
+            refused[case] = str(problem).replace("\n", " ")
     not_seen = not_visible(server.endpoint, server.counter, asked.cases[0].n_gen)
     return ServerPlan(server, asked, refused, tuple(not_seen))
 
 
 def new_results_file(plan: ServerPlan, folder: Path) -> Path:
     """Create the session's file, and find out now whether the requests will have room in it."""
-    n_bytes = sum((4000 + 60 * case.n_gen) * (plan.wanted.n_repeat + 1) for case in plan.wanted.cases)
-    return plan.server.new_file(folder, n_bytes)
+    cases = plan.wanted.cases
+    return plan.server.new_file(folder, len(cases) * (plan.wanted.n_repeat + 1), cases[0].n_gen)
 
 
 def execute(plan: ServerPlan, path: Path, watch: ShowStatus, stream: bool = False) -> Iterator[RequestRecord]:
@@ -181,66 +162,67 @@ def execute(plan: ServerPlan, path: Path, watch: ShowStatus, stream: bool = Fals
     """
     todo = [run for repeat in range(plan.wanted.n_repeat) for run in shuffled(plan.possible, plan.wanted.seed, repeat)]
     reporter = Reporter(watch, todo, lambda case: (case.n_prompt, case.n_gen))
+    session = ServerSession(plan.server, path, reporter.report_status)
+    rounds = _Rounds(plan, session, reporter, stream)
+    n_failed: collections.Counter[Case] = collections.Counter()  # in a row
     with unless_empty(path):
-        error_ns = None
         if todo:
-            reporter.report_status("measuring the client's own error")
-            error_ns = client_error()
-        session = _Session(plan, reporter, stream)
-        try:
-            for request in _requests(session, todo, path):
-                record = plan.server.record(path.stem, request, error_ns)
-                save(path, record)
-                yield record
-        except KeyboardInterrupt:
-            if session.uncounted:
-                save(path, plan.server.record(path.stem, session.uncounted, error_ns))
-            raise
+            session.measure_client(1)
+        for case, reason in plan.refused.items():
+            yield session.keep(not_sent(case, 0, reason))
+        warmups = [(0, case) for case in plan.possible]
+        while warmups or todo:
+            is_warmup = bool(warmups)
+            repeat, case = (warmups or todo).pop(0)
+            is_ok = yield from rounds.measure(case, repeat, is_warmup)
+            session.check_reached(MAX_GONE)
+            n_failed[case] = 0 if is_ok else n_failed[case] + 1
+            left = [run for run in todo if run[1] == case]
+            if n_failed[case] >= MAX_FAILURES and left:
+                todo[:] = [run for run in todo if run[1] != case]
+                more = f"{len(left)} more {'was' if len(left) == 1 else 'were'} not sent"
+                yield session.keep(not_sent(case, left[0][0], f"After {MAX_FAILURES} failures in a row {more}."))
+            if not is_ok and (warmups or todo):
+                time.sleep(PAUSE_S)
 
 
 @dataclass
-class _Session:
+class _Rounds:
     """A plan while it runs."""
 
     plan: ServerPlan
+    session: ServerSession
     reporter: Reporter
     stream: bool
     prompts: dict[int, Prompt] = field(default_factory=dict)  # where one for each length has to do
-    n_failed: collections.Counter[Case] = field(default_factory=collections.Counter)  # in a row
-    n_gone: int = 0  # in a row
-    uncounted: Request | None = None  # has ended, and its tokens are being counted
 
-    def send(self, case: Case, repeat: int, warmup: bool = False) -> Request:
-        """One request, and what it means for those to come."""
+    def measure(self, case: Case, repeat: int, warmup: bool) -> Generator[RequestRecord, None, bool]:
+        """Send one request, and give its record. Returns whether it went well."""
         try:
-            request = self._send(case, repeat, warmup, self._prompt(case, repeat))
+            prompt = self._prompt(case, repeat)
         except server_prompts.NotCounted as problem:
             request = not_sent(case, repeat, problem.what, warmup)
-        is_ok = request.status == OK
-        self.n_failed[case] = 0 if is_ok else self.n_failed[case] + 1
-        self.n_gone = self.n_gone + 1 if request.failure in GONE else 0
-        if is_ok:
-            self.reporter.learn_request(case, request)
-        return request
-
-    def _send(self, case: Case, repeat: int, warmup: bool, prompt: Prompt) -> Request:
+            self.session.note(request)
+            yield self.session.keep(request)
+            return False
         server = self.plan.server
         n_gen = min(WARMUP_GEN, case.n_gen) if warmup else case.n_gen
         of_run = {"seed": self.plan.wanted.seed, "repeat": repeat, "warmup": warmup}
-        asked = server.asked(prompt, case.n_prompt, n_gen, **of_run)
-        ask = server.ask(prompt, asked, is_sent_once=True)
-        watch = self.reporter.answer_watcher(case, repeat, warmup)
-        timeout_s = server.access.timeout_s
-        plan = SendPlan(asks=(ask,), api=server.endpoint.api, timeout_s=timeout_s, stall_s=min(STALL_S, timeout_s))
-        (reply,) = server.client.run(plan, watch)
-        if warmup:
-            return reply.request
-        if self.stream:
-            self.reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=reply.text)
-        self.uncounted = reply.request
-        counted = server.counted(ask, reply)
-        self.uncounted = None
-        return counted
+        ask = server.ask(prompt, server.asked(prompt, case.n_prompt, n_gen, **of_run), is_sent_once=True)
+        plan = SendPlan(asks=(ask,), api=server.endpoint.api, timeout_s=server.access.timeout_s)
+        look = self.reporter.answer_watcher(case, repeat, warmup)
+
+        def show(reply: Reply) -> None:
+            if self.stream and not warmup:
+                self.reporter.report_status(ANSWERING, case, repeat, rest_s=0.0, text=reply.text)
+
+        look()
+        is_ok = False
+        for record in self.session.send(plan, POLL_S, look, show, counts=not warmup):
+            if is_ok := record.request.status == OK:
+                self.reporter.learn_request(case, record.request)
+            yield record
+        return is_ok
 
     def _prompt(self, case: Case, repeat: int) -> Prompt:
         """A prompt that was never sent: cut at another place for each repeat, where counting costs nothing."""
@@ -251,30 +233,6 @@ class _Session:
         if prompt.counted_by == server_prompts.USAGE:
             self.prompts[n] = prompt
         return prompt
-
-
-def _requests(session: _Session, todo: list[tuple[int, Case]], path: Path) -> Iterator[Request]:
-    plan = session.plan
-    for case, reason in plan.refused.items():
-        yield not_sent(case, 0, reason)
-    warmups = [(0, case) for case in plan.possible]
-    while warmups or todo:
-        is_warmup = bool(warmups)
-        repeat, case = (warmups or todo).pop(0)
-        request = session.send(case, repeat, is_warmup)
-        yield request
-        if session.n_gone >= MAX_GONE:
-            raise LabError(
-                f"The server at {plan.server.endpoint.url} is gone: {session.n_gone} requests in a row failed "
-                f"({request.failure}: {(request.error or '').rstrip('.')}).",
-                f"Look into its log, and start it again. What had ended is in {path}",
-            )
-        if session.n_failed[case] >= MAX_FAILURES and (left := [run for run in todo if run[1] == case]):
-            todo[:] = [run for run in todo if run[1] != case]
-            more = f"{len(left)} more {'was' if len(left) == 1 else 'were'} not sent"
-            yield not_sent(case, left[0][0], f"After {MAX_FAILURES} failures in a row {more}.")
-        if request.status != OK and (warmups or todo):
-            time.sleep(PAUSE_S)
 
 
 def not_sent(case: Case, repeat: int, reason: str, warmup: bool = False) -> Request:

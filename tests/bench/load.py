@@ -32,8 +32,7 @@ from lab.endpoints.selftest import _ask, _errors_ns, _share_us
 from lab.endpoints.send_plan import Reply, SendPlan
 from lab.runner import loading
 from lab.runner.load_plan import make_plan
-from lab.runner.servers import Server, connect
-from lab.runner.through_server import prompt_text
+from lab.runner.servers import Server, connect, prompt_text
 from tests.null_server import NEVER, RUNNING, Behaviour, NullSettings, null_server
 
 FIRST_MS, GAP_MS = 20.0, 5.0

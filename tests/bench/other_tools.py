@@ -150,7 +150,11 @@ Ratios = dict[tuple[int, str, str], list[tuple[float, float]]]  # ours and their
 
 def measured(name: str, n_rounds: int, tools: Sequence[str], ratios: Ratios, missing: dict[str, str]) -> None:
     """Fill `ratios`, and `missing` with why a tool has none; what there is stays where it is interrupted."""
-    with tempfile.TemporaryDirectory() as root, served(name) as (url, model, file), connect(url, model, CHAT) as server:
+    with (
+        tempfile.TemporaryDirectory() as root,
+        served(name) as (url, model, file),
+        connect(url, model, api=CHAT) as server,
+    ):
         folder = Path(root)
         tokenizer = tool_runs.word_tokenizer(folder / "words", WORDS)
         if file is not None:

@@ -195,7 +195,7 @@ PER_CHUNK = "AIPerf --per-chunk-usage"
 
 
 def lab_run(url: str, model: str) -> list[Request]:
-    with connect(url, model, CHAT) as server:
+    with connect(url, model, api=CHAT) as server:
         made = [server.prompt(N_PROMPT, " ".join(WORDS), seed=1, repeat=repeat) for repeat in range(N)]
         asked = Asked(n_prompt=N_PROMPT, n_gen=N_GEN, temperature=0.0, seed=1, ignore_eos=server.ignores_eos)
         asks = tuple(server.ask(prompt, asked) for prompt in made)

@@ -1,0 +1,146 @@
+"""Requests to one server on their way into one results file: what `lab measure --url` and `lab load` share.
+
+The client's process sends a plan of requests; this one looks now and then at what has ended, and writes it down. It
+sleeps in between, since both share the cores with the server. Whatever ends a plan early, what had ended is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.core import request_times as times
+from lab.core.record import OK
+from lab.core.request import LOST, NOT_SENT, REFUSED, Asked, Request, RequestRecord
+from lab.endpoints.client import ClientDied
+from lab.endpoints.selftest import client_error
+from lab.endpoints.send_plan import Reply, SendPlan
+from lab.errors import LabError
+from lab.core.results import save
+from lab.runner.servers import Server
+
+GONE = (REFUSED, LOST, NOT_SENT)
+"""Failures after some of which in a row a server counts as gone."""
+
+
+@dataclass
+class ServerSession:
+    """A session while it runs. `report` is called with what it is doing."""
+
+    server: Server
+    path: Path
+    report: Callable[[str], object]
+    error_ns: tuple[int, int] | None = None  # of the client itself
+    n_lost: int = 0  # requests in a row that failed as in GONE
+    lost: Request | None = None  # the last of them
+    can_count: bool = True  # tokens of answers whose stream did not
+    _kept: set[int] = field(default_factory=set)  # the requests of the plan that are in the file
+    _asked: dict[Asked, Asked] = field(default_factory=dict)  # thousands of requests share a few of them
+
+    def measure_client(self, n_streams: int) -> None:
+        """Measure the client's own error with so many streams."""
+        self.report("measuring the client's own error")
+        self.error_ns = client_error(n_streams)
+
+    @property
+    def n_kept(self) -> int:
+        """How many requests of the last plan are in the file."""
+        return len(self._kept)
+
+    def send(
+        self,
+        plan: SendPlan,
+        look_s: float,
+        look: Callable[[], object] = lambda: None,
+        ended: Callable[[Reply], object] = lambda reply: None,
+        counts: bool = True,
+    ) -> Iterator[RequestRecord]:
+        """Send the requests of a plan; yield each record once it is in the file.
+
+        Every `look_s` seconds what has ended is written down: `ended` is called with each reply, then `look`. With
+        `counts` answers whose stream did not count their tokens are counted when all have ended.
+        """
+        self._kept.clear()
+        uncounted: list[Reply] = []
+        client = self.server.client
+        try:
+            for batch in client.batches(plan, look_s):
+                replies = list(batch)
+                for reply in replies:
+                    self.note(reply.request)
+                    ended(reply)
+                yield from self._keep(replies, uncounted if counts else None)
+                look()
+            if plan.most_lost is None or self.n_lost < plan.most_lost:
+                self._count(plan, uncounted)
+            yield from self._keep(uncounted)
+        except (KeyboardInterrupt, ClientDied):
+            yield from self._keep((*client.given_up(), *uncounted))
+            raise
+        except LabError:  # the disk is full: what is left goes where the first of it went
+            with suppress(LabError):
+                self._keep((*client.given_up(), *uncounted))
+            raise
+        except GeneratorExit:
+            self._keep((*client.given_up(), *uncounted))
+            raise
+
+    def note(self, request: Request) -> None:
+        """Whether the server seems to be gone, after this request."""
+        self.n_lost = self.n_lost + 1 if request.failure in GONE else 0
+        self.lost = request
+
+    def check_reached(self, most_lost: int, during: str = "") -> None:
+        """LabError where so many requests in a row did not reach the server, or lost it."""
+        if self.n_lost >= most_lost and self.lost:
+            why = f"{self.lost.failure}: {(self.lost.error or '').rstrip('.')}"
+            raise LabError(
+                f"The server at {self.server.endpoint.url} is gone: {self.n_lost} requests in a row failed "
+                f"({during}{why}).",
+                f"Look into its log, and start it again. What had ended is in {self.path}",
+            )
+
+    def keep(self, request: Request) -> RequestRecord:
+        """Write down a request that was not sent by a plan."""
+        record = self.server.record(self.path.stem, request, self.error_ns)
+        save(self.path, record)
+        return record
+
+    def _keep(self, replies: Iterable[Reply], uncounted: list[Reply] | None = None) -> list[RequestRecord]:
+        """Write down what is not written yet. What has no count of its tokens goes to `uncounted` instead, if given."""
+        new = {}
+        for reply in replies:
+            if reply.index in self._kept:
+                continue
+            asked = self._asked.setdefault(reply.request.asked, reply.request.asked)
+            request = dataclasses.replace(reply.request, asked=asked)
+            if uncounted is None or not self.can_count or _is_counted(request):
+                new[reply.index] = self.server.record(self.path.stem, request, self.error_ns)
+            else:
+                uncounted.append(reply)
+        if new:
+            n_bytes = self.path.stat().st_size
+            try:
+                save(self.path, *new.values())
+            finally:  # Ctrl-C may come when they are written: they shall not be written again
+                if self.path.stat().st_size > n_bytes:
+                    self._kept.update(new)
+        return list(new.values())
+
+    def _count(self, plan: SendPlan, uncounted: list[Reply]) -> None:
+        """Let the server count the tokens of answers, now that it has nothing else to do."""
+        for i, reply in enumerate(uncounted):
+            if len(uncounted) > 1 and i % 10 == 0:
+                self.report(f"counting the tokens of answers, {i} of {len(uncounted)}")
+            request = self.server.counted(plan.ask(reply.index), reply)
+            if not _is_counted(request) and request.asked.seed is None:  # only its tokenizer could, and there is none
+                self.can_count = False
+                return
+            uncounted[i] = dataclasses.replace(reply, request=request)
+
+
+def _is_counted(request: Request) -> bool:
+    return request.status != OK or times.n_generated(request) is not None
