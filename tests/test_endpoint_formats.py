@@ -27,7 +27,7 @@ from lab.core.request import (
     Asked,
     Request,
 )
-from lab.endpoints.formats import Piece, Stream, error_in, parsing, usage_of
+from lab.endpoints.formats import Piece, Stream, StreamReader, error_in, usage_of
 
 
 def sse(*chunks: dict[str, Any] | str, end: str = "\n\n") -> bytes:
@@ -54,13 +54,10 @@ def usage(n_prompt: int, n: int, **more: Any) -> dict[str, Any]:
 
 
 def parse(pieces: list[Piece]) -> Stream:
-    steps = parsing(pieces, sent_ns=0)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            stream: Stream = end.value
-            return stream
+    reader = StreamReader(sent_ns=0)
+    for _ in reader.read(pieces):
+        pass
+    return reader.stream()
 
 
 def read(*pieces: bytes) -> Stream:

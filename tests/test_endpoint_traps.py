@@ -45,7 +45,7 @@ from lab.core.request import (
 from lab.core.request_figures import figures
 from lab.endpoints import formats as options
 from lab.endpoints import prompts
-from lab.endpoints.access import Access, access, ask, hidden, read
+from lab.endpoints.access import Access, access, ask, hidden, read_json
 from lab.endpoints.client import Client, ClientDied
 from lab.endpoints.formats import ask_for
 from lab.endpoints.probe import MOST_PROBES, choose_model, probe, short_name
@@ -668,5 +668,5 @@ def test_parts_of_secrets_are_hidden_too(monkeypatch: pytest.MonkeyPatch) -> Non
     asked = access("http://someone:pass@127.0.0.1:1/v1", "THE_KEY", ["X-Auth: Token t0p-secret", "Cookie: id=53cr37"])
     text = hidden('someone pass t0p-secret 53cr37 ab"cdef and ab\\"cdef', asked)
     assert text == "*** *** *** *** *** and ***"
-    answer = read(b"x" * 120 + b" t0p-secret", 500, {}, asked)
+    answer = read_json(b"x" * 120 + b" t0p-secret", 500, {}, asked)
     assert answer.parsed is None and answer.error and "***" in answer.error and "t0p" not in answer.error

@@ -31,7 +31,7 @@ WINGS = [
 
 DOORS = {  # the wings or files that may import a third-party library
     "httpx2": {"endpoints"},
-    "httpcore2": {"endpoints"},
+    "h11": {"endpoints"},
     "psutil": {"runner/machine", "runner/limits", "runner/noise_watch"},
     "pynvml": {"runner/gpu_watch"},
     "scipy": {"core/stats"},
@@ -153,7 +153,7 @@ def test_python_m_lab_is_lab() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    heavy = "numpy pandas matplotlib llama_cpp psutil rich scipy huggingface_hub msgspec httpx2 httpcore2"
+    heavy = "numpy pandas matplotlib llama_cpp psutil rich scipy huggingface_hub msgspec httpx2 h11"
     code = (
         "import sys; from lab.cli.main import lab; lab(['--help'], standalone_mode=False);"
         f"loaded = set('{heavy}'.split()) & set(sys.modules); assert not loaded, loaded"

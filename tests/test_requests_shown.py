@@ -15,6 +15,7 @@ from lab.core import results
 from lab.core.record import FAILED, Record
 from lab.core.request import (
     CLOSED,
+    CUT_OFF,
     REASONING,
     STALLED,
     TEXT,
@@ -82,6 +83,12 @@ def test_a_request_is_a_row_of_the_table_of_runs() -> None:
     assert (request.model, request.server) == ("tiny", "llama-server at http://127.0.0.1:1/v1")
     assert (request.n_slots, request.slot_ctx, request.warm, request.short) == (4, 4096, False, False)
     assert len(lab.steps([make_record(), served()])) == len(lab.steps([make_record()]))
+
+
+def test_a_request_that_failed_has_no_figures_as_a_run_that_failed_has_none() -> None:
+    rows = lab.runs([served(), served(status=FAILED, failure=CUT_OFF)])
+    assert rows.ttft_s.notna().tolist() == rows.tpot_low_ms.notna().tolist() == [True, False]
+    assert rows.failure.tolist() == [None, CUT_OFF] and rows.n_events.tolist() == [5, 5]
 
 
 def test_runs_alone_have_the_columns_that_they_always_had() -> None:

@@ -135,8 +135,14 @@ def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
 
 def _rows_of(record: Record | RequestRecord, index: int) -> list[dict[str, Any]]:
     if isinstance(record, RequestRecord):
-        return [request_table.run_row(record, index)]
-    return [_run_row(record, leg, index) for leg in phases.by_length(record.run)]
+        return [_without_failed(request_table.run_row(record, index))]
+    return [_without_failed(_run_row(record, leg, index)) for leg in phases.by_length(record.run)]
+
+
+def _without_failed(row: dict[str, Any]) -> dict[str, Any]:
+    """The row; of one that failed, what came before the failure is no measurement."""
+    failed = set() if row["status"] == OK else {*FIGURES, *request_table.FIGURES}
+    return {name: float("nan") if name in failed else value for name, value in row.items()}
 
 
 def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:

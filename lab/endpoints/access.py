@@ -243,7 +243,7 @@ def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: 
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as problem:
         return JsonReply(None, None, hidden(str(problem), asked) or type(problem).__name__)
     headers = {name: value for name, value in response.headers.items() if name != "content-encoding"}  # it is undone
-    return read(text, response.status_code, headers, asked)
+    return read_json(text, response.status_code, headers, asked)
 
 
 def _not_http(url: str) -> str:
@@ -260,7 +260,7 @@ def _not_http(url: str) -> str:
     return f'what answers there does not speak HTTP: it began with "{begin.decode("latin-1").strip()}"'
 
 
-def read(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> JsonReply:
+def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> JsonReply:
     """The JSON object in `text`, or why there is none. The names of `headers` are in lower case."""
     try:
         raw = json.loads(text)

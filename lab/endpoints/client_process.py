@@ -28,7 +28,7 @@ from lab.core.record import OK
 from lab.core.request import LOST, REFUSED, Request
 from lab.endpoints.access import Access
 from lab.endpoints.connection import Arrivals
-from lab.endpoints.exchange import Line, Target, exchange, rehearse, target
+from lab.endpoints.exchange import Channel, Target, exchange, rehearse, target
 from lab.endpoints.send_plan import SEPARATOR, SendPlan, fresh_nonce
 from lab.errors import LabError
 
@@ -76,23 +76,23 @@ def _run(access: Access, plan: SendPlan, path: Path) -> None:
 
 async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> None:
     """All requests, each written to `file` when it has ended."""
-    n_lines = min(plan.n_at_once, plan.n_all)
+    n_channels = min(plan.n_at_once, plan.n_all)
     times_ns = plan.times_ns
-    n_first = n_lines if times_ns is None else min(n_lines, sum(ns <= PREPARE_S * 1e9 for ns in times_ns))
-    lines = [Line() for _ in range(n_lines)]
+    n_first = n_channels if times_ns is None else min(n_channels, sum(ns <= PREPARE_S * 1e9 for ns in times_ns))
+    channels = [Channel() for _ in range(n_channels)]
     await rehearse()
-    await asyncio.gather(*(_warm(line, to) for line in lines[:n_first]))
+    await asyncio.gather(*(_warm(channel, to) for channel in channels[:n_first]))
     load = _Load(plan, to, file, iter(range(plan.n_all)), time.perf_counter_ns())
     file.write(b"%d\n" % load.start_ns)
     file.flush()
     async with asyncio.TaskGroup() as group:
         if times_ns is None:
-            for line in lines:
-                group.create_task(_user(line, load, group))
+            for channel in channels:
+                group.create_task(_user(channel, load, group))
         else:
-            await _open_loop(lines, times_ns, load, group)
-    for line in lines:
-        line.close()
+            await _open_loop(channels, times_ns, load, group)
+    for channel in channels:
+        channel.close()
 
 
 @dataclass
@@ -123,13 +123,13 @@ class _Load:
         (self.over.clear if self.n_wanted else self.over.set)()
 
     async def send(
-        self, number: int, line: Line, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None = None
+        self, number: int, channel: Channel, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None = None
     ) -> Request:
-        """Send request `number` over `line`, and write down how it went. `over`: see `exchange`."""
+        """Send request `number` over `channel`, and write down how it went. `over`: see `exchange`."""
         ask = self.plan.ask(number)
         if ask.nonce is not None:
             ask = dataclasses.replace(ask, body=ask.body.replace(ask.nonce, fresh_nonce(self.rng), 1))
-        request, text = await exchange(line, self.to, ask, self.plan, self.start_ns, over, scheduled_ns)
+        request, text = await exchange(channel, self.to, ask, self.plan, self.start_ns, over, scheduled_ns)
         self.n_lost = self.n_lost + 1 if request.failure in (REFUSED, LOST) else 0
         self.count(-is_wanted)
         self.file.write(SEPARATOR.join((str(number), to_json(request), json.dumps(text))).encode() + b"\n")
@@ -138,7 +138,7 @@ class _Load:
         return request
 
 
-async def _user(line: Line, load: _Load, group: asyncio.TaskGroup) -> None:
+async def _user(channel: Channel, load: _Load, group: asyncio.TaskGroup) -> None:
     """Send one request after the other: whichever is next when the last answer has arrived.
 
     That answer is read meanwhile, so a pause after a failure may come one request late.
@@ -152,7 +152,7 @@ async def _user(line: Line, load: _Load, group: asyncio.TaskGroup) -> None:
             load.count(-is_wanted)
             return
         over = asyncio.Event()
-        sent.append(group.create_task(load.send(number, line, is_wanted, over)))
+        sent.append(group.create_task(load.send(number, channel, is_wanted, over)))
         await over.wait()
         ended = [task for task in sent if task.done()]
         sent = [task for task in sent if not task.done()]
@@ -160,26 +160,26 @@ async def _user(line: Line, load: _Load, group: asyncio.TaskGroup) -> None:
             await asyncio.sleep(PAUSE_S)
 
 
-async def _open_loop(lines: list[Line], times_ns: tuple[int, ...], load: _Load, group: asyncio.TaskGroup) -> None:
-    """Send each request at its time, over the line that was used last of those that are free."""
-    free = asyncio.LifoQueue[Line]()
-    for line in reversed(lines):
-        free.put_nowait(line)
+async def _open_loop(channels: list[Channel], times_ns: tuple[int, ...], load: _Load, group: asyncio.TaskGroup) -> None:
+    """Send each request at its time, over the channel that was used last of those that are free."""
+    free = asyncio.LifoQueue[Channel]()
+    for channel in reversed(channels):
+        free.put_nowait(channel)
 
-    async def send(number: int, line: Line, is_wanted: bool) -> None:
-        await _warm(line, load.to)
-        await load.send(number, line, is_wanted, asyncio.Event(), times_ns[number])
-        free.put_nowait(line)
+    async def send(number: int, channel: Channel, is_wanted: bool) -> None:
+        await _warm(channel, load.to)
+        await load.send(number, channel, is_wanted, asyncio.Event(), times_ns[number])
+        free.put_nowait(channel)
 
     for number in load.numbers:
         is_wanted = not load.is_late(times_ns[number])
         load.count(is_wanted)
         await _until_nearly(load, times_ns[number], is_wanted)
-        line = await free.get()
+        channel = await free.get()
         if load.is_given_up or (not is_wanted and load.over.is_set()):
             load.count(-is_wanted)
             return
-        group.create_task(send(number, line, is_wanted))
+        group.create_task(send(number, channel, is_wanted))
 
 
 async def _until_nearly(load: _Load, scheduled_ns: int, is_wanted: bool) -> None:
@@ -192,7 +192,7 @@ async def _until_nearly(load: _Load, scheduled_ns: int, is_wanted: bool) -> None
             await asyncio.wait_for(load.over.wait(), left_s)
 
 
-async def _warm(line: Line, to: Target) -> None:
+async def _warm(channel: Channel, to: Target) -> None:
     """Open a connection ahead of time. Where that fails, the request will fail, and say it."""
     with suppress(OSError, TimeoutError):
-        await line.open(to)
+        await channel.open(to)

@@ -3,7 +3,7 @@
 The stamp is taken when select() returns (Arrivals): the bytes had arrived, and nothing of Python has been run for them.
 Parsing HTTP costs as much as some arrivals lie apart, and would make those of other requests late. So while a chunked
 answer lasts, its bytes only wait here, each with its stamp; when the end came, or no byte for a while, or too many
-wait, httpcore2 reads them one by one. All connections of a plan share one Turn: between two pieces of such work, of
+wait, they are read one by one. All connections of a plan share one Turn: between two pieces of such work, of
 whichever request, the loop looks for arrivals.
 """
 
@@ -15,10 +15,8 @@ import selectors
 import ssl
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
-
-import httpcore2
 
 from lab.endpoints.send_plan import SendPlan
 
@@ -40,7 +38,7 @@ FRESH_S = 2.0
 _PINGS = re.compile(rb"(?:[0-9a-fA-F]++\r\n|:[^\r\n]*+|event: ?ping[\r\n]+data:[^\r\n]*+|data: ?(?=[\r\n])|[\r\n])*+")
 """Bytes that only keep a connection open: comments, pings, events without data, and the frames of chunks."""
 
-_END = b"\r\n0\r\n\r\n"  # of chunked encoding, or of anything in it: then httpcore2 goes on reading
+_END = b"\r\n0\r\n\r\n"  # of chunked encoding, or of anything in it: then reading goes on
 
 
 class Stalled(Exception):
@@ -95,16 +93,9 @@ class Connection(asyncio.Protocol):
         is_fresh = time.perf_counter_ns() - self._free_ns < FRESH_S * 1e9
         return self.is_open and self._answer is None and is_fresh
 
-    def begin(
-        self, plan: SendPlan, most_events: int, turn: Turn, over: asyncio.Event, due_ns: int | None = None
-    ) -> Incoming:
-        """The next request, which is not written before `due_ns`, and whose answer has at most so many events.
-
-        `over` is set when its answer has arrived whole, which is before it is read.
-        """
-        self.was_used = True
-        self._answer = Incoming(self, plan, most_events, turn, over, due_ns)
-        return self._answer
+    def begin(self, answer: Incoming) -> None:
+        """What arrives from now on belongs to that answer."""
+        self.was_used, self._answer = True, answer
 
     def free(self, answer: Incoming) -> None:
         """That answer is over."""
@@ -143,42 +134,40 @@ class Connection(asyncio.Protocol):
             self._answer.lose(problem)
 
 
-class Incoming(httpcore2.AsyncNetworkStream):
-    """One request and its answer on a connection, as httpcore2 writes and reads them.
+@dataclass(eq=False)
+class Incoming:
+    """One request and its answer on a connection.
 
     A chunked answer that has arrived whole frees its connection at once: the next request needs not wait until this
-    one is read.
+    one is read. `over` is set then.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        plan: SendPlan,
-        most_events: int,
-        turn: Turn,
-        over: asyncio.Event,
-        due_ns: int | None,
-    ) -> None:
-        self._connection, self._turn, self._over = connection, turn, over
-        self._plan, self._most_events, self._due_ns = plan, most_events, due_ns
+    connection: Connection
+    plan: SendPlan
+    most_events: int  # of the answer
+    turn: Turn
+    over: asyncio.Event
+    due_ns: int | None = None  # the request is not written before
+    started_at: str = ""
+    sent_ns: int | None = None  # when the request was written
+    first_ns: int | None = None  # when the first byte of the answer arrived
+    last_ns: int | None = None  # when the last one did
+    _moved_ns: int | None = None  # when something arrived that is no ping
+    _n_events: int = 0
+    _waiting: deque[tuple[int, bytes]] = field(default_factory=deque)
+    _n_waiting: int = 0
+    _tail: bytes = b""
+    _is_open: bool = True
+    _is_held: bool = True
+    _is_whole: bool = False  # and nothing of it was read yet
+    _is_good: bool = False  # whether the connection can be used again after a chunked answer
+    _is_paused: bool = False
+    _problem: Exception | None = None
+    _reader: asyncio.Future[None] | None = None
+
+    def __post_init__(self) -> None:
         self.started_at = utc_now()
-        self.sent_ns: int | None = None  # when the request was written
-        self.first_ns: int | None = None  # when the first byte of the answer arrived
-        self.last_ns: int | None = None  # when the last one did
-        self.read_ns = 0  # when the bytes arrived that `read` gave last
-        self._moved_ns: int | None = None  # when something arrived that is no ping
-        self._n_events = 0
-        self._waiting: deque[tuple[int, bytes]] = deque()
-        self._n_waiting = 0
-        self._tail = b""
-        self._is_open = True
-        self._is_held = True
-        self._is_whole = False  # and nothing of it was read yet
-        self._is_good = False  # whether the connection can be used again after a chunked answer
-        self._is_paused = False
-        self._problem: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
-        self._outgoing: list[bytes] = []
+        self.connection.begin(self)
 
     # the connection's side
 
@@ -201,16 +190,16 @@ class Incoming(httpcore2.AsyncNetworkStream):
         is_whole = self._tail.endswith(_END)
         if is_whole and self._is_good:
             self._is_open, self._is_whole = False, True
-            self._connection.free(self)
-            self._over.set()
+            self.connection.free(self)
+            self.over.set()
         if not self._is_held or is_whole or self._n_waiting > MOST_HELD:
             self._release()
-        if self._n_events > self._most_events and self._is_open:
-            self.lose(Endless(f"more than {self._most_events:,} events came"))
-            self._connection.abort(self)
+        if self._n_events > self.most_events and self._is_open:
+            self.lose(Endless(f"more than {self.most_events:,} events came"))
+            self.connection.abort(self)
         if self._n_waiting > MOST_WAITING and not self._is_paused:
             self._is_paused = True
-            self._connection.pause(True)
+            self.connection.pause(True)
 
     def lose(self, problem: Exception | None) -> None:
         """The connection has ended."""
@@ -222,50 +211,42 @@ class Incoming(httpcore2.AsyncNetworkStream):
         if self._reader and not self._reader.done():
             self._reader.set_result(None)
 
-    # httpcore2's side
+    # the side of the one that sends and reads
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._outgoing.append(buffer)  # head and body leave together
+    async def send(self, request: bytes) -> None:
+        """Write the request, when it is due: all is ready by then."""
+        while self.due_ns is not None and (left_ns := self.due_ns - time.perf_counter_ns()) > 0:
+            await asyncio.sleep(left_ns / 1e9)
+        self.sent_ns = time.perf_counter_ns()
+        self.connection.write(request)
+        self.started_at = utc_now()
 
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        await self._send()
+    async def read(self) -> tuple[int, bytes]:
+        """The next bytes, and when they arrived; none at the end of the connection."""
         while self._is_open and (self._is_held or not self._waiting):
             await self._wait()
         if self._is_whole:
             self._is_whole = False
             await asyncio.sleep(READ_AFTER_S)
-        await self._turn.wait()
+        await self.turn.wait()
         if not self._waiting:
             if isinstance(self._problem, Endless):
                 raise self._problem
             if self._problem:
-                raise httpcore2.ReadError(str(self._problem))
-            return b""
-        self.read_ns, data = self._waiting.popleft()
+                raise ConnectionError(str(self._problem))
+            return 0, b""
+        ns, data = self._waiting.popleft()
         self._n_waiting -= len(data)
         if self._is_paused and self._n_waiting < MOST_WAITING // 2:
             self._is_paused = False
-            self._connection.pause(False)
-        return data
-
-    async def _send(self) -> None:
-        """Write the request, when it is due: all is ready by then."""
-        if not self._outgoing:
-            return
-        request = b"".join(self._outgoing)
-        self._outgoing.clear()
-        while self._due_ns is not None and (left_ns := self._due_ns - time.perf_counter_ns()) > 0:
-            await asyncio.sleep(left_ns / 1e9)
-        if self.sent_ns is None:
-            self.sent_ns = time.perf_counter_ns()
-        self._connection.write(request)
-        self.started_at = utc_now()
+            self.connection.pause(False)
+        return ns, data
 
     async def _wait(self) -> None:
         """Until bytes may be read, or for HELD_S. Raises Stalled or TimedOut, when all that came has been read."""
         now = time.perf_counter_ns()
-        left_s = self._plan.timeout_s - (now - (self.sent_ns or 0)) / 1e9
-        is_stalled = self._moved_ns is not None and (now - self._moved_ns) / 1e9 > self._plan.stall_s
+        left_s = self.plan.timeout_s - (now - (self.sent_ns or 0)) / 1e9
+        is_stalled = self._moved_ns is not None and (now - self._moved_ns) / 1e9 > self.plan.stall_s
         if left_s <= 0 or is_stalled:
             if not self._waiting:
                 raise TimedOut if left_s <= 0 else Stalled
@@ -282,32 +263,20 @@ class Incoming(httpcore2.AsyncNetworkStream):
         finally:
             self._reader = None
 
-    def end(self) -> None:
-        """It was read, and the connection still is open: free it."""
-        self._connection.free(self)
-
-    async def aclose(self) -> None:
-        self._is_open = False
-        self._connection.abort(self)
-
-    def get_extra_info(self, info: str) -> Any:
-        return not self._is_open if info == "is_readable" else None
-
-
-def certificates(url: httpcore2.URL) -> ssl.SSLContext | None:
-    """What a connection to `url` is encrypted with: the system's certificates are read, which takes a while."""
-    import httpx2
-
-    return httpx2.create_ssl_context() if url.scheme == b"https" else None
+    def end(self, is_reusable: bool) -> None:
+        """Nothing more is read: free the connection, or hang up."""
+        if is_reusable:
+            self.connection.free(self)
+        else:
+            self._is_open = False
+            self.connection.abort(self)
 
 
 async def connect(
-    url: httpcore2.URL, timeout_s: float, arrivals: Arrivals, context: ssl.SSLContext | None
+    host: str, port: int, timeout_s: float, arrivals: Arrivals, certificates: ssl.SSLContext | None
 ) -> Connection:
-    """A new connection to the host of `url`. Raises OSError (certificates included) or TimeoutError."""
-    port = url.port or (443 if url.scheme == b"https" else 80)
-    host = url.host.decode("ascii")
-    tls = {"ssl": context, "server_hostname": host} if context else {}
+    """A new connection. Raises OSError (certificates included) or TimeoutError."""
+    tls = {"ssl": certificates, "server_hostname": host} if certificates else {}
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout_s):
         _, connection = await loop.create_connection(lambda: Connection(arrivals), host, port, **tls)  # type: ignore[call-overload]

@@ -6,8 +6,9 @@ import asyncio
 import ssl
 import time
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
-import httpcore2
+import h11
 
 from lab.core.record import FAILED, OK
 from lab.core.request import (
@@ -25,20 +26,9 @@ from lab.core.request import (
     Events,
     Request,
 )
-from lab.endpoints.access import Access, all_headers, hidden, read
-from lab.endpoints.connection import (
-    Arrivals,
-    Connection,
-    Endless,
-    Incoming,
-    Stalled,
-    TimedOut,
-    Turn,
-    certificates,
-    connect,
-    utc_now,
-)
-from lab.endpoints.formats import Piece, Stream, parsing
+from lab.endpoints.access import Access, all_headers, hidden, read_json
+from lab.endpoints.connection import Arrivals, Connection, Endless, Incoming, Stalled, TimedOut, Turn, connect, utc_now
+from lab.endpoints.formats import Piece, Stream, StreamReader
 from lab.endpoints.send_plan import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, SendPlan
 
 CONNECT_S = 10.0
@@ -51,10 +41,9 @@ HUNG_UP_S = 1.0
 MOST_ERROR_BYTES = 64_000
 """Bytes that are read of an answer that is an error."""
 
+MOST_HEAD_BYTES = 100_000
 MOST_EVENTS, SPARE_EVENTS = 8, 100
 """So many times the tokens that were asked for, and so many more, may be the events of an answer."""
-
-Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass
@@ -62,18 +51,22 @@ class Target:
     """Where the requests of a plan go."""
 
     access: Access
-    url: httpcore2.URL
-    headers: Headers = field(repr=False)
+    host: str
+    port: int
+    path: str
+    headers: list[tuple[str, str]] = field(repr=False)
     arrivals: Arrivals
     turn: Turn
-    context: ssl.SSLContext | None = None
+    certificates: ssl.SSLContext | None
     hangs_up: bool = False  # whether the server was seen to end a connection after an answer, without a word
 
 
 def target(access: Access, api: str, arrivals: Arrivals, path: str | None = None) -> Target:
     """Where the requests for an interface (or for another path) go, and the headers that they all have."""
-    url = httpcore2.URL(access.interface(api) if path is None else access.root + path)
-    port = b"" if url.port is None else b":%d" % url.port
+    import httpx2
+
+    url = urlsplit(access.interface(api) if path is None else access.root + path)
+    is_encrypted = url.scheme == "https"
     fixed = {
         "Accept": "text/event-stream",
         "Accept-Encoding": "identity",
@@ -81,13 +74,20 @@ def target(access: Access, api: str, arrivals: Arrivals, path: str | None = None
         "User-Agent": "mini-lab",
     }
     given = {name.title(): value for name, value in all_headers(access)}
-    host = b"[%b]" % url.host if b":" in url.host else url.host
-    headers = [(name.encode(), value.encode()) for name, value in (fixed | given).items()]
-    return Target(access, url, [(b"Host", host + port), *headers], arrivals, Turn(), certificates(url))
+    return Target(
+        access=access,
+        host=url.hostname or "",
+        port=url.port or (443 if is_encrypted else 80),
+        path=url.path,
+        headers=[("Host", url.netloc), *(fixed | given).items()],
+        arrivals=arrivals,
+        turn=Turn(),
+        certificates=httpx2.create_ssl_context() if is_encrypted else None,  # reads the system's, which takes a while
+    )
 
 
 @dataclass
-class Line:
+class Channel:
     """What requests are sent over, one after the other: a connection, which may have to be opened anew."""
 
     connection: Connection | None = None
@@ -97,11 +97,13 @@ class Line:
         """Whether a request can be sent at once."""
         return self.connection is not None and self.connection.is_ready
 
-    async def open(self, to: Target) -> None:
+    async def open(self, to: Target) -> Connection:
         """A new connection, if the last one cannot be used. Raises OSError or TimeoutError."""
-        if not self.is_ready or (to.hangs_up and self.connection and self.connection.was_used):
+        was_used = self.connection is not None and self.connection.was_used
+        if self.connection is None or not self.is_ready or (to.hangs_up and was_used):
             self.close()
-            self.connection = await connect(to.url, CONNECT_S, to.arrivals, to.context)
+            self.connection = await connect(to.host, to.port, CONNECT_S, to.arrivals, to.certificates)
+        return self.connection
 
     def close(self) -> None:
         if self.connection:
@@ -118,11 +120,14 @@ class _Failure(Exception):
 
 
 @dataclass
-class _Got:
-    """What has arrived of an answer, and how that went."""
+class _Exchange:
+    """A request, and what has arrived of its answer."""
 
-    started_at: str = ""
-    was_connected: bool = False
+    ask: Ask
+    plan: SendPlan
+    to: Target
+    was_connected: bool
+    began_at: str = field(default_factory=utc_now)
     answer: Incoming | None = None
     stream: Stream | None = None
     problem: _Failure | None = None
@@ -132,7 +137,67 @@ class _Got:
     http_status: int | None = None
     is_stream: bool = False
 
-    def add(self, ns: int, data: bytes) -> None:
+    async def send(self, connection: Connection, over: asyncio.Event, due_ns: int | None) -> None:
+        """Send the request when it is due, and read its answer. Raises _Failure for all that can go wrong."""
+        n_gen, path = self.ask.asked.n_gen, self.plan.path
+        most_events = MOST_EVENTS * n_gen + SPARE_EVENTS if path is None else MOST_ANSWER_BYTES
+        answer = self.answer = Incoming(connection, self.plan, most_events, self.to.turn, over, due_ns)
+        http = h11.Connection(h11.CLIENT, MOST_HEAD_BYTES)
+        try:
+            async with asyncio.timeout(self.plan.timeout_s + GRACE_S):
+                await answer.send(self._as_http(http))
+                await self._read(http, answer)
+        except Stalled:
+            raise _Failure(STALLED, f"nothing but pings came for {self.plan.stall_s:g} s") from None
+        except Endless as problem:
+            error = f"{problem} where at most {n_gen:,} tokens were asked for: the server ignores that limit"
+            raise _Failure(TOO_LARGE, error) from None
+        except (TimedOut, TimeoutError):
+            raise _Failure(TIMEOUT, f"the answer was not whole after {self.plan.timeout_s:g} s (--timeout)") from None
+        except h11.LocalProtocolError:  # its message may hold a header
+            raise _Failure(BAD_REQUEST, "the request cannot be written as HTTP") from None
+        except (h11.RemoteProtocolError, OSError) as problem:
+            raise _Failure(LOST, str(problem) or "the server closed the connection") from None
+        finally:
+            answer.end(is_reusable=http.our_state is h11.DONE and http.their_state is h11.DONE)
+
+    def _as_http(self, http: h11.Connection) -> bytes:
+        """The whole request: head and body leave together."""
+        body = self.ask.body.encode()
+        headers = [*self.to.headers, ("Content-Length", str(len(body)))]
+        head = h11.Request(method="POST", target=self.to.path, headers=headers)
+        return b"".join(http.send(part) or b"" for part in (head, h11.Data(data=body), h11.EndOfMessage()))
+
+    async def _read(self, http: h11.Connection, answer: Incoming) -> None:
+        """Read the answer, and tell what it is if it is no stream."""
+        is_whole, headers, ns = self.plan.path is not None, dict[str, str](), 0
+        while not isinstance(event := http.next_event(), h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                ns, data = await answer.read()
+                if not data and http.their_state is h11.SEND_RESPONSE:
+                    raise ConnectionError("the server closed the connection without an answer")
+                http.receive_data(data)
+            elif isinstance(event, h11.Response):
+                self.http_status = event.status_code
+                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+                self.is_stream = self.http_status == 200 and not is_whole and _may_be_stream(headers)
+            elif isinstance(event, h11.Data):
+                self._add(ns, bytes(event.data))
+                if not self.is_stream and not is_whole and self.n_bytes > MOST_ERROR_BYTES:
+                    break
+            elif not isinstance(event, h11.InformationalResponse):
+                break
+        status = self.http_status or 0
+        if self.is_stream or (is_whole and status == 200):
+            return
+        answered = read_json(b"".join(data for _, data in self.pieces), status, headers, self.to.access)
+        if status == 200 and (answered.parsed is None or answered.error is None):
+            raise _Failure(NO_STREAM, f"the answer is {answered.error or 'JSON'} instead of a stream")
+        failures = {200: ERROR_INSIDE, 429: RATE_LIMITED}
+        failure = failures.get(status, SERVER_ERROR if status >= 500 else BAD_REQUEST)
+        raise _Failure(failure, answered.error or "")
+
+    def _add(self, ns: int, data: bytes) -> None:
         """Keep bytes of the body. Raises _Failure where they are too many."""
         self.pieces.append((ns, data))
         self.n_bytes += len(data)
@@ -143,157 +208,110 @@ class _Got:
         if self.n_bytes > MOST_ANSWER_BYTES:
             raise _Failure(TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes came")
 
-    @property
-    def body(self) -> bytes:
-        return b"".join(data for _, data in self.pieces)
+    def is_lost_unread(self, failure: _Failure) -> bool:
+        """Whether the connection ended at once and without an answer."""
+        assert self.answer
+        age_s = (time.perf_counter_ns() - (self.answer.sent_ns or 0)) / 1e9
+        return failure.failure == LOST and self.answer.first_ns is None and age_s <= HUNG_UP_S
+
+    async def parse(self) -> None:
+        """Make events of the stream. What it says itself of a failure counts more than that the connection was lost."""
+        if not self.is_stream:
+            return
+        sent_ns = (self.answer.sent_ns if self.answer else None) or 0
+        stream = self.stream = await _parsed(self.pieces, sent_ns, self.to.turn)
+        is_lost = self.problem is not None and self.problem.failure == LOST
+        if stream.failure is None:
+            self.problem = None if is_lost else self.problem  # all had arrived
+        elif self.problem is None or (is_lost and stream.failure == ERROR_INSIDE):
+            self.problem = _Failure(stream.failure, stream.error or "")
+
+    def request(self, start_ns: int, scheduled_ns: int | None) -> Request:
+        """The request as it went, in a plan that began then."""
+        answer, problem, stream = self.answer, self.problem, self.stream
+        sent_ns = answer.sent_ns if answer else None
+
+        def since_sent(ns: int | None) -> int | None:
+            return None if sent_ns is None or ns is None else ns - sent_ns
+
+        return Request(
+            asked=self.ask.asked,
+            started_at=answer.started_at if answer else self.began_at,
+            scheduled_ns=scheduled_ns,
+            sent_ns=None if sent_ns is None else sent_ns - start_ns,
+            was_connected=self.was_connected,
+            headers_ns=since_sent(answer.first_ns) if answer else None,
+            ended_ns=since_sent(answer.last_ns) if answer else None,
+            failed_ns=since_sent(time.perf_counter_ns()) if problem else None,
+            status=FAILED if problem else OK,
+            failure=problem.failure if problem else None,
+            error=hidden(problem.error, self.to.access)[:300] if problem else None,
+            http_status=self.http_status,
+            finish_reason=hidden(stream.finish_reason, self.to.access) if stream and stream.finish_reason else None,
+            events=stream.events if stream else Events(),
+            tokens_by=stream.tokens_by if stream else None,
+            usage=stream.usage if stream else None,
+            timings=stream.timings if stream else None,
+        )
 
 
 async def exchange(
-    line: Line,
-    to: Target,
-    ask: Ask,
-    plan: SendPlan,
-    start_ns: int,
-    over: asyncio.Event,
-    scheduled_ns: int | None = None,
+    channel: Channel, to: Target, ask: Ask, plan: SendPlan, start_ns: int, over: asyncio.Event, scheduled_ns: int | None
 ) -> tuple[Request, str]:
     """Send a request, once, at its time, and read its answer. Gives it and its text; never raises for a server.
 
     A server that hangs up after each answer (llama-server does, unsaid) may never read a request that crosses the end
     of its connection: that one goes out again over a new one, and so do all later ones.
     """
-    got = _Got(utc_now(), line.is_ready)
+    own = _Exchange(ask, plan, to, channel.is_ready)
+    due_ns = None if scheduled_ns is None else start_ns + scheduled_ns
     try:
-        await _open(line, to)
-        assert line.connection
-        due_ns = None if scheduled_ns is None else start_ns + scheduled_ns
-        was_used = line.connection.was_used
-        most_events = MOST_EVENTS * ask.asked.n_gen + SPARE_EVENTS if plan.path is None else MOST_ANSWER_BYTES
-        answer = got.answer = line.connection.begin(plan, most_events, to.turn, over, due_ns)
+        connection = await _open(channel, to)
+        was_used = connection.was_used
         try:
-            await _send_and_read(answer, to, ask, plan, got)
+            await own.send(connection, over, due_ns)
         except _Failure as failure:
-            age_s = (time.perf_counter_ns() - (answer.sent_ns or 0)) / 1e9
-            if not was_used or failure.failure != LOST or answer.first_ns is not None or age_s > HUNG_UP_S:
+            if not was_used or not own.is_lost_unread(failure):
                 raise
-            to.hangs_up, got.was_connected = True, False
-            line.close()
-            await _open(line, to)
-            got.answer = line.connection.begin(plan, most_events, to.turn, over, due_ns)
-            await _send_and_read(got.answer, to, ask, plan, got)
+            to.hangs_up, own.was_connected = True, False
+            channel.close()
+            await own.send(await _open(channel, to), over, due_ns)
     except _Failure as failure:
-        got.problem = failure
-    if got.is_stream:
-        stream = got.stream = await _parsed(got, (got.answer.sent_ns if got.answer else None) or 0, to.turn)
-        problem, done = got.problem, stream.failure is None
-        if (problem is None and not done) or (problem and problem.failure == LOST and stream.failure == ERROR_INSIDE):
-            got.problem = _Failure(stream.failure or "", stream.error or "")
-        elif problem and problem.failure == LOST and done:
-            got.problem = None  # all had arrived
-    if got.answer and got.problem:
-        await got.answer.aclose()
-    return _request(ask, start_ns, scheduled_ns, got, to.access), got.stream.text if got.stream else ""
+        own.problem = failure
+    await own.parse()
+    if own.answer and own.problem:
+        own.answer.end(is_reusable=False)
+    return own.request(start_ns, scheduled_ns), own.stream.text if own.stream else ""
 
 
-async def _open(line: Line, to: Target) -> None:
+async def _open(channel: Channel, to: Target) -> Connection:
     try:
-        await line.open(to)
+        return await channel.open(to)
     except TimeoutError:
         raise _Failure(TIMEOUT, f"no connection within {CONNECT_S:g} s") from None
     except OSError as problem:
         raise _Failure(REFUSED, f"no connection: {problem.strerror or problem}") from None
 
 
-async def _send_and_read(answer: Incoming, to: Target, ask: Ask, plan: SendPlan, got: _Got) -> None:
-    """Raises _Failure for all that can go wrong."""
-    http = httpcore2.AsyncHTTP11Connection(origin=to.url.origin, stream=answer)
-    body = ask.body.encode()
-    headers = [*to.headers, (b"Content-Length", b"%d" % len(body))]
-    request = httpcore2.Request(b"POST", to.url, headers=headers, content=body)
-    try:
-        async with asyncio.timeout(plan.timeout_s + GRACE_S):
-            response = await http.handle_async_request(request)
-            try:
-                await _read(response, answer, got, to.access, plan.path is not None)
-            finally:
-                await response.aclose()
-                answer.end()
-    except Stalled:
-        raise _Failure(STALLED, f"nothing but pings came for {plan.stall_s:g} s") from None
-    except Endless as problem:
-        error = f"{problem} where at most {ask.asked.n_gen:,} tokens were asked for: the server ignores that limit"
-        raise _Failure(TOO_LARGE, error) from None
-    except (TimedOut, TimeoutError):
-        raise _Failure(TIMEOUT, f"the answer was not whole after {plan.timeout_s:g} s (--timeout)") from None
-    except httpcore2.LocalProtocolError:  # its message may hold a header
-        raise _Failure(BAD_REQUEST, "the request cannot be written as HTTP") from None
-    except (httpcore2.NetworkError, httpcore2.ProtocolError, OSError) as problem:
-        raise _Failure(LOST, str(problem) or "the server closed the connection") from None
+def _may_be_stream(headers: dict[str, str]) -> bool:
+    """Whether a body with these headers may be a stream of events, whatever it is called."""
+    kind = headers.get("content-type", "").lower()
+    return headers.get("content-encoding", "identity") == "identity" and "json" not in kind and "html" not in kind
 
 
-async def _read(response: httpcore2.Response, answer: Incoming, got: _Got, access: Access, is_whole: bool) -> None:
-    got.http_status = status = response.status
-    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
-    kind, is_plain = headers.get("content-type", "").lower(), headers.get("content-encoding", "identity") == "identity"
-    got.is_stream = status == 200 and is_plain and "json" not in kind and "html" not in kind and not is_whole
-    async for data in response.aiter_stream():
-        got.add(answer.read_ns, data)
-        if not got.is_stream and not is_whole and got.n_bytes > MOST_ERROR_BYTES:
-            break
-    if got.is_stream or (is_whole and status == 200):
-        return
-    got_whole = read(got.body, status, headers, access)
-    if status == 200 and (got_whole.parsed is None or got_whole.error is None):
-        raise _Failure(NO_STREAM, f"the answer is {got_whole.error or 'JSON'} instead of a stream")
-    failures = {200: ERROR_INSIDE, 429: RATE_LIMITED}
-    failure = failures.get(status, SERVER_ERROR if status >= 500 else BAD_REQUEST)
-    raise _Failure(failure, got_whole.error or "")
-
-
-async def _parsed(got: _Got, sent_ns: int, turn: Turn) -> Stream:
+async def _parsed(pieces: list[Piece], sent_ns: int, turn: Turn) -> Stream:
     """The events, one for each turn."""
-    steps = parsing(got.pieces, sent_ns)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            stream: Stream = end.value
-            return stream
+    reader = StreamReader(sent_ns)
+    for _ in reader.read(pieces):
         await turn.wait()
-
-
-def _request(ask: Ask, start_ns: int, scheduled_ns: int | None, got: _Got, access: Access) -> Request:
-    answer, stream, problem = got.answer, got.stream, got.problem
-    sent_ns, first_ns, last_ns = (answer.sent_ns, answer.first_ns, answer.last_ns) if answer else (None, None, None)
-    return Request(
-        asked=ask.asked,
-        started_at=answer.started_at if answer else got.started_at,
-        scheduled_ns=scheduled_ns,
-        sent_ns=None if sent_ns is None else sent_ns - start_ns,
-        was_connected=got.was_connected,
-        headers_ns=None if sent_ns is None or first_ns is None else first_ns - sent_ns,
-        ended_ns=None if sent_ns is None or last_ns is None else last_ns - sent_ns,
-        failed_ns=None if problem is None or sent_ns is None else time.perf_counter_ns() - sent_ns,
-        status=FAILED if problem else OK,
-        failure=problem.failure if problem else None,
-        error=hidden(problem.error, access)[:300] if problem else None,
-        http_status=got.http_status,
-        finish_reason=hidden(stream.finish_reason, access) if stream and stream.finish_reason else None,
-        events=stream.events if stream else Events(),
-        tokens_by=stream.tokens_by if stream else None,
-        usage=stream.usage if stream else None,
-        timings=stream.timings if stream else None,
-    )
+    return reader.stream()
 
 
 async def rehearse() -> None:
-    """One request without a network, so that the first real one finds all modules loaded."""
-    answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 14\r\n\r\ndata: [DONE]\n\n"
-    url = httpcore2.URL("http://localhost/")
-    http = httpcore2.AsyncHTTP11Connection(origin=url.origin, stream=httpcore2.AsyncMockStream([answer]))
-    response = await http.handle_async_request(httpcore2.Request(b"POST", url, headers=[(b"Host", b"localhost")]))
-    got = _Got()
-    async for data in response.aiter_stream():
-        got.add(0, data)
-    await response.aclose()
-    await _parsed(got, 0, Turn())
+    """Parse an answer without a network, so that the first real one finds all modules loaded."""
+    http = h11.Connection(h11.CLIENT)
+    http.send(h11.Request(method="POST", target="/", headers=[("Host", "localhost")]))
+    http.receive_data(b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\ndata: [DONE]\n\n")
+    head, body = http.next_event(), http.next_event()
+    assert isinstance(head, h11.Response) and isinstance(body, h11.Data)
+    await _parsed([(0, bytes(body.data))], 0, Turn())

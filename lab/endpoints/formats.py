@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,23 +63,26 @@ def body(
     api: str, model: str, prompt: str, asked: Asked, options: tuple[str, ...], is_streamed: bool = True
 ) -> dict[str, Any]:
     """The JSON object to send."""
-    fields: dict[str, Any] = {"model": model}
-    fields |= {"messages": [{"role": "user", "content": prompt}]} if api == CHAT else {"prompt": prompt}
-    fields["max_completion_tokens" if MAX_COMPLETION in options else "max_tokens"] = asked.n_gen
-    fields |= {} if asked.temperature is None else {"temperature": asked.temperature}
-    fields |= {} if asked.seed is None else {"seed": asked.seed}
-    if IGNORE_EOS in options and asked.ignore_eos is not None:
-        fields["ignore_eos"] = asked.ignore_eos
-    if NO_CACHE in options:
-        fields["cache_prompt"] = False
+    usage = {"include_usage": INCLUDE_USAGE in options, "continuous_usage_stats": CONTINUOUS_USAGE in options}
+    fields: dict[str, Any] = {
+        "model": model,
+        **prompt_fields(api, prompt),
+        "max_completion_tokens" if MAX_COMPLETION in options else "max_tokens": asked.n_gen,
+        "temperature": asked.temperature,
+        "seed": asked.seed,
+        "ignore_eos": asked.ignore_eos if IGNORE_EOS in options else None,
+        "cache_prompt": False if NO_CACHE in options else None,
+    }
     if is_streamed:
         fields["stream"] = True
-        usage = {"include_usage": INCLUDE_USAGE in options, "continuous_usage_stats": CONTINUOUS_USAGE in options}
-        fields |= (
-            {"stream_options": {name: True for name, is_on in usage.items() if is_on}} if any(usage.values()) else {}
-        )
+        fields["stream_options"] = {name: True for name, is_on in usage.items() if is_on} or None
         fields |= {name: True for name in (TOKEN_IDS, TIMINGS) if name in options}
-    return fields
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def prompt_fields(api: str, prompt: str) -> dict[str, Any]:
+    """A prompt, as either interface takes it."""
+    return {"messages": [{"role": "user", "content": prompt}]} if api == CHAT else {"prompt": prompt}
 
 
 def ask_for(api: str, model: str, prompt: str, asked: Asked, options: tuple[str, ...], nonce: str | None = None) -> Ask:
@@ -186,8 +189,9 @@ def n_logprobs(value: Any) -> int | None:
 Piece = tuple[int, bytes]
 """Bytes of the body of an answer, and when they arrived."""
 
-_TOKEN_IDS, _USAGE, _TIMINGS, _LOGPROBS = "token ids", "usage", "timings", "logprobs"
-_DONE = "[DONE]"
+_COUNTS = {"token ids": False, "usage": True, "timings": True, "logprobs": False}
+"""What says how many tokens are in an event, the best first, and whether it is a running total."""
+
 _FIELDS = ("event", "data", "id", "retry")
 
 
@@ -205,39 +209,141 @@ class Stream:
     error: str | None
 
 
-def parsing(pieces: Sequence[Piece], sent_ns: int) -> Generator[None, None, Stream]:
-    """The events of a stream, whose stamps count from `sent_ns`, one by one, so that others can work in between."""
-    rows = _Rows(sent_ns)
-    name, n_bytes, is_begun = "", 0, False
-    data: list[str] = []
-    half = b""
-    for ns, line, n in _lines(pieces):
-        n_bytes += n
-        if n and not line.endswith((b"\n", b"\r")) and line.strip() not in (b"data: [DONE]", b""):
-            half = line
-            break
-        text = line.decode(errors="replace").rstrip("\r\n")
-        field_name, _, value = text.partition(":")
-        value = value.removeprefix(" ")
-        if text.startswith(":"):
-            rows.add_ping(ns, n_bytes)
-        elif not text and is_begun:
-            rows.add(name, "\n".join(data), ns, n_bytes)
-            name, data, is_begun = "", [], False
-        else:
-            is_begun = is_begun or field_name in _FIELDS
-            name = value if field_name == "event" else name
-            data += [value] if field_name == "data" else []
-            continue
-        n_bytes = 0
-        yield
-    if half:
-        rows.fail(HALF_LINE, f"the answer ends in the middle of a line of {len(half):,} bytes")
-    elif rows.finish_reason is None and not rows.is_done:
-        rows.fail(CUT_OFF, "the connection ended before the answer was complete: no finish_reason and no [DONE] came")
-    elif rows.finish_reason is None and rows.is_begun and not rows.is_counted:
-        rows.fail(CUT_OFF, "[DONE] came before the answer was complete: no finish_reason and no count of tokens came")
-    return rows.stream()
+@dataclass(frozen=True)
+class _Event:
+    """One event: its kind, when it was complete, its bytes on the wire, and its tokens by each of _COUNTS."""
+
+    kind: str
+    ns: int
+    n_bytes: int
+    counts: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass
+class StreamReader:
+    """Makes events of the body of an answer, whose stamps count from `sent_ns`."""
+
+    sent_ns: int
+    _events: list[_Event] = field(default_factory=list)
+    _text: list[str] = field(default_factory=list)
+    _usage: dict[str, Any] | None = None
+    _timings: dict[str, Any] | None = None
+    _finish_reason: str | None = None
+    _is_done: bool = False
+    _failure: tuple[str, str] | None = None  # the first one
+
+    def read(self, pieces: Sequence[Piece]) -> Iterator[None]:
+        """Read all, and stop after each event, so that others can work in between."""
+        name, n_bytes, is_begun = "", 0, False
+        data: list[str] = []
+        for ns, line, n in _lines(pieces):
+            n_bytes += n
+            if n and not line.endswith((b"\n", b"\r")) and line.strip() not in (b"data: [DONE]", b""):
+                self._fail(HALF_LINE, f"the answer ends in the middle of a line of {len(line):,} bytes")
+                return
+            text = line.decode(errors="replace").rstrip("\r\n")
+            field_name, _, value = text.partition(":")
+            value = value.removeprefix(" ")
+            if text.startswith(":"):
+                self._add(PING, ns, n_bytes)
+            elif not text and is_begun:
+                self._add_event(name, "\n".join(data), ns, n_bytes)
+                name, data, is_begun = "", [], False
+            else:
+                is_begun = is_begun or field_name in _FIELDS
+                name = value if field_name == "event" else name
+                data += [value] if field_name == "data" else []
+                continue
+            n_bytes = 0
+            yield
+        has_content = any(event.kind in GENERATED for event in self._events)
+        missing = "the answer was complete: no finish_reason and no"
+        if self._finish_reason is None and not self._is_done:
+            self._fail(CUT_OFF, f"the connection ended before {missing} [DONE] came")
+        elif self._finish_reason is None and has_content and self._usage is None:
+            self._fail(CUT_OFF, f"[DONE] came before {missing} count of tokens came")
+
+    def stream(self) -> Stream:
+        """All that was read."""
+        usage = usage_of(self._usage, self._timings)
+        columns = ((event.ns - self.sent_ns, event.n_bytes, event.kind) for event in self._events)
+        arrive_ns, n_bytes, kind = zip(*columns, strict=True) if self._events else ((), (), ())
+        n_tokens, tokens_by = self._tokens(usage.completion_tokens if usage else None)
+        failure, error = self._failure or (None, None)
+        return Stream(
+            events=Events(arrive_ns, n_bytes, kind, n_tokens),
+            text="".join(self._text),
+            tokens_by=tokens_by,
+            usage=usage,
+            timings=timings_of(self._timings),
+            finish_reason=self._finish_reason,
+            failure=failure,
+            error=error,
+        )
+
+    def _fail(self, failure: str, error: str) -> None:
+        self._failure = self._failure or (failure, error)
+
+    def _add(self, kind: str, ns: int, n_bytes: int) -> None:
+        self._events.append(_Event(kind, ns, n_bytes))
+
+    def _add_event(self, name: str, data: str, ns: int, n_bytes: int) -> None:
+        """An event by its name and its data."""
+        if data.strip() == "[DONE]":
+            self._is_done = True
+            return self._add(DONE, ns, n_bytes)
+        if name == "ping" or (not data.strip() and name != "error"):
+            return self._add(PING, ns, n_bytes)
+        try:
+            chunk = json.loads(data)
+        except (ValueError, RecursionError):
+            chunk = None
+        if not isinstance(chunk, dict):
+            self._fail(WRONG_JSON, f"an event is no JSON object: {data}")
+            return self._add(ERROR, ns, n_bytes)
+        message = error_in(chunk)
+        if message is not None or name == "error":
+            self._fail(ERROR_INSIDE, message or data)
+            return self._add(ERROR, ns, n_bytes)
+        self._add_chunk(chunk, ns, n_bytes)
+
+    def _add_chunk(self, chunk: dict[str, Any], ns: int, n_bytes: int) -> None:
+        """An event that is a part of an answer."""
+        choice, usage, timings = first(chunk.get("choices")), as_dict(chunk.get("usage")), as_dict(chunk.get("timings"))
+        if as_count(usage.get("prompt_tokens")) or as_count(usage.get("completion_tokens")):
+            self._usage = usage  # Ollama has one of zeros in each chunk of a completion
+        self._timings = timings or self._timings
+        if isinstance(choice.get("finish_reason"), str):
+            self._finish_reason = choice["finish_reason"]
+        counts = {
+            "token ids": n_items(choice.get("token_ids")),
+            "usage": as_count(usage.get("completion_tokens")),
+            "timings": as_count(timings.get("predicted_n")),
+            "logprobs": n_logprobs(choice.get("logprobs")),
+        }
+        delta = as_dict(choice.get("delta"))
+        text = as_text(choice.get("text")) + as_text(delta.get("content")) + as_text(delta.get("refusal"))
+        reasoning = reasoning_of(delta)
+        self._text += [reasoning, text]
+        goes_on = choice.get("finish_reason") is None
+        kinds = (
+            (TEXT, text),
+            (TOOL, delta.get("tool_calls") or delta.get("function_call")),
+            (REASONING, reasoning),
+            (TEXT, goes_on and counts["token ids"]),
+            (ROLE, goes_on and delta.get("role")),
+            (USAGE, usage),
+        )
+        kind = next((kind for kind, has_it in kinds if has_it), OTHER)
+        self._events.append(_Event(kind, ns, n_bytes, counts))
+
+    def _tokens(self, n_all: int | None) -> tuple[tuple[int, ...] | None, str | None]:
+        """Tokens per event, from the first of _COUNTS that counts all events with content, and not too many tokens."""
+        for name, is_running_total in _COUNTS.items():
+            column = _counted(self._events, name, is_running_total)
+            if column is not None and (n_all is None or sum(column) <= n_all):
+                return column, name
+        return None, None
 
 
 def _lines(pieces: Sequence[Piece]) -> Iterator[tuple[int, bytes, int]]:
@@ -265,139 +371,16 @@ def _lines(pieces: Sequence[Piece]) -> Iterator[tuple[int, bytes, int]]:
     yield ns, b"", 0
 
 
-@dataclass
-class _Rows:
-    """Collects events."""
-
-    sent_ns: int
-    finish_reason: str | None = None
-    is_done: bool = False
-    _failure: tuple[str, str] | None = None
-    _usage: dict[str, Any] | None = None
-    _timings: dict[str, Any] | None = None
-    _text: list[str] = field(default_factory=list)
-    _arrive_ns: list[int] = field(default_factory=list)
-    _n_bytes: list[int] = field(default_factory=list)
-    _kind: list[str] = field(default_factory=list)
-    _counts: dict[str, list[int | None]] = field(
-        default_factory=lambda: {_TOKEN_IDS: [], _USAGE: [], _TIMINGS: [], _LOGPROBS: []}
-    )
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether there is generated content."""
-        return any(kind in GENERATED for kind in self._kind)
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether the server counted the tokens of the answer."""
-        return self._usage is not None
-
-    def fail(self, failure: str, error: str) -> None:
-        """Note a failure; the first one counts."""
-        self._failure = self._failure or (failure, error)
-
-    def add_ping(self, ns: int, n_bytes: int) -> None:
-        self._append(PING, ns, n_bytes, {})
-
-    def add(self, event: str, data: str, ns: int, n_bytes: int) -> None:
-        """One event: its name, its data, when it was complete, and its bytes."""
-        if data.strip() == _DONE:
-            self.is_done = True
-            return self._append(DONE, ns, n_bytes, {})
-        if event == "ping" or (not data.strip() and event != "error"):
-            return self._append(PING, ns, n_bytes, {})
-        try:
-            chunk = json.loads(data)
-        except (ValueError, RecursionError):
-            chunk = None
-        if not isinstance(chunk, dict):
-            self.fail(WRONG_JSON, f"an event is no JSON object: {data}")
-            return self._append(ERROR, ns, n_bytes, {})
-        message = error_in(chunk)
-        if message is not None or event == "error":
-            self.fail(ERROR_INSIDE, message or data)
-            return self._append(ERROR, ns, n_bytes, {})
-        self._append(*self._read(chunk, ns, n_bytes))
-
-    def _read(self, chunk: dict[str, Any], ns: int, n_bytes: int) -> tuple[str, int, int, dict[str, int | None]]:
-        choice = first(chunk.get("choices"))
-        delta = as_dict(choice.get("delta"))
-        usage, timings = as_dict(chunk.get("usage")), as_dict(chunk.get("timings"))
-        if as_count(usage.get("prompt_tokens")) or as_count(usage.get("completion_tokens")):
-            self._usage = usage  # Ollama has one of zeros in each chunk of a completion
-        self._timings = timings or self._timings
-        if isinstance(choice.get("finish_reason"), str):
-            self.finish_reason = choice["finish_reason"]
-        counts = {
-            _TOKEN_IDS: n_items(choice.get("token_ids")),
-            _USAGE: as_count(usage.get("completion_tokens")),
-            _TIMINGS: as_count(timings.get("predicted_n")),
-            _LOGPROBS: n_logprobs(choice.get("logprobs")),
-        }
-        return self._kind_of(choice, delta, bool(counts[_TOKEN_IDS]), bool(usage)), ns, n_bytes, counts
-
-    def _kind_of(self, choice: dict[str, Any], delta: dict[str, Any], has_ids: bool, has_usage: bool) -> str:
-        text = as_text(choice.get("text")) + as_text(delta.get("content")) + as_text(delta.get("refusal"))
-        reasoning = reasoning_of(delta)
-        calls = delta.get("tool_calls") or delta.get("function_call")
-        self._text += [reasoning, text]
-        if text:
-            return TEXT
-        if calls:
-            return TOOL
-        if reasoning:
-            return REASONING
-        if has_ids and choice.get("finish_reason") is None:
-            return TEXT
-        if delta.get("role") and choice.get("finish_reason") is None:
-            return ROLE
-        return USAGE if has_usage else OTHER
-
-    def _append(self, kind: str, ns: int, n_bytes: int, counts: dict[str, int | None]) -> None:
-        self._kind.append(kind)
-        self._arrive_ns.append(ns - self.sent_ns)
-        self._n_bytes.append(n_bytes)
-        for name, column in self._counts.items():
-            column.append(counts.get(name))
-
-    def stream(self) -> Stream:
-        """All that came."""
-        usage = usage_of(self._usage, self._timings)
-        n_tokens, tokens_by = self._tokens(usage.completion_tokens if usage else None)
-        failure, error = self._failure or (None, None)
-        return Stream(
-            events=Events(tuple(self._arrive_ns), tuple(self._n_bytes), tuple(self._kind), n_tokens),
-            text="".join(self._text),
-            tokens_by=tokens_by,
-            usage=usage,
-            timings=timings_of(self._timings),
-            finish_reason=self.finish_reason,
-            failure=failure,
-            error=error,
-        )
-
-    def _tokens(self, n_all: int | None) -> tuple[tuple[int, ...] | None, str | None]:
-        """Tokens per event, from the first source that counts all events with content, and does not count too many."""
-        ways = ((_TOKEN_IDS, False), (_USAGE, True), (_TIMINGS, True), (_LOGPROBS, False))
-        for name, is_running_total in ways:
-            column = _counted(self._kind, self._counts[name], is_running_total)
-            if column is not None and (n_all is None or sum(column) <= n_all):
-                return column, name
-        return None, None
-
-
-def _counted(kinds: Sequence[str], counts: Sequence[int | None], is_running_total: bool) -> tuple[int, ...] | None:
+def _counted(events: Sequence[_Event], name: str, is_running_total: bool) -> tuple[int, ...] | None:
     """Tokens per event; None where an event with content has no count, or the first of them has 0 tokens."""
     column: list[int] = []
     total = 0
-    for kind, count in zip(kinds, counts, strict=True):
-        if count is None and kind in GENERATED:
+    for event in events:
+        count = event.counts.get(name)
+        if count is None and event.kind in GENERATED:
             return None
-        if is_running_total:
-            n, total = (0, total) if count is None else (count - total, count)
-        else:
-            n = count or 0
-        column.append(n)
-    n_first = next((n for kind, n in zip(kinds, column, strict=True) if kind in GENERATED), 0)
+        before = total if is_running_total else 0
+        total = total if count is None else count
+        column.append(0 if count is None else count - before)
+    n_first = next((n for event, n in zip(events, column, strict=True) if event.kind in GENERATED), 0)
     return tuple(column) if n_first > 0 and min(column) >= 0 else None

@@ -13,11 +13,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lab.core import request_times as times
+from lab.core.lists import plural
 from lab.core.record import OK
 from lab.core.request import (
     BAD_REQUEST,
@@ -130,9 +131,13 @@ def _hint(access: Access, status: int | None) -> str:
 
 def model_names(parsed: dict[str, Any] | None) -> tuple[str, ...]:
     """The names in an answer of /v1/models."""
+    return tuple(str(entry["id"]) for entry in _entries(parsed) if "id" in entry)
+
+
+def _entries(parsed: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """What an answer of /v1/models says of each model."""
     data = as_dict(parsed).get("data")
-    entries = data if isinstance(data, list) else []
-    return tuple(str(as_dict(entry)["id"]) for entry in entries if "id" in as_dict(entry))
+    return [as_dict(entry) for entry in data] if isinstance(data, list) else []
 
 
 def choose_model(models: tuple[str, ...], asked: str | None) -> str:
@@ -169,11 +174,7 @@ def describe(access: Access, listed: JsonReply, model: str) -> tuple[str | None,
         return "llama-server", settings.build, settings
     if (ollama := _get(access, "/api/version")) and "version" in ollama:
         return "Ollama", _string(ollama["version"]), None
-    entries = as_dict(listed.raw).get("data")
-    named = (
-        [as_dict(entry) for entry in entries if as_dict(entry).get("id") == model] if isinstance(entries, list) else []
-    )
-    entry = named[0] if named else {}
+    entry = next((entry for entry in _entries(listed.raw) if entry.get("id") == model), {})
     limit = as_count(entry.get("max_model_len"))
     settings_of_model = ServerSettings(n_ctx=limit) if limit else None
     owner = entry.get("owned_by")
@@ -274,33 +275,36 @@ def _capabilities(
     settings: ServerSettings | None,
 ) -> Iterator[Capability]:
     requests = [request for request in (first, free, forced) if request and request.status == OK]
-    n_content = len(times.generated(first))
-    usage = times.n_generated(first)
-    streams, how = YES if n_content > 1 else UNKNOWN, f"an answer of {N_SHORT} tokens came as {n_content} events"
-    long = [request for request in requests if len(times.generated(request)) >= times.AT_ONCE_EVENTS]
-    if long and all(map(times.came_at_once, long)):
-        n_most = max(len(times.generated(request)) for request in long)
-        streams, how = NO, f"{n_most} events with content arrived at once: the answer was held back until its end"
-    yield Capability("streaming", streams, how)
+    yield _streaming(first, requests)
+    usage, by = times.n_generated(first), first.tokens_by
     yield _seen("usage in streams", usage is not None, f"the stream counts {usage} tokens", "no counts in the stream")
-    has_ids = first.tokens_by == "token ids"
-    yield _seen("token ids", has_ids, "in every event", "none in the stream")
-    by = first.tokens_by
+    yield _seen("token ids", by == "token ids", "in every event", "none in the stream")
     yield _seen("tokens per event", by is not None, f"from {by}", "no event says how many tokens it has")
     yield Capability("ignore_eos", *_ignores_eos(free, forced))
     cached = [request.usage.cached_tokens for request in requests if request.usage]
-    counts = [n for n in cached if n is not None]
-    how = f"a repeated prompt: {max(counts)} tokens from a cache" if counts else ""
-    yield _seen("cached tokens", bool(counts), how, "a repeated prompt came back without such a count")
+    n_cached = max((n for n in cached if n is not None), default=None)
+    how = f"a repeated prompt: {n_cached} tokens from a cache"
+    yield _seen("cached tokens", n_cached is not None, how, "a repeated prompt came back without such a count")
     counting = counter.by if counter else None
     yield Capability("tokenize", YES if counting == prompts.TOKENIZE else NO, _COUNTING[counting])
-    has_slots = settings is not None and settings.n_slots is not None
-    slots = "1 slot" if settings and settings.n_slots == 1 else f"{settings.n_slots} slots" if settings else ""
-    how = f"{slots}, a context of {settings.n_ctx} tokens" if settings else ""
-    yield _seen("settings", has_slots, how, "the server gives no number of slots")
+    n_slots = settings.n_slots if settings else None
+    how = f"{plural(n_slots or 0, 'slot')}, a context of {settings.n_ctx if settings else None} tokens"
+    yield _seen("settings", n_slots is not None, how, "the server gives no number of slots")
     reasons = any(REASONING in request.events.kind for request in requests)
     yield Capability("reasoning field", YES if reasons else UNKNOWN, "seen" if reasons else "no answer had reasoning")
     yield _seen("server timings", first.timings is not None, "llama-server's `timings`", "none in the stream")
+
+
+def _streaming(first: Request, requests: Sequence[Request]) -> Capability:
+    """Whether events came one by one: the short answer had several, and no long one came at once."""
+    n_content = [len(times.generated(request)) for request in requests]
+    long = [request for request, n in zip(requests, n_content, strict=True) if n >= times.AT_ONCE_EVENTS]
+    if long and all(map(times.came_at_once, long)):
+        how = f"{max(n_content)} events with content arrived at once: the answer was held back until its end"
+        return Capability("streaming", NO, how)
+    n_first = len(times.generated(first))
+    how = f"an answer of {N_SHORT} tokens came as {n_first} events"
+    return Capability("streaming", YES if n_first > 1 else UNKNOWN, how)
 
 
 _COUNTING = {

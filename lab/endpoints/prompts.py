@@ -20,15 +20,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import CHAT, COMPLETIONS, Asked, Endpoint, Request, Usage
-from lab.endpoints.access import Access, ask
-from lab.endpoints.formats import as_count, as_dict, body, first, n_items, temperature, text_of, usage_of
+from lab.endpoints.access import Access, JsonReply, ask
+from lab.endpoints.formats import (
+    TIMINGS,
+    as_count,
+    as_dict,
+    body,
+    first,
+    n_items,
+    prompt_fields,
+    temperature,
+    text_of,
+    usage_of,
+)
 from lab.endpoints.send_plan import Ask, Reply, fresh_nonce
 from lab.errors import LabError
 
@@ -75,37 +86,40 @@ class Prompt:
 
 def counter(access: Access, endpoint: Endpoint, model: str) -> Counter | None:
     """The first way of counting that this server has. It is tried on one word."""
-    ways = (
-        Counter(TOKENIZE, lambda text: by_template(access, endpoint.api, text)),
-        Counter(TOKENIZE, lambda text: by_messages(access, endpoint.api, model, text)),
-        Counter(TOKENIZE, lambda text: by_extras(access, endpoint.api, model, text)),
-        Counter(USAGE, lambda text: by_usage(access, endpoint, model, text)),
-    )
+    ways = [Counter(TOKENIZE, count) for count in _tokenizers(access, endpoint.api, model)]
+    ways.append(Counter(USAGE, lambda text: by_usage(access, endpoint, model, text)))
     return next((way for way in ways if way.count("word") is not None), None)
 
 
-def by_template(access: Access, api: str, text: str) -> int | None:
-    """Tokens by llama-server's /tokenize, of a chat after its /apply-template."""
+def _tokenizers(access: Access, api: str, model: str, is_prompt: bool = True) -> tuple[Count, ...]:
+    """The ways in which servers count the tokens of a prompt, or of any other text."""
+    return (
+        lambda text: n_items(token_ids(access, api, text, is_prompt)),
+        lambda text: by_messages(access, api, model, text),
+        lambda text: by_extras(access, api, model, text),
+    )
+
+
+def token_ids(access: Access, api: str, text: str, is_prompt: bool = True) -> Any:
+    """Tokens by llama-server's /tokenize, of a chat after its /apply-template; of a prompt with what begins one."""
     if api == CHAT:
-        chat = ask(access, f"{access.root}/apply-template", {"messages": [{"role": "user", "content": text}]})
+        chat = ask(access, f"{access.root}/apply-template", prompt_fields(api, text))
         applied = as_dict(chat.raw).get("prompt")  # only the server sees it
         if chat.status != 200 or not isinstance(applied, str):
             return None
         text = applied
-    return by_text(access, text, with_special=True)
+    answer = ask(access, f"{access.root}/tokenize", tokenize_fields(text, is_prompt))
+    return as_dict(answer.parsed).get("tokens") if answer.status == 200 else None
 
 
-def by_text(access: Access, text: str, with_special: bool = False) -> int | None:
-    """Tokens of a text by llama-server's /tokenize; `with_special`: as of a prompt, with what begins one."""
-    fields = {"content": text, "add_special": with_special, "parse_special": with_special}
-    answer = ask(access, f"{access.root}/tokenize", fields)
-    return n_items(as_dict(answer.parsed).get("tokens")) if answer.status == 200 else None
+def tokenize_fields(text: str, is_prompt: bool = True) -> dict[str, Any]:
+    """What llama-server's /tokenize is asked."""
+    return {"content": text, "add_special": is_prompt, "parse_special": is_prompt}
 
 
 def by_messages(access: Access, api: str, model: str, text: str) -> int | None:
     """Tokens by vLLM's and SGLang's /tokenize; a chat is counted with its template."""
-    content = {"messages": [{"role": "user", "content": text}]} if api == CHAT else {"prompt": text}
-    answer = ask(access, f"{access.root}/tokenize", {"model": model, **content})
+    answer = ask(access, f"{access.root}/tokenize", {"model": model, **prompt_fields(api, text)})
     return as_count(as_dict(answer.parsed).get("count")) if answer.status == 200 else None
 
 
@@ -210,17 +224,17 @@ def _most_words(n: int, n_least: int, n_enough: int, count: Callable[[int], int]
     return low
 
 
-def _filled(text: str, n: int, count: Callable[[str], int], counts: dict[str, int]) -> str:
-    """`text` with fillers until it has n tokens; the best one where no filler fits."""
+def _filled(text: str, n: int, count: Callable[[str], int], counts: Mapping[str, int]) -> str:
+    """`text` with fillers until it has n tokens; the best one where no filler fits. `counts`: those known so far."""
     fillers = list(FILLERS)
     while fillers and counts[text] < n and len(counts) < MOST_COUNTS:
         missing = n - counts[text]
         longer = text + fillers[0] * missing
         if count(longer) > n and missing > 1:
             longer = text + fillers[0]
-        if text_fits := count(longer) <= n and count(longer) > counts[text]:
+        if counts[text] < count(longer) <= n:
             text = longer
-        if not text_fits:
+        else:
             fillers.pop(0)
     return text
 
@@ -242,31 +256,27 @@ def counted(access: Access, api: str, model: str, sent: Ask, reply: Reply) -> Re
 
 def twin(access: Access, api: str, sent: Ask, reply: Reply) -> Usage | None:
     """The counts of the same request, not streamed. None where its answer is not the same."""
-    fields = json.loads(sent.body)
-    for name in ("stream", "stream_options"):
-        fields.pop(name, None)
-    answer = ask(access, access.interface(api), fields, access.timeout_s)
+    answer = ask_whole(access, api, sent.body)
     usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")))
     if answer.status != 200 or usage is None or usage.completion_tokens is None:
         return None
-    if not _is_same(first(as_dict(answer.parsed).get("choices")), reply):
+    choice = first(as_dict(answer.parsed).get("choices"))
+    has_same_limit = choice.get("finish_reason") == reply.request.finish_reason == "length"
+    if not has_same_limit and (not reply.text or text_of(choice) != reply.text):
         return None
     return dataclasses.replace(usage, cached_tokens=None, counted_by=TWIN)  # the twin finds the prompt of the first one
 
 
-def _is_same(choice: dict[str, Any], reply: Reply) -> bool:
-    """Whether an answer is the one that was streamed, or both went on to the same limit of tokens."""
-    if choice.get("finish_reason") == reply.request.finish_reason == "length":
-        return True
-    text = text_of(choice)
-    return bool(text) and text == reply.text
+def ask_whole(access: Access, api: str, body: str) -> JsonReply:
+    """The answer to a request with this body, not streamed."""
+    fields = json.loads(body)
+    for name in ("stream", "stream_options", TIMINGS):
+        fields.pop(name, None)
+    return ask(access, access.interface(api), fields, access.timeout_s)
 
 
 def tokenized(access: Access, model: str, text: str) -> Usage | None:
     """The tokens of a text by the server's tokenizer."""
-    n_tokens = by_text(access, text)
-    if n_tokens is None:
-        n_tokens = by_messages(access, COMPLETIONS, model, text)
-    if n_tokens is None:
-        n_tokens = by_extras(access, COMPLETIONS, model, text)
+    counts = (count(text) for count in _tokenizers(access, COMPLETIONS, model, is_prompt=False))
+    n_tokens = next((n for n in counts if n is not None), None)
     return None if n_tokens is None else Usage(completion_tokens=n_tokens, counted_by=TOKENIZE)

@@ -6,7 +6,6 @@ the waking of the process included). Figures of a server that are not far above 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from lab.core.record import OK
 from lab.core.request import CHAT, Asked
 from lab.endpoints.access import access, ask
 from lab.endpoints.client import Client
-from lab.endpoints.formats import as_dict
+from lab.endpoints.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, as_dict, ask_for
 from lab.endpoints.null_server import null_server
 from lab.endpoints.send_plan import Ask, Reply, SendPlan
 from lab.errors import LabError
@@ -88,15 +87,8 @@ def _test(url: str, n_streams: int, n_tokens: int, n_rounds: int, rate: float) -
 
 
 def _ask(seed: int, n_tokens: int) -> Ask:
-    fields = {
-        "model": "null",
-        "messages": [{"role": "user", "content": "a b c"}],
-        "max_tokens": n_tokens,
-        "seed": seed,
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
-    return Ask(asked=Asked(n_prompt=None, n_gen=n_tokens, seed=seed), body=json.dumps(fields))
+    asked = Asked(n_prompt=None, n_gen=n_tokens, seed=seed)
+    return ask_for(CHAT, "null", "a b c", asked, (INCLUDE_USAGE, CONTINUOUS_USAGE))
 
 
 def _errors_ns(reply: Reply, sent_ns: list[int], start_ns: int) -> list[int]:

@@ -37,8 +37,9 @@ from lab.core.lists import grouped
 from lab.core.record import OK, Record, Run
 from lab.core.request import CHAT, NO, UNKNOWN, YES, Asked, Pieces, Request, RequestRecord, ServerTimings
 from lab.core.request_figures import figures
+from lab.endpoints import prompts
 from lab.endpoints.access import ask
-from lab.endpoints.formats import as_dict, as_number, timings_of
+from lab.endpoints.formats import as_dict, as_number, prompt_fields, timings_of
 from lab.endpoints.send_plan import Ask, SendPlan, fresh_nonce
 from lab.runner.servers import Server
 
@@ -286,14 +287,7 @@ def token_ids(server: Server, text: str) -> list[int] | None:
     """The tokens that the server makes of a prompt, its template included. None where it does not give them."""
     if server.endpoint.server != LLAMA_SERVER:
         return None
-    if server.endpoint.api == CHAT:
-        chat = ask(server.access, f"{server.access.root}/apply-template", _messages(text))
-        applied = as_dict(chat.parsed).get("prompt")
-        if chat.status != 200 or not isinstance(applied, str):
-            return None
-        text = applied
-    fields = {"content": text, "add_special": True, "parse_special": True}
-    ids = as_dict(ask(server.access, f"{server.access.root}/tokenize", fields).parsed).get("tokens")
+    ids = prompts.token_ids(server.access, server.endpoint.api, text)
     return ids if isinstance(ids, list) and ids and all(type(one) is int for one in ids) else None
 
 
@@ -301,12 +295,11 @@ def pieces(server: Server, text: str, sent: Ask, sampling_ns: tuple[int, ...] | 
     """The pieces of the way of a request for the prompt `text`."""
     if server.endpoint.server != LLAMA_SERVER:
         return Pieces(http_ns=_times(server, {}, None) or (), sampling_ns=sampling_ns)
-    tokenize = {"content": text, "add_special": True, "parse_special": True}
     is_chat = server.endpoint.api == CHAT
     return Pieces(
         http_ns=_times(server, {"unread": text}, "/tokenize") or (),
-        template_ns=_times(server, _messages(text), "/apply-template") if is_chat else None,
-        tokenize_ns=_times(server, tokenize, "/tokenize"),
+        template_ns=_times(server, prompt_fields(CHAT, text), "/apply-template") if is_chat else None,
+        tokenize_ns=_times(server, prompts.tokenize_fields(text), "/tokenize"),
         whole=_whole(server, sent),
         sampling_ns=sampling_ns,
     )
@@ -319,14 +312,10 @@ def samplers(server: Server) -> tuple[tuple[str, float], ...] | None:
     names = params.get("samplers")
     if not isinstance(names, list) or any(params.get(name, idle) != idle for name, idle in IDLE.items()):
         return None
-    values = {**_values(params), "temperature": server.temperature or 0.0}
-    return tuple((name, values[name]) for name in names if name in values)
-
-
-def _values(params: Mapping[str, Any]) -> dict[str, float]:
     named = {"top_k": "top_k", "typ_p": "typical_p", "top_p": "top_p", "min_p": "min_p"}
-    known = {name: as_number(params.get(field)) for name, field in named.items()}
-    return {name: value for name, value in known.items() if value is not None}
+    values = {name: as_number(params.get(field)) for name, field in named.items()}
+    values["temperature"] = server.temperature or 0.0
+    return tuple((name, value) for name in names if (value := values.get(name)) is not None)
 
 
 def _times(server: Server, fields: Mapping[str, Any], path: str | None) -> tuple[int, ...] | None:
@@ -344,19 +333,10 @@ def _times(server: Server, fields: Mapping[str, Any], path: str | None) -> tuple
 
 def _whole(server: Server, sent: Ask) -> ServerTimings | None:
     """The server's times of the same request, not streamed, with another nonce."""
-    fields = json.loads(sent.body)
-    for name in ("stream", "stream_options", "timings_per_token"):
-        fields.pop(name, None)
-    text = json.dumps(fields)
-    if sent.nonce is not None:
-        text = text.replace(sent.nonce, fresh_nonce(random.Random()), 1)
-    url = server.access.interface(server.endpoint.api)
-    answer = ask(server.access, url, json.loads(text), server.access.timeout_s)
+    nonce = fresh_nonce(random.Random())
+    text = sent.body if sent.nonce is None else sent.body.replace(sent.nonce, nonce, 1)
+    answer = prompts.ask_whole(server.access, server.endpoint.api, text)
     return timings_of(as_dict(as_dict(answer.parsed).get("timings"))) if answer.status == 200 else None
-
-
-def _messages(text: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}]}
 
 
 HIDDEN = "threads, ubatch, flash attention and cache types"
