@@ -18,7 +18,7 @@ from lab.errors import LabError as LabError
 
 if TYPE_CHECKING:
     from lab.analysis.comparison import compare as compare
-    from lab.analysis.load_sessions import arms as arms
+    from lab.analysis.load_figures import arms as arms
     from lab.analysis.table import runs as runs
     from lab.analysis.table import steps as steps
     from lab.analysis.table import summary as summary
@@ -62,7 +62,7 @@ _MODULES = {
     "runs": "analysis.table",
     "steps": "analysis.table",
     "summary": "analysis.table",
-    "arms": "analysis.load_sessions",
+    "arms": "analysis.load_figures",
     "compare": "analysis.comparison",
     "ceilings": "why.probing",
     "explain": "why.roofline",

@@ -42,7 +42,7 @@ from lab.core.request import (
     Events,
     Request,
 )
-from lab.core.request_figures import figures
+from lab.core.request_times import figures
 from lab.endpoints import formats as options
 from lab.endpoints import prompts
 from lab.endpoints.access import Access, access, ask, hidden, read_json

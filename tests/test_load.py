@@ -36,12 +36,12 @@ from lab.core.request import (
     RequestRecord,
     parse_slo,
 )
+from lab.core.results import save
 from lab.endpoints.access import access, ask
 from lab.endpoints.null_server import NullServer
 from lab.endpoints.send_plan import MOST_AT_ONCE
 from lab.errors import LabError
 from lab.runner import load_plan, loading, server_session
-from lab.core.results import save
 from lab.runner.load_plan import make_plan
 from lab.runner.progress import Status
 from lab.runner.servers import connect

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lab
-from lab.analysis import comparison, load_figures, load_sessions, loads
+from lab.analysis import comparison, load_figures, loads
 from lab.analysis.load_figures import ArmFigures, Tail
 from lab.analysis.loads import FAILS, HOLDS, UNSURE, Arm, Sample
 from lab.core import results, stats
@@ -558,7 +558,7 @@ def test_loads_are_compared_by_their_rounds(tmp_path: Path, simulated: None) -> 
 def test_loads_of_mixed_lengths_are_compared_by_their_words() -> None:
     mixed = three_rounds(1)
     mixed[0] = dataclasses.replace(mixed[0], asked=dataclasses.replace(mixed[0].asked, n_prompt=99))
-    rows = load_sessions.rows(recorded("one", mixed))
+    rows = load_figures.rows(recorded("one", mixed))
     assert [(row.lever, row.n_prompt) for row in rows.itertuples()] == [("1 user, 10 + 5 tokens", 0)] * 3
 
 

@@ -24,7 +24,7 @@ import lab
 from lab.core import request_times as times
 from lab.core.record import FAILED
 from lab.core.request import CHAT, NO, NO_STREAM, STALLED, TIMEOUT, TOO_LARGE, Asked, Request
-from lab.core.request_figures import figures
+from lab.core.request_times import figures
 from lab.endpoints import formats
 from lab.endpoints import probe as probing
 from lab.endpoints.access import access, hidden, masked

@@ -40,7 +40,7 @@ from lab.core.request import (
     Asked,
     Request,
 )
-from lab.core.request_figures import figures
+from lab.core.request_times import figures
 from lab.endpoints import formats
 from lab.endpoints.probe import LONG
 from lab.endpoints.send_plan import Ask, SendPlan

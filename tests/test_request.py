@@ -32,7 +32,7 @@ from lab.core.request import (
     Slo,
     Usage,
 )
-from lab.core.request_figures import figures
+from lab.core.request_times import figures
 from tests.conftest import MACHINE, make_record
 
 KINDS = (ROLE, TEXT, TEXT, TEXT, OTHER, USAGE, DONE)

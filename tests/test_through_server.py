@@ -15,7 +15,7 @@ import lab
 from lab.core import results
 from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, NO, NOT_SENT, RATE_LIMITED, UNKNOWN, YES, Capability, Endpoint, ServerSettings
-from lab.core.request_figures import figures
+from lab.core.request_times import figures
 from lab.endpoints import prompts
 from lab.endpoints.null_server import NullServer
 from lab.errors import LabError

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import load_sessions, request_table, setup_columns, table
+from lab.analysis import load_figures, request_table, setup_columns, table
 from lab.analysis.spread import (
     FIGURE_NAMES,
     Key,
@@ -194,11 +194,11 @@ def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -
     """The setups in order of appearance; the first, or the one whose label contains `base`, comes first.
 
     Where all is one setup, its sessions are the groups. Requests that are warm or short stay out; of loads the rounds
-    are compared (load_sessions.py). LabError where there is nothing to compare.
+    are compared (load_figures.py). LabError where there is nothing to compare.
     """
     if not records:
         raise LabError("There is nothing to compare: no records are given.", "Measure some: lab measure")
-    rows = sessions_apart(load_sessions.rows(records))
+    rows = sessions_apart(load_figures.rows(records))
     setups = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
     if setups and rows.block.notna().all():  # of a trial: A is the base, whatever came first
         setups.sort(key=lambda group: str(group.rows.variant.iloc[0]))

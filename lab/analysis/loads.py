@@ -25,7 +25,7 @@ from lab.core import request_times as times
 from lab.core import stats
 from lab.core.record import OK
 from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, STALLED, TIMEOUT, Load, Request, Slo
-from lab.core.request_figures import Figures, figures
+from lab.core.request_times import Figures, figures
 
 NS = 1e9
 PAUSE_S = 0.5

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis import setup_columns
 from lab.core.record import OK, Record
 from lab.core.request import RequestRecord
-from lab.core.request_figures import Figures, figures
+from lab.core.request_times import Figures, figures
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -129,10 +129,10 @@ def load_drawings(
     records: Sequence[Record | RequestRecord],
 ) -> list[tuple[str, Callable[[Any], Any], tuple[float, float]]]:
     """The pictures of loads among the records: name, what draws it, and its size; of several sessions numbered."""
-    from lab.analysis import load_sessions
+    from lab.analysis import load_figures
     from lab.show import plot_load
 
-    sessions, wanted = load_sessions.sessions(records), []
+    sessions, wanted = load_figures.sessions(records), []
     for number, one in enumerate(sessions, 1):
         prefix = f"{number}-" if len(sessions) > 1 else ""
         n_slots = one.endpoint.settings.n_slots if one.endpoint.settings else None

@@ -10,22 +10,9 @@ from urllib.parse import urlsplit
 
 import h11
 
+from lab.core import request as kinds
 from lab.core.record import FAILED, OK
-from lab.core.request import (
-    BAD_REQUEST,
-    ERROR_INSIDE,
-    LONG_LINE,
-    LOST,
-    NO_STREAM,
-    RATE_LIMITED,
-    REFUSED,
-    SERVER_ERROR,
-    STALLED,
-    TIMEOUT,
-    TOO_LARGE,
-    Events,
-    Request,
-)
+from lab.core.request import Events, Request
 from lab.endpoints.access import Access, all_headers, hidden, read_json
 from lab.endpoints.connection import Arrivals, Connection, Endless, Incoming, Stalled, TimedOut, Turn, connect, utc_now
 from lab.endpoints.formats import Piece, Stream, StreamReader
@@ -148,16 +135,18 @@ class _Exchange:
                 await answer.send(self._as_http(http))
                 await self._read(http, answer)
         except Stalled:
-            raise _Failure(STALLED, f"nothing but pings came for {self.plan.stall_s:g} s") from None
+            raise _Failure(kinds.STALLED, f"nothing but pings came for {self.plan.stall_s:g} s") from None
         except Endless as problem:
             error = f"{problem} where at most {n_gen:,} tokens were asked for: the server ignores that limit"
-            raise _Failure(TOO_LARGE, error) from None
+            raise _Failure(kinds.TOO_LARGE, error) from None
         except (TimedOut, TimeoutError):
-            raise _Failure(TIMEOUT, f"the answer was not whole after {self.plan.timeout_s:g} s (--timeout)") from None
+            raise _Failure(
+                kinds.TIMEOUT, f"the answer was not whole after {self.plan.timeout_s:g} s (--timeout)"
+            ) from None
         except h11.LocalProtocolError:  # its message may hold a header
-            raise _Failure(BAD_REQUEST, "the request cannot be written as HTTP") from None
+            raise _Failure(kinds.BAD_REQUEST, "the request cannot be written as HTTP") from None
         except (h11.RemoteProtocolError, OSError) as problem:
-            raise _Failure(LOST, str(problem) or "the server closed the connection") from None
+            raise _Failure(kinds.LOST, str(problem) or "the server closed the connection") from None
         finally:
             answer.end(is_reusable=http.our_state is h11.DONE and http.their_state is h11.DONE)
 
@@ -192,9 +181,9 @@ class _Exchange:
             return
         answered = read_json(b"".join(data for _, data in self.pieces), status, headers, self.to.access)
         if status == 200 and (answered.parsed is None or answered.error is None):
-            raise _Failure(NO_STREAM, f"the answer is {answered.error or 'JSON'} instead of a stream")
-        failures = {200: ERROR_INSIDE, 429: RATE_LIMITED}
-        failure = failures.get(status, SERVER_ERROR if status >= 500 else BAD_REQUEST)
+            raise _Failure(kinds.NO_STREAM, f"the answer is {answered.error or 'JSON'} instead of a stream")
+        failures = {200: kinds.ERROR_INSIDE, 429: kinds.RATE_LIMITED}
+        failure = failures.get(status, kinds.SERVER_ERROR if status >= 500 else kinds.BAD_REQUEST)
         raise _Failure(failure, answered.error or "")
 
     def _add(self, ns: int, data: bytes) -> None:
@@ -204,15 +193,15 @@ class _Exchange:
         end = max(data.rfind(b"\n"), data.rfind(b"\r"))
         self.n_line = self.n_line + len(data) if end < 0 else len(data) - end - 1
         if self.n_line > MOST_LINE_BYTES:
-            raise _Failure(LONG_LINE, f"{self.n_line:,} bytes came without the end of a line")
+            raise _Failure(kinds.LONG_LINE, f"{self.n_line:,} bytes came without the end of a line")
         if self.n_bytes > MOST_ANSWER_BYTES:
-            raise _Failure(TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes came")
+            raise _Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes came")
 
     def is_lost_unread(self, failure: _Failure) -> bool:
         """Whether the connection ended at once and without an answer."""
         assert self.answer
         age_s = (time.perf_counter_ns() - (self.answer.sent_ns or 0)) / 1e9
-        return failure.failure == LOST and self.answer.first_ns is None and age_s <= HUNG_UP_S
+        return failure.failure == kinds.LOST and self.answer.first_ns is None and age_s <= HUNG_UP_S
 
     async def parse(self) -> None:
         """Make events of the stream. What it says itself of a failure counts more than that the connection was lost."""
@@ -220,10 +209,10 @@ class _Exchange:
             return
         sent_ns = (self.answer.sent_ns if self.answer else None) or 0
         stream = self.stream = await _parsed(self.pieces, sent_ns, self.to.turn)
-        is_lost = self.problem is not None and self.problem.failure == LOST
+        is_lost = self.problem is not None and self.problem.failure == kinds.LOST
         if stream.failure is None:
             self.problem = None if is_lost else self.problem  # all had arrived
-        elif self.problem is None or (is_lost and stream.failure == ERROR_INSIDE):
+        elif self.problem is None or (is_lost and stream.failure == kinds.ERROR_INSIDE):
             self.problem = _Failure(stream.failure, stream.error or "")
 
     def request(self, start_ns: int, scheduled_ns: int | None) -> Request:
@@ -288,9 +277,9 @@ async def _open(channel: Channel, to: Target) -> Connection:
     try:
         return await channel.open(to)
     except TimeoutError:
-        raise _Failure(TIMEOUT, f"no connection within {CONNECT_S:g} s") from None
+        raise _Failure(kinds.TIMEOUT, f"no connection within {CONNECT_S:g} s") from None
     except OSError as problem:
-        raise _Failure(REFUSED, f"no connection: {problem.strerror or problem}") from None
+        raise _Failure(kinds.REFUSED, f"no connection: {problem.strerror or problem}") from None
 
 
 def _may_be_stream(headers: dict[str, str]) -> bool:

@@ -17,27 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lab.core.request import (
-    CHAT,
-    CUT_OFF,
-    DONE,
-    ERROR,
-    ERROR_INSIDE,
-    GENERATED,
-    HALF_LINE,
-    OTHER,
-    PING,
-    REASONING,
-    ROLE,
-    TEXT,
-    TOOL,
-    USAGE,
-    WRONG_JSON,
-    Asked,
-    Events,
-    ServerTimings,
-    Usage,
-)
+from lab.core import request as kinds
+from lab.core.request import CHAT, Asked, Events, ServerTimings, Usage
 from lab.endpoints.send_plan import Ask
 
 INCLUDE_USAGE = "stream_options.include_usage"
@@ -239,13 +220,13 @@ class StreamReader:
         for ns, line, n in _lines(pieces):
             n_bytes += n
             if n and not line.endswith((b"\n", b"\r")) and line.strip() not in (b"data: [DONE]", b""):
-                self._fail(HALF_LINE, f"the answer ends in the middle of a line of {len(line):,} bytes")
+                self._fail(kinds.HALF_LINE, f"the answer ends in the middle of a line of {len(line):,} bytes")
                 return
             text = line.decode(errors="replace").rstrip("\r\n")
             field_name, _, value = text.partition(":")
             value = value.removeprefix(" ")
             if text.startswith(":"):
-                self._add(PING, ns, n_bytes)
+                self._add(kinds.PING, ns, n_bytes)
             elif not text and is_begun:
                 self._add_event(name, "\n".join(data), ns, n_bytes)
                 name, data, is_begun = "", [], False
@@ -256,12 +237,12 @@ class StreamReader:
                 continue
             n_bytes = 0
             yield
-        has_content = any(event.kind in GENERATED for event in self._events)
+        has_content = any(event.kind in kinds.GENERATED for event in self._events)
         missing = "the answer was complete: no finish_reason and no"
         if self._finish_reason is None and not self._is_done:
-            self._fail(CUT_OFF, f"the connection ended before {missing} [DONE] came")
+            self._fail(kinds.CUT_OFF, f"the connection ended before {missing} [DONE] came")
         elif self._finish_reason is None and has_content and self._usage is None:
-            self._fail(CUT_OFF, f"[DONE] came before {missing} count of tokens came")
+            self._fail(kinds.CUT_OFF, f"[DONE] came before {missing} count of tokens came")
 
     def stream(self) -> Stream:
         """All that was read."""
@@ -291,20 +272,20 @@ class StreamReader:
         """An event by its name and its data."""
         if data.strip() == "[DONE]":
             self._is_done = True
-            return self._add(DONE, ns, n_bytes)
+            return self._add(kinds.DONE, ns, n_bytes)
         if name == "ping" or (not data.strip() and name != "error"):
-            return self._add(PING, ns, n_bytes)
+            return self._add(kinds.PING, ns, n_bytes)
         try:
             chunk = json.loads(data)
         except (ValueError, RecursionError):
             chunk = None
         if not isinstance(chunk, dict):
-            self._fail(WRONG_JSON, f"an event is no JSON object: {data}")
-            return self._add(ERROR, ns, n_bytes)
+            self._fail(kinds.WRONG_JSON, f"an event is no JSON object: {data}")
+            return self._add(kinds.ERROR, ns, n_bytes)
         message = error_in(chunk)
         if message is not None or name == "error":
-            self._fail(ERROR_INSIDE, message or data)
-            return self._add(ERROR, ns, n_bytes)
+            self._fail(kinds.ERROR_INSIDE, message or data)
+            return self._add(kinds.ERROR, ns, n_bytes)
         self._add_chunk(chunk, ns, n_bytes)
 
     def _add_chunk(self, chunk: dict[str, Any], ns: int, n_bytes: int) -> None:
@@ -326,15 +307,15 @@ class StreamReader:
         reasoning = reasoning_of(delta)
         self._text += [reasoning, text]
         goes_on = choice.get("finish_reason") is None
-        kinds = (
-            (TEXT, text),
-            (TOOL, delta.get("tool_calls") or delta.get("function_call")),
-            (REASONING, reasoning),
-            (TEXT, goes_on and counts["token ids"]),
-            (ROLE, goes_on and delta.get("role")),
-            (USAGE, usage),
+        ways = (
+            (kinds.TEXT, text),
+            (kinds.TOOL, delta.get("tool_calls") or delta.get("function_call")),
+            (kinds.REASONING, reasoning),
+            (kinds.TEXT, goes_on and counts["token ids"]),
+            (kinds.ROLE, goes_on and delta.get("role")),
+            (kinds.USAGE, usage),
         )
-        kind = next((kind for kind, has_it in kinds if has_it), OTHER)
+        kind = next((kind for kind, has_it in ways if has_it), kinds.OTHER)
         self._events.append(_Event(kind, ns, n_bytes, counts))
 
     def _tokens(self, n_all: int | None) -> tuple[tuple[int, ...] | None, str | None]:
@@ -377,10 +358,10 @@ def _counted(events: Sequence[_Event], name: str, is_running_total: bool) -> tup
     total = 0
     for event in events:
         count = event.counts.get(name)
-        if count is None and event.kind in GENERATED:
+        if count is None and event.kind in kinds.GENERATED:
             return None
         before = total if is_running_total else 0
         total = total if count is None else count
         column.append(0 if count is None else count - before)
-    n_first = next((n for event, n in zip(events, column, strict=True) if event.kind in GENERATED), 0)
+    n_first = next((n for event, n in zip(events, column, strict=True) if event.kind in kinds.GENERATED), 0)
     return tuple(column) if n_first > 0 and min(column) >= 0 else None

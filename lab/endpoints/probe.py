@@ -17,28 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lab.core import request as kinds
 from lab.core import request_times as times
 from lab.core.lists import plural
 from lab.core.record import OK
-from lab.core.request import (
-    BAD_REQUEST,
-    CHAT,
-    COMPLETIONS,
-    NO,
-    NO_STREAM,
-    REASONING,
-    REFUSED,
-    STALLED,
-    TIMEOUT,
-    TOO_LARGE,
-    UNKNOWN,
-    YES,
-    Asked,
-    Capability,
-    Endpoint,
-    Request,
-    ServerSettings,
-)
+from lab.core.request import CHAT, COMPLETIONS, NO, UNKNOWN, YES, Asked, Capability, Endpoint, Request, ServerSettings
 from lab.endpoints import formats as options
 from lab.endpoints import prompts
 from lab.endpoints.access import Access, JsonReply, ask, hidden
@@ -230,17 +213,22 @@ def _first_answer(
             request = asking.send(api, SHORT, N_SHORT, accepted, None)
             if request.status == OK:
                 return api, accepted, request
-            if request.failure not in (BAD_REQUEST, NO_STREAM) or request.http_status in (401, 403, 404, 405):
+            if request.failure not in (kinds.BAD_REQUEST, kinds.NO_STREAM) or request.http_status in (
+                401,
+                403,
+                404,
+                405,
+            ):
                 break
         if problem is None or problem.http_status in (404, 405):  # an interface that is there says more
             problem = request
-        if request.failure in (REFUSED, TIMEOUT, STALLED, TOO_LARGE):
+        if request.failure in (kinds.REFUSED, kinds.TIMEOUT, kinds.STALLED, kinds.TOO_LARGE):
             break
     cause = f"{problem.failure}: {problem.error}" if problem else "nothing was asked"
     hint = "Look into the server's log; some servers load a model only on its first request: try again."
     if problem and (problem.http_status in (401, 403, 429) or 300 <= (problem.http_status or 0) < 400):
         hint = _hint(access, problem.http_status)
-    elif problem and problem.failure == NO_STREAM:
+    elif problem and problem.failure == kinds.NO_STREAM:
         hint = "Check that the address is that of the server itself: a proxy or a login may answer in its place."
     raise LabError(f"The server at {access.url} streams no answer of {shown} ({cause}).", hint)
 
@@ -290,7 +278,7 @@ def _capabilities(
     n_slots = settings.n_slots if settings else None
     how = f"{plural(n_slots or 0, 'slot')}, a context of {settings.n_ctx if settings else None} tokens"
     yield _seen("settings", n_slots is not None, how, "the server gives no number of slots")
-    reasons = any(REASONING in request.events.kind for request in requests)
+    reasons = any(kinds.REASONING in request.events.kind for request in requests)
     yield Capability("reasoning field", YES if reasons else UNKNOWN, "seen" if reasons else "no answer had reasoning")
     yield _seen("server timings", first.timings is not None, "llama-server's `timings`", "none in the stream")
 

@@ -36,7 +36,7 @@ from lab.core import request_times as times
 from lab.core.lists import grouped
 from lab.core.record import OK, Record, Run
 from lab.core.request import CHAT, NO, UNKNOWN, YES, Asked, Pieces, Request, RequestRecord, ServerTimings
-from lab.core.request_figures import figures
+from lab.core.request_times import figures
 from lab.endpoints import prompts
 from lab.endpoints.access import ask
 from lab.endpoints.formats import as_dict, as_number, prompt_fields, timings_of

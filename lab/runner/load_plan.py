@@ -184,10 +184,11 @@ def nearest(values: Sequence[int], n: int) -> int:
 
 DEFAULT_CONCURRENCY = "1,2,4,8"
 WARMUP_S, DURATION_S, ROUNDS = 5.0, 15.0, 3
+MAX_REQUESTS = 2000
 MOST_DRAWN = 20_000
 """Lengths that are drawn for a window; then they come again."""
 
-STALL_S = 60.0
+TIMEOUT_S, STALL_S = 300.0, 60.0
 MOST_LOST = 20
 """Requests in a row without a connection after which a server counts as gone."""
 
@@ -258,7 +259,7 @@ class LoadPlan:
 
 
 class LoadOptions(Reaching, total=False):
-    """What a load is to be; DEFAULTS where something is not given. Lengths are those of `parse`."""
+    """What a load is to be. Lengths are those of `parse`; without levels there are those of DEFAULT_CONCURRENCY."""
 
     concurrency: Numbers | None
     rate: Numbers | None
@@ -274,56 +275,35 @@ class LoadOptions(Reaching, total=False):
     seed: int
 
 
-DEFAULTS: LoadOptions = {
-    "concurrency": None,
-    "rate": None,
-    "arrivals": POISSON,
-    "replay": None,
-    "prompt_len": 256,
-    "gen": 64,
-    "warmup": None,
-    "duration": None,
-    "rounds": None,
-    "slo": None,
-    "max_requests": 2000,
-    "timeout": 300.0,
-    "seed": 1,
-}
-
-
-def make_plan(**given: Unpack[LoadOptions]) -> LoadPlan:
+def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
     """The plan of a load: a closed loop for each of `concurrency`, an open loop for each `rate`, or a replay.
 
     With `replay` the lengths come from a file, and the times too unless `concurrency` or `rate` is given. LabError for
     what is not possible, and where more than `max_requests` could be needed.
     """
-    asked = DEFAULTS | given
-    if asked["concurrency"] is not None and asked["rate"] is not None:
-        raise LabError("A load is a closed loop (--concurrency) or an open one (--rate).", "Give one of the two.")
-    prompts, answers = parse("--prompt-len", asked["prompt_len"]), parse("--gen", asked["gen"])
+    replay, slo, seed = asked.get("replay"), asked.get("slo"), asked.get("seed", 1)
+    prompts, answers = parse("--prompt-len", asked.get("prompt_len", 256)), parse("--gen", asked.get("gen", 64))
     lengths, notes, calls = f"{prompts.words} + {answers.words} tokens", list[str](), list[Call]()
-    path = Path(asked["replay"] or "")
-    if asked["replay"] is not None:
+    if replay is not None:
+        path = Path(replay)
         calls, notes = read(path)
         lengths = f"as in {path.name}"
         prompts = Lengths(lengths, pool(calls))
         notes += _rounded(prompts, calls)
-    slo, max_requests = asked["slo"], int(_checked("--max-requests", asked["max_requests"], 1, MOST_REQUESTS))
-    warmup, duration, rounds = asked["warmup"], asked["duration"], asked["rounds"]
-    is_replay = bool(calls) and asked["concurrency"] is None and asked["rate"] is None
-    if is_replay:
-        rounds, warmup, duration = 1 if rounds is None else rounds, warmup or 0.0, duration or _span_s(calls, path)
+    is_replay = bool(calls) and asked.get("concurrency") is None and asked.get("rate") is None
+    rounds, warmup_s, duration_s = (1, 0.0, _span_s(calls, replay)) if is_replay else (ROUNDS, WARMUP_S, DURATION_S)
     base = Load(
         arrivals=REPLAY if is_replay else CLOSED,
         round=0,
-        warmup_s=_checked("--warmup", WARMUP_S if warmup is None else warmup, 0, LONGEST_S),
-        duration_s=_checked("--duration", DURATION_S if duration is None else duration, 0.1, LONGEST_S),
+        warmup_s=_checked("--warmup", asked.get("warmup"), warmup_s, 0, LONGEST_S),
+        duration_s=_checked("--duration", asked.get("duration"), duration_s, 0.1, LONGEST_S),
         lengths=lengths,
-        seed=asked["seed"],
+        seed=seed,
         slo=parse_slo(slo) if isinstance(slo, str) else slo,
     )
     arms = [base] if is_replay else _arms(base, asked)
-    rounds = int(_checked("--rounds", ROUNDS if rounds is None else rounds, 1, MOST_ROUNDS))
+    rounds = int(_checked("--rounds", asked.get("rounds"), rounds, 1, MOST_ROUNDS))
+    max_requests = int(_checked("--max-requests", asked.get("max_requests"), MAX_REQUESTS, 1, MOST_REQUESTS))
     _check_number(arms, rounds, max_requests)
     plan = LoadPlan(
         windows=tuple(_windows(arms, rounds, calls)),
@@ -331,8 +311,8 @@ def make_plan(**given: Unpack[LoadOptions]) -> LoadPlan:
         answers=None if calls else answers,
         calls=tuple(calls),
         max_requests=max_requests,
-        timeout_s=_checked("--timeout", asked["timeout"], 0.1, LONGEST_S),
-        seed=asked["seed"],
+        timeout_s=_checked("--timeout", asked.get("timeout"), TIMEOUT_S, 0.1, LONGEST_S),
+        seed=seed,
         notes=tuple(notes),
     )
     if plan.n_most > max_requests:
@@ -340,17 +320,18 @@ def make_plan(**given: Unpack[LoadOptions]) -> LoadPlan:
     return plan
 
 
-def _checked(option: str, value: float, least: float, most: float) -> float:
+def _checked(option: str, asked: float | None, default: float, least: float, most: float) -> float:
+    value = default if asked is None else asked
     if not least <= value <= most:  # also for NaN
         raise LabError(f"{option} {value:g} is not possible.", f"Give a number from {least:g} to {most:,g}.")
     return float(value)
 
 
-def _span_s(calls: Sequence[Call], path: Path) -> float:
+def _span_s(calls: Sequence[Call], replay: str | Path | None) -> float:
     """How long a replay lasts, its last request included; at least 1 s."""
     last_s = calls[-1].at_s
     if last_s is None:
-        raise LabError(f"The requests in {path} have no times.", "Give --concurrency or --rate to use their lengths.")
+        raise LabError(f"The requests in {replay} have no times.", "Give --concurrency or --rate to use their lengths.")
     return max(1.0, last_s + 0.001)
 
 
@@ -368,7 +349,10 @@ def _rounded(prompts: Lengths, calls: Sequence[Call]) -> list[str]:
 
 
 def _arms(base: Load, asked: LoadOptions) -> list[Load]:
-    concurrency, rate, arrivals = asked["concurrency"], asked["rate"], asked["arrivals"]
+    """A load for each level that is asked for."""
+    concurrency, rate, arrivals = asked.get("concurrency"), asked.get("rate"), asked.get("arrivals", POISSON)
+    if concurrency is not None and rate is not None:
+        raise LabError("A load is a closed loop (--concurrency) or an open one (--rate).", "Give one of the two.")
     if rate is None:
         users = _numbers("--concurrency", DEFAULT_CONCURRENCY if concurrency is None else concurrency)
         if wrong := [n for n in users if not (1 <= n <= MOST_AT_ONCE and n == int(n))]:
@@ -378,7 +362,7 @@ def _arms(base: Load, asked: LoadOptions) -> list[Load]:
         return [dataclasses.replace(base, concurrency=int(n)) for n in users]
     if arrivals not in (POISSON, CONSTANT):
         raise LabError(f"--arrivals {arrivals} is not known.", f"It is {POISSON} or {CONSTANT}.")
-    rates = [_checked("--rate", rate, LEAST_RATE, MOST_RATE) for rate in _numbers("--rate", rate)]
+    rates = [_checked("--rate", rate, 0, LEAST_RATE, MOST_RATE) for rate in _numbers("--rate", rate)]
     return [dataclasses.replace(base, arrivals=arrivals, rate=rate) for rate in rates]
 
 

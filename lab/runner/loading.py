@@ -16,9 +16,9 @@ from typing import Unpack
 from lab.core.lists import plural
 from lab.core.record import OK
 from lab.core.request import RequestRecord
+from lab.core.results import unless_empty
 from lab.endpoints.send_plan import MOST_AT_ONCE, Ask, Reply, SendPlan
 from lab.runner import progress
-from lab.core.results import unless_empty
 from lab.runner.load_plan import MOST_LOST, STALL_S, LoadOptions, LoadPlan, Window, make_plan
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.prompts import TEXT

@@ -15,11 +15,11 @@ from pathlib import Path
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import LOST, NOT_SENT, REFUSED, Asked, Request, RequestRecord
+from lab.core.results import save
 from lab.endpoints.client import ClientDied
 from lab.endpoints.selftest import client_error
 from lab.endpoints.send_plan import Reply, SendPlan
 from lab.errors import LabError
-from lab.core.results import save
 from lab.runner.servers import Server
 
 GONE = (REFUSED, LOST, NOT_SENT)

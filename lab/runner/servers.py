@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
+from lab.core import results
 from lab.core.record import Machine
 from lab.core.request import Asked, Request, RequestRecord
 from lab.endpoints import access as reaching
@@ -25,7 +26,6 @@ from lab.endpoints.client import Client
 from lab.endpoints.prompts import Counter, Prompt
 from lab.endpoints.send_plan import TIMEOUT_S, Ask, Reply, SendPlan
 from lab.errors import LabError
-from lab.core import results
 from lab.runner import machine
 from lab.runner.prompts import TEXT, offset, source
 

@@ -19,6 +19,7 @@ from typing import Unpack
 
 from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, NO, NOT_SENT, YES, Asked, Endpoint, Events, Request, RequestRecord
+from lab.core.results import unless_empty
 from lab.endpoints import prompts as server_prompts
 from lab.endpoints.client import POLL_S
 from lab.endpoints.prompts import MOST_COUNTS, USAGE, Counter, Prompt
@@ -26,9 +27,8 @@ from lab.endpoints.send_plan import Reply, SendPlan
 from lab.errors import LabError
 from lab.process.worker import MAX_TOKENS
 from lab.runner import progress
-from lab.core.results import unless_empty
-from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, check_lengths, parse_lengths
 from lab.runner.cases import Case, shuffled, utc_now
+from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, check_lengths, parse_lengths
 from lab.runner.progress import ANSWERING, Reporter, ShowStatus, Status
 from lab.runner.prompts import TEXT
 from lab.runner.server_session import ServerSession

@@ -16,7 +16,7 @@ from lab.core import shown
 from lab.core.lists import grouped, plural
 from lab.core.record import OK, Record
 from lab.core.request import CHAT, NO, Endpoint, RequestRecord
-from lab.core.request_figures import figures
+from lab.core.request_times import figures
 from lab.experiments import door_parts
 from lab.experiments.door_parts import ENGINE, ORDER, UNEXPLAINED, Phase, Row
 from lab.runner import machine

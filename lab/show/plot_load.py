@@ -14,12 +14,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import load_figures, load_sessions, loads
+from lab.analysis import load_figures, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Arm, Due, Round, Sample
 from lab.core.record import Machine, Record
 from lab.core.request import CLOSED, Endpoint, RequestRecord
-from lab.core.request_figures import Figures
+from lab.core.request_times import Figures
 from lab.errors import LabError
 from lab.runner import machine as machines
 from lab.show.canvas import COLOURS, GRID, GUIDE, LINES, MARKERS, plain_ticks, tidy
@@ -235,7 +235,7 @@ def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", fig
 
     LabError where there is nothing to draw.
     """
-    sessions = load_sessions.sessions(records)
+    sessions = load_figures.sessions(records)
     if not sessions:
         raise LabError("There is nothing to draw: no request is of a load.", "Make some: lab load --url URL")
     one = sessions[0]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lab.analysis import wording
 from lab.core import request_times as times
 from lab.core.request import REASONING, RequestRecord
-from lab.core.request_figures import Figures, figures
+from lab.core.request_times import Figures, figures
 
 NEAR = 20
 """A figure that is less than so many times the client's own error is named."""

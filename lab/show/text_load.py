@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from lab.analysis import load_figures, load_sessions, loads
+from lab.analysis import load_figures, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Attainment, Sample
 from lab.analysis.wording import digits, seconds
@@ -41,7 +41,7 @@ def sections(records: Sequence[Record | RequestRecord]) -> list[Section]:
     """A section for each session of loads."""
     return [
         section(one.samples, one.endpoint, plot_load.title(one.endpoint, one.model, one.machine))
-        for one in load_sessions.sessions(records)
+        for one in load_figures.sessions(records)
     ]
 
 
@@ -67,7 +67,7 @@ def sessions_as_rows(records: Sequence[Record | RequestRecord]) -> list[dict[str
     """The same for JSON."""
     return [
         {"session": one.name, "url": one.endpoint.url, "model": one.model, **as_rows(one.samples, one.endpoint)}
-        for one in load_sessions.sessions(records)
+        for one in load_figures.sessions(records)
     ]
 
 
@@ -134,9 +134,7 @@ def capacities(shown: Sequence[ArmFigures]) -> list[str]:
 
 def all_capacities(records: Sequence[Record | RequestRecord]) -> list[str]:
     """Capacity of each session, where there are limits."""
-    arms = (
-        [load_figures.figures_of(arm) for arm in loads.arms(one.samples)] for one in load_sessions.sessions(records)
-    )
+    arms = ([load_figures.figures_of(arm) for arm in loads.arms(one.samples)] for one in load_figures.sessions(records))
     return [sentence for shown in arms for sentence in capacities(shown)]
 
 
@@ -145,7 +143,7 @@ def as_rows(samples: Sequence[Sample], endpoint: Endpoint) -> dict[str, Any]:
     shown = [load_figures.figures_of(arm) for arm in loads.arms(samples)]
     capacity = loads.capacity([one.arm for one in shown])
     return {
-        "arms": [load_sessions.as_row(one) for one in shown],
+        "arms": [load_figures.as_row(one) for one in shown],
         "capacity": dataclasses.asdict(capacity) if capacity else None,
         "n_slots": endpoint.settings.n_slots if endpoint.settings else None,
         "sentences": sentences(shown, endpoint) if shown else [],

@@ -12,7 +12,7 @@ from lab.analysis import request_table, table, wording
 from lab.core import levers, stats
 from lab.core.record import OK
 from lab.core.request import RequestRecord
-from lab.core.request_figures import Figures, figures
+from lab.core.request_times import Figures, figures
 from lab.runner.plan import join
 from lab.show import request_words, text_results
 from lab.show.section import UNKNOWN, Columns, Section, print_marked, print_sections, tabled
