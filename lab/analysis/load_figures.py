@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import loads, request_table, table
-from lab.analysis.loads import NS, Arm, Attainment, Due, Round, Sample, attainment
+from lab.analysis.loads import NS, Arm, Attainment, Round, Sample, attainment
 from lab.core.lists import grouped
 from lab.core.record import OK, Machine, Record
 from lab.core.request import Endpoint, RequestRecord, Slo
@@ -121,7 +121,7 @@ def figures_of(arm: Arm) -> ArmFigures:
         n_short=sum(one.is_short is True for one in went_well),
         n_warm=sum(one.is_warm is True for one in went_well),
         tokens_tps=rate(arm.rounds, lambda one: one.tokens_tps),
-        is_spread=any(one.sample.is_spread for of_round in arm.rounds for one in of_round.all),
+        is_spread=any(one.is_spread for of_round in arm.rounds for one in of_round.all),
         requests_ps=rate(arm.rounds, lambda one: one.requests_ps),
         user_tps=1 / tpot.median_s if tpot and not is_bound and tpot.median_s else None,
         ttft=latency(arm, ttft_s),
@@ -174,7 +174,7 @@ def latency(arm: Arm, of: Callable[[Figures], float | None]) -> Latency | None:
     )
 
 
-def values(requests: Sequence[Due], of: Callable[[Figures], float | None]) -> list[float]:
+def values(requests: Sequence[Sample], of: Callable[[Figures], float | None]) -> list[float]:
     """One figure of the requests that went well and have it."""
     return [value for one in requests if one.is_ok and (value := of(one.figures)) is not None]
 

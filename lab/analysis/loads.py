@@ -15,6 +15,7 @@ much batches of requests that followed each other differ.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,50 +44,20 @@ class Sample:
     """A request of a load, without its events: its figures, and the tokens that arrived inside the steady window.
 
     `n_in_window` is None where its tokens are not counted. `is_spread`: only their sum is known, so they were spread
-    over the events in equal parts.
+    over the events in equal parts. `at_s`: when it was due, in seconds from the start of its plan; NaN where only the
+    other requests of its round show that.
     """
 
     figures: Figures
     n_in_window: float | None
     is_spread: bool
+    at_s: float
 
     @property
     def load(self) -> Load:
         load = self.figures.asked.load
         assert load is not None
         return load
-
-
-def sample(request: Request) -> Sample:
-    """A request of a load as a Sample. ValueError for a request that is of none."""
-    load = request.asked.load
-    if load is None:
-        raise ValueError("the request is of no load")
-    return Sample(figures(request), *_tokens(request, load))
-
-
-def _tokens(request: Request, load: Load) -> tuple[float | None, bool]:
-    indices = times.generated(request)
-    if request.sent_ns is None or not indices:
-        return 0.0, False
-    begin_ns = load.warmup_s * NS - request.sent_ns
-    inside = [i for i in indices if begin_ns <= request.events.arrive_ns[i] < begin_ns + load.duration_s * NS]
-    if request.events.n_tokens is not None:
-        return float(sum(request.events.n_tokens[i] for i in inside)), False
-    n = times.n_generated(request)
-    return (None, False) if n is None else (n * len(inside) / len(indices), n != len(indices))
-
-
-@dataclass(frozen=True)
-class Due:
-    """A sample and the time at which it was due, in seconds from the start of its plan."""
-
-    sample: Sample
-    at_s: float
-
-    @property
-    def figures(self) -> Figures:
-        return self.sample.figures
 
     @property
     def is_ok(self) -> bool:
@@ -105,9 +76,38 @@ class Due:
         end_s = self._at(self.figures.e2e_ns if self.figures.ended_ns is None else self.figures.ended_ns)
         return self.at_s if end_s == math.inf else end_s  # refused at once
 
+    @property
+    def date_s(self) -> float:
+        """When it was sent, by the clock of the wall; 0 where a damaged line does not say it."""
+        try:
+            return datetime.fromisoformat(self.figures.started_at).timestamp()
+        except ValueError:
+            return 0.0
+
     def _at(self, ns: int | None) -> float:
         sent_ns = self.figures.sent_ns
         return math.inf if ns is None or sent_ns is None else (sent_ns + ns) / NS
+
+
+def sample(request: Request) -> Sample:
+    """A request of a load as a Sample. ValueError for a request that is of none."""
+    load = request.asked.load
+    if load is None:
+        raise ValueError("the request is of no load")
+    due_ns = request.sent_ns if request.scheduled_ns is None else request.scheduled_ns
+    return Sample(figures(request), *_tokens(request, load), math.nan if due_ns is None else due_ns / NS)
+
+
+def _tokens(request: Request, load: Load) -> tuple[float | None, bool]:
+    indices = times.generated(request)
+    if request.sent_ns is None or not indices:
+        return 0.0, False
+    begin_ns = load.warmup_s * NS - request.sent_ns
+    inside = [i for i in indices if begin_ns <= request.events.arrive_ns[i] < begin_ns + load.duration_s * NS]
+    if request.events.n_tokens is not None:
+        return float(sum(request.events.n_tokens[i] for i in inside)), False
+    n = times.n_generated(request)
+    return (None, False) if n is None else (n * len(inside) / len(indices), n != len(indices))
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Round:
     """One arm in one round: all its requests in the order in which they were due, those of the warm-up too."""
 
     load: Load
-    all: tuple[Due, ...]
+    all: tuple[Sample, ...]
     is_cut_off: bool  # given up before the end of its window, as far as that can be seen
 
     @property
@@ -134,16 +134,16 @@ class Round:
         return self.begin_s + self.length_s
 
     @cached_property
-    def inside(self) -> tuple[Due, ...]:
+    def inside(self) -> tuple[Sample, ...]:
         """The requests that were due inside the window."""
         return tuple(one for one in self.all if self.begin_s <= one.at_s < self.end_s)
 
     @property
     def tokens_tps(self) -> float | None:
         """Tokens that arrived inside the window, per second. None where a request that went well has no count."""
-        if not self.length_s or any(one.sample.n_in_window is None for one in self.all if one.is_ok):
+        if not self.length_s or any(one.n_in_window is None for one in self.all if one.is_ok):
             return None
-        return sum(one.sample.n_in_window or 0.0 for one in self.all) / self.length_s
+        return sum(one.n_in_window or 0.0 for one in self.all) / self.length_s
 
     @property
     def requests_ps(self) -> float | None:
@@ -171,7 +171,7 @@ class Arm:
     n_cut_off: int
 
     @property
-    def inside(self) -> tuple[Due, ...]:
+    def inside(self) -> tuple[Sample, ...]:
         """The requests that were due inside the steady window of a round."""
         return tuple(one for of_round in self.rounds for one in of_round.inside)
 
@@ -200,7 +200,7 @@ def arms(samples: Sequence[Sample]) -> tuple[Arm, ...]:
         if not one.figures.asked.warmup:
             by_arm.setdefault(key, {}).setdefault(load.round, []).append(one)
     has_lengths = len({key[-1] for key in by_arm}) > 1
-    last = max(map(_date_s, samples), default=0.0)
+    last = max((one.date_s for one in samples), default=0.0)
     made = [_arm(by_round, has_lengths, last) for by_round in by_arm.values()]
     return tuple(sorted(made, key=lambda arm: (_place(arm.load), arm.level or 0, arm.load.lengths)))
 
@@ -210,7 +210,7 @@ def _place(load: Load) -> int:
 
 
 def _arm(by_round: dict[int, list[Sample]], has_lengths: bool, last: float) -> Arm:
-    rounds = [_round(own, max(map(_date_s, own)) == last) for _, own in sorted(by_round.items())]
+    rounds = [_round(own, max(one.date_s for one in own) == last) for _, own in sorted(by_round.items())]
     whole = [one for one in rounds if not one.is_cut_off]
     load = rounds[0].load
     label = f"{load.words}, {load.lengths}" if has_lengths else load.words
@@ -218,18 +218,19 @@ def _arm(by_round: dict[int, list[Sample]], has_lengths: bool, last: float) -> A
 
 
 def _round(samples: Sequence[Sample], is_last: bool) -> Round:
-    """A round of an arm, with the times at which its requests were due.
+    """A round of an arm, its requests in the order in which they were due.
 
     A request of a closed loop that found no connection has no time of sending: its date gives it, counted from the
     start of the plan, which the dates of the others show.
     """
-    starts = [_date_s(one) - one.figures.sent_ns / NS for one in samples if one.figures.sent_ns is not None]
-    start_s = min(starts or map(_date_s, samples))
-    in_order = tuple(sorted((Due(one, _at_s(one, start_s)) for one in samples), key=lambda due: due.at_s))
+    starts = [one.date_s - one.figures.sent_ns / NS for one in samples if one.figures.sent_ns is not None]
+    start_s = min(starts or [one.date_s for one in samples])
+    due = [dataclasses.replace(one, at_s=one.date_s - start_s) if math.isnan(one.at_s) else one for one in samples]
+    in_order = tuple(sorted(due, key=lambda one: one.at_s))
     return Round(samples[0].load, in_order, _is_cut_off(samples[0].load, in_order, is_last))
 
 
-def _is_cut_off(load: Load, requests: Sequence[Due], is_last: bool) -> bool:
+def _is_cut_off(load: Load, requests: Sequence[Sample], is_last: bool) -> bool:
     """Whether nothing happened before the end of the window, where something should have.
 
     In an open loop only the last round of all can have been given up, and only a pause that is longer than chance
@@ -241,23 +242,9 @@ def _is_cut_off(load: Load, requests: Sequence[Due], is_last: bool) -> bool:
     return is_last and silent_s * (load.rate or 0) > (MOST_GAPS if load.arrivals == POISSON else 1.5)
 
 
-def _reach_s(requests: Sequence[Due]) -> float:
+def _reach_s(requests: Sequence[Sample]) -> float:
     """Up to when something is known to have happened."""
     return max(at_s for one in requests for at_s in (one.at_s, one.end_s) if at_s < math.inf)
-
-
-def _at_s(one: Sample, start_s: float) -> float:
-    for ns in (one.figures.scheduled_ns, one.figures.sent_ns):
-        if ns is not None:
-            return ns / NS
-    return _date_s(one) - start_s
-
-
-def _date_s(one: Sample) -> float:
-    try:
-        return datetime.fromisoformat(one.figures.started_at).timestamp()
-    except ValueError:  # a damaged line
-        return 0.0
 
 
 SHARE = 0.9

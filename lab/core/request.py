@@ -20,6 +20,7 @@ import dataclasses
 import re
 from dataclasses import dataclass
 
+from lab.core.lists import plural
 from lab.core.record import SCHEMA, Machine
 from lab.errors import LabError
 
@@ -75,7 +76,7 @@ class Load:
     def words(self) -> str:
         """Such as "8 users" or "2 requests/s"."""
         if self.arrivals == CLOSED:
-            return f"{self.concurrency} user{'' if self.concurrency == 1 else 's'}"
+            return plural(self.concurrency or 0, "user")
         if self.arrivals == REPLAY:
             return "replay"
         word = "request" if self.rate == 1 else "requests"

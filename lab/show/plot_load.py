@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.analysis import load_figures, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
-from lab.analysis.loads import Arm, Due, Round, Sample
+from lab.analysis.loads import Arm, Round, Sample
 from lab.core.record import Machine, Record
 from lab.core.request import CLOSED, Endpoint, RequestRecord
 from lab.core.request_times import Figures
@@ -182,7 +182,7 @@ def _panel(ax: Axes, arm: Arm, of_round: Round, classes: Sequence[str], last_s: 
     tidy(ax)
 
 
-def _failure(one: Due) -> str | None:
+def _failure(one: Sample) -> str | None:
     return None if one.is_ok else one.figures.failure or "failed"
 
 
