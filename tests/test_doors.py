@@ -255,7 +255,7 @@ def test_both_ways_through_a_null_server(planted: str, tmp_path: Path) -> None:
     for request in requests:
         pieces = request.pieces
         assert pieces is not None and pieces.template_ns is not None and pieces.tokenize_ns is not None
-        assert len(pieces.http_ns) == len(pieces.tokenize_ns) == door_parts.N_QUESTIONS
+        assert len(pieces.http_ns) == len(pieces.tokenize_ns) == door_blocks.N_QUESTIONS
         assert min(pieces.template_ns) >= 30 * MS and min(pieces.tokenize_ns) >= 20 * MS
         assert request.headers_ns is not None and request.headers_ns >= 65 * MS
         assert pieces.whole is not None and pieces.whole.gen_ms == 68.0
@@ -310,10 +310,10 @@ def test_samplers_are_those_that_the_server_names(monkeypatch: pytest.MonkeyPatc
     def answer(given: dict[str, Any]) -> Any:
         return lambda *_: JsonReply(200, {"default_generation_settings": {"params": given}}, None)
 
-    monkeypatch.setattr(door_parts, "ask", answer(params))
-    assert door_parts.samplers(server) == (("top_k", 40.0), ("min_p", 0.05), ("temperature", 0.0))
-    monkeypatch.setattr(door_parts, "ask", answer({**params, "repeat_penalty": 1.1}))
-    assert door_parts.samplers(server) is None
+    monkeypatch.setattr(door_blocks, "ask", answer(params))
+    assert door_blocks.samplers(server) == (("top_k", 40.0), ("min_p", 0.05), ("temperature", 0.0))
+    monkeypatch.setattr(door_blocks, "ask", answer({**params, "repeat_penalty": 1.1}))
+    assert door_blocks.samplers(server) is None
 
 
 def test_pieces_are_read_back_as_written() -> None:
@@ -343,7 +343,7 @@ def test_a_server_without_times_and_tokenizer_gets_a_prompt_of_as_many_tokens(tm
     contents = read(tmp_path.glob("*.jsonl"))
     assert len(lines) == len(contents.records) + len(contents.requests)
     (request,) = [record.request for record in contents.requests if not record.request.asked.warmup]
-    assert request.pieces is not None and len(request.pieces.http_ns) == door_parts.N_QUESTIONS
+    assert request.pieces is not None and len(request.pieces.http_ns) == door_blocks.N_QUESTIONS
     assert request.pieces.template_ns is None and request.pieces.whole is None
     assert len(worker.prompts[-1]) == N_PROMPT
     (row,) = door_parts.rows(contents.records, contents.requests)

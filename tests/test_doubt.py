@@ -255,10 +255,10 @@ def test_what_does_not_fit_has_no_times_and_says_what_would() -> None:
 
 
 def test_a_part_that_comes_out_negative_is_noise() -> None:
-    from lab.experiments.door_parts import Part
+    from lab.experiments.door_parts import PartTime
 
-    assert Part("stream", -0.1, -0.4, -0.05).is_noise and Part("stream", 0.1, -0.4, 0.5).is_noise
-    assert not Part("stream", 0.1, 0.05, 0.5).is_noise
+    assert PartTime("stream", -0.1, -0.4, -0.05).is_noise and PartTime("stream", 0.1, -0.4, 0.5).is_noise
+    assert not PartTime("stream", 0.1, 0.05, 0.5).is_noise
 
 
 def test_the_planted_neighbour_is_seen_everywhere(tmp_path: Path) -> None:

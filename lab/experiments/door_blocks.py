@@ -3,8 +3,12 @@
 A server is slower than the bench of the same model for many reasons at once: HTTP, templates and tokenisers, waiting
 for a slot, samplers, a stream that is written while the model computes, other settings. Here both get the same tokens
 and lengths, one after the other in random order, in blocks; each block has a fresh engine in process, and asks the
-server for each piece of the way by itself (door_parts.py). What the pieces are, and what they leave of the whole, is
-door_parts.py.
+server for each piece of the way by itself. What the pieces show is in door_parts.py.
+
+llama-server's /tokenize reads a question whole before it looks for what to tokenise: a question without that is HTTP
+and the client alone. /apply-template does for its question what a chat does first, /tokenize what follows (llama.cpp
+tools/server/server-context.cpp). All are sent by the client that sends the measured requests, so its own cost is in
+each of them.
 
 Idle threads of llama.cpp spin for a moment before they sleep, so after each turn nothing is done for SETTLE_S.
 """
@@ -12,20 +16,23 @@ Idle threads of llama.cpp spin for a moment before they sleep, so after each tur
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.core import results
 from lab.core.record import Record, Run
-from lab.core.request import Request, RequestRecord
+from lab.core.request import CHAT, Asked, Pieces, Request, RequestRecord, ServerTimings
+from lab.endpoints import prompts as server_prompts
+from lab.endpoints.access import ask
+from lab.endpoints.formats import as_dict, as_number, prompt_fields, timings_of
 from lab.endpoints.prompts import Prompt
-from lab.endpoints.send_plan import Ask
+from lab.endpoints.send_plan import Ask, SendPlan, fresh_nonce
 from lab.errors import LabError
-from lab.experiments import door_parts
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import machine, progress, prompts
@@ -44,6 +51,23 @@ OpenMP); without OpenMP threads spin for some 0.2 s (ggml-cpu.c, `ggml_graph_com
 N_SAMPLINGS = 32
 N_WARMUP_GEN = 4
 LINE_BYTES = 40_000
+N_QUESTIONS = 5
+"""Of each kind in a block."""
+
+LLAMA_SERVER = "llama-server"
+
+IDLE = {
+    "top_n_sigma": -1.0,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+    "xtc_probability": 0.0,
+    "mirostat": 0.0,
+    "dynatemp_range": 0.0,
+}
+"""Samplers that the lab cannot time, at the values at which they do nothing."""
+
 GIVEN = "as the server was given"
 """The source of prompts, in the settings of a record."""
 
@@ -113,7 +137,7 @@ def prepare(
     plan = dataclasses.replace(
         plan, settings=dataclasses.replace(plan.settings, prompt=GIVEN, prompt_sha256=plan.prompt.sha256)
     )
-    return Turns(server, plan, blocks, lengths, door_parts.samplers(server))
+    return Turns(server, plan, blocks, lengths, samplers(server))
 
 
 def new_file(turns: Turns, folder: Path) -> Path:
@@ -161,7 +185,7 @@ def _block(
         sampling_ns = worker.time_sampling(turns.samplers, N_SAMPLINGS) if turns.samplers else None
         for case in cases:
             prompt = turns.server.prompt(case.n_prompt, _text(plan), plan.seed, block)
-            ids = door_parts.token_ids(turns.server, prompt.text)
+            ids = token_ids(turns.server, prompt.text)
             _check(ids, prompt.n_tokens, turns)
             sides = [True, False]
             chance.shuffle(sides)
@@ -200,8 +224,8 @@ def _through(
     ask = server.ask(prompt, server.asked(prompt, case.n_prompt, case.n_gen, seed=turns.plan.seed, repeat=block))
     request = _send(server, dataclasses.replace(ask, nonce=None))  # the very prompt that the engine gets
     time.sleep(SETTLE_S)
-    pieces = door_parts.pieces(server, prompt.text, ask, sampling_ns)
-    return server.record(path.stem, dataclasses.replace(request, pieces=pieces))
+    of_way = pieces(server, prompt.text, ask, sampling_ns)
+    return server.record(path.stem, dataclasses.replace(request, pieces=of_way))
 
 
 def _warm_up(turns: Turns, path: Path, number: int, length: int) -> RequestRecord:
@@ -213,3 +237,59 @@ def _warm_up(turns: Turns, path: Path, number: int, length: int) -> RequestRecor
 
 def _send(server: Server, ask: Ask) -> Request:
     return server.counted(ask, server.send(ask))
+
+
+def token_ids(server: Server, text: str) -> list[int] | None:
+    """The tokens that the server makes of a prompt, its template included. None where it does not give them."""
+    if server.endpoint.server != LLAMA_SERVER:
+        return None
+    ids = server_prompts.token_ids(server.access, server.endpoint.api, text)
+    return ids if isinstance(ids, list) and ids and all(type(one) is int for one in ids) else None
+
+
+def pieces(server: Server, text: str, sent: Ask, sampling_ns: tuple[int, ...] | None) -> Pieces:
+    """The pieces of the way of a request for the prompt `text`."""
+    if server.endpoint.server != LLAMA_SERVER:
+        return Pieces(http_ns=_times(server, {}, None) or (), sampling_ns=sampling_ns)
+    is_chat = server.endpoint.api == CHAT
+    return Pieces(
+        http_ns=_times(server, {"unread": text}, "/tokenize") or (),
+        template_ns=_times(server, prompt_fields(CHAT, text), "/apply-template") if is_chat else None,
+        tokenize_ns=_times(server, server_prompts.tokenize_fields(text), "/tokenize"),
+        whole=_whole(server, sent),
+        sampling_ns=sampling_ns,
+    )
+
+
+def samplers(server: Server) -> tuple[tuple[str, float], ...] | None:
+    """The samplers that a measured request goes through, and their values; None where the lab cannot time them."""
+    props = ask(server.access, f"{server.access.root}/props").parsed
+    params = as_dict(as_dict(as_dict(props).get("default_generation_settings")).get("params"))
+    names = params.get("samplers")
+    if not isinstance(names, list) or any(params.get(name, idle) != idle for name, idle in IDLE.items()):
+        return None
+    named = {"top_k": "top_k", "typ_p": "typical_p", "top_p": "top_p", "min_p": "min_p"}
+    values = {name: as_number(params.get(field)) for name, field in named.items()}
+    values["temperature"] = server.temperature or 0.0
+    return tuple((name, value) for name in names if (value := values.get(name)) is not None)
+
+
+def _times(server: Server, fields: Mapping[str, Any], path: str | None) -> tuple[int, ...] | None:
+    """From the sending of a question to the first byte of its answer, N_QUESTIONS times.
+
+    Without `path` the interface itself is asked, for nothing: it refuses at once. None where no answer came.
+    """
+    question = Ask(asked=Asked(n_prompt=None, n_gen=0), body=json.dumps(fields))
+    plan = SendPlan(asks=(question,), api=server.endpoint.api, n_requests=N_QUESTIONS, path=path, timeout_s=60.0)
+    wanted = 200 if path else None
+    replies = [reply.request for reply in server.client.run(plan)]
+    answered = [request.headers_ns for request in replies if wanted in (None, request.http_status)]
+    return tuple(ns for ns in answered if ns is not None) or None
+
+
+def _whole(server: Server, sent: Ask) -> ServerTimings | None:
+    """The server's times of the same request, not streamed, with another nonce."""
+    nonce = fresh_nonce(random.Random())
+    text = sent.body if sent.nonce is None else sent.body.replace(sent.nonce, nonce, 1)
+    answer = server_prompts.ask_whole(server.access, server.endpoint.api, text)
+    return timings_of(as_dict(as_dict(answer.parsed).get("timings"))) if answer.status == 200 else None

@@ -10,24 +10,14 @@ stream (the same request, not streamed, has none).
 (server-common.h, `server_slot_stats`), as TTFT and TPOT of a run in process do. What they differ by is a part too:
 other settings, or the draw of the process.
 
-What is asked of a server besides the measured request, so that each part of its way has a time of its own.
-
-llama-server's /tokenize reads a question whole before it looks for what to tokenise: a question without that is HTTP
-and the client alone. /apply-template does for its question what a chat does first, /tokenize what follows (llama.cpp
-tools/server/server-context.cpp). All are sent by the client that sends the measured requests, so its own cost is in
-each of them.
-
-The settings of both sides, as far as the server gives its own, and what parts of the way say in words.
+Here are also the settings of both sides, as far as the server gives its own, and what the parts show in words.
 """
 
 from __future__ import annotations
 
-import json
-import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lab.analysis import disturbances
 from lab.analysis.wording import digits
@@ -35,13 +25,8 @@ from lab.core import phases, shown
 from lab.core import request_times as times
 from lab.core.lists import grouped
 from lab.core.record import OK, Record, Run
-from lab.core.request import CHAT, NO, UNKNOWN, YES, Asked, Pieces, Request, RequestRecord, ServerTimings
+from lab.core.request import NO, UNKNOWN, YES, Request, RequestRecord
 from lab.core.request_times import figures
-from lab.endpoints import prompts
-from lab.endpoints.access import ask
-from lab.endpoints.formats import as_dict, as_number, prompt_fields, timings_of
-from lab.endpoints.send_plan import Ask, SendPlan, fresh_nonce
-from lab.runner.servers import Server
 
 TTFT, TPOT = "TTFT", "TPOT"
 ENGINE = "engine, as in process"
@@ -55,12 +40,12 @@ SLOT = "scheduling"
 UNEXPLAINED = "not explained"
 ORDER = (ENGINE, SAMPLING, OTHERWISE, STREAM, HTTP, TEMPLATE, TOKENIZE, SLOT)
 
-Times = dict[str, float | None]
+PartTimes = dict[str, float | None]
 """Milliseconds of each part of a block; None where the server does not let it be measured."""
 
 
 @dataclass(frozen=True)
-class Part:
+class PartTime:
     """One part: its mean over the middle blocks, and its range over all, in ms. Negative: the server needs less."""
 
     name: str
@@ -85,7 +70,7 @@ class Phase:
     name: str
     in_process_ms: float
     server_ms: float
-    parts: tuple[Part, ...]
+    parts: tuple[PartTime, ...]
     spread: float
     hidden: tuple[str, ...]
 
@@ -104,7 +89,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Row:
+class LengthParts:
     """One length of prompts and answers."""
 
     n_prompt: int
@@ -146,7 +131,7 @@ def pairs(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[
     return both
 
 
-def rows(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[Row]:
+def rows(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[LengthParts]:
     """One row for each length, the shortest prompt first."""
     by_length = grouped(
         pairs(records, requests),
@@ -157,7 +142,7 @@ def rows(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[R
         ttft = _phase(TTFT, _blocks(alike, times.ttft_ns, phases.ttft_ns, parts_of_ttft))
         tpot = _phase(TPOT, _blocks(alike, times.tpot_ns, phases.tpot_ns, parts_of_tpot))
         doubts = shown.of_runs(len(alike), sum(pair.is_disturbed for pair in alike), 0)
-        made.append(Row(*length, len(alike), tuple(filter(None, (ttft, tpot))), doubts))
+        made.append(LengthParts(*length, len(alike), tuple(filter(None, (ttft, tpot))), doubts))
     return made
 
 
@@ -165,14 +150,14 @@ def _blocks(
     alike: Sequence[Pair],
     of_request: Callable[[Request], float | None],
     of_run: Callable[[Run], float | None],
-    parts: Callable[[Pair, float, float], Times],
-) -> list[tuple[float, float, Times]]:
+    parts: Callable[[Pair, float, float], PartTimes],
+) -> list[tuple[float, float, PartTimes]]:
     """Of each block in which both wholes are known: that in process, that of the server, and the parts of this."""
     both = ((pair, _ms(of_run(pair.run)), _ms(of_request(pair.request))) for pair in alike)
     return [(run, its, parts(pair, run, its)) for pair, run, its in both if run is not None and its is not None]
 
 
-def parts_of_ttft(pair: Pair, engine_ms: float, server_ms: float) -> Times:
+def parts_of_ttft(pair: Pair, engine_ms: float, server_ms: float) -> PartTimes:
     """The parts of the time to the first token of one request."""
     pieces, timings = pair.request.pieces, pair.request.timings
     http = _median_ms(pieces.http_ns) if pieces else None
@@ -196,7 +181,7 @@ def parts_of_ttft(pair: Pair, engine_ms: float, server_ms: float) -> Times:
     }
 
 
-def parts_of_tpot(pair: Pair, engine_ms: float, _: float) -> Times:
+def parts_of_tpot(pair: Pair, engine_ms: float, _: float) -> PartTimes:
     """The parts of the time of each further token of one request."""
     pieces, timings = pair.request.pieces, pair.request.timings
     streamed = _per_token_ms(timings.gen_ms, timings.n_gen) if timings else None
@@ -226,7 +211,7 @@ def _per_token_ms(gen_ms: float | None, n_gen: int | None) -> float | None:
     return None if gen_ms is None or n_gen is None or n_gen < 2 else gen_ms / (n_gen - 1)
 
 
-def _phase(name: str, blocks: Sequence[tuple[float, float, Times]]) -> Phase | None:
+def _phase(name: str, blocks: Sequence[tuple[float, float, PartTimes]]) -> Phase | None:
     """Means over the middle half of the blocks, by how much longer the server took; the ranges are those of all.
 
     Means add up, which medians do not; without the outer blocks one that was disturbed does not count for all.
@@ -248,7 +233,7 @@ def _phase(name: str, blocks: Sequence[tuple[float, float, Times]]) -> Phase | N
         in_process_ms=statistics.fmean(engine for engine, _, _ in middle),
         server_ms=statistics.fmean(server for _, server, _ in middle),
         parts=tuple(
-            Part(part, statistics.fmean(its[part] or 0.0 for _, _, its in middle), min(column), max(column))
+            PartTime(part, statistics.fmean(its[part] or 0.0 for _, _, its in middle), min(column), max(column))
             for part, column in columns.items()
             if is_measured[part]
         ),
@@ -263,80 +248,6 @@ def _ms(ns: float | None) -> float | None:
 
 def _median_ms(column_ns: Sequence[int]) -> float | None:
     return statistics.median(column_ns) / 1e6 if column_ns else None
-
-
-N_QUESTIONS = 5
-"""Of each kind in a block."""
-
-LLAMA_SERVER = "llama-server"
-
-IDLE = {
-    "top_n_sigma": -1.0,
-    "repeat_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "dry_multiplier": 0.0,
-    "xtc_probability": 0.0,
-    "mirostat": 0.0,
-    "dynatemp_range": 0.0,
-}
-"""Samplers that the lab cannot time, at the values at which they do nothing."""
-
-
-def token_ids(server: Server, text: str) -> list[int] | None:
-    """The tokens that the server makes of a prompt, its template included. None where it does not give them."""
-    if server.endpoint.server != LLAMA_SERVER:
-        return None
-    ids = prompts.token_ids(server.access, server.endpoint.api, text)
-    return ids if isinstance(ids, list) and ids and all(type(one) is int for one in ids) else None
-
-
-def pieces(server: Server, text: str, sent: Ask, sampling_ns: tuple[int, ...] | None) -> Pieces:
-    """The pieces of the way of a request for the prompt `text`."""
-    if server.endpoint.server != LLAMA_SERVER:
-        return Pieces(http_ns=_times(server, {}, None) or (), sampling_ns=sampling_ns)
-    is_chat = server.endpoint.api == CHAT
-    return Pieces(
-        http_ns=_times(server, {"unread": text}, "/tokenize") or (),
-        template_ns=_times(server, prompt_fields(CHAT, text), "/apply-template") if is_chat else None,
-        tokenize_ns=_times(server, prompts.tokenize_fields(text), "/tokenize"),
-        whole=_whole(server, sent),
-        sampling_ns=sampling_ns,
-    )
-
-
-def samplers(server: Server) -> tuple[tuple[str, float], ...] | None:
-    """The samplers that a measured request goes through, and their values; None where the lab cannot time them."""
-    props = ask(server.access, f"{server.access.root}/props").parsed
-    params = as_dict(as_dict(as_dict(props).get("default_generation_settings")).get("params"))
-    names = params.get("samplers")
-    if not isinstance(names, list) or any(params.get(name, idle) != idle for name, idle in IDLE.items()):
-        return None
-    named = {"top_k": "top_k", "typ_p": "typical_p", "top_p": "top_p", "min_p": "min_p"}
-    values = {name: as_number(params.get(field)) for name, field in named.items()}
-    values["temperature"] = server.temperature or 0.0
-    return tuple((name, value) for name in names if (value := values.get(name)) is not None)
-
-
-def _times(server: Server, fields: Mapping[str, Any], path: str | None) -> tuple[int, ...] | None:
-    """From the sending of a question to the first byte of its answer, N_QUESTIONS times.
-
-    Without `path` the interface itself is asked, for nothing: it refuses at once. None where no answer came.
-    """
-    question = Ask(asked=Asked(n_prompt=None, n_gen=0), body=json.dumps(fields))
-    plan = SendPlan(asks=(question,), api=server.endpoint.api, n_requests=N_QUESTIONS, path=path, timeout_s=60.0)
-    wanted = 200 if path else None
-    replies = [reply.request for reply in server.client.run(plan)]
-    answered = [request.headers_ns for request in replies if wanted in (None, request.http_status)]
-    return tuple(ns for ns in answered if ns is not None) or None
-
-
-def _whole(server: Server, sent: Ask) -> ServerTimings | None:
-    """The server's times of the same request, not streamed, with another nonce."""
-    nonce = fresh_nonce(random.Random())
-    text = sent.body if sent.nonce is None else sent.body.replace(sent.nonce, nonce, 1)
-    answer = prompts.ask_whole(server.access, server.endpoint.api, text)
-    return timings_of(as_dict(as_dict(answer.parsed).get("timings"))) if answer.status == 200 else None
 
 
 HIDDEN = "threads, ubatch, flash attention and cache types"
@@ -382,7 +293,7 @@ def _held(name: str, own: str | None, theirs: str | None) -> Setting:
     return Setting(name, own, theirs, same)
 
 
-def sentences(rows: Sequence[Row]) -> list[str]:
+def sentences(rows: Sequence[LengthParts]) -> list[str]:
     """What the parts show, in words."""
     words = []
     for row in rows:
@@ -398,7 +309,7 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     return words
 
 
-def _difference(row: Row, phase: Phase) -> str:
+def _difference(row: LengthParts, phase: Phase) -> str:
     more_ms = phase.server_ms - phase.in_process_ms
     way = "slower" if more_ms >= 0 else "faster"
     what = f"to the first token of {row.n_prompt:,} prompt tokens" if phase.name == TTFT else "for each further token"

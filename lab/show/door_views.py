@@ -18,7 +18,7 @@ from lab.core.record import OK, Record
 from lab.core.request import CHAT, NO, Endpoint, RequestRecord
 from lab.core.request_times import figures
 from lab.experiments import door_parts
-from lab.experiments.door_parts import ENGINE, ORDER, UNEXPLAINED, Phase, Row
+from lab.experiments.door_parts import ENGINE, ORDER, UNEXPLAINED, LengthParts, Phase
 from lab.runner import machine
 from lab.show.canvas import COLOURS, GRID, GUIDE, INK, plain_ticks
 from lab.show.section import Columns, Section, print_sections, tabled
@@ -59,7 +59,7 @@ def _section(ours: Sequence[Record], theirs: Sequence[RequestRecord]) -> Section
     )
 
 
-def _of_phase(row: Row, phase: Phase) -> Section:
+def _of_phase(row: LengthParts, phase: Phase) -> Section:
     """The parts of a phase, what is not explained, and both wholes."""
     blocks = plural(row.n_blocks, "block")
     if row.n_middle < row.n_blocks:
@@ -151,7 +151,7 @@ def _first(records: Sequence[Record], requests: Sequence[RequestRecord]) -> tupl
     return records[0], next(request for request in requests if request.request.pieces is not None)
 
 
-def _as_row(row: Row) -> dict[str, Any]:
+def _as_row(row: LengthParts) -> dict[str, Any]:
     phases = [
         {**dataclasses.asdict(phase), "unexplained_ms": phase.unexplained_ms, "unexplained": phase.unexplained}
         for phase in row.phases
@@ -183,12 +183,12 @@ def drawings(lines: Sequence[Record | RequestRecord]) -> dict[str, Callable[[Fig
     return made
 
 
-def drawing(rows: Sequence[Row], title: str) -> Callable[[Figure], Figure]:
+def drawing(rows: Sequence[LengthParts], title: str) -> Callable[[Figure], Figure]:
     """What `canvas.write` takes."""
     return lambda figure: plot_parts(rows, title, figure)
 
 
-def plot_parts(rows: Sequence[Row], title: str, figure: Figure) -> Figure:
+def plot_parts(rows: Sequence[LengthParts], title: str, figure: Figure) -> Figure:
     """A row of two axes for each length: TTFT, and TPOT. Above, in process; below, the parts through the server.
 
     The parts follow one another; those below zero, which are noise, go back from their end, in a thin bar of their own.
@@ -214,7 +214,7 @@ def plot_parts(rows: Sequence[Row], title: str, figure: Figure) -> Figure:
     return figure
 
 
-def _bars(ax: Axes, row: Row, phase: Phase) -> None:
+def _bars(ax: Axes, row: LengthParts, phase: Phase) -> None:
     ax.barh([1], [phase.in_process_ms], color=SHADES[ENGINE], height=0.6, label=ENGINE)
     left = farthest = 0.0
     for part in sorted(phase.parts, key=lambda part: part.ms < 0):

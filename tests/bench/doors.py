@@ -22,7 +22,7 @@ from lab.core import phases
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.experiments import door_parts
-from lab.experiments.door_parts import OTHERWISE, SLOT, STREAM, TEMPLATE, TOKENIZE, Row
+from lab.experiments.door_parts import OTHERWISE, SLOT, STREAM, TEMPLATE, TOKENIZE, LengthParts
 from lab.models import catalog
 from lab.runner.limits import default_threads
 from tests.null_server import Behaviour, NullSettings, null_server
@@ -50,12 +50,12 @@ def measure(url: str, folder: Path, lengths: str, blocks: int, n_threads: int) -
     )
 
 
-def rows_of(lines: Sequence[Record | RequestRecord]) -> list[Row]:
+def rows_of(lines: Sequence[Record | RequestRecord]) -> list[LengthParts]:
     records = [line for line in lines if isinstance(line, Record)]
     return door_parts.rows(records, [line for line in lines if isinstance(line, RequestRecord)])
 
 
-def print_row(row: Row) -> None:
+def print_row(row: LengthParts) -> None:
     for phase in row.phases:
         print(f"\n{phase.name}, {row.n_prompt} prompt tokens, {row.n_gen} generated, {row.n_blocks} blocks")
         for part in phase.parts:
