@@ -113,7 +113,7 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
         raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
     shown = running.experiments(records, results, reading.ceilings)
-    of_claims = running.claim_drawings(records, results, reading.ceilings)
+    of_claims = running.claim_pictures(records, results, reading.ceilings)
     for path in running.draw(reading.measured, running.plot_folder(results, out), stem, shown, of_claims):
         click.echo(path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import shlex
 import sys
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from lab.experiments.claim_verdicts import Verdicts
     from lab.runner.cases import Plan
     from lab.runner.progress import ShowStatus
-    from lab.show.claim_views import Drawing
-    from lab.show.section import Section
+    from lab.show.section import Picture, Section
 
 
 RESULTS = "results"
@@ -100,7 +98,7 @@ def draw(
     folder: Path,
     stem: str,
     shown: Sequence[Section] = (),
-    of_claims: Sequence[Drawing] = (),
+    of_claims: Sequence[Picture] = (),
     by_session: bool = False,
 ) -> list[Path]:
     """Draws the plots that there is data for, of experiments those `shown`; their paths: `<stem>-prefill.png` ...
@@ -120,44 +118,31 @@ def draw(
     drawings = {**plot_runs.drawings(plain), **with_requests}
     drawings |= {**plot_why.drawings(plain), **levers.drawings(shown), **door_views.drawings(records)}
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
-    wanted += [(one.name, one.draw, one.size) for one in of_claims]
-    wanted += load_drawings(records)
+    wanted += [(one.name, one.draw, one.file_size) for one in (*of_claims, *load_pictures(records))]
     return [path for name, drawing, size in wanted for path in canvas.write(drawing, folder, f"{stem}-{name}", size)]
 
 
-def load_drawings(
-    records: Sequence[Record | RequestRecord],
-) -> list[tuple[str, Callable[[Any], Any], tuple[float, float]]]:
-    """The pictures of loads among the records: name, what draws it, and its size; of several sessions numbered."""
-    from lab.analysis import load_figures
-    from lab.show import plot_load
+def load_pictures(records: Sequence[Record | RequestRecord]) -> list[Picture]:
+    """The pictures of loads among the records; of several sessions numbered."""
+    from lab.show import section, text_load
 
-    sessions, wanted = load_figures.sessions(records), []
-    for number, one in enumerate(sessions, 1):
-        prefix = f"{number}-" if len(sessions) > 1 else ""
-        n_slots = one.endpoint.settings.n_slots if one.endpoint.settings else None
-        drawn = plot_load.drawings(one.samples, plot_load.title(one.endpoint, one.model, one.machine), n_slots)
-        wanted += [(f"{prefix}{name}", draw, plot_load.size(name)) for name, draw in drawn.items()]
-    return wanted
+    return section.numbered([one.pictures for one in text_load.sections(records)])
 
 
-def claim_drawings(
+def claim_pictures(
     records: Sequence[Record], results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
-) -> list[Drawing]:
+) -> list[Picture]:
     """The pictures of sessions of claims among the records of these files."""
+    from lab.core.lists import grouped
     from lab.experiments import claim_session
-    from lab.show import claim_views
-    from lab.show.claim_views import Drawing
+    from lab.show import claim_views, section
 
-    sessions = dict.fromkeys(record.session for record in records if record.run.part)
-    if not sessions:
+    by_session = grouped((record for record in records if record.run.part), lambda record: record.session)
+    if not by_session:
         return []
     known = [*ceilings, *claim_session.known_ceilings(plot_folder(results, None))]
-    others, made = other_sessions(results, records), list[Drawing]()
-    for number, name in enumerate(sessions, 1):
-        own = claim_views.drawings([record for record in records if record.session == name], known, others)
-        made += [dataclasses.replace(one, name=f"{number}-{one.name}") if len(sessions) > 1 else one for one in own]
-    return made
+    others = other_sessions(results, records)
+    return section.numbered([claim_views.drawings(own, known, others) for own in by_session.values()])
 
 
 def experiments(
@@ -387,7 +372,7 @@ def write_files(
     if out:
         out.print()
     files: dict[str, Any] = {"session": path.stem, "results": named("results", path)}
-    of_claims = claim_drawings(runs, (str(path),)) if plots else []
+    of_claims = claim_pictures(runs, (str(path),)) if plots else []
     drawn = draw(records, path.parent, path.stem, shown, of_claims) if plots else []
     files["plots"] = [named("plot", plot) for plot in drawn]
     files["report"] = None

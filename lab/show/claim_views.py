@@ -7,10 +7,9 @@ what it was measured for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -26,13 +25,12 @@ from lab.experiments.claim_parts import PARTS
 from lab.experiments.claim_session import Session
 from lab.experiments.claim_verdicts import Judged, Verdicts
 from lab.runner.progress import duration
-from lab.show import levers, plot_runs, plot_why, section, text_results
+from lab.show import levers, plot_runs, section, text_results, text_why
 from lab.show.console import Grid, grid_of
 from lab.show.section import UNKNOWN, Cell, Picture, Section, print_marked
 from lab.why import probing, roofline, where
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.console import Console
 
 QUESTION = "Do the textbooks' claims hold on this machine?"
@@ -41,7 +39,6 @@ COLOURS = {HOLDS: "green", HOLDS_NOT: "red", UNSURE: "yellow", UNTESTABLE: "dim"
 STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "quiet"}
 """Classes of the page's style sheet."""
 
-WIDE, PLAIN = (11, 5), (8, 5)
 PREFILL = "Time until the prompt is processed. Points are runs, the line their median."
 DECODE = "Time of each generated token. Points are tokens, the line their running median."
 PLAIN_PARTS = {
@@ -57,20 +54,9 @@ PLAIN_PARTS = {
 """Of parts that are plain runs: which pictures show what they were measured for, and their captions."""
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A picture of a part: its name in files, its caption, and what draws it, in inches of `size`."""
-
-    part: str
-    name: str
-    caption: str
-    draw: Callable[[Figure], Any]
-    size: tuple[float, float]
-
-
 def drawings(
     records: Sequence[Record], known: Sequence[Ceilings] = (), others: Sequence[Record] = (), stacked: bool = False
-) -> list[Drawing]:
+) -> list[Picture]:
     """All pictures of one session that there is data for, in the order of its parts.
 
     `known` ceilings and `others`, plain runs, predict what experiments are compared with.
@@ -79,55 +65,38 @@ def drawings(
     for part, own in grouped((record for record in records if record.run.is_timed), lambda one: one.run.part).items():
         if part not in PARTS:  # files and the page's anchors are named after parts: a record may not choose any name
             continue
-        made += _plain(part, own, stacked) + _experiments(part, own, known, [*records, *others])
+        experiments = levers.sections(own, known, [*records, *others])
+        found = [*_plain(part, own, stacked), *(picture for one in experiments for picture in one.pictures)]
         if part == "lengths":
-            made += _roofline(part, own, known)
+            found += _roofline(own, known)
+        for one in section.numbered_alike(found):
+            made.append(
+                dataclasses.replace(one, part=part, name=one.name if one.name == part else f"{part}-{one.name}")
+            )
     return made
 
 
-def _plain(part: str, records: Sequence[Record], stacked: bool) -> list[Drawing]:
+def _plain(part: str, records: Sequence[Record], stacked: bool) -> list[Picture]:
     captions = PLAIN_PARTS.get(part, {})
+    sizes = {"sweep": section.TALL if stacked else section.WIDE}
     return [
-        Drawing(part, _name(part, name), captions[name], draw, WIDE if name == "sweep" and not stacked else PLAIN)
+        Picture(name, captions[name], draw, sizes.get(name, section.SMALL))
         for name, draw in plot_runs.drawings(records, stacked).items()
         if name in captions
     ]
 
 
-def _experiments(
-    part: str, records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[Record]
-) -> list[Drawing]:
-    shown = levers.sections(records, known, others)
-    captions = [picture.caption for one in shown for picture in one.pictures]
-    return [
-        Drawing(part, _name(part, name), caption, draw, WIDE)
-        for caption, (name, draw) in zip(captions, levers.drawings(shown).items(), strict=True)
-    ]
-
-
-def _roofline(part: str, records: Sequence[Record], known: Sequence[Ceilings]) -> list[Drawing]:
+def _roofline(records: Sequence[Record], known: Sequence[Ceilings]) -> Sequence[Picture]:
     """What each phase reached, under the machine's best, where that is known."""
-    first = records[0]
-    ceilings = probing.known(known, where.of_record(first))
+    ceilings = probing.known(known, where.of_record(records[0]))
     if ceilings is None:
         return []
     try:
         rows = roofline.explain(records, ceilings)
     except LabError:
         return []
-    best = roofline.roof(ceilings, where.layers_of(first))
-
-    def draw(title: str, figure: Figure) -> None:
-        plot_why.plot_roofline(rows, best, title, figure.subplots())
-
-    caption = "Roofline: what each phase reached (numbers: prompt tokens), under the best that the machine can do."
-    return [
-        Drawing(part, _name(part, "roofline"), caption, partial(draw, table.setups(table.runs(records))[0][0]), PLAIN)
-    ]
-
-
-def _name(part: str, name: str) -> str:
-    return name if name == part else f"{part}-{name}"
+    label = table.setups(table.runs(records))[0][0]
+    return text_why.section(label, records, rows, ceilings, []).pictures[:1]
 
 
 def print_verdicts(verdicts: Verdicts, out: Console, name: str = "") -> None:
@@ -239,11 +208,7 @@ def _section(
     prefix: str, name: str, verdicts: Verdicts, known: Sequence[Ceilings], others: Sequence[Record]
 ) -> Section:
     """A table of all verdicts, then the evidence of each."""
-    pictures: dict[str, list[Picture]] = {}
-    for one in drawings(verdicts.records, known, others, stacked=True):
-        tall = one.name.endswith(("sweep", "context", "heads"))
-        size = section.TALL if tall else section.WIDE if one.size == WIDE else section.SMALL
-        pictures.setdefault(one.part, []).append(Picture(one.name, one.caption, one.draw, size))
+    pictures = grouped(drawings(verdicts.records, known, others, stacked=True), lambda one: one.part)
     shown_at: dict[str, int] = {}
     evidence = [_evidence(prefix, one, pictures, shown_at) for one in verdicts.judged]
     return Section(

@@ -15,7 +15,7 @@ from lab.experiments import batching
 from lab.experiments.experiment import Table
 from lab.experiments.known import EXPERIMENTS
 from lab.show.plot_levers import plot_batch, plot_curve, plot_prefix, plot_speculation, plot_stall
-from lab.show.section import WIDE, Picture, Section, tabled
+from lab.show.section import WIDE, Picture, Section, numbered_alike, tabled
 from lab.why.step_prediction import StepPrediction, prediction_for
 
 if TYPE_CHECKING:
@@ -112,9 +112,4 @@ def more(shown: Sequence[Section]) -> dict[str, list[dict[str, Any]]]:
 
 def drawings(shown: Sequence[Section]) -> dict[str, Callable[[Figure], Any]]:
     """What draws the pictures, by their names; several of one experiment are numbered."""
-    pictures = [picture for section in shown for picture in section.pictures]
-    names = [picture.name for picture in pictures]
-    return {
-        name if names.count(name) == 1 else f"{name}-{1 + names[:i].count(name)}": picture.draw
-        for i, (name, picture) in enumerate(zip(names, pictures, strict=True))
-    }
+    return {one.name: one.draw for one in numbered_alike([one for section in shown for one in section.pictures])}

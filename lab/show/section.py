@@ -5,6 +5,7 @@ The files beside this one make sections of records. Here they are printed; page.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,13 @@ class Picture:
     caption: str
     draw: Callable[[Figure], Any]
     size: tuple[float, float] = SMALL
+    part: str = ""  # of a session of claims
+
+    @property
+    def file_size(self) -> tuple[float, float]:
+        """Its size in files, in inches."""
+        width, height = self.size
+        return (8, 5) if width < WIDE[0] else (11, max(5, height))
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,26 @@ def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> dic
         "cells": [[line[i] for i in kept] for line in lines],
         "rows": rows,
     }
+
+
+def numbered(by_session: Sequence[Sequence[Picture]]) -> list[Picture]:
+    """The pictures of sessions; of several sessions each name begins with the number of its session."""
+    if len(by_session) == 1:
+        return list(by_session[0])
+    return [
+        dataclasses.replace(one, name=f"{number}-{one.name}")
+        for number, pictures in enumerate(by_session, 1)
+        for one in pictures
+    ]
+
+
+def numbered_alike(pictures: Sequence[Picture]) -> list[Picture]:
+    """The same pictures; those of one name are numbered."""
+    names = [picture.name for picture in pictures]
+    return [
+        picture if names.count(name) == 1 else dataclasses.replace(picture, name=f"{name}-{1 + names[:i].count(name)}")
+        for i, (name, picture) in enumerate(zip(names, pictures, strict=True))
+    ]
 
 
 def print_sections(sections: Sequence[Section], out: Console) -> None:
