@@ -39,7 +39,7 @@ from lab.experiments import door_blocks, door_parts
 from lab.process.wire import Vocabulary
 from lab.process.worker import Worker
 from lab.runner.servers import connect
-from lab.show import canvas, console, door_views
+from lab.show import canvas, console, door_views, page
 from tests.conftest import MACHINE, MODEL, MS, FakeWorker, make_record, make_run, run_lab
 from tests.conftest import SETTINGS as SETTINGS_OF_RUNS
 from tests.null_server import Behaviour, NullSettings, null_server
@@ -220,6 +220,9 @@ def test_the_table_the_json_and_the_picture_have_all_parts(tmp_path: Path, capsy
     ends = {round(bar.get_x() + bar.get_width(), 6) for bar in ttft_ax.patches}  # type: ignore[attr-defined]
     assert {21.0, 98.0, 100.0} <= ends
     assert all(path.exists() for path in canvas.write(draw, tmp_path, "ways"))
+    text = page.html([*runs, *requests], [])
+    assert "<h2>In process and through a server</h2>" in text and "prompts of 20 tokens" in text
+    assert door_views.CAPTION in text
 
 
 @pytest.fixture(autouse=True)

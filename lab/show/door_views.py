@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,7 +22,7 @@ from lab.experiments import door_parts
 from lab.experiments.door_parts import ENGINE, ORDER, UNEXPLAINED, LengthParts, Phase
 from lab.runner import machine
 from lab.show.canvas import COLOURS, GRID, GUIDE, INK, plain_ticks
-from lab.show.section import Columns, Section, print_sections, tabled
+from lab.show.section import WIDE, Columns, Picture, Section, numbered, print_sections, tabled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 WHOLE, IN_PROCESS = "through the server", "in process"
 LLAMA_SERVER = "llama-server"
+CAPTION = (
+    "TTFT and TPOT in process, and below it through the server, in parts. What is not explained is hatched; parts "
+    "below zero are noise."
+)
 
 
 def has_both(records: Sequence[Record], requests: Sequence[RequestRecord]) -> bool:
@@ -38,7 +43,12 @@ def has_both(records: Sequence[Record], requests: Sequence[RequestRecord]) -> bo
 
 def print_parts(records: Sequence[Record], requests: Sequence[RequestRecord], out: Console) -> None:
     """Prints for each server its settings and those in process, the parts, and what they show; else nothing."""
-    print_sections([_section(ours, theirs) for ours, theirs in sessions(records, requests)], out)
+    print_sections(sections(records, requests), out)
+
+
+def sections(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[Section]:
+    """A section for each session that has both."""
+    return [_section(ours, theirs) for ours, theirs in sessions(records, requests)]
 
 
 def _section(ours: Sequence[Record], theirs: Sequence[RequestRecord]) -> Section:
@@ -52,10 +62,13 @@ def _section(ours: Sequence[Record], theirs: Sequence[RequestRecord]) -> Section
     )
     phases = [_of_phase(row, phase) for row in rows for phase in row.phases]
     phases[-1:] = [dataclasses.replace(one, sentences=door_parts.sentences(rows)) for one in phases[-1:]]
+    model, both = record.model, f"in process and through {request.endpoint.server or 'a server'}"
+    title = f"{model.name} {model.quantization or ''}, {both}, {machine.label(record.machine)}"
     return Section(
-        f"{record.model.name}, in process and through {request.endpoint.server or 'a server'}",
+        f"{model.name}, {both}",
         **tabled(columns, door_parts.settings(record, request), keep_all=True),
         parts=phases,
+        pictures=[Picture("ways", CAPTION, partial(plot_parts, rows, title), WIDE)],
     )
 
 
@@ -168,24 +181,9 @@ SIZE = (9.0, 2.2)
 
 def drawings(lines: Sequence[Record | RequestRecord]) -> dict[str, Callable[[Figure], Figure]]:
     """The picture of each session that has both sides, by its name."""
-    made = {}
     records = [line for line in lines if isinstance(line, Record)]
-    shown = sessions(records, [line for line in lines if isinstance(line, RequestRecord)])
-    for number, (ours, theirs) in enumerate(shown, 1):
-        rows = door_parts.rows(ours, theirs)
-        model, endpoint = ours[0].model, theirs[0].endpoint
-        where = machine.label(ours[0].machine)
-        title = (
-            f"{model.name} {model.quantization or ''}, in process and through {endpoint.server or 'a server'}, {where}"
-        )
-        name = "ways" if len(shown) == 1 else f"{number}-ways"
-        made[name] = drawing(rows, title)
-    return made
-
-
-def drawing(rows: Sequence[LengthParts], title: str) -> Callable[[Figure], Figure]:
-    """What `canvas.write` takes."""
-    return lambda figure: plot_parts(rows, title, figure)
+    shown = sections(records, [line for line in lines if isinstance(line, RequestRecord)])
+    return {one.name: one.draw for one in numbered([section.pictures for section in shown])}
 
 
 def plot_parts(rows: Sequence[LengthParts], title: str, figure: Figure) -> Figure:

@@ -15,10 +15,12 @@ from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.show import (
+    door_views,
     levers,
     plot_requests,
     plot_runs,
     text_compare,
+    text_endpoint,
     text_load,
     text_requests,
     text_results,
@@ -104,6 +106,8 @@ def requests(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Se
     measured = [record for record in good if request_table.is_measured(record)] or good
     of_setups = table.setups(table.runs(measured))
     many = len(of_setups) > 1
+    endpoints = [(label, good[part.run.iloc[0]].endpoint) for label, part in rows]
+    seen = [(label, endpoint) for label, endpoint in endpoints if endpoint.capabilities]
     name, server = setup_columns.short_name(good[0].model), good[0].endpoint.server or "its server"
     return [
         Section(
@@ -117,7 +121,7 @@ def requests(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Se
             warnings=text_requests.warnings(alone),
             parts=[
                 *text_requests.sections(alone),
-                *(one for label, part in rows for one in _capabilities(label, good[part.run.iloc[0]])),
+                *(text_endpoint.capabilities(one, f"{label}: what the server can do") for label, one in seen),
             ],
             pictures=[
                 Picture(one, CAPTIONS_OF_REQUESTS[one], draw)
@@ -125,6 +129,13 @@ def requests(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Se
             ],
         )
     ]
+
+
+def both_ways(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Section]:
+    """Sessions that measured the same tokens in process and through a server."""
+    parts = door_views.sections(timed, alone)
+    question = "What does a server add to the time of the engine?"
+    return [Section("In process and through a server", name="ways", question=question, parts=parts)] if parts else []
 
 
 def loads(of_loads: Sequence[RequestRecord]) -> list[Section]:
@@ -321,17 +332,6 @@ def _shares(of_setups: Sequence[tuple[str, pd.DataFrame]]) -> list[Section]:
             title = f"Where the time goes: {label}, a prompt and {n_gen:,} generated tokens"
             made += [Section(title, **tabled(SHARES, known))] if known else []
     return made
-
-
-def _capabilities(label: str, record: RequestRecord) -> list[Section]:
-    """What the server can do, where it was asked."""
-    columns: Columns = (
-        ("what it can do", lambda one: one.name),
-        ("answer", lambda one: one.answer),
-        ("as seen in", lambda one: one.how),
-    )
-    found = record.endpoint.capabilities
-    return [Section(f"{label}: what the server can do", **tabled(columns, found))] if found else []
 
 
 def _time(label: str, rows: pd.DataFrame) -> str:

@@ -10,6 +10,17 @@ from rich.console import Console
 from lab.core.request import Endpoint
 from lab.runner.through_server import ServerPlan
 from lab.show.console import console, grid_of, print_json
+from lab.show.section import Columns, Section, print_section, tabled
+
+
+def capabilities(endpoint: Endpoint, title: str = "") -> Section:
+    """What the server can do, and where that was seen."""
+    columns: Columns = (
+        ("what it can do", lambda one: one.name),
+        ("answer", lambda one: one.answer),
+        ("as seen in", lambda one: one.how),
+    )
+    return Section(title, **tabled(columns, endpoint.capabilities, keep_all=True))
 
 
 def print_endpoint(endpoint: Endpoint, model: str, models: Sequence[str], out: Console) -> None:
@@ -17,10 +28,7 @@ def print_endpoint(endpoint: Endpoint, model: str, models: Sequence[str], out: C
     server = " ".join(word for word in (endpoint.server, endpoint.version) if word) or "not named"
     out.print(f"server   {server} at {endpoint.url}, through {endpoint.api}")
     out.print(f"model    {model}" + (f" (of {len(models)})" if len(models) > 1 else ""))
-    grid = grid_of("what it can do", "answer", "as seen in")
-    for one in endpoint.capabilities:
-        grid.add_row(one.name, one.answer, one.how)
-    out.print(grid)
+    print_section(capabilities(endpoint), out)
 
 
 def print_unseen(unseen: Sequence[str], out: Console) -> None:

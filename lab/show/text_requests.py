@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from lab.analysis import request_table, table, wording
-from lab.core import levers, stats
+from lab.core import levers
+from lab.core.lists import plural
 from lab.core.record import OK
 from lab.core.request import RequestRecord
 from lab.core.request_times import Figures, figures
-from lab.runner.plan import join
 from lab.show import request_words, text_results
 from lab.show.section import UNKNOWN, Columns, Section, print_marked, print_sections, tabled
 
@@ -118,17 +118,8 @@ def print_requests(records: Sequence[RequestRecord], out: Console) -> None:
 
 def heading(rows: pd.DataFrame) -> str:
     """The heading of a summary of one setup and one n_gen."""
-    n = int(rows.n_gen.iloc[0])
-    few = sorted(set(rows.repeats[rows.repeats < stats.fewest_for_interval()]))
-    if not few:
-        below = "95 % interval below it"
-    elif few == [1]:
-        below = "one request: too few to tell how sure"
-    else:
-        below = (
-            f"range below it ({join(few)} requests are too few for an interval, {stats.fewest_for_interval()} would do)"
-        )
-    return f"{n:,} token{'s' * (n != 1)} asked for in each request; median, {below}"
+    asked = plural(int(rows.n_gen.iloc[0]), "token")
+    return f"{asked} asked for in each request; median, {text_results.below(rows, 'request')}"
 
 
 def findings(rows: pd.DataFrame) -> list[str]:

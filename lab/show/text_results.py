@@ -11,7 +11,7 @@ from rich.console import Console
 from lab.analysis import disturbances, networks, sweep_laws, table, wording
 from lab.analysis.spread import FIGURE_NAMES
 from lab.core import lever_figures, phases, shown, stats
-from lab.core.lists import grouped
+from lab.core.lists import grouped, plural
 from lab.core.record import OK, Record
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.runner.cases import Plan
@@ -107,8 +107,7 @@ def _drift(measured: Sequence[Record], is_sweep: bool) -> list[str]:
 def heading(rows: pd.DataFrame) -> str:
     """The heading of a summary of one setup and one n_gen."""
     per = "per run" if rows.sweep_every.isna().all() else "at each length"
-    n = int(rows.n_gen.iloc[0])
-    return f"{n:,} token{'s' * (n != 1)} generated {per}; median, {_what_is_below(rows)}"
+    return f"{plural(int(rows.n_gen.iloc[0]), 'token')} generated {per}; median, {below(rows, 'run')}"
 
 
 def print_results(records: Sequence[Record], out: Console) -> None:
@@ -245,10 +244,11 @@ def finished(record: Record) -> str:
     return f"{variant}{record.run.name}, repeat {run.repeat + 1}: {', '.join(times)}{disturbed}"
 
 
-def _what_is_below(rows: pd.DataFrame) -> str:
+def below(rows: pd.DataFrame, noun: str) -> str:
+    """What stands below the medians of a summary: intervals or, of few runs (or requests: the noun), ranges."""
     few = sorted(set(rows.repeats[rows.repeats < stats.fewest_for_interval()]))
     if not few:
         return "95 % interval below it"
     if few == [1]:
-        return "one run: too few to tell how sure"
-    return f"range below it ({join(few)} runs are too few for an interval, {stats.fewest_for_interval()} would do)"
+        return f"one {noun}: too few to tell how sure"
+    return f"range below it ({join(few)} {noun}s are too few for an interval, {stats.fewest_for_interval()} would do)"
