@@ -37,6 +37,9 @@ n_gen:INTEGER n_depth:INTEGER test_time avg_ns:INTEGER stddev_ns:INTEGER avg_ts:
 COLUMNS = {name: kind or "TEXT" for name, _, kind in (column.partition(":") for column in _COLUMNS.split())}
 """llama-bench's columns in its order, with their SQL types."""
 
+NUMBERS = ("n_batch", "n_ubatch", "n_threads", "n_gpu_layers")
+"""Settings that have the same name and meaning in both."""
+
 FLASH_ATTN = {"off": 0, "on": 1, "auto": -1}
 DEFAULTS = {
     # What the lab leaves at llama.cpp's defaults, as llama-bench words these.
@@ -83,11 +86,11 @@ def write(rows: Sequence[Mapping[str, Any]], kind: str) -> str:
     if kind == "md":
         return _markdown(rows)
     if kind == "csv":
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(COLUMNS), quoting=csv.QUOTE_ALL, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: _plain(row[name]) for name in COLUMNS} for row in rows)
-        return text.getvalue()
+        import pandas as pd
+
+        plain = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).map(_plain)
+        text: str = plain.to_csv(index=False, quoting=csv.QUOTE_ALL, lineterminator="\n")
+        return text
     columns = ",\n".join(f"  {name} {kind}" for name, kind in COLUMNS.items())
     lines = [f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n"]
     for row in rows:
@@ -139,12 +142,7 @@ def _add(tests: dict[str, dict[str, Any]], record: Record, run: Run, test: tuple
         "model_type": model.description or " ".join(filter(None, (model.name, model.quantization))),
         "model_size": sum(model.tensor_bytes.values()) or model.n_bytes,
         "model_n_params": model.n_params,
-        "n_batch": settings.n_batch,
-        "n_ubatch": settings.n_ubatch,
-        "n_threads": settings.n_threads,
-        "type_k": settings.type_k,
-        "type_v": settings.type_v,
-        "n_gpu_layers": settings.n_gpu_layers,
+        **{name: getattr(settings, name) for name in (*NUMBERS, "type_k", "type_v")},
         "flash_attn": FLASH_ATTN.get(settings.flash_attn),
         "repack": settings.repack is not False,
         "no_op_offload": int(settings.n_gpu_layers == 0 and bool(offload)),
@@ -210,31 +208,21 @@ def _records(row: Mapping[str, Any], stem: str) -> list[Record]:
     samples = row.get("samples_ns") or [row["avg_ns"]]
     if any(int(ns) <= 0 for ns in samples):
         raise ValueError("samples_ns: a time of 0 or less")
-    return [
-        Record(
-            session=f"imported-{stem}",
-            machine=_machine(row),
-            model=_model(row),
-            settings=_settings(row, n_prompt + n_gen + n_depth),
-            run=_run(str(row["test_time"]), n_prompt, n_gen, n_depth, repeat, int(ns)),
-        )
-        for repeat, ns in enumerate(samples)
-    ]
-
-
-def _run(started_at: str, n_prompt: int, n_gen: int, n_depth: int, repeat: int, ns: int) -> Run:
-    """A sample. llama-bench's first decoded token at depth 0 is the BOS, like the lab's prompt of one token."""
-    return Run(
-        n_prompt=n_prompt or max(1, n_depth),
+    run = Run(
+        n_prompt=n_prompt
+        or max(1, n_depth),  # the first token at depth 0 is the BOS, like the lab's prompt of one token
         n_gen=n_gen + 1,
-        repeat=repeat,
+        repeat=0,
         warmup=False,
-        started_at=started_at,
+        started_at=str(row["test_time"]),
         status=OK,
         steps=Steps(),
         token_ids=(),
-        totals=Totals(prefill_ns=ns) if n_prompt else Totals(decode_ns=ns),
     )
+    setup = _machine(row), _model(row), _settings(row, n_prompt + n_gen + n_depth)
+    totals = [Totals(prefill_ns=int(ns)) if n_prompt else Totals(decode_ns=int(ns)) for ns in samples]
+    runs = [dataclasses.replace(run, repeat=repeat, totals=one) for repeat, one in enumerate(totals)]
+    return [Record(f"imported-{stem}", *setup, one) for one in runs]
 
 
 def _machine(row: Mapping[str, Any]) -> Machine:
@@ -260,13 +248,13 @@ def _model(row: Mapping[str, Any]) -> Model:
 
 def _settings(row: Mapping[str, Any], n_ctx: int) -> Settings:
     asked = {str(number): name for name, number in FLASH_ATTN.items()}
+    numbers: dict[str, Any] = {name: int(row[name]) for name in NUMBERS}
+    if not row.get("gpu_info"):
+        numbers["n_gpu_layers"] = 0
     return Settings(
         n_ctx=n_ctx,
-        n_batch=int(row["n_batch"]),
-        n_ubatch=int(row["n_ubatch"]),
-        n_threads=int(row["n_threads"]),
         n_threads_batch=int(row["n_threads"]),
-        n_gpu_layers=int(row["n_gpu_layers"]) if row.get("gpu_info") else 0,
+        **numbers,
         flash_attn=asked.get(str(int(row["flash_attn"])), "auto"),
         type_k=str(row["type_k"]),
         type_v=str(row["type_v"]),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis import request_table, setup_columns, table
 from lab.analysis.setup_columns import is_request
 from lab.core import energy, shown
+from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.endpoints.access import Access, is_loopback
@@ -162,41 +163,35 @@ def compared_figures(groups: Sequence[pd.DataFrame]) -> list[str]:
 
 def sides_of(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread], figures: Sequence[str]) -> dict[Key, Side]:
     """Those of `figures` that a group has: at which length, and the values of its runs."""
-    values_of: dict[Key, Values] = {}
-    sources: dict[Key, set[str]] = {}
-    disturbed: dict[Key, dict[str, list[bool]]] = {}
+    found: dict[Key, list[dict[str, Any]]] = {}
     for row in rows.to_dict("records"):
-        unit = row["session"], row["block"] if row["block"] == row["block"] else None
         lever = row["lever"] if isinstance(row["lever"], str) else None
         for figure in set(figures) & row.keys():
             if row[figure] > 0:  # neither NaN nor a time that a damaged file made up
                 key = figure, row["n_prompt"], None if figure in OF_PROMPTS else row["n_gen"], lever
-                values_of.setdefault(key, {}).setdefault(unit, []).append(row[figure])
-                disturbed.setdefault(key, {}).setdefault(row["session"], []).append(row["disturbed"])
-                if figure in energy.COMPARED:
-                    sources.setdefault(key, set()).add(row["energy_source"])
+                found.setdefault(key, []).append(row)
     first = {lever: i for i, lever in enumerate(dict.fromkeys(rows.lever))}
     names = list(FIGURE_NAMES)
-    in_order = sorted(
-        values_of.items(),
-        key=lambda item: (
-            item[0][3] is not None,
-            item[0][1],
-            first.get(item[0][3], 0),
-            item[0][2] or 0,
-            names.index(item[0][0]),
-        ),
-    )
+
+    def place(key: Key) -> tuple[object, ...]:
+        figure, n_prompt, n_gen, lever = key
+        return lever is not None, n_prompt, first.get(lever, 0), n_gen or 0, names.index(figure)
+
     spreads = {figure: spread_of(rows, figure, known) for figure in figures}
-    return {
-        key: Side(values, spreads[key[0]], _doubts(disturbed[key]), tuple(sorted(sources.get(key, ()))))
-        for key, values in in_order
-    }
+    return {key: _side(key[0], found[key], spreads[key[0]]) for key in sorted(found, key=place)}
 
 
-def _doubts(disturbed: Mapping[str, Sequence[bool]]) -> tuple[str, ...]:
-    """The doubts of what was measured in some sessions, given which runs of each were disturbed."""
-    return shown.all_of([shown.of_runs(len(runs), sum(runs), 0) for runs in disturbed.values()])
+def _side(figure: str, rows: Sequence[dict[str, Any]], spread: Spread) -> Side:
+    """The side that these rows make of a figure."""
+    by_unit = grouped(rows, lambda row: (row["session"], row["block"] if row["block"] == row["block"] else None))
+    disturbed = [[row["disturbed"] for row in alike] for alike in grouped(rows, lambda row: row["session"]).values()]
+    sources = {row["energy_source"] for row in rows} if figure in energy.COMPARED else set()
+    return Side(
+        {unit: [row[figure] for row in alike] for unit, alike in by_unit.items()},
+        spread,
+        shown.all_of([shown.of_runs(len(runs), sum(runs), 0) for runs in disturbed]),
+        tuple(sorted(sources)),
+    )
 
 
 def is_of_one_source(base: Side, other: Side) -> bool:
