@@ -14,6 +14,7 @@ that are chosen: its steps are known only when they have been made.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -149,31 +150,36 @@ def n_chosen(script: Script) -> int:
 
 def shapes(script: Script) -> Iterator[Shape]:
     """What each step will be, but for those of `speculate`. `n_past` is that of the sequence that has most."""
-    caches: tuple[dict[int, int], dict[int, int]] = {}, {}  # of the model, and of the draft model
+    of_model, of_draft = collections.Counter[int](), collections.Counter[int]()  # positions of each sequence
     saved: dict[str | None, int] = {}
     for operation in script:
-        positions = caches[operation.of_draft]
-        if operation.kind == SPECULATE:
-            continue
+        positions = of_draft if operation.of_draft else of_model
         if operation.kind in MOVES:
-            n_past = positions.get(operation.sequence, 0)
-            if operation.kind == FORGET:
-                positions[operation.sequence] = min(n_past, operation.first)
-            elif operation.kind == COPY:
-                positions[operation.target] = n_past
-            elif operation.kind == SAVE:
-                saved[operation.path] = n_past
-            else:
-                n_past = positions[operation.sequence] = saved[operation.path]
-            yield Shape(operation.kind, 0, n_past, 1, 0)
-            continue
-        for _ in range(operation.times):
-            yield Shape(
-                operation.kind,
-                sum(part.n_tokens for part in operation.parts),
-                max(positions.get(part.sequence, 0) for part in operation.parts),
-                len(operation.parts),
-                sum(part.n_outputs for part in operation.parts),
-            )
-            for part in operation.parts:
-                positions[part.sequence] = positions.get(part.sequence, 0) + part.n_tokens
+            yield Shape(operation.kind, 0, _move(operation, positions, saved), 1, 0)
+        elif operation.kind != SPECULATE:
+            for _ in range(operation.times):
+                yield _step(operation, positions)
+
+
+def _move(operation: Operation, positions: dict[int, int], saved: dict[str | None, int]) -> int:
+    """Changes the positions as the operation does. Returns those of its sequence before; of a load, after it."""
+    n_past = positions[operation.sequence]
+    if operation.kind == FORGET:
+        positions[operation.sequence] = min(n_past, operation.first)
+    elif operation.kind == COPY:
+        positions[operation.target] = n_past
+    elif operation.kind == SAVE:
+        saved[operation.path] = n_past
+    else:
+        n_past = positions[operation.sequence] = saved[operation.path]
+    return n_past
+
+
+def _step(operation: Operation, positions: dict[int, int]) -> Shape:
+    """One step of the operation; its tokens are added to the positions."""
+    parts = operation.parts
+    n_past = max(positions[part.sequence] for part in parts)
+    for part in parts:
+        positions[part.sequence] += part.n_tokens
+    n_tokens, n_outputs = sum(part.n_tokens for part in parts), sum(part.n_outputs for part in parts)
+    return Shape(operation.kind, n_tokens, n_past, len(parts), n_outputs)

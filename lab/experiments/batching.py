@@ -266,7 +266,6 @@ def _again(runs: Sequence[Run]) -> dict[str, object]:
 
 TABLE = Table(
     name="batch",
-    chapter="Batches",
     question="How many at once, and what does it cost each?",
     title="sequences decoded together; medians over runs, below them their range",
     caption="Tokens per second over how many sequences share a step: in all, and of each user. Points are runs, the "
@@ -292,6 +291,7 @@ TABLE = Table(
 
 EXPERIMENT = Experiment(
     name="batch",
+    chapter="Batches",
     about="""Decode several sequences together: what each costs, and what all gain.
 
     \b

@@ -63,7 +63,6 @@ class Table:
     """
 
     name: str
-    chapter: str  # of a page on several kinds of results
     question: str
     title: str
     caption: str
@@ -81,6 +80,7 @@ class Experiment:
     """
 
     name: str
+    chapter: str  # of a page on several kinds of results
     about: str
     lever: type
     plan: Callable[..., Plan]

@@ -402,7 +402,6 @@ def _rates(save_gbps: float | None, load_gbps: float | None) -> str:
 
 TABLE = Table(
     name="prefix",
-    chapter="Cached prefixes",
     question="What need not be read again, and when does restoring it pay?",
     title="time to first token with a prefix cold, cached and restored; medians over runs; GB/s of saving, and below "
     "it of loading",
@@ -429,6 +428,7 @@ TABLE = Table(
 
 EXPERIMENT = Experiment(
     name="prefix",
+    chapter="Cached prefixes",
     about="""Time the first token when the beginning of a prompt is known already.
 
     \b

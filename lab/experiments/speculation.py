@@ -215,6 +215,7 @@ def _again(runs: Sequence[Run]) -> dict[str, object]:
 
 EXPERIMENT = Experiment(
     name="speculate",
+    chapter="Guessed tokens",
     about="""Guess tokens ahead and verify them at once: does it pay, and how many?
 
     \b

@@ -122,20 +122,14 @@ def _case_of(record: Record) -> tuple[Key, str, int] | None:
 
 def longest(records: Sequence[Record], key: Key, draft: str) -> list[Run]:
     """Runs of one kind of text with the longest draft: they teach which guesses are right."""
-    runs = [run for run in _with(records, key, draft) if guesses.tpot_s(run) is not None]
-    most = max((_n_draft(run) or 0 for run in runs), default=0)
-    return [run for run in runs if _n_draft(run) == most]
+    by_case = grouped(records, _case_of)
+    cases = [case for case in by_case if case[:2] == (key, draft)]
+    return [record.run for record in by_case[max(cases)]] if cases else []
 
 
 def times_of(records: Sequence[Record], key: Key, draft: str) -> StepTimes | None:
     """The times of bare steps beside runs of this kind; None where none were timed."""
-    return guesses.step_times(_with(records, (None, *key[1:]), draft))
-
-
-def _with(records: Sequence[Record], key: tuple[str | None, int, int], draft: str) -> list[Run]:
-    """Runs with this draft; of bare steps, where the key has no text."""
-    runs = ((record.run, record.run.speculation) for record in records)
-    return [run for run, its in runs if its and (its.text, run.n_prompt, run.n_gen, its.draft) == (*key, draft)]
+    return guesses.step_times([record.run for record in records if _curve_of(record.run) == (*key[1:], draft)])
 
 
 def _row(
@@ -395,7 +389,6 @@ def _speed_up(row: Row) -> str:
 
 TABLE = Table(
     name="speculate",
-    chapter="Guessed tokens",
     question="Does it pay to guess tokens ahead, and how many?",
     title="tokens guessed ahead and verified at once; medians over blocks, below the speed-up its interval of 95 %",
     caption="Speed-up over plain decoding, over how many tokens are guessed at a time; a panel for each text. Points "
@@ -422,7 +415,6 @@ TABLE = Table(
 
 CURVE = Table(
     name="curve",
-    chapter="Verification of guesses",
     question="What does it cost to verify several tokens at once?",
     title="steps of several positions of one sequence; medians",
     caption="The time of a step over that of a step of one token, over how many tokens it has. Dashes are what the "

@@ -271,7 +271,6 @@ def _again(runs: Sequence[Run]) -> dict[str, object]:
 
 TABLE = Table(
     name="stall",
-    chapter="Stalls",
     question="How long do running answers stop for a long prompt?",
     title="a long prompt beside running answers; medians over runs, below them their range",
     caption="The gap before each token of the streams, since the prompt came; a panel for each chunk. Points are "
@@ -298,6 +297,7 @@ TABLE = Table(
 
 EXPERIMENT = Experiment(
     name="stall",
+    chapter="Stalls",
     about="""Prefill a long prompt in chunks while other sequences decode: how long do their answers stop?
 
     \b

@@ -21,7 +21,7 @@ from lab.why.step_prediction import StepPrediction, prediction_for
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TITLES = {one.name: one.chapter for experiment in EXPERIMENTS for one in experiment.tables}
+TITLES = {one.name: experiment.chapter for experiment in EXPERIMENTS for one in experiment.tables}
 """Titles of the chapters of a page, by the name of the table."""
 
 

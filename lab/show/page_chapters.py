@@ -90,10 +90,9 @@ def runs(timed: Sequence[Record], has_pictures: bool = True) -> list[Section]:
 
 def experiments(timed: Sequence[Record], known: Sequence[Ceilings], others: Sequence[Record]) -> list[Section]:
     """A chapter for each experiment."""
-    by_name = grouped(levers.sections(timed, known, others), lambda section: section.name)
+    by_title = grouped(levers.sections(timed, known, others), lambda section: levers.TITLES[section.name])
     return [
-        Section(levers.TITLES[name], name=name, question=parts[0].question, parts=parts)
-        for name, parts in by_name.items()
+        Section(title, name=parts[0].name, question=parts[0].question, parts=parts) for title, parts in by_title.items()
     ]
 
 
