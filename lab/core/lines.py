@@ -14,6 +14,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.core.record import SCHEMA, Ceilings, Record
@@ -30,7 +31,7 @@ Line = Record | Ceilings | RequestRecord
 
 def to_json(value: Any) -> str:
     """Dataclasses, however nested, as one line of JSON without spaces. Lone surrogates, which are no text, become ?."""
-    text = json.dumps(value, default=_fields_of, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, default=fields_of, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode(errors="replace").decode()
 
 
@@ -38,6 +39,13 @@ def from_json(cls: type[T], text: str) -> T:
     """The dataclass that `to_json` wrote, with every string printable. ValueError says what is wrong, and where."""
     value: T = cleaned(_decode(cls, text.encode(errors="replace"), cls.__name__))
     return value
+
+
+def converted(value: Any, hint: Any) -> Any:
+    """A value of JSON as a type: dataclasses, however nested, and folders and files."""
+    import msgspec
+
+    return msgspec.convert(value, hint, dec_hook=lambda cls, text: cls(text))
 
 
 def parse_line(line: bytes) -> Line:
@@ -108,11 +116,14 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, dict):
         return {cleaned(key): cleaned(part) for key, part in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return type(value)(**{name: cleaned(part) for name, part in _fields_of(value).items()})
+        return type(value)(**{name: cleaned(part) for name, part in fields_of(value).items()})
     return value
 
 
-def _fields_of(value: Any) -> dict[str, Any]:
+def fields_of(value: Any) -> Any:
+    """What JSON writes for a dataclass, or for a path."""
+    if isinstance(value, Path):
+        return str(value)
     if not dataclasses.is_dataclass(value):
         raise TypeError(f"{type(value).__name__} cannot be written as JSON")
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -13,10 +13,12 @@ import shutil
 import sys
 import threading
 import traceback
+import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lab.core.lines import from_json, to_json
+from lab.core.lines import converted, to_json
 from lab.core.placement import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Operation
@@ -40,12 +42,18 @@ def serve() -> None:
         try:
             if isinstance(child, LabError):
                 raise child
-            answer = {"value": to_json(getattr(child, verb)(**request))}
+            answer = {"value": to_json(_call(getattr(child, verb), request))}
         except LabError as problem:
             answer = {"error": problem.what, "hint": problem.hint}
         except Exception:
             _end_with_traceback()
         replies.write(json.dumps(answer).encode() + b"\n")
+
+
+def _call(method: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """A method with arguments of JSON, each as the type that the method wants."""
+    hints = typing.get_type_hints(method)
+    return method(**{name: converted(value, hints[name]) for name, value in arguments.items()})
 
 
 def _started(progress: memoryview[int]) -> _Child | LabError:
@@ -88,11 +96,11 @@ class _Child:
     def libraries(self) -> Libraries:
         return native.libraries()
 
-    def read_model(self, path: str, name: str, source: str) -> Model:
-        return gguf_header.read_model(Path(path), name, source)
+    def read_model(self, path: Path, name: str, source: str) -> Model:
+        return gguf_header.read_model(path, name, source)
 
-    def tensors(self, path: str) -> tuple[Tensor, ...]:
-        return gguf_header.read_tensors(Path(path))
+    def tensors(self, path: Path) -> tuple[Tensor, ...]:
+        return gguf_header.read_tensors(path)
 
     def free_memory(self) -> dict[str, int]:
         return devices.free_memory()
@@ -100,17 +108,16 @@ class _Child:
     def quantizations(self) -> list[str]:
         return list(llama.quantizations())
 
-    def quantize(self, source: str, target: str, quantization: str) -> None:
-        llama.quantize(Path(source), Path(target), quantization)
+    def quantize(self, source: Path, target: Path, quantization: str) -> None:
+        llama.quantize(source, target, quantization)
 
-    def load(self, path: str, asked: dict[str, Any], draft: str | None) -> Vocabulary:
-        settings = from_json(Settings, json.dumps(asked))
-        self._loaded = llama.load(Path(path), settings)
-        self._draft = llama.load(Path(draft), settings) if draft else None
+    def load(self, path: Path, asked: Settings, draft: Path | None) -> Vocabulary:
+        self._loaded = llama.load(path, asked)
+        self._draft = llama.load(draft, asked) if draft else None
         return Vocabulary(self._loaded.n_vocab, self._loaded.bos, llama.describe(self._loaded))
 
-    def vocabularies_differ(self, path: str, other: str) -> str | None:
-        return llama.vocabularies_differ(Path(path), Path(other))
+    def vocabularies_differ(self, path: Path, other: Path) -> str | None:
+        return llama.vocabularies_differ(path, other)
 
     def tokenize(self, text: str) -> list[int]:
         return llama.tokenize(self._model, text)
@@ -118,39 +125,36 @@ class _Child:
     def pieces(self) -> list[str]:
         return [piece.decode("latin-1") for piece in llama.pieces(self._model)]
 
-    def new_context(self, asked: dict[str, Any]) -> Settings:
+    def new_context(self, asked: Settings) -> Settings:
         for context in (self._context, self._draft_context):
             if context:
                 llama.free_context(context)
         self._context = self._draft_context = None
-        settings = from_json(Settings, json.dumps(asked))
-        self._context = llama.new_context(self._model, settings)
-        resolved = self._context.settings
+        self._context = llama.new_context(self._model, asked)
         if self._draft:
-            self._draft_context = llama.new_context(self._draft, settings)
-        return resolved
+            self._draft_context = llama.new_context(self._draft, asked)
+        return self._context.settings
 
     def placement(self) -> Placement:
         if self._context is None:
             raise LabError("There is no context to look at.", "This is a bug of the lab.")
         return Placement(self._context.loaded.layers, (*self._context.loaded.buffers, *self._context.buffers))
 
-    def reserve(self, path: str, asked: dict[str, Any]) -> list[str]:
-        return llama.reserve(Path(path), from_json(Settings, json.dumps(asked)))
+    def reserve(self, path: Path, asked: Settings) -> list[str]:
+        return llama.reserve(path, asked)
 
-    def run(self, script: list[dict[str, Any]]) -> Outcome:
+    def run(self, script: list[Operation]) -> Outcome:
         if self._context is None:
             raise LabError("There is no context to run in.", "This is a bug of the lab.")
-        operations = [from_json(Operation, json.dumps(operation)) for operation in script]
-        return execute.run(self._context, self._draft_context, operations, self._progress)
+        return execute.run(self._context, self._draft_context, script, self._progress)
 
-    def time_sampling(self, samplers: list[list[Any]], n_times: int) -> list[int]:
+    def time_sampling(self, samplers: list[tuple[str, float]], n_times: int) -> list[int]:
         if self._context is None:
             raise LabError("There is no context to choose in.", "This is a bug of the lab.")
-        return logits.sampling_ns(self._context, [(name, value) for name, value in samplers], n_times)
+        return logits.sampling_ns(self._context, samplers, n_times)
 
-    def probe(self, probe: dict[str, Any]) -> Rate:
-        return kernels.run(from_json(Probe, json.dumps(probe)))
+    def probe(self, probe: Probe) -> Rate:
+        return kernels.run(probe)
 
     @property
     def _model(self) -> llama.Loaded:

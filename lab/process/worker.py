@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lab.core import script as scripts
-from lab.core.lines import from_json, to_json
+from lab.core.lines import fields_of, from_json
 from lab.core.placement import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
@@ -152,11 +152,11 @@ class Worker:
 
     def read_model(self, path: Path, name: str, source: str) -> Model:
         """The model's shape, from its header."""
-        return from_json(Model, self._ask("read_model", path=str(path), name=name, source=source))
+        return from_json(Model, self._ask("read_model", path=path, name=name, source=source))
 
     def tensors(self, path: Path) -> tuple[Tensor, ...]:
         """The tensors of a model file, from its header."""
-        return tuple(Tensor(**tensor) for tensor in json.loads(self._ask("tensors", path=str(path))))
+        return tuple(Tensor(**tensor) for tensor in json.loads(self._ask("tensors", path=path)))
 
     def free_memory(self) -> dict[str, int]:
         """Bytes that are free now on each device that says so, by name."""
@@ -173,12 +173,11 @@ class Worker:
             with suppress(OSError):
                 watch(target.stat().st_size)
 
-        self._ask("quantize", look, source=str(source), target=str(target), quantization=quantization)
+        self._ask("quantize", look, source=source, target=target, quantization=quantization)
 
     def load(self, path: Path, asked: Settings, draft: Path | None = None) -> Vocabulary:
         """Load the weights where `asked` wants them, and those of a draft model."""
-        other = None if draft is None else str(draft)
-        return from_json(Vocabulary, self._ask("load", path=str(path), asked=json.loads(to_json(asked)), draft=other))
+        return from_json(Vocabulary, self._ask("load", path=path, asked=asked, draft=draft))
 
     def placement(self) -> Placement:
         """Where the loaded model and its context lie."""
@@ -186,7 +185,7 @@ class Worker:
 
     def vocabularies_differ(self, path: Path, other: Path) -> str | None:
         """In what the tokens of two model files differ; None where they are the same."""
-        answer = self._ask("vocabularies_differ", path=str(path), other=str(other))
+        answer = self._ask("vocabularies_differ", path=path, other=other)
         return None if json.loads(answer) is None else str(json.loads(answer))
 
     def tokenize(self, text: str) -> list[int]:
@@ -199,11 +198,11 @@ class Worker:
 
     def new_context(self, asked: Settings) -> Settings:
         """Replace the context; the settings come back as llama.cpp resolved them."""
-        return from_json(Settings, self._ask("new_context", asked=json.loads(to_json(asked))))
+        return from_json(Settings, self._ask("new_context", asked=asked))
 
     def reserve(self, path: Path, asked: Settings) -> list[str]:
         """llama.cpp's log of what it would reserve for a context of a model file, without loading its weights."""
-        return list(json.loads(self._ask("reserve", path=str(path), asked=json.loads(to_json(asked)))))
+        return list(json.loads(self._ask("reserve", path=path, asked=asked)))
 
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
         """Run a script, as the engine does it; `watch` is called every POLL_S while it lasts, and at its end."""
@@ -224,18 +223,17 @@ class Worker:
                 self._kill()
             watch(progress)
 
-        outcome = from_json(Outcome, self._ask("run", look, script=json.loads(to_json(list(script)))))
+        outcome = from_json(Outcome, self._ask("run", look, script=list(script)))
         look()
         return outcome
 
     def time_sampling(self, samplers: Sequence[tuple[str, float]], n_times: int) -> tuple[int, ...]:
         """Nanoseconds that llama.cpp's `samplers` (name and value) take to choose a token, after a step each."""
-        answer = self._ask("time_sampling", samplers=[list(one) for one in samplers], n_times=n_times)
-        return tuple(json.loads(answer))
+        return tuple(json.loads(self._ask("time_sampling", samplers=list(samplers), n_times=n_times)))
 
     def probe(self, probe: Probe) -> Rate:
         """Time one kernel."""
-        return from_json(Rate, self._ask("probe", probe=json.loads(to_json(probe))))
+        return from_json(Rate, self._ask("probe", probe=probe))
 
     @contextmanager
     def ended_after(self, seconds: float) -> Iterator[None]:
@@ -277,7 +275,7 @@ class Worker:
         """Send a request and wait for its reply: the JSON text of the answer."""
         try:
             stdin: IO[bytes] = self._process.stdin  # type: ignore[assignment]
-            stdin.write(json.dumps({"verb": verb, **arguments}).encode() + b"\n")
+            stdin.write(json.dumps({"verb": verb, **arguments}, default=fields_of).encode() + b"\n")
             stdin.flush()
         except OSError:
             pass  # it is dead; the listener says so
