@@ -193,7 +193,9 @@ def test_a_busy_server_is_called_busy_and_serves_on_afterwards(server: RpcServer
 
 def test_a_probe_that_gave_up_does_not_end_a_server_that_signals_can_end() -> None:
     """llama.cpp's own rpc-server does not ignore SIGPIPE, as Python does."""
-    code = rpc_server._CHILD.replace("; rpc_server.", "; import signal; signal.signal(13, signal.SIG_DFL); rpc_server.")
+    own = "; rpc_child."
+    code = rpc_server._CHILD.replace(own, f"; import signal; signal.signal(13, signal.SIG_DFL){own}")
+    assert code != rpc_server._CHILD
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rpc_server, "_CHILD", code)
         started = RpcServer("127.0.0.1", 0, n_threads=1)

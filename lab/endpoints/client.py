@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import json
 import queue
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -26,11 +24,10 @@ from lab.core.request import Request
 from lab.endpoints.access import Access, hidden, masked
 from lab.endpoints.send_plan import SEPARATOR, Reply, SendPlan
 from lab.errors import LabError
-from lab.process.spawning import DIED, cause_of_death, detached, listen
+from lab.process.spawning import DIED, cause_of_death, listen, start, wait_for_end
 
 POLL_S = 0.1
-END_S = 5
-_CHILD = "import sys; sys.path.append(sys.argv[1]); from lab.endpoints.client_process import serve; serve()"
+_CHILD = "from lab.endpoints.client_process import serve; serve()"
 
 
 class ClientDied(LabError):
@@ -49,13 +46,7 @@ class Client:
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         pids: queue.SimpleQueue[int] = queue.SimpleQueue()
         with self._stderr_path.open("wb") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _CHILD, str(Path(__file__).parents[2])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                **detached(),
-            )
+            self._process = start(_CHILD, stderr=stderr)
         self._listener = threading.Thread(target=listen, args=(self._process, pids, self._replies), daemon=True)
         self._listener.start()
         self.pid = pids.get()
@@ -133,11 +124,7 @@ class Client:
     def close(self) -> None:
         """End the process, whatever it is doing."""
         self._process.kill()
-        self._process.wait()
-        self._listener.join(END_S)
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+        wait_for_end(self._process, self._listener)
         self._folder.cleanup()
 
     def __enter__(self) -> Client:

@@ -83,7 +83,7 @@ class _Child:
     """One method per verb."""
 
     def __init__(self, progress: memoryview[int]) -> None:
-        self._build = native.start(sys.argv[3:])
+        self._build = native.start(sys.argv[2:])
         self._progress = progress
         self._loaded: llama.Loaded | None = None
         self._context: llama.Context | None = None

@@ -10,7 +10,6 @@ import os
 import queue
 import re
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -24,7 +23,7 @@ from lab.core.lines import from_json
 from lab.core.record import Device
 from lab.errors import LabError
 from lab.process import rpc
-from lab.process.spawning import cause_of_death, detached, environment
+from lab.process.spawning import cause_of_death, environment, start, wait_for_end
 
 START_S = 60
 """Within this a server must have answered its first question."""
@@ -42,7 +41,7 @@ BRIEF_S = 0.3
 
 _POLL_S = 0.1
 _ENDED = object()
-_CHILD = "import sys; sys.path.append(sys.argv[2]); from lab.engine import rpc_child; rpc_child."
+_CHILD = "from lab.engine import rpc_child; rpc_child."
 
 
 class RpcServer:
@@ -68,7 +67,7 @@ class RpcServer:
         self._complaints: collections.deque[str] = collections.deque(maxlen=3)
         self.devices: tuple[Device, ...] = ()
         self.version = ""  # of the protocol
-        self._process = _spawn("serve()", json.dumps(asked))
+        self._process = start(f"{_CHILD}serve()", json.dumps(asked), env=environment())
         self._listeners = [
             threading.Thread(target=listen, args=(stream, self._events), daemon=True)
             for listen, stream in ((_listen, self._process.stdout), (_listen_to_complaints, self._process.stderr))
@@ -121,12 +120,7 @@ class RpcServer:
     def close(self) -> None:
         """End the server, whatever it is doing."""
         self._process.kill()
-        self._process.wait()
-        for listener in self._listeners:
-            listener.join(5)
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+        wait_for_end(self._process, *self._listeners)
 
     def __enter__(self) -> RpcServer:
         return self
@@ -181,7 +175,7 @@ def own_version(lib: str | None = None) -> rpc.Version:
 
     LabError where they were built without RPC.
     """
-    with _spawn("print_version()", "", lib) as process:
+    with start(f"{_CHILD}print_version()", env=environment(lib)) as process:
         printed, complaints = process.communicate()
     lines = printed.decode(errors="replace").splitlines()
     for line in lines:
@@ -226,17 +220,6 @@ def is_listening(endpoint: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _spawn(call: str, argument: str, lib: str | None = None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", _CHILD + call, argument, str(Path(__file__).parents[2])],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(lib),
-        **detached(),
-    )
 
 
 def _listen(stream: IO[bytes], events: queue.SimpleQueue[Any]) -> None:

@@ -6,8 +6,11 @@ import os
 import queue
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any
 
 END_S = 5
@@ -17,6 +20,36 @@ DIED = object()
 
 LIB_VARIABLE = "LLAMA_CPP_LIB_PATH"
 """The environment variable in which llama-cpp-python looks for the folder of its libraries."""
+
+
+_PACKAGE = str(Path(__file__).parents[2])
+
+
+def start(
+    code: str, *arguments: str, stderr: IO[bytes] | int = subprocess.PIPE, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Python in a process of its own that runs `code`, with pipes to its stdin and from its stdout.
+
+    -P: a file named random.py in the folder where the lab is started shall not become part of it.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", f"import sys; sys.path.append({_PACKAGE!r}); {code}", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=env,
+        **detached(),
+    )
+
+
+def wait_for_end(process: subprocess.Popen[bytes], *listeners: threading.Thread) -> None:
+    """After a kill: until the child is gone and nothing holds the other ends of its pipes, which are closed then."""
+    process.wait()
+    for listener in listeners:
+        listener.join(END_S)
+    for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+        with suppress(OSError):
+            pipe.close()
 
 
 def detached() -> dict[str, Any]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import queue
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,7 +27,7 @@ from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.process import rpc, rpc_server
-from lab.process.spawning import DIED, END_S, cause_of_death, detached, environment, kill, listen
+from lab.process.spawning import DIED, END_S, cause_of_death, environment, kill, listen, start, wait_for_end
 from lab.process.wire import (
     DEFAULT_BACKEND,
     FIRST_TOKEN,
@@ -56,8 +54,7 @@ CRASHES = {
 }
 """Exit statuses of a process that ended in native code."""
 
-# -P: a file named random.py in the folder where the lab is started shall not become part of it.
-_CHILD = "import sys; sys.path.append(sys.argv[2]); from lab.engine.child import serve; serve()"
+_CHILD = "from lab.engine.child import serve; serve()"
 
 
 class WorkerDied(LabError):
@@ -118,16 +115,9 @@ class Worker:
     def _spawn(self, patience_s: float = 0) -> None:
         self.servers = rpc_server.ask(self.backend.rpc, self.backend.lib, patience_s)
         self._verdict = ""
-        command = (sys.executable, "-P", "-c", _CHILD)
+        child_arguments = (str(self._progress_path), *self.backend.rpc)
         with self._stderr_path.open("wb") as stderr:
-            self._process = subprocess.Popen(
-                [*command, str(self._progress_path), str(Path(__file__).parents[2]), *self.backend.rpc],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env=environment(self.backend.lib),
-                **detached(),
-            )
+            self._process = start(_CHILD, *child_arguments, stderr=stderr, env=environment(self.backend.lib))
         self._pid: int | None = None
         self._pids: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -259,11 +249,7 @@ class Worker:
 
     def _end_child(self) -> None:
         self._kill()
-        self._process.wait()
-        self._listener.join(END_S)  # until nothing holds the other end of the pipe any more
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+        wait_for_end(self._process, self._listener)
 
     def __enter__(self) -> Worker:
         return self

@@ -31,8 +31,6 @@ from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.rounds import Rounds
 from lab.runner.warm_engine import WarmEngine
 
-Ended = Callable[[Case, int, LabError, int, bool], tuple[Settings, Run]]
-
 
 def measure(
     prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
@@ -121,92 +119,86 @@ def execute(
     `n_starts` is how often it has been started in this session. Whoever stops iterating (Ctrl-C) keeps everything that
     has been yielded.
     """
-    session = path.stem
     if stream and plan.file.source == catalog.SYNTHETIC:
         raise LabError("A model with random weights has no text to stream.", "Leave --stream out.")
     with unless_empty(path):
         todo = plan.order
         reporter = Reporter(watch, todo, plan.n_tokens)
-        engine = WarmEngine(plan, worker, reporter, stream, n_starts, idle_watts(session))
-        for settings, run in _runs(engine, todo):
-            line = Record(
-                session,
-                plan.machine,
-                engine.model,
-                settings,
-                dataclasses.replace(run, part=plan.part, is_quick=plan.is_quick),
-            )
+        engine = WarmEngine(plan, worker, reporter, stream, n_starts, idle_watts(path.stem))
+        for settings, run in _Loop(engine, todo).runs():
+            line = engine.record(path.stem, run, settings)
             save(path, line)
             yield line
 
 
-def _runs(engine: WarmEngine, todo: list[tuple[int, Case]]) -> Iterator[tuple[Settings, Run]]:
-    plan = engine.plan
-    for case, reason in plan.refused.items():
-        yield plan.settings, failed_run(case, 0, LabError(reason))
-    crashes: collections.Counter[Case] = collections.Counter()
-    rounds = Rounds(plan)
+class _Loop:
+    """A plan while it runs: what is still to do, which cases crashed, and which are given up."""
 
-    def give_up(case: Case) -> None:
-        rounds.given_up.add(case)
-        todo[:] = [(repeat, its_case) for repeat, its_case in todo if its_case != case]
+    def __init__(self, engine: WarmEngine, todo: list[tuple[int, Case]]) -> None:
+        self.engine, self.plan, self.todo = engine, engine.plan, todo
+        self.rounds = Rounds(engine.plan)
+        self.crashes: collections.Counter[Case] = collections.Counter()
 
-    def ended(case: Case, repeat: int, problem: LabError, most: int, warmup: bool) -> tuple[Settings, Run]:
-        """The record of a failure. After `most` deaths the case is given up, unless the engine goes on otherwise."""
-        crashes[case] += 1
-        settings, words = engine.settings, engine.mend(problem)
-        if is_over := not words and (not isinstance(problem, WorkerDied) or crashes[case] >= most):
-            give_up(case)
-        run = failed_run(case, repeat, problem, warmup=bool(words) or (warmup and not is_over))
-        return settings, dataclasses.replace(run, error=words or run.error)
+    def runs(self) -> Iterator[tuple[Settings, Run]]:
+        """All runs, each with the settings that it had."""
+        for case, reason in self.plan.refused.items():
+            yield self.plan.settings, failed_run(case, 0, LabError(reason))
+        while self.todo or self._extend():
+            if self.engine.warm and self.engine.round != self.todo[0][0]:
+                if self.rounds.is_out_of_time():
+                    break
+                self.engine.renew()
+            yield from self._next() if self.engine.warm else self._warm_up()
 
-    while todo or _extend(todo, rounds, engine.reporter):
-        if engine.warm and engine.round != todo[0][0]:
-            if rounds.is_out_of_time():
-                break
-            engine.renew()
-        if not engine.warm:
-            possible = [case for case in plan.cases if case not in plan.refused and case not in rounds.given_up]
-            yield from _warmed(engine, possible, todo, ended)
-            continue
-        repeat, case = todo.pop(0)
+    def _extend(self) -> bool:
+        """Put another round on the list, where one is wanted."""
+        more = self.rounds.next()
+        self.todo += more
+        self.engine.reporter.expect(len(more))
+        return bool(more)
+
+    def _next(self) -> Iterator[tuple[Settings, Run]]:
+        repeat, case = self.todo.pop(0)
         try:
-            run = engine.run(case, repeat)
-            rounds.done.append((case, run))
-            yield engine.settings, run
+            run = self.engine.run(case, repeat)
+            self.rounds.done.append((case, run))
+            yield self.engine.settings, run
         except LabError as problem:
-            line = ended(case, repeat, problem, engine.most_crashes, False)
-            if line[1].warmup:  # with the change it runs
-                todo.insert(0, (repeat, case))
-            yield line
+            settings, run = self._failed(case, repeat, problem, self.engine.most_crashes)
+            if run.warmup:  # with the change it runs
+                self.todo.insert(0, (repeat, case))
+            yield settings, run
+            self.engine.recover(problem)
+
+    def _warm_up(self) -> Iterator[tuple[Settings, Run]]:
+        """Load, make room and warm up. A failure is that of the largest case, which decides the size of the context.
+
+        LabError where the model cannot be loaded, and no change that a diagnosis found helps.
+        """
+        engine = self.engine
+        possible = [case for case in self.plan.cases if case not in {*self.plan.refused, *self.rounds.given_up}]
+        is_loaded = is_open = False
+        try:
+            engine.load()
+            is_loaded, engine.round = True, self.todo[0][0]
+            engine.open(possible)
+            is_open = True
+            yield from engine.warm_up({case for _, case in self.todo})
+        except LabError as problem:
+            if not is_loaded and (not isinstance(problem, Diagnosed) or problem.change is None):
+                raise
+            largest = max(possible, key=lambda case: (engine.plan.memory(case).total_bytes, case.n_prompt))
+            yield self._failed(largest, 0, problem, engine.most_crashes if is_open else 1, is_warmup=is_open)
             engine.recover(problem)
 
-
-def _warmed(
-    engine: WarmEngine, possible: Sequence[Case], todo: Sequence[tuple[int, Case]], ended: Ended
-) -> Iterator[tuple[Settings, Run]]:
-    """Load, make room and warm up. A failure is that of the largest case, which decides the size of the context.
-
-    LabError where the model cannot be loaded, and no change that a diagnosis found helps.
-    """
-    largest = max(possible, key=lambda case: (engine.plan.memory(case).total_bytes, case.n_prompt))
-    is_loaded = is_open = False
-    try:
-        engine.load()
-        is_loaded, engine.round = True, todo[0][0]
-        engine.open(possible)
-        is_open = True
-        yield from engine.warm_up({case for _, case in todo})
-    except LabError as problem:
-        if not is_loaded and (not isinstance(problem, Diagnosed) or problem.change is None):
-            raise
-        yield ended(largest, 0, problem, engine.most_crashes if is_open else 1, is_open)
-        engine.recover(problem)
-
-
-def _extend(todo: list[tuple[int, Case]], rounds: Rounds, reporter: Reporter) -> bool:
-    """Put another round on the list, where one is wanted."""
-    more = rounds.next()
-    todo += more
-    reporter.expect(len(more))
-    return bool(more)
+    def _failed(
+        self, case: Case, repeat: int, problem: LabError, most: int, is_warmup: bool = False
+    ) -> tuple[Settings, Run]:
+        """The run of a failure. After `most` deaths the case is given up, unless the engine goes on otherwise."""
+        self.crashes[case] += 1
+        settings, words = self.engine.settings, self.engine.mend(problem)
+        if is_over := not words and (not isinstance(problem, WorkerDied) or self.crashes[case] >= most):
+            self.rounds.given_up.add(case)
+            self.todo[:] = [(repeat, its_case) for repeat, its_case in self.todo if its_case != case]
+        run = failed_run(case, repeat, problem, warmup=bool(words) or (is_warmup and not is_over))
+        return settings, dataclasses.replace(run, error=words or run.error)

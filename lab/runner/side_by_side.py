@@ -143,9 +143,7 @@ def execute(
             for name, run in _block(engines, numbers, block, n_turns, todo):
                 engine = engines[name]
                 plans[name] = dataclasses.replace(plans[name], model=engine.model)  # its sum is made once
-                part, is_quick = engine.plan.part, engine.plan.is_quick
-                run = dataclasses.replace(run, block=block, variant=name, part=part, is_quick=is_quick)
-                line = Record(path.stem, engine.plan.machine, engine.model, engine.settings, run)
+                line = engine.record(path.stem, dataclasses.replace(run, block=block, variant=name))
                 save(path, line)
                 yield line
         if run.status != OK:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from lab.core import phases, record
 from lab.core import script as scripts
 from lab.core.asked_settings import END, STEP
-from lab.core.record import Run, Settings
+from lab.core.record import Record, Run, Settings
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.models import catalog
@@ -215,6 +215,11 @@ class WarmEngine:
             raise LabError(f"The steps do not add up to {case.name}.", "Please report this as a bug.")
         self.reporter.learn(case, run)
         return run
+
+    def record(self, session: str, run: Run, settings: Settings | None = None) -> Record:
+        """A run as a line of a results file, with what the plan says of all its runs."""
+        run = dataclasses.replace(run, part=self.plan.part, is_quick=self.plan.is_quick)
+        return Record(session, self.plan.machine, self.model, settings or self.settings, run)
 
     @contextlib.contextmanager
     def _explained(self, n_prompt: int) -> Iterator[None]:
