@@ -203,7 +203,10 @@ def test_batches_are_compared_number_by_number() -> None:
 def test_the_picture_says_what_its_axes_are() -> None:
     sections = levers.sections(session((1, 2, 8)), [KERNELS])
     figure = canvas.drawn(levers.drawings(sections)["batch"], (11, 5))
-    assert [ax.get_ylabel() for ax in figure.axes] == ["tokens per second in all", "tokens per second per user"]
+    assert [ax.get_ylabel() for ax in figure.axes] == [
+        "tokens per second, all sequences",
+        "tokens per second, each sequence",
+    ]
     assert {ax.get_xlabel() for ax in figure.axes} == {"sequences in a step"}
     assert "tiny Q4_0, Test CPU, 4 cores" in figure.get_suptitle()
     points = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]

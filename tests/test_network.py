@@ -155,7 +155,7 @@ def test_the_picture_has_a_line_for_each_bandwidth_and_every_run() -> None:
     (axes,) = figure.axes
     assert sum(len(list(line.get_xdata())) == 3 for line in axes.lines) == 3  # type: ignore[arg-type]
     labels = axes.get_legend_handles_labels()[1]
-    assert labels[:2] == ["predicted, any bandwidth", "predicted, 1 Gbit/s"]
+    assert labels[:2] == ["predicted, bandwidth not limited", "predicted, 1 Gbit/s"]
 
 
 def test_a_network_costs_less_when_it_is_wider_and_more_when_it_is_slower(tmp_path: Path) -> None:

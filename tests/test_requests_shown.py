@@ -29,7 +29,7 @@ from lab.core.request import (
     Usage,
 )
 from lab.errors import LabError
-from lab.show import console, page, plot_requests, reproduce, text_compare, text_requests
+from lab.show import console, page, plot_runs, reproduce, text_compare, text_requests
 from tests.conftest import make_record, make_run, run_lab
 from tests.test_request import make_request, make_request_record
 
@@ -353,8 +353,7 @@ def test_nothing_to_draw_is_an_error(draw: Any) -> None:
     load = Load(arrivals=CLOSED, concurrency=8, round=0, warmup_s=1, duration_s=10, lengths="100", seed=1)
     with pytest.raises(LabError, match="nothing to draw"):
         draw([served(asked=Asked(n_prompt=100, n_gen=5, load=load))])
-    assert plot_requests.drawings([served(status=FAILED)]) == {}
-    assert plot_requests.drawings([make_record()]) == {}
+    assert plot_runs.drawings([served(status=FAILED)]) == {}
 
 
 # Comparisons

@@ -479,10 +479,9 @@ def test_the_picture_has_a_panel_for_each_chunk() -> None:
     records = [stall_record(100, chunk, n, repeat) for chunk in (10, 50, None) for n in (1, 2) for repeat in (0, 1)]
     figure = canvas.drawn(lambda figure: plot_levers.plot_stall(records, figure, 0.05), (11, 5))
     assert [ax.get_title() for ax in figure.axes] == ["chunks of 10", "chunks of 50", "all at once"]
-    legend = figure.axes[0].get_legend()
-    assert legend is not None
+    (legend,) = figure.legends
     assert [line.get_text() for line in legend.get_texts()] == [
-        "limit: 50.0 ms", "1 stream", "2 streams", "the newcomer's first token"
+        "1 stream", "2 streams", "limit: 50.0 ms", "the newcomer's first token"
     ]  # fmt: skip
     for ax, at_s in zip(figure.axes, (0.1 + 10 * 2e-3 + 1e-3, 0.1 + 2 * 2e-3 + 1e-3, 0.101), strict=True):
         step: Any = next(line for line in ax.lines if line.get_drawstyle() == "steps-pre")

@@ -108,14 +108,13 @@ def draw(
     """
     from lab.analysis import request_table
     from lab.experiments.claim_parts import PARTS
-    from lab.show import canvas, door_views, levers, plot_requests, plot_runs, plot_why
+    from lab.show import canvas, door_views, levers, plot_runs, plot_why
 
     if not any_good(records):
         return []
     sizes: dict[str, tuple[float, float]] = {"prefill": (8, 5), "decode": (8, 5), "network": (8, 5)}
     plain = [record for record in request_table.of_engine(records) if record.run.part not in PARTS]
-    with_requests = plot_requests.drawings([*plain, *request_table.alone(records)], by_session)
-    drawings = {**plot_runs.drawings(plain), **with_requests}
+    drawings = plot_runs.drawings([*plain, *request_table.alone(records)], by_session=by_session)
     drawings |= {**plot_why.drawings(plain), **levers.drawings(shown), **door_views.drawings(records)}
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
     wanted += [(one.name, one.draw, one.file_size) for one in (*of_claims, *load_pictures(records))]

@@ -1,11 +1,13 @@
-"""What all pictures share: colours, axes, legends, and how a picture is written to files.
+"""What all pictures share: colours, axes, ticks, titles, legends, labels, and how a picture is written to files.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart, and markers differ as well.
+Colours are Okabe and Ito's, which colour-blind readers can tell apart, and markers differ as well. What was measured is
+drawn solid; dashes are predictions and fitted laws. A legend stands below its axes, where it covers no data.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,15 +26,17 @@ INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HOLLOW = "disturbed runs (hollow)"
-LINES = ("-", "--", ":", "-.")
-LABEL_HEIGHT = 0.45
-"""Height of the numbers and the label below an axis, in inches."""
+DASHES = ((0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 2)))
+"""Line styles of predictions, so that two of them on top of each other can be told apart."""
 
-LEGEND_LINE = 0.2
-"""Height of a line of a legend, in inches."""
+MOST_SERIES = 6
+"""Series that share axes; more get small multiples."""
 
-LEGEND_WIDTH = 9
-"""Letters that fit into a line of a legend, per inch of the picture. A legend with longer lines goes below it."""
+LABEL_HEIGHT, LINE_HEIGHT = 0.45, 0.2
+"""Height of the numbers and the label below an axis, and of a line of a legend, in inches."""
+
+LETTERS, TITLE_LETTERS, HANDLE = 13, 11, 8
+"""Letters per inch in a legend and in a title; what the handle of a legend's entry takes, in letters."""
 
 
 def drawn(draw: Callable[[Figure], Any], size: tuple[float, float]) -> Figure:
@@ -57,14 +61,75 @@ def write(draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[fl
     return paths
 
 
+def new_figure(size: tuple[float, float] = (8, 5)) -> Figure:
+    """A figure for notebooks."""
+    import matplotlib.pyplot as plt
+
+    return plt.figure(figsize=size, layout="constrained")
+
+
 def new_axes() -> Axes:
     """Axes of a figure of their own, for notebooks."""
     import matplotlib
-    import matplotlib.pyplot as plt
 
-    figure = plt.figure(figsize=(8, 5), layout="constrained")
     with matplotlib.rc_context({"text.parse_math": False}):
-        return figure.subplots()
+        return new_figure().subplots()
+
+
+def figure_of(ax: Axes) -> Figure:
+    """The figure that axes are in."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return figure
+
+
+def styles(n: int) -> list[dict[str, Any]]:
+    """Colour and marker of each of n series. Of more than there are colours, shades."""
+    colours = COLOURS if n <= len(COLOURS) else shades(n)
+    return [{"color": colours[i], "marker": MARKERS[i % len(MARKERS)]} for i in range(n)]
+
+
+def shades(n: int) -> list[Any]:
+    """n colours from dark to light, for what has an order."""
+    import matplotlib
+
+    return [matplotlib.colormaps["viridis"](0.9 * i / max(1, n - 1)) for i in range(n)]
+
+
+def panels(ax: Axes, names: Sequence[str]) -> list[Axes]:
+    """The axes of each series: `ax`, or where they are more than six small multiples in its place, one for each name.
+
+    Small multiples share their axes. Where the figure has other axes too, all series are drawn into `ax`.
+    """
+    figure, distinct = figure_of(ax), list(dict.fromkeys(names))
+    if len(names) <= MOST_SERIES or len(distinct) == 1 or figure.axes != [ax]:
+        return [ax] * len(names)
+    ax.remove()
+    n_columns = min(len(distinct), 3 if figure.get_figwidth() > 7 else 2)
+    n_rows = math.ceil(len(distinct) / n_columns)
+    letters = int(1.2 * TITLE_LETTERS * figure.get_figwidth() / n_columns)
+    titles = ["\n".join(textwrap.wrap(name, letters)) for name in distinct]
+    of_titles = 0.14 * max(title.count("\n") for title in titles)
+    figure.set_figheight(max(figure.get_figheight(), 1.2 + (1.8 + of_titles) * n_rows))
+    made = list(figure.subplots(n_rows, n_columns, sharex=True, sharey=True).flat)
+    for one, title in zip(made, titles, strict=False):
+        one.set_title(title, fontsize=8)
+    for spare in made[len(distinct) :]:
+        spare.remove()
+    for last in made[len(distinct) - n_columns : len(distinct)]:  # the row above a spare one
+        last.xaxis.set_tick_params(labelbottom=True)
+    return [made[distinct.index(name)] for name in names]
+
+
+def name_axes(axes: Sequence[Axes], x: str, y: str) -> None:
+    """Labels of the axes; of small multiples those at the left, and those with nothing below."""
+    distinct = list(dict.fromkeys(axes))
+    size = 10 if len(distinct) == 1 else 8
+    for ax in distinct:
+        if len(distinct) == 1 or ax.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+            ax.set_ylabel(y if size > 8 else "\n".join(textwrap.wrap(y, 20)), fontsize=size)
+        if len(distinct) == 1 or ax.xaxis.get_tick_params()["labelbottom"]:
+            ax.set_xlabel(x, fontsize=size)
 
 
 def points(ax: Axes, x: Iterable[float], y: Iterable[float], disturbed: Iterable[bool], **style: Any) -> None:
@@ -75,25 +140,42 @@ def points(ax: Axes, x: Iterable[float], y: Iterable[float], disturbed: Iterable
         if not chosen:
             continue
         if is_hollow:
-            is_named = HOLLOW in ax.get_legend_handles_labels()[1]
-            style |= {"mfc": "none", "mew": 0.8, "label": None if is_named else HOLLOW}
+            if len(chosen) == len(rows) and style.get("label"):
+                ax.plot([], [], **{"ls": "", "mew": 0, **style})  # for the legend
+            style |= {"mfc": "none", "mew": 0.8, "alpha": min(0.9, 2 * style.get("alpha", 1)), "label": None}
+            if HOLLOW not in ax.get_legend_handles_labels()[1]:
+                ax.plot([], [], ls="", marker="o", mfc="none", color=GUIDE, label=HOLLOW)
         ax.plot(*zip(*chosen, strict=True), **{"ls": "", "mew": 0, **style})
 
 
-def over_prompt_lengths(ax: Axes, lengths: Sequence[float], per_token: Mapping[float, float]) -> None:
-    """Both axes logarithmic, over prompt lengths, with a guide from the shortest to the longest of `lengths`.
+def over_lengths(ax: Axes, lengths: Iterable[float]) -> None:
+    """A logarithmic x axis of lengths, with ticks at those that were measured, as far as their numbers have room."""
+    from matplotlib.ticker import FixedLocator, NullLocator
 
-    The guide is proportional to the length. `per_token` has the seconds per token that were measured, and at which
-    length; the fewest count.
-    """
-    cheapest = min(per_token)
-    guide = f"in proportion: {digits(1e3 * cheapest)} ms a token, as at {per_token[cheapest]:,.0f}"
-    ax.plot(lengths, [n * cheapest for n in lengths], color=GUIDE, ls="--", lw=1.2, label=guide)
+    known = sorted(set(lengths))
+    low, high = (known[0], known[-1]) if len(known) > 1 else (known[0] / 2, known[0] * 2)
     ax.set_xscale("log")
-    ax.set_yscale("log")
-    plain_ticks(ax.xaxis)
-    plain_ticks(ax.yaxis)
-    ax.set_xlabel("prompt length (tokens)")
+    ax.set_xlim(low / (high / low) ** 0.05, high * (high / low) ** 0.05)
+    room = math.log(high / low) * 0.65 / _width(ax)
+    ticks = [known[-1]]
+    for n in reversed(known):
+        if math.log(ticks[-1] / n) >= room:
+            ticks.append(n)
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+
+
+def in_proportion(ax: Axes, lengths: Sequence[float], per_token: Mapping[float, float]) -> None:
+    """A guide that is proportional to the length, through the point with the least time per token.
+
+    `per_token` has the lengths at which so many seconds per token were measured. Of one length there is no guide.
+    """
+    if len(set(lengths)) < 2:
+        return
+    cheapest = min(per_token)
+    label = f"in proportion: {digits(1e3 * cheapest)} ms a token, as at {per_token[cheapest]:,.0f}"
+    ends = [min(lengths), max(lengths)]
+    ax.plot(ends, [n * cheapest for n in ends], color=GUIDE, ls="--", lw=1.2, label=label)
 
 
 def plot_lines(
@@ -111,31 +193,38 @@ def plot_lines(
     Both axes begin at zero, or are logarithmic (`log`).
     """
     ax = ax or new_axes()
-    for number, (name, (x, y)) in enumerate(lines.items()):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        ax.plot(x, y, color=colour, marker=marker, ms=5, lw=1.8, label=name)
+    for (name, (x, y)), style in zip(lines.items(), styles(len(lines)), strict=True):
+        ax.plot(x, y, ms=5, lw=1.8, label=name, **style)
     if log:
         ax.set_xscale("log")
         ax.set_yscale("log")
-        plain_ticks(ax.yaxis)
     else:
         ax.set_xlim(left=0)
         ax.set_ylim(bottom=0)
-    plain_ticks(ax.xaxis)
     ax.set_xlabel(x_label)
     ax.set_ylabel(y_label)
-    ax.set_title(title, fontsize=11)
-    return tidy(ax)
+    finish([ax], title)
+    return ax
 
 
 def plain_ticks(axis: Any) -> None:
     """Labels ticks 1,000, not 10^3. A short logarithmic axis also has labels between the powers of ten."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import (
+        FixedLocator,
+        FuncFormatter,
+        LogFormatter,
+        MaxNLocator,
+        NullFormatter,
+        NullLocator,
+        ScalarFormatter,
+    )
 
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    low, high = axis.get_view_interval()
-    if axis.get_scale() != "log":
+    if not isinstance(axis.get_major_formatter(), ScalarFormatter | LogFormatter):  # ticks that have names
         return
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    if axis.get_scale() != "log" or isinstance(axis.get_major_locator(), FixedLocator):
+        return
+    low, high = axis.get_view_interval()
     if high / low < 4:
         axis.set_major_locator(MaxNLocator(6))
         axis.set_minor_locator(NullLocator())
@@ -149,26 +238,97 @@ def unbroken(text: str) -> str:
     return text.replace(" ", "\u00a0")
 
 
-def tidy(ax: Axes, legend_below: bool = False) -> Axes:
-    """Adds a light grid and a legend without a frame, removes the box. A large legend goes below the picture."""
-    from matplotlib.transforms import ScaledTranslation
-
+def tidy(ax: Axes) -> None:
+    """Adds a light grid and ticks that are read as words, removes the box."""
     ax.grid(True, which="major", color=GRID, lw=0.6)
     ax.set_axisbelow(True)
-    figure, place = ax.get_figure(root=True), ax.get_subplotspec()
-    assert figure is not None
-    width = figure.get_figwidth() / (place.get_gridspec().ncols if place else 1)
-    handles, labels = ax.get_legend_handles_labels()
-    wrapped = ["\n".join(textwrap.wrap(label, int(LEGEND_WIDTH * width))) for label in labels]
-    below: dict[str, Any] = {}
-    if legend_below or any("\n" in label for label in wrapped) or len(labels) > width:
-        under_the_label = ax.transAxes + ScaledTranslation(0, -LABEL_HEIGHT, figure.dpi_scale_trans)
-        columns = 2 if legend_below and width > 7 else 1
-        n_lines = sum(1 + label.count("\n") for label in wrapped) / columns
-        if not place or place.get_gridspec().ncols == 1:  # the legend takes no height from the axes
-            figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(0, n_lines - 3))
-        below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": under_the_label, "ncols": columns}
-    ax.legend(handles, wrapped, frameon=False, fontsize=9, **below)
+    for axis in (ax.xaxis, ax.yaxis):
+        plain_ticks(axis)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
-    return ax
+
+
+def finish(axes: Sequence[Axes], title: str, is_apart: bool = False) -> None:
+    """Tidies axes, and gives them their title above and one legend below. Long lines of a title are broken.
+
+    Of several axes, or where a title is to stay `is_apart` from that of single axes, they are the figure's.
+    """
+    axes = list(dict.fromkeys(axes))
+    for ax in axes:
+        tidy(ax)
+    legend(axes, is_apart)
+    is_alone = len(axes) == 1 and not is_apart
+    width = _width(axes[0]) if is_alone else figure_of(axes[0]).get_figwidth()
+    broken = "\n".join("\n".join(textwrap.wrap(line, int(TITLE_LETTERS * width))) for line in title.split("\n"))
+    if is_alone:
+        axes[0].set_title(broken, fontsize=11, pad=9)
+    else:
+        figure_of(axes[0]).suptitle(broken, fontsize=11)
+
+
+def legend(axes: Sequence[Axes], is_apart: bool = False) -> None:
+    """One legend of all axes, below them, in as many columns as fit; the figure grows by its lines."""
+    from matplotlib.transforms import ScaledTranslation
+
+    entries: dict[str, Any] = {}
+    for ax in axes:
+        entries |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if HOLLOW in entries:
+        entries[HOLLOW] = entries.pop(HOLLOW)  # last
+    if not entries:
+        return
+    figure, first, is_alone = figure_of(axes[0]), axes[0], len(axes) == 1 and not is_apart
+    letters = int(LETTERS * (_width(first) if is_alone else figure.get_figwidth()))
+    labels = ["\n".join(textwrap.wrap(label, letters - HANDLE)) for label in entries]
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    n_columns = max(1, min(len(labels), letters // (longest + HANDLE)))
+    n_rows = math.ceil(len(labels) / n_columns)
+    n_lines = n_rows * max(1 + label.count("\n") for label in labels)
+    style: dict[str, Any] = {"frameon": False, "fontsize": 9, "ncols": math.ceil(len(labels) / n_rows)}
+    if is_alone:
+        labels_end = LABEL_HEIGHT + LINE_HEIGHT * first.get_xlabel().count("\n")
+        below = first.transAxes + ScaledTranslation(0, -labels_end, figure.dpi_scale_trans)
+        style |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
+        first.legend(list(entries.values()), labels, **style)
+    else:
+        figure.legend(list(entries.values()), labels, loc="outside lower center", **style)
+    if figure.axes == list(axes):
+        figure.set_figheight(figure.get_figheight() + LINE_HEIGHT * max(0, n_lines - 2))
+
+
+def _width(ax: Axes) -> float:
+    """Inches that axes have, of the figure's."""
+    place = ax.get_subplotspec()
+    return float(figure_of(ax).get_figwidth()) / (place.get_gridspec().ncols if place else 1)
+
+
+def label_points(
+    ax: Axes, labels: Sequence[tuple[float, float, str]], avoid: Sequence[tuple[float, float]] = ()
+) -> None:
+    """Writes each text beside its point, or above or below where that place is taken; a thin line leads to it.
+
+    Labels keep clear of each other, of all points, and of those in `avoid`. Everything else must be drawn already.
+    """
+    from matplotlib.transforms import Bbox
+
+    figure = figure_of(ax)
+    figure.draw_without_rendering()  # so that the layout is known
+    inch, frame = figure.dpi, ax.get_window_extent()
+    marks = [ax.transData.transform(point) for point in (*avoid, *((x, y) for x, y, _ in labels))]
+    taken = [Bbox.from_extents(x - inch / 16, y - inch / 16, x + inch / 16, y + inch / 16) for x, y in marks]
+    for x, y, text in sorted(labels, key=lambda one: -one[1]):
+        at_x, at_y = ax.transData.transform((x, y))
+        wide, tall = (0.075 * len(text) + 0.05) * inch, 0.15 * inch
+        left = at_x + 0.12 * inch
+        if is_right := left + wide > frame.x1:
+            left = at_x - 0.12 * inch - wide
+        tries = [at_y - tall / 2 + sign * step * tall / 4 for step in range(80) for sign in (1, -1)]
+        boxes = (Bbox.from_bounds(left, bottom, wide, tall) for bottom in tries)
+        inside = (box for box in boxes if frame.y0 <= box.y0 and box.y1 <= frame.y1)
+        box = next((box for box in inside if not box.count_overlaps(taken)), Bbox.from_bounds(left, at_y, wide, tall))
+        taken.append(box)
+        side = box.x1 if is_right else box.x0
+        across, up = ax.transAxes.inverted().transform((side, (box.y0 + box.y1) / 2))
+        style: dict[str, Any] = {"ha": "right" if is_right else "left", "va": "center", "fontsize": 8}
+        style["arrowprops"] = {"arrowstyle": "-", "lw": 0.5, "color": GUIDE, "shrinkA": 0, "shrinkB": 0}
+        ax.annotate(text, (x, y), (across, up), textcoords="axes fraction", **style)

@@ -21,7 +21,8 @@ from lab.core.request_times import figures
 from lab.experiments import door_parts
 from lab.experiments.door_parts import ENGINE, ORDER, UNEXPLAINED, LengthParts, Phase
 from lab.runner import machine
-from lab.show.canvas import COLOURS, GRID, GUIDE, INK, plain_ticks
+from lab.show import canvas
+from lab.show.canvas import COLOURS, GUIDE, INK
 from lab.show.section import WIDE, Columns, Picture, Section, numbered, print_sections, tabled
 
 if TYPE_CHECKING:
@@ -195,20 +196,11 @@ def plot_parts(rows: Sequence[LengthParts], title: str, figure: Figure) -> Figur
     figure.set_size_inches(SIZE[0], 1.4 + SIZE[1] * len(rows))
     axes = figure.subplots(len(rows), 2, squeeze=False)
     for row, pair in zip(rows, axes, strict=True):
-        for ax in pair:
-            ax.set_visible(False)
         for phase, ax in zip(row.phases, pair, strict=False):
-            ax.set_visible(True)
             _bars(ax, row, phase)
-    handles: dict[str, Any] = {}
-    for ax in axes.flat:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    names = sorted(handles, key=[*ORDER, UNEXPLAINED, *handles].index)
-    figure.legend(
-        [handles[name] for name in names], names, loc="outside lower center", ncols=4, frameon=False, fontsize=9
-    )
-    figure.suptitle(title, fontsize=11)
+        for spare in pair[len(row.phases) :]:
+            spare.remove()
+    canvas.finish(figure.axes, title, is_apart=True)
     return figure
 
 
@@ -222,15 +214,11 @@ def _bars(ax: Axes, row: LengthParts, phase: Phase) -> None:
         farthest = max(farthest, left)
     low, high = sorted((left, phase.server_ms))
     ax.barh([0], [high - low], left=[low], color="none", ec=INK, hatch="////", height=0.6, lw=0.6, label=UNEXPLAINED)
-    for y, ms in ((1, phase.in_process_ms), (0, phase.server_ms)):
-        ax.annotate(f" {digits(ms)}", (ms, y), va="center", fontsize=9, color=INK)
+    ends = (1, phase.in_process_ms, phase.in_process_ms), (0, phase.server_ms, max(high, farthest))
+    for y, ms, end in ends:
+        ax.annotate(f" {digits(ms)}", (end, y), va="center", fontsize=9, color=INK)
     ax.set_xlim(0, 1.15 * max(phase.in_process_ms, high, farthest))
     ax.set_yticks([1, 0], ["in process", "through\nthe server"], fontsize=9)
-    plain_ticks(ax.xaxis)
     ax.set_xlabel(f"{phase.name} (ms)")
     doubts = f" ({', '.join(row.doubts)})" if row.doubts else ""
     ax.set_title(f"{row.n_prompt:,} prompt tokens, {row.n_gen:,} generated{doubts}", fontsize=10)
-    ax.grid(True, axis="x", color=GRID, lw=0.6)
-    ax.set_axisbelow(True)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)

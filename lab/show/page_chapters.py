@@ -17,7 +17,6 @@ from lab.errors import LabError
 from lab.show import (
     door_views,
     levers,
-    plot_requests,
     plot_runs,
     text_compare,
     text_endpoint,
@@ -27,7 +26,7 @@ from lab.show import (
     text_setup,
     text_why,
 )
-from lab.show.section import SMALL, TALL, UNKNOWN, Cell, Columns, Picture, Section, tabled
+from lab.show.section import SMALL, TALL, UNKNOWN, WIDE, Cell, Columns, Picture, Section, tabled
 from lab.why import advice, probing, roofline, where
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ OF_REQUESTS = (
 CAPTIONS = {
     "prefill": "Prefill: time until the prompt is processed. Points are runs, the line their median; the dashed "
     "line is what the time would be in proportion.",
+    "ab": "Each variant against the first, block by block: left of 1 it is faster. Bars are intervals of ratios.",
     "decode": "Decode: time of each generated token. Points are tokens, the line their running median.",
     "sweep": "Both curves in one walk through the context. Points are runs, the dashed line the fitted law.",
 }
@@ -56,6 +56,7 @@ CAPTIONS_OF_REQUESTS = {
     "decode": "The gaps of each answer. Points are gaps between tokens or, where the server does not say how many "
     "tokens are in an event, between events; the line is their running median, or mean.",
 }
+SIZES = {"ab": WIDE, "sweep": TALL}
 MANY = 3
 """Of more setups than this only those of one model are compared with each other."""
 
@@ -81,7 +82,8 @@ def runs(timed: Sequence[Record], has_pictures: bool = True) -> list[Section]:
                 sentences=[line for label, part in rows for line in text_results.times(label if many else "", part)],
                 parts=[*text_results.sections(own), *(_shares(rows))],
                 pictures=[
-                    Picture(one, CAPTIONS[one], draw, TALL if one == "sweep" else SMALL) for one, draw in drawn.items()
+                    Picture(one, CAPTIONS[one.partition("-")[0]], draw, SIZES.get(one.partition("-")[0], SMALL))
+                    for one, draw in drawn.items()
                 ],
             )
         )
@@ -124,7 +126,8 @@ def requests(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Se
             ],
             pictures=[
                 Picture(one, CAPTIONS_OF_REQUESTS[one], draw)
-                for one, draw in plot_requests.drawings([*timed, *alone], by_session=True).items()
+                for one, draw in plot_runs.drawings([*timed, *alone], by_session=True).items()
+                if one in CAPTIONS_OF_REQUESTS
             ],
         )
     ]

@@ -11,8 +11,7 @@ The pictures of `lab speculate`: the speed-up over the draft length, and what a 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import disturbances, setup_columns, table
@@ -24,7 +23,8 @@ from lab.errors import LabError
 from lab.experiments import batching, prefix_cache, speculation_rows
 from lab.experiments.speculation_rows import CurveRow
 from lab.runner import machine
-from lab.show.canvas import COLOURS, GUIDE, LINES, MARKERS, plain_ticks, points, tidy
+from lab.show import canvas
+from lab.show.canvas import GUIDE, MOST_SERIES, points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,59 +38,60 @@ def plot_batch(
 
     Of rows and runs of one setup. The grey lines are what would be without any cost of sharing.
     """
-    left, right = figure.subplots(1, 2)
-    for ax, name, scale in ((left, "in all", 1), (right, "per user", 0)):
-        styles = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), strict=False)
-        groups = batching.alike(rows)
-        for group, (colour, marker) in zip(groups, styles, strict=False):
-            prompts = f"{group[0].n_prompt:,} prompt tokens{', shared' if group[0].is_shared else ''}"
-            _rates(ax, group, records, scale, colour, marker, prompts)
-        first = groups[0][0]
-        if first.n_seq == 1:
-            numbers = [row.n_seq for row in groups[0]]
-            rates = [first.user_tps * (n if scale else 1) for n in numbers]
-            ax.plot(numbers, rates, color="#666666", ls=":", lw=1.2, label="if sharing cost nothing")
-        if ridge is not None and 1 <= ridge <= rows[-1].n_seq:
-            ax.axvline(ridge, color="#666666", ls="-.", lw=1, label=f"ridge: {ridge:.2g} sequences")
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
-        ax.set_xticks(sorted({row.n_seq for row in rows}))
-        plain_ticks(ax.yaxis)
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        ax.xaxis.minorticks_off()
-        ax.set_xlabel("sequences in a step")
-        ax.set_ylabel(f"tokens per second {name}")
-        ax.set_title("In all" if scale else "Each user", fontsize=11)
-        tidy(ax)
-    figure.suptitle(f"Decoding together: {subject}", fontsize=11)
+    groups = batching.alike(rows)
+    parts = [groups] if len(groups) <= MOST_SERIES else [[group] for group in groups]
+    figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
+    axes = figure.subplots(len(parts), 2, squeeze=False, sharex=True)
+    for part, pair in zip(parts, axes, strict=True):
+        for ax, whose, scale in zip(pair, ("all sequences", "each sequence"), (1, 0), strict=True):
+            for group, style in zip(part, canvas.styles(len(part)), strict=True):
+                _rates(ax, group, records, scale, style)
+            first = part[0][0]
+            if first.n_seq == 1:
+                numbers = [row.n_seq for row in part[0]]
+                rates = [first.user_tps * (n if scale else 1) for n in numbers]
+                ax.plot(numbers, rates, color=GUIDE, ls=":", lw=1.2, label="if sharing a step cost nothing")
+            if ridge is not None and 1 <= ridge <= rows[-1].n_seq:
+                label = f"from {ridge:.2g} sequences on arithmetic is the limit (ridge)"
+                ax.axvline(ridge, color=GUIDE, ls="-.", lw=1, label=label)
+            canvas.over_lengths(ax, [row.n_seq for row in rows])
+            ax.set_xlabel("sequences in a step")
+            ax.set_yscale("log")
+            ax.set_ylabel(f"tokens per second, {whose}")
+    canvas.finish(list(axes.flat), f"Sequences decoded together\n{subject}")
     return figure
 
 
 def _rates(
-    ax: Axes, rows: Sequence[batching.Row], records: Sequence[Record], scale: int, colour: str, marker: str, name: str
+    ax: Axes, rows: Sequence[batching.Row], records: Sequence[Record], scale: int, style: dict[str, Any]
 ) -> None:
     """The rates of one prompt length; `scale` 1: of all sequences together, 0: of each."""
-    numbers = [row.n_seq for row in rows]
-    ax.plot(numbers, [row.n_seq**scale / row.step_s for row in rows], color=colour, lw=2, label=f"{name}: median")
+    first, colour = rows[0], style["color"]
+    name = f"{first.n_prompt:,} prompt tokens{', shared' if first.is_shared else ''}"
+    medians = [row.n_seq**scale / row.step_s for row in rows]
+    ax.plot([row.n_seq for row in rows], medians, color=colour, lw=2, label=f"{name}: median")
     of_runs = [
-        (run.batch.n_seq, run.batch.n_seq**scale / lever_figures.step_s(run), bool(disturbances.disturbances(record)))
-        for run, record in ((record.run, record) for record in records)
-        if run.batch is not None
-        and (run.n_prompt, run.n_gen, run.batch.is_shared) == (rows[0].n_prompt, rows[0].n_gen, rows[0].is_shared)
-        and lever_figures.figures(run)
+        (record.run.batch.n_seq, record.run.batch.n_seq**scale / lever_figures.step_s(record.run), record)
+        for record in records
+        if record.run.batch is not None
+        and (record.run.n_prompt, record.run.n_gen, record.run.batch.is_shared)
+        == (first.n_prompt, first.n_gen, first.is_shared)
+        and lever_figures.figures(record.run)
     ]
-    points(ax, *zip(*of_runs, strict=True), marker=marker, color=colour, ms=5, alpha=0.6, label="runs")
+    _runs(ax, of_runs, **style, label=f"{name}: runs")
     expected = [(row.n_seq, row.n_seq**scale / row.expected_s) for row in rows if row.expected_s]
     if expected:
-        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, label="predicted")
+        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, label=f"{name}: predicted")
 
 
-LABELS = (
-    "cold (lines: medians, points: runs)",
-    "prefix copied in the cache",
-    "restored from RAM",
-    "restored from disk",
-)
+def _runs(ax: Axes, measured: Iterable[tuple[float, float, Record]], **style: Any) -> None:
+    """Points of runs, hollow where these were disturbed."""
+    rows = [(x, y, bool(disturbances.disturbances(record))) for x, y, record in measured]
+    if rows:
+        points(ax, *zip(*rows, strict=True), **{"ms": 5, "alpha": 0.6, **style})
+
+
+LABELS = ("cold", "prefix copied in the cache", "restored from RAM", "restored from disk")
 NAMES = {"ram_s": "RAM", "disk_s": "disk"}
 """Of ways that have a break-even: its name."""
 
@@ -105,45 +106,36 @@ def plot_prefix(rows: Sequence[prefix_cache.Row], records: Sequence[Record], sub
     n_suffix = rows[0].n_suffix
     alike = [row for row in rows if row.n_suffix == n_suffix]
     own = [record for record in records if record.run.prefix and record.run.prefix.n_suffix == n_suffix]
-    is_disturbed = [bool(disturbances.disturbances(record)) for record in own]
     known = {one.name: one for one in prefix_cache.break_even(alike)}
     lengths = [row.n_prefix for row in alike]
-    for way, label, colour, marker, line in zip(prefix_times.WAYS, LABELS, COLOURS, MARKERS, LINES, strict=False):
+    for way, label, style in zip(prefix_times.WAYS, LABELS, canvas.styles(len(LABELS)), strict=True):
         pays = known.get(NAMES.get(way, ""))
         name = f"{label} (pays {prefix_cache.words(pays)})" if pays else label
-        style: dict[str, Any] = {"color": colour, "marker": marker, "mew": 0}
-        ax.plot(lengths, [getattr(row, way) for row in alike], **style, ms=7, ls=line, lw=2, label=name)
+        name += "" if pays else ": median, and runs"
+        ax.plot(lengths, [getattr(row, way) for row in alike], **style, ms=7, mew=0, lw=2, label=name)
         of_runs = [
-            (record.run.prefix.n_prefix, figures[way], disturbed)
-            for record, disturbed in zip(own, is_disturbed, strict=True)
+            (record.run.prefix.n_prefix, figures[way], record)
+            for record in own
             if record.run.prefix and (figures := prefix_times.figures(record.run))
         ]
-        points(ax, *zip(*of_runs, strict=True), **style, ms=5, alpha=0.5)
+        _runs(ax, of_runs, **style)
         if pays and pays.is_measured and pays.n_tokens is not None:
-            ax.axvline(pays.n_tokens, color=colour, ls=":", lw=1.4)
+            ax.axvline(pays.n_tokens, color=style["color"], ls=":", lw=1.4)
     promised = [(row.n_prefix, row.promised_s + row.cold_s - row.prefix_s) for row in alike if row.promised_s]
     if promised:
-        ax.plot(*zip(*promised, strict=True), color=GUIDE, ls="--", lw=1.2, label="cold, as the prefill law promises")
-    _axes(ax, lengths)
-    ax.set_title(f"First token of a prompt: a prefix, and {n_suffix:,} tokens of its own\n{subject}", fontsize=11)
-    tidy(ax)
-    return figure
-
-
-def _axes(ax: Axes, lengths: Sequence[int]) -> None:
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xticks(sorted(set(lengths)))
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    ax.xaxis.minorticks_off()
-    plain_ticks(ax.yaxis)
+        label = "cold, as predicted from prefill times"
+        ax.plot(*zip(*promised, strict=True), color=GUIDE, ls="--", lw=1.2, label=label)
+    canvas.over_lengths(ax, lengths)
     ax.set_xlabel("length of the prefix (tokens)")
+    ax.set_yscale("log")
     ax.set_ylabel("time to first token (s)")
+    canvas.finish([ax], f"First token of a prompt: a prefix, and {n_suffix:,} tokens of its own\n{subject}")
+    return figure
 
 
 MOST_CHUNKS = 4
 
-Lines = dict[str, list[Gaps]]
+Lines = dict[str, list[tuple[Gaps, Record]]]
 """Runs that are drawn as one line, by its name."""
 
 
@@ -157,47 +149,39 @@ def plot_stall(records: Sequence[Record], figure: Figure | None = None, limit_s:
     panels = _panels(records)
     if not panels:
         raise LabError("There is nothing to draw: no run shows a stall.", "Measure some: lab stall")
-    if figure is None:
-        import matplotlib.pyplot as plt
-
-        figure = plt.figure(figsize=(11, 5), layout="constrained")
-    axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+    figure = figure or canvas.new_figure((11, 5))
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-    for ax, (chunk, lines) in zip(axes, panels.items(), strict=True):
-        for name, runs in lines.items():
-            _draw(ax, names.index(name), runs)
-        if limit_s is not None:
-            ax.axhline(1e3 * limit_s, color=GUIDE, ls="--", lw=1.4, label=f"limit: {seconds(limit_s)}")
-        ax.set_title("all at once" if chunk is None else f"chunks of {chunk:,}", fontsize=11)
+    parts = [names] if len(names) <= MOST_SERIES else [[name] for name in names]
+    figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
+    axes = figure.subplots(len(parts), len(panels), sharex=True, sharey=True, squeeze=False)
+    for part, own_axes in zip(parts, axes, strict=True):
+        for ax, (chunk, lines) in zip(own_axes, panels.items(), strict=True):
+            for name, style in zip(part, canvas.styles(len(part)), strict=True):
+                if name in lines:
+                    _draw(ax, name, lines[name], style)
+            if limit_s is not None:
+                ax.axhline(1e3 * limit_s, color=GUIDE, ls="-.", lw=1.4, label=f"limit: {seconds(limit_s)}")
+            chunk_words = "all at once" if chunk is None else f"chunks of {chunk:,}"
+            ax.set_title(
+                chunk_words if len(parts) == 1 else f"{part[0]}\n{chunk_words}", fontsize=11 - 2 * (len(parts) > 1)
+            )
+            ax.plot([], [], color=GUIDE, ls=":", lw=1.2, label="the newcomer's first token")
+            ax.set_yscale("log")
+        own_axes[0].set_ylabel("time since the token before (ms)")
+    for ax in axes[-1]:
         ax.set_xlabel("since the prompt came (s)")
-    for number, name in enumerate(names):
-        colour, style = COLOURS[number % len(COLOURS)], LINES[number // len(COLOURS) % len(LINES)]
-        axes[0].plot([], [], color=colour, ls=style, lw=1.6, label=name)
-    axes[0].plot([], [], color=GUIDE, ls=":", lw=1.2, label="the newcomer's first token")
-    axes[0].set_yscale("log")
-    axes[0].set_ylabel("time since the token before (ms)")
-    plain_ticks(axes[0].yaxis)
-    for ax in axes:
-        plain_ticks(ax.xaxis)
-        tidy(ax)
-        if ax is not axes[0]:
-            ax.get_legend().remove()
-    figure.suptitle(_title(records), fontsize=11)
+    canvas.finish(list(axes.flat), _title(records), is_apart=True)
     return figure
 
 
-def _draw(ax: Axes, number: int, runs: Sequence[Gaps]) -> None:
-    colour = COLOURS[number % len(COLOURS)]
-    for run in runs:
-        gaps_ms = [1e3 * gap for gap in run.gaps_s]
-        ax.plot(
-            run.ends_s, gaps_ms, ls="", marker=MARKERS[number % len(MARKERS)], ms=3.5, alpha=0.5, mew=0, color=colour
-        )
-    middle = sorted(runs, key=lambda run: max(run.during_s))[(len(runs) - 1) // 2]
+def _draw(ax: Axes, name: str, runs: Sequence[tuple[Gaps, Record]], style: dict[str, Any]) -> None:
+    tokens = [(at, 1e3 * gap, record) for run, record in runs for at, gap in zip(run.ends_s, run.gaps_s, strict=True)]
+    _runs(ax, tokens, **style, ms=3.5, alpha=0.5)
+    middle, _ = sorted(runs, key=lambda run: max(run[0].during_s))[(len(runs) - 1) // 2]
     gaps_ms = [1e3 * gap for gap in middle.gaps_s]
     began = middle.ends_s[0] - middle.gaps_s[0]
-    style = LINES[number // len(COLOURS) % len(LINES)]
-    ax.step([began, *middle.ends_s], [gaps_ms[0], *gaps_ms], where="pre", color=colour, lw=1.6, ls=style)
+    colour = style["color"]
+    ax.step([began, *middle.ends_s], [gaps_ms[0], *gaps_ms], where="pre", color=colour, lw=1.6, label=name)
     ax.axvline(middle.newcomer_s, color=colour, ls=":", lw=1.2)
 
 
@@ -207,7 +191,8 @@ def _panels(records: Sequence[Record]) -> dict[int | None, Lines]:
     known = [(record, of) for record in timed if (of := gaps.of(record.run)) is not None]
     if not known:
         return {}
-    runs = table.runs([record for record, _ in known])
+    records_of = [record for record, _ in known]
+    runs = table.runs(records_of)
     setups = table.setups(runs)
     n_lengths = len({record.run.n_prompt for record, _ in known})
     panels: dict[int | None, Lines] = {}
@@ -219,7 +204,7 @@ def _panels(records: Sequence[Record]) -> dict[int | None, Lines]:
             name = f"{lever.n_streams} stream{'s' * (lever.n_streams > 1)}"
             name += f", prompt of {record.run.n_prompt:,}" if n_lengths > 1 else ""
             name = f"{label}: {name}" if len(setups) > 1 else name
-            panels.setdefault(lever.chunk, {}).setdefault(name, []).append(of)
+            panels.setdefault(lever.chunk, {}).setdefault(name, []).append((of, records_of[index]))
     chunks = sorted(panels, key=lambda chunk: (chunk is None, chunk or 0))
     if len(chunks) > MOST_CHUNKS:
         chunks = [chunks[round(i * (len(chunks) - 1) / (MOST_CHUNKS - 1))] for i in range(MOST_CHUNKS)]
@@ -253,63 +238,56 @@ def plot_speculation(
     keys = list(dict.fromkeys((row.text, row.n_prompt, row.n_gen) for row in rows))[:MOST_PANELS]
     n_columns = min(len(keys), 4)
     axes = figure.subplots(-(-len(keys) // n_columns), n_columns, sharey=True, sharex=True, squeeze=False).flat
+    drafts = list(dict.fromkeys(row.draft for row in rows))
     for ax, key in zip(axes, keys, strict=False):
-        alike = [row for row in rows if (row.text, row.n_prompt, row.n_gen) == key]
-        for i, draft in enumerate(dict.fromkeys(row.draft for row in alike)):
-            _speed_ups(ax, [row for row in alike if row.draft == draft], records, COLOURS[i], MARKERS[i])
-        ax.axhline(1, color="#666666", ls=":", lw=1.2, label="plain decoding")
-        lengths = sorted({row.n_draft for row in rows})
-        ax.set_xticks(lengths)
+        for draft, style in zip(drafts, canvas.styles(len(drafts)), strict=True):
+            own = [row for row in rows if (row.text, row.n_prompt, row.n_gen, row.draft) == (*key, draft)]
+            if own:
+                _speed_ups(ax, own, records, style)
+        ax.axhline(1, color=GUIDE, ls=":", lw=1.2, label="plain decoding")
+        ax.set_xticks(sorted({row.n_draft for row in rows}))
+        ax.margins(x=0.1)
         ax.set_title(f"{key[0]}, {key[1]:,} + {key[2]:,} tokens", fontsize=10)
         ax.set_xlabel("guesses at a time")
-        tidy(ax)
-    for ax in list(axes)[len(keys) :]:
-        ax.set_visible(False)
-    first = figure.axes[0]
-    first.set_ylim(bottom=0)
-    first.set_ylabel("speed-up over plain decoding")
-    handles, labels = first.get_legend_handles_labels()
-    for ax in figure.axes:
-        if legend := ax.get_legend():
-            legend.remove()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    figure.suptitle(f"Guessing ahead: {subject}", fontsize=11)
+        ax.xaxis.set_tick_params(labelbottom=True)
+    for spare in axes[len(keys) :]:
+        spare.remove()
+    figure.axes[0].set_ylim(bottom=0)
+    figure.axes[0].set_ylabel("speed-up over plain decoding")
+    canvas.finish(figure.axes, f"Guessing tokens ahead\n{subject}", is_apart=True)
     return figure
 
 
 def _speed_ups(
-    ax: Axes, alike: Sequence[speculation_rows.Row], records: Sequence[Record], colour: str, marker: str
+    ax: Axes, alike: Sequence[speculation_rows.Row], records: Sequence[Record], style: dict[str, Any]
 ) -> None:
     """Of one text and draft."""
     ordered = sorted((row for row in alike if row.speed_up is not None), key=lambda row: row.n_draft)
-    name = f"guessed: {alike[0].draft}"
-    points = [point for row in ordered for point in _blocks(row, records)]
-    ax.plot(
-        [row.n_draft for row in ordered],
-        [row.speed_up or 0.0 for row in ordered],
-        color=colour,
-        lw=2,
-        marker="_",
-        ms=14,
-        label=name,
-    )
-    if points:
-        ax.plot(*zip(*points, strict=True), ls="", marker=marker, color=colour, ms=5, alpha=0.6, mew=0, label="blocks")
+    name, colour = f"guessed by {alike[0].draft}", style["color"]
+    medians = [row.speed_up or 0.0 for row in ordered]
+    ax.plot([row.n_draft for row in ordered], medians, color=colour, lw=2, marker="_", ms=14, label=f"{name}: median")
+    of_blocks = [point for row in ordered for point in _blocks(row, records)]
+    if of_blocks:
+        points(ax, *zip(*of_blocks, strict=True), **style, ms=5, alpha=0.6, label=f"{name}: blocks")
     expected = [(row.n_draft, row.expected) for row in ordered if row.expected is not None]
     if expected:
-        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, marker="x", ms=5, label="predicted")
+        label = f"{name}: predicted"
+        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, marker="x", ms=5, label=label)
 
 
-def _blocks(row: speculation_rows.Row, records: Sequence[Record]) -> list[tuple[int, float]]:
-    """The speed-up of each block."""
+def _blocks(row: speculation_rows.Row, records: Sequence[Record]) -> list[tuple[int, float, bool]]:
+    """The speed-up of each block, and whether a run of it was disturbed."""
     times = speculation_rows.by_block(records, row.key)
-    return [
-        (row.n_draft, plain / seconds)
-        for (draft, n_draft), of_blocks in times.items()
-        if (draft, n_draft) == (row.draft, row.n_draft)
-        for block, seconds in of_blocks.items()
-        if (plain := times.get(("", 0), {}).get(block)) is not None
-    ]
+    disturbed = {
+        (record.session, record.run.repeat, record.run.engine)
+        for record in records
+        if (lever := record.run.speculation)
+        and (lever.text, lever.n_draft in (0, row.n_draft)) == (row.text, True)
+        and disturbances.disturbances(record)
+    }
+    plain = times.get(("", 0), {})
+    of_draft = times.get((row.draft, row.n_draft), {}).items()
+    return [(row.n_draft, plain[block] / seconds, block in disturbed) for block, seconds in of_draft if block in plain]
 
 
 def plot_curve(rows: Sequence[CurveRow], records: Sequence[Record], subject: str, figure: Figure) -> Figure:
@@ -319,12 +297,12 @@ def plot_curve(rows: Sequence[CurveRow], records: Sequence[Record], subject: str
     """
     has_gains = any(row.speed_ups for row in rows)
     axes = figure.subplots(1, 2 if has_gains else 1, squeeze=False)[0]
-    for i, key in enumerate(dict.fromkeys((row.n_prompt, row.draft) for row in rows)):
-        alike = [row for row in rows if (row.n_prompt, row.draft) == key]
-        _costs(axes[0], alike, records, COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
+    keys = list(dict.fromkeys((row.n_prompt, row.draft) for row in rows))
+    for key, style in zip(keys, canvas.styles(len(keys)), strict=True):
+        _costs(axes[0], [row for row in rows if (row.n_prompt, row.draft) == key], records, style)
     numbers = sorted({row.n_positions for row in rows})
-    axes[0].plot(numbers, numbers, color="#666666", ls=":", lw=1.2, label="if each position cost a step")
-    axes[0].axhline(1, color="#666666", ls="-.", lw=1.2, label="if they cost nothing")
+    axes[0].plot(numbers, numbers, color=GUIDE, ls=":", lw=1.2, label="if each position cost a step")
+    axes[0].axhline(1, color=GUIDE, ls="-.", lw=1.2, label="if further positions cost nothing")
     axes[0].set_xlabel("positions in a step")
     axes[0].set_ylabel("time of a step, in steps of one position")
     if has_gains:
@@ -332,41 +310,39 @@ def plot_curve(rows: Sequence[CurveRow], records: Sequence[Record], subject: str
     for ax, ticks in zip(axes, (numbers, [n - 1 for n in numbers if n > 1]), strict=False):
         ax.set_xticks(ticks[:: -(-len(ticks) // 16)])
         ax.set_ylim(bottom=0)
-        tidy(ax)
-    if has_gains:
-        axes[1].legend(
-            title="guesses that are right", ncols=4, frameon=False, fontsize=8, title_fontsize=8, loc="lower left"
-        )
-    figure.suptitle(f"Verifying several tokens at once: {subject}", fontsize=11)
+    canvas.finish(axes, f"Verifying several tokens at once\n{subject}", is_apart=True)
     return figure
 
 
-def _costs(ax: Axes, alike: Sequence[CurveRow], records: Sequence[Record], colour: str, marker: str) -> None:
+def _costs(ax: Axes, alike: Sequence[CurveRow], records: Sequence[Record], style: dict[str, Any]) -> None:
     """The curve of one prompt length, beside one draft."""
     name = f"after {alike[0].n_prompt:,} prompt tokens" + (f", {alike[0].draft}" if alike[0].c is not None else "")
-    ax.plot([row.n_positions for row in alike], [row.v for row in alike], color=colour, lw=2, label=f"{name}: median")
-    points = []
-    for run in (record.run for record in records):
-        its = run.speculation.draft if run.speculation else None
-        is_of = (run.n_prompt, its) == (alike[0].n_prompt, alike[0].draft)
-        times = guesses.step_times([run]) if is_of else None
-        one = alike[0].step_s / alike[0].v
-        points += [(n, seconds / one) for n, seconds in times.target.items()] if times else []
-    if points:
-        ax.plot(*zip(*points, strict=True), ls="", marker=marker, color=colour, ms=5, alpha=0.6, mew=0, label="runs")
+    numbers, colour = [row.n_positions for row in alike], style["color"]
+    ax.plot(numbers, [row.v for row in alike], color=colour, lw=2, label=f"{name}: median")
+    one = alike[0].step_s / alike[0].v
+    of_runs = [
+        (n, seconds / one, record)
+        for record in records
+        if (record.run.n_prompt, record.run.speculation and record.run.speculation.draft)
+        == (alike[0].n_prompt, alike[0].draft)
+        and (its := guesses.step_times([record.run]))
+        for n, seconds in its.target.items()
+    ]
+    _runs(ax, of_runs, **style, label=f"{name}: runs")
     expected = [(row.n_positions, row.expected_v) for row in alike if row.expected_v is not None]
     if expected:
-        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, label="predicted from ceilings")
+        label = f"{name}: predicted from ceilings"
+        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, label=label)
 
 
 def _gains(ax: Axes, rows: Sequence[CurveRow]) -> None:
-    """Speed-ups of the first curve, a line for each share of right guesses."""
+    """Speed-ups of the first curve, a line for each share of right guesses, in shades."""
     first = rows[0].n_prompt, rows[0].draft
     alike = [row for row in rows if (row.n_prompt, row.draft) == first and row.speed_ups]
-    for i, share in enumerate(speculation_rows.ACCEPTANCES):
+    shades = canvas.shades(len(speculation_rows.ACCEPTANCES))
+    for i, (share, colour) in enumerate(zip(speculation_rows.ACCEPTANCES, shades, strict=True)):
         numbers, gains = [row.n_positions - 1 for row in alike], [row.speed_ups[i] for row in alike]
-        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        ax.plot(numbers, gains, color=colour, marker=marker, ms=4, lw=1.6, label=f"{share:.0%}")
-    ax.axhline(1, color="#666666", ls=":", lw=1.2, label="plain")
+        ax.plot(numbers, gains, color=colour, marker=".", lw=1.6, label=f"{share:.0%} of the guesses right")
+    ax.axhline(1, color=GUIDE, ls=":", lw=1.2, label="plain decoding")
     ax.set_xlabel("guesses at a time")
     ax.set_ylabel("speed-up by arithmetic")

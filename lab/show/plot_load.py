@@ -1,7 +1,6 @@
 """The pictures of loads by name, and that of latency over load.
 
 Each request is a point, and lines are what the table gives: medians, and percentiles that some request is beyond.
-Throughput is in py, the timeline of requests in py.
 
 The picture of throughput against latency: what all users get, over what one waits.
 
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import load_figures, loads
@@ -22,25 +22,26 @@ from lab.core.request import CLOSED, Endpoint, RequestRecord
 from lab.core.request_times import Figures
 from lab.errors import LabError
 from lab.runner import machine as machines
-from lab.show.canvas import COLOURS, GRID, GUIDE, LINES, MARKERS, plain_ticks, tidy
+from lab.show import canvas
+from lab.show.canvas import COLOURS, GRID, GUIDE, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NEAR = 0.05
-"""Points that are nearer (as a share of both axes) have one label."""
+TAILS = ("95 % of the requests are faster", "99 % of the requests are faster")
 
 WIDE = 12
 """Where the largest value is so many times the smallest median, an axis of latencies is logarithmic."""
 
 
-def plot_throughput(shown: Sequence[ArmFigures], figure: Figure) -> None:
-    """Tokens per second of all users over median TTFT, and over median TPOT: a point an arm, its range over rounds."""
+def plot_throughput(shown: Sequence[ArmFigures], title: str, figure: Figure) -> None:
+    """Tokens per second of all users over median TTFT, and over median TPOT: a point a load, its range over rounds."""
     names = [name for name in ("ttft", "tpot") if any(getattr(one, name) and one.tokens_tps for one in shown)]
     axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     is_bound = any(one.tpot_is_bound for one in shown)
     words = {"ttft": ("median TTFT (s)", 1.0), "tpot": ("median TPOT (ms)" + (", at most" if is_bound else ""), 1e3)}
+    drawn = []
     for ax, name in zip(axes, names, strict=True):
         label, factor = words[name]
         known = [
@@ -48,13 +49,19 @@ def plot_throughput(shown: Sequence[ArmFigures], figure: Figure) -> None:
             for one in shown
             if (latency := getattr(one, name)) and (rate := one.tokens_tps)
         ]
-        _throughput_panel(ax, known)
+        bars = [(x, rate.value) for _, (_, *ends), rate in known for x in _between(*ends)]
+        bars += [(middle, y) for _, (middle, *_), rate in known for y in _between(rate.low, rate.high)]
+        drawn.append((ax, _throughput_panel(ax, known), bars))
         ax.set_xlabel(label)
-        plain_ticks(ax.xaxis)
-        plain_ticks(ax.yaxis)
-        plain_panel(ax)
     axes[0].set_ylabel("tokens per second, all users")
-    legend_below(figure, axes[0])
+    canvas.finish(axes, title, is_apart=True)
+    for ax, labels, bars in drawn:
+        canvas.label_points(ax, labels, bars)
+
+
+def _between(low: float, high: float) -> list[float]:
+    """Places on a bar, which labels keep clear of."""
+    return [low + (high - low) * i / 20 for i in range(21)]
 
 
 def _median_and_range(latency: Latency, factor: float) -> tuple[float, float, float]:
@@ -62,62 +69,36 @@ def _median_and_range(latency: Latency, factor: float) -> tuple[float, float, fl
     return factor * latency.median_s, factor * min(latency.by_round_s), factor * max(latency.by_round_s)
 
 
-def _throughput_panel(ax: Axes, known: Sequence[tuple[ArmFigures, tuple[float, float, float], Rate]]) -> None:
+def _throughput_panel(
+    ax: Axes, known: Sequence[tuple[ArmFigures, tuple[float, float, float], Rate]]
+) -> list[tuple[float, float, str]]:
+    """Draws the points, and returns the words that belong to them."""
     xs = [middle for _, (middle, _, _), _ in known]
     ys = [rate.value for _, _, rate in known]
     x_range = _to_ends([of for _, of, _ in known])
     y_range = _to_ends([(rate.value, rate.low, rate.high) for _, _, rate in known])
     n = max(len(one.arm.rounds) for one, _, _ in known)
+    what = "a number of users" if known[0][0].arm.load.arrivals == CLOSED else "a rate of requests"
     ax.plot(xs, ys, color=GUIDE, lw=1, zorder=1)
     style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 7, "color": COLOURS[0], "zorder": 2}
     if n > 1:
-        label = f"an arm, and its range over {n} rounds"
+        label = f"{what}, and its range over {n} rounds"
         ax.errorbar(xs, ys, xerr=x_range, yerr=y_range, capsize=3, label=label, **style)
     else:
-        ax.plot(xs, ys, label="an arm", **style)
+        ax.plot(xs, ys, label=what, **style)
+    farthest = max(high for _, (_, _, high), _ in known)
     if max(xs) > WIDE * min(xs) > 0:
         ax.set_xscale("log")
-        ax.set_xlim(right=2 * max(xs))
+        ax.set_xlim(right=max(2 * max(xs), 1.1 * farthest))
     else:
-        ax.set_xlim(0, 1.3 * max(xs))
+        ax.set_xlim(0, max(1.3 * max(xs), 1.1 * farthest))
     ax.set_ylim(0, 1.15 * max([rate.high for _, _, rate in known] + [1e-9]))
-    for x, y, text in _labels(ax, known, xs, ys):
-        ax.annotate(text, (x, y), xytext=(7, -4), textcoords="offset points", va="top", fontsize=9)
+    return [(x, y, one.arm.load.words) for x, y, (one, _, _) in zip(xs, ys, known, strict=True)]
 
 
 def _to_ends(ranges: Sequence[tuple[float, float, float]]) -> list[list[float]]:
     """How far the low and the high ends are from each middle: never negative, as a median of all need not be inside."""
     return [[max(0, middle - low) for middle, low, _ in ranges], [max(0, high - middle) for middle, _, high in ranges]]
-
-
-def _labels(
-    ax: Axes, known: Sequence[tuple[ArmFigures, Any, Any]], xs: Sequence[float], ys: Sequence[float]
-) -> list[tuple[float, float, str]]:
-    """Where labels stand; arms that are drawn on top of each other have one."""
-    places: list[tuple[float, float]] = [
-        tuple(ax.transAxes.inverted().transform(ax.transData.transform(point))) for point in zip(xs, ys, strict=True)
-    ]
-    groups: list[list[int]] = []
-    for i, (x, y) in enumerate(places):
-        near = next((g for g in groups if max(abs(places[g[-1]][0] - x), abs(places[g[-1]][1] - y)) < NEAR), None)
-        groups.append([i]) if near is None else near.append(i)
-    made = []
-    for group in groups:
-        arms = [known[i][0].arm for i in group]
-        first = [f"{arm.level:g}" if arm.level is not None else arm.label for arm in arms[:-1]]
-        made.append((xs[group[-1]], ys[group[-1]], ", ".join([*first, arms[-1].load.words])))
-    return made
-
-
-def plain_panel(ax: Axes) -> None:
-    """A tidy panel without a legend of its own."""
-    legend = tidy(ax).get_legend()
-    if legend is not None:
-        legend.remove()
-
-
-def legend_below(figure: Figure, ax: Axes) -> None:
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
 
 
 MOST_PANELS, MOST_BARS = 6, 150
@@ -127,18 +108,18 @@ FAILED = (COLOURS[1], COLOURS[3], COLOURS[6], COLOURS[2], COLOURS[5])
 """Colours of classes of failure, by their number."""
 
 
-def plot_timeline(arms: Sequence[Arm], figure: Figure) -> None:
-    """A bar a request of the first round of each arm: waiting for the first token, then being answered.
+def plot_timeline(arms: Sequence[Arm], title: str, figure: Figure) -> None:
+    """A bar a request of the first round of each load: waiting for the first token, then being answered.
 
     The steady window is shaded. A failure is a mark where the request was due. Of more than 6
-    arms the smallest, the largest and some between are drawn; of more than 150 requests, evenly spread ones.
+    loads the smallest, the largest and some between are drawn; of more than 150 requests, evenly spread ones.
     """
     chosen = list(arms)
     if len(arms) > MOST_PANELS:
         chosen = [arms[round(i * (len(arms) - 1) / (MOST_PANELS - 1))] for i in range(MOST_PANELS)]
     n_columns = 1 if len(chosen) == 1 else 2 if len(chosen) in (2, 4) else 3
     n_rows = math.ceil(len(chosen) / n_columns)
-    axes = figure.subplots(n_rows, n_columns, sharex=True, squeeze=False).flatten()
+    axes = list(figure.subplots(n_rows, n_columns, sharex=True, squeeze=False).flat)
     rounds = [arm.rounds[0] for arm in chosen]
     classes = list(dict.fromkeys(name for of in rounds for one in of.all if (name := _failure(one))))
     last_s = max(_last_s(of) for of in rounds)
@@ -149,15 +130,16 @@ def plot_timeline(arms: Sequence[Arm], figure: Figure) -> None:
             ax.xaxis.set_tick_params(labelbottom=True)
         if number % n_columns == 0:
             ax.set_ylabel("requests, in order")
-    for ax in axes[len(chosen) :]:
-        ax.set_visible(False)
-    _legend(axes[0], figure, classes, arms[0].load.arrivals != CLOSED)
+    for spare in axes[len(chosen) :]:
+        spare.remove()
+    _name_bars(axes[0], classes, arms[0].load.arrivals != CLOSED)
+    canvas.finish(axes[: len(chosen)], title, is_apart=True)
 
 
 def _last_s(of_round: Round) -> float:
-    """Where the time axis ends: with the last answer, but at most half as far again as the window."""
+    """Where the time axis ends: with the last answer, so that no bar is cut off."""
     end_s = of_round.begin_s + of_round.load.duration_s
-    return min(1.5 * end_s, max([end_s, *(one.end_s for one in of_round.all if one.is_ok)]))
+    return 1.01 * max([end_s, *(one.end_s for one in of_round.all if one.end_s < math.inf)])
 
 
 def _panel(ax: Axes, arm: Arm, of_round: Round, classes: Sequence[str], last_s: float) -> None:
@@ -174,12 +156,11 @@ def _panel(ax: Axes, arm: Arm, of_round: Round, classes: Sequence[str], last_s: 
         colour, marker = _style(number)
         ax.plot(*zip(*failed, strict=True), ls="", ms=5, mew=0, color=colour, marker=marker) if failed else None
     n = len(of_round.all)
-    words = f"{arm.label}: {n} request{'s' * (n != 1)}" + (f", 1 of {step} drawn" if step > 1 else "")
+    words = f"{arm.label}: {n:,} request{'s' * (n != 1)}" + (f", 1 of {step} drawn" if step > 1 else "")
     ax.set_title(words, fontsize=10)
     ax.set_xlim(0, last_s)
     ax.set_ylim(max(len(drawn), FEWEST_ROWS) - 0.5, -0.5)
     ax.set_yticks([])
-    tidy(ax)
 
 
 def _failure(one: Sample) -> str | None:
@@ -190,23 +171,21 @@ def _style(number: int) -> tuple[str, str]:
     return FAILED[number % len(FAILED)], MARKERS[number % len(MARKERS)]
 
 
-def _legend(ax: Axes, figure: Figure, classes: Sequence[str], is_open: bool) -> None:
-    from matplotlib.patches import Patch
-
+def _name_bars(ax: Axes, classes: Sequence[str], is_open: bool) -> None:
+    """Entries for the legend."""
     wait = "waiting for its first token" + (", from its intended time" if is_open else "")
-    handles: list[Any] = [Patch(color=WAITING, label=wait), Patch(color=ANSWERED, label="being answered")]
-    handles += [Patch(color=GRID, alpha=0.5, label="the steady window")]
+    for label, colour in ((wait, WAITING), ("being answered", ANSWERED), ("steady window: what counts", GRID)):
+        ax.fill_between([], [], color=colour, alpha=0.5 if colour == GRID else 1, label=label)
     for number, name in enumerate(classes):
         colour, marker = _style(number)
-        handles += ax.plot([], [], ls="", ms=6, mew=0, color=colour, marker=marker, label=f"failed: {name}")
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+        ax.plot([], [], ls="", ms=6, mew=0, color=colour, marker=marker, label=f"failed: {name}")
 
 
 MOST_POINTS = 400
-"""Points of an arm: of more requests, evenly spread ones of their order."""
+"""Points of a load: of more requests, evenly spread ones of their order."""
 
 WIDTH = 0.16
-"""Over how much of the distance to an arm's neighbour its points are spread, to each side."""
+"""Over how much of the distance to a load's neighbour its points are spread, to each side."""
 
 TITLES = {
     "load": "Latency over load",
@@ -265,20 +244,13 @@ def drawings(samples: Sequence[Sample], title: str, n_slots: int | None = None) 
         suffix = f"-{number}" if number > 1 else ""
         below = f"{title}\n{lengths}; {_window(shown)}"
         if any(one.ttft for one in shown):
-            draw_by_name[f"load{suffix}"] = _titled(plot_latency, shown, f"{TITLES['load']}\n{below}", n_slots)
+            draw_by_name[f"load{suffix}"] = partial(plot_latency, shown, f"{TITLES['load']}\n{below}", n_slots)
         if any(one.tokens_tps and one.ttft for one in shown):
-            draw_by_name[f"throughput{suffix}"] = _titled(plot_throughput, shown, f"{TITLES['throughput']}\n{below}")
-        arms = [one.arm for one in shown]
-        draw_by_name[f"timeline{suffix}"] = _titled(plot_timeline, arms, f"{TITLES['timeline']}\n{title}\n{lengths}")
+            words = f"{TITLES['throughput']}\n{below}"
+            draw_by_name[f"throughput{suffix}"] = partial(plot_throughput, shown, words)
+        words = f"{TITLES['timeline']}\n{title}\n{lengths}"
+        draw_by_name[f"timeline{suffix}"] = partial(plot_timeline, [one.arm for one in shown], words)
     return draw_by_name
-
-
-def _titled(draw: Callable[..., Any], of: Sequence[Any], title: str, *more: Any) -> Callable[[Figure], Any]:
-    def titled(figure: Figure) -> None:
-        draw(of, figure, *more)
-        figure.suptitle(title, fontsize=11)
-
-    return titled
 
 
 def _window(shown: Sequence[ArmFigures]) -> str:
@@ -286,10 +258,10 @@ def _window(shown: Sequence[ArmFigures]) -> str:
     return f"window of {load.duration_s:g} s, {n} round{'s' * (n > 1)}"
 
 
-def plot_latency(shown: Sequence[ArmFigures], figure: Figure, n_slots: int | None = None) -> None:
+def plot_latency(shown: Sequence[ArmFigures], title: str, n_slots: int | None, figure: Figure) -> None:
     """TTFT and TPOT over the load: a point a request, lines of the median and of percentiles.
 
-    Limits are dashed; where users are more than the server's slots, the slots are a dotted line.
+    Limits are lines of dots and dashes; where users are more than the server's slots, the slots are a dotted line.
     """
     slo = next((one.arm.load.slo for one in shown if one.arm.load.slo), None)
     has_tpot = any(one.tpot for one in shown)
@@ -304,11 +276,10 @@ def plot_latency(shown: Sequence[ArmFigures], figure: Figure, n_slots: int | Non
         axes[1].set_ylabel("TPOT (ms)" + (", at most" if is_bound else ""))
     for ax in axes:
         _load_axis(ax, shown, n_slots)
-        plain_panel(ax)
     if slo and slo.words:
-        axes[0].plot([], [], color=GUIDE, ls="--", lw=1.4, label=f"limit: {slo.words}")
+        axes[0].plot([], [], color=GUIDE, ls="-.", lw=1.4, label=f"limit: {slo.words}")
     _failures(axes[0], shown)
-    legend_below(figure, axes[0])
+    canvas.finish(axes, title, is_apart=True)
 
 
 def _latency_panel(
@@ -319,7 +290,7 @@ def _latency_panel(
     factor: float,
     limit_s: float | None,
 ) -> None:
-    lines: dict[str, tuple[list[float], list[float]]] = {"median": ([], []), "95 %": ([], []), "99 %": ([], [])}
+    lines: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ("median", *TAILS)}
     largest = 0.0
     for place, one in zip(_places(shown), shown, strict=True):
         measured = sorted(factor * value for value in load_figures.values(one.arm.inside, of))
@@ -337,24 +308,19 @@ def _latency_panel(
             lines[line][1].append(factor * value)
     for number, (line, (xs, ys)) in enumerate(lines.items()):
         if xs:
-            style: dict[str, Any] = {
-                "color": COLOURS[(0, 1, 3)[number]],
-                "ls": LINES[number],
-                "marker": MARKERS[number],
-            }
+            style: dict[str, Any] = {"color": COLOURS[(0, 1, 3)[number]], "marker": MARKERS[number]}
             ax.plot(xs, ys, lw=1.8, ms=5, label=line, **style)
     medians = [y for y in lines["median"][1] if y > 0]
     if medians and max(largest, factor * (limit_s or 0)) > WIDE * min(medians):
         ax.set_yscale("log")
     else:
         ax.set_ylim(0, 1.08 * max(largest, factor * (limit_s or 0)))
-    plain_ticks(ax.yaxis)
     if limit_s is not None:
-        ax.axhline(factor * limit_s, color=GUIDE, ls="--", lw=1.4)
+        ax.axhline(factor * limit_s, color=GUIDE, ls="-.", lw=1.4)
 
 
 def _tails(latency: Latency) -> list[tuple[str, float]]:
-    return [(name, tail.value_s) for name, tail in (("95 %", latency.p95), ("99 %", latency.p99)) if tail]
+    return [(name, tail.value_s) for name, tail in zip(TAILS, (latency.p95, latency.p99), strict=True) if tail]
 
 
 def _thinned(ordered: Sequence[float]) -> list[float]:
@@ -365,13 +331,13 @@ def _thinned(ordered: Sequence[float]) -> list[float]:
 
 
 def _places(shown: Sequence[ArmFigures]) -> list[int]:
-    """Arms stand in order, at equal distances: their levels are whatever was asked for."""
+    """Loads stand in order, at equal distances: their levels are whatever was asked for."""
     return list(range(len(shown)))
 
 
 def _load_axis(ax: Axes, shown: Sequence[ArmFigures], n_slots: int | None) -> None:
     levels = [one.arm.level for one in shown]
-    names = ["replay" if level is None else f"{level:g}" for level in levels]
+    names = ["replay" if level is None else f"{level:,g}" for level in levels]
     ax.set_xticks(_places(shown), names)
     ax.set_xlim(-0.5, len(shown) - 0.5)
     is_closed = shown[0].arm.load.arrivals == CLOSED
@@ -385,5 +351,5 @@ def _load_axis(ax: Axes, shown: Sequence[ArmFigures], n_slots: int | None) -> No
 def _failures(ax: Axes, shown: Sequence[ArmFigures]) -> None:
     for place, one in zip(_places(shown), shown, strict=True):
         if n := one.n - one.n_ok:
-            text = f"{n} of {one.n}\nfailed"
+            text = f"{n:,} of {one.n:,}\nfailed"
             ax.text(place, 1.0, text, transform=ax.get_xaxis_transform(), ha="center", va="bottom", fontsize=8)

@@ -1,134 +1,180 @@
-"""The pictures: what a prompt costs, what each further token costs, and both laws of a sweep in one.
+"""The pictures of runs, and of requests to servers: what a prompt costs, what each further token costs, both laws of a
+sweep, and how the variants of a trial compare.
 
-Every point of every run is drawn, those of disturbed runs hollow; the line over them is a median.
+Every point of every run is drawn, those of disturbed runs hollow; the line over them is a median. A server shows no
+prefill, so a picture with requests has TTFT of both. What is not cold, or is shorter than asked for, is drawn too, and
+named. Experiments and loads have pictures of their own.
 """
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import request_table, setup_columns, sweep_laws, table
+from lab.analysis import comparison, request_table, setup_columns, sweep_laws, table
 from lab.analysis.wording import digits, seconds
 from lab.core import phases
+from lab.core import request_times as times
 from lab.core.record import PREFILL, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.runner import machine
-from lab.show import plot_requests
-from lab.show.canvas import COLOURS, LINES, MARKERS, new_axes, over_prompt_lengths, plain_ticks, points, tidy, unbroken
+from lab.show import canvas, plot_trial
+from lab.show.canvas import MOST_SERIES, points, unbroken
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-RUNNING_MEDIAN = 15
-"""Tokens that the line in the decode plot takes the median of."""
+Records = Sequence[Record | RequestRecord]
+
+RUNNING = 15
+"""Places that the line of a decode plot takes the median, or the mean, of."""
 
 OFF = 0.05
 """Where the table's TPOT differs from the line of the decode plot by more than this, the legend says why."""
 
-FEW_LINES = 8
-"""Lines of a decode plot whose legend still fits into it."""
+PREFILL_TITLE = "Prefill: time until the prompt is processed"
+
+HEADROOM = 1.35
+"""The upper end of a decode plot, over what 95 % of the gaps of its slowest line are below."""
 
 WIDE = 12
 """Where the slowest line of a decode plot takes more than so many times the fastest, the axis is logarithmic."""
 
 
-def plot_prefill(records: Sequence[Record | RequestRecord], ax: Axes | None = None) -> Axes:
+@dataclass(frozen=True)
+class Line:
+    """Runs or requests that make one line of a picture: its name, rows of `lab.runs`, and the number of its setup."""
+
+    name: str
+    rows: pd.DataFrame
+    setup: int
+    is_usual: bool  # cold, and whole answers
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """The gaps of one answer, in ms: before which of its tokens, or events, each was."""
+
+    places: list[int]
+    ms: list[float]
+    of_tokens: bool
+    came_together: bool  # some tokens with others in one event
+    is_disturbed: bool
+
+
+def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = False) -> Axes:
     """Prefill time against prompt length, both logarithmic: points are runs, the thick line their medians.
 
-    Where there are requests to servers, which show no prefill, it is TTFT of all (plot_requests.py).
+    Where there are requests to servers it is TTFT. With `by_session` sessions of one setup are drawn apart.
 
         lab.plot_prefill(records)
 
     Thin lines are single runs, step by step. The dashed grey line is proportional to the length, at the lowest
-    time per token that was measured.
+    time per token that was measured. More than six setups have a panel each.
     """
-    if request_table.alone(records):
-        return plot_requests.plot_ttft(records, ax)
-    records = _timed(records)
-    ax = ax or new_axes()
-    run_rows = table.runs(records)
-    run_rows = run_rows[run_rows.prefill_s.notna()]
-    if run_rows.empty:
+    timed, rows = _timed(records, by_session)
+    is_ttft = bool(request_table.alone(timed))
+    figure, what = ("ttft_s", "TTFT: time until the first token arrives") if is_ttft else ("prefill_s", PREFILL_TITLE)
+    rows = rows[(rows[figure] > 0) & (rows.n_prompt > 0)]
+    if rows.empty:
         raise LabError("There is nothing to draw: no run has a prefill time.", "Measure some: lab measure")
-    step_rows = table.steps(records)
-    setups = table.setups(run_rows)
+    lines, steps = list(_lines(rows)), table.steps(request_table.of_engine(timed))
+    axes = canvas.panels(ax or canvas.new_axes(), [line.name for line in lines])
+    has_panels = axes[0] is not axes[-1]
+    styles = canvas.styles(1 if has_panels else 1 + lines[-1].setup)
     per_token: dict[float, float] = {}
-    for (label, rows), style in zip(setups, _styles(), strict=False):
-        name = f"{label}: " if len(setups) > 1 else ""
-        for _, run in _prefill_steps(step_rows, rows):
-            if len(run) > 1:
-                (thin,) = ax.plot(run.n_past + run.n_tokens, run.ready_s, color=style["color"], lw=0.7, alpha=0.5)
-                thin.set_label("_" if name else "inside each run, step by step")
-                name = name or " "
-        medians = rows.groupby("n_prompt").prefill_s.median()
-        ax.plot(medians.index, medians, lw=2, color=style["color"], label=f"{name}median over runs".strip())
-        named = None if name.strip() else "runs"
-        points(ax, rows.n_prompt, rows.prefill_s, rows.disturbed, ms=6, alpha=0.6, **style, label=named)
-        per_token.update((float(seconds / n), float(n)) for n, seconds in medians.items())
-    over_prompt_lengths(ax, [run_rows.n_prompt.min(), run_rows.n_prompt.max()], per_token)
-    ax.set_ylabel("prefill time (s)")
-    return _finish(ax, "Prefill: time until the prompt is processed", records)
+    for line, one in zip(lines, axes, strict=True):
+        style, is_alone = styles[0 if has_panels else line.setup], has_panels or not line.name
+        if not is_ttft:
+            _inside(one, steps, line.rows, style["color"], "inside each run, step by step" if is_alone else "_")
+        medians = line.rows.groupby("n_prompt")[figure].median()
+        label = f"median over {_kind(timed)}s" if is_alone else f"{line.name}: median"
+        at = {"marker": "_", "ms": 16} if len(medians) == 1 else {}
+        shape = {"ls": "-" if line.is_usual else ":", "lw": 2, "color": style["color"], **at}
+        one.plot(medians.index, medians, **shape, label=label)
+        of_points = line.rows.n_prompt, line.rows[figure], line.rows.disturbed
+        points(one, *of_points, ms=6, alpha=0.6, **style, label=f"{_kind(timed)}s" if is_alone else None)
+        if line.is_usual or not any(line.is_usual for line in lines):
+            per_token.update((float(value / n), float(n)) for n, value in medians.items())
+    for one in dict.fromkeys(axes):
+        canvas.in_proportion(one, list(rows.n_prompt), per_token)
+        canvas.over_lengths(one, rows.n_prompt)
+        if rows.n_prompt.nunique() > 1:
+            one.set_yscale("log")
+        else:
+            one.set_ylim(0, 1.2 * rows[figure].max())
+    canvas.name_axes(axes, "prompt length (tokens)", "TTFT (s)" if is_ttft else "prefill time (s)")
+    canvas.finish(axes, f"{what}\n{_subject(timed, rows)}")
+    return axes[0]
 
 
-def plot_decode(records: Sequence[Record | RequestRecord], ax: Axes | None = None) -> Axes:
+def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = False) -> Axes:
     """Decode time per token (ITL) against the token's place in the generation, one line a prompt length.
-
-    Where there are requests to servers, see plot_requests.py: their gaps may be those between events.
 
         lab.plot_decode(records)
 
     Points are tokens of all repeats (hollow: of disturbed runs); the line is the running median of the per-token
-    medians. Points above
-    the axis are counted and marked at its upper edge. Setups of very different speed get a logarithmic axis.
+    medians. Points above the axis are counted and marked at its upper edge. Setups of very different speed get a
+    logarithmic axis; more than six lines get a panel for each setup, or for each length where these are more.
+
+    Where a server does not say how many tokens are in an event, gaps are those between events (inter-chunk latency).
+    Tokens that came together have gaps of 0, and the line is a running mean.
     """
     from matplotlib.ticker import MaxNLocator
 
-    if request_table.alone(records):
-        return plot_requests.plot_gaps(records, ax)
-    records = _timed(records)
-    ax = ax or new_axes()
-    decode = table.steps(records)
-    decode = decode[decode.itl_ms.notna()]
-    if decode.empty:
+    timed, rows = _timed(records, by_session)
+    gaps = {number: _gaps(timed[number], is_hollow) for number, is_hollow in zip(rows.run, rows.disturbed, strict=True)}
+    rows = rows[[bool(gaps[number].ms) for number in rows.run]]
+    drawn = [(line, int(n), part) for line in _lines(rows) for n, part in line.rows.groupby("n_prompt")]
+    if not drawn:
         raise LabError("There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more.")
-    groups = table.setups(decode)
-    n_lines = decode.groupby([*setup_columns.fields(decode), "n_prompt"], dropna=False).ngroups
-    of_lines = decode.groupby([*setup_columns.fields(decode), "n_prompt"], dropna=False).itl_ms
-    medians = of_lines.median()
-    headroom = 1.35 + 0.08 * max(0, n_lines - 3) if n_lines <= FEW_LINES else 1.1  # for the legend
-    top = headroom * float(of_lines.quantile(0.95).max())
-    lengths = {n: i for i, n in enumerate(sorted(decode.n_prompt.unique()))}
-    for line, (setup, rows) in enumerate(groups):
-        for n_prompt, tokens in rows.groupby("n_prompt"):
-            number = line * len(lengths) + lengths[n_prompt]
-            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-            dots: dict[str, Any] = {"marker": marker, "ms": 3, "alpha": 0.3, "color": colour}
-            points(ax, tokens.generated, tokens.itl_ms, tokens.disturbed, **dots)
-            above = tokens[tokens.itl_ms > top]
-            if len(above):
-                ax.plot(above.generated, [top] * len(above), ls="", marker="^", ms=5, color=colour, clip_on=False)
-            middle = tokens.groupby("generated").itl_ms.median()
-            middle = middle.rolling(RUNNING_MEDIAN, center=True, min_periods=1).median()
-            label = (
-                f"after {n_prompt:,} prompt tokens" + (f", {setup}" if len(groups) > 1 else "") + _tpot(tokens, middle)
-            )
-            label += f" ({len(above)} point{'s' * (len(above) > 1)} above the axis)" if len(above) else ""
-            ax.plot(middle.index, middle, color=colour, lw=2, ls=LINES[line % len(LINES)], label=label)
-    if medians.max() > WIDE * medians.min():
-        ax.set_yscale("log")
-        ax.set_ylim(0.7 * medians.min(), top)
-        plain_ticks(ax.yaxis)
-    else:
-        ax.set_ylim(0, top)
-    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    ax.set_xlabel("generated token (the first comes out of prefill)")
-    ax.set_ylabel("time since the token before (ms)")
-    return _finish(ax, "Decode: time per generated token", records)
+    lengths = sorted({n for _, n, _ in drawn})
+    names = list(dict.fromkeys(line.name for line, _, _ in drawn))
+    by_length = len(names) <= MOST_SERIES < len(lengths)
+    panel_of = [f"after {n:,} prompt tokens" if by_length else line.name for line, n, _ in drawn]
+    axes = canvas.panels(ax or canvas.new_axes(), panel_of)
+    has_panels = axes[0] is not axes[-1]
+    styles = canvas.styles((len(names) if by_length else len(lengths)) if has_panels else len(drawn))
+    for n in lengths if has_panels and not by_length else []:  # the legend in their order
+        axes[0].plot([], [], lw=2, color=styles[lengths.index(n)]["color"], label=f"after {n:,} prompt tokens")
+    used = [[gaps[number] for number in part.run] for _, _, part in drawn]
+    has_both = len({one.of_tokens for own in used for one in own}) > 1
+    top = HEADROOM * max(map(_highest, used))
+    for i, ((line, n, part), own, one) in enumerate(zip(drawn, used, axes, strict=True)):
+        at = (names.index(line.name) if by_length else lengths.index(n)) if has_panels else i
+        words = [*([] if has_panels and by_length else [f"after {n:,} prompt tokens"])]
+        words += [line.name] if line.name and (by_length or not has_panels) else []
+        words += [f"between {'tokens' if own[0].of_tokens else 'events'}"] if has_both else []
+        n_above = sum(ms > top for run in own for ms in run.ms)
+        above = f" ({n_above:,} point{'s' * (n_above > 1)} above the axis)" if n_above else ""
+        label = ", ".join([*words, *(["running mean"] if any(run.came_together for run in own) else [])])
+        label += _tpot(part, own) + above if not has_panels else ""
+        _line_of_gaps(one, own, label, top, "-" if line.is_usual else ":", styles[at])
+        if has_panels and above:
+            one.set_title(f"{one.get_title()}\n{label}{above}", fontsize=8)
+    middles = [statistics.median(ms) for own in used if (ms := _positive(own))]
+    together = any(one.came_together for own in used for one in own)
+    is_log = bool(middles) and max(middles) > WIDE * min(middles) and not together
+    what, title = "token", "Decode: time per generated token"
+    if not used[0][0].of_tokens:
+        what, title = "event", "Decode: inter-chunk latency, the time between events with tokens"
+    if has_both:
+        what, title = "token or event", "Decode: time between tokens, or between events with tokens"
+    first = " (the first comes after TTFT)" if request_table.alone(timed) else " (the first comes out of prefill)"
+    for one in dict.fromkeys(axes):
+        one.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        one.set_yscale("log" if is_log else "linear")
+        one.set_ylim(0.7 * min(middles) if is_log else 0, top)
+    x_label = f"generated {what}{'' if has_panels else first}"
+    canvas.name_axes(axes, x_label, f"time since the {what} before (ms)")
+    canvas.finish(axes, f"{title}\n{_subject(timed, rows)}")
+    return axes[0]
 
 
 def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked: bool = False) -> Figure:
@@ -136,76 +182,181 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
 
         lab.plot_sweep(lab.sweep(4096, every=256))
 
-    Points are single runs, the band is their range, the dashed line the fitted law.
+    Points are single runs, the band is their range, the dashed line the fitted law. More than six setups
+    get a row each.
     """
-    records = [record for record in _timed(records) if record.run.every]
+    records = [record for record in _experiments_apart(records) if record.run.every]
     if not records:
         raise LabError("There is nothing to draw: no run is a sweep.", "Make one: lab sweep")
-    if figure is None:
-        import matplotlib.pyplot as plt
-
-        figure = plt.figure(figsize=(11, 5), layout="constrained")
-    left, right = figure.subplots(2, 1) if stacked else figure.subplots(1, 2)
-    rows = table.runs(records)
-    setups = table.setups(rows)
-    for (label, runs), style in zip(setups, _styles(), strict=False):
-        summary = table.summary(runs)
-        name, drawn = (f"{label}: ", "_") if len(setups) > 1 else ("", "runs, and their range")
-        prefill, decode = sweep_laws.prefill_law(summary), sweep_laws.decode_law(summary)
-        _band(left, runs, runs.n_prompt, "prefill_s", style, drawn if prefill else name or drawn)
-        if prefill:
-            law = name + unbroken(f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2")
-            lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
-            left.plot(lengths, [prefill.seconds(n) for n in lengths], ls="--", lw=1.8, color=style["color"], label=law)
-        if runs.tpot_ms.notna().any():
-            _band(right, runs, sweep_laws.positions_of(runs), "tpot_ms", style, drawn if decode else name or drawn)
-        if decode:
-            law = name + unbroken(f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p")
-            ends = [0, sweep_laws.positions_of(summary).max()]
-            right.plot(ends, [decode.ms(p) for p in ends], ls="--", lw=1.8, color=style["color"], label=law)
-    left.set_xlabel("prompt length P (tokens)")
-    left.set_ylabel("prefill time (s)")
-    left.set_title("Prefill", fontsize=11)
-    right.set_xlabel("position p (tokens in the context)")
-    right.set_ylabel("decode time per token (ms)")
-    right.set_title("Decode", fontsize=11)
-    for ax in (left, right):
-        ax.set_ylim(bottom=0)
-        ax.set_xlim(left=0)
-        plain_ticks(ax.xaxis)
-        tidy(ax)
-    n = max(record.run.repeat for record in records) + 1
-    figure.suptitle(f"One walk through the context\n{_subject(records)} ({n} repeat{'s' * (n > 1)})", fontsize=11)
+    figure = figure or canvas.new_figure((11, 5))
+    setups = table.setups(table.runs(records))
+    parts = [setups] if len(setups) <= MOST_SERIES else [[setup] for setup in setups]
+    figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
+    shape = (2, 1) if stacked and len(parts) == 1 else (len(parts), 2)
+    axes = figure.subplots(*shape, squeeze=False).reshape(-1, 2)
+    for part, (left, right) in zip(parts, axes, strict=True):
+        for (label, runs), style in zip(part, canvas.styles(len(part)), strict=True):
+            _laws(left, right, runs, style, f"{label}: " if len(part) > 1 else "")
+        name = f"\n{part[0][0]}" if len(parts) > 1 else ""
+        left.set_title(f"Prefill{name}", fontsize=11)
+        right.set_title(f"Decode{name}", fontsize=11)
+        left.set_xlabel("prompt length P (tokens)")
+        left.set_ylabel("prefill time (s)")
+        right.set_xlabel("position p (tokens in the context)")
+        right.set_ylabel("decode time per token (ms)")
+        for ax in (left, right):
+            ax.set_ylim(bottom=0)
+            ax.set_xlim(left=0)
+    subject = _subject(records, table.runs(records))
+    canvas.finish(list(axes.flat), f"Prefill and decode over one walk through the context\n{subject}")
     return figure
 
 
-def drawings(records: Sequence[Record], stacked: bool = False) -> dict[str, Callable[[Figure], Any]]:
-    """What draws the plots that there is data for, by their names: prefill, decode, sweep."""
-    timed = _plain(records)
+def _laws(left: Axes, right: Axes, runs: pd.DataFrame, style: dict[str, Any], name: str) -> None:
+    """The runs of one setup and the fitted laws. Of one setup the legend says what points and dashes are."""
+    summary = table.summary(runs)
+    prefill, decode = sweep_laws.prefill_law(summary), sweep_laws.decode_law(summary)
+    drawn = "_" if name else "runs, and their range"
+    _band(left, runs, runs.n_prompt, "prefill_s", style, drawn if prefill else name or drawn)
+    if prefill:
+        law = f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2"
+        lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
+        law = f"{name}prefill law fitted: " + unbroken(law)
+        left.plot(lengths, [prefill.seconds(n) for n in lengths], ls="--", lw=1.8, color=style["color"], label=law)
+    if runs.tpot_ms.notna().any():
+        _band(right, runs, sweep_laws.positions_of(runs), "tpot_ms", style, drawn if decode else name or drawn)
+    if decode:
+        law = f"{name}decode law fitted: " + unbroken(f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p")
+        ends = [0, sweep_laws.positions_of(summary).max()]
+        right.plot(ends, [decode.ms(p) for p in ends], ls="--", lw=1.8, color=style["color"], label=law)
+
+
+def drawings(records: Records, stacked: bool = False, by_session: bool = False) -> dict[str, Callable[[Figure], Any]]:
+    """What draws the plots that there is data for, by their names: ab, prefill, decode, sweep.
+
+    Requests that ran alone share the plots of plain runs. Runs of `lab ab` have ratios in place of prefill times.
+    """
+    timed = _experiments_apart(request_table.of_engine(records))
     sweeps, plain = [r for r in timed if r.run.every], [r for r in timed if not r.run.every]
+    good = [record for record in request_table.alone(records) if request_table.went_well(record)]
     draw_by_name: dict[str, Callable[[Figure], Any]] = {}
-    if any(phases.prefill_ns(record.run) for record in plain):
-        draw_by_name["prefill"] = lambda figure: plot_prefill(plain, figure.subplots())
-    if any(phases.itl_ns(record.run) for record in plain):
-        draw_by_name["decode"] = lambda figure: plot_decode(plain, figure.subplots())
+    has_ttft = any(times.ttft_ns(one.request) and request_table.run_row(one, 0)["n_prompt"] for one in good)
+    trials = plot_trial.sessions(request_table.of_engine(records))
+    for number, trial in enumerate(trials, 1):
+        name = "ab" if len(trials) == 1 else f"ab-{number}"
+        draw_by_name[name] = partial(plot_trial.plot_trial, trial, _where(trial))
+    in_trials = {id(record) for trial in trials for record in trial}
+    shown: Records = [*(one for one in plain if id(one) not in in_trials), *(good if has_ttft else [])]
+    if has_ttft or any(phases.prefill_ns(record.run) for record in request_table.of_engine(shown)):
+        draw_by_name["prefill"] = lambda figure: plot_prefill(shown, figure.subplots(), by_session)
+    if any(phases.itl_ns(one.run) for one in plain) or any(times.chunk_gaps_ns(one.request) for one in good):
+        draw_by_name["decode"] = lambda figure: plot_decode([*plain, *good], figure.subplots(), by_session)
     if sweeps:
         draw_by_name["sweep"] = lambda figure: plot_sweep(sweeps, figure, stacked)
     return draw_by_name
 
 
-def _tpot(tokens: pd.DataFrame, line: pd.Series) -> str:
+def _timed(records: Records, by_session: bool) -> tuple[list[Record | RequestRecord], pd.DataFrame]:
+    """What went well and is neither an experiment nor part of a load, and its rows: `run` is the place in the list."""
+    engine = request_table.of_engine(records)
+    good = [record for record in request_table.alone(records) if request_table.went_well(record)]
+    timed: list[Record | RequestRecord] = [*_experiments_apart(engine), *good]
+    if not timed and (any(record.run.lever for record in engine) or request_table.loads_of(records)):
+        raise LabError("There is nothing to draw: these are experiments.", "Their pictures: lab plot RESULTS")
+    if not timed:
+        what = _kind(records)
+        raise LabError(f"There is nothing to draw: no {what} went well.", "Look at the errors: lab show RESULTS")
+    rows = table.runs(timed)
+    return timed, comparison.sessions_apart(rows) if by_session else rows
+
+
+def _experiments_apart(records: Sequence[Record]) -> list[Record]:
+    """Timed runs that went well and are no experiment: those have pictures of their own."""
+    return [record for record in records if record.run.is_timed and record.run.lever is None]
+
+
+def _kind(records: Records) -> str:
+    return "request" if request_table.alone(records) and not request_table.of_engine(records) else "run"
+
+
+def _lines(rows: pd.DataFrame) -> Iterator[Line]:
+    """The setups, each with its warm requests and its short answers apart."""
+    setups = table.setups(rows) if len(rows) else []
+    for number, (label, own) in enumerate(setups):
+        marks = [", ".join(word for word, is_so in _marks(row) if is_so) for row in own.to_dict("records")]
+        for mark in dict.fromkeys(sorted(marks)):
+            name = ", ".join(word for word in (label if len(setups) > 1 else "", mark) if word)
+            yield Line(name, own[[one == mark for one in marks]], number, not mark)
+
+
+def _marks(row: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
+    return ("warm", row.get("warm") is True), ("short answers", row.get("short") is True)
+
+
+def _inside(ax: Axes, steps: pd.DataFrame, rows: pd.DataFrame, colour: Any, label: str) -> None:
+    """Thin lines: the prefill steps of each run where they were timed one by one; imported runs have none."""
+    if steps.empty:
+        return
+    is_timed = (steps.kind == PREFILL) & steps.compute_ms.notna()
+    for _, run in steps[is_timed & steps.run.isin(rows.run)].groupby("run"):
+        if len(run) > 1:
+            ax.plot(run.n_past + run.n_tokens, run.ready_s, color=colour, lw=0.7, alpha=0.5, label=label)
+            label = "_"
+
+
+def _gaps(record: Record | RequestRecord, is_disturbed: bool) -> Gaps:
+    """The gaps of a run of the engine, or of a request: between tokens where these are known, else between events."""
+    together, of_tokens = False, True
+    if isinstance(record, Record):
+        ns: Sequence[int] = phases.itl_ns(record.run)
+    else:
+        by_token, by_event = times.itl_ns(record.request), times.chunk_gaps_ns(record.request)
+        ns, of_tokens = by_event if by_token is None else by_token, by_token is not None
+        together = of_tokens and len(ns) > len(by_event)
+    return Gaps(list(range(2, len(ns) + 2)), [one / 1e6 for one in ns], of_tokens, together, bool(is_disturbed))
+
+
+def _positive(own: Sequence[Gaps]) -> list[float]:
+    """The gaps of a line, without those of tokens that came with others."""
+    return sorted(ms for one in own for ms in one.ms if ms > 0)
+
+
+def _highest(own: Sequence[Gaps]) -> float:
+    """What 95 % of the gaps of a line are below."""
+    ms = _positive(own)
+    return ms[int(0.95 * (len(ms) - 1))] if ms else 1.0
+
+
+def _tpot(rows: pd.DataFrame, own: Sequence[Gaps]) -> str:
     """What a legend says where TPOT, a mean over tokens, lies off the line, which is a running median."""
-    tpot_ms = tokens[tokens.generated > 1].groupby("run").itl_ms.mean().median()
-    is_off = abs(tpot_ms / line.median() - 1) > OFF
+    if not rows.get("server", rows.run.isna()).isna().all() or any(not one.of_tokens for one in own):
+        return ""
+    tpot_ms = statistics.median(statistics.fmean(one.ms) for one in own)
+    is_off = abs(tpot_ms / statistics.median(_running(own, statistics.median)[1]) - 1) > OFF
     return f" (TPOT {digits(tpot_ms)} ms is a mean over tokens)" if is_off else ""
 
 
-def _prefill_steps(step_rows: pd.DataFrame, runs: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
-    """The prefill steps of each of `runs` that were timed one by one; imported runs have none."""
-    if step_rows.empty:
-        return []
-    is_timed = (step_rows.kind == PREFILL) & step_rows.compute_ms.notna()
-    return list(step_rows[is_timed & step_rows.run.isin(runs.run)].groupby("run"))
+def _running(own: Sequence[Gaps], centre: Callable[[Sequence[float]], float]) -> tuple[list[int], list[float]]:
+    """Places, and the centre of the neighbouring places' centres."""
+    by_place: dict[int, list[float]] = {}
+    for one in own:
+        for place, ms in zip(one.places, one.ms, strict=True):
+            by_place.setdefault(place, []).append(ms)
+    middle = [centre(by_place[place]) for place in sorted(by_place)]
+    half = RUNNING // 2
+    return sorted(by_place), [centre(middle[max(0, i - half) : i + half + 1]) for i in range(len(middle))]
+
+
+def _line_of_gaps(ax: Axes, own: Sequence[Gaps], label: str, top: float, line: str, style: dict[str, Any]) -> None:
+    """All gaps as points, those above the axis at its upper edge, and the line."""
+    rows = [(at, ms, one.is_disturbed) for one in own for at, ms in zip(one.places, one.ms, strict=True)]
+    points(ax, *zip(*rows, strict=True), ms=3, alpha=0.3, **style)
+    is_mean = any(one.came_together for one in own)
+    above = [place for place, ms, _ in rows if ms > top]
+    if above:
+        ax.plot(above, [top] * len(above), ls="", marker="^", ms=5, color=style["color"], clip_on=False)
+    running = _running(own, statistics.fmean if is_mean else statistics.median)
+    ax.plot(*running, color=style["color"], lw=2, ls=line, label=label)
 
 
 def _band(ax: Axes, runs: pd.DataFrame, x: pd.Series, figure: str, style: dict[str, Any], label: str) -> None:
@@ -215,42 +366,27 @@ def _band(ax: Axes, runs: pd.DataFrame, x: pd.Series, figure: str, style: dict[s
     points(ax, x, runs[figure], runs.disturbed, ms=4, alpha=0.6, **style, label=label)
 
 
-def _timed(records: Sequence[Record | RequestRecord]) -> list[Record]:
-    of_engine = request_table.of_engine(records)
-    timed = _plain(of_engine)
-    if not timed and (any(record.run.lever for record in of_engine) or request_table.loads_of(records)):
-        raise LabError("There is nothing to draw: these are experiments.", "Their pictures: lab plot RESULTS")
-    if not timed:
-        raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")
-    return timed
+def _subject(records: Records, rows: pd.DataFrame) -> str:
+    """Model, machine and repeats of runs; of requests also server and client."""
+    n = rows.groupby([*setup_columns.fields(rows), "n_prompt", "n_gen"], dropna=False).size()
+    fewest, most = int(n.min()), int(n.max())
+    repeats = f"{most} repeat{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} repeats"
+    if not request_table.alone(records):
+        return f"{_where(request_table.of_engine(records))} ({repeats})"
+    of_server = rows[rows.server.notna()]
+    ways = ["in process"] * (len(of_server) < len(rows)) + [f"through {_one_of(of_server.server, 'servers')}"]
+    models = _one_of(rows.model.map(setup_columns.short_name), "models")
+    return f"{models} {' and '.join(ways)}\nclient {_one_of(of_server.machine, 'machines')}; {repeats}"
 
 
-def _plain(records: Sequence[Record]) -> list[Record]:
-    """Timed runs that went well and are no experiment: those have pictures of their own."""
-    return [record for record in records if record.run.is_timed and record.run.lever is None]
+def _where(records: Sequence[Record]) -> str:
+    """The model and the machine of runs, or how many there are."""
+    machines = [machine.label(record.machine, record.settings) for record in records]
+    n_computers = len({(record.machine.cpu, record.machine.ram_bytes) for record in records})
+    models = _one_of([setup_columns.model_label(record) for record in records], "models")
+    return f"{models} on {_one_of(machines, 'machines' if n_computers > 1 else 'devices')}"
 
 
-def _styles() -> list[dict[str, Any]]:
-    return [{"color": colour, "marker": marker} for colour, marker in zip(COLOURS, MARKERS, strict=True)] * 8
-
-
-def _finish(ax: Axes, what: str, records: Sequence[Record]) -> Axes:
-    repeats = collections.Counter(
-        (setup_columns.model_label(r), r.machine, r.settings, r.run.variant, r.run.n_prompt, r.run.n_gen)
-        for r in records
-    )
-    fewest, most = min(repeats.values()), max(repeats.values())
-    n_repeat = f"{most} repeat{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} repeats"
-    ax.set_title(f"{what}\n{_subject(records)} ({n_repeat})", fontsize=11)
-    return tidy(ax)
-
-
-def _subject(records: Sequence[Record]) -> str:
-    models = sorted({setup_columns.model_label(record) for record in records})
-    machines = sorted({machine.label(r.machine, r.settings) for r in records})
-    n_computers = len({(r.machine.cpu, r.machine.ram_bytes) for r in records})
-    return f"{_short(models, 'models')} on {_short(machines, 'machines' if n_computers > 1 else 'devices')}"
-
-
-def _short(names: list[str], kind: str) -> str:
-    return names[0] if len(names) == 1 else f"{len(names)} {kind}"
+def _one_of(names: Iterable[str], kind: str) -> str:
+    distinct = sorted(set(names))
+    return str(distinct[0]) if len(distinct) == 1 else f"{len(distinct)} {kind}"

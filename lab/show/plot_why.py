@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 
 from lab.analysis import networks
 from lab.analysis.networks import TimesOverLink
+from lab.analysis.wording import digits
 from lab.core import network, shown
 from lab.core.link import Link, bandwidth
 from lab.core.network import Traffic
 from lab.core.record import Record
 from lab.core.stats import median_interval
 from lab.runner import machine
-from lab.show.canvas import COLOURS, GUIDE, INK, LINES, MARKERS, PAPER, new_axes, plain_ticks, points, tidy, write
+from lab.show import canvas
+from lab.show.canvas import COLOURS, DASHES, GUIDE, INK, MARKERS, PAPER, new_axes, points, write
 from lab.why.roofline import Explained, Roof
 
 if TYPE_CHECKING:
@@ -47,8 +49,9 @@ def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes 
         [min(roof.gbps * x, roof.gflops) for x in ridge],
         color=INK,
         lw=2,
-        label=f"roof: {roof.gbps:.3g} GB/s, then {roof.gflops:.3g} GFLOP/s",
+        label=f"roof: {digits(roof.gbps)} GB/s, then {digits(roof.gflops)} GFLOP/s",
     )
+    labels, marked = list[tuple[float, float, str]](), list[tuple[float, float]]()
     for number, phase in enumerate(("prefill", "decode")):
         chosen = [row for row in rows if row.phase == phase]
         if not chosen:
@@ -67,18 +70,18 @@ def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes 
             color=COLOURS[number],
             label=f"{phase}: ceiling of its kernels",
         )
-        for row in chosen if len(chosen) <= FEW else (chosen[0], chosen[-1]):
-            ax.annotate(
-                f"{row.n_prompt:,}", (row.intensity, row.gflops), (6, -10), textcoords="offset points", fontsize=8
-            )
+        marked += [(row.intensity, ceiling) for row, ceiling in zip(chosen, ceilings, strict=True)]
+        named = chosen if len(chosen) <= FEW else (chosen[0], chosen[-1])
+        labels += [(row.intensity, row.gflops, f"{row.n_prompt:,}") for row in named]
+        marked += [(row.intensity, row.gflops) for row in chosen]
     ax.set_xscale("log")
     ax.set_yscale("log")
-    plain_ticks(ax.xaxis)
-    plain_ticks(ax.yaxis)
+    ax.set_ylim(bottom=ax.get_ylim()[0] / 1.5)  # for labels
     ax.set_xlabel("arithmetic intensity (FLOPs per byte)")
-    ax.set_ylabel("GFLOP/s")
-    ax.set_title(f"Roofline: what each phase reached (numbers: prompt tokens)\n{subject}", fontsize=11)
-    return tidy(ax, legend_below=True)
+    ax.set_ylabel("rate of arithmetic (GFLOP/s)")
+    canvas.finish([ax], f"Roofline: what each phase reached (numbers: prompt tokens)\n{subject}")
+    canvas.label_points(ax, labels, marked)
+    return ax
 
 
 def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) -> Axes:
@@ -122,8 +125,8 @@ def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) 
     ax.set_ylabel("share of the request's time (%)")
     n_gen = f"{max(gens):,} generated tokens" if len(gens) == 1 else "generated tokens"
     note = "\n!: some runs were disturbed; !!: do not trust these" if any(map(shown.mark, doubts)) else ""
-    ax.set_title(f"Where the time goes: prompt and {n_gen}\n{subject}{note}", fontsize=11)
-    return tidy(ax, legend_below=True)
+    canvas.finish([ax], f"Where the time goes: prompt and {n_gen}\n{subject}{note}")
+    return ax
 
 
 def _parts(row: Explained) -> dict[str, float]:
@@ -190,12 +193,9 @@ def plot_network(
         ax.axhline(1 / curves[0].local_s, color=GUIDE, ls=":", lw=1.2, label="without a network")
     ax.set_xlim(-0.02 * 1e3 * last_s, 1e3 * last_s)
     ax.set_ylim(bottom=0)
-    plain_ticks(ax.xaxis)
-    plain_ticks(ax.yaxis)
     ax.set_xlabel("round trip between the lab and a server (ms, as ping shows it)")
     ax.set_ylabel("decode rate (tokens per second)")
-    ax.set_title(f"What the network costs\n{subject}", fontsize=11)
-    tidy(ax)
+    canvas.finish([ax], f"What the network costs\n{subject}")
     return figure
 
 
@@ -230,24 +230,27 @@ def curves_of(rows: Sequence[TimesOverLink]) -> list[Curve]:
     return curves
 
 
+def _bandwidth(bytes_per_s: float | None) -> str:
+    return "bandwidth not limited" if bytes_per_s in (None, float("inf")) else bandwidth(bytes_per_s)
+
+
 def _lines(ax: Axes, curves: Sequence[Curve], last_s: float) -> None:
-    for number, curve in enumerate(curves):
-        at = [last_s * i / N_POINTS for i in range(N_POINTS + 1)]
-        colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
-        name = f"predicted, {bandwidth(curve.bytes_per_s)}"
-        ax.plot([1e3 * s for s in at], [curve.rate(s) for s in at], lw=1.8, color=colour, ls=line, label=name)
+    at = [last_s * i / N_POINTS for i in range(N_POINTS + 1)]
+    for number, (curve, style) in enumerate(zip(curves, canvas.styles(len(curves)), strict=True)):
+        dash, rates = DASHES[number % len(DASHES)], [curve.rate(s) for s in at]
+        name = f"predicted, {_bandwidth(curve.bytes_per_s)}"
+        ax.plot([1e3 * s for s in at], rates, lw=1.8, color=style["color"], ls=dash, label=name)
 
 
 def _points(ax: Axes, rows: Sequence[TimesOverLink]) -> None:
     names = list(dict.fromkeys(curve.bytes_per_s for curve in curves_of(rows)))
-    is_named = set()
+    styles = canvas.styles(len(names))
     for row in rows:
-        number, at = names.index(row.link.bytes_per_s), 1e3 * row.link.round_trip_s
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        label = None if number in is_named else f"measured, {bandwidth(row.link.bytes_per_s)}"
-        is_named.add(number)
+        style, at = styles[names.index(row.link.bytes_per_s)], 1e3 * row.link.round_trip_s
         rates = [1 / seconds for seconds in row.tpot_s]
-        ax.plot([at] * len(rates), rates, ls="", marker=marker, ms=4, alpha=0.4, mew=0, color=colour)
+        ax.plot([at] * len(rates), rates, ls="", **style, ms=4, alpha=0.4, mew=0)
         middle, interval = statistics.median(rates), median_interval(rates)
         reach = [[middle - interval.low], [interval.high - middle]] if interval else None
-        ax.errorbar([at], [middle], yerr=reach, marker=marker, ms=8, mfc="none", color=colour, ls="", label=label)
+        bars = " with its 95 % interval" if interval else ""
+        label = f"measured, {_bandwidth(row.link.bytes_per_s)}: runs, and their median (large){bars}"
+        ax.errorbar([at], [middle], yerr=reach, **style, ms=8, mfc="none", ls="", label=label)
