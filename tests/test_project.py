@@ -40,7 +40,7 @@ DOORS = {  # the wings or files that may import a third-party library
     "numpy": {"core/stats", "engine", "why/plain_read", "analysis/table", "models/synthetic"},
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub", "models/hub_cache"},
-    "platformdirs": {"models/obtain"},
+    "platformdirs": {"models/obtain", "process/rpc_server"},
     "pandas": {"analysis", "show"},
     "matplotlib": {"show"},
     "IPython": {"runner/progress"},

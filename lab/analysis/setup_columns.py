@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lab.core.asked_settings import table
 from lab.core.record import Record, Settings
 from lab.core.request import Endpoint, RequestRecord, ServerSettings
 from lab.runner import machine
@@ -15,11 +16,8 @@ from lab.runner import machine
 if TYPE_CHECKING:
     import pandas as pd
 
-PLACING = (
-    *("device", "split_mode", "tensor_split", "main_gpu", "n_cpu_moe", "override_tensor"),
-    *("kv_offload", "op_offload", "mmap", "repack", "lib", "prefill_wait"),
-)
-"""Settings of where a model runs."""
+PLACING = tuple(name for name, setting in table().items() if setting.is_placing and name != "rpc")
+"""Settings of where a model runs; its servers are named by the machine."""
 
 SERVING = ("server", "api", "n_slots", "slot_ctx", "model_file", "quantization")
 """Of requests: the server and its address, and what it says of itself. A table without requests lacks these columns."""
@@ -184,7 +182,7 @@ def _ram_gb(record: Record | RequestRecord) -> int | None:
 
 def _placing(settings: Settings) -> dict[str, Any]:
     """The settings of PLACING, lists as one string; None where llama.cpp chooses."""
-    values = {name: getattr(settings, "devices" if name == "device" else name) for name in PLACING}
+    values = {name: getattr(settings, table()[name].record_name or name) for name in PLACING}
     words = {
         name: ",".join(f"{part:g}" if isinstance(part, float) else part for part in value)
         for name, value in values.items()

@@ -10,7 +10,6 @@ import os
 import queue
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -151,14 +150,10 @@ class RpcServer:
 def cache_folder() -> Path:
     """Where llama.cpp's rpc-server keeps what it was sent (fs_get_cache_directory of rpc-server.cpp). The folder
     is made where it is missing; LabError where it cannot be."""
-    if given := os.environ.get("LLAMA_CACHE"):
-        folder = Path(given)
-    elif os.name == "nt":
-        folder = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local")) / "llama.cpp"
-    elif sys.platform == "darwin":
-        folder = Path.home() / "Library/Caches/llama.cpp"
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llama.cpp"
+    import platformdirs
+
+    given = os.environ.get("LLAMA_CACHE")
+    folder = Path(given) if given else platformdirs.user_cache_path("llama.cpp", appauthor=False, opinion=False)
     try:
         (folder / "rpc").mkdir(parents=True, exist_ok=True)
     except OSError as problem:

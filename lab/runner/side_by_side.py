@@ -15,12 +15,13 @@ import random
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from lab.core.asked_settings import check_number
+from lab.core.asked_settings import SettingsKeywords, check_number
 from lab.core.record import FAILED, OK, Record, Run
 from lab.core.results import save
 from lab.errors import LabError
+from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
 from lab.runner import as_options, builds, limits, progress
@@ -39,15 +40,16 @@ def ab(
     prompt_len: str = "256",
     gen: int = 32,
     blocks: int = N_BLOCKS,
+    model: str = catalog.DEFAULT,
     *,
     out: str | Path = "results",
-    **shared: Any,
+    **shared: Unpack[SettingsKeywords],
 ) -> list[Record]:
     """Measure settings side by side, in blocks; the first variant is the base. Returns the records.
 
         lab.compare(lab.ab([{"threads": 1}, {"threads": 2}]))
 
-    A variant holds settings of `make_plan` (a model too), `shared` those of all. A notebook shows a line.
+    A variant holds settings (and a model, where that differs), `shared` those of all. A notebook shows a line.
     """
     named = [
         (
@@ -57,7 +59,7 @@ def ab(
         for settings in variants
     ]
     with Worker() as worker:
-        plans = plan(worker, named, blocks, prompt_len=prompt_len, gen=gen, **shared)
+        plans = plan(worker, named, blocks, prompt_len=prompt_len, gen=gen, model=model, **shared)
     path = new_results_file(next(iter(plans.values())), Path(out), len(plans))
     with progress.in_notebook() as watch:
         return list(execute(plans, blocks, path, watch))

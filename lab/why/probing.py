@@ -15,10 +15,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from lab.analysis import disturbances
 from lab.core import results, shown
+from lab.core.asked_settings import SettingsKeywords
 from lab.core.lists import plural
 from lab.core.record import Ceilings, Model, Rate, Settings
 from lab.errors import LabError
@@ -47,13 +48,17 @@ HINT = "Measure them there: lab ceilings"
 
 
 def ceilings(
-    model: str = catalog.DEFAULT, types: Sequence[str] = ("Q4_0", "Q8_0"), *, out: str | Path = "results", **asked: Any
+    model: str = catalog.DEFAULT,
+    types: Sequence[str] = ("Q4_0", "Q8_0"),
+    *,
+    out: str | Path = "results",
+    **asked: Unpack[SettingsKeywords],
 ) -> Ceilings:
     """This machine's ceilings for a model (a SPEC), measured where they are not known; kept in `out`.
 
         best = lab.ceilings("smollm2-135m", types=["Q8_0"], threads=2)
 
-    `types` are measured besides the model's own; `asked` are settings of `make_plan`, such as threads or device. They
+    `types` are measured besides the model's own; `asked` are settings such as threads or device. The ceilings
     are those of the device with most layers; `others` are those of the further devices that the settings use.
     """
     show, warned, folder = progress.notebook_line(), list[str](), Path(out)
