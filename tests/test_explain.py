@@ -23,7 +23,7 @@ from lab.process.worker import Worker, WorkerDied
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
 from lab.show import text_why
-from lab.why import advice, kernel_rates, plain_read, probe_plan, probing, roofline, step_kernels, where
+from lab.why import advice, plain_read, probe_plan, probing, roofline, step_kernels, where
 from lab.why.where import Where
 from tests import miniature
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
@@ -77,7 +77,7 @@ def test_ceilings_without_repacking_are_apart() -> None:
         probing.need([FAST], there, False, "these runs")
     assert problem.value.hint.endswith("lab ceilings --no-repack")
     with pytest.raises(LabError) as problem:
-        kernel_rates.of_matrix(unpacked, BIG, feed_forward("Q4_0"), 1, 2)
+        step_kernels.product_s_per_byte(unpacked, BIG, feed_forward("Q4_0"), 1, 2)
     assert problem.value.hint.endswith("--no-repack")
     probes = probing.probes(BIG, of_plain, device=None), probing.probes(BIG, of_plain, device="CUDA0")
     assert [{probe.repack for probe in group if probe.op == MUL_MAT} for group in probes] == [{False}, {None}]
@@ -119,10 +119,10 @@ def feed_forward(kind: str) -> Matrix:
 def test_between_measured_columns_lies_a_straight_line_on_logarithms() -> None:
     rates = dataclasses.replace(FAST, rates=tuple(rate(MUL_MAT, "Q8_0", n, 10, 1e9) for n in (1, 16)))
     one = probing.gbps(rates.rates[0])
-    assert kernel_rates.of_matrix(rates, BIG, feed_forward("Q8_0"), 4, 2) == pytest.approx(1 / one / 1e9)
-    assert kernel_rates.of_matrix(rates, BIG, feed_forward("Q8_0"), 99, 2) == pytest.approx(1 / one / 1e9)
+    assert step_kernels.product_s_per_byte(rates, BIG, feed_forward("Q8_0"), 4, 2) == pytest.approx(1 / one / 1e9)
+    assert step_kernels.product_s_per_byte(rates, BIG, feed_forward("Q8_0"), 99, 2) == pytest.approx(1 / one / 1e9)
     with pytest.raises(LabError, match="Q4_0 with 2 threads are not measured"):
-        kernel_rates.of_matrix(rates, BIG, feed_forward("Q4_0"), 1, 2)
+        step_kernels.product_s_per_byte(rates, BIG, feed_forward("Q4_0"), 1, 2)
 
 
 def timed(decode_factor: float) -> list[Record]:

@@ -196,6 +196,15 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case
     return Case(phase, length, shape, model.quantization, chosen)
 
 
+def prompt_steps(n_tokens: int, settings: Settings, n_past: int = 0, n_outputs: int = 1) -> list[Step]:
+    """The steps of a prompt after n_past tokens, each of up to n_ubatch."""
+    n_ubatch, steps = max(1, settings.n_ubatch), list[Step]()
+    for first in range(0, n_tokens, n_ubatch):
+        n = min(n_ubatch, n_tokens - first)
+        steps.append((n, n_past + first, n_outputs if first + n == n_tokens else 0))
+    return steps
+
+
 def costs_of(model: Model, steps: Sequence[Step], parts_of: Callable[[Step], Parts], overlaps: bool = False) -> Costs:
     """Of some steps. LabError where what a step's kernels cost is not known. `overlaps`: the devices are a pipeline."""
     kernels_s = step_kernels.least_s([parts_of(step) for step in steps], overlaps)

@@ -247,10 +247,7 @@ def here(
     Where nothing was learned there is no expectation: the range goes from the kernels' least time to what that may
     leave out.
     """
-    prefill: list[Step] = []
-    for first in range(0, n_prompt, settings.n_ubatch):
-        n_tokens = min(settings.n_ubatch, n_prompt - first)
-        prefill.append((n_tokens, first, int(first + n_tokens == n_prompt)))
+    prefill = learning.prompt_steps(n_prompt, settings)
     middle = n_prompt + max(0, n_gen - 2) // 2
     best = roofline.roof(ceilings, where.layers(ceilings.machine, model, settings))
     parts_of = learning.step_costs(model, settings, ceilings)

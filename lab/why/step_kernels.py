@@ -1,5 +1,7 @@
 """The least time of a step: its kernels at their ceilings, on the devices that hold its layers, and what moves between.
 
+The rate of a product is that of the probed shape most like it, the rate of attention that of its length; between
+probed sizes it is interpolated, linear in logarithms.
 A product takes its bytes at the rate of its weights' type on the device that the layer lies on; products of several
 layers count there by how many of these layers it holds. Between devices moves the hidden state, n_embd numbers of 4
 bytes a token, and to this machine the logits, at what copies to and from the devices took. With layers on the CPU
@@ -10,17 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.core import cost
-from lab.core.record import Ceilings, Model, Settings
+from lab.core.lists import plural
+from lab.core.record import Ceilings, Model, Rate, Settings
 from lab.core.shape import ATTENTION as IN_ATTENTION
-from lab.core.shape import EXPERTS
+from lab.core.shape import EXPERTS, Heads, Matrix
 from lab.errors import LabError
-from lab.process.wire import DOWNLOAD, UPLOAD
-from lab.why import kernel_rates, where
+from lab.models import catalog
+from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD
+from lab.why import where
 from lab.why.probe_plan import used_types
 
 LEAST_COPIED = 32
@@ -140,7 +145,7 @@ def parts(
             for name, share in step.shares(product):
                 target = step.computes(product, name)
                 uploaded += share * product.n_bytes if target != name else 0.0
-                seconds_per_byte = kernel_rates.of_matrix(
+                seconds_per_byte = product_s_per_byte(
                     step.ceilings(target), model, product.matrix, product.n_tokens, step.n_threads
                 )
                 seconds[target][product.is_head] += share * product.n_bytes * seconds_per_byte
@@ -224,14 +229,14 @@ class _Step:
             total += max(known) if is_direct else sum(known)
         if uploaded:
             name = next(other for other in self.by_device if other is not None and not self.is_remote(other))
-            weights_s = kernel_rates.copy_s(self.ceilings(name), UPLOAD, uploaded)
+            weights_s = copy_s(self.ceilings(name), UPLOAD, uploaded)
             if weights_s is None:
                 return None
             total += weights_s
         return total
 
     def _copy_s(self, op: str, name: str | None, n_values: int) -> float | None:
-        return 0.0 if name is None else kernel_rates.copy_s(self.ceilings(name), op, n_values * VALUE_BYTES)
+        return 0.0 if name is None else copy_s(self.ceilings(name), op, n_values * VALUE_BYTES)
 
 
 def _by_count(layers: Sequence[str | None]) -> list[tuple[str | None, float]]:
@@ -245,7 +250,130 @@ def _attention_s(step: _Step, name: str | None, n_tokens: int, n_past: int) -> f
     seconds = 0.0
     for part in cost.attended(model, n_tokens, n_past) or ():
         flops = width * part.heads.n_layer * part.heads.n_head * part.n_pairs
-        seconds += flops * kernel_rates.of_attention(
+        seconds += flops * attention_s_per_flop(
             step.ceilings(name), model, part.heads, kind, n_tokens, step.n_threads, part.n_positions, is_flash
         )
     return seconds
+
+
+def product_s_per_byte(ceilings: Ceilings, model: Model, matrix: Matrix, n_tokens: int, n_threads: int) -> float:
+    """Best time of a product, per byte of weights that it reads; between measured columns interpolated."""
+    op = MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT
+    rates = rates_for(ceilings, op, matrix.type, n_threads)
+    if not rates:
+        known = {rate.type for rate in ceilings.rates if ceilings.on_gpu or rate.n_threads == n_threads}
+        lacking = [kind for kind in used_types(model) if kind not in known] or [matrix.type]
+        raise LabError(
+            f"The ceilings of {' and '.join(lacking)} {_on(ceilings, n_threads)} are not measured on this machine.",
+            f"Run: lab ceilings -m {catalog.spec_of(model)} --types {','.join(lacking)}{_option(ceilings, n_threads)}",
+        )
+    by_shape = _by_shape(rates, (matrix.rows, matrix.columns))
+    most = max(len(points) for points in by_shape)
+    nearest = by_shape[0]
+    if n_tokens not in nearest:  # a shape that is probed at few sizes of step does not say what lies between
+        nearest = next(points for points in by_shape if n_tokens in points or len(points) == most)
+    _check_measured(ceilings, rates[0], nearest, n_tokens)
+    return _between({n: rate_of(rates)[0] for n, rates in nearest.items()}, n_tokens)
+
+
+def attention_s_per_flop(
+    ceilings: Ceilings,
+    model: Model,
+    heads: Heads,
+    kind: str,
+    n_tokens: int,
+    n_threads: int,
+    n_positions: int,
+    is_flash: bool = True,
+) -> float:
+    """Best time of attention with n_tokens queries over n_positions, per FLOP; between lengths interpolated.
+
+    Without `is_flash` that of plain attention, or of flash attention where plain attention was not probed.
+    """
+    op = PLAIN_ATTENTION if not is_flash and rates_for(ceilings, PLAIN_ATTENTION, kind, n_threads) else ATTENTION
+    rates = rates_for(ceilings, op, kind, n_threads)
+    if not rates:
+        raise LabError(
+            f"The ceiling of attention on a {kind} cache {_on(ceilings, n_threads)} is not measured.",
+            f"Run: lab ceilings -m {catalog.spec_of(model)} -ctk {kind.lower()}{_option(ceilings, n_threads)}",
+        )
+    rates = [rate for rate in rates if rate.n_positions] or rates  # older files have one length, which they do not say
+    nearest = _by_shape(rates, (heads.n_head, model.head_dim, heads.n_head_kv))[0]
+    _check_measured(ceilings, rates[0], nearest, n_tokens)
+    points = {}
+    for n, alike in nearest.items():
+        points[n] = _between({rate.n_positions or 0: rate_of([rate])[1] for rate in alike}, n_positions)
+    return _between(points, n_tokens)
+
+
+def _check_measured(ceilings: Ceilings, one: Rate, sizes: Collection[int], n_tokens: int) -> None:
+    """LabError for a size of step beyond those of a kernel that were probed before the session ended early."""
+    kernel = one.op, one.type, one.n_threads
+    is_cut = any((lacking.op, lacking.type, lacking.n_threads) == kernel for lacking in ceilings.missing or ())
+    if is_cut and not min(sizes) <= n_tokens <= max(sizes):
+        raise LabError(
+            f"The ceiling of {one.op} of {one.type} for {n_tokens} tokens is not measured: its session ended early.",
+            f"Measure the rest, with the settings of the runs: lab ceilings{_option(ceilings, one.n_threads)}",
+        )
+
+
+def rates_for(ceilings: Ceilings, op: str, kind: str, n_threads: int) -> list[Rate]:
+    """The rates of a kernel and type, of the CPU with so many threads; a device has its own."""
+    rates = [rate for rate in ceilings.rates if (rate.op, rate.type) == (op, kind)]
+    return [rate for rate in rates if ceilings.on_gpu or rate.n_threads == n_threads]
+
+
+def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float | None:
+    """Best seconds of an upload or download of so many bytes: a constant and so much a byte, from the smallest and the
+    largest that were measured. None without these."""
+    points = sorted((rate.n_bytes, min(rate.times_ns) / 1e9) for rate in ceilings.rates if rate.op == op)
+    if not points:
+        return None
+    (few, few_s), (many, many_s) = points[0], points[-1]
+    per_byte = max(0.0, many_s - few_s) / (many - few) if many > few else many_s / many
+    return max(0.0, few_s - per_byte * few) + per_byte * n_bytes
+
+
+def _on(ceilings: Ceilings, n_threads: int) -> str:
+    return (
+        f"on {where.label(where.measured_on(ceilings))}" if ceilings.on_gpu else f"with {plural(n_threads, 'thread')}"
+    )
+
+
+def _option(ceilings: Ceilings, n_threads: int) -> str:
+    repack = " --no-repack" if ceilings.repack is False else ""
+    return "" if ceilings.on_gpu else f" --threads {n_threads}{repack}"
+
+
+def rate_of(rates: Sequence[Rate]) -> tuple[float, float]:
+    """Best seconds per byte, and per FLOP, of the same probe."""
+    best = min(rates, key=lambda rate: min(rate.times_ns) / rate.n_bytes)
+    seconds = min(best.times_ns) / 1e9
+    return seconds / best.n_bytes, seconds / best.flops if best.flops else math.inf
+
+
+def _by_shape(rates: Sequence[Rate], wanted: tuple[int | None, ...]) -> list[dict[int, list[Rate]]]:
+    """The rates of each probed shape by n_tokens, the shape that is most like (rows, columns, n_head_kv) first.
+
+    Kernels are slower on small matrices; heads that share keys are another kernel.
+    """
+    rows, columns, n_head_kv = (*wanted, None)[:3]
+    shapes: dict[tuple[object, ...], dict[int, list[Rate]]] = {}
+    distances: dict[tuple[object, ...], float] = {}
+    for rate in rates:
+        key = rate.rows, rate.columns, rate.n_head_kv, rate.n_expert, rate.n_expert_used
+        shared = (rate.rows / (rate.n_head_kv or rate.rows)) / ((rows or 1) / (n_head_kv or rows or 1))
+        pairs = (rate.rows, rows or 1), (rate.columns, columns or 1), (shared, 1)
+        distances[key] = sum(abs(math.log(here / there)) for here, there in pairs)
+        shapes.setdefault(key, {}).setdefault(rate.n_tokens, []).append(rate)
+    return [shapes[key] for key in sorted(shapes, key=lambda key: distances[key])]
+
+
+def _between(points: dict[int, float], n: int) -> float:
+    """A value at n out of values at some n, straight lines on logarithms; the nearest outside of them."""
+    below = max((x for x in points if x <= n), default=min(points))
+    above = min((x for x in points if x >= n), default=max(points))
+    if below >= above:
+        return points[below if n >= below else above]
+    share = (math.log(n) - math.log(below)) / (math.log(above) - math.log(below))
+    return math.exp((1 - share) * math.log(points[below]) + share * math.log(points[above]))

@@ -45,14 +45,9 @@ class StepPrediction:
 
     def prefill(self, n_tokens: int, n_past: int = 0, n_outputs: int = 1) -> float | None:
         """A prompt of so many tokens after n_past, in steps of up to n_ubatch."""
-        total, n_ubatch = 0.0, max(1, self.settings.n_ubatch)
-        for first in range(0, n_tokens, n_ubatch):
-            n = min(n_ubatch, n_tokens - first)
-            seconds = self.seconds(n, n_past + first, n_outputs if first + n == n_tokens else 0)
-            if seconds is None:
-                return None
-            total += seconds
-        return total
+        steps = learning.prompt_steps(n_tokens, self.settings, n_past, n_outputs)
+        times = [self.seconds(*step) for step in steps]
+        return None if None in times else sum(seconds or 0.0 for seconds in times)
 
     def move(self, n_positions: int) -> float | None:
         """A copy, save or load of so many positions, read and written at the memory's best rate; seconds, at least."""
