@@ -98,7 +98,7 @@ def about(estimate: float, quantity: Quantity = TIME) -> str:
 
 
 def _times(factor: float, n_digits: int) -> str:
-    """A factor with so many digits, and thousands separated."""
+    """A factor with n_digits digits, and thousands separated."""
     return f"{factor:,.0f}" if factor >= 100 else f"{factor:.{n_digits}g}"
 
 

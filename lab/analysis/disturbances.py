@@ -1,12 +1,11 @@
 """What disturbed a run, in words: noise is watched, never averaged away.
 
-A run under disturbance is kept and marked. A median over runs stands as long as most of them were quiet;
-once half were disturbed it is worth little, and the lab says so. Drift is the other enemy: machines grow
-hot and slow. Around every run the same short decode is timed (the sentinel); if it changes over a session,
-so did everything else.
+A disturbed run is kept and marked. A median over runs counts as long as most of them were quiet; where half or more
+were disturbed, the lab warns. Machines also drift: they grow hot and slow. Around every run the same short decode is
+timed (the sentinel); where its time changes over a session, the machine's speed changed.
 
 What another process takes is a disturbance only where the run needs it: a core that the run leaves free can be
-used by others. To add a cause, add it to CAUSES; nothing else here names one.
+used by others. To add a cause, add it to CAUSES.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The prediction is the time without a delay, plus what lab/core/network.py says that the network adds.
 
-Devices that work as a pipeline: what waiting after every prefill step hides.
+`pipeline_gains` says what waiting after every prefill step costs where devices work as a pipeline.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class TimesOverLink:
 
     @property
     def prefill_error(self) -> float:
-        """Likewise."""
+        """The same of prefill."""
         return self.expected_prefill_s / statistics.median(self.prefill_s) - 1
 
 
 def rows(records: Sequence[Record]) -> list[TimesOverLink]:
-    """A row for each network of each case, slower networks later; none where there is no run without a delay.
+    """A row for each network of each case, slower networks later; none without a run without delay.
 
     The records are of one model and one placement.
     """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FIGURES = ("prefill_s", "tpot_ms", "decode_ms", *energy.COMPARED)
-"""Those of which a spread is estimated; of requests also that of TTFT."""
+"""Figures whose spread is estimated; for requests TTFT is added."""
 
 VIRTUAL, BATTERY, PHYSICAL = 0.08, 0.06, 0.04
 """Defaults, as standard deviations of logarithms. VIRTUAL: 16 sessions of the main job on a busy 2-core virtual machine
@@ -67,7 +67,7 @@ def default(run: Any) -> Spread:
 
 
 def _is_here(url: str) -> bool:
-    """Whether a server is on the machine of its client, as far as its address says so."""
+    """Whether a server's address is of the client's own machine."""
     try:
         return is_loopback(Access(url))
     except ValueError:  # of a damaged file: no address at all
@@ -75,9 +75,9 @@ def _is_here(url: str) -> bool:
 
 
 def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, str], Spread]:
-    """The spread of every (machine, figure) of which enough sessions of one setup are in `records`.
+    """The spread of every (machine, figure) with enough sessions of one setup in `records`.
 
-    Sessions of which half of the runs or more were disturbed stay out.
+    Sessions with half of their runs or more disturbed stay out.
     """
     if not records:
         return {}

@@ -35,7 +35,7 @@ class PrefillLaw:
         return self.a + self.b * n_prompt + self.c * n_prompt**2
 
     def n_tokens(self, seconds: float) -> float:
-        """How long a prompt is read in so many seconds: the inverse of `seconds`. NaN for none."""
+        """The prompt length that takes this many seconds: the inverse of `seconds`. NaN where none does."""
         rest = seconds - self.a
         if rest < 0 or not (self.b or self.c):
             return float("nan")
@@ -105,7 +105,7 @@ def prefill_law(rows: pd.DataFrame) -> PrefillLaw | None:
 
 
 def decode_law(rows: pd.DataFrame) -> DecodeLaw | None:
-    """Likewise over the mean positions of the decode steps; None for fewer than 3."""
+    """Fitted over the mean positions of the decode steps; None for fewer than 3."""
     rows = rows[rows.tpot_ms.notna()]
     positions, times = positions_of(rows).tolist(), rows.tpot_ms.tolist()
     if len(set(positions)) < MIN_DECODE:

@@ -25,7 +25,7 @@ FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decod
 """Of a run; `decode_ms` is decode compute per token, without choosing it (what llama-bench counts)."""
 
 _OF_RUNS = ("engine", *FIGURES, "energy_source", *energy.FIGURES)
-"""Columns of which requests have nothing, or that they may all lack."""
+"""Columns that requests do not have, or that they may all lack."""
 
 
 def runs(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:

@@ -27,7 +27,7 @@ def seconds(value: float) -> str:
 
 
 def ends(one: Shown) -> str:
-    """The interval or range of a figure; "" for a single run, and where there is no value."""
+    """The interval or range of a figure; "" for a single run or a missing value."""
     if one.low is None or one.high is None or one.value != one.value:
         return ""
     return f"{digits(one.low)}-{digits(one.high)}"

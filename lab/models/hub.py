@@ -42,7 +42,7 @@ Listed = Callable[[str], Any]
 
 
 class Unreachable(LabError):
-    """There is no way to the hub now, or it is too busy."""
+    """The hub cannot be reached now, or is too busy."""
 
 
 def refused(problem: HfHubHTTPError, remote: Remote, listed: Listed) -> LabError:

@@ -267,7 +267,7 @@ def _need_quantization(name: str, worker: Worker) -> None:
 
 
 def _need_room(target: Path, n_bytes: int) -> None:
-    """LabError where the disk of the cache folder has not so many bytes free. Raises OSError."""
+    """LabError where the disk of the cache folder has less than n_bytes free. Raises OSError."""
     free = shutil.disk_usage(target.parent).free
     if free < n_bytes:
         raise LabError(

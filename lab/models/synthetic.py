@@ -69,7 +69,7 @@ def tensors(shape: Shape, quantization: str) -> list[Tensor]:
     listed.append(_vector("output_norm.weight", shape.n_embd))
     for i in range(shape.n_layer):
         layer = [*_attention(shape, main), *_feed_forward(shape, main), *_experts(shape, quantization)]
-        layer.sort(key=_place)  # the random numbers of a tensor hang on its place, and shall stay
+        layer.sort(key=_place)  # a tensor's random numbers depend on its place, which must not change
         listed += [dataclasses.replace(tensor, name=f"blk.{i}.{tensor.name}") for tensor in layer]
     return listed
 

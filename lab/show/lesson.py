@@ -138,7 +138,7 @@ def step_ms(ceilings: Ceilings, model: Model, settings: Settings, n_tokens: int,
 
 
 def step_cost(model: Model, n_tokens: int, n_past: int = 0) -> StepCost:
-    """FLOPs and bytes of one step after `n_past` tokens, of which the last one's successor is predicted."""
+    """FLOPs and bytes of one step of `n_tokens` after `n_past`, with logits for the last token."""
     step = cost.step(model, n_tokens, n_past, n_outputs=1)
     if step is None:
         raise step_kernels.not_known(model)
@@ -191,7 +191,7 @@ def devices(model: Model, settings: Settings, n_prompt: int, n_gen: int, names: 
 
 
 def devices_basis() -> None:
-    """Print what the ranges of `devices` rest on."""
+    """Print what the ranges of `devices` are based on."""
     print(datasheet.BASIS)
 
 

@@ -1,15 +1,13 @@
 """What would make it faster here: the same kernels' ceilings, asked about other settings.
 
-A lever replaces one part of a phase by another of which the ceiling is known (weights of another type, another
-number of threads) and leaves everything else, overhead included, as it was measured. So its gain is a
-prediction, and each lever says how to try it.
+A lever replaces one part of a phase by another whose ceiling is known (weights of another type, another number of
+threads, other attention) and leaves everything else, overhead included, as it was measured. So its gain is a prediction,
+and each lever names the command that tries it.
 
-What the lab's experiments are predicted to gain on this machine: batch, prefix and speculate, each with its command.
-
-All three rest on steps that the explained runs did not have: one token of each of several sequences, the rest of a
-prompt, several positions of one sequence. Their times are predicted from the kernels' ceilings and from the explained
-runs themselves (step_prediction.py). What is not predicted to gain is not named, and nothing is where a kernel that it
-needs has no ceiling.
+`experiments` predicts what batch, prefix and speculate gain on this machine. They need steps that the explained runs
+did not have: one token of each of several sequences, the rest of a prompt, several positions of one sequence. The times
+of such steps are predicted from the kernels' ceilings and from the explained runs (step_prediction.py). An experiment is
+named only where it is predicted to gain and all its kernels have a ceiling.
 """
 
 from __future__ import annotations
@@ -258,8 +256,8 @@ class PrefixLever:
 class SpeculationLever:
     """Tokens guessed ahead, and verified in one step; the guessing itself is taken to cost nothing.
 
-    It pays from the share `least_acceptance` of right guesses on, with `n_draft` guessed ahead; there is no draft
-    length for which less is enough. With the share `acceptance` the best is `best_n_draft`, and the speed-up `gain`.
+    With `n_draft` tokens guessed ahead it pays if at least `least_acceptance` of the guesses are right; every other draft
+    length needs a larger share. With the share `acceptance` the best draft length is `best_n_draft`, the speed-up `gain`.
     """
 
     n_draft: int
@@ -367,7 +365,7 @@ def _forgets(record: Record) -> bool:
 
 
 def _fits(record: Record, n_seq: int, n_tokens: int) -> bool:
-    """Whether so many sequences fit into the machine's memory, as far as that is known."""
+    """Whether n_seq sequences fit into the machine's memory, as far as that is known."""
     n_ctx = n_seq * memory.padded(n_tokens)
     need = memory.of_context(record.model, dataclasses.replace(record.settings, n_ctx=n_ctx, n_seq_max=n_seq))
     sizes = [record.machine.ram_bytes]

@@ -21,10 +21,11 @@ from lab.runner import builds, machine
 FINE, LOOK, BROKEN, UNKNOWN = "fine", "worth a look", "broken", "not known here"
 
 CLEAR, LARGE = 1.1, 1.5
-"""A change that makes something so many times as fast is worth a look; from the second on it mends a fault."""
+"""Speed-ups by a change: from the first on it is worth a look, from the second on it mends a fault."""
 
 UNOPTIMISED = 8.0
-"""A build for the whole CPU is no slower than NumPy's BLAS by so much, nor one for an old CPU by five times that."""
+"""An optimised build for this CPU is slower than NumPy's BLAS by less than this factor, one for an old CPU by less than
+five times this factor."""
 
 SLOW_DISK_GBPS, SLOW_LOAD_S = 0.1, 10.0
 
@@ -39,11 +40,11 @@ class Effect:
     noise: float
 
     def is_gain(self, at_least: float = CLEAR) -> bool:
-        """Whether every pair is faster with the change, by so many times and beyond the noise."""
+        """Whether every pair is faster with the change by at least this factor, and beyond the noise."""
         return self.ratio.low > max(at_least, self.noise)
 
     def is_loss(self) -> bool:
-        """Whether every pair is slower with it, likewise."""
+        """Whether every pair is slower with the change, beyond the noise."""
         return self.ratio.high < 1 / max(CLEAR, self.noise)
 
 
@@ -185,7 +186,7 @@ def of_clocks(clock: tuple[float, float] | None, slower: float | None) -> Check:
 
 
 def of_bandwidth(rates: Mapping[int, float], modules: float | None) -> Check:
-    """Memory that so many threads read, in 10^9 bytes/s, against what its modules transfer."""
+    """The memory bandwidth in 10^9 bytes/s, by number of threads, against what the modules transfer."""
     figure = ", ".join(f"{rate:.0f} GB/s by {n} thread{'s' * (n > 1)}" for n, rate in rates.items())
     if modules is None:
         return Check("bandwidth", figure, UNKNOWN, "What the memory should give cannot be read.")

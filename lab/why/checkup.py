@@ -264,7 +264,7 @@ def _n_threads(settings: Settings) -> int:
 
 
 def _case(plan: Plan, worker: Worker, watch: ShowStatus) -> tuple[Case | None, Record]:
-    """What a run of the trials shall be, by a short one, which comes back too; None where that takes too long."""
+    """The case of the trials' runs, chosen by a short run, which is returned too; None where a run takes too long."""
     if plan.refused:
         raise LabError(" ".join(plan.refused.values()), "Take a smaller model, or end other programs.")
     engine, case = WarmEngine(plan, worker, Reporter(watch, [], plan.n_tokens)), Case(LENGTHS[-1], 4)

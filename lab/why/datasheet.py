@@ -168,7 +168,7 @@ def _has_memory(device: Device, sizes: Sequence[float]) -> bool:
 
 
 def basis(device: Device) -> str:
-    """What a prediction for a device rests on, in words."""
+    """What a prediction for a device is based on, in words."""
     peak = f" and {device.tflops:g} TFLOP/s" if device.tflops else "; no FP16 peak"
     checked = f"checked: {device.checked}" if device.checked else "not found again when this list was checked"
     return f"From the datasheet: {device.gbps:g} GB/s{peak} ({device.source}; {checked}). {BASIS}"

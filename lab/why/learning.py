@@ -68,7 +68,7 @@ MOST_LENGTHS = 12
 """Lengths at which points are parted: a sweep has hundreds."""
 
 NEAR = 1.5
-"""Lengths up to so many times the longest learned from are no extrapolation."""
+"""Lengths up to this factor times the longest learned from do not count as extrapolation."""
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,7 @@ class Uncertainty:
         return min(1.0, *(point.seconds / point.costs.kernels_s for point in alike))
 
     def variance(self, phase: str, way: str) -> float:
-        """Of one way: the mean over the groups that were held out, and PRIOR as so many more."""
+        """Of one way: the mean over the groups that were held out and PRIOR, which counts as PRIOR_WEIGHT groups."""
         if way == SESSION:
             squares = _between_sessions([point for point in self.points if point.case.phase == phase])
         else:

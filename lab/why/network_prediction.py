@@ -107,7 +107,7 @@ def evenly(n_layer: int, n_servers: int) -> tuple[str, ...]:
 def _local(
     n_prompt: int, n_gen: int, model: str, device: str | None, results: str | Path
 ) -> tuple[str | None, Prediction | None, str]:
-    """On what, the time without a network, and what it rests on; or why there is none."""
+    """The device, the time without a network, and what the time is based on; or why it cannot be predicted."""
     try:
         answer = prediction.predictions([n_prompt], n_gen, model, device, results)
     except LabError as problem:

@@ -14,7 +14,7 @@ from lab.why.probe_plan import MANY, pass_bytes
 READ = "read"
 
 BIG = 256 * 2**20
-"""Bytes of which memory is read plainly, at least."""
+"""The smallest number of bytes that a plain read goes through."""
 
 
 def read_rate(n_threads: int, n_bytes: int | None = None) -> Rate:

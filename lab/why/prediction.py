@@ -5,7 +5,7 @@ it: how far off such predictions were of points that were held out, wider where 
 nobody here has there is only its datasheet: the theoretical limit is bytes over bandwidth, or FLOPs over peak; what
 people measure is a part of that, and the part that is taken here is stated with its source.
 
-What a prediction rests on, and where it goes beyond that, in words.
+`basis_here` and `basis_of` say what a prediction is based on, `beyond` where it extrapolates.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from lab.why.datasheet import KERNEL_SHARE, Device, Own, Shares
 from lab.why.learning import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Case, Learned, Step, Uncertainty
 
 TOO_FAST = 1.1
-"""Runs that were so many times as fast as their kernels' ceilings show that the ceilings are too low."""
+"""Runs faster than their kernels' ceilings by this factor show that the ceilings are too low."""
 
 
 def basis_here(learned: Learned) -> str:
-    """What a prediction for this machine rests on, in words."""
+    """What a prediction for this machine is based on, in words."""
     fit, errors = learned.fit, learned.uncertainty
     sentence = (
         f"Expected: {fit.prefill_factor:.2f} x the kernels' best time in prefill and {fit.decode_factor:.2f} x in "
@@ -60,7 +60,7 @@ def basis_here(learned: Learned) -> str:
 
 
 def basis_of(device: Device, own: Own | None) -> str:
-    """What a prediction for a device of the datasheets rests on."""
+    """What a prediction for a device of the datasheets is based on."""
     if own is None:
         return datasheet.basis(device)
     if own.learned is not None:
@@ -132,7 +132,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions for a model in one place: the bytes that each length needs, those there are, what it rests on."""
+    """Predictions for a model in one place: the bytes that each length needs, the memory there, and what it is based on."""
 
     model: Model
     where: str
@@ -170,7 +170,7 @@ def predictions(
     results: str | Path = "results",
     **settings: Any,
 ) -> Predictions:
-    """What `predict` returns, with the memory it needs and what it rests on."""
+    """What `predict` returns, with the memory it needs and what it is based on."""
     lengths = checked_lengths(prompt_len, gen)
     chosen = datasheet.find_device(device) if device else None
     plan = _plan(model, settings)
@@ -194,7 +194,7 @@ def predictions(
 
 
 def with_misfit(row: Prediction, model: Model, settings: Settings, available: float | None) -> Prediction:
-    """The prediction; where its context does not fit into so many bytes, it says so, and what would fit."""
+    """The prediction; where its context does not fit into the available bytes, `misfit` says so, and what would fit."""
     n_ctx = row.n_prompt + row.n_gen
     need = memory_bytes(model, settings, n_ctx)
     if available is None or need <= available:
@@ -235,7 +235,7 @@ def _kept(folder: Path) -> tuple[list[Record], list[Ceilings]]:
 
 
 def memory_bytes(model: Model, settings: Settings, n_ctx: int) -> int:
-    """About what a context of so many tokens needs, weights included."""
+    """About how many bytes a context of n_ctx tokens needs, weights included."""
     return memory.of_context(model, dataclasses.replace(settings, n_ctx=n_ctx)).total_bytes
 
 
@@ -244,8 +244,7 @@ def here(
 ) -> Prediction:
     """A run on this machine. Neither the expectation nor the range goes below the limit.
 
-    Where nothing was learned there is no expectation: the range goes from the kernels' least time to what that may
-    leave out.
+    Without learned runs there is only a range: from the kernels' least time to that time over KERNEL_SHARE.
     """
     prefill = learning.prompt_steps(n_prompt, settings)
     middle = n_prompt + max(0, n_gen - 2) // 2
@@ -351,7 +350,7 @@ def checked_lengths(prompt_len: str | Sequence[int], gen: int) -> tuple[int, ...
 
 
 def _plan(model: str, settings: dict[str, Any]) -> Plan:
-    """This machine and the settings, for a model of which nothing but the shape has to be here."""
+    """This machine and the settings, for a model; only the model's shape has to be known here."""
     with Worker() as worker:
         shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **settings)
     chosen = plan.settings

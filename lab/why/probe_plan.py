@@ -35,7 +35,7 @@ SECOND_SHARE = 0.2
 """A second shape is probed where it holds so much of its type."""
 
 MOST_ROWS, MOST_OUTPUTS = 16_384, 8
-"""Rows of a probed matrix, and tokens that an output matrix is probed with: a pass shall not take seconds."""
+"""The most rows of a probed matrix, and the most tokens for an output matrix, so that a pass does not take seconds."""
 
 DECODE_LENGTHS, PREFILL_LENGTHS = (512, 4096, 32768), (512, 4096)
 """Positions a layer that attention is probed over: of one token, of a full ubatch."""
@@ -54,7 +54,7 @@ DEFAULT_CACHE = 64 * 2**20
 the L2 caches of today's GPUs hold 4 to 96 MB."""
 
 LEAST_PASS, MOST_PASS, MOST_LAYER = 64 * 2**20, 2 * 2**30, 2**30
-"""A pass never goes through less or more than this; contexts of which one layer is larger are not probed."""
+"""The least and most bytes of a pass; contexts whose cache is larger than MOST_LAYER per layer are not probed."""
 
 
 def probes(model: Model, settings: Settings, types: Sequence[str] = (), device: str | None = None) -> list[Probe]:
@@ -192,7 +192,7 @@ def _threads(settings: Settings, n_tokens: int) -> int:
 
 
 def pass_bytes(times: float, device: str | None = None) -> int:
-    """Bytes that a pass goes through: so many times the device's last-level cache, within limits."""
+    """Bytes that a pass goes through: `times` the device's last-level cache, within limits."""
     size = last_level_cache() if device is None else DEFAULT_CACHE
     return max(round(LEAST_PASS * times / MANY), min(MOST_PASS, round(times * size)))
 

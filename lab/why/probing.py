@@ -38,7 +38,7 @@ from lab.why.where import Where
 __all__ = ["probes"]  # others look for it here
 
 ROUNDS, MOST_EXTRA_ROUNDS = 2, 3
-"""Every probe is run in so many rounds; while the machine is disturbed, so many more."""
+"""Rounds in which every probe is run, and further rounds at most while the machine is disturbed."""
 
 SETUP_S, GB_S, SURE_S = 0.1, 0.9, 10
 """Seconds that a probe takes besides its repetitions, on a core of an EPYC: each one, and for 10^9 bytes of random
@@ -255,7 +255,7 @@ def known(given: Sequence[Ceilings], where: Where, force: bool = False) -> Ceili
 
 
 def _known(given: Sequence[Ceilings], where: Where, name: str | None, force: bool) -> Ceilings | None:
-    """Likewise, of one device."""
+    """`known`, of one device."""
     alike = sorted((old for old in given if old.on_gpu == (name is not None)), key=lambda old: old.measured_at)
     fitting = [old for old in alike if _is_of(old, where, name)]
     here = where.machine

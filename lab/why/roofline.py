@@ -32,16 +32,16 @@ READERS = (MUL_MAT, MUL_MAT_ID, plain_read.READ)
 """Probes whose bytes are read from the device's own memory, all of them."""
 
 OVERHEAD_SHARE = 0.5
-"""A phase of which more than this is not in its kernels is limited by overhead."""
+"""A phase that spends more than this share outside its kernels is limited by overhead."""
 
 ATTENTION_SHARE = 0.5
-"""A phase of which attention takes more than this is limited by attention."""
+"""A phase that spends more than this share in attention is limited by attention."""
 
 BEYOND = 1.005
 """A phase that reaches more than this of its ceiling shows that the ceiling is wrong: its shares would mislead."""
 
 KERNEL_FACTOR = 1.5
-"""Kernels that take so many times what arithmetic or memory traffic would are the limit themselves."""
+"""Kernels slower than both arithmetic and memory traffic by this factor are the limit."""
 
 
 @dataclass(frozen=True)

@@ -318,14 +318,14 @@ def _check_measured(ceilings: Ceilings, one: Rate, sizes: Collection[int], n_tok
 
 
 def rates_for(ceilings: Ceilings, op: str, kind: str, n_threads: int) -> list[Rate]:
-    """The rates of a kernel and type, of the CPU with so many threads; a device has its own."""
+    """The rates of a kernel and type; on the CPU those measured with n_threads threads."""
     rates = [rate for rate in ceilings.rates if (rate.op, rate.type) == (op, kind)]
     return [rate for rate in rates if ceilings.on_gpu or rate.n_threads == n_threads]
 
 
 def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float | None:
-    """Best seconds of an upload or download of so many bytes: a constant and so much a byte, from the smallest and the
-    largest that were measured. None without these."""
+    """Best seconds of an upload or download of n_bytes: a constant, and a time per byte, from the smallest and the largest
+    copy that were measured. None without these."""
     points = sorted((rate.n_bytes, min(rate.times_ns) / 1e9) for rate in ceilings.rates if rate.op == op)
     if not points:
         return None

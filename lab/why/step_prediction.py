@@ -44,19 +44,19 @@ class StepPrediction:
         return max(kernels.total_s, own * (factor * kernels.total_s + rest))
 
     def prefill(self, n_tokens: int, n_past: int = 0, n_outputs: int = 1) -> float | None:
-        """A prompt of so many tokens after n_past, in steps of up to n_ubatch."""
+        """A prompt of n_tokens after n_past, in steps of up to n_ubatch."""
         steps = learning.prompt_steps(n_tokens, self.settings, n_past, n_outputs)
         times = [self.seconds(*step) for step in steps]
         return None if None in times else sum(seconds or 0.0 for seconds in times)
 
     def move(self, n_positions: int) -> float | None:
-        """A copy, save or load of so many positions, read and written at the memory's best rate; seconds, at least."""
+        """The least seconds of a copy, save or load of n_positions: read and written at the memory's best rate."""
         moved = cost.move(self.model, n_positions, self.settings.type_k, self.settings.type_v)
         return None if moved is None else moved.n_bytes / roofline.roof(self.ceilings).gbps / 1e9
 
     @property
     def basis(self) -> str:
-        """What it rests on, in words."""
+        """What it is based on, in words."""
         learned = (
             f"{plural(self.n_runs, 'run')} of this machine" if self.n_runs else "no runs of this machine (lab measure)"
         )

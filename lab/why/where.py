@@ -63,7 +63,7 @@ def layers(
 
 
 def layers_of(record: Record) -> tuple[str | None, ...]:
-    """Likewise, of a run."""
+    """`layers`, of a run."""
     return layers(record.machine, record.model, record.settings, record.run.placement)
 
 
