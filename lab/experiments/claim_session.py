@@ -289,11 +289,9 @@ class Progress:
     """
 
     def __init__(self, expected_s: Mapping[str, float], watch: ShowStatus) -> None:
-        self.expected_s = dict(expected_s)
-        self._watch = watch
-        self._done: dict[str, float] = {}  # seconds that parts took
-        self._words = ""
-        self._name = ""
+        self.expected_s, self._watch = dict(expected_s), watch
+        self._taken_s: dict[str, float] = {}  # by the parts that have ended
+        self._name = self._words = ""
         self._began = self._started = time.monotonic()
 
     def begin(self, name: str) -> str:
@@ -306,24 +304,13 @@ class Progress:
 
     def end(self, name: str) -> None:
         """A part has ended."""
-        self._done[name] = time.monotonic() - self._began
+        self._taken_s[name] = time.monotonic() - self._began
 
     def watch(self, status: Status) -> None:
         """Report the status of a run as one of the whole session."""
-        taken = time.monotonic() - self._began
-        own = status.left_s if status.left_s is not None else max(0.0, self._pace * self.expected_s[self._name] - taken)
-        later = sum(s for name, s in self.expected_s.items() if name not in self._done and name != self._name)
-        self._watch(
-            dataclasses.replace(
-                status,
-                part=self._words,
-                elapsed_s=time.monotonic() - self._started,
-                left_s=own + self._pace * later,
-            )
-        )
-
-    @property
-    def _pace(self) -> float:
-        """What parts took over what they were expected to take, so far; the first ones say little of it."""
-        expected = sum(self.expected_s[name] for name in self._done)
-        return (SURE_S + sum(self._done.values())) / (SURE_S + expected)
+        now, expected_s = time.monotonic(), self.expected_s[self._name]
+        ended_s = sum(self.expected_s[name] for name in self._taken_s)
+        pace = (SURE_S + sum(self._taken_s.values())) / (SURE_S + ended_s)  # the first parts say little of it
+        own_s = max(0.0, pace * expected_s - (now - self._began)) if status.left_s is None else status.left_s
+        left_s = own_s + pace * (sum(self.expected_s.values()) - ended_s - expected_s)
+        self._watch(dataclasses.replace(status, part=self._words, elapsed_s=now - self._started, left_s=left_s))
