@@ -142,16 +142,16 @@ def test_bad_lines_of_a_file_are_named_by_their_number(tmp_path: Path) -> None:
     assert calls == [load_plan.Call(5, 2, None)]
     assert notes == [
         "calls.jsonl line 1 and 1 more skipped: it is not JSON.",
-        "calls.jsonl line 3 skipped: it is no JSON object.",
+        "calls.jsonl line 3 skipped: it is not a JSON object.",
         "calls.jsonl line 4 skipped: n_gen is missing.",
-        "calls.jsonl line 5 skipped: n_prompt is no number of tokens.",
+        "calls.jsonl line 5 skipped: n_prompt is not a number of tokens.",
     ]
     for text, words in (
         ("", "is empty"),
         ("\n \n", "is empty"),
         ("{}\n", "n_prompt is missing"),
         (good + '\n{"n_prompt": 5, "n_gen": 2, "at_s": 1}\n', "Only some lines"),
-        ('{"n_prompt": 5, "n_gen": 2, "at_s": NaN}\n', "at_s is no time"),
+        ('{"n_prompt": 5, "n_gen": 2, "at_s": NaN}\n', "at_s is not a time"),
     ):
         path.write_text(text)
         with pytest.raises(LabError, match=words):

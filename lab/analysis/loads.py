@@ -10,7 +10,7 @@ How many requests of a load kept their limits, and how much load a server stands
 Attainment is the share of requests that meet every limit, of all that were due in the steady window: failures and
 unknown figures count as bad. An arm holds where at least 90 % do. Slow requests come in bunches (they wait in the same
 queue), so a plain binomial interval of attainment is far too narrow (tests/bench/load_truth.py): it is widened by how
-much batches of requests that followed each other differ.
+much batches of successive requests differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PAUSE_S = 0.5
 happened for longer before the end of its window was given up."""
 
 MOST_GAPS = 6
-"""In an open loop of random arrivals a pause of so many mean gaps before the end is as good as impossible (0.2 %)."""
+"""In an open loop of random arrivals a pause of MOST_GAPS mean gaps before the end has a probability of 0.2 %."""
 
 ORDER = (CLOSED, POISSON, CONSTANT, REPLAY)
 
@@ -70,7 +70,7 @@ class Sample:
 
     @property
     def end_s(self) -> float:
-        """When it ended, well or not. Infinity for a timeout or a stall of which that is not known."""
+        """When it ended, well or not. Infinity for a timeout or a stall whose end is not known."""
         if self.figures.failure in (TIMEOUT, STALLED) and self.figures.ended_ns is None:
             return math.inf
         end_s = self._at(self.figures.e2e_ns if self.figures.ended_ns is None else self.figures.ended_ns)
@@ -163,7 +163,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Arm:
-    """A load in all its rounds. Rounds that were cut off count only where there is no other."""
+    """A load in all its rounds. Rounds that were cut off count only if all were."""
 
     label: str
     load: Load  # of its first round

@@ -1,7 +1,7 @@
 """Requests as rows of the same tables as runs, with what only a request has.
 
-Prefill is not visible through a server: a row has TTFT, and no prefill time. A request of which a part of the prompt
-came from a cache, and one whose answer was shorter than asked for, are measured, but no repeats of the others.
+Prefill is not visible through a server: a row has TTFT, and no prefill time. A request whose prompt
+came in part from a cache, or whose answer is shorter than asked for, is measured, but is not a repeat of the others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def of_engine(records: Sequence[Record | RequestRecord]) -> list[Record]:
 
 
 def went_well(record: RequestRecord) -> bool:
-    """Whether it ended well and is no warm-up."""
+    """Whether it ended well and is not a warm-up."""
     return record.request.status == OK and not record.request.asked.warmup
 
 

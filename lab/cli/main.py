@@ -14,14 +14,13 @@ import click
 
 from lab.cli import running
 from lab.cli.comparing import calibrate, compare, export, import_
-from lab.cli.door_command import doors
 from lab.cli.experimenting import batch, claims, prefix, speculate, stall
 from lab.cli.explaining import ceilings, doctor, explain, predict
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.network import network
 from lab.cli.options import AT_LEAST, LIB, PLOTS_OUT, RPC, as_json_option
-from lab.cli.servers import endpoint, load
+from lab.cli.servers import doors, endpoint, load
 from lab.cli.serving import rpc_server
 from lab.errors import LabError
 

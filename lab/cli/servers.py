@@ -1,4 +1,4 @@
-"""The commands that ask servers of OpenAI's API: endpoint, load, and what measure does with --url."""
+"""The commands that ask servers of OpenAI's API: endpoint, load, doors, and what measure does with --url."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from lab.cli.options import OUTPUT, PROMPT, SEED, as_json_option, with_options
-from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, any_good, collect, write_files
+from lab.cli.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, as_json_option, out_option, with_options
+from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, collect, introduce
 from lab.core.lists import plural
 from lab.errors import LabError
 
 if TYPE_CHECKING:
     from lab.analysis.loads import Sample
+    from lab.core.record import Record
     from lab.core.request import RequestRecord
     from lab.runner.load_plan import LoadPlan
     from lab.runner.progress import ShowStatus, Status
@@ -172,9 +173,6 @@ def load(
     model: str | None,
     yes: bool,
     prompt: str,
-    out: str,
-    as_json: bool,
-    no_plot: bool,
     dry_run: bool,
     **asked: Any,
 ) -> None:
@@ -190,7 +188,7 @@ def load(
     from lab.runner.servers import connect, prompt_text, reaching_of
     from lab.show import console, text_endpoint
 
-    err = console.console(stderr=True)
+    err, output = console.console(stderr=True), Output.taken_from(asked)
 
     def note(sentence: str) -> None:
         err.print(f"Note: {sentence}", style="yellow")
@@ -200,17 +198,18 @@ def load(
     for sentence in plan.notes:
         note(sentence)
     if dry_run:
-        _print_plan(plan, as_json)
+        _print_plan(plan, output.as_json)
         return
     confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to learn what it can do", yes)
     with connect(url, model, err.print, **reaching_of(asked)) as server:
-        text_out = err if as_json else console.console()
+        text_out = err if output.as_json else console.console()
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
-        path = loading.new_results_file(plan, server, Path(out))
+        path = loading.new_results_file(plan, server, output.folder)
         samples, problem = _collect_load(
             lambda watch: loading.execute(plan, server, text, path, watch, note), path, err
         )
-    _show_load(samples, server, path, as_json, not no_plot)
+    if samples:
+        _show_load(samples, server, path, output)
     if isinstance(problem, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
     if problem:
@@ -271,30 +270,25 @@ def _progress(err: Any) -> Iterator[ShowStatus]:
             err.print(last.words)
 
 
-def _show_load(samples: list[Sample], server: Server, path: Path, as_json: bool, plots: bool) -> None:
+def _show_load(samples: list[Sample], server: Server, path: Path, output: Output) -> None:
     """Prints the table, then draws: drawing may fail."""
-    from lab.show import canvas, console, text_load
+    from lab.show import canvas, console, plot_load, text_load
     from lab.show.section import print_section
 
-    if not samples:
-        return
     out = console.console()
-    files: dict[str, Any] = {"session": path.stem, "results": str(path), "plots": []}
-    if not as_json:
-        print_section(text_load.section(samples, server.endpoint), out)
+    title = plot_load.title(server.endpoint, server.model_name, server.machine)
+    shown = text_load.section(samples, server.endpoint, title)
+    if not output.as_json:
+        print_section(dataclasses.replace(shown, title=""), out)
         out.print(f"\nresults  {path}")
-    if plots:
-        from lab.show import plot_load
-
-        title = plot_load.title(server.endpoint, server.model_name, server.machine)
-        settings = server.endpoint.settings
-        drawings = plot_load.drawings(samples, title, settings.n_slots if settings else None)
-        for name, draw in drawings.items():
-            for plot in canvas.write(draw, path.parent, f"{path.stem}-{name}", plot_load.size(name)):
-                files["plots"].append(str(plot))
-                if not as_json:
-                    out.print(f"plot     {plot}")
-    if as_json:
+    plots = []
+    for one in shown.pictures if output.plots else ():
+        for plot in canvas.write(one.draw, path.parent, f"{path.stem}-{one.name}", one.file_size):
+            plots.append(str(plot))
+            if not output.as_json:
+                out.print(f"plot     {plot}")
+    if output.as_json:
+        files = {"session": path.stem, "results": str(path), "plots": plots}
         console.print_json({**files, **text_load.as_rows(samples, server.endpoint)})
 
 
@@ -313,7 +307,7 @@ def _print_plan(plan: LoadPlan, as_json: bool) -> None:
         console.print_json({**known, "order": [window.words for window in plan.windows]})
         return
     out = console.console()
-    out.print(f"loads    {', '.join(arms)}; in {rounds} round{'s' * (rounds != 1)}")
+    out.print(f"loads    {', '.join(arms)}; in {plural(rounds, 'round')}")
     out.print(f"lengths  {load.lengths}")
     out.print(f"windows  {load.warmup_s:g} s of warm-up and {load.duration_s:g} s that count, each")
     out.print(f"order    {'; '.join(window.words for window in plan.windows)}")
@@ -351,12 +345,12 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
     from lab.runner.servers import connect, reaching_of
     from lab.show import console, text_endpoint
 
-    options = given(context)
+    options, output = given(context), Output.taken_from(asked)
     lengths = asked["prompt_len"] if "prompt_len" in options else through_server.DEFAULT_LENGTHS
     wanted = through_server.wanted(lengths, asked["gen"], asked["repeat"], asked["prompt"], asked["seed"])
     confirm(url, wanted.words, asked["yes"])
     err = console.console(stderr=True)
-    text_out = err if asked["as_json"] else console.console()
+    text_out = err if output.as_json else console.console()
     model = asked["model"] if "model" in options else None
     err.print("looking at the server ...")
     with connect(url, model, err.print, **reaching_of(asked)) as server:
@@ -366,43 +360,139 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
         for sentence in plan.refused.values():
             err.print(f"Note: {sentence}", style="yellow")
         if asked["dry_run"]:
-            text_endpoint.print_plan(plan, asked["as_json"])
+            text_endpoint.print_plan(plan, output.as_json)
             return
-        _send_and_show(plan, asked)
+        _send_and_show(plan, output, asked["stream"])
 
 
-def _send_and_show(plan: ServerPlan, asked: dict[str, Any]) -> None:
+def _send_and_show(plan: ServerPlan, output: Output, stream: bool) -> None:
     from lab.runner.through_server import execute, new_results_file
     from lab.show import console, text_requests
 
-    path = new_results_file(plan, Path(asked["out"]))
-    err = console.console(stderr=True)
-    stream_to = console.console(stderr=asked["as_json"]) if asked["stream"] else None
+    path, err = new_results_file(plan, output.folder), console.console(stderr=True)
+    stream_to = console.console(stderr=output.as_json) if stream else None
     records, problem = collect(
-        lambda watch: execute(plan, path, watch, asked["stream"]), path, err, stream_to, text_requests.finished
+        lambda watch: execute(plan, path, watch, stream), path, err, stream_to, text_requests.finished
     )
-    _show_requests(records, path, plan, asked)
+    failures = text_requests.failures(records)
+    if records:
+        known = {"endpoint": dataclasses.asdict(plan.server.endpoint), "model": plan.server.model}
+        output.finish(
+            records,
+            path,
+            lambda out: text_requests.print_requests(records, out),
+            lambda: {
+                **known,
+                "unseen": plan.unseen,
+                "rows": text_requests.as_rows(records),
+                "warnings": text_requests.warnings(records),
+                "failures": failures,
+            },
+        )
+    if any_good(records) and not output.as_json:
+        console.console().print(f"next     a page to hand on: lab report {path}")
     if problem:
         raise problem
-    if text_requests.failures(records):
+    if failures:
         sys.exit(EXIT_FAILED)
 
 
-def _show_requests(records: list[RequestRecord], path: Path, plan: ServerPlan, asked: dict[str, Any]) -> None:
-    """Prints the table, then draws: drawing may fail."""
-    from lab.show import console, text_requests
+@click.command()
+@with_options(
+    URL,
+    MODEL,
+    click.option("--served-model", metavar="NAME", help="The server's name for the model.  [default: its only one]"),
+    *REACHING,
+    TIMEOUT,
+    click.option("--prompt-len", "-p", default="512", show_default=True, help="Prompt lengths, as for measure."),
+    click.option("--gen", "-n", default=64, show_default=True, help="Tokens to generate."),
+    click.option("--blocks", default=6, show_default=True, help="Blocks; each measures both sides once."),
+    click.option("--prompt", default="text", show_default=True, help="What prompts are cut from, as for measure."),
+    *ENGINE,
+    SEED,
+    out_option("Folder for the results and the plot."),
+    as_json_option("tables"),
+    click.option("--no-plot", is_flag=True, help="Draw no plot."),
+)
+def doors(
+    url: str | None,
+    served_model: str | None,
+    yes: bool,
+    blocks: int,
+    **asked: Any,
+) -> None:
+    """Say why a server is slower than the same model in process: TTFT and TPOT, part by part.
 
-    if not records:
-        return
-    as_json, out = asked["as_json"], console.console()
-    if not as_json:
-        text_requests.print_requests(records, out)
-    files = write_files(records, path, not asked["no_plot"], asked["report"], None if as_json else out)
-    if not as_json and any_good(records):
-        out.print(f"next     a page to hand on: lab report {path}")
-    if as_json:
-        known = {"endpoint": dataclasses.asdict(plan.server.endpoint), "model": plan.server.model}
-        rows = {"rows": text_requests.as_rows(records), "warnings": text_requests.warnings(records)}
-        console.print_json(
-            {**files, **known, "unseen": plan.unseen, **rows, "failures": text_requests.failures(records)}
+    \b
+      lab doors --url http://127.0.0.1:8080/v1 -m MODEL.gguf --threads 4
+
+    The same tokens, in turns, in this process and through the server: the engine, sampling, the stream, HTTP,
+    templating, tokenising, scheduling, and what is not explained. Start the server on this machine, and give the lab
+    the settings with which it was started (threads, ubatch, flash attention, cache types), since no server says them.
+    """
+    from lab.core.request import RequestRecord
+    from lab.experiments.door_blocks import execute, new_file, prepare
+    from lab.process.worker import Worker
+    from lab.runner.servers import connect, reaching_of
+    from lab.show import console, door_views, text_endpoint
+
+    if url is None:
+        raise LabError("Which server?", "Name it: --url http://127.0.0.1:8080/v1")
+    err, output = console.console(stderr=True), Output.taken_from(asked)
+    confirm(url, f"about {15 * blocks} requests for each length", yes)
+    how = reaching_of(asked)
+    settings = {name: value for name, value in asked.items() if name not in how}
+    with connect(url, served_model, **how) as server:
+        text_out = err if output.as_json else console.console()
+        text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
+        with Worker() as worker, console.transfer(err) as transferring:
+            turns = prepare(server, worker, blocks=blocks, watch=transferring, **settings)
+        introduce([turns.plan], text_out, err, door_views.cannot(server.endpoint))
+        path = new_file(turns, output.folder)
+
+        def tell(line: Record | RequestRecord, finished: Callable[[Any], None]) -> None:
+            if not isinstance(line, RequestRecord):
+                finished(line)
+            elif not line.request.asked.warmup and not err.is_terminal:
+                err.print(door_views.finished(line))
+
+        lines, problem = collect(
+            lambda watch: execute(turns, path, watch),
+            path,
+            err,
+            tell=tell,
+            where=lambda lines, path: f"What had ended is in {path}" if lines else "",
         )
+    has_all = _show_doors(lines, path, output)
+    if problem:
+        raise problem
+    if not has_all:
+        sys.exit(EXIT_FAILED)
+
+
+def _show_doors(lines: list[Record | RequestRecord], path: Path, output: Output) -> bool:
+    """Prints the parts, then draws. Returns whether every block has both sides."""
+    from lab.core.record import Record
+    from lab.core.request import RequestRecord
+    from lab.experiments import door_parts
+    from lab.show import canvas, console, door_views
+
+    records = [line for line in lines if isinstance(line, Record)]
+    requests = [line for line in lines if isinstance(line, RequestRecord)]
+    out = console.console()
+    if not output.as_json:
+        door_views.print_parts(records, requests, out)
+    failures = door_views.failures(records, requests)
+    made = door_views.drawings(lines) if output.plots else {}
+    drawn = [str(one) for name, draw in made.items() for one in canvas.write(draw, path.parent, f"{path.stem}-{name}")]
+    if output.as_json:
+        parts = door_views.as_rows(records, requests)
+        console.print_json({"results": str(path), "plots": drawn, "sessions": parts, "failures": failures})
+    else:
+        for failure in failures:
+            out.print(failure)
+        out.print(f"\nresults  {path}")
+        for name in drawn:
+            out.print(f"plot     {name}")
+    n_wanted = sum(not request.request.asked.warmup for request in requests)
+    return bool(requests) and len(door_parts.pairs(records, requests)) == n_wanted

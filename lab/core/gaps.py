@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from lab.core.record import DECODE, MIXED, PREFILL, Run
 
 STALL = 2.0
-"""A gap of more than so many usual ones is a stall."""
+"""A gap of more than STALL times the usual one is a stall."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ asked, and the raw events as columns. Everything else is derived (request_times.
 
 A load on a server, as data: how requests came, for how long, and which limits an answer was to keep.
 
-A closed loop has so many users, each of whom sends the next request when the last one has ended. An open loop sends at
+A closed loop has N users, each of whom sends the next request when the last one has ended. An open loop sends at
 intended times, whatever the server does. A load is warmed up first, then its steady window is measured; requests of
 that window end under the same load, which goes on until the last of them has.
 """
@@ -163,7 +163,7 @@ class Endpoint:
 class Asked:
     """What a request asked for, and its place in the measurement."""
 
-    n_prompt: int | None  # tokens that the prompt was to have; None where nobody could count
+    n_prompt: int | None  # tokens that the prompt was to have; None where they could not be counted
     n_prompt_counted: int | None = None  # by the server, before the request was sent
     counted_by: str | None = None  # tokenize, usage
     n_gen: int

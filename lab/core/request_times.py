@@ -20,8 +20,8 @@ from lab.core.record import OK
 from lab.core.request import GENERATED, REASONING, Asked, Request, ServerTimings, Slo
 
 AT_ONCE_EVENTS, AT_ONCE_NS = 10, 100_000
-"""From so many events on, with less than so many nanoseconds from one to the next on average, an answer came at once:
-10,000 events a second are more than any model generates for one request. Fewer events may arrive together by chance."""
+"""An answer came at once if it has at least AT_ONCE_EVENTS events, less than AT_ONCE_NS apart on average: no model
+generates 10,000 tokens a second for one request. Fewer events may arrive together by chance."""
 
 
 def generated(request: Request) -> list[int]:

@@ -1,4 +1,4 @@
-"""How to reach a server, and what nobody may see of it.
+"""How to reach a server, and how secrets are masked in what it sends.
 
 A key comes from an environment variable, by name; further headers and a password in the address may be secret too. None
 of them is in the repr of an Access, and every string that a server sends passes `masked` or `hidden` before anything
@@ -40,7 +40,8 @@ MOST_ANSWER_BYTES = 10_000_000
 """Bytes of such an answer that are read."""
 
 PIECE = 8
-"""So many characters of a secret in a row are hidden; a shorter secret only as a whole, and below 4 it is none."""
+"""Characters of a secret in a row that are masked. A shorter secret is masked as a whole; below 4 characters it is not
+masked."""
 
 _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _NO_SECRETS = {"bearer", "basic", "token", "application/json"}
@@ -49,7 +50,7 @@ _INTERFACES = ("/chat/completions", "/completions")
 
 @dataclass(frozen=True)
 class Access:
-    """An address and how to be let in."""
+    """The address of a server and the credentials for it."""
 
     url: str  # without user, password, query, such as http://127.0.0.1:8080/v1
     api_key_env: str | None = None
@@ -69,14 +70,14 @@ class Access:
 
 @dataclass(frozen=True)
 class JsonReply:
-    """What a server answered to a question that is not streamed: `parsed` is None where it is no JSON object.
+    """A server's answer that is not streamed: `parsed` is None unless it is a JSON object.
 
-    `raw` is `parsed` with its secrets: only for what is sent back to the server, and shown to nobody.
+    `raw` is `parsed` with its secrets: it is only sent back to the server, never shown.
     """
 
     status: int | None  # None: there was none
     parsed: dict[str, Any] | None
-    error: str | None  # why there is none: the status, and the server's own first words
+    error: str | None  # why it is None: the status, and the first words of the body
     raw: dict[str, Any] | None = field(default=None, repr=False)
 
 
@@ -85,8 +86,8 @@ def access(
 ) -> Access:
     """How to reach `url`. `headers` are written NAME: VALUE; a request is given up after `timeout_s` seconds.
 
-    Raises LabError for what is no address, a variable that is not set, a header that is none, or a time that is not
-    possible. None of these messages holds a secret.
+    Raises LabError for an invalid address, header or time, and for a variable that is not set. None of these messages
+    holds a secret.
     """
     if not 0.1 <= timeout_s <= LONGEST_S:  # also for NaN
         raise LabError(f"--timeout {timeout_s:g} is not possible.", f"Give a number from 0.1 to {LONGEST_S:,g}.")
@@ -201,7 +202,7 @@ def hidden(text: str, asked: Access) -> str:
 
 
 def _masked_in(value: Any, asked: Access) -> Any:
-    """JSON with every string in it masked but the names of fields, which nobody prints unmasked."""
+    """JSON with every string masked except the names of fields, which are never printed unmasked."""
     if isinstance(value, dict):
         return {name: _masked_in(part, asked) for name, part in value.items()}
     if isinstance(value, list):
@@ -261,7 +262,7 @@ def _not_http(url: str) -> str:
 
 
 def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> JsonReply:
-    """The JSON object in `text`, or why there is none. The names of `headers` are in lower case."""
+    """The JSON object in `text`, or the reason why it has none. The names of `headers` are in lower case."""
     try:
         raw = json.loads(text)
         parsed = _masked_in(raw, asked)
@@ -281,7 +282,7 @@ def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Acces
 
 
 def _first_words(text: bytes, headers: Mapping[str, str]) -> str:
-    """What a body that is no JSON object is, and how it begins, without the tags of a page."""
+    """The type of a body that is not a JSON object, and how it begins, without the tags of a page."""
     kind = headers.get("content-type", "").partition(";")[0].strip() or "a body without a type"
     if (coding := headers.get("content-encoding", "identity")) != "identity":
         return f"{kind}, compressed though that was not asked for (Content-Encoding: {coding}; switch that off)"

@@ -183,7 +183,7 @@ async def _open_loop(channels: list[Channel], times_ns: tuple[int, ...], load: _
 
 
 async def _until_nearly(load: _Load, scheduled_ns: int, is_wanted: bool) -> None:
-    """Sleep until a request's connection is to be prepared, or nobody waits for it any more."""
+    """Sleep until a request's connection must be prepared, or the request is not needed any more."""
     left_s = (load.start_ns + scheduled_ns - time.perf_counter_ns()) / 1e9 - PREPARE_S
     if left_s > 0 and is_wanted:
         await asyncio.sleep(left_s)

@@ -152,7 +152,7 @@ class Incoming:
     sent_ns: int | None = None  # when the request was written
     first_ns: int | None = None  # when the first byte of the answer arrived
     last_ns: int | None = None  # when the last one did
-    _moved_ns: int | None = None  # when something arrived that is no ping
+    _moved_ns: int | None = None  # when something other than a ping arrived
     _n_events: int = 0
     _waiting: deque[tuple[int, bytes]] = field(default_factory=deque)
     _n_waiting: int = 0

@@ -30,7 +30,7 @@ MOST_ERROR_BYTES = 64_000
 
 MOST_HEAD_BYTES = 100_000
 MOST_EVENTS, SPARE_EVENTS = 8, 100
-"""So many times the tokens that were asked for, and so many more, may be the events of an answer."""
+"""An answer may have MOST_EVENTS times the tokens that were asked for as events, and SPARE_EVENTS more."""
 
 
 @dataclass
@@ -158,7 +158,7 @@ class _Exchange:
         return b"".join(http.send(part) or b"" for part in (head, h11.Data(data=body), h11.EndOfMessage()))
 
     async def _read(self, http: h11.Connection, answer: Incoming) -> None:
-        """Read the answer, and tell what it is if it is no stream."""
+        """Read the answer. Raises _Failure where it is not a stream."""
         is_whole, headers, ns = self.plan.path is not None, dict[str, str](), 0
         while not isinstance(event := http.next_event(), h11.EndOfMessage):
             if event is h11.NEED_DATA:

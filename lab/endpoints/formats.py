@@ -72,7 +72,7 @@ def ask_for(api: str, model: str, prompt: str, asked: Asked, options: tuple[str,
 
 
 def error_in(parsed: dict[str, Any]) -> str | None:
-    """The message of an error; None where there is none.
+    """The message of an error; None for an answer without one.
 
     Servers write {"error": {"message": ...}}, {"error": ...}, {"object": "error", "message": ...} or {"detail": ...}.
     """
@@ -280,7 +280,7 @@ class StreamReader:
         except (ValueError, RecursionError):
             chunk = None
         if not isinstance(chunk, dict):
-            self._fail(kinds.WRONG_JSON, f"an event is no JSON object: {data}")
+            self._fail(kinds.WRONG_JSON, f"an event is not a JSON object: {data}")
             return self._add(kinds.ERROR, ns, n_bytes)
         message = error_in(chunk)
         if message is not None or name == "error":

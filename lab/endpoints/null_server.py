@@ -3,7 +3,7 @@
     with null_server("20.0") as server:
         Client(access(server.url))
 
-It streams chats like an OpenAI-compatible server, a token in each event, so many milliseconds apart. Events are
+It streams chats like an OpenAI-compatible server, a token in each event, `gap_ms` milliseconds apart. Events are
 scheduled by one clock, from the moment at which the request was whole. When each was really sent is kept: GET
 /null/sent gives a list of `streams` in the order in which they came, with the `seed` of the request and for each event
 with content `due_ns` and `sent_ns`. (The null server of the tests, which can do more, is made of the same parts.)

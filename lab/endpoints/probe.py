@@ -59,7 +59,7 @@ class Probed:
     own_name: str = dataclasses.field(repr=False)
     model: str
     models: tuple[str, ...]
-    counter: prompts.Counter | None  # None: nobody can count the tokens of a prompt
+    counter: prompts.Counter | None  # None: the tokens of a prompt cannot be counted
 
 
 def probe(
@@ -71,8 +71,8 @@ def probe(
 ) -> Probed:
     """Find out what a server can do with a model (None: its only one), through chat or completions (None: either).
 
-    `say` is called with a sentence every few seconds while an answer is waited for. Raises LabError where nobody
-    answers, the model is not clear, or no request comes back as a stream.
+    `say` is called with a sentence every few seconds while an answer is waited for. Raises LabError where no
+    server answers, the model is not clear, or no request comes back as a stream.
     """
     listed = ask(access, f"{access.url}/models")
     if listed.status is None:
@@ -243,7 +243,7 @@ def _pair(asking: _Asking, api: str, accepted: tuple[str, ...]) -> tuple[Request
 
 
 def _that_work(accepted: tuple[str, ...], first: Request, free: Request, forced: Request | None) -> Iterator[str]:
-    """The options that were seen to do something, or of which that cannot be seen."""
+    """The options that were seen to have an effect, and those whose effect cannot be seen."""
     usage = times.n_generated(first) is not None
     does = {
         options.INCLUDE_USAGE: usage,

@@ -25,7 +25,7 @@ WANTED_MEDIAN_US, WANTED_P99_US = 100.0, 1000.0
 
 @dataclass(frozen=True)
 class SelfTest:
-    """The error of the client with so many streams at a time, in microseconds."""
+    """The error of the client with `n_streams` streams at a time, in microseconds."""
 
     n_streams: int
     n_events: int
@@ -49,9 +49,9 @@ def selftest(
 
 
 def client_error(n_streams: int = 1, seconds: float = 1.0) -> tuple[int, int] | None:
-    """The client's error now, with so many streams at a time: the median and what 99 % do not exceed, in ns.
+    """The client's error now, with `n_streams` streams at a time: the median and the 99th percentile, in ns.
 
-    Measured for so many seconds against a null server. None where that cannot be done.
+    Measured for `seconds` against a null server. None where that cannot be done.
     """
     gap_ms = min(20.0, 5.0 * n_streams)
     try:

@@ -13,12 +13,12 @@ MOST_AT_ONCE = 900
 """Requests in flight: select() knows no more than 1,024 files."""
 
 SEPARATOR = "\t"
-"""Between the number, the request and the text of a reply, which are one line: half a line is no reply yet."""
+"""Between the number, the request and the text of a reply, which are one line: only a whole line is a reply."""
 
 TIMEOUT_S = 600.0
 STALL_S = 60.0
 MOST_LINE_BYTES = 10_000_000
-"""Bytes without the end of a line after which a stream is none."""
+"""Bytes without the end of a line after which a stream counts as broken."""
 
 MOST_ANSWER_BYTES = 64_000_000
 """Bytes of one answer that are kept."""
@@ -71,7 +71,7 @@ class SendPlan:
     stop_s: float | None = None
     order: tuple[tuple[int, int], ...] = ()
     most_lost: int | None = None
-    path: str | None = None  # what is asked instead of the interface, such as /tokenize; its answer is no stream
+    path: str | None = None  # what is asked instead of the interface, such as /tokenize; its answer is not a stream
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_at_once <= MOST_AT_ONCE:

@@ -1,6 +1,6 @@
 """What a load will be, before anything is sent: its arms, its rounds, the times of its requests, and how many at most.
 
-An arm is a level of load: so many users, a rate, or a replay. Each round measures every arm once, in random order,
+An arm is a level of load: a number of users, a rate, or a replay. Each round measures every arm once, in random order,
 because servers and machines drift. One arm in one round is a window: a warm-up, then the steady window.
 
 Prompts and answers have one length, a distribution of lengths, or those of a file. A distribution becomes
@@ -151,11 +151,11 @@ def _call(line: bytes) -> Call:
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
     if not isinstance(fields, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     of_prompt, of_answer, of_time = MOONCAKE if MOONCAKE[0] in fields else OWN
     at = fields.get(of_time)
     if at is not None and (type(at) not in (int, float) or not 0 <= at < 1e15):
-        raise ValueError(f"{of_time} is no time")
+        raise ValueError(f"{of_time} is not a time")
     at_s = None if at is None else at / 1000 if of_time == MOONCAKE[2] else float(at)
     return Call(_tokens(fields, of_prompt), _tokens(fields, of_answer), at_s)
 
@@ -163,7 +163,7 @@ def _call(line: bytes) -> Call:
 def _tokens(fields: dict[str, Any], name: str) -> int:
     n = fields.get(name)
     if type(n) is not int or not 1 <= n <= MOST_TOKENS:
-        raise ValueError(f"{name} is {'missing' if n is None else 'no number of tokens'}")
+        raise ValueError(f"{name} is {'missing' if n is None else 'not a number of tokens'}")
     return n
 
 
@@ -197,7 +197,7 @@ LONGEST_S = 86_400.0
 MOST_REQUESTS = 10_000_000
 LEAST_RATE, MOST_RATE = 0.001, 10_000.0
 REST = 2.0
-"""Times of an open loop are there for so many times its windows: the load goes on while their requests end."""
+"""The times of an open loop cover REST times its windows: the load goes on while their requests end."""
 
 Numbers = str | float | Sequence[float]
 

@@ -47,12 +47,12 @@ def load(
 
         records = lab.load("http://127.0.0.1:8080/v1", concurrency=[1, 4, 16], duration=30)
 
-    A closed loop for each of `concurrency` (so many users), or an open loop for each `rate` (requests per second), or
+    A closed loop for each of `concurrency` (its users), or an open loop for each `rate` (requests per second), or
     the requests of the file `replay`. Lengths are numbers or distributions: "100-1000", "normal:500,100",
     "lognormal:300,0.8". Each round measures every arm once: `warmup` seconds, then `duration` seconds that count.
     `slo` are limits such as "ttft=1s,tpot=50ms". At most `max_requests` are sent, besides those that learn what the
     server can do and how long prompts are. Failed requests are records too, and are warned of. The other arguments are
-    those of `lab.endpoint`. LabError where nobody answers, or the server is gone.
+    those of `lab.endpoint`. LabError where no server answers, or it stops answering.
     """
     plan = make_plan(**asked)
     text = prompt_text(prompt)

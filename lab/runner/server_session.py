@@ -23,7 +23,7 @@ from lab.errors import LabError
 from lab.runner.servers import Server
 
 GONE = (REFUSED, LOST, NOT_SENT)
-"""Failures after some of which in a row a server counts as gone."""
+"""Failures that, several times in a row, mean that the server does not answer any more."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class ServerSession:
     _asked: dict[Asked, Asked] = field(default_factory=dict)  # thousands of requests share a few of them
 
     def measure_client(self, n_streams: int) -> None:
-        """Measure the client's own error with so many streams."""
+        """Measure the client's own error with `n_streams` streams."""
         self.report("measuring the client's own error")
         self.error_ns = client_error(n_streams)
 
@@ -94,7 +94,7 @@ class ServerSession:
         self.lost = request
 
     def check_reached(self, most_lost: int, during: str = "") -> None:
-        """LabError where so many requests in a row did not reach the server, or lost it."""
+        """LabError where `most_lost` requests in a row did not reach the server, or lost it."""
         if self.n_lost >= most_lost and self.lost:
             why = f"{self.lost.failure}: {(self.lost.error or '').rstrip('.')}"
             raise LabError(
@@ -136,7 +136,9 @@ class ServerSession:
             if len(uncounted) > 1 and i % 10 == 0:
                 self.report(f"counting the tokens of answers, {i} of {len(uncounted)}")
             request = self.server.counted(plan.ask(reply.index), reply)
-            if not _is_counted(request) and request.asked.seed is None:  # only its tokenizer could, and there is none
+            if (
+                not _is_counted(request) and request.asked.seed is None
+            ):  # only its tokenizer could, and it has none to ask
                 self.can_count = False
                 return
             uncounted[i] = dataclasses.replace(reply, request=request)

@@ -77,7 +77,7 @@ class Server(probe.Probed):
         return self.counter
 
     def too_long(self, n_prompt: int, n_gen: int) -> LabError | None:
-        """Why a request of so many tokens does not fit into the server's context; None where nothing says that."""
+        """Why a request of this length does not fit into the server's context; None where it fits, or may fit."""
         n_ctx = self.endpoint.settings.n_ctx if self.endpoint.settings else None
         if n_ctx is None or n_prompt + n_gen <= n_ctx:
             return None
@@ -137,14 +137,14 @@ class Server(probe.Probed):
         )
 
     def new_file(self, folder: Path, n_requests: int, n_gen: int) -> Path:
-        """A results file with room for so many requests of so many tokens. LabError where there is none."""
+        """A results file with room for `n_requests` of `n_gen` tokens each. LabError where the disk lacks it."""
         where = machine.slug(self.endpoint.server or "server")
         n_bytes = min(n_requests * (4000 + 60 * n_gen), MOST_RESERVED_BYTES)
         return results.new_file(folder, f"{machine.slug(self.model_name)}-{where}", n_bytes)
 
 
 MOST_RESERVED_BYTES = 256_000_000
-"""For so much of a session room on the disk is made sure of."""
+"""The most room on the disk that is checked beforehand."""
 
 
 @contextmanager

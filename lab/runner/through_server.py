@@ -41,10 +41,10 @@ WARMUP_GEN = 16
 """Tokens that a warm-up generates at most."""
 
 MAX_FAILURES = 3
-"""After so many failures in a row of one length, that length is given up."""
+"""Failures in a row of one length after which that length is not measured any more."""
 
 MAX_GONE = 3
-"""After so many requests in a row that did not reach the server or lost it, the session ends."""
+"""Requests in a row that did not reach the server, or lost it, after which the session ends."""
 
 PAUSE_S = 1.0
 """How long is waited after a failure."""
@@ -101,9 +101,9 @@ def endpoint(
 
     Without `repeat` three runs of each length. `model` is the server's name for it (None: its only one). `how` is
     `api` chat or completions (None: what it has), `api_key_env`, the environment variable that holds the key, `headers`
-    written NAME: VALUE, and `timeout`, after so many seconds a request is given up. `watch` is called with a `Status`
+    written NAME: VALUE, and `timeout` in seconds of a request. `watch` is called with a `Status`
     twice a second; without one, a notebook shows a line. Failed requests are records too (see
-    `record.request.status`), and are warned of. LabError where nobody answers.
+    `record.request.status`), and are warned of. LabError where no server answers.
     """
     asked = wanted(prompt_len, gen, repeat, prompt, seed)
     with progress.in_notebook() as watching:
