@@ -65,7 +65,7 @@ def server() -> Iterator[NullServer]:
 
 def of(records: list[RequestRecord], words: str | None = None) -> list[Request]:
     """The requests of an arm, in the order in which they were sent."""
-    own = [one.request for one in records if words is None or load_of(one.request).words == words]
+    own = [one.request for one in records if words is None or load_of(one.request).label == words]
     return sorted(own, key=lambda request: request.sent_ns or 0)
 
 
@@ -201,7 +201,7 @@ def test_a_replay_takes_as_long_as_its_file(tmp_path: Path) -> None:
     assert (window.load.arrivals, window.load.warmup_s, window.load.lengths) == (REPLAY, 0, "as in calls.jsonl")
     assert 4 < window.stop_s < 4.01  # the last request is inside
     users = make_plan(replay=path, concurrency=2, rounds=1).windows[0]
-    assert users.times_ns is None and users.load.words == "2 users"
+    assert users.times_ns is None and users.load.label == "2 users"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_loads_that_are_not_possible_are_refused(asked: dict[str, Any], words: s
 
 def test_limits_are_read() -> None:
     slo = parse_slo("ttft=1s, TPOT=50ms,e2e=2.5s")
-    assert (slo.ttft_s, slo.tpot_s, slo.e2e_s) == (1, 0.05, 2.5) and slo.words == "TTFT 1 s, TPOT 50 ms, E2E 2.5 s"
+    assert (slo.ttft_s, slo.tpot_s, slo.e2e_s) == (1, 0.05, 2.5) and slo.label == "TTFT 1 s, TPOT 50 ms, E2E 2.5 s"
 
 
 # Measuring
@@ -272,7 +272,7 @@ def test_between_two_windows_the_server_is_idle(server: NullServer, tmp_path: Pa
     ended: dict[str, str] = {}
     begun: dict[str, str] = {}
     for one in of(records):
-        words = load_of(one).words
+        words = load_of(one).label
         begun[words] = min(begun.get(words, one.started_at), one.started_at)
         ended[words] = max(ended.get(words, one.started_at), one.started_at)
     first, second = sorted(begun, key=lambda words: begun[words])
@@ -300,7 +300,7 @@ def test_a_replay_has_the_lengths_and_times_of_its_file(server: NullServer, tmp_
 def test_never_more_than_max_requests_are_sent(server: NullServer, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"users, round 1 ended after .* its share of --max-requests, 10, was used up"):
         records = lab.load(server.url, concurrency="2,4", max_requests=20, out=tmp_path, **SHORT | {"duration": 60})
-    assert Counter(load_of(one).words for one in of(records)) == {"2 users": 10, "4 users": 10}
+    assert Counter(load_of(one).label for one in of(records)) == {"2 users": 10, "4 users": 10}
 
 
 def n_requests(server: NullServer) -> int:

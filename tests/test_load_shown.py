@@ -285,7 +285,7 @@ def capacity_words(*holding: tuple[float, int], load: Load = OPEN) -> str:
         requests += with_ttft(times_s, dataclasses.replace(load, **level))
     capacity = loads.capacity(loads.arms([loads.sample(request) for request in requests]))
     assert capacity is not None
-    return capacity.words
+    return capacity.sentence
 
 
 def test_capacity_in_words() -> None:

@@ -281,7 +281,7 @@ def _same(arm: Arm) -> dict[str, Any]:
     return nothing | {
         "n_prompt": 0 if is_mixed else prompts.pop(),
         "n_gen": 0 if is_mixed else answers.pop(),
-        "lever": f"{arm.load.words}, {arm.load.lengths}" if is_mixed else arm.load.words,
+        "lever": f"{arm.load.label}, {arm.load.lengths}" if is_mixed else arm.load.label,
         "status": OK,
         "warmup": False,
     }

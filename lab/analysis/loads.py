@@ -213,7 +213,7 @@ def _arm(by_round: dict[int, list[Sample]], has_lengths: bool, last: float) -> A
     rounds = [_round(own, max(one.date_s for one in own) == last) for _, own in sorted(by_round.items())]
     whole = [one for one in rounds if not one.is_cut_off]
     load = rounds[0].load
-    label = f"{load.words}, {load.lengths}" if has_lengths else load.words
+    label = f"{load.label}, {load.lengths}" if has_lengths else load.label
     return Arm(label, load, tuple(whole or rounds), len(rounds) - len(whole))
 
 
@@ -287,7 +287,7 @@ class Capacity:
     at_least: float | None
     below: float | None
     best: float | None
-    words: str
+    sentence: str
 
 
 def attainment(arm: Arm, slo: Slo) -> Attainment | None:

@@ -95,7 +95,7 @@ def run_row(record: RequestRecord, index: int) -> dict[str, Any]:
         "tpot_ms": _or_nan(one.tpot_ns, 1e-6),
         "decode_tps": 1e9 / one.tpot_ns if one.tpot_ns else float("nan"),
         "e2e_s": _or_nan(one.e2e_ns, 1e-9),
-        "lever": None if asked.load is None else asked.load.words,
+        "lever": None if asked.load is None else asked.load.label,
         "url": record.endpoint.url,
         "warm": one.is_warm,
         "short": one.is_short,

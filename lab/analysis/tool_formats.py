@@ -101,7 +101,7 @@ def groups(records: Iterable[RequestRecord]) -> list[Group]:
         asked, load = record.request.asked, record.request.asked.load
         if asked.warmup or not _is_inside(record.request):
             return None
-        work = (asked.n_prompt, asked.n_gen) if load is None else (load.words, load.lengths)
+        work = (asked.n_prompt, asked.n_gen) if load is None else (load.label, load.lengths)
         return record.session, record.endpoint.url, record.endpoint.api, record.model, load is None, work
 
     runs = grouped(records, run_of).values()

@@ -298,19 +298,19 @@ def _print_plan(plan: LoadPlan, as_json: bool) -> None:
     from lab.show import console
 
     by_level = sorted(plan.windows, key=lambda window: window.load.concurrency or window.load.rate or 0)
-    arms = list(dict.fromkeys(window.load.words for window in by_level))
+    arms = list(dict.fromkeys(window.load.label for window in by_level))
     load = plan.windows[0].load
     rounds = len(plan.windows) // len(arms)
     if as_json:
         known = {"loads": arms, "rounds": rounds, "warmup_s": load.warmup_s, "duration_s": load.duration_s}
         known |= {"lengths": load.lengths, "max_requests": plan.n_most, "seconds": plan.seconds}
-        console.print_json({**known, "order": [window.words for window in plan.windows]})
+        console.print_json({**known, "order": [window.label for window in plan.windows]})
         return
     out = console.console()
     out.print(f"loads    {', '.join(arms)}; in {plural(rounds, 'round')}")
     out.print(f"lengths  {load.lengths}")
     out.print(f"windows  {load.warmup_s:g} s of warm-up and {load.duration_s:g} s that count, each")
-    out.print(f"order    {'; '.join(window.words for window in plan.windows)}")
+    out.print(f"order    {'; '.join(window.label for window in plan.windows)}")
     out.print(f"at most  {plural(plan.n_most, 'request')}")
     out.print(f"takes    {duration(plan.seconds)}, and what the last requests of each window take")
 
@@ -348,7 +348,7 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
     options, output = given(context), Output.taken_from(asked)
     lengths = asked["prompt_len"] if "prompt_len" in options else through_server.DEFAULT_LENGTHS
     wanted = through_server.wanted(lengths, asked["gen"], asked["repeat"], asked["prompt"], asked["seed"])
-    confirm(url, wanted.words, asked["yes"])
+    confirm(url, wanted.summary, asked["yes"])
     err = console.console(stderr=True)
     text_out = err if output.as_json else console.console()
     model = asked["model"] if "model" in options else None

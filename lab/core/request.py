@@ -36,7 +36,7 @@ class Slo:
     e2e_s: float | None = None
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """Such as "TTFT 1 s, TPOT 50 ms"; empty without limits."""
         named = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("E2E", self.e2e_s))
         return ", ".join(
@@ -73,7 +73,7 @@ class Load:
     slo: Slo | None = None
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """Such as "8 users" or "2 requests/s"."""
         if self.arrivals == CLOSED:
             return plural(self.concurrency or 0, "user")

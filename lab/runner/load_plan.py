@@ -45,7 +45,7 @@ Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces."""
 class Lengths:
     """A length, or a distribution of lengths: how it was written, and its pool of values in ascending order."""
 
-    words: str
+    asked: str
     values: tuple[int, ...]
 
 
@@ -215,9 +215,9 @@ class Window:
         return self.load.warmup_s + self.load.duration_s
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """Such as "8 users, round 2"."""
-        return f"{self.load.words}, round {self.load.round + 1}"
+        return f"{self.load.label}, round {self.load.round + 1}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +283,7 @@ def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
     """
     replay, slo, seed = asked.get("replay"), asked.get("slo"), asked.get("seed", 1)
     prompts, answers = parse("--prompt-len", asked.get("prompt_len", 256)), parse("--gen", asked.get("gen", 64))
-    lengths, notes, calls = f"{prompts.words} + {answers.words} tokens", list[str](), list[Call]()
+    lengths, notes, calls = f"{prompts.asked} + {answers.asked} tokens", list[str](), list[Call]()
     if replay is not None:
         path = Path(replay)
         calls, notes = read(path)

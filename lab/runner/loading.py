@@ -100,11 +100,11 @@ def execute(
                 note("The server does not count the tokens of its answers: there are no rates of tokens.")
             lasted_s = shown.lasted_s
             shown.show(session.n_kept, is_over=True)
-            session.check_reached(MOST_LOST, f"{window.words}; ")
+            session.check_reached(MOST_LOST, f"{window.label}; ")
             if window.times_ns is None and session.n_kept >= n_most and lasted_s < window.stop_s:
                 needed = round(1.2 * n_most * window.stop_s / lasted_s * len(plan.windows), -2)
                 note(
-                    f"{window.words} ended after {lasted_s:.1f} s of {window.stop_s:g} s: its share of --max-requests, "
+                    f"{window.label} ended after {lasted_s:.1f} s of {window.stop_s:g} s: its share of --max-requests, "
                     f"{n_most:,}, was used up. About {needed:,.0f} would do for all."
                 )
             n_left -= session.n_kept
@@ -167,7 +167,7 @@ class _Progress:
         """Such as "8 users, round 2 of 3"."""
         windows = self.plan.windows
         rounds = 1 + max(one.load.round for one in windows)
-        return "" if self.index is None else f"{windows[self.index].words} of {rounds}"
+        return "" if self.index is None else f"{windows[self.index].label} of {rounds}"
 
     def report(self, doing: str) -> None:
         """Say what is done besides sending requests."""

@@ -60,7 +60,7 @@ class Wanted:
     seed: int
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """What a server will be sent, at most."""
         n_runs = len(self.cases) * (self.n_repeat + 1)
         most = max(case.n_prompt + case.n_gen for case in self.cases)

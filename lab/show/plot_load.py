@@ -93,7 +93,7 @@ def _throughput_panel(
     else:
         ax.set_xlim(0, max(1.3 * max(xs), 1.1 * farthest))
     ax.set_ylim(0, 1.15 * max([rate.high for _, _, rate in known] + [1e-9]))
-    return [(x, y, one.arm.load.words) for x, y, (one, _, _) in zip(xs, ys, known, strict=True)]
+    return [(x, y, one.arm.load.label) for x, y, (one, _, _) in zip(xs, ys, known, strict=True)]
 
 
 def _to_ends(ranges: Sequence[tuple[float, float, float]]) -> list[list[float]]:
@@ -276,8 +276,8 @@ def plot_latency(shown: Sequence[ArmFigures], title: str, n_slots: int | None, f
         axes[1].set_ylabel("TPOT (ms)" + (", at most" if is_bound else ""))
     for ax in axes:
         _load_axis(ax, shown, n_slots)
-    if slo and slo.words:
-        axes[0].plot([], [], color=GUIDE, ls="-.", lw=1.4, label=f"limit: {slo.words}")
+    if slo and slo.label:
+        axes[0].plot([], [], color=GUIDE, ls="-.", lw=1.4, label=f"limit: {slo.label}")
     _failures(axes[0], shown)
     canvas.finish(axes, title, is_apart=True)
 

@@ -127,8 +127,8 @@ def capacities(shown: Sequence[ArmFigures]) -> list[str]:
         slo = arms[0].load.slo
         if capacity is not None and slo is not None:
             of = f" with {lengths}" if len(all_lengths) > 1 else ""
-            limits = f" within {slo.words}" if slo.words else ""
-            words.append(f"Capacity{of} (90 % of requests{limits}): {capacity.words}.")
+            limits = f" within {slo.label}" if slo.label else ""
+            words.append(f"Capacity{of} (90 % of requests{limits}): {capacity.sentence}.")
     return words
 
 

@@ -173,7 +173,7 @@ def length(n_prompt: float | None) -> str:
 def _name(one: Figures) -> str:
     n = request_table.n_prompt(one)
     name = "a prompt of unknown length" if n is None else levers.name_of(n, None)
-    return name + (f", {one.asked.load.words}" if one.asked.load else "")
+    return name + (f", {one.asked.load.label}" if one.asked.load else "")
 
 
 def _figure(row: dict[str, Any], name: str) -> str:

@@ -171,7 +171,7 @@ def capacity(name: str, sessions: list[Seen], true: float) -> None:
     known = [one.capacity for one in sessions if one.capacity]
     holds = share([(of.at_least or 0) <= true <= (of.below or math.inf) for of in known])
     both = [of for of in known if of.at_least is not None and of.below is not None]
-    words = max((of.words for of in known), key=[of.words for of in known].count)
+    words = max((of.sentence for of in known), key=[of.sentence for of in known].count)
     print(
         f"{name}: capacity {true:.2f} is where it was said to be in {holds:.1%} of {len(known)} sessions (at least "
         f"93 % wanted); both ends known in {len(both)}; most often: {words}",
