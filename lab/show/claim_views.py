@@ -232,7 +232,13 @@ def _cells(prefix: str, one: Judged) -> list[Cell]:
     number, words, _, criterion, verdict = one.cells
     figures = "\n".join(one.first_figures) or UNKNOWN
     link, style = f"{prefix}-claim-{number}", STYLES[one.judgement.verdict]
-    return [Cell(number), Cell(words, link), Cell(figures), Cell(criterion), Cell(verdict, style=style)]
+    return [
+        Cell(number),
+        Cell(words, link),
+        Cell(figures, style="figures"),
+        Cell(criterion),
+        Cell(verdict, style=style),
+    ]
 
 
 def _evidence(prefix: str, one: Judged, pictures: dict[str, list[Picture]], shown_at: dict[str, int]) -> Section:

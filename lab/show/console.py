@@ -31,6 +31,7 @@ WRAPPED = {"note", "what it is", "verdict", "claims", "what it can do", "answer"
 
 TEXT_COLUMNS = {
     *("name", "from", "figure", "kernel", "type", "buffer", "phase", "limit", "part", "load", "requests"),
+    *("claim", "figures", "criterion"),
     *WRAPPED,
 }
 """Headings of columns that hold text."""

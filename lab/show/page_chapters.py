@@ -331,8 +331,9 @@ def _shares(of_setups: Sequence[tuple[str, pd.DataFrame]]) -> list[Section]:
     for label, rows in of_setups:
         for n_gen, part in table.summary(rows).groupby("n_gen"):
             known = part[part.prefill_share.notna() & part.sweep_every.isna()].to_dict("records")
-            title = f"Where the time goes: {label}, a prompt and {n_gen:,} generated tokens"
-            made += [Section(title, **tabled(SHARES, known))] if known else []
+            title = f"Where the time goes, {label}, a prompt and {n_gen:,} generated tokens"
+            about = "a bar is prefill, then decode"
+            made += [Section(title, about, **tabled(SHARES, known))] if known else []
     return made
 
 
