@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import math
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.core import shape
 from lab.core.layers import read_layers
+from lab.core.lists import grouped
 from lab.core.placement import Tensor
 from lab.core.record import Model
 from lab.engine import llama, native
@@ -39,150 +42,173 @@ MAY_BE_ZERO = ("feed_forward_length", "attention.head_count")  # recurrent model
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 
+@dataclass(frozen=True)
+class _Weights:
+    """A tensor of the header's table: its type, its sizes (the inner one first), its bytes, and where they end."""
+
+    type: str
+    sizes: tuple[int, ...]
+    n_bytes: int
+    end: int
+
+
+class _Header:
+    """The header of an open file: the values of its keys, and its table of tensors."""
+
+    def __init__(self, gguf: Any) -> None:
+        self._gguf = gguf
+
+    def text(self, key: str) -> str | None:
+        """The value of a key, where that is text."""
+        index, kind = self._find(key)
+        return ggml().gguf_get_val_str(self._gguf, index).decode(errors="replace") if kind == _STRING else None
+
+    def number(self, key: str) -> int | None:
+        """The value of a key, where that is a whole number from 0 on."""
+        index, kind = self._find(key)
+        if kind not in GGUF_INTEGERS:
+            return None
+        value = int(getattr(ggml(), f"gguf_get_val_{GGUF_INTEGERS[kind][0]}")(self._gguf, index))
+        return value if value >= 0 else None
+
+    def numbers(self, key: str) -> tuple[int, ...] | None:
+        """The value of a key, where that is a list of whole numbers (or of yes and no)."""
+        index, kind = self._find(key)
+        known = {_BOOL: ctypes.c_bool, **{number: result for number, (_, result) in GGUF_INTEGERS.items()}}
+        item: Any = known.get(ggml().gguf_get_arr_type(self._gguf, index)) if kind == _ARRAY else None
+        if item is None:
+            return None
+        data = ctypes.cast(ggml().gguf_get_arr_data(self._gguf, index), ctypes.POINTER(item))
+        return tuple(int(value) for value in data[: ggml().gguf_get_arr_n(self._gguf, index)])
+
+    def _find(self, key: str) -> tuple[int, int | None]:
+        index = ggml().gguf_find_key(self._gguf, key.encode())
+        return index, None if index < 0 else ggml().gguf_get_kv_type(self._gguf, index)
+
+    @property
+    def longest_list(self) -> int:
+        """Items of the longest list that is the value of a key."""
+        keys = range(ggml().gguf_get_n_kv(self._gguf))
+        lists = (i for i in keys if ggml().gguf_get_kv_type(self._gguf, i) == _ARRAY)
+        return max((ggml().gguf_get_arr_n(self._gguf, i) for i in lists), default=0)
+
+    @property
+    def n_tensors(self) -> int:
+        """How many tensors the table has."""
+        return int(ggml().gguf_get_n_tensors(self._gguf))
+
+    def tensors(self) -> dict[str, _Weights]:
+        """The table of tensors, by name."""
+        lib, gguf, data = ggml(), self._gguf, ggml().gguf_get_data_offset(self._gguf)
+        table = {}
+        for i in range(self.n_tensors):
+            n_bytes = lib.gguf_get_tensor_size(gguf, i)
+            table[lib.gguf_get_tensor_name(gguf, i).decode(errors="replace")] = _Weights(
+                type=lib.ggml_type_name(lib.gguf_get_tensor_type(gguf, i)).decode().upper(),
+                sizes=tuple(lib.gguf_get_tensor_ne(gguf, i)[:4]),
+                n_bytes=n_bytes,
+                end=data + lib.gguf_get_tensor_offset(gguf, i) + n_bytes,
+            )
+        return table
+
+
 def read_model(path: Path, name: str, source: str) -> Model:
     """The model in a GGUF file, without its sha256, repo and revision. LabError where
     the file is none, is cut off, or holds no weights."""
-    with _opened(path) as gguf:
-        return _model(gguf, path, name, source)
+    with _opened(path) as header:
+        arch = header.text("general.architecture")
+        _check(header, arch, path)
+        tensors, n_bytes = header.tensors(), path.stat().st_size
+        if not tensors:
+            raise LabError(f"{path.name} holds only a vocabulary, no weights.", "Give the file with the model itself.")
+        if (end := max(one.end for one in tensors.values())) > n_bytes:
+            raise LabError(
+                f"{path.name} is cut off: it has {n_bytes:,} of {end:,} bytes.", "Get the file again, to its end."
+            )
+        file: dict[str, Any] = {"name": name, "source": source, "file": printable(path.name), "n_bytes": n_bytes}
+        return Model(**file, **_of_keys(header, arch), **_of_tensors(tensors))
 
 
 def read_tensors(path: Path) -> tuple[Tensor, ...]:
     """The tensors in a GGUF file. LabError as in `read_model`."""
-    with _opened(path) as gguf:
-        return tuple(
-            Tensor(ggml().gguf_get_tensor_name(gguf, i).decode(errors="replace"), ggml().gguf_get_tensor_size(gguf, i))
-            for i in range(ggml().gguf_get_n_tensors(gguf))
-        )
+    with _opened(path) as header:
+        return tuple(Tensor(name, one.n_bytes) for name, one in header.tensors().items())
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """ggml's handle of a file's header."""
+def _opened(path: Path) -> Iterator[_Header]:
     _check_magic(path)
     native.forget_log()
     gguf = ggml().gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True, ctx=None))
     if not gguf:
         raise LabError(f"{path.name} is a broken GGUF file: {native.complaint()}", "Get the file again.")
-    gguf = ctypes.c_void_p(gguf)
     try:
-        yield gguf
+        yield _Header(gguf)
     finally:
         ggml().gguf_free(gguf)
 
 
-def _model(gguf: Any, path: Path, name: str, source: str) -> Model:
-    def find(key: str) -> tuple[int, int | None]:
-        index = ggml().gguf_find_key(gguf, key.encode())
-        return index, None if index < 0 else ggml().gguf_get_kv_type(gguf, index)
-
-    def number(key: str) -> int | None:
-        index, kind = find(key)
-        if kind not in GGUF_INTEGERS:
-            return None
-        value = int(getattr(ggml(), f"gguf_get_val_{GGUF_INTEGERS[kind][0]}")(gguf, index))
-        return value if value >= 0 else None
-
-    index, kind = find("general.architecture")
-    arch = ggml().gguf_get_val_str(gguf, index).decode(errors="replace") if kind == _STRING else None
-    if (number("split.count") or 1) > 1:
+def _check(header: _Header, arch: str | None, path: Path) -> None:
+    """LabError for a part of a model, and for what no model has: llama.cpp would believe it."""
+    if (header.number("split.count") or 1) > 1:
         raise LabError(
-            f"{path.name} is one part of a model in {number('split.count')} files.",
+            f"{path.name} is one part of a model in {header.number('split.count')} files.",
             "Join them with llama.cpp's llama-gguf-split --merge, and measure the whole file.",
         )
     if arch is not None and not re.fullmatch(r"[\w.-]{1,64}", arch):
         raise LabError(f"{path.name} has no usable architecture name.", "Get the file again from where it comes.")
-    if ggml().gguf_get_n_tensors(gguf) > MOST_TENSORS:
+    if header.n_tensors > MOST_TENSORS:
         raise LabError(f"{path.name} names more than {MOST_TENSORS:,} tensors.", "Get the file again, elsewhere.")
-    arrays = [i for i in range(ggml().gguf_get_n_kv(gguf)) if ggml().gguf_get_kv_type(gguf, i) == _ARRAY]
-    if any(ggml().gguf_get_arr_n(gguf, i) > MOST_ITEMS for i in arrays):
+    if header.longest_list > MOST_ITEMS:
         raise LabError(f"{path.name} has a list of more than {MOST_ITEMS:,} items.", "Get the file again, elsewhere.")
     for key, most in MOST.items():
-        value = number(f"{arch}.{key}")
-        if value is not None and not (key not in MAY_BE_ZERO) <= value <= most:
+        value = header.number(f"{arch}.{key}")
+        if value is not None and not (0 if key in MAY_BE_ZERO else 1) <= value <= most:
             raise LabError(f"{path.name} says {key} = {value:,}, which no model has.", "Get the file again, elsewhere.")
-    tensors = {ggml().gguf_get_tensor_name(gguf, i): i for i in range(ggml().gguf_get_n_tensors(gguf))}
-    if not tensors:
-        raise LabError(f"{path.name} holds only a vocabulary, no weights.", "Give the file with the model itself.")
-    bytes_by_type, end = _tensor_bytes(gguf, list(tensors.values()))
-    n_bytes = path.stat().st_size
-    if end > n_bytes:
-        raise LabError(
-            f"{path.name} is cut off: it has {n_bytes:,} of {end:,} bytes.", "Get the file again, to its end."
-        )
-    embedding, output = tensors.get(b"token_embd.weight"), tensors.get(b"output.weight")
-    n_embd = number(f"{arch}.embedding_length")
 
-    def numbers(key: str) -> tuple[int, ...] | None:
-        index, kind = find(key)
-        return _integers(gguf, index) if kind == _ARRAY else None
 
-    layers = read_layers(arch, number(f"{arch}.block_count"), number, numbers)
-    key_length, value_length = (number(f"{arch}.attention.{name}_length") for name in ("key", "value"))
-    head_dim = key_length or (n_embd // layers.n_head if n_embd and layers.n_head else None)
-    return Model(
-        name=name,
-        source=source,
-        repo=None,
-        file=printable(path.name),
-        revision=None,
-        sha256=None,
-        n_bytes=n_bytes,
-        quantization=_quantization(number("general.file_type")),
-        arch=arch,
-        n_layer=number(f"{arch}.block_count"),
-        n_embd=n_embd,
-        n_head=layers.n_head,
-        n_head_kv=layers.n_head_kv,
-        head_dim=head_dim,
-        n_ff=number(f"{arch}.feed_forward_length"),
-        n_vocab=None if embedding is None else ggml().gguf_get_tensor_ne(gguf, embedding)[1],
-        n_ctx_train=number(f"{arch}.context_length"),
-        tied_embeddings=b"output.weight" not in tensors,
-        tensor_bytes=bytes_by_type,
-        embedding_bytes=None if embedding is None else ggml().gguf_get_tensor_size(gguf, embedding),
-        output_bytes=None if output is None else ggml().gguf_get_tensor_size(gguf, output),
-        embedding_type=None if embedding is None else _type_name(gguf, embedding),
-        output_type=None if output is None else _type_name(gguf, output),
-        n_expert=number(f"{arch}.expert_count"),
-        n_params=sum(math.prod(ggml().gguf_get_tensor_ne(gguf, index)[:4]) for index in tensors.values()),
-        n_expert_used=number(f"{arch}.expert_used_count"),
-        matrices=shape.group(
-            (name.decode(errors="replace"), _type_name(gguf, i), ggml().gguf_get_tensor_ne(gguf, i)[:4])
-            for name, i in tensors.items()
-        ),
-        windows=layers.windows,
-        heads=layers.heads,
-        heads_kv=layers.heads_kv,
-        head_dim_v=value_length if value_length != head_dim else None,
-        n_ff_expert=number(f"{arch}.expert_feed_forward_length"),
-        uncounted=layers.uncounted,
+def _of_keys(header: _Header, arch: str | None) -> dict[str, Any]:
+    """The fields of a Model that the keys of a header tell."""
+
+    def number(key: str) -> int | None:
+        return header.number(f"{arch}.{key}")
+
+    n_embd, key_length, value_length = (
+        number(key) for key in ("embedding_length", "attention.key_length", "attention.value_length")
     )
+    layers = read_layers(arch, number("block_count"), header.number, header.numbers)
+    head_dim = key_length or (n_embd // layers.n_head if n_embd and layers.n_head else None)
+    return {
+        **dataclasses.asdict(layers),
+        "quantization": _quantization(header.number("general.file_type")),
+        "arch": arch,
+        "n_layer": number("block_count"),
+        "n_embd": n_embd,
+        "head_dim": head_dim,
+        "head_dim_v": value_length if value_length != head_dim else None,
+        "n_ff": number("feed_forward_length"),
+        "n_ctx_train": number("context_length"),
+        "n_expert": number("expert_count"),
+        "n_expert_used": number("expert_used_count"),
+        "n_ff_expert": number("expert_feed_forward_length"),
+    }
 
 
-def _integers(gguf: Any, index: int) -> tuple[int, ...] | None:
-    """An array of whole numbers (or of yes and no); None where it holds something else."""
-    kinds: dict[int, Any] = {_BOOL: ctypes.c_bool} | {number: result for number, (_, result) in GGUF_INTEGERS.items()}
-    kind = kinds.get(ggml().gguf_get_arr_type(gguf, index))
-    if kind is None:
-        return None
-    data = ctypes.cast(ggml().gguf_get_arr_data(gguf, index), ctypes.POINTER(kind))
-    return tuple(int(value) for value in data[: ggml().gguf_get_arr_n(gguf, index)])
-
-
-def _tensor_bytes(gguf: Any, indices: list[int]) -> tuple[dict[str, int], int]:
-    """Bytes by tensor type, and where in the file the last tensor ends."""
-    by_type: dict[str, int] = {}
-    end = data = ggml().gguf_get_data_offset(gguf)
-    for index in indices:
-        n_bytes = ggml().gguf_get_tensor_size(gguf, index)
-        kind = _type_name(gguf, index)
-        by_type[kind] = by_type.get(kind, 0) + n_bytes
-        end = max(end, data + ggml().gguf_get_tensor_offset(gguf, index) + n_bytes)
-    return by_type, end
-
-
-def _type_name(gguf: Any, index: int) -> str:
-    return str(ggml().ggml_type_name(ggml().gguf_get_tensor_type(gguf, index)).decode().upper())
+def _of_tensors(tensors: dict[str, _Weights]) -> dict[str, Any]:
+    """The fields of a Model that the table of tensors tells."""
+    embedding, output = tensors.get("token_embd.weight"), tensors.get("output.weight")
+    by_type = grouped(tensors.values(), lambda one: one.type)
+    return {
+        "n_vocab": embedding and embedding.sizes[1],
+        "tied_embeddings": output is None,
+        "tensor_bytes": {kind: sum(one.n_bytes for one in alike) for kind, alike in by_type.items()},
+        "embedding_bytes": embedding and embedding.n_bytes,
+        "output_bytes": output and output.n_bytes,
+        "embedding_type": embedding and embedding.type,
+        "output_type": output and output.type,
+        "n_params": sum(math.prod(one.sizes) for one in tensors.values()),
+        "matrices": shape.group((name, one.type, one.sizes) for name, one in tensors.items()),
+    }
 
 
 def _check_magic(path: Path) -> None:
