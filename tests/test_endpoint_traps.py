@@ -41,6 +41,7 @@ from lab.core.request import (
     Endpoint,
     Events,
     Request,
+    short_name,
 )
 from lab.core.request_times import figures
 from lab.endpoints import formats as options
@@ -48,7 +49,7 @@ from lab.endpoints import prompts
 from lab.endpoints.access import Access, access, ask, hidden, read_json
 from lab.endpoints.client import Client, ClientDied
 from lab.endpoints.formats import ask_for
-from lab.endpoints.probe import MOST_PROBES, choose_model, probe, short_name
+from lab.endpoints.probe import MOST_PROBES, choose_model, probe
 from lab.endpoints.selftest import client_error, selftest
 from lab.endpoints.send_plan import SEPARATOR, Ask, Reply, SendPlan
 from lab.errors import LabError

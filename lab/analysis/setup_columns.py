@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.core.asked_settings import table
 from lab.core.record import Record, Settings
-from lab.core.request import Endpoint, RequestRecord, ServerSettings
+from lab.core.request import Endpoint, RequestRecord, ServerSettings, short_name
 from lab.runner import machine
 
 if TYPE_CHECKING:
@@ -103,11 +103,6 @@ def named(row: pd.Series, names: Sequence[str]) -> list[str]:
         else:
             words.append(f"{name} {text if len(text) <= 40 else f'{text[:12]}...'}")
     return words
-
-
-def short_name(model: str) -> str:
-    """A model's name for labels: llama-server without an alias calls its model by its whole path."""
-    return model.rpartition("/")[2] if model.startswith("/") else model
 
 
 def is_request(row: Any) -> bool:

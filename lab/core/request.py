@@ -269,3 +269,8 @@ class RequestRecord:
     request: Request
     schema: int = SCHEMA
     client_error_ns: tuple[int, int] | None = None  # of a stamp, when the session began: the median, and 99 %
+
+
+def short_name(model: str) -> str:
+    """A model as records name it: of a path only the file, since a folder may say whose machine it is."""
+    return re.split(r"[/\\]", model)[-1] if re.match(r"/|\\|[A-Za-z]:[/\\]", model) else model

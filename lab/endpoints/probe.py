@@ -11,7 +11,6 @@ docs.sglang.io native_api (/get_server_info, /server_info); lmstudio.ai/docs/dev
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,19 @@ from lab.core import request as kinds
 from lab.core import request_times as times
 from lab.core.lists import plural
 from lab.core.record import OK
-from lab.core.request import CHAT, COMPLETIONS, NO, UNKNOWN, YES, Asked, Capability, Endpoint, Request, ServerSettings
+from lab.core.request import (
+    CHAT,
+    COMPLETIONS,
+    NO,
+    UNKNOWN,
+    YES,
+    Asked,
+    Capability,
+    Endpoint,
+    Request,
+    ServerSettings,
+    short_name,
+)
 from lab.endpoints import formats as options
 from lab.endpoints import prompts
 from lab.endpoints.access import Access, JsonReply, ask, hidden
@@ -136,11 +147,6 @@ def choose_model(models: tuple[str, ...], asked: str | None) -> str:
     if len(models) != 1:
         raise LabError(f"The server has {len(models) or 'no'} models.", f"Name one with --model: {names or 'its name'}")
     return models[0]
-
-
-def short_name(model: str) -> str:
-    """A model as records name it: of a path only the file, since a folder may say whose machine it is."""
-    return re.split(r"[/\\]", model)[-1] if re.match(r"/|\\|[A-Za-z]:[/\\]", model) else model
 
 
 def describe(access: Access, listed: JsonReply, model: str) -> tuple[str | None, str | None, ServerSettings | None]:

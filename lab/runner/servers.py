@@ -18,7 +18,7 @@ from typing import Any, TypedDict, Unpack, cast
 
 from lab.core import results
 from lab.core.record import Machine
-from lab.core.request import Asked, Request, RequestRecord
+from lab.core.request import Asked, Request, RequestRecord, short_name
 from lab.endpoints import access as reaching
 from lab.endpoints import formats, probe, prompts
 from lab.endpoints.access import Access
@@ -56,7 +56,7 @@ class Server(probe.Probed):
     @property
     def model_name(self) -> str:
         """The model as records name it."""
-        return probe.short_name(self.model)
+        return short_name(self.model)
 
     def prompt(self, n: int, text: str, seed: int, repeat: int) -> Prompt:
         """A prompt of n tokens, cut from `text` at a place that depends on the seed and the repeat.

@@ -15,12 +15,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lab.analysis import comparison, request_table, setup_columns, table
+from lab.analysis import comparison, request_table, table
 from lab.analysis.spread import known_spreads
 from lab.core import results
 from lab.core.lists import join_and, plural
 from lab.core.record import OK, Ceilings, Record
-from lab.core.request import RequestRecord
+from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
 from lab.experiments.claim_verdicts import Verdicts
 from lab.runner import machine
@@ -123,9 +123,7 @@ def _title(kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -> 
     if labels := [label for own in compared if own for label, _ in table.setups(table.runs(own))]:
         return text_results.question(labels)
     sessions = {one.session: one for one in good}
-    models = Counter(
-        one.model.name if isinstance(one, Record) else setup_columns.short_name(one.model) for one in sessions.values()
-    )
+    models = Counter(one.model.name if isinstance(one, Record) else short_name(one.model) for one in sessions.values())
     (first, _), *others = models.most_common()
     machines = {machine.label(one.machine) for one in good}
     of = f"{first} and {plural(len(others), 'other model')}" if others else first

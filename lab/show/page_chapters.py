@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import comparison, request_table, setup_columns, table, wording
+from lab.analysis import comparison, request_table, table, wording
 from lab.analysis.comparison import Group
 from lab.analysis.spread import Spread
 from lab.core.lists import grouped, plural
 from lab.core.record import Ceilings, Record
-from lab.core.request import RequestRecord
+from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
 from lab.show import (
     door_views,
@@ -109,7 +109,7 @@ def requests(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Se
     many = len(of_setups) > 1
     endpoints = [(label, good[part.run.iloc[0]].endpoint) for label, part in rows]
     seen = [(label, endpoint) for label, endpoint in endpoints if endpoint.capabilities]
-    name, server = setup_columns.short_name(good[0].model), good[0].endpoint.server or "its server"
+    name, server = short_name(good[0].model), good[0].endpoint.server or "its server"
     return [
         Section(
             "Through a server",

@@ -19,7 +19,7 @@ from lab.analysis.wording import digits, seconds
 from lab.core import phases
 from lab.core import request_times as times
 from lab.core.record import PREFILL, Record
-from lab.core.request import RequestRecord
+from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
 from lab.runner import machine
 from lab.show import canvas, plot_trial
@@ -375,7 +375,7 @@ def _subject(records: Records, rows: pd.DataFrame) -> str:
         return f"{_where(request_table.of_engine(records))} ({repeats})"
     of_server = rows[rows.server.notna()]
     ways = ["in process"] * (len(of_server) < len(rows)) + [f"through {_one_of(of_server.server, 'servers')}"]
-    models = _one_of(rows.model.map(setup_columns.short_name), "models")
+    models = _one_of(rows.model.map(short_name), "models")
     return f"{models} {' and '.join(ways)}\nclient {_one_of(of_server.machine, 'machines')}; {repeats}"
 
 
