@@ -22,7 +22,7 @@ import pytest
 
 from lab.errors import LabError
 from lab.models import hub, hub_cache
-from lab.models.hub import Remote
+from lab.models.hub_cache import Remote
 from tests import loopback_hub
 from tests.loopback_hub import LoopbackHub, Repo
 
@@ -60,7 +60,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback
         close_session()
 
 
-def pull(remote: Remote = REMOTE) -> hub.Pulled:
+def pull(remote: Remote = REMOTE) -> hub_cache.Pulled:
     return hub.pull(remote, lambda n_done, n_bytes: None)
 
 

@@ -4,10 +4,8 @@ huggingface_hub deletes a partial file on every error and compares no sha256 (te
 library is asked what the hub announces (commit, size, sha256), and its session, headers and locks are used, but the
 bytes are streamed here, into one partial file, with which the next attempt goes on, of this process or of another.
 
-What the hub's refusals mean, what could have been meant instead, and what to do next.
-
-The hub says little: a status, and sometimes an error code. A repo that is not there and one that is private look the
-same to a stranger (401); a gated one wants a licence click on its page. A wrong name is answered with close ones.
+The hub's refusals say little: a status, and sometimes an error code. A repo that does not exist and a private one look
+the same without a token (401); a gated one wants a licence click on its page. For a wrong name close ones are offered.
 """
 
 from __future__ import annotations
@@ -37,16 +35,13 @@ OFFLINE_HINT = (
     "or a file on disk (--model PATH.gguf)."
 )
 
-Listed = Callable[[str], Any]
-"""The hub's JSON for a path below its list of models, None where it gives none."""
-
 
 class Unreachable(LabError):
     """The hub cannot be reached now, or is too busy."""
 
 
-def refused(problem: HfHubHTTPError, remote: Remote, listed: Listed) -> LabError:
-    """The error for a user of an answer that is an error; `listed` is asked for names that are close."""
+def refused(problem: HfHubHTTPError, remote: Remote) -> LabError:
+    """The error for a user of an answer that is an error; the hub is asked for names that are close."""
     from huggingface_hub import errors
 
     response, repo, page = problem.response, remote.repo, f"{HOME}/{remote.repo}"
@@ -58,17 +53,17 @@ def refused(problem: HfHubHTTPError, remote: Remote, listed: Listed) -> LabError
     if isinstance(problem, errors.GatedRepoError) or status == 403:
         return LabError(f"{repo} is gated: the hub does not give it to everyone ({status}).", f"To get it, {licence}")
     if isinstance(problem, errors.RevisionNotFoundError):
-        refs = listed(f"/{repo}/refs")
+        refs = _listed_or_none(f"/{repo}/refs")
         names = _column(refs, "branches", "name") + _column(refs, "tags", "name")
         return LabError(f"{repo} has no revision {remote.revision!r}.", _offer(remote.revision, names) or f"See {page}")
     if isinstance(problem, errors.EntryNotFoundError):
-        offer = _offer(remote.file, ggufs(listed(files_of(remote)))) or f"See {page}"
+        offer = _offer(remote.file, ggufs(_listed_or_none(files_of(remote)))) or f"See {page}"
         return LabError(f"{repo} has no file {remote.file!r} at revision {remote.revision!r}.", offer)
     if "invalid credentials" in (problem.server_message or "").lower():
         return LabError(f"The hub does not know the token in HF_TOKEN ({status}).", f"Unset it. For {repo}, {licence}")
     if status in (401, 404):
         owner = quote(repo.split("/")[0])
-        offer = _offer(repo, _column({"repos": listed(f"?author={owner}&limit=500")}, "repos", "id"))
+        offer = _offer(repo, _column({"repos": _listed_or_none(f"?author={owner}&limit=500")}, "repos", "id"))
         hint = f"{offer} If it is private or gated, {licence}".strip()
         return LabError(f"The hub has no repo {repo}, or does not show it to everyone ({status}).", hint)
     if status in BUSY:
@@ -136,8 +131,6 @@ def _offer(wanted: str, names: list[str]) -> str:
 def _named(problem: Exception) -> str:
     return f"{type(problem).__name__}: {problem}".rstrip(": .")
 
-
-__all__ = ["Pulled", "Remote", "Unreachable", "alone", "cached", "files", "pull", "remove"]
 
 T = TypeVar("T")
 ShowBytes = Callable[[int, int | None], None]
@@ -301,6 +294,13 @@ def _listed(path: str) -> Any:
     return response.json()
 
 
+def _listed_or_none(path: str) -> Any:
+    """`_listed`, None where the hub gives nothing."""
+    with suppress(*_failures(), json.JSONDecodeError):
+        return _listed(path)
+    return None
+
+
 def _retried(ask: Callable[[], T], n_done: Callable[[], int] | None = None) -> T:
     """The result of `ask()`, called again while the hub is busy and, with `n_done` (bytes on the disk), after a cut."""
     waits, before = iter(WAITS_S), n_done() if n_done else 0
@@ -340,17 +340,10 @@ def _in_words(remote: Remote) -> Iterator[None]:
     """Raises the LabError that says what went wrong inside."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-    failures = _failures()
-
-    def listed(path: str) -> Any:
-        with suppress(*failures, json.JSONDecodeError):
-            return _listed(path)
-        return None
-
     try:
         yield
     except HfHubHTTPError as problem:
-        raise refused(problem, remote, listed) from None
+        raise refused(problem, remote) from None
     except HFValidationError:
         raise LabError(f"{remote.repo!r} is not the name of a repo on the hub.", "Write it as OWNER/REPO.") from None
     except UnicodeEncodeError:
@@ -359,7 +352,7 @@ def _in_words(remote: Remote) -> Iterator[None]:
         raise no_hub(_endpoint()) from None
     except OfflineModeIsEnabled:
         raise Unreachable("HF_HUB_OFFLINE is set: the hub is not asked.", f"Unset it to pull. {OFFLINE_HINT}") from None
-    except failures as problem:
+    except _failures() as problem:
         raise Unreachable(f"The hub ({_endpoint()}) cannot be reached: {_named(problem)}.", OFFLINE_HINT) from None
     except OSError as problem:
         raise hub_cache.unusable(problem) from None

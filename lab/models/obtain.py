@@ -11,13 +11,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from lab.errors import LabError, printable
 from lab.models import catalog, hub, hub_cache, synthetic
 from lab.models.catalog import EMBEDDED, FILE, HUB, REQUANTIZED, SYNTHETIC, ModelFile, Spec
-from lab.models.hub import Remote
+from lab.models.hub_cache import Remote
 from lab.process.worker import Worker
 
 ShowTransfer = Callable[[str, int, int | None], None]
@@ -40,10 +41,8 @@ def locate(spec: Spec) -> ModelFile | None:
     """The file of `spec` where it is on this machine already; nothing is fetched or made."""
     if spec.path:
         return ModelFile(printable(spec.path.stem), FILE, spec.path)
-    if remote := _cached_remote(spec):
-        pulled = hub.cached(remote)
-        if pulled:
-            return ModelFile(_name(spec), HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
+    if (remote := _cached_remote(spec)) and (pulled := hub.cached(remote)):
+        return ModelFile(_name(spec), HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
     if (made := _made_path(spec)) and made.exists():
         return ModelFile(_name(spec), SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED, made)
     if spec.source == EMBEDDED and not _wants_another_quantization(spec):
@@ -89,17 +88,11 @@ def listing() -> list[Listed]:
     for entry in catalog.entries().values():
         source = EMBEDDED if entry.embedded else HUB if entry.repo else "shape only"
         here = None
-        if entry.embedded or entry.repo:
-            try:
-                here = locate(catalog.parse(entry.name))
-            except LabError:  # the embedded package is not installed
-                here = None
+        with suppress(LabError):  # the embedded package is not installed
+            here = locate(catalog.parse(entry.name)) if entry.embedded or entry.repo else None
         n_bytes = here.path.stat().st_size if here else entry.n_bytes
         rows.append(Listed(entry.name, entry.quantization, n_bytes, here is not None, source, entry.about))
-    for path in sorted(cache_folder().glob("*.gguf")):
-        if row := _listed_file(path):
-            rows.append(row)
-    return rows
+    return rows + [row for path in sorted(cache_folder().glob("*.gguf")) if (row := _listed_file(path))]
 
 
 def _listed_file(path: Path) -> Listed | None:
@@ -112,10 +105,9 @@ def _listed_file(path: Path) -> Listed | None:
         return None
     source, name, quantization = [*path.stem.split("--"), "", ""][:3]
     text = f"synthetic:{name}:{quantization}" if source == SYNTHETIC else f"{name}:{quantization}"
-    try:
-        is_made = name and _made_path(catalog.parse(text)) == path
-    except LabError:  # of a model that is not in the catalog (any more)
-        is_made = False
+    is_made = False
+    with suppress(LabError):  # of a model that is not in the catalog (any more)
+        is_made = bool(name) and _made_path(catalog.parse(text)) == path
     if not is_made:
         about = "not made by the lab under this name: measure it by its path"
         return Listed(printable(str(path)), None, n_bytes, True, FILE, about)
@@ -223,8 +215,8 @@ def _cached_remote(spec: Spec) -> Remote | None:
 
 
 def _wants_another_quantization(spec: Spec) -> bool:
-    own = spec.entry.quantization if spec.entry and spec.source != SYNTHETIC else None
-    return spec.source != SYNTHETIC and spec.quantization is not None and spec.quantization != own
+    own = spec.entry.quantization if spec.entry else None
+    return spec.source != SYNTHETIC and spec.quantization not in (None, own)
 
 
 def _base(spec: Spec) -> Spec:
@@ -238,10 +230,8 @@ def base_is_here(spec: Spec) -> bool:
 
 def _remote(spec: Spec) -> Remote:
     assert spec.repo is not None and spec.file is not None
-    entry = spec.entry
-    return Remote(
-        spec.repo, spec.file, spec.revision, entry.sha256 if entry else None, entry.n_bytes if entry else None
-    )
+    expected = (spec.entry.sha256, spec.entry.n_bytes) if spec.entry else ()
+    return Remote(spec.repo, spec.file, spec.revision, *expected)
 
 
 def _name(spec: Spec) -> str:
@@ -250,9 +240,8 @@ def _name(spec: Spec) -> str:
 
 def _made_path(spec: Spec) -> Path | None:
     """Where the lab keeps `spec` if it makes it itself: SOURCE--NAME--QUANTIZATION.gguf."""
-    if spec.entry is None or spec.quantization is None:
-        return None
-    if spec.source != SYNTHETIC and not _wants_another_quantization(spec):
+    is_made = spec.source == SYNTHETIC or _wants_another_quantization(spec)
+    if spec.entry is None or spec.quantization is None or not is_made:
         return None
     source = SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED
     return cache_folder() / f"{source}--{spec.entry.name}--{spec.quantization}.gguf"

@@ -1,13 +1,13 @@
 """What would make it faster here: the same kernels' ceilings, asked about other settings.
 
 A lever replaces one part of a phase by another whose ceiling is known (weights of another type, another number of
-threads, other attention) and leaves everything else, overhead included, as it was measured. So its gain is a prediction,
-and each lever names the command that tries it.
+threads, other attention) and leaves everything else, overhead included, as it was measured. So its gain is a
+prediction, and each lever names the command that tries it.
 
 `experiments` predicts what batch, prefix and speculate gain on this machine. They need steps that the explained runs
 did not have: one token of each of several sequences, the rest of a prompt, several positions of one sequence. The times
-of such steps are predicted from the kernels' ceilings and from the explained runs (step_prediction.py). An experiment is
-named only where it is predicted to gain and all its kernels have a ceiling.
+of such steps are predicted from the kernels' ceilings and from the explained runs (step_prediction.py). An experiment
+is named only where it is predicted to gain and all its kernels have a ceiling.
 """
 
 from __future__ import annotations
@@ -256,8 +256,9 @@ class PrefixLever:
 class SpeculationLever:
     """Tokens guessed ahead, and verified in one step; the guessing itself is taken to cost nothing.
 
-    With `n_draft` tokens guessed ahead it pays if at least `least_acceptance` of the guesses are right; every other draft
-    length needs a larger share. With the share `acceptance` the best draft length is `best_n_draft`, the speed-up `gain`.
+    With `n_draft` tokens guessed ahead it pays if at least `least_acceptance` of the guesses are right; every other
+    draft length needs a larger share. With the share `acceptance` the best draft length is `best_n_draft`, and the
+    speed-up `gain`.
     """
 
     n_draft: int

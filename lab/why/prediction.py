@@ -132,7 +132,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions for a model in one place: the bytes that each length needs, the memory there, and what it is based on."""
+    """Predictions for a model on one device: the bytes that each length needs, the memory there, and the basis."""
 
     model: Model
     where: str

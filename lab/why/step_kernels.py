@@ -324,8 +324,10 @@ def rates_for(ceilings: Ceilings, op: str, kind: str, n_threads: int) -> list[Ra
 
 
 def copy_s(ceilings: Ceilings, op: str, n_bytes: float) -> float | None:
-    """Best seconds of an upload or download of n_bytes: a constant, and a time per byte, from the smallest and the largest
-    copy that were measured. None without these."""
+    """Best seconds of an upload or download of n_bytes: a constant, and a time per byte.
+
+    Both follow from the smallest and the largest copy that were measured. None without these.
+    """
     points = sorted((rate.n_bytes, min(rate.times_ns) / 1e9) for rate in ceilings.rates if rate.op == op)
     if not points:
         return None
