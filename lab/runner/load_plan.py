@@ -40,6 +40,25 @@ MOONCAKE = ("input_length", "output_length", "timestamp")
 
 Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces."""
 
+DEFAULT_CONCURRENCY = "1,2,4,8"
+WARMUP_S, DURATION_S, ROUNDS = 5.0, 15.0, 3
+MAX_REQUESTS = 2000
+MOST_DRAWN = 20_000
+"""Lengths that are drawn for a window; then they come again."""
+
+TIMEOUT_S, STALL_S = 300.0, 60.0
+MOST_LOST = 20
+"""Requests in a row without a connection after which a server counts as gone."""
+
+MOST_ARMS, MOST_ROUNDS = 50, 100
+LONGEST_S = 86_400.0
+MOST_REQUESTS = 10_000_000
+LEAST_RATE, MOST_RATE = 0.001, 10_000.0
+REST = 2.0
+"""The times of an open loop cover REST times its windows: the load goes on while their requests end."""
+
+Numbers = str | float | Sequence[float]
+
 
 @dataclass(frozen=True)
 class Lengths:
@@ -180,26 +199,6 @@ def nearest(values: Sequence[int], n: int) -> int:
     """The index of the value that is nearest to n."""
     i = bisect_left(values, n)
     return min((j for j in (i - 1, i) if 0 <= j < len(values)), key=lambda j: abs(values[j] - n))
-
-
-DEFAULT_CONCURRENCY = "1,2,4,8"
-WARMUP_S, DURATION_S, ROUNDS = 5.0, 15.0, 3
-MAX_REQUESTS = 2000
-MOST_DRAWN = 20_000
-"""Lengths that are drawn for a window; then they come again."""
-
-TIMEOUT_S, STALL_S = 300.0, 60.0
-MOST_LOST = 20
-"""Requests in a row without a connection after which a server counts as gone."""
-
-MOST_ARMS, MOST_ROUNDS = 50, 100
-LONGEST_S = 86_400.0
-MOST_REQUESTS = 10_000_000
-LEAST_RATE, MOST_RATE = 0.001, 10_000.0
-REST = 2.0
-"""The times of an open loop cover REST times its windows: the load goes on while their requests end."""
-
-Numbers = str | float | Sequence[float]
 
 
 @dataclass(frozen=True)

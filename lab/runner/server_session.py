@@ -35,7 +35,7 @@ class ServerSession:
     report: Callable[[str], object]
     error_ns: tuple[int, int] | None = None  # of the client itself
     n_lost: int = 0  # requests in a row that failed as in GONE
-    lost: Request | None = None  # the last of them
+    last: Request | None = None  # the last one that ended
     can_count: bool = True  # tokens of answers whose stream did not
     _kept: set[int] = field(default_factory=set)  # the requests of the plan that are in the file
     _asked: dict[Asked, Asked] = field(default_factory=dict)  # thousands of requests share a few of them
@@ -70,7 +70,7 @@ class ServerSession:
             for batch in client.batches(plan, look_s):
                 replies = list(batch)
                 for reply in replies:
-                    self.note(reply.request)
+                    self.count_lost(reply.request)
                     ended(reply)
                 yield from self._keep(replies, uncounted if counts else None)
                 look()
@@ -88,15 +88,15 @@ class ServerSession:
             self._keep((*client.given_up(), *uncounted))
             raise
 
-    def note(self, request: Request) -> None:
-        """Whether the server seems to be gone, after this request."""
+    def count_lost(self, request: Request) -> None:
+        """Count requests in a row that did not reach the server, or lost it."""
         self.n_lost = self.n_lost + 1 if request.failure in GONE else 0
-        self.lost = request
+        self.last = request
 
     def check_reached(self, most_lost: int, during: str = "") -> None:
         """LabError where `most_lost` requests in a row did not reach the server, or lost it."""
-        if self.n_lost >= most_lost and self.lost:
-            why = f"{self.lost.failure}: {(self.lost.error or '').rstrip('.')}"
+        if self.n_lost >= most_lost and self.last:
+            why = f"{self.last.failure}: {(self.last.error or '').rstrip('.')}"
             raise LabError(
                 f"The server at {self.server.endpoint.url} is gone: {self.n_lost} requests in a row failed "
                 f"({during}{why}).",

@@ -202,7 +202,7 @@ class _Rounds:
             prompt = self._prompt(case, repeat)
         except server_prompts.NotCounted as problem:
             request = not_sent(case, repeat, problem.what, warmup)
-            self.session.note(request)
+            self.session.count_lost(request)
             yield self.session.keep(request)
             return False
         server = self.plan.server
