@@ -54,7 +54,7 @@ def _options(experiment: Experiment) -> list[Any]:
     return made
 
 
-batch, prefix, speculate, stall = map(_command, EXPERIMENTS)
+experiments = tuple(map(_command, EXPERIMENTS))
 
 
 @click.command()

@@ -14,7 +14,7 @@ import click
 
 from lab.cli import running
 from lab.cli.comparing import calibrate, compare, export, import_
-from lab.cli.experimenting import batch, claims, prefix, speculate, stall
+from lab.cli.experimenting import claims, experiments
 from lab.cli.explaining import ceilings, doctor, explain, predict
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
@@ -193,10 +193,7 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
 for command in (
     measure,
     sweep,
-    batch,
-    prefix,
-    stall,
-    speculate,
+    *experiments,
     claims,
     ab,
     compare,

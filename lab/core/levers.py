@@ -74,6 +74,9 @@ def in_chunks(chunk: int | None) -> str:
 
 Lever = Batch | Prefix | Stall | Speculation
 
+LEVERS = {"batch": Batch, "prefix": Prefix, "stall": Stall, "speculation": Speculation}
+"""By the field of a run."""
+
 
 def name_of(n_prompt: int, lever: Lever | None) -> str:
     """What a run does, in words: in tables, progress lines and errors."""

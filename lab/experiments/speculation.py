@@ -104,16 +104,16 @@ def _texts(asked: str) -> list[str]:
         raise LabError(
             "Random tokens cannot be guessed.", f"Give texts: --prompt {DEFAULT_TEXTS}, or a file with a text."
         )
-    names = [name.strip() for name in asked.split(",")]
-    if asked != prompts.TEXT and set(names) <= set(prompts.own_texts()):
-        return list(dict.fromkeys(names))
-    return prompts.own_texts() if asked == prompts.TEXT else [asked]
+    if asked == prompts.TEXT:
+        return prompts.own_texts()
+    names = dict.fromkeys(name.strip() for name in asked.split(","))
+    return list(names) if names.keys() <= set(prompts.own_texts()) else [asked]
 
 
 def _check_lengths(asked: str | int | Sequence[int], n_gen: int, settings: Settings) -> tuple[int, ...]:
     """Draft lengths in ascending order. LabError for those that cannot be verified in one step, or never are."""
-    given = asked if isinstance(asked, str) else ",".join(map(str, [asked] if isinstance(asked, int) else asked))
-    lengths = numbers("--draft-len", parse_lengths(given, "--draft-len"), 2**20)
+    given = parse_lengths(asked, "--draft-len") if isinstance(asked, str) else asked
+    lengths = numbers("--draft-len", given, 2**20)
     longest, most = lengths[-1], min(settings.n_ubatch, settings.n_batch) - 1
     if longest > most:
         raise LabError(

@@ -16,7 +16,7 @@ from typing import Any
 
 from lab.core import record, script
 from lab.core.asked_settings import AskedSettings
-from lab.core.levers import LOOKUP, Batch, Lever, Prefix, Speculation, Stall, name_of
+from lab.core.levers import LEVERS, LOOKUP, Lever, Speculation, name_of
 from lab.core.memory import Memory, of_context, padded
 from lab.core.placement import Tensor
 from lab.core.record import Machine, Model, Run, Settings, Steps
@@ -81,8 +81,7 @@ def with_room(settings: Settings, cases: Sequence[Case]) -> Settings:
 
 def named(case: Case) -> dict[str, Any]:
     """The fields of a run that say what it did."""
-    levers = {"batch": Batch, "prefix": Prefix, "stall": Stall, "speculation": Speculation}
-    lever = {name: case.lever for name, kind in levers.items() if isinstance(case.lever, kind)}
+    lever = {name: case.lever for name, kind in LEVERS.items() if isinstance(case.lever, kind)}
     return {"n_prompt": case.n_prompt, "n_gen": case.n_gen, "every": case.every, **lever}
 
 
