@@ -88,9 +88,9 @@ def html(
     setups = page_chapters.setups(good)
     lead = list[str]()
     if is_all or len(kinds) == 1:
-        lead = [*(line for one in compared for line in one.words), *_gist(kinds)]
-        kinds = [dataclasses.replace(kind, sentences=()) for kind in kinds]
-        compared = [dataclasses.replace(one, words=()) for one in compared]
+        lead = [*(line for one in compared for line in one.sentences), *_gist(kinds)]
+        kinds = [dataclasses.replace(one, sentences=()) for one in kinds]
+        compared = [dataclasses.replace(one, sentences=()) for one in compared]
     chapters = [*kinds, *compared, *page_chapters.whys(timed, known), *page_chapters.failed(rest, alone)]
     chapters = [*chapters, setups] if setups.headings else [setups, *chapters]
     firsts = {(one.session, one.run.variant): one for one in reversed([*timed, *claimed])}.values()

@@ -26,7 +26,7 @@ from lab.show import (
     text_setup,
     text_why,
 )
-from lab.show.section import SMALL, TALL, UNKNOWN, WIDE, Cell, Columns, Picture, Section, tabled
+from lab.show.section import SMALL, TALL, UNKNOWN, WIDE, Columns, Picture, Section, tabled
 from lab.why import advice, probing, roofline, where
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ Lines = Sequence[Record | RequestRecord]
 OF_RUNS = (
     "A generation is two jobs: prefill reads the prompt, decode writes one token after another. TTFT is the time to "
     "the first token, TPOT the time of each further one, E2E the whole. A figure is the median over runs; below it "
-    "stands its 95 % interval or, for fewer than 6 runs, their range."
+    "stands its 95 % interval or, for fewer than 6 runs, their range. A bar is prefill's share of the whole time."
 )
 OF_REQUESTS = (
     f"{text_requests.MEANINGS} A figure is the median over requests; below it stands its 95 % interval or, for fewer "
@@ -80,7 +80,7 @@ def runs(timed: Sequence[Record], has_pictures: bool = True) -> list[Section]:
                 question=text_results.question([label for label, _ in rows]),
                 words=[OF_RUNS],
                 sentences=[line for label, part in rows for line in text_results.times(label if many else "", part)],
-                parts=[*text_results.sections(own), *(_shares(rows))],
+                parts=text_results.sections(own),
                 pictures=[
                     Picture(one, CAPTIONS[one.partition("-")[0]], draw, SIZES.get(one.partition("-")[0], SMALL))
                     for one, draw in drawn.items()
@@ -190,7 +190,7 @@ def compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], 
     left_out = [f"{rest}, so {'it is' if n_alone == 1 else 'they are'} not compared."] if n_alone else []
     title = "Which is faster, and how sure is it?"
     return not n_alone and len(clusters) == 1, [
-        Section(title, name="compared", words=answers, sentences=left_out, parts=parts)
+        Section(title, name="compared", words=left_out, sentences=answers, parts=parts)
     ]
 
 
@@ -315,26 +315,6 @@ def _facts_of_request(record: RequestRecord) -> dict[str, str]:
     known = ", ".join(words for words, value in parts.items() if value is not None)
     texts = {"server": f"{named} at {endpoint.url}, through {endpoint.api}", "model": record.model}
     return texts | ({"settings": known} if known else {}) | {"client": text_setup.facts(record.machine)["machine"]}
-
-
-SHARES: Columns = (
-    ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
-    ("prefill", lambda row: wording.seconds(row["prefill_s"])),
-    ("the rest", lambda row: wording.seconds(row["e2e_s"] - row["prefill_s"])),
-    ("prefill\n% of E2E", lambda row: Cell(f"{100 * row['prefill_share']:.0f} %", style="bar")),
-)
-
-
-def _shares(of_setups: Sequence[tuple[str, pd.DataFrame]]) -> list[Section]:
-    """Prefill's share of the whole time, for each number of generated tokens; not for sweeps, which generate few."""
-    made = []
-    for label, rows in of_setups:
-        for n_gen, part in table.summary(rows).groupby("n_gen"):
-            known = part[part.prefill_share.notna() & part.sweep_every.isna()].to_dict("records")
-            title = f"Where the time goes, {label}, a prompt and {n_gen:,} generated tokens"
-            about = "a bar is prefill, then decode"
-            made += [Section(title, about, **tabled(SHARES, known))] if known else []
-    return made
 
 
 def _time(label: str, rows: pd.DataFrame) -> str:

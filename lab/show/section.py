@@ -110,7 +110,9 @@ class Section:
 def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> dict[str, Any]:
     """The fields of a Section with a table of these rows; a column in which nothing is known is left out."""
     lines = [[show(row) for _, show in columns] for row in rows]
-    kept = [i for i in range(len(columns)) if keep_all or any(line[i] not in ("", UNKNOWN) for line in lines)]
+    kept = [
+        i for i in range(len(columns)) if keep_all or any(as_cell(line[i]).text not in ("", UNKNOWN) for line in lines)
+    ]
     return {
         "headings": [columns[i][0] for i in kept],
         "cells": [[line[i] for i in kept] for line in lines],

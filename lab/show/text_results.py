@@ -18,7 +18,7 @@ from lab.runner.cases import Plan
 from lab.runner.plan import join
 from lab.runner.rounds import wide_rows
 from lab.show import reproduce, text_compare
-from lab.show.section import Columns, Section, print_marked, print_sections, tabled
+from lab.show.section import Cell, Columns, Section, print_marked, print_sections, tabled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +30,6 @@ COLUMNS = {
     "tpot_ms": "TPOT\nms",
     "decode_tps": "decode\ntokens/s",
     "e2e_s": "E2E\ns",
-    "prefill_share": "prefill\n% of E2E",
 }
 """Figures of the summary, and their headings."""
 
@@ -80,7 +79,13 @@ def _columns(rows: pd.DataFrame) -> Columns:
         ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
         ("runs", lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}"),
         *((heading, partial(figure, name=name)) for name, heading in figures.items()),
+        ("prefill\n% of E2E", partial(_share, is_sweep=bool(rows.sweep_every.notna().all()))),
     ]
+
+
+def _share(row: Mapping[str, Any], is_sweep: bool) -> Cell:
+    """Prefill's share of the whole time; a sweep generates too little for a bar."""
+    return Cell(figure(row, "prefill_share"), style="" if is_sweep else "bar")
 
 
 def figure(row: Mapping[str, Any], name: str) -> str:
