@@ -458,9 +458,9 @@ def test_sessions_nearby_come_with_their_ceilings(tmp_path: Path) -> None:
     for name, line in (("a", make_record(session="a")), ("b", make_record(session="b")), ("calibration/c", FAST)):
         results.append(tmp_path / f"{name}.jsonl", line)
     (tmp_path / "d.jsonl").write_text("no line\n")
-    records, ceilings = calibration.neighbours([tmp_path], [make_record(session="a")])
-    assert [record.session for record in records] == ["b"] and ceilings == [FAST]
-    assert calibration.other_sessions([tmp_path], []) != []
+    near = calibration.nearby([tmp_path], [make_record(session="a")])
+    assert [record.session for record in near.records] == ["b"] and near.ceilings == (FAST,)
+    assert len(calibration.nearby([tmp_path]).records) == 2
 
 
 def test_records_are_judged_again_as_python(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.cli.options import AT_LEAST, NO_PLOT, PLOTS_OUT, SEED, SETTINGS, as_json_option, out_option, with_options
-from lab.cli.running import collect, draw, note, other_requests, other_sessions, plot_folder, read
+from lab.cli.running import collect, draw, nearby, note, plot_folder, read
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def compare(
     reading = read(results)
     records = reading.measured
     groups = comparing.groups(records, base)
-    others = other_sessions(results, reading.records)
-    known = known_spreads([*records, *others, *other_requests(results, reading.requests)])
+    others = nearby(results, reading.measured)
+    known = known_spreads([*records, *others.records, *(others.requests if reading.requests else ())])
     comparisons = comparing.compare_groups(groups, at_least, known)
     apart = reading.measured if reading.requests else comparing.by_session(reading.records)
     stem = f"{Path(results[0]).stem}-compared"

@@ -139,7 +139,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
         raise LabError(f"{path} is no name for a page.", "Let it end in .html: --out report.html")
     if path.resolve() in {Path(each).resolve() for each in results}:
         raise LabError(f"{path} would be overwritten by its own report.", "Choose another name: --out report.html")
-    others = running.other_sessions(results, reading.records)
+    others = running.nearby(results, reading.records).records
     known = running.ceilings_of(reading, ceilings)
     judged = running.verdicts_of(reading.records, results, known)
     if judged:

@@ -61,22 +61,12 @@ def note(sentence: str) -> None:
     click.echo(f"Note: {sentence}", err=True)
 
 
-def other_sessions(results: tuple[str, ...], records: Sequence[Record]) -> list[Record]:
-    """Sessions that lie where the results are: they show how much sessions differ."""
+def nearby(results: tuple[str, ...], measured: Sequence[Record | RequestRecord]) -> Contents:
+    """Other sessions that lie where the results are: they show how much sessions differ."""
     from lab.runner import calibration
 
-    return calibration.other_sessions(_folders(results), records)
-
-
-def other_requests(results: tuple[str, ...], requests: Sequence[RequestRecord]) -> list[RequestRecord]:
-    """Requests of other sessions that lie where the results are; none where there are no `requests` to compare."""
-    from lab.runner import calibration
-
-    return calibration.other_requests(_folders(results), requests) if requests else []
-
-
-def _folders(results: tuple[str, ...]) -> set[Path]:
-    return {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
+    folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
+    return calibration.nearby(folders, measured)
 
 
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
@@ -140,7 +130,7 @@ def claim_pictures(
     if not by_session:
         return []
     known = [*ceilings, *claim_session.known_ceilings(plot_folder(results, None))]
-    others = other_sessions(results, records)
+    others = nearby(results, records).records
     return section.numbered([claim_views.drawings(own, known, others) for own in by_session.values()])
 
 
@@ -155,7 +145,7 @@ def experiments(
     if not any(record.run.lever for record in records):
         return []
     known = [*ceilings, *probing.kept(plot_folder(results, None), note)]
-    return levers.sections(records, known, other_sessions(results, records))
+    return levers.sections(records, known, nearby(results, records).records)
 
 
 def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
@@ -176,8 +166,9 @@ def verdicts_of(
     if not any(record.run.part for record in records):
         return []
     folder = plot_folder(results, None)
-    others, theirs = claim_session.neighbours(folder, records)
-    return claim_verdicts.of_sessions(records, [*ceilings, *claim_session.known_ceilings(folder)], others, theirs)
+    near = claim_session.nearby(folder, records)
+    known = [*ceilings, *claim_session.known_ceilings(folder)]
+    return claim_verdicts.of_sessions(records, known, near.records, near.ceilings)
 
 
 def as_json_rows(
@@ -376,7 +367,7 @@ def write_files(
     files["plots"] = [named("plot", plot) for plot in drawn]
     files["report"] = None
     if report and any_good(records):
-        known, others = probing.kept(path.parent, note), other_sessions((str(path),), runs)
+        known, others = probing.kept(path.parent, note), nearby((str(path),), runs).records
         if judged:
             known = claim_session.known_ceilings(path.parent)
         target = path.with_suffix(".html")

@@ -19,6 +19,7 @@ from typing import Any, Unpack
 from lab.core import results
 from lab.core.asked_settings import SettingsKeywords
 from lab.core.record import Ceilings, Record
+from lab.core.results import Contents
 from lab.errors import LabError
 from lab.experiments import claim_parts, claim_verdicts
 from lab.experiments.claim import Claim
@@ -122,8 +123,8 @@ def judge(
     are_chosen: bool = True,
 ) -> Verdicts:
     """The verdicts on claims by the records of one session, and by what is kept in a folder of results."""
-    others, theirs = neighbours(folder, records)
-    evidence = claim_verdicts.evidence_of(records, here, known_ceilings(folder), others, theirs, is_quick)
+    near = nearby(folder, records)
+    evidence = claim_verdicts.evidence_of(records, here, known_ceilings(folder), near.records, near.ceilings, is_quick)
     return claim_verdicts.verdicts(chosen, evidence, are_chosen)
 
 
@@ -180,9 +181,9 @@ def known_ceilings(folder: Path) -> list[Ceilings]:
     return [known for where in _folders(folder) for known in probing.kept(where, lambda text: None)]
 
 
-def neighbours(folder: Path, records: Sequence[Record]) -> tuple[list[Record], list[Ceilings]]:
+def nearby(folder: Path, records: Sequence[Record]) -> Contents:
     """Other sessions in a folder and in the default one for results, and the ceilings in their files."""
-    return calibration.neighbours(_folders(folder), records)
+    return calibration.nearby(_folders(folder), records)
 
 
 def _folders(folder: Path) -> set[Path]:

@@ -277,7 +277,7 @@ def _predictor(folder: Path) -> Predict:
     """Predicts from the ceilings and the runs in a folder, which are read when the first prediction is wanted."""
 
     def predict(record: Record) -> StepPrediction | None:
-        known, others = probing.kept(folder, lambda text: None), calibration.other_sessions({folder}, [])
+        known, others = probing.kept(folder, lambda text: None), calibration.nearby({folder}).records
         return step_prediction.prediction_for(record, known, others)
 
     return predict

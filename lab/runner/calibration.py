@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lab.core import results
-from lab.core.record import Ceilings, Record
+from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.core.results import Contents
 from lab.errors import LabError
@@ -76,28 +76,19 @@ def calibrate(
             )
 
 
-def other_sessions(folders: Iterable[Path], records: Sequence[Record]) -> list[Record]:
-    """Sessions in these folders, as `neighbours` reads them: they show how much sessions differ."""
-    return neighbours(folders, records)[0]
+def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = ()) -> Contents:
+    """What lies in these folders and in their calibration folders, but for the sessions of `measured`.
 
-
-def neighbours(folders: Iterable[Path], records: Sequence[Record]) -> tuple[list[Record], list[Ceilings]]:
-    """Sessions in these folders and in their calibration folders but for those of `records`, and ceilings with them.
-
-    At most MOST_NEARBY bytes are read, the newest files first; those that cannot be read are left out.
+    It shows how much sessions differ. At most MOST_NEARBY bytes are read, the newest files first; those that cannot be
+    read are left out.
     """
-    nearby, ceilings = list[Record](), list[Ceilings]()
-    named = {record.session for record in records}
-    for contents in _nearby(folders):
-        nearby += [record for record in contents.records if record.session not in named]
-        ceilings += contents.ceilings
-    return nearby, ceilings
-
-
-def other_requests(folders: Iterable[Path], requests: Sequence[RequestRecord]) -> list[RequestRecord]:
-    """As `other_sessions`, of requests to servers."""
-    named = {record.session for record in requests}
-    return [record for contents in _nearby(folders) for record in contents.requests if record.session not in named]
+    known, contents = {one.session for one in measured}, list(_nearby(folders))
+    return Contents(
+        records=tuple(one for each in contents for one in each.records if one.session not in known),
+        ceilings=tuple(one for each in contents for one in each.ceilings),
+        requests=tuple(one for each in contents for one in each.requests if one.session not in known),
+        skipped=(),
+    )
 
 
 def _nearby(folders: Iterable[Path]) -> Iterator[Contents]:
