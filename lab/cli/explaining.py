@@ -25,6 +25,7 @@ from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, RESULTS, ceilings_of,
 from lab.errors import LabError
 
 if TYPE_CHECKING:
+    from lab.core.record import Ceilings, Record
     from lab.why.prediction import Prediction
 
 
@@ -101,58 +102,59 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
     """
     from lab.analysis import table
     from lab.core.record import OK
-    from lab.core.shown import MARK
-    from lab.show import console, text_results, text_why
-    from lab.show.plot_why import save_why
-    from lab.show.section import print_sections
-    from lab.why import advice, probing, roofline, where
+    from lab.show import console, text_why
+    from lab.why import probing, where
 
     reading = read_runs(results, "explain")
     records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
     if not records:
         raise LabError("There is no run that went well, so nothing to explain.", "Look at the errors: lab show RESULTS")
     given = ceilings_of(reading, folder)
-    documents = []
-    rows = table.runs(records)
-    stdout = console.console()
-    source = Path(results[0])
-    target = plot_folder(results, out)
-    setups = table.setups(rows)
+    setups, documents = table.setups(table.runs(records)), []
     for number, (label, setup) in enumerate(setups):
+        stem = Path(results[0]).stem + (f"-{number + 1}" if len(setups) > 1 else "")
         chosen = [records[i] for i in dict.fromkeys(setup.run)]
-        first = chosen[0]
-        if note := text_why.caveat(first):
+        if note := text_why.caveat(chosen[0]):
             click.echo(f"Note: {label}: {note}", err=True)
-        known = probing.need(given, where.of_record(first), force, label)
-        explained = roofline.explain(chosen, known)
-        best = roofline.roof(known, where.layers_of(first))
-        levers = advice.levers(explained, first, known)
-        tried = advice.experiments(explained, chosen, known)
-        stem = f"{source.stem}-{number + 1}" if len(setups) > 1 else source.stem
-        plots = [] if no_plot else save_why(explained, best, label, target, stem)
-        documents.append(
-            {
-                "setup": label,
-                "roof": dataclasses.asdict(best),
-                "levers": [dataclasses.asdict(lever) for lever in levers],
-                "experiments": [dataclasses.asdict(lever) for lever in tried],
-                "plots": [str(plot) for plot in plots],
-                "ceilings_measured_at": known.measured_at,
-                "warnings": [*probing.doubt_words(known), *text_results.warnings(chosen)],
-                "rows": [
-                    {**dataclasses.asdict(row), "intensity": row.intensity, "of_ceiling": row.of_ceiling}
-                    for row in explained
-                ],
-            }
-        )
-        if not as_json:
-            print_sections([text_why.section(label, chosen, explained, known, [*levers, *tried])], stdout)
-            for sentence in text_results.warnings(chosen):
-                stdout.print(f"{MARK} {sentence}")
-            for plot in plots:
-                stdout.print(f"plot     {plot}")
+        known = probing.need(given, where.of_record(chosen[0]), force, label)
+        target = None if no_plot else plot_folder(results, out)
+        documents.append(_explained(label, chosen, known, target, stem, not as_json))
     if as_json:
         console.print_json(documents)
+
+
+def _explained(
+    label: str, records: Sequence[Record], known: Ceilings, folder: Path | None, stem: str, prints: bool
+) -> dict[str, Any]:
+    """Explains the runs of one setup, draws into `folder` where one is given, and returns it all for JSON."""
+    from lab.core.shown import MARK
+    from lab.show import console, text_results, text_why
+    from lab.show.plot_why import save_why
+    from lab.show.section import print_sections
+    from lab.why import advice, probing, roofline, where
+
+    first, stdout = records[0], console.console()
+    explained = roofline.explain(records, known)
+    best = roofline.roof(known, where.layers_of(first))
+    levers, tried = advice.levers(explained, first, known), advice.experiments(explained, records, known)
+    plots = save_why(explained, best, label, folder, stem) if folder else []
+    warnings = text_results.warnings(records)
+    if prints:
+        print_sections([text_why.section(label, records, explained, known, [*levers, *tried])], stdout)
+        for line in [*(f"{MARK} {sentence}" for sentence in warnings), *(f"plot     {plot}" for plot in plots)]:
+            stdout.print(line)
+    return {
+        "setup": label,
+        "roof": dataclasses.asdict(best),
+        "levers": [dataclasses.asdict(lever) for lever in levers],
+        "experiments": [dataclasses.asdict(lever) for lever in tried],
+        "plots": [str(plot) for plot in plots],
+        "ceilings_measured_at": known.measured_at,
+        "warnings": [*probing.doubt_words(known), *warnings],
+        "rows": [
+            {**dataclasses.asdict(row), "intensity": row.intensity, "of_ceiling": row.of_ceiling} for row in explained
+        ],
+    }
 
 
 @click.command()

@@ -41,7 +41,6 @@ def measure(
     out: str | Path = "results",
     watch: ShowStatus | None = None,
     stream: bool = False,
-    every: int | None = None,
     until: Until | None = None,
     **settings: Unpack[SettingsKeywords],
 ) -> list[Record]:
@@ -56,7 +55,7 @@ def measure(
     """
 
     def make(worker: Worker) -> Plan:
-        return make_plan(worker, prompt_len, gen, repeat, model, every=every, until=until, **settings)
+        return make_plan(worker, prompt_len, gen, repeat, model, until=until, **settings)
 
     return carry_out(make, out, watch, stream)
 
@@ -97,7 +96,11 @@ def sweep(
     After each `every` prompt tokens `gen` tokens are generated and forgotten again. The other arguments are those
     of `measure`.
     """
-    return measure([max_len], gen, repeat, model, out=out, watch=watch, every=every, **settings)
+
+    def make(worker: Worker) -> Plan:
+        return make_plan(worker, [max_len], gen, repeat, model, every=every, **settings)
+
+    return carry_out(make, out, watch)
 
 
 def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:

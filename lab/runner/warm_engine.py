@@ -16,11 +16,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from lab.core import phases, record
 from lab.core import script as scripts
 from lab.core.asked_settings import END, STEP
+from lab.core.noise import Noise
 from lab.core.record import Record, Run, Settings
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.models import catalog
-from lab.process.wire import Progress
+from lab.process.wire import Outcome, Progress
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import diagnosis, machine, noise_watch, prompts
 from lab.runner.cases import Case, Plan, is_of_draft, measured_run, named, utc_now, with_room
@@ -159,15 +160,48 @@ class WarmEngine:
             return self._run(case, repeat, warmup, waits_once, given)
 
     def _run(self, case: Case, repeat: int, warmup: bool, waits_once: bool | None, given: Sequence[int]) -> Run:
+        script = self._script(case, repeat, waits_once, given)
+        started_at = utc_now()
+        outcome, noise = self._watched(script, case, repeat, warmup)
+        run = Run(
+            **named(case),
+            repeat=repeat,
+            warmup=warmup,
+            started_at=started_at,
+            status=record.OK,
+            error=None,
+            steps=outcome.steps,
+            token_ids=outcome.token_ids,
+            prompt_offset=self._offset(self._source(case), repeat, 0) if not given else None,
+            end_of_generation_at=outcome.end_at,
+            noise=noise,
+            engine=self.n_starts,
+            state_bytes=outcome.state_bytes,
+            logits_differ=outcome.logits_differ,
+            placement=self._placement,
+            accepted=outcome.accepted,
+            margins=outcome.margins,
+            draft=self.plan.draft.model if self.plan.draft and is_of_draft(case) else None,
+        )
+        n_known = len(list(scripts.shapes(script)))  # the steps of `speculate` follow
+        if sum(outcome.steps.n_tokens[:n_known]) != _n_computed(script):
+            raise LabError(f"The steps do not add up to {case.name}.", "Please report this as a bug.")
+        self.reporter.learn(case, run)
+        return run
+
+    def _script(self, case: Case, repeat: int, waits_once: bool | None, given: Sequence[int]) -> Script:
         write = self.plan.write if case.lever else measured_run
         cut = functools.partial(self._text, self._source(case), repeat)
         script = write(case, (lambda sequence, n: list(given)) if given else cut, self.settings)
-        if self.settings.prefill_wait == END if waits_once is None else waits_once:
-            script = scripts.wait_once(script)
+        if waits_once is None:
+            waits_once = self.settings.prefill_wait == END
+        return scripts.wait_once(script) if waits_once else script
+
+    def _watched(self, script: Script, case: Case, repeat: int, warmup: bool) -> tuple[Outcome, Noise]:
+        """Run a script between two sentinels, which a warm-up does not have, and see what else the machine does."""
         if not warmup and self._sentinel is None:
             self._sentinel = self._time_sentinel()
         sentinel_before = self._sentinel
-        started_at = utc_now()
         show = self.reporter.progress_watcher(case, repeat, warmup, self._pieces)
         shown = time.monotonic()
         noise = noise_watch.NoiseWatch(self.worker.pid, self._servers, self._idle_w)
@@ -182,39 +216,15 @@ class WarmEngine:
         outcome = self.worker.run(script, look)
         show(Progress(scripts.n_prefilled(script), outcome.token_ids))
         readings = noise.finish(outcome.started_ns)
-        if not warmup:
-            try:
-                self._sentinel = self._time_sentinel()
-            except LabError:  # this run is measured; a dead engine is reported by the next one
-                self._sentinel = None
-            readings = dataclasses.replace(
-                readings, sentinel_before_ns=sentinel_before, sentinel_after_ns=self._sentinel
-            )
-        run = Run(
-            **named(case),
-            repeat=repeat,
-            warmup=warmup,
-            started_at=started_at,
-            status=record.OK,
-            error=None,
-            steps=outcome.steps,
-            token_ids=outcome.token_ids,
-            prompt_offset=self._offset(self._source(case), repeat, 0) if not given else None,
-            end_of_generation_at=outcome.end_at,
-            noise=readings,
-            engine=self.n_starts,
-            state_bytes=outcome.state_bytes,
-            logits_differ=outcome.logits_differ,
-            placement=self._placement,
-            accepted=outcome.accepted,
-            margins=outcome.margins,
-            draft=self.plan.draft.model if self.plan.draft and is_of_draft(case) else None,
+        if warmup:
+            return outcome, readings
+        try:
+            self._sentinel = self._time_sentinel()
+        except LabError:  # this run is measured; a dead engine is reported by the next one
+            self._sentinel = None
+        return outcome, dataclasses.replace(
+            readings, sentinel_before_ns=sentinel_before, sentinel_after_ns=self._sentinel
         )
-        n_known = len(list(scripts.shapes(script)))  # the steps of `speculate` follow
-        if sum(outcome.steps.n_tokens[:n_known]) != _n_computed(script):
-            raise LabError(f"The steps do not add up to {case.name}.", "Please report this as a bug.")
-        self.reporter.learn(case, run)
-        return run
 
     def record(self, session: str, run: Run, settings: Settings | None = None) -> Record:
         """A run as a line of a results file, with what the plan says of all its runs."""
