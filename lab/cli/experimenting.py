@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, unified, with_options
-from lab.cli.running import EXIT_FAILED, Output, as_json_rows, carry_out, collect
+from lab.cli.running import EXIT_FAILED, Output, as_json_rows, carry_out, collect, introduce
 from lab.experiments.experiment import Experiment, planning
 from lab.experiments.known import EXPERIMENTS
 
@@ -88,7 +88,7 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
     from lab.experiments.common import folder_in
     from lab.process.worker import Worker
     from lab.runner.session import new_results_file
-    from lab.show import claim_views, console, text_setup
+    from lab.show import claim_views, console
 
     output, dry_run = Output.taken_from(asked), asked.pop("dry_run")
     folder = output.folder
@@ -98,10 +98,7 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
         with console.transfer(err) as transferring:
             asked |= {"watch": transferring, "fetch": not dry_run}
             session = claim_session.plan(worker, chosen, quick, states, folder, **asked)
-        for line in text_setup.describe(session.base.machine, session.base.model):
-            err.print(line)
-        for warning in session.warnings:
-            err.print(f"Note: {warning}", style="yellow")
+        introduce([session.base], err, err, session.warnings)
         for line in claim_views.plan_lines(session):
             err.print(line)
         if dry_run:

@@ -1,4 +1,4 @@
-"""One file per lever: what it does to the time of a step, predicted, measured, and checked to have happened.
+"""One file for each experiment: its command, its plan as a script, its rows with the prediction, what they say.
 
-Each file has its plan (cases), its script, its figures of a run, and its rows with the prediction beside them.
+`known.py` lists them. Beside them: both ways to a model (door_*.py), and what texts claim (claim*.py).
 """
