@@ -106,19 +106,25 @@ def panels(ax: Axes, names: Sequence[str]) -> list[Axes]:
         return [ax] * len(names)
     ax.remove()
     n_columns = min(len(distinct), 3 if figure.get_figwidth() > 7 else 2)
-    n_rows = math.ceil(len(distinct) / n_columns)
     letters = int(1.2 * TITLE_LETTERS * figure.get_figwidth() / n_columns)
     titles = ["\n".join(textwrap.wrap(name, letters)) for name in distinct]
     of_titles = 0.14 * max(title.count("\n") for title in titles)
+    n_rows = math.ceil(len(distinct) / n_columns)
     figure.set_figheight(max(figure.get_figheight(), 1.2 + (1.8 + of_titles) * n_rows))
-    made = list(figure.subplots(n_rows, n_columns, sharex=True, sharey=True).flat)
-    for one, title in zip(made, titles, strict=False):
+    made = grid(figure, len(distinct), n_columns, sharex=True, sharey=True)
+    for one, title in zip(made, titles, strict=True):
         one.set_title(title, fontsize=8)
-    for spare in made[len(distinct) :]:
-        spare.remove()
-    for last in made[len(distinct) - n_columns : len(distinct)]:  # the row above a spare one
-        last.xaxis.set_tick_params(labelbottom=True)
     return [made[distinct.index(name)] for name in names]
+
+
+def grid(figure: Figure, n: int, n_columns: int, **shared: Any) -> list[Axes]:
+    """n axes in rows; the last of each column has numbers below."""
+    made = list(figure.subplots(math.ceil(n / n_columns), n_columns, squeeze=False, **shared).flat)
+    for spare in made[n:]:
+        spare.remove()
+    for last in made[max(0, n - n_columns) : n]:
+        last.xaxis.set_tick_params(labelbottom=True)
+    return made[:n]
 
 
 def name_axes(axes: Sequence[Axes], x: str, y: str) -> None:
@@ -209,28 +215,22 @@ def plot_lines(
 
 def plain_ticks(axis: Any) -> None:
     """Labels ticks 1,000, not 10^3. A short logarithmic axis also has labels between the powers of ten."""
-    from matplotlib.ticker import (
-        FixedLocator,
-        FuncFormatter,
-        LogFormatter,
-        MaxNLocator,
-        NullFormatter,
-        NullLocator,
-        ScalarFormatter,
-    )
+    from matplotlib import ticker
 
-    if not isinstance(axis.get_major_formatter(), ScalarFormatter | LogFormatter):  # ticks that have names
+    if not isinstance(
+        axis.get_major_formatter(), ticker.ScalarFormatter | ticker.LogFormatter
+    ):  # ticks that have names
         return
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    if axis.get_scale() != "log" or isinstance(axis.get_major_locator(), FixedLocator):
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    if axis.get_scale() != "log" or isinstance(axis.get_major_locator(), ticker.FixedLocator):
         return
     low, high = axis.get_view_interval()
     if high / low < 4:
-        axis.set_major_locator(MaxNLocator(6))
-        axis.set_minor_locator(NullLocator())
+        axis.set_major_locator(ticker.MaxNLocator(6))
+        axis.set_minor_locator(ticker.NullLocator())
         return
-    few = FuncFormatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
-    axis.set_minor_formatter(few if high / low < 300 else NullFormatter())
+    few = ticker.FuncFormatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
+    axis.set_minor_formatter(few if high / low < 300 else ticker.NullFormatter())
 
 
 def unbroken(text: str) -> str:
@@ -251,13 +251,13 @@ def tidy(ax: Axes) -> None:
 def finish(axes: Sequence[Axes], title: str, is_apart: bool = False) -> None:
     """Tidies axes, and gives them their title above and one legend below. Long lines of a title are broken.
 
-    Of several axes, or where a title is to stay `is_apart` from that of single axes, they are the figure's.
+    Title and legend are those of the figure where there are several axes, or where these have titles too (`is_apart`).
     """
     axes = list(dict.fromkeys(axes))
+    is_alone = len(axes) == 1 and not is_apart
     for ax in axes:
         tidy(ax)
-    legend(axes, is_apart)
-    is_alone = len(axes) == 1 and not is_apart
+    _legend(axes, is_alone)
     width = _width(axes[0]) if is_alone else figure_of(axes[0]).get_figwidth()
     broken = "\n".join("\n".join(textwrap.wrap(line, int(TITLE_LETTERS * width))) for line in title.split("\n"))
     if is_alone:
@@ -266,7 +266,7 @@ def finish(axes: Sequence[Axes], title: str, is_apart: bool = False) -> None:
         figure_of(axes[0]).suptitle(broken, fontsize=11)
 
 
-def legend(axes: Sequence[Axes], is_apart: bool = False) -> None:
+def _legend(axes: Sequence[Axes], is_alone: bool) -> None:
     """One legend of all axes, below them, in as many columns as fit; the figure grows by its lines."""
     from matplotlib.transforms import ScaledTranslation
 
@@ -277,7 +277,7 @@ def legend(axes: Sequence[Axes], is_apart: bool = False) -> None:
         entries[HOLLOW] = entries.pop(HOLLOW)  # last
     if not entries:
         return
-    figure, first, is_alone = figure_of(axes[0]), axes[0], len(axes) == 1 and not is_apart
+    figure, first = figure_of(axes[0]), axes[0]
     letters = int(LETTERS * (_width(first) if is_alone else figure.get_figwidth()))
     labels = ["\n".join(textwrap.wrap(label, letters - HANDLE)) for label in entries]
     longest = max(len(line) for label in labels for line in label.split("\n"))

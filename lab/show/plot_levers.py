@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import disturbances, setup_columns, table
+from lab.analysis import disturbances, table
 from lab.analysis.wording import seconds
 from lab.core import gaps, guesses, lever_figures, prefix_times
 from lab.core.gaps import Gaps
@@ -22,8 +22,7 @@ from lab.core.record import Record
 from lab.errors import LabError
 from lab.experiments import batching, prefix_cache, speculation_rows
 from lab.experiments.speculation_rows import CurveRow
-from lab.runner import machine
-from lab.show import canvas
+from lab.show import canvas, plot_runs
 from lab.show.canvas import GUIDE, MOST_SERIES, points
 
 if TYPE_CHECKING:
@@ -213,16 +212,11 @@ def _panels(records: Sequence[Record]) -> dict[int | None, Lines]:
 
 def _title(records: Sequence[Record]) -> str:
     own = [record for record in records if record.run.stall]
-    models = sorted({setup_columns.model_label(record) for record in own})
-    machines = sorted({machine.label(record.machine, record.settings) for record in own})
     lengths = sorted({f"{record.run.n_prompt:,}" for record in own})
-    subject = " on ".join(
-        names[0] if len(names) == 1 else f"{len(names)} {kind}"
-        for names, kind in ((models, "models"), (machines, "machines"))
-    )
     prompt = f"a prompt of {lengths[0]} tokens" if len(lengths) == 1 else "long prompts"
     n = 1 + max(record.run.repeat for record in own)
-    return f"How long streams wait for each token when {prompt} comes\n{subject} ({n} repeat{'s' * (n > 1)})"
+    repeats = f"{n} repeat{'s' * (n > 1)}"
+    return f"How long streams wait for each token when {prompt} comes\n{plot_runs.where(own)} ({repeats})"
 
 
 MOST_PANELS = 8
@@ -236,10 +230,9 @@ def plot_speculation(
     Of rows and runs of one setup.
     """
     keys = list(dict.fromkeys((row.text, row.n_prompt, row.n_gen) for row in rows))[:MOST_PANELS]
-    n_columns = min(len(keys), 4)
-    axes = figure.subplots(-(-len(keys) // n_columns), n_columns, sharey=True, sharex=True, squeeze=False).flat
+    axes = canvas.grid(figure, len(keys), min(len(keys), 4), sharex=True, sharey=True)
     drafts = list(dict.fromkeys(row.draft for row in rows))
-    for ax, key in zip(axes, keys, strict=False):
+    for ax, key in zip(axes, keys, strict=True):
         for draft, style in zip(drafts, canvas.styles(len(drafts)), strict=True):
             own = [row for row in rows if (row.text, row.n_prompt, row.n_gen, row.draft) == (*key, draft)]
             if own:
@@ -249,12 +242,9 @@ def plot_speculation(
         ax.margins(x=0.1)
         ax.set_title(f"{key[0]}, {key[1]:,} + {key[2]:,} tokens", fontsize=10)
         ax.set_xlabel("guesses at a time")
-        ax.xaxis.set_tick_params(labelbottom=True)
-    for spare in axes[len(keys) :]:
-        spare.remove()
-    figure.axes[0].set_ylim(bottom=0)
-    figure.axes[0].set_ylabel("speed-up over plain decoding")
-    canvas.finish(figure.axes, f"Guessing tokens ahead\n{subject}", is_apart=True)
+    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylabel("speed-up over plain decoding")
+    canvas.finish(axes, f"Guessing tokens ahead\n{subject}", is_apart=True)
     return figure
 
 

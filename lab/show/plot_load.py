@@ -37,6 +37,8 @@ WIDE = 12
 
 def plot_throughput(shown: Sequence[ArmFigures], title: str, figure: Figure) -> None:
     """Tokens per second of all users over median TTFT, and over median TPOT: a point a load, its range over rounds."""
+    import numpy as np
+
     names = [name for name in ("ttft", "tpot") if any(getattr(one, name) and one.tokens_tps for one in shown)]
     axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     is_bound = any(one.tpot_is_bound for one in shown)
@@ -49,19 +51,14 @@ def plot_throughput(shown: Sequence[ArmFigures], title: str, figure: Figure) -> 
             for one in shown
             if (latency := getattr(one, name)) and (rate := one.tokens_tps)
         ]
-        bars = [(x, rate.value) for _, (_, *ends), rate in known for x in _between(*ends)]
-        bars += [(middle, y) for _, (middle, *_), rate in known for y in _between(rate.low, rate.high)]
+        bars = [(x, rate.value) for _, (_, low, high), rate in known for x in np.linspace(low, high, 20)]
+        bars += [(middle, y) for _, (middle, *_), rate in known for y in np.linspace(rate.low, rate.high, 20)]
         drawn.append((ax, _throughput_panel(ax, known), bars))
         ax.set_xlabel(label)
     axes[0].set_ylabel("tokens per second, all users")
     canvas.finish(axes, title, is_apart=True)
     for ax, labels, bars in drawn:
         canvas.label_points(ax, labels, bars)
-
-
-def _between(low: float, high: float) -> list[float]:
-    """Places on a bar, which labels keep clear of."""
-    return [low + (high - low) * i / 20 for i in range(21)]
 
 
 def _median_and_range(latency: Latency, factor: float) -> tuple[float, float, float]:
@@ -118,28 +115,16 @@ def plot_timeline(arms: Sequence[Arm], title: str, figure: Figure) -> None:
     if len(arms) > MOST_PANELS:
         chosen = [arms[round(i * (len(arms) - 1) / (MOST_PANELS - 1))] for i in range(MOST_PANELS)]
     n_columns = 1 if len(chosen) == 1 else 2 if len(chosen) in (2, 4) else 3
-    n_rows = math.ceil(len(chosen) / n_columns)
-    axes = list(figure.subplots(n_rows, n_columns, sharex=True, squeeze=False).flat)
+    axes = canvas.grid(figure, len(chosen), n_columns, sharex=True)
     rounds = [arm.rounds[0] for arm in chosen]
     classes = list(dict.fromkeys(name for of in rounds for one in of.all if (name := _failure(one))))
-    last_s = max(_last_s(of) for of in rounds)
-    for number, (ax, arm, of_round) in enumerate(zip(axes, chosen, rounds, strict=False)):
+    ends_s = [one.end_s for of in rounds for one in of.all if one.end_s < math.inf]  # so that no bar is cut off
+    last_s = 1.01 * max([*ends_s, *(of.begin_s + of.load.duration_s for of in rounds)])
+    for ax, arm, of_round in zip(axes, chosen, rounds, strict=True):
         _panel(ax, arm, of_round, classes, last_s)
-        if number + n_columns >= len(chosen):
-            ax.set_xlabel("since the start (s)")
-            ax.xaxis.set_tick_params(labelbottom=True)
-        if number % n_columns == 0:
-            ax.set_ylabel("requests, in order")
-    for spare in axes[len(chosen) :]:
-        spare.remove()
+    canvas.name_axes(axes, "since the start (s)", "requests, in order")
     _name_bars(axes[0], classes, arms[0].load.arrivals != CLOSED)
-    canvas.finish(axes[: len(chosen)], title, is_apart=True)
-
-
-def _last_s(of_round: Round) -> float:
-    """Where the time axis ends: with the last answer, so that no bar is cut off."""
-    end_s = of_round.begin_s + of_round.load.duration_s
-    return 1.01 * max([end_s, *(one.end_s for one in of_round.all if one.end_s < math.inf)])
+    canvas.finish(axes, title, is_apart=True)
 
 
 def _panel(ax: Axes, arm: Arm, of_round: Round, classes: Sequence[str], last_s: float) -> None:
@@ -222,10 +207,7 @@ def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", fig
     drawn = drawings(one.samples, title(one.endpoint, one.model, one.machine), n_slots)
     if name not in drawn:
         raise LabError(f"There is no picture {name!r} of this load.", f"There is: {', '.join(drawn)}")
-    if figure is None:
-        import matplotlib.pyplot as plt
-
-        figure = plt.figure(figsize=size(name), layout="constrained")
+    figure = figure or canvas.new_figure(size(name))
     drawn[name](figure)
     return figure
 
@@ -292,7 +274,7 @@ def _latency_panel(
 ) -> None:
     lines: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ("median", *TAILS)}
     largest = 0.0
-    for place, one in zip(_places(shown), shown, strict=True):
+    for place, one in enumerate(shown):
         measured = sorted(factor * value for value in load_figures.values(one.arm.inside, of))
         largest = max([largest, *measured])
         drawn = _thinned(measured)
@@ -302,10 +284,11 @@ def _latency_panel(
         latency: Latency | None = getattr(one, name)
         if latency is None:
             continue
-        tails = (("median", latency.median_s), *_tails(latency))
-        for line, value in tails:
-            lines[line][0].append(place)
-            lines[line][1].append(factor * value)
+        tails = [None if tail is None else tail.value_s for tail in (latency.p95, latency.p99)]
+        for line, value in zip(lines, (latency.median_s, *tails), strict=True):
+            if value is not None:
+                lines[line][0].append(place)
+                lines[line][1].append(factor * value)
     for number, (line, (xs, ys)) in enumerate(lines.items()):
         if xs:
             style: dict[str, Any] = {"color": COLOURS[(0, 1, 3)[number]], "marker": MARKERS[number]}
@@ -319,10 +302,6 @@ def _latency_panel(
         ax.axhline(factor * limit_s, color=GUIDE, ls="-.", lw=1.4)
 
 
-def _tails(latency: Latency) -> list[tuple[str, float]]:
-    return [(name, tail.value_s) for name, tail in zip(TAILS, (latency.p95, latency.p99), strict=True) if tail]
-
-
 def _thinned(ordered: Sequence[float]) -> list[float]:
     """At most MOST_POINTS of ordered values, evenly spread, with both ends."""
     if len(ordered) <= MOST_POINTS:
@@ -330,15 +309,10 @@ def _thinned(ordered: Sequence[float]) -> list[float]:
     return [ordered[i * (len(ordered) - 1) // (MOST_POINTS - 1)] for i in range(MOST_POINTS)]
 
 
-def _places(shown: Sequence[ArmFigures]) -> list[int]:
-    """Loads stand in order, at equal distances: their levels are whatever was asked for."""
-    return list(range(len(shown)))
-
-
 def _load_axis(ax: Axes, shown: Sequence[ArmFigures], n_slots: int | None) -> None:
     levels = [one.arm.level for one in shown]
     names = ["replay" if level is None else f"{level:,g}" for level in levels]
-    ax.set_xticks(_places(shown), names)
+    ax.set_xticks(range(len(shown)), names)
     ax.set_xlim(-0.5, len(shown) - 0.5)
     is_closed = shown[0].arm.load.arrivals == CLOSED
     ax.set_xlabel("users" if is_closed else "requests per second")
@@ -349,7 +323,7 @@ def _load_axis(ax: Axes, shown: Sequence[ArmFigures], n_slots: int | None) -> No
 
 
 def _failures(ax: Axes, shown: Sequence[ArmFigures]) -> None:
-    for place, one in zip(_places(shown), shown, strict=True):
+    for place, one in enumerate(shown):
         if n := one.n - one.n_ok:
             text = f"{n:,} of {one.n:,}\nfailed"
             ax.text(place, 1.0, text, transform=ax.get_xaxis_transform(), ha="center", va="bottom", fontsize=8)

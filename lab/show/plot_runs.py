@@ -8,6 +8,7 @@ named. Experiments and loads have pictures of their own.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -59,13 +60,37 @@ class Line:
 
 @dataclass(frozen=True)
 class Gaps:
-    """The gaps of one answer, in ms: before which of its tokens, or events, each was."""
+    """The gaps of one answer in ms, from that before its second token, or event, on."""
 
-    places: list[int]
     ms: list[float]
     of_tokens: bool
     came_together: bool  # some tokens with others in one event
     is_disturbed: bool
+
+
+@dataclass(frozen=True)
+class GapLine:
+    """Answers that make one line of a decode plot. `setup` is empty where there is only one."""
+
+    setup: str
+    n_prompt: int
+    answers: list[Gaps]
+    is_usual: bool
+
+    @property
+    def length(self) -> str:
+        """In words."""
+        return f"after {self.n_prompt:,} prompt tokens"
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether tokens came together, so that a median of gaps would say nothing."""
+        return any(one.came_together for one in self.answers)
+
+    @property
+    def ms(self) -> list[float]:
+        """All gaps in order, without those of tokens that came with others."""
+        return sorted(ms for one in self.answers for ms in one.ms if ms > 0)
 
 
 def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = False) -> Axes:
@@ -129,43 +154,27 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
     from matplotlib.ticker import MaxNLocator
 
     timed, rows = _timed(records, by_session)
-    gaps = {number: _gaps(timed[number], is_hollow) for number, is_hollow in zip(rows.run, rows.disturbed, strict=True)}
-    rows = rows[[bool(gaps[number].ms) for number in rows.run]]
-    drawn = [(line, int(n), part) for line in _lines(rows) for n, part in line.rows.groupby("n_prompt")]
-    if not drawn:
+    lines = _gap_lines(timed, rows)
+    if not lines:
         raise LabError("There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more.")
-    lengths = sorted({n for _, n, _ in drawn})
-    names = list(dict.fromkeys(line.name for line, _, _ in drawn))
-    by_length = len(names) <= MOST_SERIES < len(lengths)
-    panel_of = [f"after {n:,} prompt tokens" if by_length else line.name for line, n, _ in drawn]
-    axes = canvas.panels(ax or canvas.new_axes(), panel_of)
+    by_length = len({line.setup for line in lines}) <= MOST_SERIES < len({line.n_prompt for line in lines})
+    axes = canvas.panels(ax or canvas.new_axes(), [line.length if by_length else line.setup for line in lines])
     has_panels = axes[0] is not axes[-1]
-    styles = canvas.styles((len(names) if by_length else len(lengths)) if has_panels else len(drawn))
-    for n in lengths if has_panels and not by_length else []:  # the legend in their order
-        axes[0].plot([], [], lw=2, color=styles[lengths.index(n)]["color"], label=f"after {n:,} prompt tokens")
-    used = [[gaps[number] for number in part.run] for _, _, part in drawn]
-    has_both = len({one.of_tokens for own in used for one in own}) > 1
-    top = HEADROOM * max(map(_highest, used))
-    for i, ((line, n, part), own, one) in enumerate(zip(drawn, used, axes, strict=True)):
-        at = (names.index(line.name) if by_length else lengths.index(n)) if has_panels else i
-        words = [*([] if has_panels and by_length else [f"after {n:,} prompt tokens"])]
-        words += [line.name] if line.name and (by_length or not has_panels) else []
-        words += [f"between {'tokens' if own[0].of_tokens else 'events'}"] if has_both else []
-        n_above = sum(ms > top for run in own for ms in run.ms)
-        above = f" ({n_above:,} point{'s' * (n_above > 1)} above the axis)" if n_above else ""
-        label = ", ".join([*words, *(["running mean"] if any(run.came_together for run in own) else [])])
-        label += _tpot(part, own) + above if not has_panels else ""
-        _line_of_gaps(one, own, label, top, "-" if line.is_usual else ":", styles[at])
-        if has_panels and above:
-            one.set_title(f"{one.get_title()}\n{label}{above}", fontsize=8)
-    middles = [statistics.median(ms) for own in used if (ms := _positive(own))]
-    together = any(one.came_together for own in used for one in own)
-    is_log = bool(middles) and max(middles) > WIDE * min(middles) and not together
-    what, title = "token", "Decode: time per generated token"
-    if not used[0][0].of_tokens:
-        what, title = "event", "Decode: inter-chunk latency, the time between events with tokens"
-    if has_both:
-        what, title = "token or event", "Decode: time between tokens, or between events with tokens"
+    names = [line.setup if by_length else line.length for line in sorted(lines, key=lambda line: line.n_prompt)]
+    colours = list(dict.fromkeys(names)) if has_panels else list(range(len(lines)))
+    styles = dict(zip(colours, canvas.styles(len(colours)), strict=True))
+    for name in colours if has_panels else []:  # the legend, in their order
+        axes[0].plot([], [], lw=2, color=styles[name]["color"], label=name)
+    top = HEADROOM * max(line.ms[int(0.95 * (len(line.ms) - 1))] if line.ms else 1.0 for line in lines)
+    for i, (line, one) in enumerate(zip(lines, axes, strict=True)):
+        name, note = line.setup if by_length else line.length, _note(line, top, not has_panels)
+        label = ", ".join(word for word in (line.length, line.setup) if word) + note
+        _line_of_gaps(one, line, "_" if has_panels else label, top, styles[name if has_panels else i])
+        if has_panels and note:
+            one.set_title(f"{one.get_title()}\n{name}{note}", fontsize=8)
+    middles = [statistics.median(line.ms) for line in lines if line.ms]
+    is_log = bool(middles) and max(middles) > WIDE * min(middles) and not any(line.is_mean for line in lines)
+    what, title = _what(lines)
     first = " (the first comes after TTFT)" if request_table.alone(timed) else " (the first comes out of prefill)"
     for one in dict.fromkeys(axes):
         one.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
@@ -193,7 +202,8 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
     parts = [setups] if len(setups) <= MOST_SERIES else [[setup] for setup in setups]
     figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
     shape = (2, 1) if stacked and len(parts) == 1 else (len(parts), 2)
-    axes = figure.subplots(*shape, squeeze=False).reshape(-1, 2)
+    shared: Any = "col" if len(parts) > 1 else False
+    axes = figure.subplots(*shape, squeeze=False, sharex=shared, sharey=shared).reshape(-1, 2)
     for part, (left, right) in zip(parts, axes, strict=True):
         for (label, runs), style in zip(part, canvas.styles(len(part)), strict=True):
             _laws(left, right, runs, style, f"{label}: " if len(part) > 1 else "")
@@ -244,7 +254,7 @@ def drawings(records: Records, stacked: bool = False, by_session: bool = False) 
     trials = plot_trial.sessions(request_table.of_engine(records))
     for number, trial in enumerate(trials, 1):
         name = "ab" if len(trials) == 1 else f"ab-{number}"
-        draw_by_name[name] = partial(plot_trial.plot_trial, trial, _where(trial))
+        draw_by_name[name] = partial(plot_trial.plot_trial, trial, where(trial))
     in_trials = {id(record) for trial in trials for record in trial}
     shown: Records = [*(one for one in plain if id(one) not in in_trials), *(good if has_ttft else [])]
     if has_ttft or any(phases.prefill_ns(record.run) for record in request_table.of_engine(shown)):
@@ -264,8 +274,9 @@ def _timed(records: Records, by_session: bool) -> tuple[list[Record | RequestRec
     if not timed and (any(record.run.lever for record in engine) or request_table.loads_of(records)):
         raise LabError("There is nothing to draw: these are experiments.", "Their pictures: lab plot RESULTS")
     if not timed:
-        what = _kind(records)
-        raise LabError(f"There is nothing to draw: no {what} went well.", "Look at the errors: lab show RESULTS")
+        raise LabError(
+            f"There is nothing to draw: no {_kind(records)} went well.", "Look at the errors: lab show RESULTS"
+        )
     rows = table.runs(timed)
     return timed, comparison.sessions_apart(rows) if by_session else rows
 
@@ -283,14 +294,13 @@ def _lines(rows: pd.DataFrame) -> Iterator[Line]:
     """The setups, each with its warm requests and its short answers apart."""
     setups = table.setups(rows) if len(rows) else []
     for number, (label, own) in enumerate(setups):
-        marks = [", ".join(word for word, is_so in _marks(row) if is_so) for row in own.to_dict("records")]
-        for mark in dict.fromkeys(sorted(marks)):
+        kinds = {"warm": "warm", "short": "short answers"}
+        marks = [
+            ", ".join(words for kind, words in kinds.items() if row.get(kind) is True) for row in own.to_dict("records")
+        ]
+        for mark in sorted(set(marks)):
             name = ", ".join(word for word in (label if len(setups) > 1 else "", mark) if word)
             yield Line(name, own[[one == mark for one in marks]], number, not mark)
-
-
-def _marks(row: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
-    return ("warm", row.get("warm") is True), ("short answers", row.get("short") is True)
 
 
 def _inside(ax: Axes, steps: pd.DataFrame, rows: pd.DataFrame, colour: Any, label: str) -> None:
@@ -304,59 +314,70 @@ def _inside(ax: Axes, steps: pd.DataFrame, rows: pd.DataFrame, colour: Any, labe
             label = "_"
 
 
+def _gap_lines(timed: Records, rows: pd.DataFrame) -> list[GapLine]:
+    """A line for each length of each setup; where some gaps are of tokens and some of events, it says which."""
+    gaps = {number: _gaps(timed[number], is_hollow) for number, is_hollow in zip(rows.run, rows.disturbed, strict=True)}
+    has_both = len({one.of_tokens for one in gaps.values() if one.ms}) > 1
+    made = []
+    for line in _lines(rows):
+        for n_prompt, part in line.rows.groupby("n_prompt"):
+            own = [gaps[number] for number in part.run if gaps[number].ms]
+            of = f"between {'tokens' if own[0].of_tokens else 'events'}" if own and has_both else ""
+            setup = ", ".join(word for word in (line.name, of) if word)
+            made += [GapLine(setup, int(n_prompt), own, line.is_usual)] if own else []
+    return made
+
+
 def _gaps(record: Record | RequestRecord, is_disturbed: bool) -> Gaps:
     """The gaps of a run of the engine, or of a request: between tokens where these are known, else between events."""
-    together, of_tokens = False, True
     if isinstance(record, Record):
-        ns: Sequence[int] = phases.itl_ns(record.run)
-    else:
-        by_token, by_event = times.itl_ns(record.request), times.chunk_gaps_ns(record.request)
-        ns, of_tokens = by_event if by_token is None else by_token, by_token is not None
-        together = of_tokens and len(ns) > len(by_event)
-    return Gaps(list(range(2, len(ns) + 2)), [one / 1e6 for one in ns], of_tokens, together, bool(is_disturbed))
+        return Gaps([ns / 1e6 for ns in phases.itl_ns(record.run)], True, False, bool(is_disturbed))
+    by_token, by_event = times.itl_ns(record.request), times.chunk_gaps_ns(record.request)
+    together = by_token is not None and len(by_token) > len(by_event)
+    ns = by_event if by_token is None else by_token
+    return Gaps([one / 1e6 for one in ns], by_token is not None, together, bool(is_disturbed))
 
 
-def _positive(own: Sequence[Gaps]) -> list[float]:
-    """The gaps of a line, without those of tokens that came with others."""
-    return sorted(ms for one in own for ms in one.ms if ms > 0)
+def _what(lines: Sequence[GapLine]) -> tuple[str, str]:
+    """What gaps are between, and the title."""
+    kinds = {one.of_tokens for line in lines for one in line.answers}
+    if len(kinds) > 1:
+        return "token or event", "Decode: time between tokens, or between events with tokens"
+    if kinds == {True}:
+        return "token", "Decode: time per generated token"
+    return "event", "Decode: inter-chunk latency, the time between events with tokens"
 
 
-def _highest(own: Sequence[Gaps]) -> float:
-    """What 95 % of the gaps of a line are below."""
-    ms = _positive(own)
-    return ms[int(0.95 * (len(ms) - 1))] if ms else 1.0
+def _note(line: GapLine, top: float, has_tpot: bool) -> str:
+    """What is to be known of a line: that it is a mean, TPOT where that lies off it, and points above the axis."""
+    note = ", running mean" if line.is_mean else ""
+    if has_tpot and not line.is_mean and all(one.of_tokens for one in line.answers):
+        tpot_ms = statistics.median(statistics.fmean(one.ms) for one in line.answers)
+        is_off = abs(tpot_ms / statistics.median(_running(line)) - 1) > OFF
+        note += f" (TPOT {digits(tpot_ms)} ms is a mean over tokens)" if is_off else ""
+    n_above = sum(ms > top for ms in line.ms)
+    return note + (f" ({n_above:,} point{'s' * (n_above > 1)} above the axis)" if n_above else "")
 
 
-def _tpot(rows: pd.DataFrame, own: Sequence[Gaps]) -> str:
-    """What a legend says where TPOT, a mean over tokens, lies off the line, which is a running median."""
-    if not rows.get("server", rows.run.isna()).isna().all() or any(not one.of_tokens for one in own):
-        return ""
-    tpot_ms = statistics.median(statistics.fmean(one.ms) for one in own)
-    is_off = abs(tpot_ms / statistics.median(_running(own, statistics.median)[1]) - 1) > OFF
-    return f" (TPOT {digits(tpot_ms)} ms is a mean over tokens)" if is_off else ""
-
-
-def _running(own: Sequence[Gaps], centre: Callable[[Sequence[float]], float]) -> tuple[list[int], list[float]]:
-    """Places, and the centre of the neighbouring places' centres."""
-    by_place: dict[int, list[float]] = {}
-    for one in own:
-        for place, ms in zip(one.places, one.ms, strict=True):
-            by_place.setdefault(place, []).append(ms)
-    middle = [centre(by_place[place]) for place in sorted(by_place)]
+def _running(line: GapLine) -> list[float]:
+    """At each place the centre of the neighbouring places' centres."""
+    centre = statistics.fmean if line.is_mean else statistics.median
+    by_place = itertools.zip_longest(*(one.ms for one in line.answers))
+    middle = [centre([ms for ms in of_place if ms is not None]) for of_place in by_place]
     half = RUNNING // 2
-    return sorted(by_place), [centre(middle[max(0, i - half) : i + half + 1]) for i in range(len(middle))]
+    return [centre(middle[max(0, i - half) : i + half + 1]) for i in range(len(middle))]
 
 
-def _line_of_gaps(ax: Axes, own: Sequence[Gaps], label: str, top: float, line: str, style: dict[str, Any]) -> None:
+def _line_of_gaps(ax: Axes, line: GapLine, label: str, top: float, style: dict[str, Any]) -> None:
     """All gaps as points, those above the axis at its upper edge, and the line."""
-    rows = [(at, ms, one.is_disturbed) for one in own for at, ms in zip(one.places, one.ms, strict=True)]
+    rows = [(place, ms, one.is_disturbed) for one in line.answers for place, ms in enumerate(one.ms, 2)]
     points(ax, *zip(*rows, strict=True), ms=3, alpha=0.3, **style)
-    is_mean = any(one.came_together for one in own)
     above = [place for place, ms, _ in rows if ms > top]
     if above:
         ax.plot(above, [top] * len(above), ls="", marker="^", ms=5, color=style["color"], clip_on=False)
-    running = _running(own, statistics.fmean if is_mean else statistics.median)
-    ax.plot(*running, color=style["color"], lw=2, ls=line, label=label)
+    running = _running(line)
+    shape = "-" if line.is_usual else ":"
+    ax.plot(range(2, len(running) + 2), running, color=style["color"], lw=2, ls=shape, label=label)
 
 
 def _band(ax: Axes, runs: pd.DataFrame, x: pd.Series, figure: str, style: dict[str, Any], label: str) -> None:
@@ -372,14 +393,14 @@ def _subject(records: Records, rows: pd.DataFrame) -> str:
     fewest, most = int(n.min()), int(n.max())
     repeats = f"{most} repeat{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} repeats"
     if not request_table.alone(records):
-        return f"{_where(request_table.of_engine(records))} ({repeats})"
+        return f"{where(request_table.of_engine(records))} ({repeats})"
     of_server = rows[rows.server.notna()]
     ways = ["in process"] * (len(of_server) < len(rows)) + [f"through {_one_of(of_server.server, 'servers')}"]
     models = _one_of(rows.model.map(short_name), "models")
     return f"{models} {' and '.join(ways)}\nclient {_one_of(of_server.machine, 'machines')}; {repeats}"
 
 
-def _where(records: Sequence[Record]) -> str:
+def where(records: Sequence[Record]) -> str:
     """The model and the machine of runs, or how many there are."""
     machines = [machine.label(record.machine, record.settings) for record in records]
     n_computers = len({(record.machine.cpu, record.machine.ram_bytes) for record in records})

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_COLUMNS = 2
-
 
 def sessions(records: Sequence[Record]) -> list[list[Record]]:
     """The timed runs of each trial, with the variants that went well; of one variant there is nothing to compare."""
@@ -39,24 +37,20 @@ def plot_trial(records: Sequence[Record], subject: str, figure: Figure | None = 
     """
     groups = comparison.groups(records)
     compared = comparison.compare_groups(groups)
-    n_columns = min(len(compared), MOST_COLUMNS)
+    n_columns = min(len(compared), 2)
     n_rows = math.ceil(len(compared) / n_columns)
     figure = figure or canvas.new_figure((11, 5))
     figure.set_figheight(n_rows * (1.2 + 0.4 * max(len(one.rows) for one in compared)) + 0.8)
-    axes = list(figure.subplots(n_rows, n_columns, sharex=True, squeeze=False).flat)
-    for ax, one, other in zip(axes, compared, groups[1:], strict=False):
+    axes = canvas.grid(figure, len(compared), n_columns, sharex=True)
+    for ax, one, other in zip(axes, compared, groups[1:], strict=True):
         _panel(ax, one, groups[0], other)
-    for spare in axes[len(compared) :]:
-        spare.remove()
-    drawn = axes[: len(compared)]
-    for ax in drawn:  # they share it: it has room for the farthest point of all panels
-        ax.set_xscale("log")
         ax.xaxis.set_tick_params(labelbottom=True)
-    low, high = drawn[0].get_xlim()
+    axes[0].set_xscale("log")
+    low, high = axes[0].get_xlim()
     reach = max(1 / low, high, 1.05)
-    drawn[0].set_xlim(1 / reach, reach)
+    axes[0].set_xlim(1 / reach, reach)
     blocks = {record.run.block for record in records}
-    canvas.finish(drawn, f"Which variant is faster, block by block\n{subject} ({len(blocks)} blocks)", is_apart=True)
+    canvas.finish(axes, f"Which variant is faster, block by block\n{subject} ({len(blocks)} blocks)", is_apart=True)
     return figure
 
 
@@ -71,7 +65,7 @@ def _panel(ax: Axes, compared: Comparison, base: Group, other: Group) -> None:
         label, reach, words = "median over blocks, too few or too disturbed for an interval", None, ""
         if row.ratio is not None:
             label = "median over blocks, and its interval (95 % sure that all intervals hold)"
-            reach = [[row.estimate - row.ratio.low], [row.ratio.high - row.estimate]]
+            reach = [[max(0, row.estimate - row.ratio.low)], [max(0, row.ratio.high - row.estimate)]]
             words = f" ({digits(row.ratio.low)} to {digits(row.ratio.high)})"
         ax.errorbar([row.estimate], [at], xerr=reach, label=label, mfc=None if reach else "none", **style)
         to_the_right: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 9}
@@ -99,14 +93,8 @@ def _of_blocks(row: ComparedFigure, base: Group, other: Group) -> list[tuple[flo
     for group in (base, other):
         rows = group.rows[(group.rows.n_prompt == row.n_prompt) & (group.rows[row.figure] > 0)]
         rows = rows if row.n_gen is None else rows[rows.n_gen == row.n_gen]
-        rows = rows if row.lever is None else rows[rows.lever == row.lever]
-        sides.append(dict(iter(rows.groupby("block"))))
-    mean = statistics.geometric_mean
-    return [
-        (
-            mean(sides[1][block][row.figure]) / mean(part[row.figure]),
-            bool(part.disturbed.any() or sides[1][block].disturbed.any()),
-        )
-        for block, part in sides[0].items()
-        if block in sides[1]
-    ]
+        sides.append((rows if row.lever is None else rows[rows.lever == row.lever]).groupby("block"))
+    times = [side[row.figure].agg(statistics.geometric_mean) for side in sides]
+    disturbed = [side.disturbed.any() for side in sides]
+    ratios = (times[1] / times[0]).dropna()
+    return [(float(ratio), any(bool(of[block]) for of in disturbed)) for block, ratio in ratios.items()]

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lab.analysis import networks
 from lab.analysis.networks import TimesOverLink
@@ -44,13 +44,8 @@ def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes 
     low = min([1, *(row.intensity for row in rows)]) / 2
     high = max([roof.ridge, *(row.intensity for row in rows)]) * 3
     ridge = [low, roof.ridge, high]
-    ax.plot(
-        ridge,
-        [min(roof.gbps * x, roof.gflops) for x in ridge],
-        color=INK,
-        lw=2,
-        label=f"roof: {digits(roof.gbps)} GB/s, then {digits(roof.gflops)} GFLOP/s",
-    )
+    label = f"roof: {digits(roof.gbps)} GB/s, then {digits(roof.gflops)} GFLOP/s"
+    ax.plot(ridge, [min(roof.gbps * x, roof.gflops) for x in ridge], color=INK, lw=2, label=label)
     labels, marked = list[tuple[float, float, str]](), list[tuple[float, float]]()
     for number, phase in enumerate(("prefill", "decode")):
         chosen = [row for row in rows if row.phase == phase]
@@ -59,18 +54,10 @@ def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes 
         style = {"color": COLOURS[number], "marker": MARKERS[number]}
         unsure = [not shown.is_firm(row.doubts) for row in chosen]
         points(ax, [r.intensity for r in chosen], [r.gflops for r in chosen], unsure, ms=7, **style, label=phase)
-        ceilings = [row.flops / row.least_s / 1e9 for row in chosen]
-        ax.plot(
-            [row.intensity for row in chosen],
-            ceilings,
-            ls="",
-            ms=9,
-            marker="_",
-            mew=2,
-            color=COLOURS[number],
-            label=f"{phase}: ceiling of its kernels",
-        )
-        marked += [(row.intensity, ceiling) for row, ceiling in zip(chosen, ceilings, strict=True)]
+        ceilings = [(row.intensity, row.flops / row.least_s / 1e9) for row in chosen]
+        bar: dict[str, Any] = {"ls": "", "marker": "_", "ms": 9, "mew": 2, "color": COLOURS[number]}
+        ax.plot(*zip(*ceilings, strict=True), **bar, label=f"{phase}: ceiling of its kernels")
+        marked += ceilings
         named = chosen if len(chosen) <= FEW else (chosen[0], chosen[-1])
         labels += [(row.intensity, row.gflops, f"{row.n_prompt:,}") for row in named]
         marked += [(row.intensity, row.gflops) for row in chosen]
