@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import setup_columns
+from lab.core.lists import first_known
 from lab.core.record import OK, Record
 from lab.core.request import RequestRecord
 from lab.core.request_times import Figures, figures
@@ -68,8 +69,7 @@ def measured(rows: pd.DataFrame) -> pd.DataFrame:
 
 def n_prompt(one: Figures) -> int | None:
     """Tokens of the prompt: as asked for, else as the server counted them."""
-    known = (one.asked.n_prompt, one.asked.n_prompt_counted, one.n_prompt)
-    return next((n for n in known if n is not None), None)
+    return first_known((one.asked.n_prompt, one.asked.n_prompt_counted, one.n_prompt))
 
 
 def run_row(record: RequestRecord, index: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Lists: items in groups by a key of each, and words in a sentence."""
+"""Lists: items in groups by a key of each, the first that is known, and words in a sentence."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key | None]) -> dict[Ke
         if chosen is not None:
             groups.setdefault(chosen, []).append(item)
     return groups
+
+
+def first_known(items: Iterable[Item | None]) -> Item | None:
+    """The first item that is not None; None without one."""
+    return next((item for item in items if item is not None), None)
 
 
 def join_and(words: Sequence[str]) -> str:

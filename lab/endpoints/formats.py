@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab.core import request as kinds
+from lab.core.lists import first_known
 from lab.core.request import CHAT, Asked, Events, ServerTimings, Usage
 from lab.endpoints.send_plan import Ask
 
@@ -96,8 +97,8 @@ def usage_of(usage: dict[str, Any] | None, timings: dict[str, Any] | None = None
     counts = Usage(
         prompt_tokens=as_count(usage.get("prompt_tokens")),
         completion_tokens=as_count(usage.get("completion_tokens")),
-        cached_tokens=next((n for n in map(as_count, cached) if n is not None), None),
-        reasoning_tokens=next((n for n in map(as_count, reasoning) if n is not None), None),
+        cached_tokens=first_known(map(as_count, cached)),
+        reasoning_tokens=first_known(map(as_count, reasoning)),
     )
     return None if counts == Usage() else counts
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.core import request_times as times
+from lab.core.lists import first_known
 from lab.core.record import OK
 from lab.core.request import CHAT, COMPLETIONS, Asked, Endpoint, Request, Usage
 from lab.endpoints.access import Access, JsonReply, ask
@@ -277,6 +278,5 @@ def ask_whole(access: Access, api: str, body: str) -> JsonReply:
 
 def tokenized(access: Access, model: str, text: str) -> Usage | None:
     """The tokens of a text by the server's tokenizer."""
-    counts = (count(text) for count in _tokenizers(access, COMPLETIONS, model, is_prompt=False))
-    n_tokens = next((n for n in counts if n is not None), None)
+    n_tokens = first_known(count(text) for count in _tokenizers(access, COMPLETIONS, model, is_prompt=False))
     return None if n_tokens is None else Usage(completion_tokens=n_tokens, counted_by=TOKENIZE)

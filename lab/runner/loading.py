@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from lab.runner import progress
 from lab.runner.load_plan import MOST_LOST, STALL_S, LoadOptions, LoadPlan, Window, make_plan
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.prompts import TEXT
-from lab.runner.server_session import ServerSession
+from lab.runner.server_session import ServerSession, warn_of_failures
 from lab.runner.servers import Server, connect, prompt_text, reaching_of
 
 LOOK_S = 1.0
@@ -63,9 +62,7 @@ def load(
         with connect(url, model, lambda words: show(Status(words)), **how) as server:
             path = new_results_file(plan, server, Path(out))
             records = list(execute(plan, server, text, path, show, notes.append))
-    errors = [record.request.error for record in records if record.request.error]
-    for sentence in (*notes, *([f"{len(errors)} requests failed: {errors[0]}"] if errors else [])):
-        warnings.warn(sentence, stacklevel=2)
+    warn_of_failures(notes, [record.request.error for record in records])
     return records
 
 

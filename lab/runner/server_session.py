@@ -7,6 +7,7 @@ sleeps in between, since both share the cores with the server. Whatever ends a p
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -142,6 +143,13 @@ class ServerSession:
                 self.can_count = False
                 return
             uncounted[i] = dataclasses.replace(reply, request=request)
+
+
+def warn_of_failures(notes: Iterable[str], errors: Iterable[str | None]) -> None:
+    """Warn of a session's notes, and of its failed requests, in the function that called the caller."""
+    failed = [error for error in errors if error]
+    for sentence in (*notes, *([f"{len(failed)} requests failed: {failed[0]}"] if failed else [])):
+        warnings.warn(sentence, stacklevel=3)
 
 
 def _is_counted(request: Request) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import random
 import time
-import warnings
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +30,7 @@ from lab.runner.cases import Case, shuffled, utc_now
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, check_lengths, parse_lengths
 from lab.runner.progress import ANSWERING, Reporter, ShowStatus, Status
 from lab.runner.prompts import TEXT
-from lab.runner.server_session import ServerSession
+from lab.runner.server_session import ServerSession, warn_of_failures
 from lab.runner.servers import Reaching, Server, connect, prompt_text
 
 DEFAULT_LENGTHS = "100,1000"
@@ -112,9 +111,7 @@ def endpoint(
             plan = make_plan(server, asked)
             records = list(execute(plan, new_results_file(plan, Path(out)), show))
     sent = [record.request for record in records if record.request.failure != NOT_SENT]
-    errors = [request.error for request in sent if request.error and not request.asked.warmup]
-    for warning in [*plan.refused.values(), *([f"{len(errors)} requests failed: {errors[0]}"] if errors else [])]:
-        warnings.warn(warning, stacklevel=2)
+    warn_of_failures(plan.refused.values(), [request.error for request in sent if not request.asked.warmup])
     return records
 
 
