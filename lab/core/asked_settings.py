@@ -140,7 +140,7 @@ class AskedSettings:
         for name, setting in table().items():
             value = getattr(self, name)
             if setting.choices and isinstance(value, str) and value not in setting.choices:
-                raise impossible(name, value, f"Give {' or '.join(setting.choices)}.")
+                raise impossible(name, value, f"Give one of {', '.join(setting.choices)}.")
             if setting.most is not None and value is not None:
                 check_number(name, value, setting.most, setting.least)
         layers = self.n_gpu_layers

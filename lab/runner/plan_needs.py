@@ -200,7 +200,7 @@ class PlannedNetwork:
         return network.seconds(self.prompt, Link(self.round_trip_s, bytes_per_s))
 
 
-def of_plan(plan: Plan) -> PlannedNetwork | None:
+def network_of(plan: Plan) -> PlannedNetwork | None:
     """For the plan's longest plain prompt; None without servers, or where the traffic cannot be worked out."""
     plain = [case for case in plan.cases if case.lever is None and case.every is None and case.n_gen > 1]
     if not plan.round_trips_s or not plain:

@@ -65,7 +65,7 @@ def print_network(answer: NetworkPrediction, out: Console) -> None:
 
 def planned(plan: Plan) -> dict[str, Any] | None:
     """What a plan's servers would cost, for JSON; None without servers, or where it is not known."""
-    cost = plan_needs.of_plan(plan)
+    cost = plan_needs.network_of(plan)
     if cost is None:
         return None
     at = {bandwidth(width): {"token_s": cost.token_s(width), "prompt_s": cost.prompt_s(width)} for width in USUAL}
@@ -74,7 +74,7 @@ def planned(plan: Plan) -> dict[str, Any] | None:
 
 def plan_lines(plan: Plan) -> list[str]:
     """The same in words; how wide the network is nobody has measured."""
-    cost = plan_needs.of_plan(plan)
+    cost = plan_needs.network_of(plan)
     if cost is None:
         return []
     decode, n_tokens = cost.decode, cost.n_gen - 1
