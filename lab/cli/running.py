@@ -222,20 +222,62 @@ class Output:
         path: Path,
         tables: Callable[[Console], object],
         document: Callable[[], dict[str, Any]],
-        **files: Any,
+        **more: Any,
     ) -> None:
         """Prints the tables, then draws, which may fail, and names the files; or prints all as one JSON document.
 
-        `files` are the arguments of `write_files` that follow on `out`.
+        `more`: the smallest difference that is claimed (`at_least`), sections that are `shown`, claims as `judged`.
         """
         from lab.show import console
 
         out = None if self.as_json else console.console()
         if out:
             tables(out)
-        written = write_files(records, path, self.plots, self.report, out, **files) if records else {}
+        written = self._write(records, path, out, **more) if records else {}
         if self.as_json:
             console.print_json({**written, **document()})
+
+    def _write(
+        self,
+        records: Sequence[Record | RequestRecord],
+        path: Path,
+        out: Console | None,
+        at_least: float | None = None,
+        shown: Sequence[Section] = (),
+        judged: Sequence[tuple[str, Verdicts]] = (),
+    ) -> dict[str, Any]:
+        """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
+        from lab.analysis.comparison import AT_LEAST
+        from lab.analysis.request_table import of_engine
+        from lab.experiments import claim_session
+        from lab.show import page
+        from lab.why import probing
+
+        runs = of_engine(records)
+
+        def named(kind: str, file: Path) -> str:
+            if out:
+                out.print(f"{kind:8} {file}")
+            return str(file)
+
+        if out:
+            out.print()
+        files: dict[str, Any] = {"session": path.stem, "results": named("results", path)}
+        of_claims = claim_pictures(runs, (str(path),)) if self.plots else []
+        drawn = draw(records, path.parent, path.stem, shown, of_claims) if self.plots else []
+        files["plots"] = [named("plot", plot) for plot in drawn]
+        files["report"] = None
+        if self.report and any_good(records):
+            known, others = probing.kept(path.parent, note), nearby((str(path),), runs).records
+            if judged:
+                known = claim_session.known_ceilings(path.parent)
+            target = path.with_suffix(".html")
+            files["report"] = named("report", page.report(target, records, known, at_least or AT_LEAST, others, judged))
+        plain = [record for record in runs if record.run.lever is None and record.run.part is None]
+        if out and any_good(plain):
+            ceilings = " ".join(["lab ceilings", *_of_engine(plain[0])])
+            out.print(f"next     what limited it: {ceilings} && lab explain {path}; a page to share: lab report {path}")
+        return files
 
 
 def introduce(plans: Sequence[Plan], out: Console, err: Console, notes: Sequence[str] = ()) -> None:
@@ -333,50 +375,6 @@ def collect(
         err.print(f"\nInterrupted. {kept}" if kept else "\nInterrupted before a run was finished.")
         sys.exit(EXIT_INTERRUPTED)
     return records, None
-
-
-def write_files(
-    records: Sequence[Record | RequestRecord],
-    path: Path,
-    plots: bool,
-    report: bool,
-    out: Console | None,
-    at_least: float | None = None,
-    shown: Sequence[Section] = (),
-    judged: Sequence[tuple[str, Verdicts]] = (),
-) -> dict[str, Any]:
-    """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
-    from lab.analysis.comparison import AT_LEAST
-    from lab.analysis.request_table import of_engine
-    from lab.experiments import claim_session
-    from lab.show import page
-    from lab.why import probing
-
-    runs = of_engine(records)
-
-    def named(kind: str, file: Path) -> str:
-        if out:
-            out.print(f"{kind:8} {file}")
-        return str(file)
-
-    if out:
-        out.print()
-    files: dict[str, Any] = {"session": path.stem, "results": named("results", path)}
-    of_claims = claim_pictures(runs, (str(path),)) if plots else []
-    drawn = draw(records, path.parent, path.stem, shown, of_claims) if plots else []
-    files["plots"] = [named("plot", plot) for plot in drawn]
-    files["report"] = None
-    if report and any_good(records):
-        known, others = probing.kept(path.parent, note), nearby((str(path),), runs).records
-        if judged:
-            known = claim_session.known_ceilings(path.parent)
-        target = path.with_suffix(".html")
-        files["report"] = named("report", page.report(target, records, known, at_least or AT_LEAST, others, judged))
-    plain = [record for record in runs if record.run.lever is None and record.run.part is None]
-    if out and any_good(plain):
-        ceilings = " ".join(["lab ceilings", *_of_engine(plain[0])])
-        out.print(f"next     what limited it: {ceilings} && lab explain {path}; a page to share: lab report {path}")
-    return files
 
 
 def _of_engine(record: Record) -> list[str]:
