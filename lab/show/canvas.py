@@ -72,8 +72,9 @@ def new_axes() -> Axes:
     """Axes of a figure of their own, for notebooks."""
     import matplotlib
 
+    figure = new_figure()  # outside: the first one makes pyplot interactive, which the context would take back
     with matplotlib.rc_context({"text.parse_math": False}):
-        return new_figure().subplots()
+        return figure.subplots()
 
 
 def figure_of(ax: Axes) -> Figure:
