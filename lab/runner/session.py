@@ -23,10 +23,10 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, progress
-from lab.runner.cases import Case, Plan, Until, failed_run
+from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.energy import idle_watts
-from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, make_plan
+from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, PlanKeywords, make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.rounds import Rounds
 from lab.runner.warm_engine import WarmEngine
@@ -41,8 +41,7 @@ def measure(
     out: str | Path = "results",
     watch: ShowStatus | None = None,
     stream: bool = False,
-    until: Until | None = None,
-    **settings: Unpack[SettingsKeywords],
+    **settings: Unpack[PlanKeywords],
 ) -> list[Record]:
     """Measure and return the records, which are also in a new file in `out` (one line a run).
 
@@ -50,12 +49,13 @@ def measure(
 
     Without `repeat` three runs of each length, and up to six of those that cost little. `watch` is called with a
     `Status` twice a second (with `stream` it holds the generated text); without one, a notebook shows a line.
-    `settings` are those of lab/core/asked_settings.py, such as threads, device or flash_attn. Failed runs are records
-    too (see `record.run.status`), and are warned of.
+    `settings` are those of lab/core/asked_settings.py, such as threads, device or flash_attn; with `every` it is a
+    sweep, with `until` it goes on until figures are that sure. Failed runs are records too (see `record.run.status`),
+    and are warned of.
     """
 
     def make(worker: Worker) -> Plan:
-        return make_plan(worker, prompt_len, gen, repeat, model, until=until, **settings)
+        return make_plan(worker, prompt_len, gen, repeat, model, **settings)
 
     return carry_out(make, out, watch, stream)
 
