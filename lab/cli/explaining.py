@@ -241,7 +241,7 @@ def doctor(as_json: bool, **asked: Any) -> None:
 
     Keep the machine quiet meanwhile. The exit status is 1 where something is broken.
     """
-    from lab.show import console, text_doctor
+    from lab.show import console, text_why
     from lab.why import checks, checkup
 
     with console.progress(console.console(stderr=True), None, str, in_blocks=True) as (watch, _):
@@ -249,6 +249,6 @@ def doctor(as_json: bool, **asked: Any) -> None:
     if as_json:
         console.print_json(dataclasses.asdict(found))
     else:
-        text_doctor.print_checkup(found, console.console())
+        text_why.print_checkup(found, console.console())
     if any(check.verdict == checks.BROKEN for check in found.checks):
         sys.exit(EXIT_FAILED)

@@ -220,10 +220,10 @@ COLUMNS: Columns = (
         "prompt\ntokens",
         lambda row: "\n".join(filter(None, [f"{row.n_prompt:,}" if row.n_prompt else "", row.lever or ""])),
     ),
-    ("figure", lambda row: FIGURE_NAMES[row.figure] + ("" if row.figure in energy.COMPARED else _unit(row.figure))),
+    ("figure", lambda row: FIGURE_NAMES[row.figure] + _unit(row.figure)),
     ("base", lambda row: wording.digits(row.base)),
     ("other", lambda row: wording.digits(row.other)),
-    ("n", lambda row: (f"{row.n_base}" if row.n_base == row.n_other else f"{row.n_base}, {row.n_other}") + _mark(row)),
+    ("n", lambda row: ", ".join(map(str, dict.fromkeys((row.n_base, row.n_other)))) + shown.mark(row.doubts)),
     ("time\nratio", lambda row: wording.digits(row.estimate)),
     ("interval", lambda row: f"{row.ratio.low:.3f}-{row.ratio.high:.3f}" if row.ratio else UNKNOWN),
     ("verdict", lambda row: row.words),
@@ -231,11 +231,8 @@ COLUMNS: Columns = (
 
 
 def _unit(figure: str) -> str:
-    return f", {figure.rpartition('_')[2]}"
-
-
-def _mark(row: comparison.ComparedFigure) -> str:
-    return shown.mark(row.doubts)
+    """Of a time its unit; the names of energies have theirs."""
+    return "" if figure in energy.COMPARED else f", {figure.rpartition('_')[2]}"
 
 
 def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_least: float) -> list[str]:

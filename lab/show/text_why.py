@@ -1,4 +1,4 @@
-"""Ceilings, explanations and predictions as text."""
+"""Ceilings, explanations, predictions and checkups as text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from lab.core.lists import grouped
 from lab.core.record import Ceilings, Model, Rate, Record
 from lab.process.wire import ATTENTION, DOWNLOAD, PLAIN_ATTENTION, UPLOAD
 from lab.runner.plan import join
-from lab.show import plot_why
+from lab.show import plot_why, text_setup
 from lab.show.section import UNKNOWN, Columns, Picture, Section, print_section, print_sections, tabled
 from lab.why import plain_read, probing, roofline, where
 from lab.why.advice import BatchLever, ExperimentLever, Lever, PrefixLever, SpeculationLever
+from lab.why.checks import BROKEN
+from lab.why.checkup import Checkup
 from lab.why.datasheet import Device
 from lab.why.prediction import Prediction, Predictions
 from lab.why.roofline import Explained
@@ -318,3 +320,22 @@ def _note(device: Device, row: Prediction, fits: bool | None) -> str:
 
 def _span(ends: tuple[float, float]) -> str:
     return "-" if ends[0] != ends[0] else f"{wording.digits(ends[0])}-{wording.digits(ends[1])}"
+
+
+def print_checkup(checkup: Checkup, out: Console) -> None:
+    """Prints the machine, every check, and a paragraph for each that is broken or worth a look."""
+    for line in text_setup.describe(checkup.machine, checkup.model):
+        out.print(line)
+    out.print()
+    columns: Columns = (
+        ("name", lambda check: check.name),
+        ("figure", lambda check: check.figure or UNKNOWN),
+        ("verdict", lambda check: check.verdict),
+    )
+    print_section(Section(**tabled(columns, checkup.checks, keep_all=True)), out)
+    for check in checkup.causes:
+        out.print(f"\n{check.name} ({check.verdict}): {check.words}")
+        if check.command:
+            out.print(f"    {check.command}")
+    n_broken = sum(check.verdict == BROKEN for check in checkup.checks)
+    out.print(f"\n{len(checkup.checks)} checks in {checkup.seconds:.0f} s; broken: {n_broken}.")
