@@ -111,13 +111,13 @@ def plot_prefix(rows: Sequence[prefix_cache.Row], records: Sequence[Record], sub
         pays = known.get(NAMES.get(way, ""))
         name = f"{label} (pays {prefix_cache.words(pays)})" if pays else label
         name += "" if pays else ": median, and runs"
-        ax.plot(lengths, [getattr(row, way) for row in alike], **style, ms=7, mew=0, lw=2, label=name)
+        ax.plot(lengths, [getattr(row, way) for row in alike], **style, ms=4, mew=0, lw=2, label=name)
         of_runs = [
             (record.run.prefix.n_prefix, figures[way], record)
             for record in own
             if record.run.prefix and (figures := prefix_times.figures(record.run))
         ]
-        _runs(ax, of_runs, **style)
+        _runs(ax, of_runs, **style, ms=7)
         if pays and pays.is_measured and pays.n_tokens is not None:
             ax.axvline(pays.n_tokens, color=style["color"], ls=":", lw=1.4)
     promised = [(row.n_prefix, row.promised_s + row.cold_s - row.prefix_s) for row in alike if row.promised_s]

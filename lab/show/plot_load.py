@@ -37,8 +37,6 @@ WIDE = 12
 
 def plot_throughput(shown: Sequence[ArmFigures], title: str, figure: Figure) -> None:
     """Tokens per second of all users over median TTFT, and over median TPOT: a point a load, its range over rounds."""
-    import numpy as np
-
     names = [name for name in ("ttft", "tpot") if any(getattr(one, name) and one.tokens_tps for one in shown)]
     axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     is_bound = any(one.tpot_is_bound for one in shown)
@@ -51,14 +49,19 @@ def plot_throughput(shown: Sequence[ArmFigures], title: str, figure: Figure) -> 
             for one in shown
             if (latency := getattr(one, name)) and (rate := one.tokens_tps)
         ]
-        bars = [(x, rate.value) for _, (_, low, high), rate in known for x in np.linspace(low, high, 20)]
-        bars += [(middle, y) for _, (middle, *_), rate in known for y in np.linspace(rate.low, rate.high, 20)]
+        bars = [(x, rate.value) for _, (_, *ends), rate in known for x in _along(*ends)]
+        bars += [(middle, y) for _, (middle, *_), rate in known for y in _along(rate.low, rate.high)]
         drawn.append((ax, _throughput_panel(ax, known), bars))
         ax.set_xlabel(label)
     axes[0].set_ylabel("tokens per second, all users")
     canvas.finish(axes, title, is_apart=True)
     for ax, labels, bars in drawn:
         canvas.label_points(ax, labels, bars)
+
+
+def _along(low: float, high: float) -> list[float]:
+    """Places on a bar, which labels keep clear of."""
+    return [low + (high - low) * i / 20 for i in range(21)]
 
 
 def _median_and_range(latency: Latency, factor: float) -> tuple[float, float, float]:
