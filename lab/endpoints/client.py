@@ -39,7 +39,9 @@ class Client:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self.start_ns: int | None = None  # of the last plan, by the clock that all processes of a machine share
+        self.start_ns: int | None = (
+            None  # of the last plan that ended, by the clock that all processes of a machine share
+        )
         self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
         self._stderr_path = Path(self._folder.name) / "stderr"
         self._n_plans = 0
@@ -89,33 +91,23 @@ class Client:
         parsed = json.loads(answer)
         if "error" in parsed:
             raise LabError(parsed["error"], parsed["hint"])
+        self.start_ns = parsed["start_ns"]
 
     def _read(self, file: IO[bytes]) -> Iterator[Reply]:
         """The replies that were written whole since the last time."""
-        if self._first(file):
-            while True:
-                begun = file.tell()
-                line = file.readline()
-                if not line.endswith(b"\n"):  # the client is still writing it
-                    file.seek(begun)
-                    return
-                number, request, text = line.decode().split(SEPARATOR)
-                yield Reply(int(number), from_json(Request, request), masked(json.loads(text), self._access))
+        while True:
+            begun = file.tell()
+            line = file.readline()
+            if not line.endswith(b"\n"):  # the client is still writing it
+                file.seek(begun)
+                return
+            number, request, text = line.decode().split(SEPARATOR)
+            yield Reply(int(number), from_json(Request, request), masked(json.loads(text), self._access))
 
     def given_up(self) -> Iterator[Reply]:
         """All that had ended of the last plan, when it was given up; nothing where it was not."""
         with suppress(FileNotFoundError), (Path(self._folder.name) / f"plan-{self._n_plans - 1}").open("rb") as file:
             yield from self._read(file)
-
-    def _first(self, file: IO[bytes]) -> bool:
-        """Whether the plan has begun: the first line says when."""
-        if file.tell() == 0:
-            line = file.readline()
-            if not line.endswith(b"\n"):
-                file.seek(0)
-                return False
-            self.start_ns = int(line)
-        return True
 
     def _cause_of_death(self) -> str:
         lines = self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()

@@ -50,8 +50,8 @@ def serve() -> None:
         request = json.loads(requests.get())
         try:
             access = from_json(Access, json.dumps(request["access"]))
-            _run(access, from_json(SendPlan, json.dumps(request["plan"])), Path(request["path"]))
-            answer: dict[str, str] = {}
+            start_ns = _run(access, from_json(SendPlan, json.dumps(request["plan"])), Path(request["path"]))
+            answer: dict[str, str | int] = {"start_ns": start_ns}
         except LabError as problem:
             answer = {"error": problem.what, "hint": problem.hint}
         except Exception:  # a bug: the parent shows the traceback as the last words
@@ -66,16 +66,17 @@ def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)  # the parent is gone
 
 
-def _run(access: Access, plan: SendPlan, path: Path) -> None:
+def _run(access: Access, plan: SendPlan, path: Path) -> int:
+    """Send the requests of a plan; returns when it began."""
     arrivals = Arrivals()
     with path.open("wb") as file, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(arrivals)) as runner:
         gc.collect()
         gc.freeze()  # a search for garbage takes milliseconds; without what is here already, microseconds
-        runner.run(_run_plan(target(access, plan.api, arrivals, plan.path), plan, file))
+        return runner.run(_run_plan(target(access, plan.api, arrivals, plan.path), plan, file))
 
 
-async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> None:
-    """All requests, each written to `file` when it has ended."""
+async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> int:
+    """All requests, each written to `file` when it has ended. Returns when the plan began."""
     n_channels = min(plan.n_at_once, plan.n_all)
     times_ns = plan.times_ns
     n_first = n_channels if times_ns is None else min(n_channels, sum(ns <= PREPARE_S * 1e9 for ns in times_ns))
@@ -83,8 +84,6 @@ async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> None:
     await rehearse()
     await asyncio.gather(*(_warm(channel, to) for channel in channels[:n_first]))
     load = _Load(plan, to, file, iter(range(plan.n_all)), time.perf_counter_ns())
-    file.write(b"%d\n" % load.start_ns)
-    file.flush()
     async with asyncio.TaskGroup() as group:
         if times_ns is None:
             for channel in channels:
@@ -93,6 +92,7 @@ async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> None:
             await _open_loop(channels, times_ns, load, group)
     for channel in channels:
         channel.close()
+    return load.start_ns
 
 
 @dataclass
