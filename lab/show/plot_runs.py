@@ -171,7 +171,7 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
         label = ", ".join(word for word in (line.length, line.setup) if word) + note
         _line_of_gaps(one, line, "_" if has_panels else label, top, styles[name if has_panels else i])
         if has_panels and note:
-            one.set_title(f"{one.get_title()}\n{name}{note}", fontsize=8)
+            one.set_title(f"{one.get_title()}\n{name}{note}", fontsize=8, pad=8)
     middles = [statistics.median(line.ms) for line in lines if line.ms]
     is_log = bool(middles) and max(middles) > WIDE * min(middles) and not any(line.is_mean for line in lines)
     what, title = _what(lines)
