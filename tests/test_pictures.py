@@ -14,7 +14,7 @@ from matplotlib.text import Text
 
 from lab.analysis import comparison
 from lab.core.record import Record
-from lab.show import canvas, levers, plot_runs, plot_trial, plot_why
+from lab.show import canvas, levers, plot_runs, plot_trial, plot_why, svg
 from lab.why import roofline
 from tests.bench import doubt
 from tests.conftest import MODEL, SETTINGS, make_record, make_run
@@ -186,6 +186,12 @@ def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
     shown = " ".join(text.get_text() for text in ax.texts)
     assert f"{row.estimate:.2f} ({row.ratio.low:.2f} to {row.ratio.high:.2f})" in shown
     assert plot_trial.sessions(records[:2]) == [] and next(iter(plot_runs.drawings(session()))) == "prefill"
+
+
+def test_on_a_page_a_trial_still_says_what_its_variants_are() -> None:
+    text = svg.inline(plot_runs.drawings(trial())["ab"], "ab", (10, 4.6))
+    assert "against A: --threads 2" in text and "Which variant is faster" not in text
+    assert "against" not in svg.inline(plot_runs.drawings(session())["prefill"], "p", (5, 3.9))
 
 
 def test_runs_of_claims_and_several_trials_have_pictures_of_their_own() -> None:

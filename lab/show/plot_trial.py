@@ -76,7 +76,7 @@ def _panel(ax: Axes, compared: Comparison, base: Group, other: Group) -> None:
     has_energy = any(row.figure in energy.COMPARED for row in compared.rows)
     better = "is faster, or needs less energy" if has_energy else "is faster"
     ax.set_xlabel(
-        f"time of {letters[0]} / time of {letters[1]}\n\u2190 {letters[0]} {better}    {letters[1]} {better} \u2192"
+        f"time of {letters[0]} / time of {letters[1]}\n\u2190 {letters[0]} {better} | {letters[1]} {better} \u2192"
     )
     ax.set_title(f"{compared.other}\nagainst {compared.base}", fontsize=10)
 

@@ -40,7 +40,7 @@ def inline(draw: Callable[[Figure], Any], name: str, size: tuple[float, float]) 
     file = io.StringIO()
     with matplotlib.rc_context(STYLE):
         figure = drawn(draw, size)
-        if len(figure.axes) == 1:  # the page has a heading of its own
+        if len(figure.axes) == 1 and not figure.get_suptitle():  # the page has a heading of its own
             figure.axes[0].set_title("")
         figure.suptitle("")
         for ax in figure.axes:
