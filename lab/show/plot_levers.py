@@ -1,12 +1,6 @@
-"""The picture of `lab batch`: tokens per second in all and per user, over how many sequences share a step.
+"""The pictures of `lab batch`, `prefix`, `stall` and `speculate`.
 
-The picture of a cached prefix: time to first token over its length, cold and used again in three ways.
-
-Where the cold line crosses another is the length from which that way pays.
-
-The picture of stalls: how long streams waited for each token while a newcomer's prompt was prefilled.
-
-The pictures of `lab speculate`: the speed-up over the draft length, and what a step of several positions costs.
+Points are runs, tokens or blocks, hollow where they were disturbed; lines are medians, dashes what is predicted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""The pictures of loads by name, and that of latency over load.
+"""The pictures of loads: latency over load, throughput against latency, and requests over time.
 
 Each request is a point, and lines are what the table gives: medians, and percentiles that some request is beyond.
-
-The picture of throughput against latency: what all users get, over what one waits.
-
-The picture of requests over time: when each came, waited, was answered, or failed.
 """
 
 from __future__ import annotations

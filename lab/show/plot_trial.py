@@ -68,8 +68,8 @@ def _panel(ax: Axes, compared: Comparison, base: Group, other: Group) -> None:
             reach = [[max(0, row.estimate - row.ratio.low)], [max(0, row.ratio.high - row.estimate)]]
             words = f" ({digits(row.ratio.low)} to {digits(row.ratio.high)})"
         ax.errorbar([row.estimate], [at], xerr=reach, label=label, mfc=None if reach else "none", **style)
-        to_the_right: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 9}
-        ax.text(1.02, at, f"{digits(row.estimate)}{words}", **to_the_right)
+        words = f"{digits(row.estimate)}{words}"
+        ax.text(1.02, at, words, transform=ax.get_yaxis_transform(), va="center", fontsize=9)
     ax.axvline(1, color=GUIDE, lw=1.2)
     ax.set_yticks(range(len(compared.rows)), [_name(row) for row in compared.rows])
     ax.set_ylim(len(compared.rows) - 0.5, -0.5)
