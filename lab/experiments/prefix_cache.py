@@ -122,7 +122,7 @@ def words(one: BreakEven) -> str:
         return f"only at {lengths}, not at {longest}" if lengths else f"never up to {longest}"
     if one.n_tokens <= 1:
         return "at every measured length"
-    about = f"from about {one.n_tokens:,.0f} tokens on"
+    about = f"from about {plural(round(one.n_tokens), 'token')} on"
     return about if one.is_measured else f"{about}, which is beyond what was measured"
 
 
