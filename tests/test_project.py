@@ -180,6 +180,10 @@ def test_every_command_and_option_explains_itself(name: str) -> None:
         assert parameter.param_type_name == "argument" or getattr(parameter, "help", None), parameter.name
 
 
+def test_every_command_is_in_one_group_of_the_help() -> None:
+    assert sorted(name for names in main.GROUPS.values() for name in names) == sorted(main.lab.commands)
+
+
 def test_committed_samples_are_readable_and_small() -> None:
 
     from lab.core import results

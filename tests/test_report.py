@@ -258,7 +258,7 @@ def test_a_report_needs_a_run_and_a_good_name(tmp_path: Path) -> None:
     results.append(tmp_path / "a.jsonl", make_record())
     for arguments, why in (
         ((tmp_path / "failed.jsonl",), "nothing to report"),
-        ((tmp_path / "a.jsonl", "-o", tmp_path / "a.pdf"), "no name for a page"),
+        ((tmp_path / "a.jsonl", "-o", tmp_path / "a.pdf"), "name must end in .html"),
         ((tmp_path / "none.jsonl",), "no results file"),
         ((tmp_path / "a.jsonl", "--ceilings", tmp_path / "none"), "no folder"),
         ((tmp_path / "a.jsonl", "-o", "/dev/null/a.html"), "cannot be written"),

@@ -23,7 +23,9 @@ TOOLS = ("guidellm", "aiperf", "vllm")
 
 @click.command()
 @click.argument("results", nargs=-1, required=True)
-@click.option("--base", metavar="TEXT", help="The base: a part of its label.  [default: the first]")
+@click.option(
+    "--base", metavar="TEXT", help="The base of the comparison, by a part of its label.  [default: the first]"
+)
 @AT_LEAST
 @PLOTS_OUT
 @NO_PLOT
@@ -33,10 +35,10 @@ def compare(
 ) -> None:
     """Compare machines, builds, models or settings, with uncertainty.
 
-    Runs are grouped by machine, build, model and settings; groups are never pooled. For each prompt length:
-    the other's time over the base's, its interval, and a verdict. A difference between sessions is claimed only
-    where it exceeds what sessions of this machine differ by: see lab calibrate. Energy is compared where both sides
-    counted that of the same parts (see lab machine).
+    Groups runs by machine, build, model and settings, and never pools groups. For each prompt length it prints the
+    ratio of the other's time to the base's, its interval, and a verdict. It claims a difference between sessions
+    only if it exceeds the spread between sessions of this machine (see lab calibrate). It compares energy if both
+    sides counted the same parts (see lab machine).
     """
     from lab.analysis import comparison as comparing
     from lab.analysis.spread import known_spreads
@@ -74,16 +76,16 @@ def compare(
     type=click.Choice((*FORMATS, *TOOLS)),
     default="llama-bench",
     show_default=True,
-    help="As llama-bench prints its tests, all runs or steps as a table, or requests to servers as these tools do.",
+    help="llama-bench's output, a table of all runs or steps, or requests to servers in the format of another tool.",
 )
-@click.option("--as", "kind", type=click.Choice(KINDS), help="Which output of llama-bench.  [default: json]")
+@click.option("--as", "kind", type=click.Choice(KINDS), help="Which of llama-bench's output formats.  [default: json]")
 @click.option("--table", type=click.Choice(TABLES), help="Which table, for csv and parquet.  [default: runs]")
 @click.option("--out", "-o", metavar="FILE", help="Write into this file.  [default: stdout]")
 def export(results: tuple[str, ...], form: str, kind: str | None, table: str | None, out: str | None) -> None:
-    """Write results for other tools: llama-bench's own columns, tables of runs and steps, or figures of requests.
+    """Export results as llama-bench's columns, tables, or figures of other tools.
 
-    guidellm, aiperf and vllm are requests to servers by the definitions and in the JSON fields of GuideLLM, AIPerf and
-    vllm bench serve, which are not the lab's: GuideLLM's time per output token has TTFT in it, for one.
+    guidellm, aiperf and vllm write requests to servers by the definitions and in the JSON fields of GuideLLM, AIPerf
+    and vllm bench serve. These differ from the lab's definitions: GuideLLM's time per output token includes TTFT.
     """
     if kind and form != "llama-bench":
         raise LabError(f"--as {kind} has no effect with --format {form}.", "Leave it out, or use --format llama-bench.")
@@ -137,9 +139,9 @@ def _for_tool(results: tuple[str, ...], form: str) -> str:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @out_option("Folder for the results files.")
 def import_(files: tuple[str, ...], out: str) -> None:
-    """Make results files of llama-bench's json, jsonl or csv output, so that lab compare can read them.
+    """Import llama-bench's json, jsonl or csv output as results files, for lab compare.
 
-    llama-bench gives times of whole tests only, so there are no steps. What it does not give stays unknown.
+    llama-bench reports only times of whole tests, so there are no steps. What it does not report stays unknown.
     """
     from lab.analysis import llama_bench_format
     from lab.core.lines import to_json
@@ -167,7 +169,7 @@ def _write(data: bytes, out: str | None) -> None:
 
 @click.command()
 @with_options(
-    click.option("--sessions", default=6, show_default=True, help="How many; 4 are the fewest."),
+    click.option("--sessions", default=6, show_default=True, help="Number of sessions, at least 4."),
     click.option("--pause", default=45.0, show_default=True, help="Seconds between two sessions."),
     *SETTINGS,
     SEED,
@@ -175,11 +177,11 @@ def _write(data: bytes, out: str | None) -> None:
     as_json_option("text"),
 )
 def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any) -> None:
-    """Find out how much this machine differs from itself, from one session to the next.
+    """Measure how much results vary between sessions on this machine.
 
-    Makes short sessions of one setup with pauses between them (about 5 minutes in all) and keeps them in the folder
-    calibration inside of --out. lab compare takes from them how large a difference between two sessions must be to be
-    claimed; without them it assumes a figure for the kind of machine. Spread over hours they see more.
+    Makes short sessions of one setup with pauses between them (about 5 minutes in total) and keeps them in the folder
+    calibration in --out. From them lab compare learns how large a difference between two sessions has to be; without
+    them it assumes a figure for the kind of machine. Sessions spread over hours show more of the variation.
     """
     from lab.analysis import disturbances
     from lab.analysis.spread import FIGURE_NAMES, known_spreads

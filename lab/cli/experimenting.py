@@ -59,7 +59,7 @@ experiments = tuple(map(_command, EXPERIMENTS))
 
 @click.command()
 @with_options(
-    click.option("--only", metavar="NUMBERS", help="Only these claims, such as 2,9, and what they need."),
+    click.option("--only", metavar="NUMBERS", help="Test only these claims, such as 2,9."),
     click.option(
         "--quick",
         is_flag=True,
@@ -73,16 +73,16 @@ experiments = tuple(map(_command, EXPERIMENTS))
     DRY_RUN,
 )
 def claims(only: str | None, quick: bool, **asked: Any) -> None:
-    """Try what texts about LLM inference claim: is it so on this machine?
+    """Test common claims about LLM inference on this machine.
 
     \b
-      lab claims --quick                    # all that 4 minutes can test
+      lab claims --quick                    # what 4 minutes can test
       lab claims --only 2,9 --report
 
-    Each claim has a criterion, fixed before the measurement: it holds here, does not hold here, cannot be told (too
-    noisy), or is not testable here, with the reason. What several claims need is measured once; all of it takes at most
-    25 minutes on two cores with the embedded model. Every run is in one file the moment it ends: lab show and lab
-    report judge that file again, also where the session was interrupted.
+    Each claim has a criterion that is fixed before the measurement. The verdict is: holds here, does not hold here,
+    cannot be told (too noisy), or not testable here, with the reason. What several claims need is measured once; all
+    claims take at most 25 minutes on two cores with the embedded model. Each run is written to one file as soon as it
+    ends. lab show and lab report judge that file again, also after an interrupted session.
     """
     from lab.experiments import claim_session
     from lab.experiments.common import folder_in

@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 @with_options(
     *SETTINGS,
     click.option(
-        "--types", default="Q4_0,Q8_0", show_default=True, help="Weight types to measure besides the model's."
+        "--types", default="Q4_0,Q8_0", show_default=True, help="Weight types to measure in addition to the model's."
     ),
-    click.option("--again", is_flag=True, help="Measure again what is known; the best rates count."),
+    click.option("--again", is_flag=True, help="Measure known kernels again; the best rates count."),
     out_option("Folder with the results."),
     as_json_option(),
 )
 def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> None:
-    """Measure what this machine can do at best, kernel by kernel.
+    """Measure the best that this machine can do, kernel by kernel.
 
-    For each weight type of a model: how fast it is read with one column (decode) and multiplied with many
-    (prefill), on ggml's own kernels; likewise attention, fewer threads, and plain reading. The command says
-    beforehand how many kernels it measures and about how long that takes: a minute or two on two cores. Results are
-    kept in --out and reused while machine and build are the same, also after Ctrl-C.
+    For each weight type of a model, measures how fast ggml's own kernels read it (one column, as in decode) and
+    multiply it (many columns, as in prefill). Also measures attention, fewer threads, and plain reading. The command
+    first says how many kernels it measures and how long that takes: a minute or two on two cores. It keeps results
+    in --out, also after Ctrl-C, and uses them again while machine and build are the same.
 
-    Measured is every device that the settings put layers on (--device, --rpc, --n-gpu-layers), the CPU too where
-    some stay there, each in its own memory; and copies to and from each.
+    Measures every device that the settings use (--device, --rpc, --n-gpu-layers), each in its own memory, the CPU
+    if some layers stay there, and copies to and from each device.
     """
     from lab.models import shapes
     from lab.process.worker import Worker
@@ -88,15 +88,15 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
 @click.command()
 @click.argument("results", nargs=-1, required=True)
 @click.option("--ceilings", "folder", default=RESULTS, show_default=True, help="Folder with the ceilings.")
-@click.option("--force", is_flag=True, help="Use ceilings even of another machine or build.")
+@click.option("--force", is_flag=True, help="Use ceilings of another machine or build, too.")
 @PLOTS_OUT
 @NO_PLOT
 @as_json_option("text")
 def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None, no_plot: bool, as_json: bool) -> None:
-    """Explain the time of runs: what limited each phase, and how far it was from its ceiling.
+    """Explain results: what limited each phase, and what would make it faster.
 
-    Names the changes of settings with the largest predicted gains, and what sequences decoded together, a cached
-    prefix and tokens guessed ahead would gain, each with the command to try it.
+    Shows how far each phase was from its ceiling. Names the changes of settings with the largest predicted gains, and
+    the gains of batching, a cached prefix and speculative decoding, each with the command to try it.
 
     Needs the ceilings of the machine that measured: lab ceilings.
     """
@@ -168,17 +168,22 @@ def _explained(
         "arc or datacenter.  [default: this machine]",
     ),
     *(option for option in SETTINGS if option is not DEVICE),
-    click.option("--results", default=RESULTS, show_default=True, help="Folder with ceilings, and runs to learn from."),
+    click.option("--results", default=RESULTS, show_default=True, help="Folder with ceilings and runs to learn from."),
     as_json_option(),
 )
 def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json: bool, **asked: Any) -> None:
-    """Say how fast a model would be: on this machine from its ceilings, on another device from its datasheet.
+    """Predict a model's speed on this machine or on another device.
 
-    The model need not be here: a name of the list is enough. For each length: the theoretical limit, a range to
-    expect, and below the table what the range rests on. On this machine it is wider where it extrapolates: to longer
-    prompts than were measured here, to other models, quantizations or settings.
+    \b
+      lab predict -m llama-3.2-3b:Q4_0 -p 10,1000
+      lab predict -m llama-3.1-8b -d geforce -p 4000 -n 300
 
-    Where runs or ceilings of another device lie in --results, they count instead of its datasheet's shares.
+    Predicts from this machine's ceilings, or from another device's datasheet. Needs no model file: a name of the list
+    is enough. For each length the command prints the theoretical limit, a
+    range to expect, and the basis of that range. On this machine the range is wider for prompts longer than those
+    measured here and for other models, quantizations or settings.
+
+    If --results contains runs or ceilings of another device, they replace the assumptions from its datasheet.
     """
     from lab.show import console, text_why
     from lab.why import datasheet, prediction
@@ -233,13 +238,14 @@ def _on_several(
 @with_options(MODEL, *ENGINE)
 @as_json_option(help="One JSON document on stdout, for bug reports.")
 def doctor(as_json: bool, **asked: Any) -> None:
-    """Find out why it does not run, or runs slower than elsewhere: build, settings and machine, in about a minute.
+    """Check why the lab does not run, or runs too slowly.
 
-    Give the settings that seem slow: lab doctor -t 8. Each check has a figure and a verdict. A cause is called broken
-    only where changing that one thing was measured to help, in turns with the settings as they are. What only shows in
-    the system's files, or is a matter of choice, is worth a look.
+    Checks the build, the settings and the machine in about a minute. Give the settings that seem slow: lab doctor -t 8.
+    Each check has a figure and a verdict. A cause is "broken" only if changing that one thing was measured to help,
+    alternating with the given settings. Causes that the lab can only read from the system, and matters of choice, are
+    "worth a look".
 
-    Keep the machine quiet meanwhile. The exit status is 1 where something is broken.
+    Keep the machine quiet during the checks. The exit status is 1 if something is broken.
     """
     from lab.show import console, text_why
     from lab.why import checks, checkup

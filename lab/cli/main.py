@@ -24,11 +24,40 @@ from lab.cli.servers import doors, endpoint, load
 from lab.cli.serving import rpc_server
 from lab.errors import LabError
 
+GROUPS = {
+    "Measure": ("measure", "sweep", "ab"),
+    "Understand": ("ceilings", "explain", "claims", "show", "plot", "report"),
+    "Compare and choose": ("compare", "calibrate", "predict"),
+    "Serve many": ("batch", "prefix", "stall", "speculate"),
+    "Servers": ("load", "doors", "endpoint"),
+    "Files": ("models", "export", "import"),
+    "Machines": ("machine", "doctor", "rpc-server", "network"),
+}
+"""The commands by what they are for, as the help lists them."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class Grouped(click.Group):
+    """A group whose help lists its commands by what they are for."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                room = formatter.width - 6 - width
+                formatter.write_dl(
+                    [(name.ljust(width), self.commands[name].get_short_help_str(room)) for name in names]
+                )
+
+
+@click.group(cls=Grouped, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="mini-lab", message="mini-lab %(version)s")
 def lab() -> None:
-    """Measure LLM inference on this machine: prefill and decode, token by token."""
+    """Measure LLM inference on this machine: prefill and decode, token by token.
+
+    \b
+      lab measure                     # a first look, about half a minute
+      lab COMMAND --help              # what a command does, with examples
+    """
 
 
 def main() -> None:
@@ -67,10 +96,12 @@ def main() -> None:
 
 @lab.command()
 @click.argument("results", nargs=-1, required=True)
-@click.option("--placement", is_flag=True, help="Where layers, caches and buffers lay, by device, instead of times.")
+@click.option(
+    "--placement", is_flag=True, help="Show which device held which layers, caches and buffers, instead of times."
+)
 @as_json_option("tables")
 def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
-    """Print the tables of results files (or folders of them) again."""
+    """Show saved results (files or folders) as tables."""
     from lab.analysis.request_table import alone
     from lab.show import claim_views, console, door_views, text_load, text_places, text_requests, text_results
     from lab.show.section import print_sections
@@ -105,7 +136,7 @@ def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
 @click.argument("results", nargs=-1, required=True)
 @PLOTS_OUT
 def plot(results: tuple[str, ...], out: str | None) -> None:
-    """Draw the plots of results files (or folders of them) again, all in one picture."""
+    """Draw the plots of saved results (files or folders), all in one picture."""
     reading = running.read(results)
     records, first = list(reading.records), Path(results[0])
     if not running.any_good(reading.measured):
@@ -123,10 +154,10 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
 @click.option("--ceilings", default=running.RESULTS, show_default=True, help="Folder with the ceilings.")
 @AT_LEAST
 def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: float) -> None:
-    """Write results as one page for the browser: figures, both curves, what limited them, and the data itself.
+    """Write results as one page for the browser, with the data inside.
 
-    The page needs no network and no script, so it can be mailed or put anywhere. lab show and lab compare read
-    the records in it. Where the ceilings of a machine are known (lab ceilings) it says what limited each phase.
+    The page needs no network and no script, so you can mail it or put it on any server. lab show and lab compare
+    read the records in it. If the ceilings of a machine are known (lab ceilings), it says what limited each phase.
     """
     from lab.experiments.claim_session import known_ceilings
     from lab.show import page
@@ -136,7 +167,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     default = first / "report.html" if first.is_dir() else first.with_suffix(".html")
     path = Path(out) if out else default
     if path.suffix != ".html":
-        raise LabError(f"{path} is no name for a page.", "Let it end in .html: --out report.html")
+        raise LabError(f"A page's name must end in .html, and {path} does not.", "For example: --out report.html")
     if path.resolve() in {Path(each).resolve() for each in results}:
         raise LabError(f"{path} would be overwritten by its own report.", "Choose another name: --out report.html")
     others = running.nearby(results, reading.records).records
@@ -150,12 +181,12 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
 @lab.command()
 @RPC
 @LIB
-@as_json_option(help="All that is known, as one JSON document.")
+@as_json_option(help="Everything that is known, as one JSON document.")
 def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
-    """Say what is known of this machine, the llama.cpp build and its devices.
+    """Show details of this machine, the llama.cpp build and its devices.
 
-    Where counters of energy can be read (RAPL of the CPU, NVML of NVIDIA GPUs, a battery that discharges), every
-    measurement shows joules and watts: of all that runs on what is counted, idle power included.
+    If the machine has readable energy counters (RAPL of the CPU, NVML of NVIDIA GPUs, a discharging battery), every
+    measurement shows joules and watts of everything that the counter covers, including idle power.
     """
     from lab.core.asked_settings import AskedSettings
     from lab.process.worker import Worker

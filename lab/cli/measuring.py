@@ -34,13 +34,17 @@ LEAST_SHARE = 1e-4
         "--repeat",
         "-r",
         type=int,
-        help="Runs of each prompt length, each in a fresh engine.  [default: 3; 6 of lengths that cost little]",
+        help="Runs of each prompt length, each in a fresh engine.  [default: 3; 6 for quick lengths]",
     ),
     *UNTIL,
     *SETTINGS,
     SEED,
     *OUTPUT,
-    click.option("--stream", is_flag=True, help="Show the generated text as it comes (of a server: when it is whole)."),
+    click.option(
+        "--stream",
+        is_flag=True,
+        help="Print the generated text as it comes (from a server: when the answer is complete).",
+    ),
     DRY_RUN,
     URL,
     *REACHING,
@@ -49,13 +53,16 @@ LEAST_SHARE = 1e-4
 def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     """Time every token of generations at several prompt lengths.
 
-    Without options: a first look that takes about half a minute on two cores. Each run prefills a prompt and
-    generates --gen tokens; its time stamps go into a new file in --out the moment it ends. Exit status: 0
-    when all runs went well, 1 when some failed, 130 after Ctrl-C.
+    \b
+      lab measure                                         # a first look, about half a minute on two cores
+      lab measure --prompt-len 10,1000,10000 --gen 200 --model llama-3.2-3b
 
-    With --url a server is asked instead, one request at a time: by default three times for each of 100 and
-    1,000 prompt tokens. --model is then its name for a model (its only one, if none is named), and options of
-    the engine are refused. First the lab says what it can see of this server and what it cannot.
+    Each run prefills a prompt and generates --gen tokens. Its time stamps go into a new file in --out as soon as it
+    ends. Exit status: 0 if all runs succeeded, 1 if some failed, 130 after Ctrl-C.
+
+    With --url the lab measures a server instead, one request at a time: by default three requests each with 100 and
+    1,000 prompt tokens. --model is then the server's name for a model (by default its only one), and options of the
+    engine are errors. The lab first prints what it can and cannot see of this server.
     """
     servers.check_options(context, url)
     if url is not None:
@@ -65,12 +72,12 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
 
 @click.command()
 @with_options(
-    click.option("--max-len", "-p", default=8192, show_default=True, help="Prompt tokens at the end of the walk."),
+    click.option("--max-len", "-p", default=8192, show_default=True, help="Prompt tokens at the end of the pass."),
     click.option(
         "--every", "-e", default=512, show_default=True, help="Prompt tokens between two measurements of decode."
     ),
     click.option("--gen", "-n", default=16, show_default=True, help="Tokens to generate at each measurement."),
-    click.option("--repeat", "-r", default=3, show_default=True, help="Walks through the context."),
+    click.option("--repeat", "-r", default=3, show_default=True, help="Passes through the context."),
     *UNTIL,
     *SETTINGS,
     SEED,
@@ -78,11 +85,11 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     DRY_RUN,
 )
 def sweep(max_len: int, **asked: Any) -> None:
-    """Measure both curves, prefill and decode, in one walk through the context.
+    """Measure both curves, prefill and decode, in one pass through the context.
 
-    After each --every prompt tokens, --gen tokens are generated and removed again; then the prompt goes
-    on. Prefill time at any length is the sum of the steps up to it, so no prefix is computed twice. Shows
-    the law behind each curve.
+    After every --every prompt tokens the lab generates --gen tokens, removes them again, and continues with the
+    prompt. The prefill time of a length is the sum of the steps up to it, so no prefix is computed twice. The command
+    also fits a law to each curve.
     """
     _measure(prompt_len=str(max_len), stream=False, **asked)
 
@@ -92,7 +99,9 @@ def sweep(max_len: int, **asked: Any) -> None:
 @with_options(
     click.option("--prompt-len", "-p", default="256", show_default=True, help="Prompt lengths, as for measure."),
     click.option("--gen", "-n", default=32, show_default=True, help="Tokens to generate in each run."),
-    click.option("--sequences", help="Decode so many at once (a list), as lab batch does.  [default: one alone]"),
+    click.option(
+        "--sequences", help="Numbers of sequences to decode together, as in lab batch.  [default: one sequence]"
+    ),
     click.option("--blocks", default=10, show_default=True, help="Blocks; each runs every variant twice."),
     AT_LEAST,
     *SETTINGS,
@@ -100,15 +109,16 @@ def sweep(max_len: int, **asked: Any) -> None:
     *OUTPUT,
 )
 def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str | None, **asked: Any) -> None:
-    """Compare settings or models in turns, so that changes of the machine's speed affect all of them alike.
+    """Compare settings or models side by side on this machine.
 
     \b
-    A VARIANT is options in quotes; the first is the base. Options outside of quotes hold for all:
+    A VARIANT is options in quotes; the first is the base. Options outside quotes apply to all variants:
       lab ab "--flash-attn on" "--flash-attn off" --prompt-len 256,2048
       lab ab "--threads 1" "--threads 2" "--threads 4" --gen 64
       lab ab "-m smollm2-135m" "-m smollm2-135m:Q8_0"
 
-    In each block every variant gets a fresh engine and runs twice: in random order, then in reverse order.
+    In each block every variant gets a fresh engine and runs twice: in random order, then in reverse order. Changes of
+    the machine's speed therefore affect all variants equally.
     """
     from lab.analysis import comparison
     from lab.core.shown import MARK

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 @as_json_option()
 @click.pass_context
 def models(context: click.Context, as_json: bool) -> None:
-    """List what can be measured; with a command: info, pull, make, remove.
+    """List the models that can be measured; with a command: info, pull, make, remove.
 
     \b
-    Every command that takes a model (SPEC) understands
+    Every command that takes a model (SPEC) accepts
       phi-3-mini                     a name of the list, or an alias such as phi3
-      smollm2-135m:Q8_0              in another quantization, made here where the model is on disk
+      smollm2-135m:Q8_0              in another quantization, made from the file on disk
       path/to/model.gguf             any file
       hf:owner/repo/file.gguf[@rev]  a file on the hub
       hf:owner/repo:Q4_K_M           the file of that quantization
@@ -46,7 +46,7 @@ def models(context: click.Context, as_json: bool) -> None:
 @click.argument("spec")
 @as_json_option("text")
 def info(spec: str, as_json: bool) -> None:
-    """Describe a model from its file's header, without loading its weights; where it is not here, from its shape."""
+    """Describe a model from its file's header, without loading its weights; without a file, from its shape."""
     from lab.errors import printable
     from lab.models import obtain, shapes
     from lab.process.worker import Worker
@@ -79,9 +79,9 @@ def info(spec: str, as_json: bool) -> None:
 @models.command()
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
 def pull(specs: tuple[str, ...]) -> None:
-    """Download models into the standard hub cache; interrupted downloads go on where they were.
+    """Download models into the standard hub cache; interrupted downloads resume.
 
-    HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are honoured.
+    Respects HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
     """
     _obtain(specs)
 
@@ -96,7 +96,7 @@ def make(specs: tuple[str, ...]) -> None:
 @models.command()
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
 def remove(specs: tuple[str, ...]) -> None:
-    """Delete what was downloaded or made of these models."""
+    """Delete the downloaded or generated files of these models."""
     from lab.models import catalog
     from lab.models.obtain import remove as delete
 

@@ -22,14 +22,21 @@ MOST_NETWORKS = 200
     MODEL,
     click.option("--servers", default=2, show_default=True, help="RPC servers that share the layers evenly."),
     click.option(
-        "--latency", default="0.1ms,0.3ms,1ms", show_default=True, help="Round trips, as ping shows them, with commas."
+        "--latency",
+        default="0.1ms,0.3ms,1ms",
+        show_default=True,
+        help="Round-trip times as ping shows them, separated by commas.",
     ),
-    click.option("--bandwidth", default="1Gbit,10Gbit", show_default=True, help="Bits a second, with commas."),
+    click.option(
+        "--bandwidth", default="1Gbit,10Gbit", show_default=True, help="Bits per second, separated by commas."
+    ),
     click.option("--prompt-len", "-p", default=512, show_default=True, help="Tokens of the prompt."),
     click.option("--gen", "-n", default=200, show_default=True, help="Tokens to generate."),
-    click.option("--device", "-d", help="What each server computes on: models/devices.toml.  [default: this machine]"),
     click.option(
-        "--results", default="results", show_default=True, help="Folder with ceilings, and runs to learn from."
+        "--device", "-d", help="The device of each server, from models/devices.toml.  [default: this machine]"
+    ),
+    click.option(
+        "--results", default="results", show_default=True, help="Folder with ceilings and runs to learn from."
     ),
     out_option("Folder for the picture."),
     click.option("--no-plot", is_flag=True, help="Draw no picture."),
@@ -48,10 +55,10 @@ def network(
     no_plot: bool,
     as_json: bool,
 ) -> None:
-    """Say what a network would cost a model that is split over RPC servers, before buying one.
+    """Predict what a network costs a model that is split over RPC servers.
 
-    Bytes and round trips of each token and of a prompt, the seconds that they take, and the decode rate that is left.
-    Neither servers nor the model need be here.
+    Prints the bytes and round trips of each token and of a prompt, their time, and the remaining decode rate. Needs
+    neither the servers nor the model.
     """
     from lab.core.link import Link, parse_bandwidth, parse_round_trip
     from lab.show import console, text_network

@@ -58,7 +58,13 @@ def setting_option(name: str, default: object = None) -> Callable[..., Any]:
     return click.option(*names, show_default=default is not None, **more)
 
 
-MODEL = click.option("--model", "-m", default="smollm2-135m", show_default=True, help="A SPEC: see lab models.")
+MODEL = click.option(
+    "--model",
+    "-m",
+    default="smollm2-135m",
+    show_default=True,
+    help="A model: a name, a file, or another SPEC (see lab models).",
+)
 
 
 def unified(default: str) -> Callable[..., Any]:
@@ -92,21 +98,21 @@ OUTPUT = [
     out_option("Folder for the results and plots."),
     as_json_option(),
     NO_PLOT,
-    click.option("--report", is_flag=True, help="Write a page for the browser at the end, as lab report does."),
+    click.option("--report", is_flag=True, help="Write a page for the browser at the end (see lab report)."),
 ]
 AT_LEAST = click.option(
-    "--at-least", type=Share(), default="1%", show_default=True, help="Claim no difference smaller than this."
+    "--at-least", type=Share(), default="1%", show_default=True, help="Smallest difference to claim."
 )
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Show the plan and its estimated memory, and measure nothing.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Show the plan and the memory it needs; measure nothing.")
 UNTIL = [
     click.option(
         "--until",
         type=Share(),
         metavar="SHARE",
-        help="As many rounds as bring every median within this of the truth in 95 % of sessions, such as 2%.",
+        help="Repeat until every median is this accurate in 95 % of sessions, such as 2%.",
     ),
-    click.option("--max-repeats", default=30, show_default=True, help="With --until: at most so many rounds."),
-    click.option("--max-minutes", type=float, help="With --until: no new round after so many minutes."),
+    click.option("--max-repeats", default=30, show_default=True, help="With --until: maximum number of rounds."),
+    click.option("--max-minutes", type=float, help="With --until: start no round after this many minutes."),
 ]
 
 

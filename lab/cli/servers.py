@@ -29,19 +29,21 @@ if TYPE_CHECKING:
 
 URL = click.option("--url", metavar="URL", help="A server that speaks OpenAI's API: http://127.0.0.1:8080/v1")
 REACHING = [
-    click.option("--api", type=click.Choice(["chat", "completions"]), help="Which interface.  [default: what it has]"),
+    click.option("--api", type=click.Choice(["chat", "completions"]), help="Which interface.  [default: the server's]"),
     click.option("--api-key-env", metavar="NAME", help="The environment variable that holds the server's key."),
     click.option(
-        "--header", "headers", multiple=True, metavar="NAME: VALUE", help="A header to send. Several times: several."
+        "--header",
+        "headers",
+        multiple=True,
+        metavar="NAME: VALUE",
+        help="A header to send; repeat the option for several.",
     ),
-    click.option("--yes", is_flag=True, help="Do not ask before a server on another machine is asked."),
+    click.option("--yes", is_flag=True, help="Contact a server on another machine without asking."),
 ]
 """How to reach a server."""
 
-TIMEOUT = click.option(
-    "--timeout", default=600.0, show_default=True, help="Seconds after which a request to a server is given up."
-)
-SERVED_MODEL = click.option("--model", "-m", help="The server's name for it.  [default: its only one]")
+TIMEOUT = click.option("--timeout", default=600.0, show_default=True, help="Seconds after which a request times out.")
+SERVED_MODEL = click.option("--model", "-m", help="The server's name for the model.  [default: its only one]")
 
 
 def given(context: click.Context) -> dict[str, str]:
@@ -67,7 +69,7 @@ AS_JSON = as_json_option()
 
 @click.group()
 def endpoint() -> None:
-    """Look at a server that speaks OpenAI's API, and at the client that will measure it."""
+    """Examine a server with OpenAI's API (probe), or the lab's own client (selftest)."""
 
 
 @endpoint.command()
@@ -75,9 +77,9 @@ def endpoint() -> None:
 @with_options(SERVED_MODEL, *REACHING, TIMEOUT)
 @AS_JSON
 def probe(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) -> None:
-    """Say what the server at URL can do, as a measurement would see it: tokens, usage, caches, slots.
+    """Find out what the server at URL can do: token counts, usage, caches, slots.
 
-    It is sent at most eleven requests, of a few tokens each.
+    Sends at most eleven requests with a few tokens each.
     """
     from lab.runner.servers import connect
     from lab.show import console
@@ -95,10 +97,12 @@ def probe(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) -> 
 
 
 @endpoint.command()
-@click.option("--streams", default="1,16", show_default=True, help="How many streams at a time, with commas.")
+@click.option(
+    "--streams", default="1,16", show_default=True, help="Numbers of simultaneous streams, separated by commas."
+)
 @AS_JSON
 def selftest(streams: str, as_json: bool) -> None:
-    """Measure the error of the lab's own client, against a server here whose every event has a known time."""
+    """Measure the timing error of the lab's own client with a local server that sends events at known times."""
     from lab.endpoints.selftest import WANTED_MEDIAN_US, WANTED_P99_US
     from lab.endpoints.selftest import selftest as measure
     from lab.show import console
@@ -125,22 +129,20 @@ def selftest(streams: str, as_json: bool) -> None:
 @click.command()
 @with_options(
     click.option("--url", required=True, metavar="URL", help="A server of OpenAI's API: http://127.0.0.1:8080/v1"),
-    click.option("--concurrency", "-c", help="Users who each send the next request when an answer is there: 1,4,16."),
-    click.option(
-        "--rate", metavar="LIST", help="Instead: requests per second, sent whatever the server does: 0.5,1,2."
-    ),
+    click.option("--concurrency", "-c", help="Numbers of users, each with one request at a time: 1,4,16."),
+    click.option("--rate", metavar="LIST", help="Instead: requests per second, whatever the server does: 0.5,1."),
     click.option(
         "--arrivals",
         type=click.Choice(["poisson", "constant"]),
         default="poisson",
         show_default=True,
-        help="With --rate: at random times, as of people who know nothing of each other, or evenly.",
+        help="With --rate: random times, as if users were independent (Poisson), or evenly spaced.",
     ),
     click.option(
         "--replay",
         metavar="FILE",
         help="Lengths and times from a JSONL file: n_prompt, n_gen, at_s, or a Mooncake trace. With --concurrency or "
-        "--rate only its lengths.",
+        "--rate only the lengths.",
     ),
     click.option(
         "--prompt-len",
@@ -149,39 +151,36 @@ def selftest(streams: str, as_json: bool) -> None:
         show_default=True,
         help="Tokens: 256, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm).",
     ),
-    click.option("--gen", "-n", default="64", show_default=True, help="Tokens of each answer, likewise."),
-    click.option("--warmup", type=float, help="Seconds before the steady window.  [default: 5; 0 of a replay]"),
-    click.option("--duration", type=float, help="Seconds of the steady window.  [default: 15; a replay's own]"),
-    click.option("--rounds", type=int, help="How often each load is measured.  [default: 3; 1 of a replay]"),
-    click.option("--slo", metavar="LIMITS", help="Limits that a good answer keeps: ttft=1s,tpot=50ms,e2e=10s."),
+    click.option("--gen", "-n", default="64", show_default=True, help="Tokens of each answer, in the same forms."),
+    click.option("--warmup", type=float, help="Seconds before the steady window.  [default: 5; 0 for a replay]"),
+    click.option("--duration", type=float, help="Seconds of the steady window.  [default: 15; the whole replay]"),
+    click.option("--rounds", type=int, help="How often to measure each load.  [default: 3; 1 for a replay]"),
+    click.option("--slo", metavar="LIMITS", help="Limits that a good answer meets: ttft=1s,tpot=50ms,e2e=10s."),
     click.option(
         "--max-requests",
         default=2000,
         show_default=True,
-        help="Never send more. Small ones that look at the server and size prompts do not count.",
+        help="Maximum number of requests. Small ones that examine the server and size prompts do not count.",
     ),
-    click.option("--timeout", default=300.0, show_default=True, help="Seconds after which a request is given up."),
+    click.option("--timeout", default=300.0, show_default=True, help="Seconds after which a request times out."),
     PROMPT,
     SERVED_MODEL,
     *REACHING,
     SEED,
     *OUTPUT[:3],  # without --report: pages have no loads
-    click.option("--dry-run", is_flag=True, help="Show the loads and how long they take, and send nothing."),
+    click.option("--dry-run", is_flag=True, help="Show the loads and how long they take; send nothing."),
 )
-def load(
-    url: str,
-    model: str | None,
-    yes: bool,
-    prompt: str,
-    dry_run: bool,
-    **asked: Any,
-) -> None:
-    """Put load on the server at --url, of many users or many requests, and see what becomes of latency and rates.
+def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **asked: Any) -> None:
+    """Put load on a server, and measure latencies and rates.
 
-    Without options: 1, 2, 4 and 8 users, about four minutes. Each round measures every load once, in random order: a
-    warm-up, then the steady window; its last requests end under the same load. Each request is a line of a new file
-    in --out. Failures are figures here: exit status 0 when any request went well, 1 when none did or the server is
-    gone, 130 after Ctrl-C, which keeps what had ended and shows the rounds that are whole.
+    \b
+      lab load --url http://127.0.0.1:8080/v1                 # 1, 2, 4 and 8 users, about four minutes
+      lab load --url http://127.0.0.1:8080/v1 --rate 0.5,1,2 --slo ttft=1s,tpot=50ms
+
+    Each round measures every load once, in random order: a warm-up, then the steady window. The last requests of the
+    window end under the same load. Each request is a line of a new file in --out. Failed requests count as results:
+    the exit status is 0 if any request succeeded, 1 if none did or the server is gone, and 130 after Ctrl-C, which
+    keeps finished requests and shows complete rounds.
     """
     from lab.runner import loading
     from lab.runner.load_plan import make_plan
@@ -390,7 +389,7 @@ def _send_and_show(plan: ServerPlan, output: Output, stream: bool) -> None:
             },
         )
     if any_good(records) and not output.as_json:
-        console.console().print(f"next     a page to hand on: lab report {path}")
+        console.console().print(f"next     a page to share: lab report {path}")
     if problem:
         raise problem
     if failures:
@@ -414,21 +413,16 @@ def _send_and_show(plan: ServerPlan, output: Output, stream: bool) -> None:
     as_json_option("tables"),
     click.option("--no-plot", is_flag=True, help="Draw no plot."),
 )
-def doors(
-    url: str | None,
-    served_model: str | None,
-    yes: bool,
-    blocks: int,
-    **asked: Any,
-) -> None:
-    """Say why a server is slower than the same model in process: TTFT and TPOT, part by part.
+def doors(url: str | None, served_model: str | None, yes: bool, blocks: int, **asked: Any) -> None:
+    """Break down a server's overhead over the same model in process.
 
     \b
       lab doors --url http://127.0.0.1:8080/v1 -m MODEL.gguf --threads 4
 
-    The same tokens, in turns, in this process and through the server: the engine, sampling, the stream, HTTP,
-    templating, tokenising, scheduling, and what is not explained. Start the server on this machine, and give the lab
-    the settings with which it was started (threads, ubatch, flash attention, cache types), since no server says them.
+    Runs the same tokens in process and through the server, alternating, and splits the difference: the engine,
+    sampling, the stream, HTTP, templating, tokenization, scheduling, and the unexplained rest. Start the server on
+    this machine, and give the lab the settings that it was started with (threads, ubatch, flash attention, cache
+    types), because no server reports them.
     """
     from lab.core.request import RequestRecord
     from lab.experiments.door_blocks import execute, new_file, prepare

@@ -20,13 +20,9 @@ WARNING = (
 
 
 @click.command("rpc-server")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The IPv4 address to listen at; 0.0.0.0: all.")
-@click.option(
-    "--port", default=50052, show_default=True, type=click.IntRange(0, 65535), help="The port; 0: a free one."
-)
-@click.option(
-    "--device", metavar="NAME,...", help="Devices to lend.  [default: every GPU; the CPU where there is none]"
-)
+@click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address to listen on; 0.0.0.0: all.")
+@click.option("--port", default=50052, show_default=True, type=click.IntRange(0, 65535), help="Port; 0: any free port.")
+@click.option("--device", metavar="NAME,...", help="Devices to lend.  [default: all GPUs; the CPU if there is none]")
 @click.option("--threads", "-t", type=int, help="Threads of a CPU device.  [default: fast physical cores]")
 @click.option("--cache", is_flag=True, help="Keep large tensors on disk, so that they are sent only once.")
 @click.option(

@@ -58,9 +58,10 @@ class AskedSettings:
     """
 
     prompt: str = _setting(
-        "text", "text (all of the lab's own), some of these (code,table,story), random, or a text file."
+        "text",
+        "Text of the prompts: text (all of the lab's texts), some of them (code,table,story), random, or a file.",
     )
-    seed: int = _setting(1, "Of the order of runs and of the prompts.")
+    seed: int = _setting(1, "Seed for the order of runs and for the prompts.")
     threads: int | None = _setting(
         None, "Threads for decode.  [default: fast physical cores]", "-t", most=MAX_THREADS, record_name="n_threads"
     )
@@ -70,7 +71,9 @@ class AskedSettings:
     batch: int = _setting(2048, "Largest batch; caps --ubatch.", "-b", most=2**30, record_name="n_batch")
     ubatch: int = _setting(512, "Tokens per prefill step.", "-u", most=2**30, record_name="n_ubatch")
     n_gpu_layers: int | str | None = _setting(
-        None, "Layers on devices, the output as one: 0 for none, auto for as many as fit.  [default: all]", "-ngl"
+        None,
+        "Layers to offload; the output layer counts as one. 0: none; auto: as many as fit.  [default: all]",
+        "-ngl",
     )
     flash_attn: str = _setting("auto", "Flash attention.", "-fa", choices=("on", "off", "auto"))
     cache_type_k: str = _setting(
@@ -82,13 +85,18 @@ class AskedSettings:
         record_name="type_k",
     )
     cache_type_v: str = _setting(
-        "f16", "Type of the V cache, likewise.", "-ctv", choices=CACHE_TYPES, metavar="TYPE", record_name="type_v"
+        "f16",
+        "Type of the V cache, from the same list.",
+        "-ctv",
+        choices=CACHE_TYPES,
+        metavar="TYPE",
+        record_name="type_v",
     )
     device: str | Sequence[str] | None = _placing(
-        "Devices for layers, by name (lab machine), or none.  [default: all]", "-dev", record_name="devices"
+        "Devices that hold layers, by name (see lab machine), or none.  [default: all]", "-dev", record_name="devices"
     )
     split_mode: str | None = _placing(
-        "How several devices share a model: whole layers each, or a part of every tensor.  [default: layer]",
+        "How to split a model over several devices: by layers, or by parts of every tensor.  [default: layer]",
         "-sm",
         choices=SPLIT_MODES,
     )
@@ -96,29 +104,31 @@ class AskedSettings:
         "Shares of the devices, such as 3,1.  [default: by free memory]", "-ts"
     )
     main_gpu: int | None = _placing("With --split-mode none: which device.  [default: 0]", "-mg", least=0, most=10_000)
-    n_cpu_moe: int | None = _placing("Keep the experts of so many layers on the CPU.", "-ncmoe", least=0, most=10_000)
+    n_cpu_moe: int | None = _placing(
+        "Keep the experts of the first N layers on the CPU.", "-ncmoe", least=0, most=10_000
+    )
     override_tensor: str | Sequence[str] | None = _placing(
-        "Put tensors whose name matches a regular expression into a buffer: ffn_.*_exps=CPU. Several with commas.",
+        "Put tensors whose names match a regular expression into a buffer: ffn_.*_exps=CPU. Commas separate several.",
         "-ot",
         metavar="PATTERN=BUFFER",
     )
     kv_offload: bool | None = _placing("KV cache on the devices.  [default: on]", "-nkvo")
     op_offload: bool | None = _placing(
-        "Prefill on a device with weights in RAM too.  [default: on, with layers on a device]", "-nopo"
+        "Let a device prefill with weights from RAM.  [default: on, with layers on a device]", "-nopo"
     )
     mmap: bool | None = _placing("Map the file into memory.  [default: llama.cpp's choice]")
     repack: bool | None = _placing(
-        "Weights of the CPU in layouts of its own kernels (CPU_REPACK, AMX).  [default: on]", "-nr"
+        "Repack weights on the CPU for its fastest kernels (CPU_REPACK, AMX).  [default: on]", "-nr"
     )
     rpc: str | Sequence[str] | None = _placing(
-        "Use the devices of RPC servers (lab rpc-server), with commas.", "-rpc", metavar="HOST:PORT"
+        "Use the devices of RPC servers (lab rpc-server), separated by commas.", "-rpc", metavar="HOST:PORT"
     )
     lib: str | None = _placing(
-        "Run the llama.cpp libraries in this folder instead of those installed.", metavar="FOLDER"
+        "Use the llama.cpp libraries in this folder instead of the installed ones.", metavar="FOLDER"
     )
     prefill_wait: str | None = _placing(
-        "Wait for each prefill step, or only for the last.  [default: step; end on RPC servers, and where devices work "
-        "as a pipeline]",
+        "Wait for each prefill step, or only for the last one.  [default: step; end with RPC servers or a "
+        "pipeline of devices]",
         choices=(STEP, END),
     )
     kv_unified: str | bool = _setting(

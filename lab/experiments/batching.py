@@ -292,22 +292,23 @@ TABLE = Table(
 EXPERIMENT = Experiment(
     name="batch",
     chapter="Batches",
-    about="""Decode several sequences together: what each costs, and what all gain.
+    about="""Decode several sequences together: the cost for each, the gain in total.
 
     \b
       lab batch --sequences 1,4,16 --prompt-len 256
       lab batch --sequences 1,8 --kv-unified on --shared-prompt
 
-    A step of B sequences reads the weights once for B tokens. Shows for each B the time of a step, tokens per
-    second in all and per user, and what the ceilings predict; and from how many on arithmetic is the limit.
+    A step with B sequences reads the weights once for B tokens. For each B the command shows the time of a step, the
+    tokens per second in total and per user, and the prediction from the ceilings. It also shows from which B on
+    arithmetic is the limit.
     """,
     lever=Batch,
     plan=plan,
     options=(
-        Option("sequences", "How many at once, in a list.", "s"),
+        Option("sequences", "Numbers of sequences: 1,4,16.", "s"),
         Option("prompt_len", "Prompt tokens of each sequence.", "p"),
         Option("gen", "Tokens that each sequence generates.", "n"),
-        Option("shared_prompt", "One prompt for all but its last 16 tokens, prefilled once."),
+        Option("shared_prompt", "All sequences share one prompt except for its last 16 tokens; it is prefilled once."),
         REPEAT,
     ),
     again=_again,

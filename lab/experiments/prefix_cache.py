@@ -429,20 +429,20 @@ TABLE = Table(
 EXPERIMENT = Experiment(
     name="prefix",
     chapter="Cached prefixes",
-    about="""Time the first token when the beginning of a prompt is known already.
+    about="""Measure the time to first token when the beginning of a prompt is cached.
 
     \b
       lab prefix --prefix-len 256,1024,4096 --suffix-len 64
 
-    With nothing cached, with the prefix copied from another sequence, and after restoring a saved state from RAM and
-    from disk (out of the system's file cache, where it can be dropped). Says whether the logits are equal bit by bit,
-    what the prefill law promises, and from which length restoring pays, over networks as well (by arithmetic). States
-    are saved in a hidden folder in --out, and deleted.
+    Compares an empty cache, a prefix copied from another sequence, and a saved state restored from RAM and from disk
+    (dropped from the page cache first, where the system allows that). Says whether the logits match exactly, what the
+    prefill law predicts, and from which length on restoring pays, also over networks (by arithmetic). States are saved
+    in a hidden folder in --out and deleted afterwards.
     """,
     lever=Prefix,
     plan=plan,
     options=(
-        Option("prefix_len", "Tokens of the prefix, in a list.", "p"),
+        Option("prefix_len", "Lengths of the prefix in tokens: 256,1024.", "p"),
         Option("suffix_len", "Tokens of the prompt after the prefix.", "s"),
         REPEAT,
     ),

@@ -216,29 +216,29 @@ def _again(runs: Sequence[Run]) -> dict[str, object]:
 EXPERIMENT = Experiment(
     name="speculate",
     chapter="Guessed tokens",
-    about="""Guess tokens ahead and verify them at once: does it pay, and how many?
+    about="""Speculative decoding: draft tokens, verify them together. Does it pay, and with how many?
 
     \b
       lab speculate --draft lookup --draft-len 1-8
       lab speculate --draft smollm2-135m:Q4_0 --prompt code,story
 
-    Generates with guesses and without, in blocks. Shows for every kind of text how many guesses are right, what
-    guessing and verifying cost, the speed-up over plain decoding with its interval, and what was predicted from the
-    times of single steps; where it does not pay, why. The tokens are those of plain decoding, but for near-ties, which
-    are reported. Of a model with random weights only the steps are timed.
+    Generates with and without drafts, in blocks. For each kind of text the command shows how many drafted tokens are
+    accepted, what drafting and verification cost, the speed-up over plain decoding with its interval, the prediction
+    from the times of single steps, and why it does not pay where it does not. The tokens match plain decoding except
+    at near-ties, which are reported. With random weights only the steps are timed.
     """,
     lever=Speculation,
     plan=plan,
     options=(
         Option(
             "draft",
-            "Who guesses: lookup (what followed the same words before), or a model.  [default: lookup]",
+            "Where drafts come from: lookup (what followed the same words before) or a model.  [default: lookup]",
             "d",
             metavar="lookup|SPEC",
         ),
-        Option("draft_len", "Guesses at a time, as 1,2,4 or 1-8.", "l"),
+        Option("draft_len", "Lengths of the draft in tokens: 1,2,4 or 1-8.", "l"),
         Option("prompt_len", "Prompt tokens.", "p"),
-        Option("gen", "Tokens that are generated.", "n"),
+        Option("gen", "Tokens to generate.", "n"),
         Option("repeat", "Blocks, each with a fresh engine and other prompts.  [default: 6]", "r", type=int),
         Option("prompt", "Kinds of text, or a text file.  [default: code,table,story,dialogue]", metavar="TEXT"),
     ),

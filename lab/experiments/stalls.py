@@ -298,28 +298,30 @@ TABLE = Table(
 EXPERIMENT = Experiment(
     name="stall",
     chapter="Stalls",
-    about="""Prefill a long prompt in chunks while other sequences decode: how long do their answers stop?
+    about="""Prefill a long prompt in chunks beside running answers, and time their stalls.
 
     \b
       lab stall --prompt-len 4096 --chunk 64,256,1024 --streams 1,4
       lab stall --prompt-len 4096 --streams 4 --max-stall 100ms
 
-    Every chunk rides in a step with one token of each stream; the last row is the prompt prefilled all at once, while
-    the streams wait. Shows how many gaps were stalls (over twice the usual), the longest, the newcomer's time to first
-    token, and what it costs in throughput, all with what the ceilings predict.
+    Each chunk shares a step with one token of each stream. In the last row the prompt is prefilled all at once while
+    the streams wait. The command shows the number of stalls (gaps over twice as long as usual), the longest gap, the
+    new prompt's time to first token, and the lost throughput, each with the prediction from the ceilings.
     """,
     lever=Stall,
     plan=plan,
     options=(
-        Option("prompt_len", "Prompt tokens of the newcomer.", "p"),
+        Option("prompt_len", "Tokens of the new prompt.", "p"),
         Option(
             "chunk",
-            "Tokens of the prompt in a step, in a list.  [default: those of 64,256,1024 that are no longer than the "
+            "Sizes of the chunks in tokens: 64,256.  [default: those of 64,256,1024 that are no longer than the "
             "prompt; none with --max-stall]",
             "c",
         ),
-        Option("streams", "Sequences that decode, in a list.", "s"),
-        Option("max_stall", "Search the largest chunk that keeps every gap within, as 100ms.", metavar="TIME"),
+        Option("streams", "Numbers of sequences that decode: 1,4.", "s"),
+        Option(
+            "max_stall", "Search for the largest chunk that keeps every gap below this, such as 100ms.", metavar="TIME"
+        ),
         REPEAT,
     ),
     again=_again,
