@@ -61,8 +61,8 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     ends. Exit status: 0 if all runs succeeded, 1 if some failed, 130 after Ctrl-C.
 
     With --url the lab measures a server instead, one request at a time: by default three requests each with 100 and
-    1,000 prompt tokens. --model is then the server's name for a model (by default its only one), and options of the
-    engine are errors. The lab first prints what it can and cannot see of this server.
+    1,000 prompt tokens. --model is then the server's name for a model (optional if it has only one), and options of
+    the engine are rejected. The lab first prints which figures it can and cannot get from this server.
     """
     servers.check_options(context, url)
     if url is not None:

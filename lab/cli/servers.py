@@ -414,7 +414,7 @@ def _send_and_show(plan: ServerPlan, output: Output, stream: bool) -> None:
     click.option("--no-plot", is_flag=True, help="Draw no plot."),
 )
 def doors(url: str | None, served_model: str | None, yes: bool, blocks: int, **asked: Any) -> None:
-    """Break down a server's overhead over the same model in process.
+    """Show where a server loses time compared with the same model in process.
 
     \b
       lab doors --url http://127.0.0.1:8080/v1 -m MODEL.gguf --threads 4

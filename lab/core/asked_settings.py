@@ -114,7 +114,7 @@ class AskedSettings:
     )
     kv_offload: bool | None = _placing("KV cache on the devices.  [default: on]", "-nkvo")
     op_offload: bool | None = _placing(
-        "Let a device prefill with weights from RAM.  [default: on, with layers on a device]", "-nopo"
+        "Let a GPU compute prefill for layers in RAM.  [default: on, with layers on a device]", "-nopo"
     )
     mmap: bool | None = _placing("Map the file into memory.  [default: llama.cpp's choice]")
     repack: bool | None = _placing(
