@@ -28,7 +28,6 @@ from lab.show import claim_views, page_chapters, reproduce, svg, text_results
 from lab.show.section import Picture, Section
 from lab.why import probing, where
 
-TEMPLATE = Path(__file__).with_name("page.html.jinja")
 Lines = Sequence[Record | RequestRecord]
 
 
@@ -142,11 +141,8 @@ def _dates(records: Lines) -> str:
 
 def _render(records: Lines, used: Sequence[Ceilings], **parts: Any) -> str:
     """The template filled with parts, and the records and the ceilings that they were explained by."""
-    import jinja2
-
     lines = dict.fromkeys(line for best in used for line in probing.lines(best))
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    return template("page.html.jinja").render(
         version=metadata.version("mini-lab"),
         commands=reproduce.commands(records),
         n_records=len(records),
@@ -154,6 +150,14 @@ def _render(records: Lines, used: Sequence[Ceilings], **parts: Any) -> str:
         draw=_drawer(),
         **parts,
     )
+
+
+def template(name: str) -> Any:
+    """A template of this folder; it escapes all values."""
+    import jinja2
+
+    folder = jinja2.FileSystemLoader(Path(__file__).parent)
+    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=folder).get_template(name)
 
 
 def _drawer() -> Callable[[Picture], str]:
