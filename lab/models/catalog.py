@@ -2,7 +2,7 @@
 
 `--model` takes a NAME of the catalog (models/catalog.toml) or one of its aliases, NAME:QUANT, the path of a
 .gguf file, hf:owner/repo/file.gguf[@revision], hf:owner/repo:QUANT, or synthetic:NAME[:QUANT]. Here such a
-spec is only understood; models.py gets or makes the file.
+spec is only understood; obtain.py gets or makes the file.
 """
 
 from __future__ import annotations

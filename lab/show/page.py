@@ -142,7 +142,7 @@ def _dates(records: Lines) -> str:
 def _render(records: Lines, used: Sequence[Ceilings], **parts: Any) -> str:
     """The template filled with parts, and the records and the ceilings that they were explained by."""
     lines = dict.fromkeys(line for best in used for line in probing.lines(best))
-    return template("page.html.jinja").render(
+    text: str = template("page.html.jinja").render(
         version=metadata.version("mini-lab"),
         commands=reproduce.commands(records),
         n_records=len(records),
@@ -150,6 +150,7 @@ def _render(records: Lines, used: Sequence[Ceilings], **parts: Any) -> str:
         draw=_drawer(),
         **parts,
     )
+    return text
 
 
 def template(name: str) -> Any:
