@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.show.console import grid_of
+from lab.show.console import console, grid_of
+from lab.show.section import MOST_LINES, Section, print_section
 from tests.conftest import run_lab
 
 SAMPLES = sorted(Path(__file__).parents[1].glob("results/sample-*.jsonl"))
@@ -57,3 +58,28 @@ def test_columns_that_others_imply_give_way_first_and_are_named(capsys: pytest.C
     assert "Left out for lack of room: TTFT s." in " ".join(out.split())
     Console(width=200).print(grid)
     assert "Left out" not in capsys.readouterr().out
+
+
+def test_a_table_is_followed_by_six_lines_warnings_first_and_by_how_to_see_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = Section(
+        headings=["prompt\ntokens"],
+        cells=[["10"], ["20"], ["30"]],
+        row_notes=[["was disturbed"], [], ["was disturbed"]],
+        warnings=["drifted"],
+        sentences=[f"sentence {n}" for n in range(5)],
+        notes=["a definition"],
+    )
+    whole = ["! 10 and 30 prompt tokens: was disturbed", "! drifted", *one.sentences, "a definition"]
+    print_section(one, console())
+    assert capsys.readouterr().out.splitlines()[-8:] == whole
+    print_section(one, console(details="add --details"))
+    assert capsys.readouterr().out.splitlines()[-7:] == [*whole[:MOST_LINES], "2 more lines: add --details"]
+
+
+def test_details_shows_what_a_command_leaves_out() -> None:
+    (path,) = (path for path in SAMPLES if "prefix-stall" in path.name)
+    short, whole = (run_lab("show", str(path), *option)[1] for option in ([], ["--details"]))
+    assert "more lines: add --details" in short and "more lines" not in whole
+    assert all(line in whole.splitlines() for line in short.splitlines() if "more line" not in line)

@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.options import AT_LEAST, NO_PLOT, PLOTS_OUT, SEED, SETTINGS, as_json_option, out_option, with_options
-from lab.cli.running import collect, draw, nearby, note, plot_folder, read
+from lab.cli.options import (
+    AT_LEAST,
+    DETAILS,
+    NO_PLOT,
+    PLOTS_OUT,
+    SEED,
+    SETTINGS,
+    as_json_option,
+    out_option,
+    with_options,
+)
+from lab.cli.running import collect, draw, hint, nearby, note, plot_folder, read
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -29,9 +39,16 @@ TOOLS = ("guidellm", "aiperf", "vllm")
 @AT_LEAST
 @PLOTS_OUT
 @NO_PLOT
+@DETAILS
 @as_json_option("tables")
 def compare(
-    results: tuple[str, ...], base: str | None, at_least: float, out: str | None, no_plot: bool, as_json: bool
+    results: tuple[str, ...],
+    base: str | None,
+    at_least: float,
+    out: str | None,
+    no_plot: bool,
+    details: bool,
+    as_json: bool,
 ) -> None:
     """Compare machines, builds, models or settings, with uncertainty.
 
@@ -42,7 +59,6 @@ def compare(
     """
     from lab.analysis import comparison as comparing
     from lab.analysis.spread import known_spreads
-    from lab.core.shown import MARK
     from lab.show import console, text_compare, text_requests, text_results
 
     reading = read(results)
@@ -59,10 +75,9 @@ def compare(
             {**text_compare.comparisons_as_json(groups, comparisons), "plots": [str(plot) for plot in plots]}
         )
         return
-    stdout = console.console()
-    text_compare.print_comparisons(groups, comparisons, at_least, stdout)
-    for sentence in [*text_results.warnings(reading.records), *text_requests.warnings(reading.requests)]:
-        stdout.print(f"{MARK} {sentence}")
+    stdout = console.console(details=hint(details))
+    warnings = [*text_results.warnings(reading.records), *text_requests.warnings(reading.requests)]
+    text_compare.print_comparisons(groups, comparisons, at_least, stdout, warnings)
     for plot in plots:
         stdout.print(f"plot     {plot}")
 

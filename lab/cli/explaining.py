@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.cli.options import (
+    DETAILS,
     DEVICE,
     ENGINE,
     MODEL,
@@ -21,11 +22,12 @@ from lab.cli.options import (
     out_option,
     with_options,
 )
-from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, RESULTS, ceilings_of, plot_folder, read_runs
+from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, RESULTS, ceilings_of, hint, plot_folder, read_runs
 from lab.errors import LabError
 
 if TYPE_CHECKING:
     from lab.core.record import Ceilings, Record
+    from lab.show.console import Terminal
     from lab.why.prediction import Prediction
 
 
@@ -91,8 +93,11 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
 @click.option("--force", is_flag=True, help="Use ceilings of another machine or build, too.")
 @PLOTS_OUT
 @NO_PLOT
+@DETAILS
 @as_json_option("text")
-def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None, no_plot: bool, as_json: bool) -> None:
+def explain(
+    results: tuple[str, ...], folder: str, force: bool, out: str | None, no_plot: bool, details: bool, as_json: bool
+) -> None:
     """Explain results: what limited each phase, and what would make it faster.
 
     Shows how far each phase was from its ceiling. Names the changes of settings with the largest predicted gains, and
@@ -118,31 +123,32 @@ def explain(results: tuple[str, ...], folder: str, force: bool, out: str | None,
             click.echo(f"Note: {label}: {note}", err=True)
         known = probing.need(given, where.of_record(chosen[0]), force, label)
         target = None if no_plot else plot_folder(results, out)
-        documents.append(_explained(label, chosen, known, target, stem, not as_json))
+        stdout = None if as_json else console.console(details=hint(details))
+        documents.append(_explained(label, chosen, known, target, stem, stdout))
     if as_json:
         console.print_json(documents)
 
 
 def _explained(
-    label: str, records: Sequence[Record], known: Ceilings, folder: Path | None, stem: str, prints: bool
+    label: str, records: Sequence[Record], known: Ceilings, folder: Path | None, stem: str, out: Terminal | None
 ) -> dict[str, Any]:
-    """Explains the runs of one setup, draws into `folder` where one is given, and returns it all for JSON."""
-    from lab.core.shown import MARK
-    from lab.show import console, text_results, text_why
+    """Explains the runs of one setup, draws into `folder` and prints to `out` where given; returns it all for JSON."""
+    from lab.show import text_results, text_why
     from lab.show.plot_why import save_why
-    from lab.show.section import print_sections
+    from lab.show.section import print_marked, print_sections
     from lab.why import advice, probing, roofline, where
 
-    first, stdout = records[0], console.console()
+    first = records[0]
     explained = roofline.explain(records, known)
     best = roofline.roof(known, where.layers_of(first))
     levers, tried = advice.levers(explained, first, known), advice.experiments(explained, records, known)
     plots = save_why(explained, best, label, folder, stem) if folder else []
     warnings = text_results.warnings(records)
-    if prints:
-        print_sections([text_why.section(label, records, explained, known, [*levers, *tried])], stdout)
-        for line in [*(f"{MARK} {sentence}" for sentence in warnings), *(f"plot     {plot}" for plot in plots)]:
-            stdout.print(line)
+    if out:
+        print_sections([text_why.section(label, records, explained, known, [*levers, *tried])], out)
+        print_marked(warnings, [], out)
+        for plot in plots:
+            out.print(f"plot     {plot}")
     return {
         "setup": label,
         "roof": dataclasses.asdict(best),

@@ -19,7 +19,7 @@ from lab.cli.explaining import ceilings, doctor, explain, predict
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.network import network
-from lab.cli.options import AT_LEAST, LIB, PLOTS_OUT, RPC, as_json_option
+from lab.cli.options import AT_LEAST, DETAILS, LIB, PLOTS_OUT, RPC, as_json_option
 from lab.cli.servers import doors, endpoint, load
 from lab.cli.serving import rpc_server
 from lab.errors import LabError
@@ -99,8 +99,9 @@ def main() -> None:
 @click.option(
     "--placement", is_flag=True, help="Show which device held which layers, caches and buffers, instead of times."
 )
+@DETAILS
 @as_json_option("tables")
-def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
+def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool) -> None:
     """Show saved results (files or folders) as tables."""
     from lab.analysis.request_table import alone
     from lab.show import claim_views, console, door_views, text_load, text_places, text_requests, text_results
@@ -120,10 +121,9 @@ def show(results: tuple[str, ...], placement: bool, as_json: bool) -> None:
     if as_json:
         console.print_json(running.as_json_rows(records, shown, judged, reading.requests))
         return
-    out = console.console()
+    out = console.console(details=running.hint(details))
     if rest := [record for record in records if record.run.part is None]:
-        text_results.print_results(rest, out)
-        print_sections(shown, out)
+        text_results.print_results(rest, out, shown)
     for name, verdicts in judged:
         claim_views.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
     if alone(reading.requests):

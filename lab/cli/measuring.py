@@ -121,7 +121,6 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
     the machine's speed therefore affect all variants equally.
     """
     from lab.analysis import comparison
-    from lab.core.shown import MARK
     from lab.experiments import batching
     from lab.process.worker import Worker
     from lab.runner import side_by_side
@@ -141,14 +140,11 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
         raise problem
     groups = comparison.groups(records)
     comparisons = comparison.compare_groups(groups, at_least)
-
-    def tables(stdout: Any) -> None:
-        text_compare.print_comparisons(groups, comparisons, at_least, stdout)
-        for sentence in text_results.warnings(records):
-            stdout.print(f"{MARK} {sentence}")
-
+    tables = functools.partial(
+        text_compare.print_comparisons, groups, comparisons, at_least, warnings=text_results.warnings(records)
+    )
     document = functools.partial(text_compare.comparisons_as_json, groups, comparisons)
-    output.finish(records, path, tables, document, at_least=at_least)
+    output.finish(records, path, tables, document, "compare", at_least=at_least)
 
 
 def _measure(**asked: Any) -> None:

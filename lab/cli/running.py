@@ -199,6 +199,13 @@ def as_json_rows(
     }
 
 
+def hint(details: bool = False, path: Path | None = None, command: str = "show") -> str:
+    """How to see all lines below a table: by --details, or by a command on a results file; "" if it was given."""
+    if details:
+        return ""
+    return f"lab {command} --details {shlex.quote(str(path))}" if path else "add --details"
+
+
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
 
@@ -222,15 +229,18 @@ class Output:
         path: Path,
         tables: Callable[[Console], object],
         document: Callable[[], dict[str, Any]],
+        shown_by: str = "show",
         **more: Any,
     ) -> None:
         """Prints the tables, then draws, which may fail, and names the files; or prints all as one JSON document.
+
+        `shown_by`: the command that prints the same tables of the results file.
 
         `more`: the smallest difference that is claimed (`at_least`), sections that are `shown`, claims as `judged`.
         """
         from lab.show import console
 
-        out = None if self.as_json else console.console()
+        out = None if self.as_json else console.console(details=hint(path=path, command=shown_by))
         if out:
             tables(out)
         written = self._write(records, path, out, **more) if records else {}
@@ -306,7 +316,6 @@ def carry_out(
     from lab.process.worker import Worker
     from lab.runner.session import execute, new_results_file
     from lab.show import console, text_results, text_setup
-    from lab.show.section import print_sections
 
     output, err = Output.taken_from(asked | {"out": out}), console.console(stderr=True)
     settings = {name: value for name, value in asked.items() if name not in ("as_json", "no_plot", "report")}
@@ -327,8 +336,7 @@ def carry_out(
         still_wide = text_results.still_wide(records, plan)
 
         def tables(stdout: Console) -> None:
-            text_results.print_results(records, stdout)
-            print_sections(shown, stdout)
+            text_results.print_results(records, stdout, shown)
             for sentence in still_wide:
                 stdout.print(sentence)
 

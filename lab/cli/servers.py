@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from lab.cli.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, as_json_option, out_option, with_options
-from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, collect, introduce
+from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, collect, hint, introduce
 from lab.core.lists import plural
 from lab.errors import LabError
 
@@ -274,7 +274,7 @@ def _show_load(samples: list[Sample], server: Server, path: Path, output: Output
     from lab.show import canvas, console, plot_load, text_load
     from lab.show.section import print_section
 
-    out = console.console()
+    out = console.console(details=hint(path=path))
     title = plot_load.title(server.endpoint, server.model_name, server.machine)
     shown = text_load.section(samples, server.endpoint, title)
     if not output.as_json:
@@ -473,7 +473,7 @@ def _show_doors(lines: list[Record | RequestRecord], path: Path, output: Output)
 
     records = [line for line in lines if isinstance(line, Record)]
     requests = [line for line in lines if isinstance(line, RequestRecord)]
-    out = console.console()
+    out = console.console(details=hint(path=path))
     if not output.as_json:
         door_views.print_parts(records, requests, out)
     failures = door_views.failures(records, requests)

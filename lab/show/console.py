@@ -50,17 +50,25 @@ EVERY_S = 10
 """Where no line can be replaced, progress that changes all the time is printed only so often."""
 
 
-def console(stderr: bool = False) -> Console:
-    """A console that prints text unchanged: no markup, no emoji.
+class Terminal(Console):
+    """A console that shows only the first lines below a table. `details` says how to see all; "" shows all."""
 
-    Where it is not a terminal it has as many columns as the variable COLUMNS says, or 100.
+    details = ""
+
+
+def console(stderr: bool = False, details: str = "") -> Terminal:
+    """A console that prints text unchanged: no markup, no emoji. For `details` see Terminal.
+
+    If it is not a terminal, its width is the variable COLUMNS, or 100.
     """
     stream = sys.stderr if stderr else sys.stdout
     plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
     if not stream.isatty():  # a notebook claims to know colours
         columns = os.environ.get("COLUMNS", "")
         plain |= {"width": int(columns) if columns.isdigit() else 100, "force_terminal": False}
-    return Console(stderr=stderr, soft_wrap=True, **plain)
+    made = Terminal(stderr=stderr, soft_wrap=True, **plain)
+    made.details = details
+    return made
 
 
 @dataclass

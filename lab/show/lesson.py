@@ -48,8 +48,7 @@ def begin() -> None:
 
 def show(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
     """Print tables and sentences as `lab show` does; of experiments also what `ceilings` and plain `runs` predict."""
-    text_results.print_results(records, console.console())
-    print_sections(_sections(records, ceilings, runs), console.console())
+    text_results.print_results(records, console.console(), _sections(records, ceilings, runs))
 
 
 def rows(records: Sequence[Record]) -> tuple[Any, ...]:

@@ -8,18 +8,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from lab.show.console import TEXT_COLUMNS, Grid
+from lab.core.lists import grouped, join_and, plural
+from lab.core.shown import MARK
+from lab.show.console import TEXT_COLUMNS, Grid, Terminal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNKNOWN = "-"
 """The cell of a figure that is not known."""
+
+MOST_LINES = 6
+"""Notes, warnings and sentences that a terminal shows below a table; --details shows all."""
 
 LONG = 20
 """Letters of the longest cell that is not broken between words on a page."""
@@ -78,7 +84,7 @@ class Section:
     facts: dict[str, str] = field(default_factory=dict)
     headings: Sequence[str] = ()
     cells: Sequence[Sequence[str | Cell]] = ()
-    row_notes: Sequence[Sequence[str]] = ()  # of each row; only on a page
+    row_notes: Sequence[Sequence[str]] = ()  # warnings of each row, which begins with a number of prompt tokens
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     sentences: Sequence[str] = ()
@@ -148,18 +154,37 @@ def print_sections(sections: Sequence[Section], out: Console) -> None:
 
 
 def print_section(section: Section, out: Console) -> None:
-    """Prints title, table, notes and sentences, then the parts. Pictures are files of their own."""
+    """Prints title, table, warnings, sentences and notes, then the parts. Pictures are files of their own."""
     if section.title:
         out.print(Text(section.title, style="bold") + Text(f": {section.about}" if section.about else ""))
     for line in section.words:
         out.print(line)
     if section.headings:
         out.print(grid_of(section))
-    for line in section.notes:
-        out.print(Text(line, style="dim"))
-    for sentence in section.sentences:
-        out.print(sentence)
+    warnings, notes = [*_of_rows(section), *section.warnings], [Text(line, style="dim") for line in section.notes]
+    print_lines([*map(_marked, warnings), *map(Text, section.sentences), *notes], out)
     print_sections(section.parts, out)
+
+
+def print_lines(lines: Sequence[Text], out: Console) -> None:
+    """Prints the first lines, and how to see the others."""
+    details = out.details if isinstance(out, Terminal) else ""
+    n = MOST_LINES if details else len(lines)
+    for line in lines[:n]:
+        out.print(line)
+    if len(lines) > n:
+        out.print(Text(f"{plural(len(lines) - n, 'more line')}: {details}", style="dim"))
+
+
+def _of_rows(section: Section) -> list[str]:
+    """The warnings of rows, each once."""
+    rows = zip(section.lines, section.row_notes, strict=True) if section.row_notes else ()
+    noted = grouped(((note, line[0].lines[0]) for line, notes in rows for note in notes), itemgetter(0))
+    return [f"{join_and([name for _, name in same])} prompt tokens: {note}" for note, same in noted.items()]
+
+
+def _marked(warning: str) -> Text:
+    return Text(f"{MARK} ", style="yellow") + Text(warning)
 
 
 def grid_of(section: Section) -> Grid:
@@ -176,8 +201,6 @@ def _dimmed(cell: Cell) -> Text:
 
 
 def print_marked(warnings: Sequence[str], failures: Sequence[str], out: Console) -> None:
-    """Prints what disturbed the runs, and what failed."""
-    for sentence in warnings:
-        out.print(Text("! ", style="yellow") + Text(sentence))
-    for line in failures:
-        out.print(Text("failed ", style="red") + Text(line))
+    """Prints what failed, and what disturbed the runs."""
+    failed = [Text("failed ", style="red") + Text(line) for line in failures]
+    print_lines([*failed, *map(_marked, warnings)], out)

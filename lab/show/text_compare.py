@@ -78,15 +78,20 @@ def sections(comparisons: Sequence[Comparison]) -> list[Section]:
 
 
 def print_comparisons(
-    groups: Sequence[Group], comparisons: Sequence[Comparison], at_least: float, out: Console
+    groups: Sequence[Group],
+    comparisons: Sequence[Comparison],
+    at_least: float,
+    out: Console,
+    warnings: Sequence[str] = (),
 ) -> None:
-    """Prints in what the groups differ, then a table per group: its times against the base's."""
+    """Prints in what the groups differ, then a table per group: its times against the base's; then the warnings."""
     out.print(Text("base ", style="bold") + Text(groups[0].label))
     fields = differences(groups)
     out.print("differ in" if fields else "differ in nothing but when they were measured")
     for field, values in fields.items():
         out.print(f"  {field}: {' | '.join(values)}")
-    print_sections([*sections(comparisons), Section(sentences=how_compared(groups, comparisons, at_least))], out)
+    how = how_compared(groups, comparisons, at_least)
+    print_sections([*sections(comparisons), Section(warnings=warnings, sentences=how)], out)
 
 
 def answers(comparisons: Sequence[Comparison]) -> list[str]:

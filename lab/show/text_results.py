@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.text import Text
 
 from lab.analysis import disturbances, networks, sweep_laws, table, wording
 from lab.analysis.spread import FIGURE_NAMES
@@ -18,7 +19,7 @@ from lab.runner.cases import Plan
 from lab.runner.plan import join
 from lab.runner.rounds import wide_rows
 from lab.show import reproduce, text_compare
-from lab.show.section import Cell, Columns, Section, print_marked, print_sections, tabled
+from lab.show.section import Cell, Columns, Section, print_lines, print_marked, print_sections, tabled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,14 +116,15 @@ def heading(rows: pd.DataFrame) -> str:
     return f"{plural(int(rows.n_gen.iloc[0]), 'token')} generated {per}; median, {below(rows, 'run')}"
 
 
-def print_results(records: Sequence[Record], out: Console) -> None:
-    """Prints tables, what they show in words, what disturbed the runs, and what failed."""
+def print_results(records: Sequence[Record], out: Console, experiments: Sequence[Section] = ()) -> None:
+    """Prints the tables of runs and of experiments, then what failed, and what disturbed runs of experiments."""
     print_sections(sections(records), out)
-    for sentence in networks.pipeline_gains(records):
-        out.print(sentence)
+    print_lines([Text(sentence) for sentence in networks.pipeline_gains(records)], out)
+    print_sections(experiments, out)
     if not any(record.run.is_timed for record in records):
         out.print("\nNo run went well.")
-    print_marked(warnings(records), failures(records), out)
+    of_experiments = [record for record in records if record.run.lever is not None]
+    print_marked([*distrust(records), *disturbed(of_experiments)], failures(records), out)
 
 
 def findings(rows: pd.DataFrame) -> list[str]:
@@ -147,13 +149,18 @@ def doubts(records: Sequence[Record]) -> str:
 
 
 def warnings(records: Sequence[Record]) -> list[str]:
-    """Sentences on what disturbed the runs, by session, variant and length, on drift, and those of `distrust`."""
+    """The sentences of `disturbed`, then those of `distrust`."""
+    return disturbed(records) + distrust(records)
+
+
+def disturbed(records: Sequence[Record]) -> list[str]:
+    """Sentences on what disturbed the runs, by session, variant and length, and on drift."""
     by_run = [
         f"{what}{f', {variant}' if variant else ''}: {words}"
         for (_, variant, what), measured in _repeats(records).items()
         if (words := doubts(measured))
     ]
-    return by_run + disturbances.drift(records) + distrust(records)
+    return by_run + disturbances.drift(records)
 
 
 def distrust(records: Sequence[Record]) -> list[str]:

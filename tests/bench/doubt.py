@@ -124,7 +124,7 @@ def plants(lines: Lines) -> dict[str, Lines]:
 def as_wide_as(width: int) -> Iterator[None]:
     """A terminal of so many columns."""
 
-    def of_width(stderr: bool = False) -> Console:
+    def of_width(stderr: bool = False, details: str = "") -> Console:
         stream = sys.stderr if stderr else sys.stdout
         return Console(file=stream, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
