@@ -126,14 +126,14 @@ def test_more_sequences_are_predicted_to_share_the_reading_of_weights() -> None:
     assert at_ridge is not None and 1 < at_ridge < 64
     (row,) = batching.rows([make_record(batch_run(4))], prediction)
     assert row.expected_s == pytest.approx(times[1])
-    assert "Predictions are off by" in " ".join(batching.sentences([row], prediction))
+    assert "Prediction error of step times: median" in " ".join(batching.sentences([row], prediction))
 
 
 def test_a_sentence_names_numbers_that_lose() -> None:
     rows = batching.rows([make_record(batch_run(n, decode_ms=ms)) for n, ms in ((1, 10), (2, 11), (8, 4))])
     words = " ".join(batching.sentences(rows, None))
-    assert "With 2 the total is below that of one" in words
-    assert "8 sequences at once: 2.5 times the tokens of one in all, and each user gets 31%" in words
+    assert "With 2 sequences the total is lower than with one" in words
+    assert "8 sequences together: 2.50x the tokens/s of one in total, 0.312x per user" in words
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_the_picture_says_what_its_axes_are() -> None:
 
 def test_a_report_of_experiments_alone_has_no_empty_parts() -> None:
     text = page.html(session(), [])
-    assert "How many at once, and what does it cost each?" in text and "sequences decoded together" in text
+    assert "How many sequences at once, and what does it cost each?" in text and "sequences decoded together" in text
     assert "how fast could it be" not in text and "The two curves" not in text
 
 
@@ -318,12 +318,12 @@ def test_a_shared_prompt_takes_its_place_once_in_one_cache(fake_worker: FakeWork
     assert apart.cases[0].sequences == (110,) * 4 and apart.settings.n_ctx == 4 * 256
     together = batching.plan(worker, **asked, kv_unified=True, model=str(model_file))
     assert together.cases[0].sequences == (110, 26, 26, 26) and together.settings.n_ctx == 188
-    with pytest.raises(LabError, match="16 tokens or fewer nothing is shared"):
+    with pytest.raises(LabError, match="--shared-prompt needs prompts of more than 16 tokens"):
         batching.plan(worker, **{**asked, "prompt_len": 16}, model=str(model_file))
     with pytest.raises(LabError, match="--kv-unified maybe is not possible"):
         batching.plan(worker, **asked, kv_unified="maybe", model=str(model_file))
     fake_worker.model = dataclasses.replace(MODEL, windows=(8, 0))
-    with pytest.raises(LabError, match="sliding window"):
+    with pytest.raises(LabError, match="sliding-window attention"):
         batching.plan(worker, **asked, model=str(model_file))
 
 

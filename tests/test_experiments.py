@@ -46,5 +46,5 @@ def test_where_two_answers_part(ids: tuple[int, ...], others: tuple[int, ...], w
 
 def test_how_far_predictions_are_off() -> None:
     pairs = [(1.1, 1.0), (0.7, 1.0), (1.2, 1.0), (None, 1.0), (1.0, None)]
-    assert off_by(pairs) == ["Predictions are off by 20%, the median; at most 30%."]
-    assert off_by([(None, 1.0)]) == []
+    assert off_by(pairs, "step times") == ["Prediction error of step times: median 20 %, maximum 30 %."]
+    assert off_by([(None, 1.0)], "step times") == []

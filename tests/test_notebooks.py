@@ -239,10 +239,10 @@ def test_what_an_experiment_showed_is_printed_and_its_rows_are_those_of_the_tabl
     rows = lesson.rows(together)
     assert [row.n_seq for row in rows] == [1, 2, 4, 8, 16] and all(row.expected_s is None for row in rows)
     lesson.show(together)
-    assert "Nothing is predicted" in capsys.readouterr().out
+    assert "No predictions" in capsys.readouterr().out
     lesson.show(together, lesson.ceilings_of(contents), plain)
     shown = capsys.readouterr().out
-    assert "predicted" in shown.splitlines()[2] and "16 sequences at once" in shown
+    assert "predicted" in shown.splitlines()[2] and "16 sequences together" in shown
     lesson.experiments(plain, lesson.ceilings_of(contents))
     shown = capsys.readouterr().out
     assert [line.rpartition("Try: lab ")[2].split()[0] for line in shown.splitlines()] == [

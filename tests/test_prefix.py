@@ -111,16 +111,16 @@ def test_tokens_that_are_prefilled_again_are_counted() -> None:
     assert prefix_times.n_prefilled_again(prefix_run()) == 0
     assert prefix_times.n_prefilled_again(run) == 20
     words = " ".join(prefix_cache.sentences(prefix_cache.rows([make_record(run)]), None))
-    assert "20 tokens of the prefix of 20 were prefilled again" in words and "bit by bit" not in words
+    assert "20 of 20 prefix tokens were prefilled again" in words and "exactly" not in words
 
 
 @pytest.mark.parametrize(
     ("changes", "is_equal", "words"),
     [
-        ({}, True, "the logits are those of the cold way, bit by bit"),
+        ({}, True, "the logits match the uncached prompt exactly"),
         ({"logits_differ": (0.0, 0.25, 0.0)}, False, "the logits differ by up to 0.25; the same token was chosen"),
         ({"token_ids": (7, 7, 8, 7), "logits_differ": (0.0, 0.5, 0.0)}, False, "0.5; different tokens were chosen"),
-        ({"logits_differ": None}, None, "the logits are not known"),
+        ({"logits_differ": None}, None, "the logits were not recorded"),
     ],
 )
 def test_whether_what_was_restored_is_what_was_computed(
@@ -145,16 +145,15 @@ def test_the_saved_time_is_held_against_the_prefill_law() -> None:
     assert 8 < long.promised_s / short.promised_s < 10  # attention grows beyond proportion
     errors = [abs((row.promised_s or 0) / row.saved_s - 1) for row in (short, long)]
     words = " ".join(prefix_cache.sentences([short, long], prediction))
-    assert (
-        f"is off from the time saved by {sum(errors) / 2:.0%}, the median" in words and f"{max(errors):.0%}." in words
-    )
+    middle, most = 50 * sum(errors), 100 * max(errors)
+    assert f"Prediction error of the time saved: median {middle:.0f} %, maximum {most:.0f} %." in words
 
 
 def test_caches_of_their_own_are_said_to_be_copied_whole() -> None:
     shared = dataclasses.replace(SETTINGS, kv_unified=True)
     apart = prefix_cache.sentences(prefix_cache.rows(records(20)), None)
     together = prefix_cache.sentences(prefix_cache.rows([make_record(prefix_run(), settings=shared)]), None)
-    assert "copied all of it" in " ".join(apart) and "copied" not in " ".join(together)
+    assert "copies the whole cache" in " ".join(apart) and "copied" not in " ".join(together)
 
 
 LENGTHS = [100, 200, 400]
@@ -165,11 +164,11 @@ PREFILL_S = [0.1, 0.2, 0.4]
     ("restore_s", "n_tokens", "is_measured", "words"),
     [
         ([0.0001, 0.0002, 0.0004], 1, False, "at every measured length"),
-        ([0.0501, 0.0502, 0.0504], 50.05, False, "from about 50 tokens on, which is beyond what was measured"),
-        ([0.15, 0.15, 0.15], 150, True, "from about 150 tokens on"),
-        ([0.55, 0.6, 0.7], 1000, False, "from about 1,000 tokens on, which is beyond what was measured"),
-        ([0.2, 0.4, 0.8], None, False, "never up to 400 tokens"),
-        ([5.0, 5.1, 5.3], None, False, "never up to 400 tokens"),  # it would be at 10,000: too far to say
+        ([0.0501, 0.0502, 0.0504], 50.05, False, "from about 50 tokens, extrapolated"),
+        ([0.15, 0.15, 0.15], 150, True, "from about 150 tokens"),
+        ([0.55, 0.6, 0.7], 1000, False, "from about 1,000 tokens, extrapolated"),
+        ([0.2, 0.4, 0.8], None, False, "at no length up to 400 tokens"),
+        ([5.0, 5.1, 5.3], None, False, "at no length up to 400 tokens"),  # it would be at 10,000: too far to say
         ([0.01, 0.3, 0.8], None, False, "only at 100, not at 400 tokens"),
     ],
 )
@@ -201,9 +200,9 @@ def test_every_way_to_restore_has_a_break_even() -> None:
     assert known[2].n_tokens == pytest.approx(5 / (1 - 0.008), rel=1e-3)  # 1,000 bytes a token take 8 us
     unknown = prefix_cache.break_even(prefix_cache.rows(records(4, 8, state_bytes=None)))
     assert [one.name for one in unknown] == ["RAM", "disk"]
-    words = prefix_cache.sentences(prefix_cache.rows(records(4, 8, 40)), None)[-2]
+    words = prefix_cache.sentences(prefix_cache.rows(records(4, 8, 40)), None)[1]
     assert words.startswith(
-        "Restoring a prefix beats prefilling it from about 5 tokens on (from RAM, from disk, over 1"
+        "Restoring a prefix is faster than prefilling it from about 5 tokens (from RAM, from disk, over 1"
     )
 
 
@@ -265,7 +264,7 @@ def test_prefixes_whose_states_find_no_room_are_refused(
     context = planned(fake_worker, tmp_path).memory(planned(fake_worker, tmp_path).cases[0]).total_bytes
     monkeypatch.setattr(limits, "memory_available", lambda: context + 20 * per_position)
     (refused,) = planned(fake_worker, tmp_path).refused.values()
-    assert refused.startswith("The saved state of a prefix of 32 tokens takes 0.0 GB of memory")
+    assert refused.startswith("The saved state of a prefix of 32 tokens needs 0.0 GB of memory")
     monkeypatch.undo()
     disk = types.SimpleNamespace(free=20 * per_position)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
@@ -338,7 +337,7 @@ def test_the_picture_has_every_way_and_the_break_even() -> None:
     figure = canvas.drawn(lambda figure: plot_levers.plot_prefix(rows, of, "tiny Q4_0, Test CPU", figure), (8, 5))
     (ax,) = figure.axes
     labels = ax.get_legend_handles_labels()[1]
-    assert len(labels) == 4 and labels[2] == "restored from RAM (pays from about 6 tokens on)"
+    assert len(labels) == 4 and labels[2] == "restored from RAM (pays from about 6 tokens)"
     assert "tiny Q4_0, Test CPU" in ax.get_title() and "4 tokens" in ax.get_title()
     of_points = [list(line.get_xdata()) for line in ax.lines]  # type: ignore[arg-type]
     assert of_points.count([4, 8, 40]) == 4 and of_points.count([4, 8, 40] * 2) == 4  # medians, and all runs
@@ -371,7 +370,7 @@ def test_a_real_prefix_is_restored_bit_by_bit(real: Worker, tmp_path: Path, kv_u
 def test_a_real_model_with_windows_is_refused_before_it_is_loaded(real: Worker, tmp_path: Path) -> None:
     path = tmp_path / "mini.gguf"
     synthetic.write(miniature.entry("gemma3").shape, miniature.quantization("gemma3"), path)
-    with pytest.raises(LabError, match="only through a sliding window"):
+    with pytest.raises(LabError, match="sliding-window attention"):
         prefix_cache.plan(real, "64", 8, 1, folder=tmp_path, model=str(path))
 
 
@@ -379,7 +378,7 @@ def test_a_real_model_with_windows_is_refused_before_it_is_loaded(real: Worker, 
 def test_prefix_command(tmp_path: Path) -> None:
     code, out, err = run_lab("prefix", "-p", "16,40", "-s", "8", "-r", "1", "-t", "1", "-o", tmp_path)
     assert code == 0, err
-    assert "time to first token with a prefix cold" in out and "bit by bit" in out
+    assert "time to first token with a prefix cold" in out and "the logits match the uncached prompt exactly" in out
     assert len(list(tmp_path.glob("*-prefix.png"))) == 1 and not list(tmp_path.glob(".lab-states*"))
     document = json.loads(run_lab("show", tmp_path, "--json")[1])
     assert [(row["experiment"], row["n_prefix"], row["is_equal"]) for row in document["rows"]] == [

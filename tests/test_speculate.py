@@ -178,12 +178,14 @@ def test_where_the_text_parts_is_reported_with_how_near_it_was(
 ) -> None:
     records = measured(fake_worker, model_file, tmp_path, repeat=1, lengths="2", prompt="code")
     assert speculation_rows.partings(records) == []
-    assert "the tokens are those of plain decoding" in " ".join(sentences(records))
+    assert "the tokens match plain decoding" in " ".join(sentences(records))
     other = [changed(r, token_ids=(0, 1, 99, *r.run.token_ids[3:])) if guessed(r) else r for r in records]
     (parted,) = speculation_rows.partings(other)
     assert (parted.text, parted.n_draft, parted.at, parted.margin) == ("code", 2, 2, 1.0)
     assert speculation_rows.rows(other)[0].n_parted == 1
-    assert "In 1 of 1 runs the text parts from plain decoding, from token 3 on" in " ".join(sentences(other))
+    assert "In 1 of 1 runs the text differs from plain decoding, from token 3 at the earliest" in " ".join(
+        sentences(other)
+    )
 
 
 def guessed(record: Record) -> bool:
@@ -232,7 +234,7 @@ def test_without_plain_decoding_there_is_no_speed_up(fake_worker: FakeWorker, mo
     records = [r for r in measured(fake_worker, model_file, tmp_path, repeat=1) if guessed(r)]
     rows = speculation_rows.rows(records)
     assert rows and all(row.speed_up is None and row.plain_tpot_s is None for row in rows)
-    assert "could not be seen" in " ".join(speculation_rows.sentences(rows, records))
+    assert "cannot be compared with plain decoding" in " ".join(speculation_rows.sentences(rows, records))
 
 
 def test_a_draft_model_reads_the_prompt_and_is_recorded(
@@ -258,9 +260,12 @@ def test_a_draft_model_reads_the_prompt_and_is_recorded(
         ({"lengths": "1,x"}, "'x' is not a draft length"),
         ({"lengths": "2,2"}, "--draft-len has 2 twice"),
         ({"lengths": "8-1"}, "does not grow"),
-        ({"lengths": "8", "ubatch": 8}, "8 guesses and the token before them do not fit into one step of 8 tokens"),
-        ({"lengths": "12"}, "With --gen 13 no step can have 12 guesses"),
-        ({"prompt": "random"}, "Random tokens cannot be guessed"),
+        (
+            {"lengths": "8", "ubatch": 8},
+            "8 drafted tokens and the token before them do not fit into one step of 8",
+        ),
+        ({"lengths": "12"}, "--gen 13 is too short for drafts of 12 tokens"),
+        ({"prompt": "random"}, "Random tokens cannot be predicted"),
         ({"prompt": "no-such-file.txt"}, "cannot be read"),
     ],
 )
@@ -273,7 +278,7 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(
 
 def test_a_draft_of_another_vocabulary_is_refused(fake_worker: FakeWorker, model_file: Path) -> None:
     fake_worker.differ = "one has 100 tokens, the other 90"
-    with pytest.raises(LabError, match="another vocabulary than tiny Q4_0: one has 100 tokens, the other 90"):
+    with pytest.raises(LabError, match="and tiny Q4_0 differ: one has 100 tokens, the other 90"):
         make_plan(fake_worker, model_file, draft=str(model_file.with_name("draft.gguf")))
 
 
@@ -284,12 +289,12 @@ def test_a_draft_that_is_larger_or_the_same_is_told(
     sizes = iter([10**6, 3 * 10**6])
     monkeypatch.setattr(fake_worker, "read_model", lambda *_: dataclasses.replace(MODEL, n_bytes=next(sizes)))
     plan = make_plan(fake_worker, model_file, draft=str(model_file.with_name("draft.gguf")))
-    assert "larger than the model (3 against 1 MB)" in " ".join(plan.warnings)
+    assert "larger than the model (3 MB, 1 MB)" in " ".join(plan.warnings)
     assert plan.memory(plan.cases[0]).weights_bytes == 4 * 10**6
 
 
 def test_random_weights_are_not_asked_for_their_acceptance(fake_worker: FakeWorker, model_file: Path) -> None:
-    with pytest.raises(LabError, match="has random weights: whether a guess is right means nothing"):
+    with pytest.raises(LabError, match="has random weights, so the acceptance of drafts says nothing"):
         speculation.plan(fake_worker, LOOKUP, model="synthetic:llama-3.2-1b")  # type: ignore[arg-type]
 
 
@@ -351,12 +356,12 @@ def test_it_is_shown_drawn_and_written(real: list[Record], tmp_path: Path, capsy
     assert {section.name for section in shown} == {"speculate", "curve"}
     print_sections(shown, console())
     out = capsys.readouterr().out
-    assert "tokens guessed ahead and verified at once" in out and "smollm2-135m Q4_1" in out
+    assert "tokens drafted and verified together" in out and "smollm2-135m Q4_1" in out
     for draw in levers.drawings(shown).values():
         files = canvas.write(draw, tmp_path, "a")
         assert all(path.stat().st_size > 10_000 for path in files)
     text = page.report(tmp_path / "report.html", real).read_text()
-    assert "Does it pay to guess tokens ahead" in text
+    assert "Does it pay to draft tokens" in text
     rows = json.loads(json.dumps(levers.as_rows(shown)))
     assert {"speed_up", "expected", "by_position"} <= rows[0].keys()
 
@@ -388,15 +393,15 @@ def test_errors_of_the_command_are_sentences(small_synthetic: None, tmp_path: Pa
     for asked, words in (
         (["--draft", "nothing-like-it"], "nothing-like-it"),
         (["--draft-len", "600"], "do not fit into one step of 512"),
-        (["--draft", "synthetic:smollm2-135m"], "has random weights, the other has not"),
+        (["--draft", "synthetic:smollm2-135m"], "has random weights and the other model does not"),
     ):
         status, _, err = run_lab("speculate", *asked, "--dry-run", "--out", tmp_path)
         assert status == 1 and words in err, err
 
 
 def test_words_of_runs() -> None:
-    assert Speculation(None, 0, "code").words == "code, nothing guessed"
-    assert Speculation(LOOKUP, 4, "code").words == "code, 4 guessed by lookup"
+    assert Speculation(None, 0, "code").words == "code, no drafts"
+    assert Speculation(LOOKUP, 4, "code").words == "code, 4 drafted by lookup"
     assert Speculation(LOOKUP, 4, None).words == "steps of 1 to 5 positions"
     written = scripts.decode([0], 3)
     assert scripts.n_chosen(written) == 3

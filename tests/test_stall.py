@@ -175,11 +175,11 @@ def test_the_check_names_wrong_steps_and_another_answer() -> None:
     ids[first + 2 * 3] = -5
     other = dataclasses.replace(mixed, run=dataclasses.replace(mixed.run, token_ids=tuple(ids)))
     (line,) = stalls.check([other, alone])
-    assert line.startswith("In 1 run (in chunks of 50) the newcomer's answer is another") and "from token 4 on" in line
+    assert line.startswith("In 1 run (in chunks of 50) the new request's answer differs") and "from token 4" in line
     later = dataclasses.replace(other, run=dataclasses.replace(other.run, prompt_offset=4))
     assert stalls.check([later, alone]) == []  # another prompt
     wrong = dataclasses.replace(same, run=dataclasses.replace(same.run, stall=Stall(1, 40, 128, 32)))
-    assert stalls.check([wrong])[0] == "Repeat 0, in chunks of 40: the prompt took 2 steps, not 3."
+    assert stalls.check([wrong])[0] == "Repeat 0, in chunks of 40: the prompt took 2 steps instead of 3."
 
 
 def test_the_plan_has_each_chunk_and_all_at_once(fake_worker: FakeWorker) -> None:
@@ -208,7 +208,7 @@ REFUSED = [
     ((300, "64", "256"), {}, "--streams 256 is not possible"),
     ((0, "64", "1"), {}, "A prompt length of 0 cannot be measured"),
     ((30_000, "1", "99"), {}, "would choose 2,9"),
-    ((300, "64", "1"), {"max_stall": "soon"}, "--max-stall soon is not a time"),
+    ((300, "64", "1"), {"max_stall": "soon"}, "--max-stall soon must be a time"),
 ]
 
 
@@ -327,15 +327,12 @@ def test_the_sentences_say_what_a_chunk_costs() -> None:
     records = [stall_record(1000, 100), stall_record(1000, None)]
     words = stalls.sentences(stalls.rows(records))
     assert words[0] == (
-        "With 1 stream a token usually comes every 11.0 ms; a prompt of 1,000 tokens all at once makes it wait up to "
-        "1.02 s."
+        "With 1 stream, a prompt of 1,000 tokens all at once causes a gap of up to 1.02 s (usual gap 11.0 ms)."
     )
-    assert words[1].startswith(
-        "In chunks of 100: 10 stalls, the longest gap 103 ms; the newcomer's first token comes after "
-    )
-    assert words[1].endswith("and the throughput is 9% higher than one after the other.") and len(words) == 2
+    assert words[1].startswith("In chunks of 100 the longest gap is 103 ms (")
+    assert words[1].endswith("x the TTFT of the new request, 9 % higher throughput).") and len(words) == 2
     prediction: Any = Straight()
-    assert "Predictions of the longest gap are off by" in " ".join(
+    assert "Prediction error of the longest gap: median" in " ".join(
         stalls.sentences(stalls.rows(records, prediction), prediction)
     )
 
@@ -349,7 +346,7 @@ def test_times_are_read(asked: str | float, wanted: float) -> None:
 
 @pytest.mark.parametrize("asked", ["", "100", "fast", "-1s", "0ms", "1m", 0, -3, float("nan"), float("inf"), "1e3s"])
 def test_what_is_no_time_is_refused(asked: Any) -> None:
-    with pytest.raises(LabError, match="is not a time"):
+    with pytest.raises(LabError, match="must be a time above 0"):
         stall_chunks.parse_duration(asked)
 
 
@@ -416,7 +413,7 @@ def test_the_chunk_that_is_named_was_measured(fake_worker: FakeWorker, tmp_path:
         assert 0.85 * largest <= result.kept.chunk <= largest
         assert stall_chunks.sentence(result).startswith(
             f"With a prompt of 600 tokens and {result.n_streams} stream{'s' * (result.n_streams > 1)}, chunks of "
-            f"{result.kept.chunk} keep every gap within 100 ms: the longest of 2 runs was "
+            f"{result.kept.chunk} keep every gap within 100 ms: the longest in 2 runs was "
         )
     runs = [record.run for record in timed(records)]
     assert len({(run.engine, run.repeat) for run in runs}) == len({run.engine for run in runs})  # a round, an engine
@@ -435,21 +432,21 @@ def test_the_search_begins_where_the_prediction_says(fake_worker: FakeWorker, tm
     expected = stall_chunks.expected_chunk(prediction, 600, Stall(1, None, 128, 32), 0.095, 600)
     assert chunks[:2] == [None, expected] and len(chunks) > 2  # there is room: a larger one is tried
     (result,) = stall_chunks.verdicts(timed(records), prediction)
-    assert result.expected and "Predicted: " in stall_chunks.sentence(result)
+    assert result.expected and "Predicted chunk: " in stall_chunks.sentence(result)
 
 
 def test_where_no_chunk_is_needed_none_is_searched(fake_worker: FakeWorker, tmp_path: Path) -> None:
     records = search(fake_worker, tmp_path, 5.0)
     (result,) = stall_chunks.verdicts(timed(records))
     assert result.kept and result.kept.chunk is None
-    assert "no gap is longer than 5.00 s even all at once" in stall_chunks.sentence(result)
+    assert "no chunks are needed for 5.00 s" in stall_chunks.sentence(result)
 
 
 def test_where_no_chunk_keeps_the_limit_that_is_said(fake_worker: FakeWorker, tmp_path: Path) -> None:
     records = search(fake_worker, tmp_path, 0.002)
     (result,) = stall_chunks.verdicts(timed(records))
     assert result.kept is None and result.usual_s > 0.002
-    assert "without any prompt: no chunk keeps 2.00 ms" in stall_chunks.sentence(result)
+    assert "No chunk meets 2.00 ms" in stall_chunks.sentence(result)
 
 
 def test_a_chunk_that_needs_too_many_steps_ends_its_search_and_no_other(
@@ -471,7 +468,7 @@ def test_a_search_that_cannot_measure_ends(fake_worker: FakeWorker, tmp_path: Pa
     records = search(fake_worker, tmp_path, 0.1)
     (result,) = stall_chunks.verdicts(timed(records))
     assert result.kept is None and result.broken and result.broken.chunk is None
-    assert "no chunk that was measured keeps every gap" in stall_chunks.sentence(result)
+    assert "no measured chunk keeps every gap" in stall_chunks.sentence(result)
     assert sum(record.run.error is not None for record in records) == 1
 
 
@@ -481,7 +478,7 @@ def test_the_picture_has_a_panel_for_each_chunk() -> None:
     assert [ax.get_title() for ax in figure.axes] == ["chunks of 10", "chunks of 50", "all at once"]
     (legend,) = figure.legends
     assert [line.get_text() for line in legend.get_texts()] == [
-        "1 stream", "2 streams", "limit: 50.0 ms", "the newcomer's first token"
+        "1 stream", "2 streams", "limit: 50.0 ms", "first token of the new request"
     ]  # fmt: skip
     for ax, at_s in zip(figure.axes, (0.1 + 10 * 2e-3 + 1e-3, 0.1 + 2 * 2e-3 + 1e-3, 0.101), strict=True):
         step: Any = next(line for line in ax.lines if line.get_drawstyle() == "steps-pre")
@@ -545,6 +542,6 @@ def test_stall_command(mini: Path, tmp_path: Path) -> None:
     assert (verdict["limit_s"], verdict["kept"]["chunk"]) == (20, None)  # so short a prompt may come all at once
     assert len(list(tmp_path.glob("*-stall.png"))) == 1
     code, out, _ = run_lab("show", tmp_path)
-    assert code == 0 and "no gap is longer than 20.0 s even all at once" in out
-    assert "is not a time" in run_lab(*few, "--max-stall", "soon")[2]
+    assert code == 0 and "no chunks are needed for 20.0 s" in out
+    assert "must be a time above 0" in run_lab(*few, "--max-stall", "soon")[2]
     assert "--chunk 64 is longer than the prompt" in run_lab(*few, "--chunk", "64")[2]

@@ -1,9 +1,9 @@
-"""What a run of an experiment is compared by: a few times, read off its steps.
+"""The figures by which runs of an experiment are compared, from the times of their steps.
 
-- batch: `prefill_s` of all prompts; `tpot_ms`, a decode step, of which each sequence gets one token
+- batch: `prefill_s` of all prompts; `tpot_ms`, a decode step, which gives each sequence one token
 - prefix: `cold_s`, `cached_s`, `ram_s`, `disk_s`, times to first token (prefix_times.py)
-- speculation: `tpot_ms`, of all tokens after the first, guessing and forgetting included (guesses.py)
-- stall: `gap_ms`, the longest gap between two tokens of a stream; `newcomer_s`, the newcomer's TTFT (gaps.py)
+- speculation: `tpot_ms` of all tokens after the first, with drafting and forgetting (guesses.py)
+- stall: `gap_ms`, the longest gap between two tokens of a stream; `newcomer_s`, the new request's TTFT (gaps.py)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lab.core.record import DECODE, OK, PREFILL, Run
 
 
 def figures(run: Run) -> dict[str, float]:
-    """By name; empty for a plain run, one that failed, and one whose steps are not those of its experiment."""
+    """The figures by name; empty for a plain run, a failed run, and one whose steps do not fit its experiment."""
     if run.status != OK or run.n_prompt < 1 or run.n_gen < 1:
         return {}
     if run.batch is not None:
@@ -28,9 +28,9 @@ def figures(run: Run) -> dict[str, float]:
 
 
 def batch(run: Run) -> dict[str, float]:
-    """Prefill of all prompts in s, and the mean time of a decode step in ms, without choosing tokens.
+    """Prefill of all prompts in s, and the mean time of a decode step in ms, without sampling.
 
-    Empty where no step has a token of each sequence.
+    Empty unless every decode step has a token of each sequence.
     """
     steps = run.steps
     ready = [ready for kind, ready in zip(steps.kind, steps.ready_ns, strict=True) if kind == PREFILL]
@@ -41,7 +41,7 @@ def batch(run: Run) -> dict[str, float]:
 
 
 def step_s(run: Run) -> float:
-    """The mean time of the decode steps, without choosing tokens."""
+    """The mean time of the decode steps in seconds, without sampling."""
     steps = run.steps
     columns = zip(steps.kind, steps.start_ns, steps.ready_ns, strict=True)
     return statistics.fmean(ready - start for kind, start, ready in columns if kind == DECODE) / 1e9

@@ -1,4 +1,4 @@
-"""The levers: what a run of an experiment tried, beside prefilling a prompt and generating tokens."""
+"""The levers: what a run of an experiment changed, besides prefilling a prompt and generating tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ LOOKUP = "lookup"
 
 @dataclass(frozen=True)
 class Batch:
-    """`lab batch`: so many sequences were decoded together, after prompts of n_prompt tokens each."""
+    """`lab batch`: n_seq sequences were decoded together, after prompts of n_prompt tokens each."""
 
     n_seq: int
-    is_shared: bool  # the prompts are the same but for their last tokens, and were prefilled once
+    is_shared: bool  # the prompts differ only in their last tokens, and were prefilled once
 
     @property
     def words(self) -> str:
@@ -23,7 +23,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Prefix:
-    """`lab prefix`: the prompt of n_prompt tokens began with a prefix that was used again."""
+    """`lab prefix`: the prompt of n_prompt tokens began with a prefix that was reused."""
 
     n_prefix: int
     n_suffix: int
@@ -38,10 +38,10 @@ class Stall:
     """`lab stall`: a prompt of n_prompt tokens was prefilled in chunks while other sequences decoded."""
 
     n_streams: int
-    chunk: int | None  # None: all at once, while the others waited
-    n_context: int  # tokens of each of the others before it began
-    n_before: int  # steps of the others alone, before the prompt came
-    limit_s: float | None = None  # of `--max-stall`: how long no gap was to be
+    chunk: int | None  # None: all at once, while the streams waited
+    n_context: int  # tokens of each stream's own prompt
+    n_before: int  # steps of the streams alone, before the prompt came
+    limit_s: float | None = None  # `--max-stall`: the longest gap allowed
 
     @property
     def words(self) -> str:
@@ -50,25 +50,25 @@ class Stall:
 
 @dataclass(frozen=True)
 class Speculation:
-    """`lab speculate`: tokens were guessed ahead, and verified at once; or, without a text, only the steps were timed.
+    """`lab speculate`: tokens were drafted and verified together; or, without a text, only single steps were timed.
 
-    With a `text` the prompt was cut from it, and n_gen tokens were generated. Without one, steps of 1 to n_draft + 1
-    positions, and steps of the draft, each forgotten: the curve from which speed-ups are predicted.
+    With a `text` the prompt was cut from it, and n_gen tokens were generated. Without one, the run has steps of 1 to
+    n_draft + 1 positions and steps of the draft model, each forgotten: the curve from which speed-ups are predicted.
     """
 
-    draft: str | None  # LOOKUP (earlier words of the text), a model's label; None: nothing was guessed, or timed
-    n_draft: int  # guessed before each verification, at most; 0: plain decoding
+    draft: str | None  # LOOKUP (earlier words of the text), a model's label; None: no drafts
+    n_draft: int  # drafted before each verification, at most; 0: plain decoding
     text: str | None
 
     @property
     def words(self) -> str:
         if self.text is None:
             return f"steps of 1 to {self.n_draft + 1} positions"
-        return f"{self.text}, " + (f"{self.n_draft} guessed by {self.draft}" if self.n_draft else "nothing guessed")
+        return f"{self.text}, " + (f"{self.n_draft} drafted by {self.draft}" if self.n_draft else "no drafts")
 
 
 def in_chunks(chunk: int | None) -> str:
-    """How a prompt was prefilled: `in chunks of 256`, or (None) all at once."""
+    """`in chunks of 256`, or (None) `all at once`."""
     return "all at once" if chunk is None else f"in chunks of {chunk:,}"
 
 
@@ -79,5 +79,5 @@ LEVERS = {"batch": Batch, "prefix": Prefix, "stall": Stall, "speculation": Specu
 
 
 def name_of(n_prompt: int, lever: Lever | None) -> str:
-    """What a run does, in words: in tables, progress lines and errors."""
+    """What a run does, for tables, progress lines and errors."""
     return f"{n_prompt:,} prompt tokens" + (f", {lever.words}" if lever else "")

@@ -1,12 +1,12 @@
-"""How many at once: B sequences decoded together, one token of each in every step.
+"""`lab batch`: B sequences decoded together, one token of each in every step.
 
-A decode step reads all weights to make one token. With B sequences in the step they are read once for B tokens, so
-while reading is the limit the step takes hardly longer, and B users are served in the time of one. From some B on
-arithmetic takes over (the ridge of the roofline), and each further sequence costs its share of time. Attention is never
-shared: every sequence reads its own cache.
+A decode step reads all weights to make one token. With B sequences in the step it reads them once for B tokens. While
+memory traffic is the limit, the step takes hardly longer, and B users are served in the time of one. Above some B
+arithmetic is the limit (the ridge of the roofline), and each further sequence adds time. Attention is never shared:
+every sequence reads its own cache.
 
-T(B) is the mean time of a decode step; B / T(B) tokens per second in all, 1 / T(B) per user. Efficiency is
-B x T(1) / T(B): 1 is no gain, B is ideal.
+T(B) is the mean time of a decode step. Throughput is B / T(B) tokens per second in total and 1 / T(B) per user.
+Efficiency is B x T(1) / T(B): 1 is no gain, B is ideal.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
+from lab.analysis.wording import digits
 from lab.core import cost, lever_figures, memory, script
 from lab.core.levers import Batch
-from lab.core.lists import grouped
+from lab.core.lists import grouped, join_and
 from lab.core.record import COPY, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
-from lab.experiments.common import as_lengths, cell, listed, need_every_position, numbers, off_by, ranged
+from lab.experiments.common import as_lengths, cell, listed, need_every_position, numbers, off_by, ranged, sentence
 from lab.experiments.experiment import REPEAT, Experiment, Keywords, Option, Table, for_plan, public
 from lab.models import catalog
 from lab.process.worker import Worker
@@ -35,17 +36,17 @@ from lab.why.step_prediction import StepPrediction
 
 DEFAULT_SEQUENCES = "1,2,4,8,16"
 N_OWN = 16
-"""Last tokens of a shared prompt that are each sequence's own: equal texts would all be answered with equal tokens."""
+"""Last tokens of a shared prompt that differ between sequences: equal prompts would all get the same answer."""
 
 MOST_SEQUENCES = 256
-"""LLAMA_MAX_SEQ of llama.cpp: with more it ends the process."""
+"""LLAMA_MAX_SEQ of llama.cpp, which aborts with more."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One number of sequences of one setup: medians over runs, and the least and largest step time of a run.
 
-    `expected_s` is the predicted T(B), None without ceilings; `kv_bytes` what the sequences hold at their end.
+    `expected_s` is the predicted T(B), None without ceilings; `kv_bytes` the size of the sequences' caches at the end.
     """
 
     n_prompt: int
@@ -76,22 +77,22 @@ def plan(
     shared_prompt: bool = False,
     **settings: Unpack[Keywords],
 ) -> Plan:
-    """Decode so many sequences at once, after prompts of prompt_len tokens each; a record a run, as of `measure`.
+    """Decode several sequences together, after prompts of prompt_len tokens each; returns a record per run.
 
         lab.batch("1,4,16", gen=32)
 
-    With `shared_prompt` the prompts are equal but for their last 16 tokens, and are prefilled once. LabError for
-    numbers that cannot be.
+    With `shared_prompt` the prompts are equal except for their last 16 tokens, and are prefilled once. LabError for
+    impossible numbers.
     """
     wanted = numbers("--sequences", sequences, MOST_SEQUENCES)
     if gen < 2:
-        raise LabError(f"--gen {gen} leaves nothing to decode together.", "Give 2 or more.")
+        raise LabError(f"--gen {gen} leaves nothing to decode together.", "Give at least --gen 2.")
     made = make_plan(worker, as_lengths(prompt_len), gen, repeat, model, **for_plan(settings))
     if shared_prompt:
         need_every_position(made.model)
         if min(case.n_prompt for case in made.cases) <= N_OWN:
             raise LabError(
-                f"Of a prompt of {N_OWN} tokens or fewer nothing is shared.", "Give longer prompts: --prompt-len 256"
+                f"--shared-prompt needs prompts of more than {N_OWN} tokens.", "Give longer prompts: --prompt-len 256"
             )
     if max(wanted) > made.settings.n_batch:
         raise LabError(
@@ -109,13 +110,13 @@ def _case(n_prompt: int, gen: int, lever: Batch, settings: Settings) -> Case:
 
 
 def _lengths(lever: Batch, n_prompt: int, n_gen: int, settings: Settings) -> tuple[int, ...]:
-    """Positions that the sequences take in the cache: what they share in one cache takes its place once."""
+    """Cache positions of each sequence; a prompt that is shared in one cache counts once."""
     own = N_OWN if lever.is_shared and settings.kv_unified else n_prompt
     return (n_prompt + n_gen, *(own + n_gen,) * (lever.n_seq - 1))
 
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
-    """The script: the prompts, several in a step where they fit, then n_gen - 1 steps of a token of each sequence."""
+    """The script: the prompts (several in a step if they fit), then n_gen - 1 steps with one token of each sequence."""
     assert isinstance(case.lever, Batch)
     n_seq, n_prompt = case.lever.n_seq, case.n_prompt
     n_common = n_prompt - N_OWN if case.lever.is_shared and n_seq > 1 and n_prompt > N_OWN else 0
@@ -128,10 +129,10 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
 
 
 def _prefill(prompts: Sequence[Sequence[int]], settings: Settings) -> list[Operation]:
-    """Prompts of equal length together, as llama.cpp itself cuts a batch of n_batch tokens into steps of n_ubatch.
+    """Prompts of equal length together, as llama.cpp cuts a batch of n_batch tokens into steps of n_ubatch.
 
-    Sequences with a cache each go in equal slices, as many of them as fit into the batch; with one cache for all, whole
-    prompts follow each other.
+    With separate caches, each step has an equal slice of as many prompts as fit into the batch. With one shared cache,
+    whole prompts follow each other.
     """
     n_prompt, n_most = len(prompts[0]), settings.n_ubatch if settings.kv_unified else settings.n_batch
     n_together = max(1, min(len(prompts), settings.n_ubatch, n_most // n_prompt))
@@ -147,7 +148,7 @@ def _prefill(prompts: Sequence[Sequence[int]], settings: Settings) -> list[Opera
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
-    """One row for each number of sequences, of timed runs of one setup that went well."""
+    """One row for each number of sequences, from the successful timed runs of one setup."""
     good = [record for record in records if record.run.batch and lever_figures.figures(record.run)]
     by_case = grouped(good, lambda record: (record.run.n_prompt, record.run.n_gen, record.run.batch))
     step_s = {
@@ -194,7 +195,7 @@ def expected_s(prediction: StepPrediction, n_prompt: int, n_gen: int, n_seq: int
 
 
 def knee(measured: Sequence[Row]) -> float | None:
-    """How many sequences make a step twice as long as one does, between two that were measured; None beyond them."""
+    """The number of sequences at which a step takes twice as long as with one (interpolated); None if not reached."""
     times = [(row.n_seq, row.step_s) for row in measured]
     if not times or times[0][0] != 1:
         return None
@@ -207,10 +208,10 @@ def knee(measured: Sequence[Row]) -> float | None:
 
 
 def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None:
-    """How many sequences bring a step to the ridge: by then its weights are used as often as arithmetic can follow.
+    """The number of sequences at which arithmetic takes as long as memory traffic, from the ceilings.
 
-    The ridge of the machine (FLOPs per byte) over the FLOPs that a sequence adds per byte of weights. None where the
-    model's cost is not known.
+    This is the machine's ridge (FLOPs per byte) over the FLOPs that a sequence adds per byte of weights. None if the
+    model's cost is unknown.
     """
     settings, n_past = prediction.settings, n_prompt + n_gen // 2
     types = settings.type_k, settings.type_v
@@ -231,27 +232,29 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
     words, most, best = [], measured[-1], max(measured, key=lambda row: row.total_tps)
     if most.efficiency is not None and most.n_seq > 1:
         share = most.user_tps / measured[0].user_tps
+        highest = f" Throughput is highest with {best.n_seq}." if best.n_seq not in (1, most.n_seq) else ""
         words.append(
-            f"{most.n_seq} sequences at once: {most.efficiency:.2g} times the tokens of one in all, and each user gets "
-            f"{share:.0%} of the rate of a single one."
+            f"{most.n_seq} sequences together: {digits(most.efficiency)}x the tokens/s of one in total, "
+            f"{digits(share)}x per user.{highest}"
         )
         worse = [str(row.n_seq) for row in measured[1:] if row.efficiency is not None and row.efficiency < 1]
         if worse:
             words.append(
-                f"With {', '.join(worse)} the total is below that of one: a single token in a step has a kernel of its "
-                "own."
+                f"With {join_and(worse)} sequences the total is lower than with one: a step with a single token uses "
+                "a different kernel."
             )
-        if best.n_seq not in (1, most.n_seq):
-            words.append(f"The most in all come from {best.n_seq} at once.")
     doubled = knee(measured)
     at_ridge = ridge(prediction, measured[0].n_prompt, measured[0].n_gen) if prediction else None
+    limits = list[str]()
     if doubled is not None:
-        words.append(f"A step takes twice as long as with one from about {doubled:.2g} sequences on.")
+        limits.append(f"with about {digits(doubled)} sequences a step takes twice as long as with one")
     elif len(measured) > 1 and measured[0].n_seq == 1:
-        words.append(f"Up to {most.n_seq} sequences a step never takes twice as long as with one.")
+        limits.append(f"with up to {most.n_seq} sequences a step takes less than twice as long as with one")
     if at_ridge is not None:
-        words.append(f"By the machine's ridge, arithmetic takes as long as reading at about {at_ridge:.2g} sequences.")
-    return words + off_by((row.expected_s, row.step_s) for row in measured)
+        limits.append(f"above about {digits(at_ridge)} arithmetic is the limit, according to the ceilings")
+    if limits:
+        words.append(sentence("; ".join(limits)))
+    return words + off_by(((row.expected_s, row.step_s) for row in measured), "step times")
 
 
 def _again(runs: Sequence[Run]) -> dict[str, object]:
@@ -266,17 +269,17 @@ def _again(runs: Sequence[Run]) -> dict[str, object]:
 
 TABLE = Table(
     name="batch",
-    question="How many at once, and what does it cost each?",
-    title="sequences decoded together; medians over runs, below them their range",
-    caption="Tokens per second over how many sequences share a step: in all, and of each user. Points are runs, the "
-    "line their median, dashes the prediction.",
+    question="How many sequences at once, and what does it cost each?",
+    title="sequences decoded together; medians over runs, their range below",
+    caption="Tokens per second in total and per user, over the number of sequences in a step. Points are runs, the "
+    "line is the median, dashes are predictions.",
     columns=(
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}{' shared' if row.is_shared else ''}"),
         ("sequences", lambda row: f"{row.n_seq:,}"),
         ("runs", lambda row: str(row.n_runs)),
         ("step\nms", lambda row: ranged((row.step_s, row.step_min_s, row.step_max_s), row.n_runs)),
         ("predicted\nms", lambda row: cell(row.expected_s, 1e3)),
-        ("tokens/s\nin all", lambda row: cell(row.total_tps)),
+        ("tokens/s\nin total", lambda row: cell(row.total_tps)),
         ("tokens/s\nper user", lambda row: cell(row.user_tps)),
         ("efficiency", lambda row: "-" if row.efficiency is None else f"{cell(row.efficiency)}x"),
         ("prefill\ns", lambda row: cell(row.prefill_s)),

@@ -1,5 +1,5 @@
-"""What the experiments share: numbers as users write them, where answers part, how far predictions are off, cells of
-tables; which models have a cache that can be copied and cut, and the folder for saved states.
+"""Shared by the experiments: parsing numbers, where two answers first differ, prediction errors, cells of tables,
+models whose cache can be copied and cut, and the folder for saved states.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from lab.errors import LabError
 
 @contextlib.contextmanager
 def folder_in(out: str | Path) -> Iterator[Path]:
-    """A folder for saved states, deleted afterwards: in `out`, or above it where that is yet to be made.
+    """A folder for saved states, deleted afterwards: in `out`, or in its nearest existing parent.
 
-    Where nothing can be written there, it is in the system's folder for temporary files.
+    If that is not writable, it is in the system's folder for temporary files.
     """
     with contextlib.ExitStack() as stack:
         try:
             there = next(path for path in (Path(out).absolute(), *Path(out).absolute().parents) if path.is_dir())
-            str(there).encode()  # the engine is told in UTF-8
+            str(there).encode()  # the engine gets the path in UTF-8
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".lab-states-", dir=there))
         except (OSError, UnicodeError, StopIteration):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-states-"))
@@ -34,17 +34,17 @@ def folder_in(out: str | Path) -> Iterator[Path]:
 
 
 def numbers(
-    option: str, asked: str | int | Sequence[int], most: int, more: str = "; --repeat measures it more often"
+    option: str, asked: str | int | Sequence[int], most: int, more: str = "; use --repeat for more runs"
 ) -> tuple[int, ...]:
-    """A list such as `1,2,4`, each from 1 to `most` and given once, in ascending order. LabError for anything else.
+    """A list such as `1,2,4`: different numbers from 1 to `most`, in ascending order. LabError for anything else.
 
-    `more`: what the hint adds for a number that is given twice.
+    `more` is added to the hint for a number that is given twice.
     """
     given = [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else list(asked)
     values = []
     for part in (str(part).strip() for part in given):
         if not re.fullmatch(r"-?\d{1,12}", part):
-            raise LabError(f"{part!r} is not a whole number (in {option} {asked}).", f"For example: {option} 1,2,4")
+            raise LabError(f"{option} {asked}: {part!r} is not a whole number.", f"For example: {option} 1,2,4")
         value = int(part)
         if not 1 <= value <= most:
             raise LabError(f"{option} {value:,} is not possible.", f"Give whole numbers from 1 to {most:,}.")
@@ -68,47 +68,51 @@ KEEPS_NO_POSITIONS = {
     layers.UNCOUNTED["llama4"],
     *(layers.SINGLE[key] for key in ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")),
 }
-"""What `Model.uncounted` says of models that do not keep a key and a value of every position."""
+"""`Model.uncounted` of models that do not keep a key and a value of every position."""
 
 
 def need_every_position(model: Model) -> None:
     """LabError for models that do not keep the keys and values of every position."""
     reason = model.uncounted if model.uncounted in KEEPS_NO_POSITIONS else None
     if any(model.windows or ()):
-        reason = "some of its layers look back only through a sliding window"
+        reason = "some of its layers use sliding-window attention"
     if reason:
         raise LabError(
             f"The cache of {model.name} cannot be copied and cut: {reason}.",
-            "Take a model in which every layer sees all positions, such as -m smollm2-135m.",
+            "Use a model in which every layer attends to all positions, such as -m smollm2-135m.",
         )
 
 
 def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
-    """Where two answers to one prompt part; None where neither does before the other ends."""
+    """The first position at which two answers to one prompt differ; None if they agree as far as both go."""
     pairs = enumerate(zip(ids, others, strict=False))
     return next((i for i, (own, other) in pairs if own != other), None)
 
 
-def off_by(
-    pairs: Iterable[tuple[float | None, float | None]], what: str = "Predictions are off", which: str = ""
-) -> list[str]:
-    """How far predictions are off, in a sentence, of pairs of what is predicted and what is measured; none without."""
+def sentence(words: str) -> str:
+    """The words with a capital letter and a full stop."""
+    return f"{words[:1].upper()}{words[1:]}."
+
+
+def off_by(pairs: Iterable[tuple[float | None, float | None]], what: str, which: str = "") -> list[str]:
+    """A sentence on prediction errors, from pairs of predicted and measured values; none if no pair is known."""
     known = [(expected, measured) for expected, measured in pairs if expected and measured and measured > 0]
     errors = [abs(expected / measured - 1) for expected, measured in known]
     if not errors:
         return []
-    return [f"{what} by {statistics.median(errors):.0%}, the median; at most {max(errors):.0%}{which}."]
+    middle, most = (100 * error for error in (statistics.median(errors), max(errors)))
+    return [f"Prediction error of {what}: median {middle:.0f} %, maximum {most:.0f} %{which}."]
 
 
 def cell(value: float | None, scale: float = 1.0, form: str = "") -> str:
-    """A number in a table; `-` where it is not known. Without a `form` it has three digits."""
+    """A number in a table, `-` if unknown; three significant digits unless a `form` is given."""
     if value is None:
         return "-"
     return format(scale * value, form) if form else digits(scale * value)
 
 
 def ranged(values: tuple[float, float, float], n_runs: int) -> str:
-    """Milliseconds in a table, and below them their range over several runs."""
+    """Milliseconds in a table, with their range over several runs below."""
     value, low, high = (1e3 * seconds for seconds in values)
     ends = f"\n{digits(low)}-{digits(high)}".replace(",", "")  # as narrow as can be
     return digits(value) + (ends if n_runs > 1 else "")

@@ -1,7 +1,7 @@
-"""What an experiment is, as data: its command, its plan, its tables.
+"""An experiment as data: its command, its plan, its tables.
 
-An experiment is one file. It says everything of itself in one `Experiment`; the command, the tables and the command
-that makes its runs again follow from it.
+An experiment is one file with one `Experiment`. The command, the tables and the command that repeats its runs are made
+from it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from lab.why.step_prediction import StepPrediction
 Asked = ParamSpec("Asked")
 
 Conclusions = tuple[list[str], dict[str, list[Any]]]
-"""Sentences, and what JSON has besides the rows, by name."""
+"""Sentences, and the further lists of the JSON output by name."""
 
 
 class Keywords(SettingsKeywords, total=False):
-    """What every experiment takes besides its own parameters; `out` and `watch` are those of `lab.measure`."""
+    """Parameters of every experiment besides its own; `out` and `watch` are those of `lab.measure`."""
 
     out: str | Path
     watch: Any
@@ -37,7 +37,7 @@ class Keywords(SettingsKeywords, total=False):
 
 
 def for_plan(keywords: Keywords, **defaults: Any) -> dict[str, Any]:
-    """What `make_plan` takes of the keywords of an experiment."""
+    """The keywords of an experiment that `make_plan` takes."""
     return {**defaults, **{name: value for name, value in keywords.items() if name != "out"}}
 
 
@@ -52,14 +52,14 @@ class Option:
     type: type | None = None  # where the default does not tell
 
 
-REPEAT = Option("repeat", "Runs of each case, each in a fresh engine.  [default: 3; 6 of cheap cases]", "r", type=int)
+REPEAT = Option("repeat", "Runs of each case, each in a fresh engine.  [default: 3; 6 for quick cases]", "r", type=int)
 
 
 @dataclass(frozen=True)
 class Table:
-    """What an experiment shows of one setup: the question that it answers, its rows in columns, what they say.
+    """The results of one setup: the question that they answer, rows in columns, and sentences.
 
-    `columns` are headings, each with what shows a row there. `caption` is that of the picture.
+    `columns` are headings, each with a function that makes the cell of a row. `caption` is that of the picture.
     """
 
     name: str
@@ -69,18 +69,18 @@ class Table:
     columns: Sequence[tuple[str, Callable[[Any], str]]]
     rows: Callable[[Sequence[Record], StepPrediction | None], Sequence[Any]]
     conclude: Callable[[Sequence[Any], Sequence[Record], StepPrediction | None], Conclusions]
-    is_by_ceilings: bool = True  # what is predicted needs ceilings
+    is_by_ceilings: bool = True  # its predictions need ceilings
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment. `about` is the help of its command, `again` gives the options that make its runs again.
+    """An experiment. `about` is the help of its command, `again` gives the options that repeat its runs.
 
-    `kv_unified` is the default of that option, None where all runs have one sequence. `run` makes the runs of a plan.
+    `kv_unified` is the default of that option, None if all runs have one sequence. `run` executes a plan.
     """
 
     name: str
-    chapter: str  # of a page on several kinds of results
+    chapter: str  # on a page with several kinds of results
     about: str
     lever: type
     plan: Callable[..., Plan]
@@ -92,14 +92,14 @@ class Experiment:
     run: Callable[..., Iterator[Record]] = session.execute
 
     def default(self, option: Option) -> Any:
-        """What an option is where it is not given; None for one of the settings."""
+        """The default of an option; None for one of the settings."""
         parameter = inspect.signature(self.plan).parameters.get(option.name)
         return None if parameter is None else parameter.default
 
 
 @contextlib.contextmanager
 def planning(plan: Callable[..., Plan], out: str | Path, saves_states: bool) -> Iterator[Callable[..., Plan]]:
-    """What plans an experiment whose results go to `out`. Where it saves states, its plan gets a folder for them."""
+    """The function that plans an experiment; if it saves states, with a folder for them in or near `out`."""
     if not saves_states:
         yield plan
         return
@@ -113,7 +113,7 @@ def public(
     run: Callable[..., Iterator[Record]] = session.execute,
     saves_states: bool = False,
 ) -> Callable[Asked, list[Record]]:
-    """The function `lab.NAME`, which measures what the plan says."""
+    """The function `lab.NAME`, which plans and measures."""
 
     @functools.wraps(plan)
     def measure(*asked: Asked.args, **settings: Asked.kwargs) -> list[Record]:

@@ -1,22 +1,22 @@
-"""What is cached need not be read: the first token of a prompt whose beginning is known already.
+"""`lab prefix`: the time to first token of a prompt whose beginning is cached.
 
-Keys and values of a token depend only on the tokens before it. So prompts that begin alike (instructions, a document, a
-conversation so far) have the same cache there, and whoever has it prefills only the rest. One run does that in four
-ways, with the same prompt of a prefix and a suffix:
+Keys and values of a token depend only on the tokens before it. Prompts with the same beginning (instructions, a
+document, a conversation so far) have the same cache there, and only the rest needs prefill. One run measures four
+variants, with the same prompt of a prefix and a suffix:
 
     cold      prefill the prefix, then the suffix
     cached    copy the prefix's cache to another sequence, then prefill the suffix there
     RAM       load a state that was saved in memory, then the suffix
-    disk      load a state that was saved in a file, and is out of the system's file cache, then the suffix
+    disk      load a state that was saved in a file (dropped from the page cache), then the suffix
 
-Every way ends with the same step or steps, of the suffix alone. So the logits must be equal, bit by bit: else something
-else was restored than what was computed. Saving is timed, but part of no way.
+Every variant ends with the same step or steps, with the suffix alone. The logits must be equal bit by bit; otherwise
+the restored cache differs from the computed one. Saving is timed, but belongs to none of the variants.
 
-Loading takes time in proportion to bytes, prefilling to arithmetic: where the two curves over length cross, moving a
-cache begins to pay. Between two measured lengths the crossing is on the straight line between them. Outside, the curves
-are continued: towards shorter prefixes, prefilling in proportion to length (a short one costs rather more a token),
-restoring as a fixed cost and so much a token, both fitted; towards longer ones both as they grew last (prefilling grows
-rather faster). So both continuations err on one side: the true length is rather shorter.
+Loading time is proportional to bytes, prefill time to arithmetic. Restoring pays from the length at which the two
+curves cross. Between two measured lengths the crossing is interpolated linearly. Outside, the curves are extrapolated:
+to shorter prefixes, prefill in proportion to length (a short one costs slightly more per token) and restoring as a
+fitted fixed cost plus a cost per token; to longer ones, both with their last slope (prefill grows slightly faster).
+Both extrapolations err in the same direction: the true length is slightly shorter.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from lab.runner.plan import make_plan, with_cases
 from lab.why.step_prediction import StepPrediction
 
 NETWORKS_GBIT = (1, 10, 100)
-"""Lines over which a cache could be moved, in 10^9 bits per second."""
+"""Networks for which restoring is computed, in 10^9 bits per second."""
 
 FARTHEST = 10
-"""How many times the longest measured length is still guessed at."""
+"""Extrapolation ends at this multiple of the longest measured length."""
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """From `n_tokens` on restoring from `name` wins: 1 is always, None is at no length that is known of.
+    """From `n_tokens` on restoring from `name` is faster than prefill: 1 means always, None at no known length.
 
-    `is_measured`: it lies between two measured lengths, of which `n_longest` is the last. `wins_at` are the measured
-    lengths at which restoring was faster. It takes `fixed_s`, and `per_token_s` for each token of the prefix.
+    `is_measured`: it lies between two measured lengths; `n_longest` is the longest. `wins_at` are the measured
+    lengths at which restoring was faster. Restoring takes `fixed_s` plus `per_token_s` per token of the prefix.
     """
 
     name: str
@@ -96,9 +96,9 @@ def find(name: str, lengths: Sequence[int], prefill_s: Sequence[float], restore_
 
 
 def over_networks(load_s: Sequence[float], n_bytes: Sequence[int | None]) -> dict[str, list[float]]:
-    """What restoring takes over each network: the bytes on the line, then the load from memory. Empty without bytes.
+    """The time to restore over each network: the transfer, then the load from memory. Empty if sizes are unknown.
 
-    What the line's delay adds is not counted, nor what sending and loading at once would save.
+    Network latency is not counted, nor the gain from loading during the transfer.
     """
     known = [n for n in n_bytes if n]
     if len(known) < len(load_s):
@@ -110,24 +110,24 @@ def over_networks(load_s: Sequence[float], n_bytes: Sequence[int | None]) -> dic
 
 
 def sentence(known: Sequence[BreakEven]) -> str:
-    """All of them in one sentence."""
+    """All of them in one sentence, by where the state comes from."""
     by_words = grouped(known, words)
     parts = [f"{words} ({', '.join(one.source for one in alike)})" for words, alike in by_words.items()]
-    return f"Restoring a prefix beats prefilling it {'; '.join(parts)}."
+    return f"Restoring a prefix is faster than prefilling it {'; '.join(parts)}."
 
 
 def words(one: BreakEven) -> str:
     if one.n_tokens is None:
         lengths, longest = ", ".join(f"{n:,}" for n in one.wins_at), f"{one.n_longest:,} tokens"
-        return f"only at {lengths}, not at {longest}" if lengths else f"never up to {longest}"
+        return f"only at {lengths}, not at {longest}" if lengths else f"at no length up to {longest}"
     if one.n_tokens <= 1:
         return "at every measured length"
-    about = f"from about {plural(round(one.n_tokens), 'token')} on"
-    return about if one.is_measured else f"{about}, which is beyond what was measured"
+    about = f"from about {plural(round(one.n_tokens), 'token')}"
+    return about if one.is_measured else f"{about}, extrapolated"
 
 
 def _line(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """A fixed cost and one for each token; of a single length everything is fixed, which is the most it can be."""
+    """A fixed cost and a cost per token; with a single length all of it is fixed, the most that it can be."""
     if len(lengths) < 2 or min(seconds) <= 0:
         return seconds[0], 0.0
     fixed, per_token = stats.fit([[1.0] * len(lengths), [float(n) for n in lengths]], seconds)
@@ -135,7 +135,7 @@ def _line(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[float, floa
 
 
 def _beyond(lengths: Sequence[int], prefill_s: Sequence[float], gap: float, per_token: float) -> float | None:
-    """Where the curves cross beyond the longest length; None where they do not, or far away."""
+    """The crossing beyond the longest length; None if there is none up to FARTHEST times that length."""
     if len(lengths) < 2:
         return None
     gain = (prefill_s[-1] - prefill_s[-2]) / (lengths[-1] - lengths[-2]) - per_token
@@ -150,13 +150,13 @@ DEFAULT_PREFIXES, DEFAULT_SUFFIX = "256,1024,4096", 64
 class Row:
     """One prefix length of one setup: medians over runs.
 
-    `cold_s`, `cached_s`, `ram_s` and `disk_s` are times to first token, `prefix_s` the prefill of the prefix in the
-    cold way. `saved_s` is cold - cached, `promised_s` what the prefill law says that the prefix costs, `least_load_s`
-    what reading and writing the state takes at the memory's best rate (None without ceilings). `copy_s` is the copy
-    alone; caches of their own are copied in the step after it, and whole.
-    `logits_differ` is the largest difference from the cold logits, None where that is not known; `is_same_token` says
-    that all ways chose one token, `is_equal` that also nothing differs. `n_prefilled_again` counts tokens that were
-    prefilled after a copy or a load and are not of the suffix.
+    `cold_s`, `cached_s`, `ram_s` and `disk_s` are times to first token, `prefix_s` the prefill of the prefix without a
+    cache. `saved_s` is cold - cached, `promised_s` the predicted prefill of the prefix, `least_load_s` the time to read
+    and write the state at the memory's best rate (None without ceilings). `copy_s` is the copy alone; separate caches
+    are copied whole, in the step after it.
+    `logits_differ` is the largest difference from the cold logits, None if unknown. `is_same_token`: all variants chose
+    the same token; `is_equal`: their logits are equal too. `n_prefilled_again` counts prefix tokens that were prefilled
+    after a copy or a load.
     """
 
     n_prefix: int
@@ -198,20 +198,20 @@ def plan(
     folder: Path = Path(),
     **settings: Unpack[Keywords],
 ) -> Plan:
-    """Time the first token of a prompt cold, and with its prefix cached or restored; a record a run, as of `measure`.
+    """Time the first token of a prompt cold, and with its prefix cached or restored; returns a record per run.
 
         lab.prefix("256,1024", suffix_len=64)
 
     States are saved in `folder`, on the disk of `out`, and deleted again. Unless `kv_unified` is "off" the sequences
-    share one cache: with one each, a copy moves all of it, however short. LabError for numbers and models that cannot
-    be.
+    share one cache; with separate caches a copy moves the whole cache, even for a short prefix. LabError for impossible
+    numbers and unsuitable models.
     """
     lengths = numbers("--prefix-len", prefix_len, MAX_TOKENS)
     numbers("--suffix-len", [suffix_len], MAX_TOKENS)
     n_prompts = [n + suffix_len for n in lengths]
     made = make_plan(worker, n_prompts, 1, repeat, model, **for_plan(settings, kv_unified="on"))
     _check(made.model, max(lengths), suffix_len)
-    n_shared = 1 if made.settings.kv_unified else None  # what is shared takes its place once
+    n_shared = 1 if made.settings.kv_unified else None  # a shared prefix is in the cache once
     wanted = [
         Case(n, 1, lever=Prefix(n - suffix_len, suffix_len), sequences=(n + 1, n_shared or n + 1))
         for n in (case.n_prompt for case in made.cases)
@@ -220,10 +220,7 @@ def plan(
 
 
 def _check(model: Model, n_prefix: int, n_suffix: int) -> None:
-    """LabError for prompts longer than the model's context, and for models that do not keep every position.
-
-    What is to be used again must be there for every position: as a key and a value.
-    """
+    """LabError for prompts longer than the model's context, and for models without a key and value per position."""
     need_every_position(model)
     n_left = None if model.n_ctx_train is None else model.n_ctx_train - n_suffix - 1
     if n_left is not None and n_prefix > n_left:
@@ -235,7 +232,7 @@ def _check(model: Model, n_prefix: int, n_suffix: int) -> None:
 
 
 def _with_room(plan: Plan, folder: Path) -> Plan:
-    """The same plan, that refuses cases whose saved states do not fit into memory next to the context, or on disk."""
+    """The same plan, refusing cases whose saved states do not fit into memory beside the context, or on the disk."""
     per_position = memory.kv_bytes_per_position(plan.model, plan.settings.type_k, plan.settings.type_v)
     if per_position is None:
         return plan
@@ -245,7 +242,7 @@ def _with_room(plan: Plan, folder: Path) -> Plan:
         n_prefix = _lever(case).n_prefix
         n_bytes = n_prefix * per_position
         on_host = 0 if plan.settings.n_gpu_layers else plan.memory(case).total_bytes
-        what = f"The saved state of a prefix of {n_prefix:,} tokens takes {n_bytes / 1e9:,.1f} GB"
+        what = f"The saved state of a prefix of {n_prefix:,} tokens needs {n_bytes / 1e9:,.1f} GB"
         if n_bytes + on_host > available:
             refused[case] = (
                 f"{what} of memory, and its context {on_host / 1e9:,.1f} GB; {available / 1e9:,.1f} GB are available."
@@ -261,7 +258,7 @@ def _lever(case: Case) -> Prefix:
 
 
 def write(case: Case, text: Text, settings: Settings, *, folder: Path) -> list[Operation]:
-    """The script: the prefix once, then the suffix in four ways: cold, cached, from RAM, from disk."""
+    """The script: the prefix once, then the suffix four times: cold, cached, from RAM, from disk."""
     n_prefix, path = _lever(case).n_prefix, str(folder / "state")
     prompt = text(0, case.n_prompt)
 
@@ -288,7 +285,7 @@ def write(case: Case, text: Text, settings: Settings, *, folder: Path) -> list[O
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
-    """One row for each prefix length, of timed runs of one setup that went well."""
+    """One row for each prefix length, from the successful timed runs of one setup."""
     good = [record for record in records if record.run.prefix and lever_figures.figures(record.run)]
     by_lever = grouped(good, lambda record: record.run.prefix)
     ordered = sorted(by_lever.items(), key=lambda item: (item[0].n_suffix, item[0].n_prefix))
@@ -324,7 +321,7 @@ def _row(lever: Prefix, records: Sequence[Record], prediction: StepPrediction | 
 
 
 def break_even(measured: Sequence[Row]) -> list[BreakEven]:
-    """From which prefix length restoring beats prefilling, from RAM, from disk, and over networks."""
+    """The prefix length from which restoring is faster than prefill, from RAM, from disk, and over networks."""
     by_length = {row.n_prefix: row for row in sorted(measured, key=lambda row: row.n_prefix)}
     alike = list(by_length.values())
     loads = {"RAM": [row.load_ram_s for row in alike], "disk": [row.load_disk_s for row in alike]}
@@ -339,41 +336,41 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
         return []
     most = max(measured, key=lambda row: row.n_prefix)
     words = [
-        f"With {most.n_prefix:,} of its {most.n_prefix + most.n_suffix:,} tokens cached, a prompt has its first token "
-        f"after {seconds(most.cached_s)} instead of {seconds(most.cold_s)}; restored from RAM, after "
-        f"{seconds(most.ram_s)}, from disk, after {seconds(most.disk_s)}."
+        f"With {most.n_prefix:,} of {most.n_prefix + most.n_suffix:,} prompt tokens cached, TTFT is "
+        f"{seconds(most.cached_s)} instead of {seconds(most.cold_s)} ({seconds(most.ram_s)} restored from RAM, "
+        f"{seconds(most.disk_s)} from disk).",
+        sentence(break_even(measured)),
+        *_checked(measured),
     ]
-    promises = [(row.promised_s, row.saved_s) for row in measured]
-    words += off_by(promises, "The prefill law's promise is off from the time saved")
-    if most.least_load_s:
-        words.append(
-            f"Loading {most.n_prefix:,} tokens from RAM took {seconds(most.load_ram_s)}; reading and writing as many "
-            f"bytes at the memory's best rate takes {seconds(most.least_load_s)}."
-        )
-    words += _checked(measured)
-    words.append(sentence(break_even(measured)))
     if not most.kv_unified:
         words.append(
-            "Each sequence has a cache of its own: the first step after the copy copied all of it, however short the "
-            "prefix is. With --kv-unified on nothing is copied."
+            "Each sequence has its own cache: the first step after the copy copies the whole cache, even for a short "
+            "prefix. With --kv-unified on nothing is copied."
+        )
+    words += off_by(((row.promised_s, row.saved_s) for row in measured), "the time saved")
+    if most.least_load_s:
+        words.append(
+            f"Loading {most.n_prefix:,} tokens from RAM took {seconds(most.load_ram_s)}; at the memory's best rate, "
+            f"reading and writing the same bytes takes {seconds(most.least_load_s)}."
         )
     return words
 
 
 def _checked(measured: Sequence[Row]) -> list[str]:
-    """Whether what was restored is what was computed."""
+    """Whether the restored cache equals the computed one."""
     n_runs = sum(row.n_runs for row in measured)
     if all(row.is_equal and not row.n_prefilled_again for row in measured):
-        again = f"Nothing of a prefix was prefilled again in {plural(n_runs, 'run')}"
-        return [f"{again}, and the logits are those of the cold way, bit by bit."]
+        runs = f"{'all ' if n_runs > 1 else ''}{plural(n_runs, 'run')}"
+        return [f"In {runs} the logits match the uncached prompt exactly, and no prefix token was prefilled again."]
     words = []
     for row in measured:
         if row.n_prefilled_again:
-            words.append(f"{row.n_prefilled_again:,} tokens of the prefix of {row.n_prefix:,} were prefilled again.")
+            again = f"{row.n_prefilled_again:,} of {row.n_prefix:,} prefix tokens were prefilled again"
+            words.append(f"{again} after a copy or a load.")
         if not row.is_equal:
-            by = "are not known" if row.logits_differ is None else f"differ by up to {row.logits_differ:.2g}"
+            by = "were not recorded" if row.logits_differ is None else f"differ by up to {row.logits_differ:.3g}"
             token = "the same token was" if row.is_same_token else "different tokens were"
-            words.append(f"After the prefix of {row.n_prefix:,} the logits {by}; {token} chosen.")
+            words.append(f"After a cached prefix of {row.n_prefix:,} tokens the logits {by}; {token} chosen.")
     return words
 
 
@@ -396,17 +393,17 @@ def _again(runs: Sequence[Run]) -> dict[str, object]:
 
 
 def _rates(save_gbps: float | None, load_gbps: float | None) -> str:
-    """Rates of saving, and below it of loading."""
+    """The rate of saving, with the rate of loading below."""
     return "-" if save_gbps is None or load_gbps is None else f"{cell(save_gbps)}\n{cell(load_gbps)}"
 
 
 TABLE = Table(
     name="prefix",
-    question="What need not be read again, and when does restoring it pay?",
-    title="time to first token with a prefix cold, cached and restored; medians over runs; GB/s of saving, and below "
-    "it of loading",
-    caption="Time to first token over the length of the prefix: cold, copied in the cache, restored from RAM, from "
-    "disk. Points are runs, the lines their medians.",
+    question="What does a cached prefix save, and when does restoring it pay?",
+    title="time to first token with a prefix cold, cached and restored; medians over runs; GB/s of saving, below of "
+    "loading",
+    caption="Time to first token over the length of the prefix: cold, copied in the cache, restored from RAM and from "
+    "disk. Points are runs, lines are medians.",
     columns=(
         ("prefix\ntokens", lambda row: f"{row.n_prefix:,}"),
         ("suffix\ntokens", lambda row: f"{row.n_suffix:,}"),
@@ -416,8 +413,8 @@ TABLE = Table(
         ("from RAM\ns", lambda row: cell(row.ram_s)),
         ("from disk\ns", lambda row: cell(row.disk_s)),
         ("saved\ns", lambda row: cell(row.saved_s)),
-        ("promised\ns", lambda row: cell(row.promised_s)),
-        ("state\nMB", lambda row: cell(row.state_bytes, 1e-6)),
+        ("predicted\ns", lambda row: cell(row.promised_s)),
+        ("cache\nMB", lambda row: cell(row.state_bytes, 1e-6)),
         ("RAM\nGB/s", lambda row: _rates(row.save_ram_gbps, row.load_ram_gbps)),
         ("disk\nGB/s", lambda row: _rates(row.save_disk_gbps, row.load_disk_gbps)),
         ("equal\nlogits", lambda row: {True: "yes", False: "NO", None: "-"}[row.is_equal]),
@@ -435,9 +432,9 @@ EXPERIMENT = Experiment(
       lab prefix --prefix-len 256,1024,4096 --suffix-len 64
 
     Compares an empty cache, a prefix copied from another sequence, and a saved state restored from RAM and from disk
-    (dropped from the page cache first, where the system allows that). Says whether the logits match exactly, what the
-    prefill law predicts, and from which length on restoring pays, also over networks (by arithmetic). States are saved
-    in a hidden folder in --out and deleted afterwards.
+    (dropped from the page cache first, if the system allows it). Reports whether the logits match exactly, the
+    predicted saving, and the length from which restoring pays, also over networks (computed). States are saved in a
+    hidden folder in --out and deleted afterwards.
     """,
     lever=Prefix,
     plan=plan,

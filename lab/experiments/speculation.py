@@ -1,17 +1,16 @@
-"""Guess ahead, verify at once: does it pay here?
+"""`lab speculate`: draft n tokens, verify them in one step. Does it pay?
 
-A step of n + 1 positions reads the weights once, as a step of one does. So if somebody guesses the next n tokens, the
-model can verify them all in one step, and keeps those that it would have chosen itself. The text stays the same; the
-speed depends on three things:
+A step of n + 1 positions reads the weights once, like a step of one. If n tokens are drafted, the model verifies them
+all in one step and keeps those that it would have chosen. The text stays the same; the speed depends on three figures:
 
-- how many guesses are right: tokens per step, L
-- what a guess costs: c, a step of the draft model over a step of the model (looked up in the text: nothing)
-- what verifying costs: v(n), a step of n + 1 positions over a step of one. Where reading weights is the limit v is
-  about 1; where arithmetic is, as on most CPUs, it is not
+- L, tokens per step: how many drafted tokens are accepted
+- c, the cost of a drafted token: a step of the draft model over a step of the model (0 for lookup in the text)
+- v(n), the cost of verifying: a step of n + 1 positions over a step of one. If memory traffic is the limit, v is about
+  1; if arithmetic is, as on most CPUs, v is larger
 
-Speed-up = L / (n c + v(n)). The curve v(n) and c are measured by themselves, in steps that are forgotten again; which
-guesses are right is taken from the runs with most guesses at a time. From these the speed-up of every other draft
-length is predicted. Leviathan et al. (2023) take v = 1.
+Speed-up = L / (n c + v(n)). The curve v(n) and c are measured in separate steps, which are forgotten again. Acceptance
+comes from the runs with the longest drafts. The speed-up of every other draft length is predicted from these.
+Leviathan et al. (2023) assume v = 1.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from lab.runner.plan import make_plan, parse_lengths, read_header, with_cases
 
 DEFAULT_TEXTS = "code,table,story,dialogue"
 N_TIMES = 5
-"""How often the curve has each step in a run."""
+"""Measurements of each step of the curve in a run."""
 
 N_IN_A_ROW = 4
 
@@ -53,23 +52,22 @@ def plan(
     model: str = catalog.DEFAULT,
     **settings: Unpack[Keywords],
 ) -> Plan:
-    """Generate with tokens guessed ahead, and without, in blocks; a record a run, as of `measure`.
+    """Generate with and without drafted tokens, in blocks; returns a record per run.
 
         lab.speculate("lookup", "2,4", gen=64)
 
-    `draft` is "lookup" (what followed the same words earlier in the text; without `draft` too) or a model as `model`
-    is given: a smaller one with the same vocabulary, or the same one in a smaller quantization. A block is a fresh
-    engine, a text of each kind (`prompt`, by default code, table, story and dialogue), and every draft length, none
-    among them, in random order. Of a model with random weights only the times of steps are measured. LabError for what
-    cannot be.
+    `draft` is "lookup" (the default: what followed the same words earlier in the text) or a model: a smaller one with
+    the same vocabulary, or the same one in a smaller quantization. A block is a fresh engine, a text of each kind
+    (`prompt`, by default code, table, story and dialogue), and every draft length and no drafts in random order. For a
+    model with random weights only the times of steps are measured. LabError for impossible values.
     """
     given = for_plan(settings)
     prompt: str | None = given.pop("prompt", None)
     is_random = catalog.parse(model).source == catalog.SYNTHETIC
     if is_random and draft == LOOKUP:
         raise LabError(
-            f"{model} has random weights: whether a guess is right means nothing there.",
-            "Leave --draft out: then steps are timed, and speed-ups shown for several shares of right guesses.",
+            f"{model} has random weights, so the acceptance of drafts says nothing.",
+            "Leave --draft out: then steps are timed, and speed-ups are shown for several acceptance rates.",
         )
     texts = [prompts.RANDOM] if is_random else _texts(prompt or DEFAULT_TEXTS)
     repeat = stats.fewest_for_interval() if repeat is None else repeat
@@ -77,7 +75,7 @@ def plan(
     lengths = _check_lengths(draft_len, gen, made.settings)
     warnings = list(made.warnings)
     if is_random and prompt not in (None, prompts.RANDOM):
-        warnings.append(f"{model} has random weights: --prompt {prompt} means nothing to it, and is left out.")
+        warnings.append(f"{model} has random weights: --prompt {prompt} is ignored.")
     need_every_position(made.model)
     label = None if is_random else LOOKUP
     if draft not in (None, LOOKUP):
@@ -99,11 +97,9 @@ def _case(n_prompt: int, n_gen: int, lever: Speculation, text: str) -> Case:
 
 
 def _texts(asked: str) -> list[str]:
-    """What the prompts of each kind of text are cut from. LabError for random tokens: nobody could guess them."""
+    """The texts from which prompts are cut. LabError for random tokens, which no draft predicts."""
     if asked == prompts.RANDOM:
-        raise LabError(
-            "Random tokens cannot be guessed.", f"Give texts: --prompt {DEFAULT_TEXTS}, or a file with a text."
-        )
+        raise LabError("Random tokens cannot be predicted.", f"Give texts: --prompt {DEFAULT_TEXTS}, or a text file.")
     if asked == prompts.TEXT:
         return prompts.own_texts()
     names = dict.fromkeys(name.strip() for name in asked.split(","))
@@ -111,25 +107,25 @@ def _texts(asked: str) -> list[str]:
 
 
 def _check_lengths(asked: str | int | Sequence[int], n_gen: int, settings: Settings) -> tuple[int, ...]:
-    """Draft lengths in ascending order. LabError for those that cannot be verified in one step, or never are."""
+    """Draft lengths in ascending order. LabError for those that do not fit into a step, or into --gen."""
     given = parse_lengths(asked, "--draft-len") if isinstance(asked, str) else asked
     lengths = numbers("--draft-len", given, 2**20)
     longest, most = lengths[-1], min(settings.n_ubatch, settings.n_batch) - 1
     if longest > most:
         raise LabError(
-            f"{longest:,} guesses and the token before them do not fit into one step of {most + 1:,} tokens.",
+            f"{longest:,} drafted tokens and the token before them do not fit into one step of {most + 1:,} tokens.",
             f"Use a --draft-len of at most {most:,}, or a larger --ubatch.",
         )
     if longest > n_gen - 2:
         raise LabError(
-            f"With --gen {n_gen:,} no step can have {longest:,} guesses.",
-            f"Use --gen {longest + 2:,} or more; 64 and more say something.",
+            f"--gen {n_gen:,} is too short for drafts of {longest:,} tokens.",
+            f"Use --gen {longest + 2:,} or more; at least 64 gives useful results.",
         )
     return lengths
 
 
 def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tuple[Draft, list[str]]:
-    """The draft model, and what one should know of it. LabError for one that cannot guess for the plan's model."""
+    """The draft model and warnings. LabError for one that cannot draft for the plan's model."""
     watch = asked.get("watch", lambda what, done, total: None)
     file = obtain.obtain(catalog.parse(spec), worker, watch, asked.get("fetch", True))
     model = read_header(worker, file)
@@ -137,9 +133,9 @@ def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tupl
     random_sides = [one.source == catalog.SYNTHETIC for one in (made.file, file)]
     if any(random_sides) and not all(random_sides):
         raise LabError(
-            f"{file.name if random_sides[1] else made.file.name} has random weights, the other has not: no guess "
-            "would be right.",
-            "Take two models with weights, or two with random weights (then only steps are timed).",
+            f"{file.name if random_sides[1] else made.file.name} has random weights and the other model does not: no "
+            "draft would be accepted.",
+            "Use two real models, or two with random weights (then only steps are timed).",
         )
     if all(random_sides):
         sizes = f"one has {made.model.n_vocab or 0:,} tokens, the other {model.n_vocab or 0:,}"
@@ -148,17 +144,17 @@ def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tupl
         differ = worker.vocabularies_differ(made.file.path, file.path)
     if differ:
         raise LabError(
-            f"{_label(model)} has another vocabulary than {_label(made.model)}: {differ}.",
-            "A draft must know the same tokens: a smaller model of the same family, or a smaller quantization.",
+            f"The vocabularies of {_label(model)} and {_label(made.model)} differ: {differ}.",
+            "Use a smaller model of the same family, or a smaller quantization.",
         )
     warnings = []
     if (model.n_bytes or 0) > (made.model.n_bytes or 0):
         warnings.append(
-            f"The draft, {_label(model)}, is larger than the model ({(model.n_bytes or 0) / 1e6:,.0f} against "
-            f"{(made.model.n_bytes or 0) / 1e6:,.0f} MB): a guess may take longer than what it saves."
+            f"The draft model, {_label(model)}, is larger than the model ({(model.n_bytes or 0) / 1e6:,.0f} MB, "
+            f"{(made.model.n_bytes or 0) / 1e6:,.0f} MB): drafting may take longer than it saves."
         )
     elif file.path == made.file.path:
-        warnings.append("The draft is the model itself: its guesses are right, but cost what they save.")
+        warnings.append("The draft model is the model itself: its drafts are accepted, but cost as much as they save.")
     return Draft(file, model), warnings
 
 
@@ -167,7 +163,7 @@ def _label(model: Model) -> str:
 
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
-    """The script: a prompt, then plain decoding, speculation, or (without a text) the steps of the curve."""
+    """The script: a prompt, then plain decoding, drafts, or (without a text) the steps of the curve."""
     lever = case.lever
     assert isinstance(lever, Speculation)
     is_of_draft = lever.draft not in (None, LOOKUP)
@@ -182,9 +178,9 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
 
 
 def _curve(case: Case, n_most: int, is_of_draft: bool, text: Text, settings: Settings) -> list[Operation]:
-    """Steps of 1 to n_most + 1 positions in the middle of the answers, each forgotten; and of 1 and 2 of the draft.
+    """Steps of 1 to n_most + 1 positions in the middle of the answers, each forgotten; and of 1 and 2 on the draft.
 
-    A step of one comes N_IN_A_ROW times in a row, as in an answer: after a large step it takes longer.
+    A step of one is repeated N_IN_A_ROW times, as in an answer: directly after a large step it takes longer.
     """
     n_past = case.n_prompt + case.n_gen // 2
     ids = text(0, n_past + max(n_most + 1, N_IN_A_ROW))
@@ -215,7 +211,7 @@ def _again(runs: Sequence[Run]) -> dict[str, object]:
 
 EXPERIMENT = Experiment(
     name="speculate",
-    chapter="Guessed tokens",
+    chapter="Speculative decoding",
     about="""Speculative decoding: draft tokens, verify them together. Does it pay, and with how many?
 
     \b
@@ -224,8 +220,8 @@ EXPERIMENT = Experiment(
 
     Generates with and without drafts, in blocks. For each kind of text the command shows how many drafted tokens are
     accepted, what drafting and verification cost, the speed-up over plain decoding with its interval, the prediction
-    from the times of single steps, and why it does not pay where it does not. The tokens match plain decoding except
-    at near-ties, which are reported. With random weights only the steps are timed.
+    from the times of single steps, and the bottleneck if it does not pay. The tokens match plain decoding except at
+    near-ties, which are reported. With random weights only the steps are timed.
     """,
     lever=Speculation,
     plan=plan,

@@ -1,7 +1,4 @@
-"""What speculation brought, beside what was predicted: rows, and what they say in sentences.
-
-The sentences say where it pays, and where not, which of its three parts is to blame.
-"""
+"""Results of speculative decoding with predictions: rows, and sentences on where it pays and what the bottleneck is."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lab.analysis.wording import digits
 from lab.core import guesses, stats
 from lab.core.guesses import Chain, StepTimes
 from lab.core.levers import LOOKUP
@@ -30,13 +28,13 @@ VERIFYING, GUESSING, WRONG = "verifying", "guessing", "wrong guesses"
 class Row:
     """One kind of text and draft length of one setup: medians over blocks.
 
-    `right` is the share of all guesses that were right, `by_position` that of the first, second, ... guess of a step
-    of those whose predecessors were right. `length` is the tokens that a step with guesses brought. `draft_s` and
-    `verify_s` are what guessing and verifying took, each time. `speed_up` is the time of plain decoding over this,
-    block by block, with its interval of 95 % (None for fewer than 6 blocks).
+    `right` is the share of drafted tokens that were accepted, `by_position` that of the first, second, ... token of a
+    draft, given that those before it were accepted. `length` is the tokens per step with a draft. `draft_s` and
+    `verify_s` are the times of one draft and one verification. `speed_up` is the time of plain decoding over that with
+    drafts, block by block, with its 95 % interval (None for fewer than 6 blocks).
 
-    `expected` is the speed-up from the curve and from the runs with the longest draft (its own there); `to_blame` what
-    costs most where it is below 1. `n_parted` runs chose another token than plain decoding.
+    `expected` is the speed-up predicted from the curve and from the runs with the longest draft. `to_blame` is the
+    largest cost if the speed-up is below 1. `n_parted` runs chose a different token than plain decoding.
     """
 
     text: str
@@ -67,14 +65,14 @@ class Row:
 
 @dataclass(frozen=True)
 class CurveRow:
-    """A step of n positions: its time, how many times that of one it is, and what the ceilings say of that.
+    """A step of n positions: its time, its ratio v to a step of one, and v predicted from the ceilings.
 
-    With a draft of random weights, or none: `speed_ups` by the share of guesses that are right, each with the same
-    probability, for n - 1 guesses a step (`ACCEPTANCES`).
+    If no text was generated: `speed_ups` for n - 1 drafted tokens a step, each accepted with one of the probabilities
+    in `ACCEPTANCES`.
     """
 
     n_prompt: int
-    draft: str | None  # that was timed with it: LOOKUP, which costs nothing, a model, or none
+    draft: str | None  # timed with it: LOOKUP (costs nothing), a model, or none
     n_positions: int
     step_s: float
     v: float
@@ -85,7 +83,7 @@ class CurveRow:
 
 @dataclass(frozen=True)
 class Parted:
-    """Where a run first chose another token than plain decoding, and the distance of the two best there (logits)."""
+    """Where a run first chose a different token than plain decoding, and the distance of the two best logits there."""
 
     text: str
     n_prompt: int
@@ -96,11 +94,11 @@ class Parted:
     margin: float | None
 
 
-Block = tuple[str, int, int | None]  # session, repeat, start of the engine: what is compared ran in one process
+Block = tuple[str, int, int | None]  # session, repeat, start of the engine: compared runs had the same process
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
-    """One row for each text and draft length, of timed runs of one setup that went well."""
+    """One row for each text and draft length, from the successful timed runs of one setup."""
     by_case = grouped(records, _case_of)
     parted = collections.Counter(
         ((one.text, one.n_prompt, one.n_gen), one.draft, one.n_draft) for one in partings(records)
@@ -113,7 +111,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
 
 
 def _case_of(record: Record) -> tuple[Key, str, int] | None:
-    """Of a run that generated: what it generated, its draft (empty: plain decoding) and draft length."""
+    """The text, draft (empty: plain decoding) and draft length of a run that generated; else None."""
     run, lever = record.run, record.run.speculation
     if lever is None or lever.text is None or guesses.tpot_s(run) is None:
         return None
@@ -121,21 +119,21 @@ def _case_of(record: Record) -> tuple[Key, str, int] | None:
 
 
 def longest(records: Sequence[Record], key: Key, draft: str) -> list[Run]:
-    """Runs of one kind of text with the longest draft: they teach which guesses are right."""
+    """Runs of one kind of text with the longest draft, from which acceptance is learned."""
     by_case = grouped(records, _case_of)
     cases = [case for case in by_case if case[:2] == (key, draft)]
     return [record.run for record in by_case[max(cases)]] if cases else []
 
 
 def times_of(records: Sequence[Record], key: Key, draft: str) -> StepTimes | None:
-    """The times of bare steps beside runs of this kind; None where none were timed."""
+    """The times of single steps measured with runs of this kind; None if there are none."""
     return guesses.step_times([record.run for record in records if _curve_of(record.run) == (*key[1:], draft)])
 
 
 def _row(
     case: tuple[Key, str, int], own: Sequence[Record], plain: Sequence[Record], records: Sequence[Record], n_parted: int
 ) -> Row:
-    """Of runs of one case, plain decoding of the same, and all records of the setup."""
+    """The row of one case, from its runs, plain decoding of the same, and all records of the setup."""
     key, draft, n_draft = case
     runs, times, teachers = [one.run for one in own], times_of(records, key, draft), longest(records, key, draft)
     tried = [chain for run in runs for chain in guesses.checked(run) if chain[0]]
@@ -167,7 +165,7 @@ def _row(
 
 
 def by_block(records: Sequence[Record], key: Key) -> dict[tuple[str, int], dict[Block, float]]:
-    """TPOT in seconds, of one kind of text: by draft (empty: plain decoding) and draft length, then by block."""
+    """TPOT in seconds for one kind of text, by draft (empty: plain decoding) and draft length, then by block."""
     return {
         (draft, n_draft): {_block(record): guesses.tpot_s(record.run) or 0.0 for record in own}
         for (its_key, draft, n_draft), own in grouped(records, _case_of).items()
@@ -180,7 +178,7 @@ def _block(record: Record) -> Block:
 
 
 def _seconds(runs: Sequence[Run], kind: str, n: int) -> float | None:
-    """Time of steps of a kind after the prompt, for each of n verifications."""
+    """Time of the steps of a kind after the prompt, per verification (n of them)."""
     total = 0
     for run in runs:
         steps = run.steps
@@ -192,7 +190,7 @@ def _seconds(runs: Sequence[Run], kind: str, n: int) -> float | None:
 
 
 def expected_speed_up(teachers: Sequence[Run], times: StepTimes | None, n_draft: int, is_lookup: bool) -> float | None:
-    """The speed-up with n_draft guesses at a time, from the curve and from runs with as many or more; the median."""
+    """The predicted speed-up with drafts of n_draft tokens, from the curve and runs with drafts as long or longer."""
     if times is None:
         return None
     steps = [guesses.in_steps_of(guesses.checked(run), n_draft, is_lookup) for run in teachers]
@@ -201,14 +199,14 @@ def expected_speed_up(teachers: Sequence[Run], times: StepTimes | None, n_draft:
 
 
 def best_length(teachers: Sequence[Run], times: StepTimes | None, is_lookup: bool) -> tuple[int, float] | None:
-    """The draft length with the largest expected speed-up, and that; of lengths up to that of the runs."""
+    """The draft length with the largest predicted speed-up, and that speed-up."""
     most = max((_n_draft(run) or 0 for run in teachers), default=0)
     expected = {n: expected_speed_up(teachers, times, n, is_lookup) for n in range(1, most + 1)}
     return max(((n, value) for n, value in expected.items() if value), key=lambda pair: pair[1], default=None)
 
 
 def to_blame(tried: Sequence[Chain], times: StepTimes, n_draft: int) -> str | None:
-    """Which of the three would bring most if it were ideal: verifying (v = 1), guessing (free), guesses (all right)."""
+    """The part whose ideal would gain most: verifying (v = 1), drafting (free) or acceptance (all accepted)."""
     if n_draft + 1 not in times.target or not tried:
         return None
     free_guesses = guesses.speed_up(tried, StepTimes(times.target, {}))
@@ -219,7 +217,7 @@ def to_blame(tried: Sequence[Chain], times: StepTimes, n_draft: int) -> str | No
 
 
 def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[CurveRow]:
-    """One row for each number of positions that was timed."""
+    """One row for each measured number of positions."""
     runs = [record.run for record in records if record.run.speculation]
     of_curves = grouped(runs, _curve_of)
     has_texts = any(_curve_of(run) is None for run in runs)
@@ -242,7 +240,7 @@ def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -
 
 
 def _curve_of(run: Run) -> tuple[int, int, str] | None:
-    """The curve that a run of bare steps belongs to."""
+    """The curve that a run of single steps belongs to; None for other runs."""
     lever = run.speculation
     return (run.n_prompt, run.n_gen, lever.draft or "") if lever and lever.text is None else None
 
@@ -255,7 +253,7 @@ def _expected_v(prediction: StepPrediction | None, n: int, n_past: int) -> float
 
 
 def partings(records: Sequence[Record]) -> list[Parted]:
-    """Where runs chose another token than plain decoding of the same prompt, and how near the choice was there."""
+    """Where runs chose a different token than plain decoding of the same prompt, and the margin there."""
     made = []
     for record, base in compared(records):
         run, lever = record.run, record.run.speculation
@@ -268,7 +266,7 @@ def partings(records: Sequence[Record]) -> list[Parted]:
 
 
 def compared(records: Sequence[Record]) -> list[tuple[Record, Run]]:
-    """Runs with guesses, each with plain decoding of the same prompt; without those that have none."""
+    """Runs with drafts, each with the plain run of the same prompt; others are left out."""
     plain = {_prompt_of(record): record.run for record in records if _n_draft(record.run) == 0}
     return [(r, plain[_prompt_of(r)]) for r in records if _n_draft(r.run) and _prompt_of(r) in plain]
 
@@ -284,129 +282,122 @@ def _prompt_of(record: Record) -> tuple[object, ...]:
 
 
 def sentences(rows: Sequence[Row], records: Sequence[Record]) -> list[str]:
-    """Of one setup: the best draft length for each text, how good predictions were, and whether the text stayed."""
+    """For one setup: the best draft length of each text, whether the text stayed the same, and prediction errors."""
     of_texts = grouped(rows, lambda row: (row.key, row.draft))
     words = [sentence for alike in of_texts.values() for sentence in _of_text(alike, records)]
     most = {draft: max(row.n_draft for row in own) for draft, own in grouped(rows, lambda row: row.draft).items()}
     predicted = [(row.expected, row.speed_up) for row in rows if row.n_draft < most[row.draft]]
-    which = " (of draft lengths below the longest, whose runs they are learned from)"
-    return words + off_by(predicted, "Predicted speed-ups are off", which) + _same_text(rows, records)
+    which = " (without the longest draft length, from whose runs they are predicted)"
+    return words + _same_text(rows, records) + off_by(predicted, "speed-ups", which)
 
 
 def _of_text(alike: Sequence[Row], records: Sequence[Record]) -> list[str]:
-    """Of one kind of text and draft."""
+    """Sentences on one kind of text and draft."""
     known = {row: row.speed_up for row in alike if row.speed_up is not None}
     if not known:
         return []
     best, gain = max(known.items(), key=lambda pair: pair[1])
-    is_lookup = best.draft == LOOKUP
-    how = f"{best.n_draft} {'looked up' if is_lookup else f'guessed by {best.draft}'} at a time"
-    faster = f"{gain:.2f} times as fast as plain decoding (too few blocks for an interval)"
-    low, high = 0.0, math.inf
+    low, high, interval = 0.0, math.inf, "too few blocks for an interval"
     if best.low is not None and best.high is not None:
         low, high = best.low, best.high
-        faster = f"{gain:.2f} times as fast as plain decoding (95 %: {low:.2f} to {high:.2f})"
-    if best.right is not None:
-        faster += f"; {best.right:.0%} were right"
-    if low > 1:
-        words = [f"{best.text}: fastest with {how}, {faster}."]
-    else:
-        verdict = f"does not pay. At best, with {how}," if high < 1 else f"no clear gain. With {how}"
-        words = [f"{best.text}: {verdict} it is {faster}.{_blame(best, records)}"]
+        interval = f"95 % interval {digits(low)}-{digits(high)}"
+    verdict = "pays" if low > 1 else "does not pay" if high < 1 else "no clear gain"
+    speed = f"{digits(gain)}x plain decoding with {plural(best.n_draft, 'drafted token')} per step"
+    right = "" if best.right is None else f", {100 * best.right:.0f} % accepted"
+    words = f"{best.text} with {best.draft}: {verdict}, {speed} ({interval}){right}."
+    if low <= 1:
+        words += _blame(best, records)
     teachers, times = longest(records, best.key, best.draft), times_of(records, best.key, best.draft)
-    n_best, most = best_length(teachers, times, is_lookup) or (0, 0.0)
+    n_best, most = best_length(teachers, times, best.draft == LOOKUP) or (0, 0.0)
     if n_best not in [row.n_draft for row in known] and most > max(1.0, gain):
-        words.append(f"{best.text}: by the times of the steps {n_best} at a time would be best ({most:.2f}).")
-    return words
+        words += f" {plural(n_best, 'drafted token')} should give {digits(most)}x, predicted from step times."
+    return [words]
 
 
 def _blame(row: Row, records: Sequence[Record]) -> str:
-    """Why it does not pay, with the number that says so."""
+    """The bottleneck where it does not pay, with its figure."""
     times = times_of(records, row.key, row.draft)
     if row.to_blame is None or times is None:
         return ""
     n = row.n_draft
     if row.to_blame == VERIFYING:
         v = times.target[n + 1] / times.target[1]
-        return f" Verifying is to blame: a step of {n + 1} positions takes {v:.2g} times one of a single token."
+        return f" Bottleneck: verification; a step of {n + 1} positions takes {digits(v)}x a step of one."
     if row.to_blame == GUESSING:
-        return f" Guessing is to blame: a guess takes {times.draft[1] / times.target[1]:.2g} of a step of the model."
+        c = times.draft[1] / times.target[1]
+        return f" Bottleneck: drafting; a drafted token takes {digits(c)}x a step of the model."
     all_right = guesses.speed_up([(n, n)], times)
     if all_right is not None and all_right > 1:
-        return f" Wrong guesses are to blame: with every guess right it would be {all_right:.2f} times as fast."
-    return " Wrong guesses cost most, but even with every guess right it would not pay."
+        return f" Bottleneck: acceptance; with every token accepted the speed-up would be {digits(all_right)}x."
+    return " Bottleneck: acceptance, but it would not pay with every token accepted either."
 
 
 def _same_text(rows: Sequence[Row], records: Sequence[Record]) -> list[str]:
-    """Whether the tokens were those of plain decoding, and where not, how near the choice was."""
+    """Whether the tokens match plain decoding, and if not, how near the choice was."""
     n_runs = len(compared(records))
     parted = partings(records)
     if not rows or not n_runs:
-        return ["Whether the text is that of plain decoding could not be seen: there is no plain run."] if rows else []
+        return ["Without a plain run the text cannot be compared with plain decoding."] if rows else []
     if not parted:
         all_runs = f"{'all ' if n_runs > 1 else ''}{plural(n_runs, 'run')}"
-        return [f"In {all_runs} the tokens are those of plain decoding."]
+        return [f"In {all_runs} the tokens match plain decoding."]
     margins = [one.margin for one in parted if one.margin is not None]
     usual = [margin for record in records for margin in record.run.margins or ()]
     near = ""
     if margins and usual:
         near = (
-            f" There the best token was {statistics.median(margins):.2g} above the next one (logits; at most "
-            f"{max(margins):.2g}); usually it is {statistics.median(usual):.2g}."
+            f" The two best logits differed by {digits(statistics.median(margins))} there (maximum "
+            f"{digits(max(margins))}), elsewhere by {digits(statistics.median(usual))}."
         )
     return [
-        f"In {len(parted)} of {n_runs} runs the text parts from plain decoding, from token "
-        f"{1 + min(one.at for one in parted)} on at the earliest: a step of several positions takes other paths "
-        f"through the kernels, which round differently.{near}"
+        f"In {len(parted)} of {n_runs} runs the text differs from plain decoding, from token "
+        f"{1 + min(one.at for one in parted)} at the earliest: kernels for several positions round differently.{near}"
     ]
 
 
 def of_curve(curve: Sequence[CurveRow]) -> list[str]:
-    """What verifying costs, and how many guesses must be right for it to pay."""
+    """What verifying costs, and the acceptance at which it pays."""
     several = [row for row in curve if row.n_positions > 1]
     words = []
     for alike in grouped(several, lambda row: (row.n_prompt, row.draft)).values():
         last = alike[-1]
         needed = [(guesses.break_even(row.v, row.c or 0.0, row.n_positions - 1), row.n_positions - 1) for row in alike]
         possible = [(share, n) for share, n in needed if share is not None]
-        pays = "no draft length pays, even with every guess right"
+        pays = "no draft length pays, even with every token accepted"
         if possible:
             share, n = min(possible)
-            guessed = "1 guess at a time pays" if n == 1 else f"{n} guesses at a time pay"
-            pays = f"{guessed} where more than {share:.0%} of them are right"
-        guess = f", a guess {last.c:.2g}" if last.c is not None else ""
-        words.append(
-            f"A step of {last.n_positions} positions takes {last.v:.2g} times one of a single token{guess}: {pays}."
-        )
-    return words + off_by(((row.expected_v, row.v) for row in several), "What the ceilings predict for v is off")
+            pays = f"drafts of {plural(n, 'token')} pay above {100 * share:.0f} % acceptance"
+        drafting = f", drafting a token {digits(last.c)}x" if last.c is not None else ""
+        words.append(f"A step of {last.n_positions} positions takes {digits(last.v)}x a step of one{drafting}: {pays}.")
+    return words + off_by(((row.expected_v, row.v) for row in several), "v")
 
 
 def _speed_up(row: Row) -> str:
-    """With its interval below it."""
-    interval = "" if row.low is None else f"\n{row.low:.2f}-{row.high:.2f}"
-    return cell(row.speed_up, form=".2f") + interval
+    """With its interval below."""
+    interval = "" if row.low is None or row.high is None else f"\n{digits(row.low)}-{digits(row.high)}"
+    return cell(row.speed_up) + interval
 
 
 TABLE = Table(
     name="speculate",
-    question="Does it pay to guess tokens ahead, and how many?",
-    title="tokens guessed ahead and verified at once; medians over blocks, below the speed-up its interval of 95 %",
-    caption="Speed-up over plain decoding, over how many tokens are guessed at a time; a panel for each text. Points "
-    "are blocks, the line their median, dashes the prediction.",
+    question="Does it pay to draft tokens, and how many?",
+    title="tokens drafted and verified together; medians over blocks, the speed-up's 95 % interval below",
+    caption="Speed-up over plain decoding, over the number of drafted tokens per step; a panel for each text. Points "
+    "are blocks, the line is the median, dashes are predictions.",
     columns=(
         ("text", lambda row: row.text),
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-        ("guessed\nby", lambda row: row.draft),
-        ("guesses\na step", lambda row: f"{row.n_draft}"),
-        ("right", lambda row: cell(row.right, form=".0%")),
-        ("right by\nposition %", lambda row: "/".join(f"{100 * share:.0f}" for share in row.by_position) or "-"),
-        ("tokens\na step", lambda row: cell(row.length, form=".2f")),
-        ("guess\nms", lambda row: cell(row.draft_s, 1e3)),
+        ("draft\nby", lambda row: row.draft),
+        ("drafted\na step", lambda row: f"{row.n_draft}"),
+        ("accepted\n%", lambda row: cell(row.right, 100, ".0f")),
+        ("accepted by\nposition %", lambda row: "/".join(f"{100 * share:.0f}" for share in row.by_position) or "-"),
+        ("tokens\na step", lambda row: cell(row.length)),
+        ("draft\nms", lambda row: cell(row.draft_s, 1e3)),
         ("verify\nms", lambda row: cell(row.verify_s, 1e3)),
         ("TPOT\nms", lambda row: cell(row.tpot_s, 1e3)),
         ("plain\nms", lambda row: cell(row.plain_tpot_s, 1e3)),
         ("speed-up", _speed_up),
-        ("predicted", lambda row: cell(row.expected, form=".2f")),
+        ("predicted", lambda row: cell(row.expected)),
     ),
     rows=rows,
     conclude=lambda rows, records, prediction: (sentences(rows, records), {"parted": partings(records)}),
@@ -416,18 +407,18 @@ TABLE = Table(
 CURVE = Table(
     name="curve",
     question="What does it cost to verify several tokens at once?",
-    title="steps of several positions of one sequence; medians",
-    caption="The time of a step over that of a step of one token, over how many tokens it has. Dashes are what the "
-    "ceilings predict, dots what would be if every token cost a step, or nothing.",
+    title="steps of several positions of one sequence; medians; speed-ups by the share of accepted tokens",
+    caption="The time of a step relative to a step of one token, over its number of tokens. Dashes are predictions "
+    "from the ceilings; dots show the limits: every token costs a step, or nothing.",
     columns=(
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
         ("positions\na step", lambda row: f"{row.n_positions}"),
         ("step\nms", lambda row: cell(row.step_s, 1e3)),
-        ("v", lambda row: f"{row.v:.2f}"),
-        ("predicted\nv", lambda row: cell(row.expected_v, form=".2f")),
-        ("c", lambda row: cell(row.c, form=".2f")),
+        ("v", lambda row: cell(row.v)),
+        ("predicted\nv", lambda row: cell(row.expected_v)),
+        ("c", lambda row: cell(row.c)),
         *(
-            (f"speed-up\n{share:.0%} right", lambda row, i=i: f"{row.speed_ups[i]:.2f}" if row.speed_ups else "-")
+            (f"speed-up\nat {100 * share:.0f} %", lambda row, i=i: cell(row.speed_ups[i] if row.speed_ups else None))
             for i, share in enumerate(ACCEPTANCES)
         ),
     ),

@@ -1,18 +1,18 @@
 """A long prompt in chunks beside running answers: its script, its predicted steps, the largest chunk within a limit.
 
-The newcomer is sequence 0, the streams are 1, 2, ... A step of more than n_ubatch tokens is cut by llama.cpp
-(llama-batch.cpp, 0c1e570), and its parts run one after the other. Where all sequences share one cache (kv_unified) it
-is cut every n_ubatch tokens (split_simple); the newcomer's tokens come first. Where each has its own, a part has
-equally many tokens of each sequence (split_equal): first one of each, then what is left of the newcomer's.
+The new request ("newcomer" in the code) is sequence 0, the streams are 1, 2, ... llama.cpp cuts a step of more than
+n_ubatch tokens (llama-batch.cpp, 0c1e570) and runs its parts one after the other. If all sequences share one cache
+(kv_unified), it cuts every n_ubatch tokens (split_simple), the new request's tokens first. With separate caches a part
+has equally many tokens of each sequence (split_equal): first one of each, then the rest of the new request's.
 
-In a shared cache every token's attention is computed over the cells of all, and masked. The CPU's kernel for 64 tokens
-and more leaves out what is masked for 64 of them at once (a tile; ggml-cpu/ops.cpp, flash_attn_ext_tiled), so the
+In a shared cache every token's attention is computed over the cells of all sequences, and masked. The CPU's kernel for
+64 and more tokens skips what is masked for 64 of them at once (a tile; ggml-cpu/ops.cpp, flash_attn_ext_tiled), so the
 streams' few tokens cost a whole tile over the caches of all streams.
 
-The search: a gap grows with the chunk about as a straight line, from the usual gap at none. Where to begin is predicted
-from the ceilings, or read off the run in which the prompt came all at once. Then each measured chunk says where the
-next one is to be: between the largest that kept the limit and the smallest that did not. What is named has been
-measured with all repeats, and every gap of every run was within the limit.
+The search: a gap grows about linearly with the chunk, from the usual gap without any. The first chunk is predicted from
+the ceilings, or from the run with the prompt all at once. Each measured chunk then decides the next one, between the
+largest that kept the limit and the smallest that did not. The reported chunk was measured with all repeats, and every
+gap of every run was within the limit.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from lab.why import probing, step_kernels, step_prediction
 from lab.why.step_prediction import StepPrediction
 
 N_CONTEXT, N_BEFORE, N_GEN = 128, 32, 9
-"""Tokens of each stream's own prompt, steps of the streams alone, and tokens of the newcomer's answer."""
+"""Tokens of each stream's own prompt, steps of the streams alone, and tokens of the new request's answer."""
 
 
 def case(n_prompt: int, n_streams: int, chunk: int | None, limit_s: float | None = None) -> Case:
-    """So many streams, and a prompt of n_prompt tokens in chunks, or (None) all at once; `limit_s` of --max-stall."""
+    """n_streams streams, and a prompt of n_prompt tokens in chunks or (None) all at once; `limit_s` of --max-stall."""
     n_stream = N_CONTEXT + N_BEFORE + n_mixed(n_prompt, chunk) + N_GEN
     return Case(
         n_prompt,
@@ -56,12 +56,12 @@ def case(n_prompt: int, n_streams: int, chunk: int | None, limit_s: float | None
 
 
 def n_mixed(n_prompt: int, chunk: int | None) -> int:
-    """How many steps mix a part of the prompt with the streams' tokens."""
+    """The number of steps that mix a part of the prompt with the streams' tokens."""
     return 0 if chunk is None else -(-n_prompt // chunk)
 
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
-    """The script: the streams' own prompts, their steps alone, the newcomer's prompt, and steps of all."""
+    """The script: the streams' own prompts, their steps alone, the new prompt, and steps of all."""
     lever = case.lever
     assert isinstance(lever, Stall)
     streams, prompt = range(1, 1 + lever.n_streams), text(0, case.n_prompt)
@@ -79,28 +79,28 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
 
 
 def newcomer_ids(run: Run) -> tuple[int, ...]:
-    """The tokens that were chosen for the newcomer; nothing for other runs."""
+    """The tokens of the new request's answer; empty for other runs."""
     if run.stall is None:
         return ()
     n_streams, chunk = run.stall.n_streams, run.stall.chunk
-    n_before = n_streams * (1 + run.stall.n_before)  # chosen for the streams until the prompt came
+    n_before = n_streams * (1 + run.stall.n_before)  # sampled for the streams before the prompt came
     if chunk is None:
         first, answers = n_before, n_before + 1
-    else:  # the last mixed step chooses the newcomer's first token, and one of each stream
+    else:  # the last mixed step samples the new request's first token, and one of each stream
         first = n_before + n_streams * max(0, n_mixed(run.n_prompt, chunk) - 1)
         answers = first + 1 + n_streams
     return (*run.token_ids[first : first + 1], *run.token_ids[answers :: n_streams + 1])
 
 
 def check_chunks(chunks: Sequence[int], n_prompt: int, n_streams: int, n_batch: int) -> None:
-    """LabError where the largest chunk is longer than the prompt, or does not fit into a batch with the streams."""
+    """LabError if the largest chunk is longer than the prompt, or does not fit into a batch with the streams."""
     most = max(chunks, default=0)
     if most > n_prompt:
         raise LabError(
             f"--chunk {most:,} is longer than the prompt of {n_prompt:,} tokens.",
-            "Give smaller chunks; the prompt all at once is measured in any case.",
+            "Give smaller chunks; the lab always measures the prompt all at once too.",
         )
-    most = max(most, 1)  # of the search, or the newcomer's own tokens
+    most = max(most, 1)  # of the search, or the new request's own tokens
     if most + n_streams > n_batch:
         raise LabError(
             f"A chunk of {most:,} tokens and {n_streams:,} streams do not fit into a batch of {n_batch:,} tokens.",
@@ -167,7 +167,7 @@ def mixed(lever: Stall, n_prompt: int, number: int, settings: Settings) -> Itera
 
 
 def answering(lever: Stall, n_prompt: int) -> Iterator[Piece]:
-    """The streams' first step after a prompt that was prefilled all at once; the newcomer is in it."""
+    """The streams' first step after a prompt that was prefilled all at once; it includes the new request."""
     stream = (1, lever.n_context + lever.n_before)
     yield Piece(1, n_prompt, 1 + lever.n_streams, (stream,) * lever.n_streams)
 
@@ -183,7 +183,7 @@ def _seconds(prediction: StepPrediction, pieces: Iterable[Piece]) -> float | Non
 
 
 def _tile_s(prediction: StepPrediction, piece: Piece) -> float:
-    """What the streams' tile of attention takes on the CPU; 0 where there is none."""
+    """Seconds of the streams' tile of attention on the CPU; 0 if there is none."""
     settings = prediction.settings
     is_tiled = settings.kv_unified and settings.n_gpu_layers == 0 and piece.n_tokens + len(piece.others) >= TILE
     if not is_tiled or not piece.others or (settings.flash_attn_resolved or settings.flash_attn) == "off":
@@ -194,13 +194,13 @@ def _tile_s(prediction: StepPrediction, piece: Piece) -> float:
 
 
 MAX_TRIES = 5
-"""Chunks that are measured in search of one, for each prompt length and number of streams."""
+"""Most chunks that the search measures, for each prompt length and number of streams."""
 
 AIM = 0.95
-"""Of the limit: what the next chunk is meant to take, since the longest of many gaps counts."""
+"""The share of the limit that the next chunk aims at, because the longest of many gaps counts."""
 
 CLOSE = 0.1
-"""A chunk is not made larger by less than this share."""
+"""The search ends if the next chunk would be larger by less than this share."""
 
 Predict = Callable[[Record], StepPrediction | None]
 """Gives the prediction for the setup of a record."""
@@ -217,9 +217,11 @@ class Tried:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the search ended with. `kept`: the largest chunk that kept the limit; `broken`: the next larger, or (where
-    none kept it) the smallest, that did not. None where there is none. `expected`: the chunk that was predicted.
-    `usual_s`: the gap without any prompt."""
+    """The result of the search.
+
+    `kept`: the largest chunk within the limit; None if there is none. `broken`: the next larger chunk, or the smallest
+    if none kept the limit; None if all did. `expected`: the predicted chunk. `usual_s`: the gap without any prompt.
+    """
 
     n_prompt: int
     n_streams: int
@@ -231,21 +233,21 @@ class Verdict:
 
 
 def parse_duration(asked: str | float) -> float:
-    """Seconds of `100ms`, `0.5s` or a number of seconds. LabError for anything else, and for nothing."""
+    """Seconds of `100ms`, `0.5s` or a number of seconds. LabError for anything else, and for 0."""
     units = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(us|ms|s)\s*", asked) if isinstance(asked, str) else None
     value = float(match[1]) * units[match[2]] if match else asked
     if isinstance(value, str) or not 0 < value < 1e9:
-        raise LabError(f"--max-stall {asked} is not a time.", "Give a number and its unit: 100ms, or 1.5s.")
+        raise LabError(f"--max-stall {asked} must be a time above 0 with its unit.", "For example: 100ms or 1.5s")
     return float(value)
 
 
 def execute(
     plan: Plan, worker: Worker, path: Path, watch: ShowStatus, stream: bool = False, predict: Predict | None = None
 ) -> Iterator[Record]:
-    """The plan's runs; with a limit then those of the search, for each prompt length and number of streams.
+    """The plan's runs; with a limit also those of the search, for each prompt length and number of streams.
 
-    Without `predict` the prediction is that of the ceilings and runs that lie beside the results.
+    Without `predict` it predicts from the ceilings and runs in the results folder.
     """
     records = []
     for record in session.execute(plan, worker, path, watch, stream):
@@ -264,7 +266,7 @@ def execute(
                 break
             try:
                 narrowed = with_cases(plan, [case(n_prompt, n_streams, chunk, limit_s)], write)
-            except LabError:  # so small a chunk needs more steps than a run can have: the others go on
+            except LabError:  # a small chunk may need more steps than a run can have: the others go on
                 break
             worker.restart()
             n_starts = 1 + max(record.run.engine or 0 for record in records)
@@ -274,7 +276,7 @@ def execute(
 
 
 def _predictor(folder: Path) -> Predict:
-    """Predicts from the ceilings and the runs in a folder, which are read when the first prediction is wanted."""
+    """Predicts from the ceilings and runs in a folder, read with the first prediction."""
 
     def predict(record: Record) -> StepPrediction | None:
         known, others = probing.kept(folder, lambda text: None), calibration.nearby({folder}).records
@@ -284,7 +286,7 @@ def _predictor(folder: Path) -> Predict:
 
 
 def propose(plan: Plan, records: Sequence[Record], limit_s: float, predict: Predict) -> int | None:
-    """The chunk to measure next, from all records of one prompt length and number of streams; None: no further one."""
+    """The chunk to measure next, from all records of one prompt length and number of streams; None ends the search."""
     timed = [record for record in records if _is_timed(record)]
     measured = [one for one in tried(timed) if one.n_runs >= plan.n_repeat]
     at_once = [record for record in timed if _lever(record.run).chunk is None]
@@ -293,10 +295,10 @@ def propose(plan: Plan, records: Sequence[Record], limit_s: float, predict: Pred
     planned = {_lever(case).chunk for case in plan.cases}
     searched = {_lever(record.run).chunk for record in records} - planned
     if len(searched) >= MAX_TRIES or not searched <= {one.chunk for one in measured}:
-        return None  # enough, or one could not be measured: its records say why
+        return None  # enough, or one failed: its records say why
     usual_s = _usual_s(timed)
     if usual_s > limit_s:
-        return None  # without any prompt the gaps are longer
+        return None  # gaps are longer even without a prompt
     most = _largest_chunk(at_once[0])
     if any(one.chunk is not None for one in measured):
         return next_chunk(measured, usual_s, limit_s, most)
@@ -306,7 +308,7 @@ def propose(plan: Plan, records: Sequence[Record], limit_s: float, predict: Pred
 def first_chunk(
     at_once: Sequence[Record], usual_s: float, limit_s: float, prediction: StepPrediction | None, most: int
 ) -> int:
-    """Where to begin: what is predicted, else what the last full step of the prompt all at once took a token."""
+    """The first chunk: as predicted, else from the time per token of the prompt's last full step all at once."""
     run = at_once[0].run
     chunk = expected_chunk(prediction, run.n_prompt, _lever(run), AIM * limit_s, most)
     if chunk is not None:
@@ -318,7 +320,7 @@ def first_chunk(
 def expected_chunk(
     prediction: StepPrediction | None, n_prompt: int, lever: Stall, limit_s: float, most: int
 ) -> int | None:
-    """The largest chunk whose predicted longest gap is within the limit, 0 where none is; None without prediction."""
+    """The largest chunk whose predicted longest gap is within the limit, 0 if none is; None without prediction."""
     if prediction is None:
         return None
     low, high = 0, most + 1  # the largest that is within, and one that is not
@@ -332,7 +334,7 @@ def expected_chunk(
 
 
 def next_chunk(measured: Sequence[Tried], usual_s: float, limit_s: float, most: int) -> int | None:
-    """The chunk to measure after these; None where the search is over. `usual_s` is the gap without any chunk."""
+    """The chunk to measure after these; None ends the search. `usual_s` is the gap without any chunk."""
     points = sorted((one.chunk, one.longest_s) for one in measured if one.chunk is not None)
     none = (0, usual_s)
     kept = max((point for point in points if point[1] <= limit_s), default=none)
@@ -351,7 +353,7 @@ def next_chunk(measured: Sequence[Tried], usual_s: float, limit_s: float, most: 
 
 
 def tried(records: Sequence[Record]) -> list[Tried]:
-    """What runs of one prompt length and number of streams showed of each chunk, in ascending order."""
+    """The results of each chunk for one prompt length and number of streams, in ascending order."""
     # None is a chunk too, so the key is a tuple
     by_chunk = grouped(filter(_is_timed, records), lambda record: (_lever(record.run).chunk,))
     of_all = [Tried(chunk, max(map(_longest_s, own)), len(own)) for (chunk,), own in by_chunk.items()]
@@ -359,9 +361,9 @@ def tried(records: Sequence[Record]) -> list[Tried]:
 
 
 def verdicts(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Verdict]:
-    """What runs of one setup say about their limit, for each prompt length and number of streams; none without one.
+    """The verdicts on the limit, for each prompt length and number of streams of one setup; none without a limit.
 
-    A chunk counts that has as many runs as the prompt all at once.
+    Only chunks with as many runs as the prompt all at once count.
     """
     timed = [record for record in records if _is_timed(record) and _lever(record.run).limit_s is not None]
     groups = grouped(timed, lambda record: (record.run.n_prompt, dataclasses.replace(_lever(record.run), chunk=None)))
@@ -369,7 +371,7 @@ def verdicts(records: Sequence[Record], prediction: StepPrediction | None = None
 
 
 def _verdict(records: Sequence[Record], lever: Stall, prediction: StepPrediction | None) -> Verdict:
-    """Of runs that differ only in the chunk."""
+    """The verdict of runs that differ only in the chunk."""
     n_prompt, limit_s = records[0].run.n_prompt, lever.limit_s or 0.0
     of_chunks = tried(records)
     n_repeat = max((one.n_runs for one in of_chunks if one.chunk is None), default=1)
@@ -387,26 +389,26 @@ def _verdict(records: Sequence[Record], lever: Stall, prediction: StepPrediction
 
 
 def sentence(result: Verdict) -> str:
-    """What the search ended with, in words."""
+    """The result of the search in a sentence."""
     streams = plural(result.n_streams, "stream")
     what = f"With a prompt of {result.n_prompt:,} tokens and {streams}"
     limit, kept, broken = seconds(result.limit_s), result.kept, result.broken
-    expected = f" Predicted: {result.expected:,}." if result.expected is not None else ""
+    expected = f" Predicted chunk: {result.expected:,}." if result.expected is not None else ""
     if result.usual_s > result.limit_s:
         usual = seconds(result.usual_s)
-        return f"With {streams} a token comes every {usual} without any prompt: no chunk keeps {limit}."
+        return f"No chunk meets {limit}: with {streams} the gap is {usual} even without a new prompt."
     if kept is not None and kept.chunk is None:
-        return f"{what} no gap is longer than {limit} even all at once (longest {seconds(kept.longest_s)})."
+        return f"{what}, no chunks are needed for {limit}: the longest gap all at once is {seconds(kept.longest_s)}."
     if kept is not None:
         next_larger = f"; {in_chunks(broken.chunk)} it was {seconds(broken.longest_s)}" if broken else ""
         return (
-            f"{what}, chunks of {kept.chunk:,} keep every gap within {limit}: the longest of {kept.n_runs} runs "
-            f"was {seconds(kept.longest_s)}{next_larger}.{expected}"
+            f"{what}, chunks of {kept.chunk:,} keep every gap within {limit}: the longest in "
+            f"{plural(kept.n_runs, 'run')} was {seconds(kept.longest_s)}{next_larger}.{expected}"
         )
     if broken is not None and broken.chunk == 1:
-        return f"{what} even a chunk of 1 makes gaps longer than {limit}: up to {seconds(broken.longest_s)}."
-    smallest = f" The smallest, {in_chunks(broken.chunk)}, made one of {seconds(broken.longest_s)}." if broken else ""
-    return f"{what} no chunk that was measured keeps every gap within {limit}.{smallest}{expected}"
+        return f"{what}, gaps exceed {limit} even with a chunk of 1: up to {seconds(broken.longest_s)}."
+    longest = f" The longest gap {in_chunks(broken.chunk)} was {seconds(broken.longest_s)}." if broken else ""
+    return f"{what}, no measured chunk keeps every gap within {limit}.{longest}{expected}"
 
 
 def _lever(of: Case | Run) -> Stall:
@@ -443,7 +445,7 @@ def _belongs(record: Record, n_prompt: int, n_streams: int) -> bool:
 
 
 def _last_full_step_s(record: Record) -> float:
-    """Seconds a token of the last full step of the newcomer's prompt; of all, where single ones are not timed."""
+    """Seconds per token of the last full step of the new prompt; of the whole prompt if single steps are not timed."""
     steps = record.run.steps
     rows = list(zip(steps.kind, steps.n_tokens, steps.start_ns, steps.ready_ns, strict=True))
     prefill = [(n_tokens, ready - start) for kind, n_tokens, start, ready in rows if kind == PREFILL]

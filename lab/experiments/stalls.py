@@ -1,16 +1,15 @@
-"""A long prompt while answers are being written: how long do they stop?
+"""`lab stall`: how long a new request's long prompt stops running answers.
 
-Streams decode, a token of each in every step. Then a newcomer's long prompt comes. Prefilled all at once, it makes
-every stream wait until it is done: one gap as long as the whole prefill. Cut into chunks that ride in the same steps as
-the streams' tokens, it makes each of these steps a little longer: many short gaps. But every chunk reads all weights
-once more: with small chunks the newcomer waits longer, and the work as a whole may take longer. That is the bargain of
-"chunked prefill" (Agrawal et al., "Sarathi-Serve", 2024), where the chunk is chosen by the longest gap that the streams
-may have.
+Streams decode, one token of each in every step. Then a new request with a long prompt comes. Prefilled all at once, the
+prompt makes every stream wait until it is done: one gap as long as the whole prefill. In chunks that share steps with
+the streams' tokens it makes each of these steps longer: many short gaps. But every chunk reads all weights again. With
+small chunks the new request waits longer, and the total work may take longer. This is the trade-off of chunked prefill
+(Agrawal et al., "Sarathi-Serve", 2024), where the longest allowed gap decides the chunk.
 
-A gap is the time between two tokens of a stream. llama.cpp computes all sequences of a step at once only where they
-share one cache (`--kv-unified on`, the default here), and cuts a step of more than --ubatch tokens into parts, each of
-which reads the weights: a chunk of 1,024 and 4 streams are 3 parts with the default of 512. The lab leaves --ubatch as
-it is, as servers do, and predicts such steps part by part.
+A gap is the time between two tokens of a stream. llama.cpp computes all sequences of a step together only if they
+share one cache (`--kv-unified on`, the default here). It cuts a step of more than --ubatch tokens into parts, and each
+part reads the weights: a chunk of 1,024 with 4 streams is 3 parts with the default of 512. The lab keeps --ubatch, as
+servers do, and predicts such steps part by part.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
-from lab.analysis.wording import seconds
+from lab.analysis.wording import digits, seconds
 from lab.core import gaps, lever_figures
 from lab.core.gaps import Gaps
 from lab.core.levers import Stall, in_chunks
@@ -37,6 +36,7 @@ from lab.experiments.common import (
     numbers,
     off_by,
     ranged,
+    sentence,
 )
 from lab.experiments.experiment import REPEAT, Conclusions, Experiment, Keywords, Option, Table, for_plan, public
 from lab.experiments.stall_chunks import N_GEN, case, check_chunks, n_mixed, newcomer_ids, write
@@ -49,11 +49,11 @@ from lab.why.step_prediction import StepPrediction
 DEFAULT_CHUNKS = "64,256,1024"
 
 SEPARATE = (
-    "Every sequence has a cache of its own (--kv-unified off): llama.cpp cuts each mixed step in two, one token of "
-    "each sequence and the rest of the chunk, and reads the weights for both."
+    "With separate caches (--kv-unified off) llama.cpp splits each mixed step in two, one token of each sequence and "
+    "the rest of the chunk, and reads the weights for both."
 )
 MOST_STREAMS = 255
-"""LLAMA_MAX_SEQ of llama.cpp is 256; the newcomer is one of them."""
+"""LLAMA_MAX_SEQ of llama.cpp is 256; the new request is one of them."""
 
 MOST_TOKENS = 2**30
 
@@ -62,14 +62,14 @@ MOST_TOKENS = 2**30
 class Row:
     """One chunk (None: all at once) and number of streams of one setup: medians over runs.
 
-    `n_steps`: steps that the prompt took; `n_stalls`: gaps of more than twice the usual one meanwhile. The longest gap
-    of a run also has its least and largest value; the median gap is that of the time while the prompt was prefilled,
-    the usual one that of the time before. `newcomer_s` is the newcomer's TTFT.
+    `n_steps`: steps for the prompt; `n_stalls`: gaps during them of more than twice the usual one. `longest_gap_s` is
+    the median over runs, with the least and largest run. `median_gap_s` is the gap during prefill, `usual_gap_s` that
+    before the prompt came. `newcomer_s` is the new request's TTFT.
 
-    `lost` is the share of the throughput that mixing cost, 1 - apart / together. Together: newcomer_s, in which the
-    prompt and n_steps tokens of each stream were computed. Apart: the same work done one after the other, the prompt
-    all at once and n_steps steps of the streams at the usual gap. Negative where mixing was the faster way; None where
-    the prompt was not also measured all at once.
+    `lost` is the share of throughput lost by mixing, 1 - apart / together. Together: newcomer_s, in which the prompt
+    and n_steps tokens of each stream were computed. Apart: the same work in sequence, the prompt all at once and
+    n_steps steps of the streams at the usual gap. Negative if mixing was faster; None if the prompt was not also
+    measured all at once.
     """
 
     n_prompt: int
@@ -85,7 +85,7 @@ class Row:
     usual_gap_s: float
     newcomer_s: float
     lost: float | None
-    expected_gap_s: float | None  # the predicted longest gap; None without ceilings
+    expected_gap_s: float | None  # predicted longest gap; None without ceilings
     expected_newcomer_s: float | None
 
 
@@ -105,9 +105,9 @@ def plan(
 
         lab.stall(2048, "64,256", streams="4")
 
-    Without `chunk`: the default ones that are no longer than the prompt. With `max_stall` (seconds, or a text such as
-    "100ms") the largest chunk that keeps every gap within it is searched for, and measured; then `chunk` may be left
-    out. A record a run, as of `measure`. LabError for what cannot be.
+    Without `chunk`: the default sizes up to the length of the prompt. With `max_stall` (seconds, or a text such as
+    "100ms") it searches for the largest chunk with no longer gap; then `chunk` may be left out. Returns a record per
+    run. LabError for impossible values.
     """
     limit_s = None if max_stall is None else stall_chunks.parse_duration(max_stall)
     of_streams = numbers("--streams", streams, MOST_STREAMS)
@@ -128,7 +128,7 @@ def plan(
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Row]:
-    """One row for each number of streams and chunk, of timed runs of one setup that went well; all at once is last."""
+    """One row for each number of streams and chunk (all at once last), from the successful timed runs of one setup."""
     by_case: dict[tuple[int, int, Stall], list[Gaps]] = {}
     for run in (record.run for record in records):
         known = gaps.of(run)
@@ -155,7 +155,7 @@ def _row(
     usual = statistics.median(one.usual_s for one in alike)
     newcomer = statistics.median(one.newcomer_s for one in alike)
     n_steps = alike[0].n_steps
-    n_answered = 0 if lever.chunk is None else n_steps  # tokens of each stream meanwhile
+    n_answered = 0 if lever.chunk is None else n_steps  # tokens of each stream during prefill
     return Row(
         n_prompt=n_prompt,
         n_streams=lever.n_streams,
@@ -176,10 +176,10 @@ def _row(
 
 
 def check(records: Sequence[Record]) -> list[str]:
-    """What runs show that should not be, or that one should know, in words; nothing where all is as planned.
+    """Sentences on unexpected results.
 
-    The prompt took ceil(prompt / chunk) steps; and with the same prompt the newcomer's answer is that of the run in
-    which its prompt was prefilled by itself.
+    The prompt should take ceil(prompt / chunk) steps, and the new request's answer should be the same as when its
+    prompt was prefilled all at once.
     """
     runs = [(record, record.run.stall) for record in records if gaps.of(record.run) is not None]
     alone = {_texts_of(record): newcomer_ids(record.run) for record, lever in runs if lever and lever.chunk is None}
@@ -191,7 +191,7 @@ def check(records: Sequence[Record]) -> list[str]:
         n_steps, how = n_mixed(record.run.n_prompt, lever.chunk), in_chunks(lever.chunk)
         if known.n_steps != n_steps:
             words.append(
-                f"Repeat {record.run.repeat}, {how}: the prompt took {known.n_steps:,} steps, not {n_steps:,}."
+                f"Repeat {record.run.repeat}, {how}: the prompt took {known.n_steps:,} steps instead of {n_steps:,}."
             )
         at = first_difference(newcomer_ids(record.run), alone.get(_texts_of(record), ()))
         if at is not None:
@@ -199,15 +199,14 @@ def check(records: Sequence[Record]) -> list[str]:
     if parted:
         n_runs, first = sum(map(len, parted.values())), min(map(min, parted.values()))
         words.append(
-            f"In {plural(n_runs, 'run')} ({', '.join(parted)}) the newcomer's answer is another than where "
-            f"its prompt was prefilled by itself, from token {first} on at the earliest: a step of another size takes "
-            "other paths through the kernels, which round differently."
+            f"In {plural(n_runs, 'run')} ({', '.join(parted)}) the new request's answer differs from that without "
+            f"chunks, from token {first} at the earliest: kernels for steps of other sizes round differently."
         )
     return words
 
 
 def _texts_of(record: Record) -> tuple[object, ...]:
-    """Runs in which this is equal have the same prompts."""
+    """A key that is equal for runs with the same prompts."""
     run, settings = record.run, record.settings
     n_streams = run.stall.n_streams if run.stall else 0
     return run.n_prompt, run.n_gen, run.repeat, run.prompt_offset, n_streams, settings.seed, settings.prompt_sha256
@@ -221,35 +220,27 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None = None)
         return words
     of_gaps = [(row.expected_gap_s, row.longest_gap_s) for row in measured]
     of_newcomer = [(row.expected_newcomer_s, row.newcomer_s) for row in measured]
-    return [
-        *words,
-        *off_by(of_gaps, "Predictions of the longest gap are off"),
-        *off_by(of_newcomer, "Predictions of the newcomer's TTFT are off"),
-    ]
+    errors = [*off_by(of_gaps, "the longest gap"), *off_by(of_newcomer, "the new request's TTFT")]
+    return [*words, " ".join(errors)] if errors else words
 
 
 def _of_group(alike: Sequence[Row]) -> list[str]:
-    """Of one prompt length and number of streams."""
-    last = alike[-1]
+    """Sentences on one prompt length and number of streams."""
+    last, chunked = alike[-1], [row for row in alike if row.chunk is not None]
     words = [
-        f"With {plural(last.n_streams, 'stream')} a token usually comes every {seconds(last.usual_gap_s)}; a prompt of "
-        f"{last.n_prompt:,} tokens {in_chunks(last.chunk)} makes {'it' if last.n_streams == 1 else 'them'} wait up to "
-        f"{seconds(last.longest_gap_s)}."
+        f"With {plural(last.n_streams, 'stream')}, a prompt of {last.n_prompt:,} tokens {in_chunks(last.chunk)} causes "
+        f"a gap of up to {seconds(last.longest_gap_s)} (usual gap {seconds(last.usual_gap_s)})."
     ]
-    for row in alike:
-        if row.chunk is None:
-            continue
-        stalls = plural(row.n_stalls, "stall")
-        line = f"{in_chunks(row.chunk).capitalize()}: {stalls}, the longest gap {seconds(row.longest_gap_s)}; "
-        line += f"the newcomer's first token comes after {seconds(row.newcomer_s)}"
-        if last.chunk is None:
-            line += f" ({row.newcomer_s / last.newcomer_s:.2f} times that of all at once)"
-        if row.lost is not None:
-            share = f"{abs(row.lost):.0%}"
-            change = f"{share} {'lower' if row.lost > 0 else 'higher'} than" if share != "0%" else "as high as"
-            line += f", and the throughput is {change} one after the other"
-        words.append(line + ".")
-    return words
+    if last.chunk is not None or not chunked:
+        return words
+    parts: list[str] = []
+    for row in chunked:
+        lost = None if row.lost is None else round(100 * row.lost)
+        change = f", {abs(lost)} % {'lower' if lost > 0 else 'higher'} throughput" if lost else ""
+        gap = f"{'' if parts else 'the longest gap is '}{seconds(row.longest_gap_s)}"
+        ttft = f"{digits(row.newcomer_s / last.newcomer_s)}x the TTFT of the new request"
+        parts.append(f"{in_chunks(row.chunk)} {gap} ({ttft}{change})")
+    return [*words, sentence("; ".join(parts))]
 
 
 def _conclude(rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None) -> Conclusions:
@@ -271,10 +262,10 @@ def _again(runs: Sequence[Run]) -> dict[str, object]:
 
 TABLE = Table(
     name="stall",
-    question="How long do running answers stop for a long prompt?",
-    title="a long prompt beside running answers; medians over runs, below them their range",
-    caption="The gap before each token of the streams, since the prompt came; a panel for each chunk. Points are "
-    "tokens of all runs, the line is the run with the median longest gap.",
+    question="How long does a long prompt stop running answers?",
+    title="a long prompt beside running answers; medians over runs, their range below; lost: throughput lost by mixing",
+    caption="The gap before each token of the streams, over the time since the prompt came; a panel for each chunk. "
+    "Points are tokens of all runs, the line is the run with the median longest gap.",
     columns=(
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
         ("streams", lambda row: f"{row.n_streams:,}"),
@@ -287,7 +278,7 @@ TABLE = Table(
         ),
         ("predicted\nms", lambda row: cell(row.expected_gap_s, 1e3)),
         ("usual\ngap ms", lambda row: cell(row.usual_gap_s, 1e3)),
-        ("newcomer\nTTFT s", lambda row: cell(row.newcomer_s)),
+        ("new TTFT\ns", lambda row: cell(row.newcomer_s)),
         ("predicted\ns", lambda row: cell(row.expected_newcomer_s)),
         ("lost\n%", lambda row: "-" if row.lost is None else str(round(100 * row.lost))),
     ),

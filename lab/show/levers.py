@@ -1,4 +1,4 @@
-"""Experiments as tables, sentences and pictures: what `lab batch`, `prefix`, `stall`, `speculate` showed, by setup."""
+"""The results of `lab batch`, `prefix`, `stall` and `speculate` by setup, as tables, sentences and pictures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TITLES = {one.name: experiment.chapter for experiment in EXPERIMENTS for one in 
 
 
 def sections(records: Sequence[Record], known: Sequence[Ceilings] = (), others: Sequence[Record] = ()) -> list[Section]:
-    """What the experiments among `records` showed. `known` ceilings and `others`, plain runs, predict it."""
+    """The results of the experiments in `records`, predicted from `known` ceilings and `others`, plain runs."""
     timed = [record for record in records if record.run.status == OK and not record.run.warmup and record.run.lever]
     made = []
     for experiment in EXPERIMENTS:
@@ -41,20 +41,20 @@ def sections(records: Sequence[Record], known: Sequence[Ceilings] = (), others: 
 
 
 def _section(kind: Table, label: str, records: tuple[Record, ...], prediction: StepPrediction | None) -> Section:
-    """A table of an experiment, with the words for what predicted it, or could not."""
+    """A table of an experiment with its sentences and the basis of its predictions."""
     rows = tuple(kind.rows(records, prediction))
     words, more = kind.conclude(rows, records, prediction)
     shown = tabled(kind.columns, rows)
-    is_predicted = any(word in heading for heading in shown["headings"] for word in ("predicted", "promised"))
+    is_predicted = any("predicted" in heading for heading in shown["headings"])
     basis = list[str]()
     if kind.is_by_ceilings and prediction is None:
-        basis = ["Nothing is predicted: measure the ceilings first (lab ceilings)."]
+        basis = ["No predictions: measure the ceilings first (lab ceilings)."]
     elif kind.is_by_ceilings and is_predicted and prediction:
         basis = [prediction.basis]
     n_disturbed = sum(bool(disturbances.disturbances(record)) for record in records)
     by_case = ([record for record in records if record.run.name == name] for name in {r.run.name for r in records})
     if any(map(disturbances.is_doubtful, by_case)):
-        words = [f"{n_disturbed} of {len(records)} runs were disturbed, so nothing is concluded. Measure again."]
+        words = [f"No conclusions: {n_disturbed} of {len(records)} runs were disturbed. Measure again."]
     title = f"{label} ({MARK} {n_disturbed} of {len(records)} runs disturbed)" if n_disturbed else label
     return Section(
         title,
@@ -93,7 +93,7 @@ def _draw(
 
 
 def as_rows(shown: Sequence[Section]) -> list[dict[str, Any]]:
-    """The rows of all sections as JSON has them, each with the name of its experiment and its setup."""
+    """The rows of all sections for JSON, each with the name of its experiment and its setup."""
     return [
         {"experiment": section.name, "setup": section.title, **dataclasses.asdict(row)}
         for section in shown
@@ -102,7 +102,7 @@ def as_rows(shown: Sequence[Section]) -> list[dict[str, Any]]:
 
 
 def more(shown: Sequence[Section]) -> dict[str, list[dict[str, Any]]]:
-    """What JSON has besides the rows, by name: break-even lengths, and what searches ended with."""
+    """The further lists of the JSON output by name: break-even lengths, and results of searches."""
     lists: dict[str, list[dict[str, Any]]] = {}
     for section in shown:
         for name, values in section.more.items():
@@ -111,5 +111,5 @@ def more(shown: Sequence[Section]) -> dict[str, list[dict[str, Any]]]:
 
 
 def drawings(shown: Sequence[Section]) -> dict[str, Callable[[Figure], Any]]:
-    """What draws the pictures, by their names; several of one experiment are numbered."""
+    """The functions that draw the pictures, by name; several of one experiment are numbered."""
     return {one.name: one.draw for one in numbered_alike([one for section in shown for one in section.pictures])}

@@ -1,6 +1,6 @@
 """The pictures of `lab batch`, `prefix`, `stall` and `speculate`.
 
-Points are runs, tokens or blocks, hollow where they were disturbed; lines are medians, dashes what is predicted.
+Points are runs, tokens or blocks, hollow if disturbed; lines are medians, dashes are predictions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import disturbances, table
-from lab.analysis.wording import seconds
+from lab.analysis.wording import digits, seconds
 from lab.core import gaps, guesses, lever_figures, prefix_times
 from lab.core.gaps import Gaps
 from lab.core.record import Record
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 def plot_batch(
     rows: Sequence[batching.Row], records: Sequence[Record], subject: str, ridge: float | None, figure: Figure
 ) -> Figure:
-    """Left the total rate, right that of each user: points are runs, the line their medians, dashes the prediction.
+    """The total rate (left) and the rate per user (right), from rows and runs of one setup.
 
-    Of rows and runs of one setup. The grey lines are what would be without any cost of sharing.
+    The grey lines show the rates if sharing a step cost nothing.
     """
     groups = batching.alike(rows)
     parts = [groups] if len(groups) <= MOST_SERIES else [[group] for group in groups]
@@ -45,7 +45,7 @@ def plot_batch(
                 rates = [first.user_tps * (n if scale else 1) for n in numbers]
                 ax.plot(numbers, rates, color=GUIDE, ls=":", lw=1.2, label="if sharing a step cost nothing")
             if ridge is not None and 1 <= ridge <= rows[-1].n_seq:
-                label = f"from {ridge:.2g} sequences on arithmetic is the limit (ridge)"
+                label = f"ridge: arithmetic is the limit from {digits(ridge)} sequences"
                 ax.axvline(ridge, color=GUIDE, ls="-.", lw=1, label=label)
             canvas.over_lengths(ax, [row.n_seq for row in rows])
             ax.set_xlabel("sequences in a step")
@@ -86,14 +86,14 @@ def _runs(ax: Axes, measured: Iterable[tuple[float, float, Record]], **style: An
 
 LABELS = ("cold", "prefix copied in the cache", "restored from RAM", "restored from disk")
 NAMES = {"ram_s": "RAM", "disk_s": "disk"}
-"""Of ways that have a break-even: its name."""
+"""Names of the break-evens, by figure."""
 
 
 def plot_prefix(rows: Sequence[prefix_cache.Row], records: Sequence[Record], subject: str, figure: Figure) -> Figure:
-    """Time to first token over the length of the prefix, both logarithmic: points are runs, the lines their medians.
+    """Time to first token over the length of the prefix, both logarithmic, from rows and runs of one setup.
 
-    Of rows and runs of one setup. The dashed grey line is what the prefill law promises for the cold way. A dotted
-    upright line is a break-even between two measured lengths; of others the legend says where restoring pays.
+    The dashed grey line is the prediction without a cache. A dotted vertical line marks a break-even between two
+    measured lengths; the legend gives the others.
     """
     ax = figure.subplots()
     n_suffix = rows[0].n_suffix
@@ -104,7 +104,7 @@ def plot_prefix(rows: Sequence[prefix_cache.Row], records: Sequence[Record], sub
     for way, label, style in zip(prefix_times.WAYS, LABELS, canvas.styles(len(LABELS)), strict=True):
         pays = known.get(NAMES.get(way, ""))
         name = f"{label} (pays {prefix_cache.words(pays)})" if pays else label
-        name += "" if pays else ": median, and runs"
+        name += "" if pays else ": median and runs"
         ax.plot(lengths, [getattr(row, way) for row in alike], **style, ms=4, mew=0, lw=2, label=name)
         of_runs = [
             (record.run.prefix.n_prefix, figures[way], record)
@@ -116,28 +116,28 @@ def plot_prefix(rows: Sequence[prefix_cache.Row], records: Sequence[Record], sub
             ax.axvline(pays.n_tokens, color=style["color"], ls=":", lw=1.4)
     promised = [(row.n_prefix, row.promised_s + row.cold_s - row.prefix_s) for row in alike if row.promised_s]
     if promised:
-        label = "cold, as predicted from prefill times"
+        label = "cold, predicted from prefill times"
         ax.plot(*zip(*promised, strict=True), color=GUIDE, ls="--", lw=1.2, label=label)
     canvas.over_lengths(ax, lengths)
     ax.set_xlabel("length of the prefix (tokens)")
     ax.set_yscale("log")
     ax.set_ylabel("time to first token (s)")
-    canvas.finish([ax], f"First token of a prompt: a prefix, and {n_suffix:,} tokens of its own\n{subject}")
+    canvas.finish([ax], f"Time to first token: a prefix, then a suffix of {n_suffix:,} tokens\n{subject}")
     return figure
 
 
 MOST_CHUNKS = 4
 
 Lines = dict[str, list[tuple[Gaps, Record]]]
-"""Runs that are drawn as one line, by its name."""
+"""The runs of each line, by its name."""
 
 
 def plot_stall(records: Sequence[Record], figure: Figure | None = None, limit_s: float | None = None) -> Figure:
-    """The gap before each token of the streams over the time since the newcomer's prompt came, a panel a chunk.
+    """The gap before each token of the streams over the time since the new prompt came, a panel for each chunk.
 
-    A point is a token of a run; the line is the run with the median longest gap, and as wide as the wait was long. The
-    upright line is the newcomer's first token. Of more than 4 chunks the smallest, the largest and two between are
-    drawn. `limit_s` is drawn where it is given.
+    A point is a token of a run; the line is the run with the median longest gap, each step as wide as the wait. The
+    vertical line is the new request's first token. Of more than 4 chunks it draws the smallest, the largest and two
+    between. `limit_s` is drawn if given.
     """
     panels = _panels(records)
     if not panels:
@@ -158,11 +158,11 @@ def plot_stall(records: Sequence[Record], figure: Figure | None = None, limit_s:
             ax.set_title(
                 chunk_words if len(parts) == 1 else f"{part[0]}\n{chunk_words}", fontsize=11 - 2 * (len(parts) > 1)
             )
-            ax.plot([], [], color=GUIDE, ls=":", lw=1.2, label="the newcomer's first token")
+            ax.plot([], [], color=GUIDE, ls=":", lw=1.2, label="first token of the new request")
             ax.set_yscale("log")
-        own_axes[0].set_ylabel("time since the token before (ms)")
+        own_axes[0].set_ylabel("time since the previous token (ms)")
     for ax in axes[-1]:
-        ax.set_xlabel("since the prompt came (s)")
+        ax.set_xlabel("time since the prompt came (s)")
     canvas.finish(list(axes.flat), _title(records), is_apart=True)
     return figure
 
@@ -179,7 +179,7 @@ def _draw(ax: Axes, name: str, runs: Sequence[tuple[Gaps, Record]], style: dict[
 
 
 def _panels(records: Sequence[Record]) -> dict[int | None, Lines]:
-    """By chunk, in ascending order and all at once last: the runs of each line."""
+    """The runs of each line by chunk, in ascending order, all at once last."""
     timed = [record for record in records if record.run.is_timed]
     known = [(record, of) for record in timed if (of := gaps.of(record.run)) is not None]
     if not known:
@@ -210,7 +210,7 @@ def _title(records: Sequence[Record]) -> str:
     prompt = f"a prompt of {lengths[0]} tokens" if len(lengths) == 1 else "long prompts"
     n = 1 + max(record.run.repeat for record in own)
     repeats = f"{n} repeat{'s' * (n > 1)}"
-    return f"How long streams wait for each token when {prompt} comes\n{plot_runs.where(own)} ({repeats})"
+    return f"Gaps between tokens of the streams when {prompt} comes\n{plot_runs.where(own)} ({repeats})"
 
 
 MOST_PANELS = 8
@@ -219,10 +219,7 @@ MOST_PANELS = 8
 def plot_speculation(
     rows: Sequence[speculation_rows.Row], records: Sequence[Record], subject: str, figure: Figure
 ) -> Figure:
-    """A panel for each text: the speed-up over the draft length. Points are blocks, dashes the prediction.
-
-    Of rows and runs of one setup.
-    """
+    """The speed-up over the draft length, a panel for each text, from rows and runs of one setup."""
     keys = list(dict.fromkeys((row.text, row.n_prompt, row.n_gen) for row in rows))[:MOST_PANELS]
     axes = canvas.grid(figure, len(keys), min(len(keys), 4), sharex=True, sharey=True)
     drafts = list(dict.fromkeys(row.draft for row in rows))
@@ -235,19 +232,19 @@ def plot_speculation(
         ax.set_xticks(sorted({row.n_draft for row in rows}))
         ax.margins(x=0.1)
         ax.set_title(f"{key[0]}, {key[1]:,} + {key[2]:,} tokens", fontsize=10)
-        ax.set_xlabel("guesses at a time")
+        ax.set_xlabel("drafted tokens per step")
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("speed-up over plain decoding")
-    canvas.finish(axes, f"Guessing tokens ahead\n{subject}", is_apart=True)
+    canvas.finish(axes, f"Speculative decoding\n{subject}", is_apart=True)
     return figure
 
 
 def _speed_ups(
     ax: Axes, alike: Sequence[speculation_rows.Row], records: Sequence[Record], style: dict[str, Any]
 ) -> None:
-    """Of one text and draft."""
+    """The panel of one text, for one draft."""
     ordered = sorted((row for row in alike if row.speed_up is not None), key=lambda row: row.n_draft)
-    name, colour = f"guessed by {alike[0].draft}", style["color"]
+    name, colour = f"drafted by {alike[0].draft}", style["color"]
     medians = [row.speed_up or 0.0 for row in ordered]
     ax.plot([row.n_draft for row in ordered], medians, color=colour, lw=2, marker="_", ms=14, label=f"{name}: median")
     of_blocks = [point for row in ordered for point in _blocks(row, records)]
@@ -275,9 +272,9 @@ def _blocks(row: speculation_rows.Row, records: Sequence[Record]) -> list[tuple[
 
 
 def plot_curve(rows: Sequence[CurveRow], records: Sequence[Record], subject: str, figure: Figure) -> Figure:
-    """The time of a step of several positions over that of one: points are single steps, the line their median.
+    """The time of a step of several positions relative to a step of one; points are runs, the line is their median.
 
-    Where speed-ups are tabulated by the share of right guesses, a second panel draws them.
+    A second panel draws the speed-ups by the share of accepted tokens, if there are any.
     """
     has_gains = any(row.speed_ups for row in rows)
     axes = figure.subplots(1, 2 if has_gains else 1, squeeze=False)[0]
@@ -285,21 +282,21 @@ def plot_curve(rows: Sequence[CurveRow], records: Sequence[Record], subject: str
     for key, style in zip(keys, canvas.styles(len(keys)), strict=True):
         _costs(axes[0], [row for row in rows if (row.n_prompt, row.draft) == key], records, style)
     numbers = sorted({row.n_positions for row in rows})
-    axes[0].plot(numbers, numbers, color=GUIDE, ls=":", lw=1.2, label="if each position cost a step")
-    axes[0].axhline(1, color=GUIDE, ls="-.", lw=1.2, label="if further positions cost nothing")
+    axes[0].plot(numbers, numbers, color=GUIDE, ls=":", lw=1.2, label="if every position cost a step")
+    axes[0].axhline(1, color=GUIDE, ls="-.", lw=1.2, label="if more positions cost nothing")
     axes[0].set_xlabel("positions in a step")
-    axes[0].set_ylabel("time of a step, in steps of one position")
+    axes[0].set_ylabel("time of a step / time of a step of one position (v)")
     if has_gains:
         _gains(axes[1], rows)
     for ax, ticks in zip(axes, (numbers, [n - 1 for n in numbers if n > 1]), strict=False):
         ax.set_xticks(ticks[:: -(-len(ticks) // 16)])
         ax.set_ylim(bottom=0)
-    canvas.finish(axes, f"Verifying several tokens at once\n{subject}", is_apart=True)
+    canvas.finish(axes, f"Cost of verifying several tokens in one step\n{subject}", is_apart=True)
     return figure
 
 
 def _costs(ax: Axes, alike: Sequence[CurveRow], records: Sequence[Record], style: dict[str, Any]) -> None:
-    """The curve of one prompt length, beside one draft."""
+    """The curve of one prompt length and draft."""
     name = f"after {alike[0].n_prompt:,} prompt tokens" + (f", {alike[0].draft}" if alike[0].c is not None else "")
     numbers, colour = [row.n_positions for row in alike], style["color"]
     ax.plot(numbers, [row.v for row in alike], color=colour, lw=2, label=f"{name}: median")
@@ -320,13 +317,13 @@ def _costs(ax: Axes, alike: Sequence[CurveRow], records: Sequence[Record], style
 
 
 def _gains(ax: Axes, rows: Sequence[CurveRow]) -> None:
-    """Speed-ups of the first curve, a line for each share of right guesses, in shades."""
+    """Speed-ups of the first curve, a line for each share of accepted tokens."""
     first = rows[0].n_prompt, rows[0].draft
     alike = [row for row in rows if (row.n_prompt, row.draft) == first and row.speed_ups]
     shades = canvas.shades(len(speculation_rows.ACCEPTANCES))
     for i, (share, colour) in enumerate(zip(speculation_rows.ACCEPTANCES, shades, strict=True)):
         numbers, gains = [row.n_positions - 1 for row in alike], [row.speed_ups[i] for row in alike]
-        ax.plot(numbers, gains, color=colour, marker=".", lw=1.6, label=f"{share:.0%} of the guesses right")
+        ax.plot(numbers, gains, color=colour, marker=".", lw=1.6, label=f"{100 * share:.0f} % accepted")
     ax.axhline(1, color=GUIDE, ls=":", lw=1.2, label="plain decoding")
-    ax.set_xlabel("guesses at a time")
-    ax.set_ylabel("speed-up by arithmetic")
+    ax.set_xlabel("drafted tokens per step")
+    ax.set_ylabel("computed speed-up")
