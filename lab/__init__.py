@@ -25,15 +25,14 @@ if TYPE_CHECKING:
     from lab.core.results import read as read
     from lab.experiments.batching import batch as batch
     from lab.experiments.claim_session import claims as claims
-    from lab.experiments.door_blocks import doors as doors
+    from lab.experiments.overhead_blocks import overhead as overhead
     from lab.experiments.prefix_cache import prefix as prefix
     from lab.experiments.speculation import speculate as speculate
     from lab.experiments.stalls import stall as stall
     from lab.runner.loading import load as load
-    from lab.runner.session import measure as measure
-    from lab.runner.session import sweep as sweep
+    from lab.runner.measuring import measure as measure
+    from lab.runner.measuring import sweep as sweep
     from lab.runner.side_by_side import ab as ab
-    from lab.runner.through_server import endpoint as endpoint
     from lab.show.canvas import plot_lines as plot_lines
     from lab.show.page import report as report
     from lab.show.plot_load import plot_arms as plot_arms
@@ -47,13 +46,12 @@ if TYPE_CHECKING:
     from lab.why.roofline import explain as explain
 
 _MODULES = {
-    "measure": "runner.session",
-    "sweep": "runner.session",
+    "measure": "runner.measuring",
+    "sweep": "runner.measuring",
     "ab": "runner.side_by_side",
-    "endpoint": "runner.through_server",
     "load": "runner.loading",
     "batch": "experiments.batching",
-    "doors": "experiments.door_blocks",
+    "overhead": "experiments.overhead_blocks",
     "prefix": "experiments.prefix_cache",
     "stall": "experiments.stalls",
     "speculate": "experiments.speculation",

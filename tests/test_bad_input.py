@@ -12,8 +12,14 @@ from typing import Any
 import psutil
 import pytest
 
+from lab.cli.main import lab as cli
+from lab.cli.models import models
 from lab.core import results
 from lab.core.record import CRASHED, FAILED, OK
+from lab.errors import LabError
+from lab.experiments.common import numbers
+from lab.runner import load_plan
+from lab.runner.plan import parse_lengths
 from tests.conftest import make_record, run_lab, run_process, start_lab
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
@@ -68,6 +74,29 @@ def test_impossible_lengths(lengths: str) -> None:
     code, out, err = run_lab("measure", f"--prompt-len={lengths}")
     assert code == 1 and not out
     assert "Error:" in err
+
+
+def test_lengths_in_thousands_and_with_spaces() -> None:
+    assert parse_lengths("8k, 1.5k ,10") == (8000, 1500, 10)
+    assert parse_lengths("1k-3K+1k, 1k-4k*2") == (1000, 2000, 3000, 1000, 2000, 4000)
+    assert numbers("--chunk", "1k, 64", 2**20) == (64, 1000)
+    assert load_plan.parse("--gen", "0.5k-1k").values == load_plan.parse("--gen", "500-1000").values
+    assert load_plan.parse("--gen", "normal:0.5k, 100") == load_plan.parse("--gen", "normal:500, 100")
+    assert run_lab("predict", "-m", "phi-3-mini", "-d", "rtx-4090", "-p", "1k", "-n", "0.2k")[0] == 0
+    for wrong in ("8kk", "k", "1.2345k", "1.5"):
+        with pytest.raises(LabError, match="is not a prompt length"):
+            parse_lengths(wrong)
+    fails("--gen", "1.5", says="'1.5' is not a number of tokens")
+
+
+def test_a_short_option_means_one_thing_in_all_commands() -> None:
+    meanings: dict[str, set[str]] = {}
+    for command in (*cli.commands.values(), *models.commands.values()):
+        for option in command.params:
+            for short in (*option.opts, *option.secondary_opts):
+                if not short.startswith("--"):
+                    meanings.setdefault(short, set()).add(option.name or "")
+    assert {short: names for short, names in meanings.items() if len(names) > 1} == {}
 
 
 def test_usage_errors() -> None:

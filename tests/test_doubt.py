@@ -255,7 +255,7 @@ def test_what_does_not_fit_has_no_times_and_says_what_would() -> None:
 
 
 def test_a_part_that_comes_out_negative_is_noise() -> None:
-    from lab.experiments.door_parts import PartTime
+    from lab.experiments.overhead_parts import PartTime
 
     assert PartTime("stream", -0.1, -0.4, -0.05).is_noise and PartTime("stream", 0.1, -0.4, 0.5).is_noise
     assert not PartTime("stream", 0.1, 0.05, 0.5).is_noise

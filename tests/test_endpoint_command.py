@@ -1,4 +1,4 @@
-"""`lab endpoint` as a command, against the null server."""
+"""`lab server` and `lab client` as commands, against the null server."""
 
 import json
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ def server() -> Iterator[NullServer]:
 
 
 def test_what_a_server_can_do_is_a_table_or_a_document(server: NullServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, out, err = run_lab("endpoint", "probe", server.url)
+    status, out, err = run_lab("server", server.url)
     assert status == 0, err
     assert "model    null" in out and "streaming" in out and "as seen in" in out
     monkeypatch.setenv("THE_KEY", "a-secret-that-nobody-prints")
-    status, out, err = run_lab("endpoint", "probe", server.url, "--api-key-env", "THE_KEY", "--json")
+    status, out, err = run_lab("server", server.url, "--api-key-env", "THE_KEY", "--json")
     assert status == 0 and "a-secret" not in out + err
     known = json.loads(out)
     assert known["model"] == "null" and {one["answer"] for one in known["endpoint"]["capabilities"]} >= {"yes"}
@@ -29,22 +29,22 @@ def test_what_a_server_can_do_is_a_table_or_a_document(server: NullServer, monke
 
 def test_what_cannot_be_asked_is_said() -> None:
     for asked, words in (
-        (("probe", "not an address"), "address of a server"),
-        (("probe", "http://127.0.0.1:1/v1"), "127.0.0.1:1"),
-        (("probe", "http://127.0.0.1:1/v1", "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY"),
-        (("selftest", "--streams", "0"), "--streams 0"),
+        (("server", "not an address"), "address of a server"),
+        (("server", "http://127.0.0.1:1/v1"), "127.0.0.1:1"),
+        (("server", "http://127.0.0.1:1/v1", "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY"),
+        (("client", "--streams", "0"), "--streams 0"),
     ):
-        status, out, err = run_lab("endpoint", *asked)
+        status, out, err = run_lab(*asked)
         assert status == 1 and out == "" and words in err and "Traceback" not in err
 
 
 def test_another_machine_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("click.confirm", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert run_lab("endpoint", "probe", "http://server.invalid/v1")[0] == 130
+    assert run_lab("server", "http://server.invalid/v1")[0] == 130
 
 
 def test_the_client_measures_itself() -> None:
-    status, out, err = run_lab("endpoint", "selftest", "--streams", "2", "--json")
+    status, out, err = run_lab("client", "--streams", "2", "--json")
     assert status == 0, err
     (test,) = json.loads(out)
     assert test["n_streams"] == 2 and test["n_events"] == 2 * 2 * 200 and 0 < test["median_us"] <= test["p99_us"]

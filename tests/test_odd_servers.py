@@ -228,12 +228,12 @@ def test_pings_before_the_first_token_are_patience_until_the_timeout() -> None:
 def test_a_probe_ends_in_time_and_says_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing, "SAY_S", 0.2)
     with odd_server(chat(pinging(b": wait\n\n"))) as server:
-        for command in (("endpoint", "probe", server.url), ("measure", "--url", server.url)):
+        for command in (("server", server.url), ("measure", "--url", server.url)):
             status, _, err = run_lab(*command, "--timeout", 1)
             assert status == 1 and "1 s of at most 1 s (--timeout)" in err and "whole after 1 s (--timeout)" in err
         assert server.n_asked[CHAT_PATH] == 2
     for wrong in ("0", "nan", "1e9"):
-        status, _, err = run_lab("endpoint", "probe", server.url, "--timeout", wrong)
+        status, _, err = run_lab("server", server.url, "--timeout", wrong)
         assert status == 1 and "--timeout" in err and "from 0.1 to 86,400" in err
 
 
@@ -266,7 +266,7 @@ CAUSES = {
 def test_a_cause_is_named_with_what_to_do(name: str) -> None:
     path, canned, words = CAUSES[name]
     with odd_server({path: canned}) as server:
-        status, out, err = run_lab("endpoint", "probe", server.url, "--timeout", 10)
+        status, out, err = run_lab("server", server.url, "--timeout", 10)
     assert (status, out) == (1, "") and all(word in err for word in words), err
     assert "The server has no models" not in err
 
@@ -279,7 +279,7 @@ def test_the_last_answer_of_an_interface_that_is_there_is_the_cause() -> None:
         return Canned(json.dumps({"error": {"message": words}}).encode(), 400)
 
     with odd_server({CHAT_PATH: refuse}) as server:
-        status, _, err = run_lab("endpoint", "probe", server.url, "--timeout", 10)
+        status, _, err = run_lab("server", server.url, "--timeout", 10)
     assert status == 1 and "400 Bad Request: the model is too large" in err, err
 
 
@@ -312,7 +312,7 @@ def banner(data: bytes) -> Iterator[str]:
 )
 def test_what_does_not_speak_http_is_told(data: bytes, words: str) -> None:
     with banner(data) as url:
-        status, _, err = run_lab("endpoint", "probe", url, "--timeout", 10)
+        status, _, err = run_lab("server", url, "--timeout", 10)
     assert status == 1 and words in err, err
 
 
@@ -335,7 +335,7 @@ def test_a_tls_port_that_is_asked_without_tls_is_told(tmp_path: Path) -> None:
 
         threading.Thread(target=serve, daemon=True).start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        status, _, err = run_lab("endpoint", "probe", url, "--timeout", 10)
+        status, _, err = run_lab("server", url, "--timeout", 10)
     assert status == 1 and "the connection ended without an answer" in err, err
     assert "with TLS begins with https://" in err
 

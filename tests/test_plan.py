@@ -11,7 +11,7 @@ from lab.core import memory
 from lab.core.asked_settings import AskedSettings, SettingsKeywords
 from lab.errors import LabError
 from lab.process.worker import Worker
-from lab.runner import prompts, session
+from lab.runner import measuring, prompts
 from lab.runner.cases import Plan
 from lab.runner.limits import n_cores_usable
 from lab.runner.plan import make_plan, parse_lengths
@@ -183,7 +183,7 @@ def test_values_that_no_machine_could_work_with_are_refused(asked: Any, words: s
 
 def test_a_measurement_from_python_may_be_a_sweep(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Plan] = []
-    monkeypatch.setattr(session, "carry_out", lambda make, *_: plans.append(make(FakeWorker())))
-    session.measure([40], 3, 1, str(model_file), every=20, threads=1)
-    session.sweep(40, 20, 3, 1, str(model_file), threads=1)
+    monkeypatch.setattr(measuring, "carry_out", lambda make, *_: plans.append(make(FakeWorker())))
+    measuring.measure([40], 3, 1, str(model_file), every=20, threads=1)
+    measuring.sweep(40, 20, 3, 1, str(model_file), threads=1)
     assert plans[0] == plans[1] and plans[0].cases[0].every == 20

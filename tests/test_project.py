@@ -29,7 +29,7 @@ WINGS = [
 ]
 """From top to bottom: a wing imports only from those below it."""
 
-DOORS = {  # the wings or files that may import a third-party library
+IMPORTERS = {  # the wings or files that may import a third-party library
     "httpx2": {"endpoints"},
     "h11": {"endpoints"},
     "psutil": {"runner/machine", "runner/limits", "runner/noise_watch"},
@@ -114,10 +114,10 @@ def test_a_circle_is_seen() -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_third_party_libraries_have_one_door(file: str) -> None:
+def test_third_party_libraries_are_imported_in_one_place(file: str) -> None:
     libraries = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names) - {*WINGS, "lab"}
-    assert libraries <= DOORS.keys()
-    assert all({file, file.split("/", maxsplit=1)[0]} & DOORS[library] for library in libraries), libraries
+    assert libraries <= IMPORTERS.keys()
+    assert all({file, file.split("/", maxsplit=1)[0]} & IMPORTERS[library] for library in libraries), libraries
 
 
 @pytest.mark.parametrize("file", FILES)

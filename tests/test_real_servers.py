@@ -147,7 +147,7 @@ def test_what_llama_cpp_server_can_do(reached: dict[tuple[str, str], Server], ap
 
 
 def test_a_probe_is_a_command(llama: RealServer) -> None:
-    status, out, err = run_lab("endpoint", "probe", llama.url, "--json")
+    status, out, err = run_lab("server", llama.url, "--json")
     assert status == 0, err
     known = json.loads(out)
     assert known["model"] == NAME and known["endpoint"]["server"] == LLAMA

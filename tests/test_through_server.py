@@ -261,13 +261,21 @@ def test_what_cannot_be_measured_is_said_before() -> None:
 def test_as_python(null: NullServer, tmp_path: Path) -> None:
     seen: list[Status] = []
     with pytest.warns(UserWarning, match="the shortest one has"):
-        records = lab.endpoint(
-            null.url, [5, 20], gen=4, repeat=1, model="short", out=tmp_path, prompt="story", watch=seen.append
+        records = lab.measure(
+            [5, 20], gen=4, repeat=1, model="short", url=null.url, out=tmp_path, prompt="story", watch=seen.append
         )
     assert [record.request.status for record in records] == [FAILED, OK, OK]
     assert figures(records[-1].request).is_short is True
     assert records[-1].model == "short" and seen
     assert lab.read([tmp_path]).requests == tuple(records)
+
+
+def test_as_python_the_checks_are_those_of_the_command(null: NullServer, tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="--threads, --every are only for the lab's own engine"):
+        lab.measure("20", url=null.url, out=tmp_path, threads=2, every=5)  # type: ignore[call-overload]
+    with pytest.raises(LabError, match="--header is only for a server"):
+        lab.measure("20", out=tmp_path, header=["X: y"])  # type: ignore[call-overload]
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_says_what_it_can_do_first_and_measures(

@@ -3,8 +3,8 @@
 Sessions differ by more than their runs do: another hour, another load of a virtual machine's host, another place
 of the data in memory. So a difference between two sessions counts only beyond that spread. It is the standard deviation
 of the logarithm of a session's median, estimated from sessions of equal setup on the same machine (of whatever setup);
-where too few are known, a default for the kind of machine stands in (of times, taken for energy too). `lab calibrate`
-makes such sessions.
+where too few are known, a default for the kind of machine stands in (of times, taken for energy too).
+`lab repeatability` makes such sessions.
 
 `sides_of` gives what of a group is compared: the values of every figure at every length, and how sure one can be of
 them.

@@ -54,7 +54,7 @@ def compare(
 
     Groups runs by machine, build, model and settings, and never pools groups. For each prompt length it prints the
     ratio of the other's time to the base's, its interval, and a verdict. It claims a difference between sessions
-    only if it exceeds the spread between sessions of this machine (see lab calibrate). It compares energy if both
+    only if it exceeds the spread between sessions of this machine (see lab repeatability). It compares energy if both
     sides counted the same parts (see lab machine).
     """
     from lab.analysis import comparison as comparing
@@ -191,26 +191,26 @@ def _write(data: bytes, out: str | None) -> None:
     out_option("Folder with the results."),
     as_json_option("text"),
 )
-def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any) -> None:
+def repeatability(sessions: int, pause: float, out: str, as_json: bool, **asked: Any) -> None:
     """Measure how much results vary between sessions on this machine.
 
     Makes short sessions of one setup with pauses between them (about 5 minutes in total) and keeps them in the folder
-    calibration in --out. From them lab compare learns how large a difference between two sessions has to be; without
+    repeatability in --out. From them lab compare learns how large a difference between two sessions has to be; without
     them it assumes a figure for the kind of machine. Sessions spread over hours show more of the variation.
     """
     from lab.analysis import disturbances
     from lab.analysis.spread import FIGURE_NAMES, known_spreads
     from lab.core.record import OK
     from lab.process.worker import Worker
-    from lab.runner import calibration
+    from lab.runner import repeatability
     from lab.runner.plan import make_plan
     from lab.show import console, text_results
 
     err = console.console(stderr=True)
-    calibration.check(sessions, pause)
+    repeatability.check(sessions, pause)
     with Worker() as worker, console.transfer(err) as transferring:
         plan = make_plan(
-            worker, calibration.LENGTHS, calibration.N_GEN, calibration.N_REPEAT, **asked, watch=transferring
+            worker, repeatability.LENGTHS, repeatability.N_GEN, repeatability.N_REPEAT, **asked, watch=transferring
         )
 
         if plan.refused:
@@ -226,8 +226,8 @@ def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any
 
         folder = Path(out)
         records, problem = collect(
-            lambda watch: calibration.calibrate(plan, worker, folder, sessions, pause, watch, err.print, why_not),
-            folder / calibration.FOLDER,
+            lambda watch: repeatability.execute(plan, worker, folder, sessions, pause, watch, err.print, why_not),
+            folder / repeatability.FOLDER,
             err,
         )
     if problem:
@@ -244,6 +244,6 @@ def calibrate(sessions: int, pause: float, out: str, as_json: bool, **asked: Any
     if not spreads:
         raise LabError(
             "Too few sessions went well and undisturbed to know how much sessions differ.",
-            "Close what else runs, and calibrate again: what was measured counts.",
+            "Close what else runs, and run lab repeatability again: the sessions that count are kept.",
         )
     stdout.print("lab compare now claims differences between sessions of this machine only beyond that.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, unified, with_options
+from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, unified, with_options
 from lab.cli.running import EXIT_FAILED, Output, as_json_rows, carry_out, collect, introduce
 from lab.experiments.experiment import Experiment, planning
 from lab.experiments.known import EXPERIMENTS
@@ -40,10 +40,11 @@ def _options(experiment: Experiment) -> list[Any]:
         default = experiment.default(option)
         names = [f"--{option.name.replace('_', '-')}", *([f"-{option.short}"] if option.short else [])]
         is_flag = default is False
+        is_tokens = option.name in ("gen", "suffix_len")
         made.append(
             click.option(
                 *names,
-                type=option.type,
+                type=TOKENS if is_tokens else option.type,
                 default=default,
                 is_flag=is_flag,
                 show_default=default is not None and not is_flag,

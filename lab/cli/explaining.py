@@ -18,6 +18,7 @@ from lab.cli.options import (
     NO_PLOT,
     PLOTS_OUT,
     SETTINGS,
+    TOKENS,
     as_json_option,
     out_option,
     with_options,
@@ -166,7 +167,7 @@ def _explained(
 @click.command()
 @with_options(
     click.option("--prompt-len", "-p", default="10,1000,10000", show_default=True, help="Prompt lengths."),
-    click.option("--gen", "-n", default=200, show_default=True, help="Tokens to generate."),
+    click.option("--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens to generate."),
     click.option(
         "--device",
         "-d",

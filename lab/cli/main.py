@@ -13,23 +13,23 @@ from pathlib import Path
 import click
 
 from lab.cli import running
-from lab.cli.comparing import calibrate, compare, export, import_
+from lab.cli.comparing import compare, export, import_, repeatability
 from lab.cli.experimenting import claims, experiments
 from lab.cli.explaining import ceilings, doctor, explain, predict
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.network import network
 from lab.cli.options import AT_LEAST, DETAILS, LIB, PLOTS_OUT, RPC, as_json_option
-from lab.cli.servers import doors, endpoint, load
+from lab.cli.servers import client, load, overhead, server
 from lab.cli.serving import rpc_server
 from lab.errors import LabError
 
 GROUPS = {
     "Measure": ("measure", "sweep", "ab"),
     "Understand": ("ceilings", "explain", "claims", "show", "plot", "report"),
-    "Compare and choose": ("compare", "calibrate", "predict"),
+    "Compare and choose": ("compare", "repeatability", "predict"),
     "Serve many": ("batch", "prefix", "stall", "speculate"),
-    "Servers": ("load", "doors", "endpoint"),
+    "Servers": ("server", "load", "overhead", "client"),
     "Files": ("models", "export", "import"),
     "Machines": ("machine", "doctor", "rpc-server", "network"),
 }
@@ -104,7 +104,7 @@ def main() -> None:
 def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool) -> None:
     """Show saved results (files or folders) as tables."""
     from lab.analysis.request_table import alone
-    from lab.show import claim_views, console, door_views, text_load, text_places, text_requests, text_results
+    from lab.show import claim_views, console, overhead_views, text_load, text_places, text_requests, text_results
     from lab.show.section import print_sections
 
     reading = running.read_runs(results, "place") if placement else running.read(results)
@@ -128,7 +128,7 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
         claim_views.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
     if alone(reading.requests):
         text_requests.print_requests(reading.requests, out)
-    door_views.print_parts(records, reading.requests, out)
+    overhead_views.print_parts(records, reading.requests, out)
     print_sections(text_load.sections(reading.requests), out)
 
 
@@ -210,9 +210,9 @@ def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
     for device in here.devices:
         memory = f", {device.memory_bytes / 1e9:.1f} GB" if device.memory_bytes else ""
         click.echo(f"device   {device.name}: {this_machine.describe_device(device)} ({device.type}{memory})")
-    for server in servers:
-        memories = ", ".join(f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free" for free, total in server.memories)
-        click.echo(f"server   {server.endpoint}: {1e3 * server.round_trip_s:.3g} ms for a small request; {memories}")
+    for one in servers:
+        memories = ", ".join(f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free" for free, total in one.memories)
+        click.echo(f"server   {one.endpoint}: {1e3 * one.round_trip_s:.3g} ms for a small request; {memories}")
     click.echo(f"cores    {here.n_cores_physical} physical, {here.n_cores_usable} usable")
     click.echo(f"energy   {text_compare.which(counters)}")
     click.echo(f"python   {here.python}")
@@ -228,7 +228,7 @@ for command in (
     claims,
     ab,
     compare,
-    calibrate,
+    repeatability,
     ceilings,
     explain,
     predict,
@@ -236,9 +236,10 @@ for command in (
     export,
     import_,
     models,
-    endpoint,
-    doors,
+    server,
     load,
+    overhead,
+    client,
     rpc_server,
     network,
 ):

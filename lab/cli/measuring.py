@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.cli import servers
-from lab.cli.options import AT_LEAST, DRY_RUN, OUTPUT, SEED, SETTINGS, UNTIL, WithVariants, parse_variant, with_options
+from lab.cli.options import (
+    AT_LEAST,
+    DRY_RUN,
+    OUTPUT,
+    SEED,
+    SETTINGS,
+    TOKENS,
+    UNTIL,
+    WithVariants,
+    parse_variant,
+    with_options,
+)
 from lab.cli.running import Output, carry_out, collect, introduce
 from lab.cli.servers import REACHING, TIMEOUT, URL
 from lab.errors import LabError
@@ -27,9 +38,9 @@ LEAST_SHARE = 1e-4
         "-p",
         default="10,100,1000",
         show_default=True,
-        help="Prompt lengths in tokens: 10,1000,10000 or 100-500+100 or 512-4096*2.",
+        help="Prompt lengths in tokens: 10,1000,8k (k: 1,000), or ranges: 100-500+100, 512-4096*2.",
     ),
-    click.option("--gen", "-n", default=64, show_default=True, help="Tokens to generate in each run."),
+    click.option("--gen", "-n", type=TOKENS, default=64, show_default=True, help="Tokens to generate in each run."),
     click.option(
         "--repeat",
         "-r",
@@ -64,19 +75,30 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     1,000 prompt tokens. --model is then the server's name for a model (optional if it has only one), and options of
     the engine are rejected. The lab first prints which figures it can and cannot get from this server.
     """
-    servers.check_options(context, url)
+    from lab.runner.measuring import ONLY_SERVER, check_side
+
+    check_side(servers.given(context), url)
     if url is not None:
         return servers.measure_server(context, url, asked)
-    _measure(**{name: value for name, value in asked.items() if name not in servers.OF_SERVERS})
+    _measure(**{name: value for name, value in asked.items() if name not in ONLY_SERVER})
 
 
 @click.command()
 @with_options(
-    click.option("--max-len", "-p", default=8192, show_default=True, help="Prompt tokens at the end of the pass."),
     click.option(
-        "--every", "-e", default=512, show_default=True, help="Prompt tokens between two measurements of decode."
+        "--max-len", type=TOKENS, default=8192, show_default=True, help="Prompt tokens at the end of the pass."
     ),
-    click.option("--gen", "-n", default=16, show_default=True, help="Tokens to generate at each measurement."),
+    click.option(
+        "--every",
+        "-e",
+        type=TOKENS,
+        default=512,
+        show_default=True,
+        help="Prompt tokens between two measurements of decode.",
+    ),
+    click.option(
+        "--gen", "-n", type=TOKENS, default=16, show_default=True, help="Tokens to generate at each measurement."
+    ),
     click.option("--repeat", "-r", default=3, show_default=True, help="Passes through the context."),
     *UNTIL,
     *SETTINGS,
@@ -98,7 +120,7 @@ def sweep(max_len: int, **asked: Any) -> None:
 @click.argument("variants", nargs=-1, required=True, metavar="VARIANT VARIANT...")
 @with_options(
     click.option("--prompt-len", "-p", default="256", show_default=True, help="Prompt lengths, as for measure."),
-    click.option("--gen", "-n", default=32, show_default=True, help="Tokens to generate in each run."),
+    click.option("--gen", "-n", type=TOKENS, default=32, show_default=True, help="Tokens to generate in each run."),
     click.option(
         "--sequences", help="Numbers of sequences to decode together, as in lab batch.  [default: one sequence]"
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lab.cli.options import MODEL, as_json_option, out_option, with_options
+from lab.cli.options import MODEL, TOKENS, as_json_option, out_option, with_options
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ MOST_NETWORKS = 200
     click.option(
         "--bandwidth", default="1Gbit,10Gbit", show_default=True, help="Bits per second, separated by commas."
     ),
-    click.option("--prompt-len", "-p", default=512, show_default=True, help="Tokens of the prompt."),
-    click.option("--gen", "-n", default=200, show_default=True, help="Tokens to generate."),
+    click.option("--prompt-len", "-p", type=TOKENS, default=512, show_default=True, help="Tokens of the prompt."),
+    click.option("--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens to generate."),
     click.option(
         "--device", "-d", help="The device of each server, from models/devices.toml.  [default: this machine]"
     ),

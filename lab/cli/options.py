@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from lab.core.asked_settings import AUTO, defaults, flag, table, types
+from lab.core.asked_settings import AUTO, defaults, flag, in_digits, table, types
 from lab.errors import LabError
 
 
@@ -42,6 +42,21 @@ class Layers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             return int(text)
         except ValueError:
             self.fail(f"{value!r} is not a number of layers. Write a whole number, or auto.", param, ctx)
+
+
+class Tokens(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number of tokens: `512`, or `8k`."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(in_digits(str(value).strip()))
+        except ValueError:
+            self.fail(f"{value!r} is not a number of tokens. Write a whole number, or 8k for 8000.", param, ctx)
+
+
+TOKENS = Tokens()
 
 
 def setting_option(name: str, default: object = None) -> Callable[..., Any]:

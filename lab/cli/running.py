@@ -63,10 +63,10 @@ def note(sentence: str) -> None:
 
 def nearby(results: tuple[str, ...], measured: Sequence[Record | RequestRecord]) -> Contents:
     """Other sessions that lie where the results are: they show how much sessions differ."""
-    from lab.runner import calibration
+    from lab.runner import repeatability
 
     folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
-    return calibration.nearby(folders, measured)
+    return repeatability.nearby(folders, measured)
 
 
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
@@ -98,14 +98,14 @@ def draw(
     """
     from lab.analysis import request_table
     from lab.experiments.claim_parts import PARTS
-    from lab.show import canvas, door_views, levers, plot_runs, plot_why
+    from lab.show import canvas, levers, overhead_views, plot_runs, plot_why
 
     if not any_good(records):
         return []
     sizes: dict[str, tuple[float, float]] = {"prefill": (8, 5), "decode": (8, 5), "network": (8, 5)}
     plain = [record for record in request_table.of_engine(records) if record.run.part not in PARTS]
     drawings = plot_runs.drawings([*plain, *request_table.alone(records)], by_session=by_session)
-    drawings |= {**plot_why.drawings(plain), **levers.drawings(shown), **door_views.drawings(records)}
+    drawings |= {**plot_why.drawings(plain), **levers.drawings(shown), **overhead_views.drawings(records)}
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
     wanted += [(one.name, one.draw, one.file_size) for one in (*of_claims, *load_pictures(records))]
     return [path for name, drawing, size in wanted for path in canvas.write(drawing, folder, f"{stem}-{name}", size)]
@@ -179,9 +179,9 @@ def as_json_rows(
 ) -> dict[str, Any]:
     """The rows of the summary, of experiments, claims and requests, what disturbed the runs, and what failed."""
     from lab.analysis import table
-    from lab.show import door_views, levers, text_load, text_requests, text_results
+    from lab.show import levers, overhead_views, text_load, text_requests, text_results
 
-    both_ways = door_views.as_rows(records, requests)
+    overhead = overhead_views.as_rows(records, requests)
     rows = table.summary(table.runs([record for record in records if record.run.part is None]))
     of_claims = [{"session": name, **row} for name, verdicts in judged for row in verdicts.rows]
     return {
@@ -192,7 +192,7 @@ def as_json_rows(
             *text_requests.as_rows(requests),
         ],
         **levers.more(shown),
-        **({"both_ways": both_ways} if both_ways else {}),
+        **({"overhead": overhead} if overhead else {}),
         **({"loads": of_loads} if (of_loads := text_load.sessions_as_rows(requests)) else {}),
         "warnings": [*text_results.warnings(records), *text_requests.warnings(requests)],
         "failures": [*text_results.failures(records), *text_requests.failures(requests)],

@@ -1,4 +1,4 @@
-"""The commands that ask servers of OpenAI's API: endpoint, load, doors, and what measure does with --url."""
+"""The commands for servers with OpenAI's API: server, client, load, overhead, and what measure does with --url."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from lab.cli.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, as_json_option, out_option, with_options
+from lab.cli.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, as_json_option, out_option, with_options
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, collect, hint, introduce
 from lab.core.lists import plural
 from lab.errors import LabError
@@ -33,7 +33,6 @@ REACHING = [
     click.option("--api-key-env", metavar="NAME", help="The environment variable that holds the server's key."),
     click.option(
         "--header",
-        "headers",
         multiple=True,
         metavar="NAME: VALUE",
         help="A header to send; repeat the option for several.",
@@ -46,13 +45,9 @@ TIMEOUT = click.option("--timeout", default=600.0, show_default=True, help="Seco
 SERVED_MODEL = click.option("--model", "-m", help="The server's name for the model.  [default: its only one]")
 
 
-def given(context: click.Context) -> dict[str, str]:
-    """The parameters that the user gave on the command line, and how each is written, such as --threads."""
-    return {
-        str(option.name): max(option.opts, key=len)
-        for option in context.command.params
-        if option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-    }
+def given(context: click.Context) -> list[str]:
+    """The parameters that the user gave on the command line."""
+    return [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
 def confirm(url: str, what: str, yes: bool) -> None:
@@ -67,17 +62,12 @@ def confirm(url: str, what: str, yes: bool) -> None:
 AS_JSON = as_json_option()
 
 
-@click.group()
-def endpoint() -> None:
-    """Examine a server with OpenAI's API (probe), or the lab's own client (selftest)."""
-
-
-@endpoint.command()
+@click.command()
 @click.argument("url")
 @with_options(SERVED_MODEL, *REACHING, TIMEOUT)
 @AS_JSON
-def probe(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) -> None:
-    """Find out what the server at URL can do: token counts, usage, caches, slots.
+def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) -> None:
+    """Show what the server at URL can do: token counts, usage, caches, slots.
 
     Sends at most eleven requests with a few tokens each.
     """
@@ -87,30 +77,29 @@ def probe(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) -> 
 
     confirm(url, "some requests", yes)
     say = console.console(stderr=True).print
-    with connect(url, model, say, **how) as server:
+    with connect(url, model, say, **how) as found:
         if as_json:
             console.print_json(
-                {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model, "models": server.models}
+                {"endpoint": dataclasses.asdict(found.endpoint), "model": found.model, "models": found.models}
             )
         else:
-            print_endpoint(server.endpoint, server.model, server.models, console.console())
+            print_endpoint(found.endpoint, found.model, found.models, console.console())
 
 
-@endpoint.command()
+@click.command()
 @click.option(
     "--streams", default="1,16", show_default=True, help="Numbers of simultaneous streams, separated by commas."
 )
 @AS_JSON
-def selftest(streams: str, as_json: bool) -> None:
+def client(streams: str, as_json: bool) -> None:
     """Measure the timing error of the lab's own client with a local server that sends events at known times."""
-    from lab.endpoints.selftest import WANTED_MEDIAN_US, WANTED_P99_US
-    from lab.endpoints.selftest import selftest as measure
+    from lab.endpoints.selftest import WANTED_MEDIAN_US, WANTED_P99_US, selftest
     from lab.show import console
 
     numbers = [part.strip() for part in streams.split(",")]
     if not all(part.isdecimal() and 1 <= int(part) <= 64 for part in numbers):
         raise LabError(f"--streams {streams} is not possible.", "Give numbers from 1 to 64, with commas: 1,16")
-    tests = measure([int(part) for part in numbers])
+    tests = selftest([int(part) for part in numbers])
     if as_json:
         console.print_json([dataclasses.asdict(test) for test in tests])
         return
@@ -149,7 +138,7 @@ def selftest(streams: str, as_json: bool) -> None:
         "-p",
         default="256",
         show_default=True,
-        help="Tokens: 256, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm).",
+        help="Tokens: 256, 8k, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm).",
     ),
     click.option("--gen", "-n", default="64", show_default=True, help="Tokens of each answer, in the same forms."),
     click.option("--warmup", type=float, help="Seconds before the steady window.  [default: 5; 0 for a replay]"),
@@ -314,30 +303,6 @@ def _print_plan(plan: LoadPlan, as_json: bool) -> None:
     out.print(f"takes    {duration(plan.seconds)}, and what the last requests of each window take")
 
 
-OF_SERVERS = ("api", "api_key_env", "headers", "yes", "timeout")
-"""Parameters that only make sense with --url."""
-
-OF_BOTH = (
-    *("prompt_len", "gen", "repeat", "model", "prompt", "seed", "out", "as_json", "no_plot", "report", "stream"),
-    *("dry_run", "url"),
-)
-"""Parameters that make sense with and without --url."""
-
-
-def check_options(context: click.Context, url: str | None) -> None:
-    """LabError where an option was given that makes no sense with a server, or without one."""
-    options = given(context)
-    if url is None:
-        wrong = [option for name, option in options.items() if name in OF_SERVERS]
-        problem = "only for a server, and no --url is given.", "Name the server: --url http://127.0.0.1:8080/v1"
-    else:
-        wrong = [option for name, option in options.items() if name not in (*OF_SERVERS, *OF_BOTH)]
-        hint = f"Leave {'it' if len(wrong) == 1 else 'them'} out: a server has settings of its own."
-        problem = "only for the lab's own engine, not for a server.", hint
-    if wrong:
-        raise LabError(f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} {problem[0]}", problem[1])
-
-
 def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
     """Looks at a server, says what cannot be seen of it, measures and shows."""
     from lab.runner import through_server
@@ -345,7 +310,7 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
     from lab.show import console, text_endpoint
 
     options, output = given(context), Output.taken_from(asked)
-    lengths = asked["prompt_len"] if "prompt_len" in options else through_server.DEFAULT_LENGTHS
+    lengths = asked["prompt_len"] if "prompt_len" in options else None
     wanted = through_server.wanted(lengths, asked["gen"], asked["repeat"], asked["prompt"], asked["seed"])
     confirm(url, wanted.summary, asked["yes"])
     err = console.console(stderr=True)
@@ -404,7 +369,7 @@ def _send_and_show(plan: ServerPlan, output: Output, stream: bool) -> None:
     *REACHING,
     TIMEOUT,
     click.option("--prompt-len", "-p", default="512", show_default=True, help="Prompt lengths, as for measure."),
-    click.option("--gen", "-n", default=64, show_default=True, help="Tokens to generate."),
+    click.option("--gen", "-n", type=TOKENS, default=64, show_default=True, help="Tokens to generate."),
     click.option("--blocks", default=6, show_default=True, help="Blocks; each measures both sides once."),
     click.option("--prompt", default="text", show_default=True, help="What prompts are cut from, as for measure."),
     *ENGINE,
@@ -413,11 +378,11 @@ def _send_and_show(plan: ServerPlan, output: Output, stream: bool) -> None:
     as_json_option("tables"),
     click.option("--no-plot", is_flag=True, help="Draw no plot."),
 )
-def doors(url: str | None, served_model: str | None, yes: bool, blocks: int, **asked: Any) -> None:
+def overhead(url: str | None, served_model: str | None, yes: bool, blocks: int, **asked: Any) -> None:
     """Show where a server loses time compared with the same model in process.
 
     \b
-      lab doors --url http://127.0.0.1:8080/v1 -m MODEL.gguf --threads 4
+      lab overhead --url http://127.0.0.1:8080/v1 -m MODEL.gguf --threads 4
 
     Runs the same tokens in process and through the server, alternating, and splits the difference: the engine,
     sampling, the stream, HTTP, templating, tokenization, scheduling, and the unexplained rest. Start the server on
@@ -425,10 +390,10 @@ def doors(url: str | None, served_model: str | None, yes: bool, blocks: int, **a
     types), because no server reports them.
     """
     from lab.core.request import RequestRecord
-    from lab.experiments.door_blocks import execute, new_file, prepare
+    from lab.experiments.overhead_blocks import execute, new_file, prepare
     from lab.process.worker import Worker
     from lab.runner.servers import connect, reaching_of
-    from lab.show import console, door_views, text_endpoint
+    from lab.show import console, overhead_views, text_endpoint
 
     if url is None:
         raise LabError("Which server?", "Name it: --url http://127.0.0.1:8080/v1")
@@ -441,14 +406,14 @@ def doors(url: str | None, served_model: str | None, yes: bool, blocks: int, **a
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
         with Worker() as worker, console.transfer(err) as transferring:
             turns = prepare(server, worker, blocks=blocks, watch=transferring, **settings)
-        introduce([turns.plan], text_out, err, door_views.cannot(server.endpoint))
+        introduce([turns.plan], text_out, err, overhead_views.cannot(server.endpoint))
         path = new_file(turns, output.folder)
 
         def tell(line: Record | RequestRecord, finished: Callable[[Any], None]) -> None:
             if not isinstance(line, RequestRecord):
                 finished(line)
             elif not line.request.asked.warmup and not err.is_terminal:
-                err.print(door_views.finished(line))
+                err.print(overhead_views.finished(line))
 
         lines, problem = collect(
             lambda watch: execute(turns, path, watch),
@@ -457,30 +422,30 @@ def doors(url: str | None, served_model: str | None, yes: bool, blocks: int, **a
             tell=tell,
             where=lambda lines, path: f"What had ended is in {path}" if lines else "",
         )
-    has_all = _show_doors(lines, path, output)
+    has_all = _show_overhead(lines, path, output)
     if problem:
         raise problem
     if not has_all:
         sys.exit(EXIT_FAILED)
 
 
-def _show_doors(lines: list[Record | RequestRecord], path: Path, output: Output) -> bool:
+def _show_overhead(lines: list[Record | RequestRecord], path: Path, output: Output) -> bool:
     """Prints the parts, then draws. Returns whether every block has both sides."""
     from lab.core.record import Record
     from lab.core.request import RequestRecord
-    from lab.experiments import door_parts
-    from lab.show import canvas, console, door_views
+    from lab.experiments import overhead_parts
+    from lab.show import canvas, console, overhead_views
 
     records = [line for line in lines if isinstance(line, Record)]
     requests = [line for line in lines if isinstance(line, RequestRecord)]
     out = console.console(details=hint(path=path))
     if not output.as_json:
-        door_views.print_parts(records, requests, out)
-    failures = door_views.failures(records, requests)
-    made = door_views.drawings(lines) if output.plots else {}
+        overhead_views.print_parts(records, requests, out)
+    failures = overhead_views.failures(records, requests)
+    made = overhead_views.drawings(lines) if output.plots else {}
     drawn = [str(one) for name, draw in made.items() for one in canvas.write(draw, path.parent, f"{path.stem}-{name}")]
     if output.as_json:
-        parts = door_views.as_rows(records, requests)
+        parts = overhead_views.as_rows(records, requests)
         console.print_json({"results": str(path), "plots": drawn, "sessions": parts, "failures": failures})
     else:
         for failure in failures:
@@ -489,4 +454,4 @@ def _show_doors(lines: list[Record | RequestRecord], path: Path, output: Output)
         for name in drawn:
             out.print(f"plot     {name}")
     n_wanted = sum(not request.request.asked.warmup for request in requests)
-    return bool(requests) and len(door_parts.pairs(records, requests)) == n_wanted
+    return bool(requests) and len(overhead_parts.pairs(records, requests)) == n_wanted

@@ -8,6 +8,7 @@ for the signatures of functions, so that editors complete them; a test holds the
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -224,6 +225,11 @@ def parts(text: str | Sequence[Any] | None) -> tuple[Any, ...]:
     if isinstance(text, str):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     return tuple(text or ())
+
+
+def in_digits(text: str) -> str:
+    """Lengths with k for 1,000 in digits: `8k,1.5k` is `8000,1500`."""
+    return re.sub(r"(?<![\d.])(\d{1,9}(?:\.\d{1,3})?)[kK]\b", lambda match: f"{round(1000 * float(match[1]))}", text)
 
 
 def check_number(name: str, value: int, most: int, least: int = 1) -> None:

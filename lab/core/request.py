@@ -202,7 +202,7 @@ class ServerTimings:
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """What a server does apart from running the model, asked for piece by piece: of `lab doors`, raw.
+    """What a server does apart from running the model, asked for piece by piece: of `lab overhead`, raw.
 
     Each of the columns holds times from the sending of a question with the prompt in it to the first byte of its
     answer. None: the server has no such question.
@@ -255,7 +255,7 @@ class Request:
     tokens_by: str | None = None  # where n_tokens of the events comes from: token ids, usage, timings, logprobs
     usage: Usage | None = None
     timings: ServerTimings | None = None
-    pieces: Pieces | None = None  # of `lab doors`
+    pieces: Pieces | None = None  # of `lab overhead`
 
 
 @dataclass(frozen=True, kw_only=True)

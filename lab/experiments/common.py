@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lab.analysis.wording import digits
 from lab.core import layers
+from lab.core.asked_settings import in_digits
 from lab.core.record import Model
 from lab.errors import LabError
 
@@ -43,9 +44,9 @@ def numbers(
     given = [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else list(asked)
     values = []
     for part in (str(part).strip() for part in given):
-        if not re.fullmatch(r"-?\d{1,12}", part):
+        if not re.fullmatch(r"-?\d{1,12}", in_digits(part)):
             raise LabError(f"{option} {asked}: {part!r} is not a whole number.", f"For example: {option} 1,2,4")
-        value = int(part)
+        value = int(in_digits(part))
         if not 1 <= value <= most:
             raise LabError(f"{option} {value:,} is not possible.", f"Give whole numbers from 1 to {most:,}.")
         if value in values:

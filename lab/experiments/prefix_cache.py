@@ -439,8 +439,8 @@ EXPERIMENT = Experiment(
     lever=Prefix,
     plan=plan,
     options=(
-        Option("prefix_len", "Lengths of the prefix in tokens: 256,1024.", "p"),
-        Option("suffix_len", "Tokens of the prompt after the prefix.", "s"),
+        Option("prefix_len", "Lengths of the prefix in tokens: 256,1024."),
+        Option("suffix_len", "Tokens of the prompt after the prefix."),
         REPEAT,
     ),
     again=_again,

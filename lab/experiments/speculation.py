@@ -108,7 +108,7 @@ def _texts(asked: str) -> list[str]:
 
 def _check_lengths(asked: str | int | Sequence[int], n_gen: int, settings: Settings) -> tuple[int, ...]:
     """Draft lengths in ascending order. LabError for those that do not fit into a step, or into --gen."""
-    given = parse_lengths(asked, "--draft-len") if isinstance(asked, str) else asked
+    given = [asked] if isinstance(asked, int) else parse_lengths(asked, "--draft-len")
     lengths = numbers("--draft-len", given, 2**20)
     longest, most = lengths[-1], min(settings.n_ubatch, settings.n_batch) - 1
     if longest > most:
@@ -229,7 +229,6 @@ EXPERIMENT = Experiment(
         Option(
             "draft",
             "Where drafts come from: lookup (what followed the same words before) or a model.  [default: lookup]",
-            "d",
             metavar="lookup|SPEC",
         ),
         Option("draft_len", "Lengths of the draft in tokens: 1,2,4 or 1-8.", "l"),

@@ -33,7 +33,7 @@ from lab.core.record import MIXED, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.process.worker import Worker
-from lab.runner import calibration, session
+from lab.runner import repeatability, session
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import with_cases
 from lab.runner.progress import ShowStatus
@@ -279,7 +279,7 @@ def _predictor(folder: Path) -> Predict:
     """Predicts from the ceilings and runs in a folder, read with the first prediction."""
 
     def predict(record: Record) -> StepPrediction | None:
-        known, others = probing.kept(folder, lambda text: None), calibration.nearby({folder}).records
+        known, others = probing.kept(folder, lambda text: None), repeatability.nearby({folder}).records
         return step_prediction.prediction_for(record, known, others)
 
     return predict

@@ -307,9 +307,8 @@ EXPERIMENT = Experiment(
             "chunk",
             "Sizes of the chunks in tokens: 64,256.  [default: those of 64,256,1024 that are no longer than the "
             "prompt; none with --max-stall]",
-            "c",
         ),
-        Option("streams", "Numbers of sequences that decode: 1,4.", "s"),
+        Option("streams", "Numbers of sequences that decode: 1,4."),
         Option(
             "max_stall", "Search for the largest chunk that keeps every gap below this, such as 100ms.", metavar="TIME"
         ),

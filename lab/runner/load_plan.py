@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Unpack
 
+from lab.core.asked_settings import in_digits
 from lab.core.request import CLOSED, CONSTANT, POISSON, REPLAY, Load, Slo, parse_slo
 from lab.endpoints.send_plan import MOST_AT_ONCE
 from lab.errors import LabError
@@ -82,14 +83,14 @@ def parse(option: str, text: str | int) -> Lengths:
 
     LabError for anything else, and for lengths below 1.
     """
-    words = str(text).strip()
+    words = in_digits(str(text).strip())
     hint = f"Write {option} as 512, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm)."
     if match := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", words):
         low, high = int(match[1]), int(match[2] or match[1])
         if low > high:
             raise LabError(f"{option} {words} begins above its end.", hint)
         values = _uniform(low, high)
-    elif match := re.fullmatch(r"(normal|lognormal):(\d{1,9}(?:\.\d+)?),(\d{1,9}(?:\.\d+)?)", words):
+    elif match := re.fullmatch(r"(normal|lognormal):(\d{1,9}(?:\.\d+)?),\s*(\d{1,9}(?:\.\d+)?)", words):
         middle, spread = float(match[2]), float(match[3])
         if middle <= 0 or (match[1] == "lognormal" and spread > 10):
             raise LabError(f"{option} {words} is not possible.", hint)

@@ -51,7 +51,7 @@ def load(
     "lognormal:300,0.8". Each round measures every arm once: `warmup` seconds, then `duration` seconds that count.
     `slo` are limits such as "ttft=1s,tpot=50ms". At most `max_requests` are sent, besides those that learn what the
     server can do and how long prompts are. Failed requests are records too, and are warned of. The other arguments are
-    those of `lab.endpoint`. LabError where no server answers, or it stops answering.
+    those of `lab.measure` with `url`. LabError where no server answers, or it stops answering.
     """
     plan = make_plan(**asked)
     text = prompt_text(prompt)

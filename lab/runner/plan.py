@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
 
-from lab.core.asked_settings import AUTO, AskedSettings, SettingsKeywords, check_number
+from lab.core.asked_settings import AUTO, AskedSettings, SettingsKeywords, check_number, in_digits
 from lab.core.lists import join_and
 from lab.core.placement import Tensor
 from lab.core.record import Machine, Model, Settings
@@ -25,15 +25,17 @@ from lab.runner import builds, limits, machine, placing, plan_needs, prompts
 from lab.runner.cases import Case, Plan, Text, Until, with_room
 
 
-def parse_lengths(text: str, option: str = "--prompt-len") -> tuple[int, ...]:
-    """Lengths as llama-bench writes them: `10,1000`, `100-500+100`, `512-4096*2`."""
+def parse_lengths(asked: str | Sequence[int], option: str = "--prompt-len") -> tuple[int, ...]:
+    """Lengths as llama-bench writes them: `10,1000`, `100-500+100`, `512-4096*2`. k stands for 1,000: `8k`, `1.5k`."""
+    if not isinstance(asked, str):
+        return tuple(asked)
     lengths: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*", part)
+    for part in asked.split(","):
+        match = re.fullmatch(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*", in_digits(part))
         if not match:
             raise LabError(
-                f"{part!r} is not a {'prompt' if option == '--prompt-len' else 'draft'} length (in {option} {text}).",
-                "Write whole numbers: 10,1000,10000, or ranges: 100-500+100, 512-4096*2.",
+                f"{part!r} is not a {'prompt' if option == '--prompt-len' else 'draft'} length (in {option} {asked}).",
+                "Write whole numbers: 10,1000,8k, or ranges: 100-500+100, 512-4096*2.",
             )
         first, last = int(match[1]), int(match[2] or match[1])
         sign, step = match[3] or "+", int(match[4] or 1)
@@ -132,7 +134,7 @@ def make_plan(
 
 def _cases(prompt_len: str | Sequence[int], gen: int, every: int | None) -> tuple[Case, ...]:
     """A case for each length. LabError for lengths and numbers that cannot be."""
-    lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
+    lengths = parse_lengths(prompt_len)
     check_lengths(lengths)
     check_number("gen", gen, MAX_TOKENS)
     if every is not None:

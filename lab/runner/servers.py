@@ -35,8 +35,8 @@ class Reaching(TypedDict, total=False):
 
     api: str | None  # chat or completions; None: what it has
     api_key_env: str | None  # the environment variable that holds the key
-    headers: Sequence[str]  # each written NAME: VALUE
-    timeout: float  # seconds after which a request is given up
+    header: Sequence[str]  # each written NAME: VALUE
+    timeout: float  # seconds after which a request times out
 
 
 def reaching_of(options: Mapping[str, Any]) -> Reaching:
@@ -160,7 +160,7 @@ def connect(
     first answers are waited for. LabError where the server cannot be reached, the model is not clear, or it streams no
     answer.
     """
-    asked = reaching.access(url, how.get("api_key_env"), how.get("headers", ()), how.get("timeout", TIMEOUT_S))
+    asked = reaching.access(url, how.get("api_key_env"), how.get("header", ()), how.get("timeout", TIMEOUT_S))
     with Client(asked) as client:
         probed = probe.probe(asked, client, model, how.get("api"), say)
         yield Server(**vars(probed), access=asked, client=client, machine=machine.describe())

@@ -11,12 +11,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Unpack
 
 from lab.core import results
-from lab.core.asked_settings import SettingsKeywords
 from lab.core.record import Record, Run, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
@@ -26,38 +24,9 @@ from lab.runner import machine, progress
 from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.energy import idle_watts
-from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, PlanKeywords, make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.rounds import Rounds
 from lab.runner.warm_engine import WarmEngine
-
-
-def measure(
-    prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
-    gen: int = DEFAULT_GEN,
-    repeat: int | None = None,
-    model: str = catalog.DEFAULT,
-    *,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
-    stream: bool = False,
-    **settings: Unpack[PlanKeywords],
-) -> list[Record]:
-    """Measure and return the records, which are also in a new file in `out` (one line a run).
-
-        records = lab.measure("10,1000", gen=100, threads=2)
-
-    Without `repeat` three runs of each length, and up to six of those that cost little. `watch` is called with a
-    `Status` twice a second (with `stream` it holds the generated text); without one, a notebook shows a line.
-    `settings` are those of lab/core/asked_settings.py, such as threads, device or flash_attn; with `every` it is a
-    sweep, with `until` it goes on until figures are that sure. Failed runs are records too (see `record.run.status`),
-    and are warned of.
-    """
-
-    def make(worker: Worker) -> Plan:
-        return make_plan(worker, prompt_len, gen, repeat, model, **settings)
-
-    return carry_out(make, out, watch, stream)
 
 
 def carry_out(
@@ -76,31 +45,6 @@ def carry_out(
     for warning in (*plan.warnings, *([f"{len(errors)} runs failed: {errors[0]}"] if errors else [])):
         warnings.warn(warning, stacklevel=3)
     return records
-
-
-def sweep(
-    max_len: int = 8192,
-    every: int = 512,
-    gen: int = 16,
-    repeat: int = 3,
-    model: str = catalog.DEFAULT,
-    *,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
-    **settings: Unpack[SettingsKeywords],
-) -> list[Record]:
-    """Measure prefill and decode at many lengths in one walk through the context: a record for each walk.
-
-        lab.plot_sweep(lab.sweep(4096, every=256))
-
-    After each `every` prompt tokens `gen` tokens are generated and forgotten again. The other arguments are those
-    of `measure`.
-    """
-
-    def make(worker: Worker) -> Plan:
-        return make_plan(worker, [max_len], gen, repeat, model, every=every, **settings)
-
-    return carry_out(make, out, watch)
 
 
 def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:

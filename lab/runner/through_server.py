@@ -49,6 +49,13 @@ PAUSE_S = 1.0
 """How long is waited after a failure."""
 
 
+class ServerKeywords(Reaching, total=False):
+    """What `lab.measure` takes with `url`, besides lengths and a model."""
+
+    prompt: str
+    seed: int
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What is to be measured, whatever the server is."""
@@ -81,49 +88,35 @@ class ServerPlan:
         return sorted((case for case in self.wanted.cases if case not in self.refused), key=lambda case: case.n_prompt)
 
 
-def endpoint(
+def measure(
     url: str,
-    prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
-    gen: int = DEFAULT_GEN,
-    repeat: int | None = None,
-    *,
-    model: str | None = None,
-    prompt: str = TEXT,
-    seed: int = 1,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
+    asked: Wanted,
+    model: str | None,
+    out: str | Path,
+    watch: ShowStatus | None,
+    stream: bool,
     **how: Unpack[Reaching],
 ) -> list[RequestRecord]:
-    """Measure a server that speaks OpenAI's API and return the records, which are also in a new file in `out`.
-
-        records = lab.endpoint("http://127.0.0.1:8080/v1", "100,1000", gen=100)
-
-    Without `repeat` three runs of each length. `model` is the server's name for it (None: its only one). `how` is
-    `api` chat or completions (None: what it has), `api_key_env`, the environment variable that holds the key, `headers`
-    written NAME: VALUE, and `timeout` in seconds of a request. `watch` is called with a `Status`
-    twice a second; without one, a notebook shows a line. Failed requests are records too (see
-    `record.request.status`), and are warned of. LabError where no server answers.
-    """
-    asked = wanted(prompt_len, gen, repeat, prompt, seed)
+    """What `lab.measure` does with `url`."""
     with progress.in_notebook() as watching:
         show = watch or watching
         with connect(url, model, lambda words: show(Status(words)), **how) as server:
             plan = make_plan(server, asked)
-            records = list(execute(plan, new_results_file(plan, Path(out)), show))
+            records = list(execute(plan, new_results_file(plan, Path(out)), show, stream))
     sent = [record.request for record in records if record.request.failure != NOT_SENT]
     warn_of_failures(plan.refused.values(), [request.error for request in sent if not request.asked.warmup])
     return records
 
 
 def wanted(
-    prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
+    prompt_len: str | Sequence[int] | None = None,
     gen: int = DEFAULT_GEN,
     repeat: int | None = None,
     prompt: str = TEXT,
     seed: int = 1,
 ) -> Wanted:
     """What is asked for, checked as far as that goes without a server. LabError for what cannot be."""
-    lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
+    lengths = parse_lengths(DEFAULT_LENGTHS if prompt_len is None else prompt_len)
     check_lengths(lengths)
     n_repeat = DEFAULT_REPEAT if repeat is None else repeat
     for name, value, most in (("gen", gen, MAX_TOKENS), ("repeat", n_repeat, 10_000)):

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 guess, check = answers.guess, answers.check
 serve, abilities, events = lesson_server.serve, lesson_server.abilities, lesson_server.events
 arms, show_load, draw_load = lesson_server.arms, lesson_server.show_load, lesson_server.draw_load
-both_ways, show_both_ways = lesson_server.both_ways, lesson_server.show_both_ways
-draw_both_ways = lesson_server.draw_both_ways
+overhead, show_overhead = lesson_server.overhead, lesson_server.show_overhead
+draw_overhead = lesson_server.draw_overhead
 
 
 def begin() -> None:

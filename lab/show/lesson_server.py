@@ -21,12 +21,12 @@ from lab.analysis.load_figures import ArmFigures
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
-from lab.experiments import door_parts
-from lab.experiments.door_parts import Phase
+from lab.experiments import overhead_parts
+from lab.experiments.overhead_parts import Phase
 from lab.models import catalog
 from lab.process import spawning
 from lab.runner import limits
-from lab.show import console, door_views, plot_load, text_endpoint, text_load
+from lab.show import console, overhead_views, plot_load, text_endpoint, text_load
 from lab.show.section import print_section
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def abilities(records: Sequence[RequestRecord]) -> None:
-    """Print what the server of these requests can do, as `lab endpoint probe` does."""
+    """Print what the server of these requests can do, as `lab server` does."""
     text_endpoint.print_endpoint(records[0].endpoint, records[0].model, (), console.console())
 
 
@@ -153,22 +153,22 @@ def draw_load(records: Sequence[RequestRecord]) -> None:
     _draw(made[name] for name in ("load", "timeline") if name in made)
 
 
-def both_ways(lines: Sequence[Record | RequestRecord]) -> dict[str, Phase]:
-    """TTFT and TPOT of lab.doors by name, with `in_process_ms` and `server_ms`. LabError where nothing went well."""
-    rows = door_parts.rows(request_table.of_engine(lines), request_table.alone(lines))
+def overhead(lines: Sequence[Record | RequestRecord]) -> dict[str, Phase]:
+    """TTFT and TPOT of lab.overhead by name, with `in_process_ms` and `server_ms`. LabError where nothing went well."""
+    rows = overhead_parts.rows(request_table.of_engine(lines), request_table.alone(lines))
     if not rows:
         raise LabError("No block went well on both sides.", "Measure again.")
     return {phase.name: phase for phase in rows[0].phases}
 
 
-def show_both_ways(lines: Sequence[Record | RequestRecord]) -> None:
-    """Print what lab.doors measured as `lab doors` does."""
-    door_views.print_parts(request_table.of_engine(lines), request_table.alone(lines), console.console())
+def show_overhead(lines: Sequence[Record | RequestRecord]) -> None:
+    """Print what lab.overhead measured as `lab overhead` does."""
+    overhead_views.print_parts(request_table.of_engine(lines), request_table.alone(lines), console.console())
 
 
-def draw_both_ways(lines: Sequence[Record | RequestRecord]) -> None:
-    """Draw what lab.doors measured as `lab doors` does."""
-    _draw(door_views.drawings(lines).values())
+def draw_overhead(lines: Sequence[Record | RequestRecord]) -> None:
+    """Draw what lab.overhead measured as `lab overhead` does."""
+    _draw(overhead_views.drawings(lines).values())
 
 
 def _samples(records: Sequence[RequestRecord]) -> list[loads.Sample]:

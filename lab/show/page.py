@@ -80,7 +80,7 @@ def html(
         *page_chapters.runs(timed, has_pictures=not (answered and is_all)),
         *page_chapters.experiments(timed, known, others),
         *page_chapters.requests(with_requests, alone),
-        *page_chapters.both_ways(rest, alone),
+        *page_chapters.overhead(rest, alone),
         *page_chapters.loads(of_loads),
         *claim_views.sections(of_engine, known, others, judged),
     ]

@@ -15,8 +15,8 @@ from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
 from lab.show import (
-    door_views,
     levers,
+    overhead_views,
     plot_runs,
     text_compare,
     text_endpoint,
@@ -133,9 +133,9 @@ def requests(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Se
     ]
 
 
-def both_ways(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Section]:
+def overhead(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Section]:
     """Sessions that measured the same tokens in process and through a server."""
-    parts = door_views.sections(timed, alone)
+    parts = overhead_views.sections(timed, alone)
     question = "What does a server add to the time of the engine?"
     return [Section("In process and through a server", name="ways", question=question, parts=parts)] if parts else []
 

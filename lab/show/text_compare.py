@@ -257,13 +257,13 @@ def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_
     n_served = sum(setup_columns.is_request(group.rows.iloc[0]) for group in groups)
     if spreads := dict.fromkeys(words for compared in comparisons for words in compared.spreads):
         by_session = "several sessions of lab measure --url" if n_served else ""
-        measured_by = filter(None, ["lab calibrate" if n_served < len(groups) else "", by_session])
+        measured_by = filter(None, ["lab repeatability" if n_served < len(groups) else "", by_session])
         sentences.append(
             "Sessions of one machine differ from each other; a difference is claimed only beyond that. Taken for one "
             f"standard deviation: {'; '.join(spreads)}. Measure it: {', '.join(measured_by)}."
         )
     if True not in kinds and all(group.rows.machine.iloc[0] == groups[0].rows.machine.iloc[0] for group in groups):
-        see = "" if n_served == len(groups) > 1 else " See lab doors." if n_served else " See lab ab."
+        see = "" if n_served == len(groups) > 1 else " See lab overhead." if n_served else " See lab ab."
         sentences.append(f"These sessions were not measured side by side: part of a difference may be the hour.{see}")
     if n_served and any(row.lever for compared in comparisons for row in compared.rows):
         sentences.append("Of a load each run is a round: its medians over the requests that were due in its window.")

@@ -340,7 +340,7 @@ def elsewhere(
 
 def checked_lengths(prompt_len: str | Sequence[int], gen: int) -> tuple[int, ...]:
     """The prompt lengths. LabError for what cannot be predicted."""
-    lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
+    lengths = parse_lengths(prompt_len)
     check_lengths(lengths)
     if max(lengths) + gen > MOST_TOKENS:
         raise LabError(f"{max(lengths) + gen:,} tokens are no context.", f"Give at most {MOST_TOKENS:,}.")

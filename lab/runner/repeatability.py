@@ -1,4 +1,4 @@
-"""How much this machine differs from itself: short sessions of one setup, spread over minutes.
+"""How much results vary between sessions of this machine: short sessions of one setup, spread over minutes.
 
 No interval within a session can show what changes from one session to the next. So a few sessions are made, each in
 fresh engines, with pauses between them, and kept in a folder of their own next to the results. `lab compare` learns
@@ -18,11 +18,11 @@ from lab.core.request import RequestRecord
 from lab.core.results import Contents
 from lab.errors import LabError
 from lab.process.worker import Worker
+from lab.runner import session
 from lab.runner.cases import Plan
 from lab.runner.progress import ShowStatus, duration
-from lab.runner.session import execute, new_results_file
 
-FOLDER = "calibration"
+FOLDER = "repeatability"
 LENGTHS, N_GEN, N_REPEAT = "16,256", 32, 3
 FEWEST_SESSIONS = 4
 MOST_NEARBY = 50_000_000
@@ -30,7 +30,7 @@ MOST_NEARBY = 50_000_000
 
 
 def check(n_sessions: int, pause_s: float) -> None:
-    """LabError for numbers that make no calibration."""
+    """LabError for numbers that are not possible."""
     if not FEWEST_SESSIONS <= n_sessions <= 1000:
         raise LabError(
             f"--sessions {n_sessions} is not possible.",
@@ -40,7 +40,7 @@ def check(n_sessions: int, pause_s: float) -> None:
         raise LabError(f"--pause {pause_s:g} is not possible.", "Give seconds, from 0 to 86,400.")
 
 
-def calibrate(
+def execute(
     plan: Plan,
     worker: Worker,
     folder: Path,
@@ -50,7 +50,7 @@ def calibrate(
     report: Callable[[str], None],
     why_not: Callable[[Sequence[Record]], str],
 ) -> Iterator[Record]:
-    """Make the sessions in `folder`/calibration, a file each, and yield their records as they are made.
+    """Make the sessions in `folder`/repeatability, a file each, and yield their records as they are made.
 
     `why_not` says why a session does not count, "" where it does. LabError as soon as too few can count.
     """
@@ -62,7 +62,7 @@ def calibrate(
             time.sleep(pause_s)
             worker.restart()
         records = list[Record]()
-        for record in execute(plan, worker, new_results_file(plan, folder / FOLDER), watch):
+        for record in session.execute(plan, worker, session.new_results_file(plan, folder / FOLDER), watch):
             records.append(record)
             yield record
         problem = why_not(records)
@@ -72,12 +72,12 @@ def calibrate(
             raise LabError(
                 f"{number - n_good} of {number} sessions do not count, so at most {n_good + n_sessions - number} of "
                 f"{n_sessions} can; {FEWEST_SESSIONS} are needed.",
-                "Close what else runs, and calibrate again: the sessions that count are kept.",
+                "Close what else runs, and run lab repeatability again: the sessions that count are kept.",
             )
 
 
 def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = ()) -> Contents:
-    """What lies in these folders and in their calibration folders, but for the sessions of `measured`.
+    """What lies in these folders and in their folders `repeatability`, except the sessions of `measured`.
 
     It shows how much sessions differ. At most MOST_NEARBY bytes are read, the newest files first; those that cannot be
     read are left out.

@@ -3,7 +3,7 @@
 A server is slower than the bench of the same model for many reasons at once: HTTP, templates and tokenisers, waiting
 for a slot, samplers, a stream that is written while the model computes, other settings. Here both get the same tokens
 and lengths, one after the other in random order, in blocks; each block has a fresh engine in process, and asks the
-server for each piece of the way by itself. What the pieces show is in door_parts.py.
+server for each piece of the way by itself. What the pieces show is in overhead_parts.py.
 
 llama-server's /tokenize reads a question whole before it looks for what to tokenise: a question without that is HTTP
 and the client alone. /apply-template does for its question what a chat does first, /tokenize what follows (llama.cpp
@@ -84,7 +84,7 @@ class Turns:
     new_worker: Callable[[], Worker] = Worker
 
 
-def doors(
+def overhead(
     url: str,
     model: str = catalog.DEFAULT,
     prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
@@ -98,10 +98,10 @@ def doors(
 ) -> list[Record | RequestRecord]:
     """Measure a model in process and through a server that has it, in turns. Returns the lines of the results file.
 
-        lines = lab.doors("http://127.0.0.1:8080/v1", "MODEL.gguf", "512", gen=64)
+        lines = lab.overhead("http://127.0.0.1:8080/v1", "MODEL.gguf", "512", gen=64)
 
-    `options` are those of `lab.endpoint` that say how to reach the server, and the settings of `measure`: give those
-    with which the server was started. LabError where the server cannot be reached, or has another model.
+    `options` are those of `lab.measure` that say how to reach a server, and the settings of the engine: give those with
+    which the server was started. LabError where the server cannot be reached, or has another model.
     """
     how = reaching_of(options)
     settings = {name: value for name, value in options.items() if name not in how}
@@ -128,7 +128,7 @@ def prepare(
         raise LabError(f"--gen {gen} is not possible.", "Give 2 or more: the first token shows no decode.")
     if asked.get("prompt") == prompts.RANDOM:
         raise LabError("A server cannot be given random tokens.", "Use --prompt text, or a file.")
-    lengths = parse_lengths(prompt_len) if isinstance(prompt_len, str) else tuple(prompt_len)
+    lengths = parse_lengths(prompt_len)
     plan = make_plan(worker, lengths, gen, blocks, **asked)
     if plan.refused:
         raise LabError(" ".join(plan.refused.values()), "Take shorter prompts or a smaller model.")
@@ -144,7 +144,7 @@ def new_file(turns: Turns, folder: Path) -> Path:
     """A results file for both sides."""
     gen = turns.plan.cases[0].n_gen
     n_bytes = (LINE_BYTES + 250 * gen) * (turns.n_blocks + 1) * len(turns.lengths)
-    return results.new_file(folder, f"{machine.slug(turns.plan.model.name)}-both-ways", n_bytes)
+    return results.new_file(folder, f"{machine.slug(turns.plan.model.name)}-overhead", n_bytes)
 
 
 def execute(turns: Turns, path: Path, watch: ShowStatus) -> Iterator[Record | RequestRecord]:

@@ -1,6 +1,6 @@
 """A model in process and through a server, as text: the parts of the difference, and settings of both sides.
 
-The picture of both ways: TTFT and TPOT in process, and through a server, whose parts are stacked.
+The picture: TTFT and TPOT in process, and through a server, whose parts are stacked.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from lab.core.lists import grouped, plural
 from lab.core.record import OK, Record
 from lab.core.request import CHAT, NO, Endpoint, RequestRecord
 from lab.core.request_times import figures
-from lab.experiments import door_parts
-from lab.experiments.door_parts import ENGINE, ORDER, UNEXPLAINED, LengthParts, Phase
+from lab.experiments import overhead_parts
+from lab.experiments.overhead_parts import ENGINE, ORDER, UNEXPLAINED, LengthParts, Phase
 from lab.runner import machine
 from lab.show import canvas
 from lab.show.canvas import COLOURS, GUIDE, INK
@@ -39,7 +39,7 @@ CAPTION = (
 
 def has_both(records: Sequence[Record], requests: Sequence[RequestRecord]) -> bool:
     """Whether the same tokens were measured in process and through a server."""
-    return bool(door_parts.pairs(records, requests))
+    return bool(overhead_parts.pairs(records, requests))
 
 
 def print_parts(records: Sequence[Record], requests: Sequence[RequestRecord], out: Console) -> None:
@@ -53,7 +53,7 @@ def sections(records: Sequence[Record], requests: Sequence[RequestRecord]) -> li
 
 
 def _section(ours: Sequence[Record], theirs: Sequence[RequestRecord]) -> Section:
-    rows = door_parts.rows(ours, theirs)
+    rows = overhead_parts.rows(ours, theirs)
     record, request = _first(ours, theirs)
     columns: Columns = (
         ("name", lambda one: one.name),
@@ -62,12 +62,12 @@ def _section(ours: Sequence[Record], theirs: Sequence[RequestRecord]) -> Section
         ("note", lambda one: "differs" if one.same == NO else ""),
     )
     phases = [_of_phase(row, phase) for row in rows for phase in row.phases]
-    phases[-1:] = [dataclasses.replace(one, sentences=door_parts.sentences(rows)) for one in phases[-1:]]
+    phases[-1:] = [dataclasses.replace(one, sentences=overhead_parts.sentences(rows)) for one in phases[-1:]]
     model, both = record.model, f"in process and through {request.endpoint.server or 'a server'}"
     title = f"{model.name} {model.quantization or ''}, {both}, {machine.label(record.machine)}"
     return Section(
         f"{model.name}, {both}",
-        **tabled(columns, door_parts.settings(record, request), keep_all=True),
+        **tabled(columns, overhead_parts.settings(record, request), keep_all=True),
         parts=phases,
         pictures=[Picture("ways", CAPTION, partial(plot_parts, rows, title), WIDE)],
     )
@@ -106,8 +106,8 @@ def as_rows(records: Sequence[Record], requests: Sequence[RequestRecord]) -> lis
     return [
         {
             "session": ours[0].session,
-            "settings": [dataclasses.asdict(one) for one in door_parts.settings(*_first(ours, theirs))],
-            "rows": [_as_row(row) for row in door_parts.rows(ours, theirs)],
+            "settings": [dataclasses.asdict(one) for one in overhead_parts.settings(*_first(ours, theirs))],
+            "rows": [_as_row(row) for row in overhead_parts.rows(ours, theirs)],
         }
         for ours, theirs in sessions(records, requests)
     ]

@@ -1,6 +1,6 @@
 """Do the parts of the way through a server add up to the whole? Within 5 % on the real llama-server is wanted.
 
-    python -m tests.bench.doors [--blocks 6] [--prompt-len 100,512] [--threads N] [--fresh]
+    python -m tests.bench.overhead [--blocks 6] [--prompt-len 100,512] [--threads N] [--fresh]
 
 The lab measures llama-server on its own libraries and the same model in process, in turns. With --fresh the server is
 another process in each block: a process is some percent faster or slower for as long as it lives. Then the same against
@@ -21,8 +21,8 @@ import lab
 from lab.core import phases
 from lab.core.record import Record
 from lab.core.request import RequestRecord
-from lab.experiments import door_parts
-from lab.experiments.door_parts import OTHERWISE, SLOT, STREAM, TEMPLATE, TOKENIZE, LengthParts
+from lab.experiments import overhead_parts
+from lab.experiments.overhead_parts import OTHERWISE, SLOT, STREAM, TEMPLATE, TOKENIZE, LengthParts
 from lab.models import catalog
 from lab.runner.limits import default_threads
 from tests.null_server import Behaviour, NullSettings, null_server
@@ -45,14 +45,14 @@ def real_server(n_threads: int) -> Iterator[RealServer]:
 
 
 def measure(url: str, folder: Path, lengths: str, blocks: int, n_threads: int) -> list[Record | RequestRecord]:
-    return lab.doors(
+    return lab.overhead(
         url, catalog.DEFAULT, lengths, GEN, blocks, out=folder, watch=lambda status: None, threads=n_threads
     )
 
 
 def rows_of(lines: Sequence[Record | RequestRecord]) -> list[LengthParts]:
     records = [line for line in lines if isinstance(line, Record)]
-    return door_parts.rows(records, [line for line in lines if isinstance(line, RequestRecord)])
+    return overhead_parts.rows(records, [line for line in lines if isinstance(line, RequestRecord)])
 
 
 def print_row(row: LengthParts) -> None:
@@ -93,7 +93,9 @@ def planted(folder: Path, blocks: int) -> None:
         models={"null": behaviour}, template_ms=PLANTED_MS[TEMPLATE], tokenize_ms=PLANTED_MS[TOKENIZE]
     )
     with null_server(settings) as server:
-        lines = lab.doors(server.url, catalog.DEFAULT, [n_prompt], n_gen, blocks, out=folder, watch=lambda status: None)
+        lines = lab.overhead(
+            server.url, catalog.DEFAULT, [n_prompt], n_gen, blocks, out=folder, watch=lambda status: None
+        )
     (row,) = rows_of(lines)
     print("\nA null server with planted delays")
     for phase in row.phases:
