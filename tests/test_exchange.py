@@ -130,7 +130,7 @@ def test_what_is_not_llama_bench_is_refused(tmp_path: Path, text: str) -> None:
 def test_gpu_rows_name_the_gpu(tmp_path: Path) -> None:
     (record, _), _ = imported(tmp_path, {"gpu_info": "NVIDIA H200", "n_gpu_layers": 99})
     assert record.machine.devices[0].description == "NVIDIA H200" and record.settings.n_gpu_layers == 99
-    assert table.runs([record]).machine[0] == "NVIDIA H200"
+    assert table.runs([record]).machine[0] == "NVIDIA H200 (imported)"
 
 
 def test_own_export_comes_back_as_what_it_was(records: list[Record], tmp_path: Path) -> None:

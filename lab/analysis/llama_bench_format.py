@@ -9,19 +9,22 @@ Column names and their meaning are those of llama.cpp's tools/llama-bench.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import dataclasses
 import io
 import json
 import re
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.analysis import pasted_tables
 from lab.core import phases
 from lab.core.lines import cleaned, to_json
-from lab.core.record import OK, Device, Machine, Model, Record, Run, Settings, Steps, Totals
+from lab.core.record import OK, UNKNOWN_THREADS, Device, Machine, Model, Record, Run, Settings, Steps, Totals
 from lab.errors import LabError, printable
 from lab.runner import machine
 
@@ -40,6 +43,15 @@ COLUMNS = {name: kind or "TEXT" for name, _, kind in (column.partition(":") for 
 NUMBERS = ("n_batch", "n_ubatch", "n_threads", "n_gpu_layers")
 """Settings that have the same name and meaning in both."""
 
+STDIN = "-"
+MOST_REASONS = 5
+"""Sentences on lines that an error repeats."""
+
+READABLE = (
+    "Give llama-bench's output (best: llama-bench -o json), or a text with its table, a scoreboard, or the table of "
+    "LocalScore or llama-batched-bench."
+)
+REQUIRED = ("model_filename", "model_n_params", "test_time", "flash_attn", "type_k", "type_v", *NUMBERS)
 FLASH_ATTN = {"off": 0, "on": 1, "auto": -1}
 DEFAULTS = {
     # What the lab leaves at llama.cpp's defaults, as llama-bench words these.
@@ -99,31 +111,44 @@ def write(rows: Sequence[Mapping[str, Any]], kind: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read_llama_bench(path: Path) -> tuple[list[Record], list[str]]:
-    """Records of llama-bench's json, jsonl or csv output, and a sentence for each test that has no place here.
+def read_llama_bench(path: Path, device: str | None = None, model: str | None = None) -> tuple[list[Record], list[str]]:
+    """Records of llama-bench's json, jsonl or csv output, or of pasted tables (analysis/pasted_tables.py), and a
+    sentence for each test or line that cannot be read. The path `-` is stdin.
 
-    LabError where the file is none of them.
+    `device` and `model` name what a pasted text does not. LabError where nothing can be read.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise LabError(f"{path} cannot be read: {problem}.", "Give llama-bench's output: llama-bench -o json") from None
+    name = "The pasted text" if str(path) == STDIN else str(path)
+    text = _text(path, name)
+    if not text.strip():
+        raise LabError(f"{name} is empty.", READABLE)
+    rows, skipped = _parse(text, name, device, model)
     records: list[Record] = []
-    skipped: list[str] = []
-    for number, row in enumerate(_parse(text, path), 1):
+    for number, row in enumerate(rows, 1):
+        where = f"line {row['line']}" if "line" in row else f"test {number}"
         try:
             of_the_test = cleaned(tuple(_records(row, path.stem)))
         except (KeyError, TypeError, ValueError) as problem:
-            skipped.append(f"test {number} skipped: it lacks or garbles {printable(str(problem))}")
+            skipped.append(f"{where} skipped: it lacks or garbles {printable(str(problem))}")
             continue
         if not of_the_test:
-            skipped.append(
-                f"test {number} skipped: it times prefill and decode as one, or a prefill that does not begin at 0"
-            )
+            is_both = row.get("n_prompt") and row.get("n_gen")
+            what = "prefill and decode as one" if is_both else "a prefill that does not begin at position 0"
+            skipped.append(f"{where} skipped: it times {what}")
         records += of_the_test
+    skipped.sort(key=lambda sentence: int(re.split(r"\D+", sentence, maxsplit=2)[1]))
     if not records:
-        raise LabError(f"{path} has no test of llama-bench in it.", "Make it with: llama-bench -o json > results.json")
+        reasons = "".join(f" {sentence[:1].upper()}{sentence[1:]}." for sentence in skipped[:MOST_REASONS])
+        raise LabError(f"{name} has no result that the lab can read.{reasons}", READABLE)
     return records, skipped
+
+
+def _text(path: Path, name: str) -> str:
+    """The text of a file, or of stdin; PowerShell writes UTF-16."""
+    try:
+        data = sys.stdin.buffer.read() if str(path) == STDIN else path.read_bytes()
+        return data.decode("utf-16" if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise LabError(f"{name} cannot be read: {problem}.", READABLE) from None
 
 
 def _add(tests: dict[str, dict[str, Any]], record: Record, run: Run, test: tuple[int, int, int], ns: int) -> None:
@@ -138,11 +163,12 @@ def _add(tests: dict[str, dict[str, Any]], record: Record, run: Run, test: tuple
         "cpu_info": here.cpu,
         "gpu_info": ", ".join(device.description for device in offload),
         "backends": ",".join(dict.fromkeys(names)) or None,
-        "model_filename": model.file,
+        "model_filename": model.file or None,
         "model_type": model.description or " ".join(filter(None, (model.name, model.quantization))),
         "model_size": sum(model.tensor_bytes.values()) or model.n_bytes,
         "model_n_params": model.n_params,
         **{name: getattr(settings, name) for name in (*NUMBERS, "type_k", "type_v")},
+        **({"n_threads": None} if settings.n_threads == UNKNOWN_THREADS else {}),
         "flash_attn": FLASH_ATTN.get(settings.flash_attn),
         "repack": settings.repack is not False,
         "no_op_offload": int(settings.n_gpu_layers == 0 and bool(offload)),
@@ -176,7 +202,7 @@ def _markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         params = "" if row["model_n_params"] is None else f"{row['model_n_params'] / 1e6:,.2f} M"
         test = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']} @ d{row['n_depth']}"
         rate = f"{row['avg_ts']:.2f} \u00b1 {row['stddev_ts']:.2f}"
-        cells = (row["model_type"], size, params, row["backends"] or "", row["n_threads"], test, rate)
+        cells = (row["model_type"], size, params, row["backends"] or "", row["n_threads"] or "", test, rate)
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -185,23 +211,33 @@ def _plain(value: Any) -> str:
     return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def _parse(text: str, path: Path) -> list[Any]:
+def _parse(text: str, name: str, device: str | None, model: str | None) -> tuple[list[Any], list[str]]:
+    """The rows of a text, and sentences on lines of tables that cannot be read."""
+    begin = text.lstrip()[:1]
     try:
-        if text.lstrip().startswith("["):
+        if begin == "[":
             rows = json.loads(text)
-        elif text.lstrip().startswith("{"):
+        elif begin == "{":
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-        else:
+        elif "build_commit," in text.replace('"', ""):
             rows = list(csv.DictReader(io.StringIO(text)))
+        else:
+            return pasted_tables.read(text, device, model)
     except (ValueError, csv.Error) as problem:
-        raise LabError(
-            f"{path} is no output of llama-bench: {problem}.", "Make it with: llama-bench -o json > results.json"
-        ) from None
-    return [row for row in rows if isinstance(row, dict)]
+        pasted, skipped = pasted_tables.read(text, device, model)
+        if pasted or skipped:  # a post may begin with a bracket
+            return pasted, skipped
+        raise LabError(f"{name} is not JSON or CSV of llama-bench: {problem}.", READABLE) from None
+    return [row for row in rows if isinstance(row, dict)], []
 
 
 def _records(row: Mapping[str, Any], stem: str) -> list[Record]:
-    """One record per sample of a test; none for prefill and decode together, or for prefill after a depth."""
+    """One record per sample of a test; none for prefill and decode together, or for prefill after a depth.
+
+    Pasted rows, which have a `line`, may lack facts.
+    """
+    if missing := [name for name in REQUIRED if row.get(name) is None and "line" not in row]:
+        raise KeyError(", ".join(missing))
     n_prompt, n_gen, n_depth = (int(row.get(name) or 0) for name in ("n_prompt", "n_gen", "n_depth"))
     if (n_prompt > 0) == (n_gen > 0) or (n_prompt and n_depth):
         return []
@@ -214,8 +250,9 @@ def _records(row: Mapping[str, Any], stem: str) -> list[Record]:
         n_gen=n_gen + 1,
         repeat=0,
         warmup=False,
-        started_at=str(row["test_time"]),
+        started_at=str(row.get("test_time") or ""),
         status=OK,
+        variant=row.get("variant"),
         steps=Steps(),
         token_ids=(),
     )
@@ -235,27 +272,29 @@ def _machine(row: Mapping[str, Any]) -> Machine:
 
 
 def _model(row: Mapping[str, Any]) -> Model:
-    file = re.split(r"[/\\]", str(row["model_filename"]))[-1]
+    file = re.split(r"[/\\]", str(row.get("model_filename") or ""))[-1]
     return Model(
-        name=file.removesuffix(".gguf"),
+        name=file.removesuffix(".gguf") or row["model_name"],
         source="file",
         file=file,
+        quantization=row.get("quantization"),
         tensor_bytes={},
-        n_params=int(row["model_n_params"]),
+        n_params=None if row.get("model_n_params") is None else int(row["model_n_params"]),
         description=row.get("model_type") or None,
     )
 
 
 def _settings(row: Mapping[str, Any], n_ctx: int) -> Settings:
     asked = {str(number): name for name, number in FLASH_ATTN.items()}
-    numbers: dict[str, Any] = {name: int(row[name]) for name in NUMBERS}
+    numbers: dict[str, Any] = {name: int(row.get(name, UNKNOWN_THREADS)) for name in NUMBERS}
     if not row.get("gpu_info"):
         numbers["n_gpu_layers"] = 0
+    flash_attn = row.get("flash_attn")
     return Settings(
         n_ctx=n_ctx,
-        n_threads_batch=int(row["n_threads"]),
+        n_threads_batch=numbers["n_threads"],
         **numbers,
-        flash_attn=asked.get(str(int(row["flash_attn"])), "auto"),
+        flash_attn="unknown" if flash_attn is None else asked.get(str(int(flash_attn)), "auto"),
         type_k=str(row["type_k"]),
         type_v=str(row["type_v"]),
         prompt="random",

@@ -152,21 +152,32 @@ def _for_tool(results: tuple[str, ...], form: str) -> str:
 
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--device", metavar="NAME", help="The device, for a text that does not name it.")
+@click.option("--model", metavar="NAME", help="The model, for a text that does not name it.")
 @out_option("Folder for the results files.")
-def import_(files: tuple[str, ...], out: str) -> None:
-    """Import llama-bench's json, jsonl or csv output as results files, for lab compare.
+def import_(files: tuple[str, ...], device: str | None, model: str | None, out: str) -> None:
+    """Import results of llama-bench, scoreboards and other tools, to show and compare them.
 
-    llama-bench reports only times of whole tests, so there are no steps. What it does not report stays unknown.
+    \b
+      lab import bench.json                       # llama-bench -o json (or jsonl, csv)
+      lab import post.txt --device "RTX 4090"     # a text with tables in it
+      lab import -                                # paste it, then press Ctrl-D
+
+    Reads the tables of llama-bench, llama.cpp's scoreboards, LocalScore and llama-batched-bench (one sequence) out of a
+    text, as Markdown, HTML or copied from a browser. Names every line of a table that it cannot read. These tools
+    report mean times of whole tests: there are no steps, and the spread is not kept. What they do not report stays
+    unknown.
     """
     from lab.analysis import llama_bench_format
     from lab.core.lines import to_json
     from lab.core.results import free_path
 
     for name in files:
-        records, skipped = llama_bench_format.read_llama_bench(Path(name))
+        records, skipped = llama_bench_format.read_llama_bench(Path(name), device, model)
         for sentence in skipped:
-            click.echo(f"Note: {name}: {sentence}", err=True)
-        target = free_path(Path(out), f"imported-{Path(name).stem}")
+            note(f"{name}: {sentence}")
+        stem = "pasted" if name == llama_bench_format.STDIN else Path(name).stem
+        target = free_path(Path(out), f"imported-{stem}")
         sessions = (dataclasses.replace(record, session=target.stem) for record in records)
         _write("".join(to_json(record) + "\n" for record in sessions).encode(), str(target))
         click.echo(f"{target}  {len(records)} samples")

@@ -137,10 +137,14 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
 @PLOTS_OUT
 def plot(results: tuple[str, ...], out: str | None) -> None:
     """Draw the plots of saved results (files or folders), all in one picture."""
+    from lab.show import text_results
+
     reading = running.read(results)
     records, first = list(reading.records), Path(results[0])
     if not running.any_good(reading.measured):
         raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")
+    for sentence in text_results.imported(records):
+        running.note(sentence)
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
     shown = running.experiments(records, results, reading.ceilings)
     of_claims = running.claim_pictures(records, results, reading.ceilings)

@@ -30,6 +30,9 @@ OK = "ok"
 FAILED = "failed"  # the engine said no: out of memory, a refused setting
 CRASHED = "crashed"  # the engine's process died
 
+UNKNOWN_THREADS = -1
+"""llama.cpp's own number for "not chosen". Tables of results on GPUs do not show the number of threads."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
@@ -108,7 +111,7 @@ class Settings:
     n_ctx: int
     n_batch: int
     n_ubatch: int
-    n_threads: int
+    n_threads: int  # UNKNOWN_THREADS in imported results
     n_threads_batch: int
     n_gpu_layers: int
     flash_attn: str  # asked: on, off, auto

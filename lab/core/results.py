@@ -208,7 +208,10 @@ def _parsed_lines(path: Path) -> Iterator[tuple[int, bytes, Line | str]]:
 
 
 def _identity(parsed: Line) -> Hashable:
-    """What only the same run has, in a file and in a page made of it: its session, when it began, how it went."""
+    """What only the same run has, in a file and in a page made of it: its session, when it began, how it went.
+
+    Imported runs may lack a time; their setup tells them apart.
+    """
     if isinstance(parsed, Ceilings):
         return parsed
     if isinstance(parsed, RequestRecord):
@@ -218,7 +221,8 @@ def _identity(parsed: Line) -> Hashable:
         return whose, when, request.status, request.error, request.events.arrive_ns[:1], request.usage
     run = parsed.run
     began = parsed.session, run.started_at, run.n_prompt, run.n_gen, run.repeat, run.warmup, run.block, run.variant
-    return began, run.status, run.error, run.noise, run.totals, run.steps.end_ns
+    setup = run.totals and (parsed.machine, parsed.model.name, parsed.model.quantization, parsed.settings)
+    return began, run.status, run.error, run.noise, run.totals, run.steps.end_ns, setup
 
 
 @contextmanager

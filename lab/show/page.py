@@ -135,8 +135,8 @@ def _title(kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -> 
 def _dates(records: Lines) -> str:
     """The day, or the first and the last day, of these runs and requests."""
     begun = (one.run.started_at if isinstance(one, Record) else one.request.started_at for one in records)
-    days = sorted({moment[:10] for moment in begun})
-    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    days = sorted({moment[:10] for moment in begun if moment})  # imported runs may lack it
+    return " to ".join(dict.fromkeys([*days[:1], *days[-1:]])) or "unknown date"
 
 
 def _render(records: Lines, used: Sequence[Ceilings], **parts: Any) -> str:

@@ -124,7 +124,7 @@ def print_results(records: Sequence[Record], out: Console, experiments: Sequence
     if not any(record.run.is_timed for record in records):
         out.print("\nNo run went well.")
     of_experiments = [record for record in records if record.run.lever is not None]
-    print_marked([*distrust(records), *disturbed(of_experiments)], failures(records), out)
+    print_marked([*imported(records), *distrust(records), *disturbed(of_experiments)], failures(records), out)
 
 
 def findings(rows: pd.DataFrame) -> list[str]:
@@ -149,8 +149,8 @@ def doubts(records: Sequence[Record]) -> str:
 
 
 def warnings(records: Sequence[Record]) -> list[str]:
-    """The sentences of `disturbed`, then those of `distrust`."""
-    return disturbed(records) + distrust(records)
+    """The sentences of `imported`, `disturbed` and `distrust`."""
+    return imported(records) + disturbed(records) + distrust(records)
 
 
 def disturbed(records: Sequence[Record]) -> list[str]:
@@ -161,6 +161,17 @@ def disturbed(records: Sequence[Record]) -> list[str]:
         if (words := doubts(measured))
     ]
     return by_run + disturbances.drift(records)
+
+
+def imported(records: Sequence[Record]) -> list[str]:
+    """A sentence on results that another tool measured; none without them."""
+    n = sum(record.run.totals is not None for record in records)
+    what = plural(n, "result") if n < len(records) else "All results"
+    are = "was" if n == 1 else "were"
+    return [
+        f"{what} {are} imported: measured by someone else with another tool, as times of whole tests. The lab did not "
+        "watch these runs."
+    ] * bool(n)
 
 
 def distrust(records: Sequence[Record]) -> list[str]:
