@@ -271,7 +271,7 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
     fake_worker.build = dataclasses.replace(fake_worker.build, devices=(gpu,))
     monkeypatch.setattr(prediction, "Worker", lambda: fake_worker)
     monkeypatch.setattr(shapes, "find", lambda worker, text: BIG)
-    plan = prediction._plan("big", {})
+    plan = prediction.plan_for("big", {})
     assert plan.settings.n_gpu_layers == (BIG.n_layer or 0) + 1
     threads = plan.settings.n_threads
     rates = tuple(dataclasses.replace(rate, n_threads=threads) for rate in FAST.rates)

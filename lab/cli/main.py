@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from lab.cli import running
+from lab.cli.board import board
 from lab.cli.comparing import compare, export, import_, repeatability
 from lab.cli.experimenting import claims, experiments
 from lab.cli.explaining import ceilings, doctor, explain, predict
@@ -27,7 +28,7 @@ from lab.errors import LabError
 GROUPS = {
     "Measure": ("measure", "sweep", "ab"),
     "Understand": ("ceilings", "explain", "claims", "show", "plot", "report"),
-    "Compare and choose": ("compare", "repeatability", "predict"),
+    "Compare and choose": ("compare", "repeatability", "predict", "board"),
     "Serve many": ("batch", "prefix", "stall", "speculate"),
     "Servers": ("server", "load", "overhead", "client"),
     "Files": ("models", "export", "import"),
@@ -236,6 +237,7 @@ for command in (
     ceilings,
     explain,
     predict,
+    board,
     doctor,
     export,
     import_,

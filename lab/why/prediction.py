@@ -173,17 +173,17 @@ def predictions(
     """What `predict` returns, with the memory it needs and what it is based on."""
     lengths = checked_lengths(prompt_len, gen)
     chosen = datasheet.find_device(device) if device else None
-    plan = _plan(model, settings)
+    plan = plan_for(model, settings)
     needed = {n: memory_bytes(plan.model, plan.settings, n + gen) for n in lengths}
     folder = Path(results)
     if chosen:
-        own = datasheet.find(chosen, *_kept(folder), plan.model, plan.settings)
+        own = datasheet.find(chosen, *kept(folder), plan.model, plan.settings)
         rows = [on_device(plan.model, plan.settings, chosen, own, n, gen) for n in lengths]
         basis = basis_of(chosen, own)
         rows = [with_misfit(row, plan.model, plan.settings, chosen.memory_bytes) for row in rows]
         return Predictions(plan.model, chosen.about, rows, needed, chosen.memory_bytes, basis)
     place = where.of(plan.machine, plan.model, plan.settings)
-    records, known = _kept(folder)
+    records, known = kept(folder)
     best = probing.need(known, place, False, "this machine")
     learned = learning.learn(records, best, learning.offload_of(plan.model, plan.settings))
     rows = [here(plan.model, plan.settings, best, learned, n, gen) for n in lengths]
@@ -222,11 +222,11 @@ def predictions_on(
     Of devices that were measured in the folder `results`, from that.
     """
     lengths = checked_lengths(prompt_len, gen)
-    plan, kept = _plan(model, settings), _kept(Path(results))
-    return plan.model, {n: on_devices(plan.model, plan.settings, n, gen, names, *kept) for n in lengths}
+    plan, known = plan_for(model, settings), kept(Path(results))
+    return plan.model, {n: on_devices(plan.model, plan.settings, n, gen, names, *known) for n in lengths}
 
 
-def _kept(folder: Path) -> tuple[list[Record], list[Ceilings]]:
+def kept(folder: Path) -> tuple[list[Record], list[Ceilings]]:
     """The records and the ceilings in a folder; none where it is not there."""
     if not (folder.is_dir() and any(folder.glob("*.jsonl"))):
         return [], []
@@ -349,7 +349,7 @@ def checked_lengths(prompt_len: str | Sequence[int], gen: int) -> tuple[int, ...
     return lengths
 
 
-def _plan(model: str, settings: dict[str, Any]) -> Plan:
+def plan_for(model: str, settings: dict[str, Any]) -> Plan:
     """This machine and the settings, for a model; only the model's shape has to be known here."""
     with Worker() as worker:
         shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **settings)

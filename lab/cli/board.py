@@ -1,0 +1,166 @@
+"""The board: one request on many devices, or the results of many machines as a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lab.cli.options import NO_PLOT, as_json_option, with_options
+from lab.cli.running import EXIT_FAILED, RESULTS, note
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.why.board import Candidate
+
+
+def _listed(texts: tuple[str, ...]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+
+@click.command()
+@click.argument("results", nargs=-1, metavar="[FOLDER]...")
+@with_options(
+    click.option("--model", "-m", "models", multiple=True, help="Models, as for predict; several with commas."),
+    click.option("--prompt-len", "-p", default=1000, show_default=True, help="Tokens in the prompt."),
+    click.option("--gen", "-n", default=200, show_default=True, help="Tokens to generate, 2 or more."),
+    click.option("--users", default=1, show_default=True, help="Users whose answers are decoded together."),
+    click.option("--device", "-d", "devices", multiple=True, help="Only these devices or kinds; several with commas."),
+    click.option("--kind", help="Only devices of this kind, such as laptop."),
+    click.option("--memory", metavar="GB", help="Only devices with at most this much memory, such as 24GB."),
+    click.option("--slo", metavar="LIMITS", help="Limits to keep, such as ttft=2s,tpot=50ms."),
+    click.option("--at-least", type=float, metavar="RATE", help="With one --device: the models it decodes this fast."),
+    click.option("--prices", metavar="FILE", help="CSV file with the columns device, price and, if known, watts."),
+    click.option("--watts", type=float, help="Power of devices that --prices gives none for, in watts."),
+    click.option("--kwh", type=float, metavar="PRICE", help="Price of a kilowatt-hour: shows the cost of energy."),
+    click.option("--out", "-o", help="Folder of the page, or of the plots.  [default: board, or results]"),
+    click.option("--check", is_flag=True, help="Only check contributed results; write no page."),
+    NO_PLOT,
+    as_json_option(),
+)
+def board(
+    results: tuple[str, ...],
+    models: tuple[str, ...],
+    check: bool,
+    out: str | None,
+    no_plot: bool,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Find the machine for a model, or make a page of many machines' results.
+
+    \b
+      lab board -m llama-3.1-8b -p 8000 -n 300           # which devices hold it, and how fast they are
+      lab board -d rtx-4090 --at-least 20                # the largest models that it decodes at 20 tokens/s
+      lab board results/ --out board                     # a page of all results in a folder
+
+    Without FOLDER: one row for each device that fits, fastest first, with 90 % ranges. This machine is among them
+    with its measured times, or with a prediction from its ceilings. Times of other devices are predictions.
+
+    With FOLDER: a static page, index.html in --out. It lists devices and models, and links to the curves and the
+    records of each measured row. --check refuses files that hold no records, are copies, or are faster than the
+    device can be; the exit status is then 1.
+    """
+    if results:
+        _page(results, out or "board", check)
+        return
+    if check:
+        raise LabError("--check needs the folder to check.", "lab board FOLDER --check")
+    _request(_listed(models), out or RESULTS, no_plot, as_json, **asked)
+
+
+def _page(results: tuple[str, ...], out: str, check: bool) -> None:
+    from lab.core.results import read
+    from lab.show import board_page
+    from lab.why import contributions
+
+    if check:
+        found = contributions.refusals(results)
+        for sentence in found:
+            click.echo(f"refused  {sentence}")
+        if found:
+            sys.exit(EXIT_FAILED)
+        click.echo("Nothing to refuse.")
+        return
+    contents = read(results)
+    for sentence in contents.skipped:
+        note(sentence)
+    click.echo(f"page     {board_page.write_board(out, contents.records, contents.ceilings)}")
+
+
+def _request(
+    models: list[str],
+    out: str,
+    no_plot: bool,
+    as_json: bool,
+    *,
+    prompt_len: int,
+    gen: int,
+    users: int,
+    devices: tuple[str, ...],
+    kind: str | None,
+    memory: str | None,
+    slo: str | None,
+    at_least: float | None,
+    prices: str | None,
+    watts: float | None,
+    kwh: float | None,
+) -> None:
+    from lab.core.request import parse_slo
+    from lab.show import canvas, console, text_board
+    from lab.show.section import print_section
+    from lab.why import board as choosing
+
+    if gen < 2 or prompt_len < 1 or users < 1:
+        raise LabError("--prompt-len and --users need 1 or more, --gen 2 or more.", "Leave them out for the defaults.")
+    names, limits = _listed(devices) + ([kind] if kind else []), parse_slo(slo) if slo else None
+    if at_least is not None:
+        if len(names) != 1 or models:
+            raise LabError("--at-least needs one --device and no --model.", "lab board -d rtx-4090 --at-least 20")
+        found = choosing.largest(names[0], at_least, prompt_len, gen)
+        if not found:
+            raise LabError(f"{names[0]} decodes no model of the catalog at {at_least:g} tokens/s.", "Ask for less.")
+    else:
+        priced = choosing.read_prices(prices) if prices else None
+        found = choosing.candidates(
+            models or ["smollm2-135m"], prompt_len, gen, devices=names, users=users, slo=limits, prices=priced
+        )
+        found = _within(found, memory)
+    shown = text_board.section(found, limits, watts, kwh, has_here=not names)
+    plots = []
+    for picture in () if no_plot else shown.pictures:
+        plots += canvas.write(picture.draw, Path(out), f"board-{picture.name}", picture.file_size)
+    if as_json:
+        rows = [{**_as_json(one), "joules_per_token": one.joules_per_token(watts)} for one in found]
+        console.print_json({"rows": rows, "plots": [str(plot) for plot in plots]})
+        return
+    print_section(shown, console.console())
+    for plot in plots:
+        click.echo(f"plot     {plot}")
+
+
+def _within(found: list[Candidate], memory: str | None) -> list[Candidate]:
+    """Those with at most this much memory. LabError where none is left."""
+    if memory is None:
+        return found
+    try:
+        most = 1e9 * float(memory.lower().removesuffix("gb"))
+    except ValueError:
+        raise LabError(f"--memory {memory!r} is not a size.", "Write it in GB: --memory 24GB") from None
+    kept = [one for one in found if one.memory_bytes is not None and one.memory_bytes <= most]
+    if not kept:
+        raise LabError(f"No device here has {memory} or less.", "See all: lab board -m MODEL")
+    return kept
+
+
+def _as_json(one: Candidate) -> dict[str, Any]:
+    """A candidate with its model by name; what does not fit has no times."""
+    values = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
+    values |= {"e2e_s": one.e2e_s, "model": one.model.name, "quantization": one.model.quantization}
+    values |= {name: None for name in ("ttft_s", "tpot_s", "e2e_s") if one.problem}
+    values["device"] = one.device.about if one.device else None
+    values["price"] = one.price.price if one.price else None
+    return values

@@ -1,0 +1,294 @@
+"""Which device suits a request? The same request on many devices: whether it fits, how long it takes, what it costs.
+
+A candidate is one model on one device. Where this machine has measured the request, its medians count; every other time
+is a prediction (prediction.py) with a 90 % range. Several users decode together in one step, which reads the weights
+once and each user's cache: the time of such a step is that of a single user's times the ratio of their limits.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from lab.analysis import table
+from lab.core import cost
+from lab.core.lists import grouped
+from lab.core.record import Ceilings, Model, Record, Settings
+from lab.core.request import Slo
+from lab.errors import LabError
+from lab.models import catalog, shapes
+from lab.runner import machine
+from lab.runner.cases import Plan
+from lab.why import datasheet, prediction
+from lab.why.datasheet import Device
+from lab.why.prediction import Prediction
+
+HERE = "this machine"
+MEASURED, PREDICTED = "measured", "predicted"
+NEAR = 0.05
+"""Runs whose prompt length differs by at most this share of the wanted one count as the same request."""
+
+WITHIN = 0.90
+"""The share of requests that a range is to hold."""
+
+Span = tuple[float, float]
+"""The ends of a range."""
+
+Kept = tuple[list[Record], list[Ceilings]]
+"""What was measured: runs, and ceilings."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a device costs, and its power in watts where that is known."""
+
+    price: float
+    watts: float | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model on a device under a load: ranges of TTFT and TPOT in seconds (NaN: not known), the memory in bytes.
+
+    `problem` says why it cannot run there. `chance`: the probability that it keeps the limits, where some were given.
+    """
+
+    name: str
+    kind: str
+    model: Model
+    n_prompt: int
+    n_gen: int
+    users: int
+    ttft_s: Span
+    tpot_s: Span
+    needed_bytes: int
+    device: Device | None = None
+    memory_bytes: float | None = None
+    problem: str = ""
+    doubts: tuple[str, ...] = ()
+    chance: float | None = None
+    price: Price | None = None
+
+    @property
+    def e2e_s(self) -> Span:
+        """Seconds of the whole request."""
+        low, high = (a + (self.n_gen - 1) * b for a, b in zip(self.ttft_s, self.tpot_s, strict=True))
+        return low, high
+
+    @property
+    def tps(self) -> Span:
+        """Tokens per second of each user."""
+        return 1 / self.tpot_s[1], 1 / self.tpot_s[0]
+
+    def joules_per_token(self, watts: float | None) -> Span | None:
+        """Energy of a decoded token at the device's power, shared by all users; None where no power is known."""
+        power = self.price.watts if self.price and self.price.watts else watts
+        return None if power is None else (power * self.tpot_s[0] / self.users, power * self.tpot_s[1] / self.users)
+
+
+def candidates(
+    models: Sequence[str],
+    n_prompt: int,
+    n_gen: int,
+    *,
+    devices: Sequence[str] = (),
+    users: int = 1,
+    slo: Slo | None = None,
+    prices: Mapping[str, Price] | None = None,
+    results: str | Path = "results",
+    **settings: Any,
+) -> list[Candidate]:
+    """Every model on every device (all known ones where none is named) and on this machine: what fits comes first, by
+    the time of the whole request.
+
+    `models` are names of the catalog with their quantization, such as "llama-3.1-8b:Q4_K_M". LabError for an unknown
+    model or device.
+    """
+    names = [name for group in devices for name in datasheet.names_of(group) or [datasheet.find_device(group).name]]
+    kept, found = prediction.kept(Path(results)), list[Candidate]()
+    for text in models:
+        plan = prediction.plan_for(text, settings)
+        found += _on_devices(plan.model, plan.settings, n_prompt, n_gen, users, names, kept)
+        if not devices:
+            found += _here(text, plan, n_prompt, n_gen, users, results, kept[0], settings)
+    rated = [dataclasses.replace(one, chance=chance(one, slo) if slo else None) for one in found]
+    priced = [dataclasses.replace(one, price=(prices or {}).get(one.name)) for one in rated]
+    return sorted(priced, key=_order)
+
+
+def _order(one: Candidate) -> tuple[bool, float]:
+    middle = math.sqrt(one.e2e_s[0] * one.e2e_s[1])
+    return bool(one.problem), math.inf if middle != middle else middle
+
+
+def _on_devices(
+    model: Model, settings: Settings, n_prompt: int, n_gen: int, users: int, names: Sequence[str], kept: Kept
+) -> list[Candidate]:
+    rows = prediction.on_devices(model, settings, n_prompt, n_gen, names, *kept)
+    return [_on_device(model, settings, device, row, users) for device, row, _ in rows]
+
+
+def _on_device(model: Model, settings: Settings, device: Device, row: Prediction, users: int) -> Candidate:
+    needed = prediction.memory_bytes(model, settings, users * (row.n_prompt + row.n_gen))
+    problem = row.misfit or ""
+    if not problem and device.memory_bytes is not None and needed > device.memory_bytes:
+        problem = f"needs {needed / 1e9:,.1f} GB of {device.memory_bytes / 1e9:,.1f} for {users} users"
+    slower = _slower(model, settings, row, users, device.gbps, device.tflops)
+    return Candidate(
+        device.name,
+        PREDICTED,
+        model,
+        row.n_prompt,
+        row.n_gen,
+        users,
+        row.prefill_s,
+        (slower * row.tpot_s[0], slower * row.tpot_s[1]),
+        needed,
+        device,
+        device.memory_bytes,
+        problem,
+        row.doubts,
+    )
+
+
+def _slower(model: Model, settings: Settings, row: Prediction, users: int, gbps: float, tflops: float | None) -> float:
+    """How many times as long a step of several users takes as one of a single user, by their limits."""
+    if users == 1:
+        return 1.0
+    past = row.n_prompt + max(0, row.n_gen - 2) // 2
+    kinds = settings.type_k, settings.type_v
+    one = cost.step(model, 1, past, 1, *kinds)
+    many = cost.step(model, 1, past, users, *kinds, others=[(1, past)] * (users - 1))
+    if one is None or many is None:
+        return math.nan
+    limits = [max(step.n_bytes / gbps, step.flops / (1e3 * tflops) if tflops else 0.0) for step in (one, many)]
+    return limits[1] / limits[0]
+
+
+def _here(
+    text: str,
+    plan: Plan,
+    n_prompt: int,
+    n_gen: int,
+    users: int,
+    results: str | Path,
+    records: Sequence[Record],
+    settings: dict[str, Any],
+) -> list[Candidate]:
+    """This machine: what it measured of such a request, else what it predicts from its ceilings; nothing without."""
+    label = machine.label(plan.machine, plan.settings)
+    needed = prediction.memory_bytes(plan.model, plan.settings, users * (n_prompt + n_gen))
+    if users == 1 and (row := _measured(records, plan.model, label, n_prompt)) is not None:
+        ttft, tpot = (_span(row, figure, scale) for figure, scale in (("ttft_s", 1.0), ("tpot_ms", 1e-3)))
+        return [Candidate(HERE, MEASURED, plan.model, n_prompt, n_gen, 1, ttft, tpot, needed, doubts=row["doubts"])]
+    try:
+        answer = prediction.predictions(str(n_prompt), n_gen, text, None, results, **settings)
+    except LabError:  # no ceilings: the caller says how to get them
+        return []
+    row = answer.rows[0]
+    slower = _slower(plan.model, plan.settings, row, users, 1.0, None) if users > 1 else 1.0
+    tpot = slower * row.tpot_s[0], slower * row.tpot_s[1]
+    parts = (plan.model, n_prompt, n_gen, users, row.prefill_s, tpot, needed, None, answer.memory_bytes)
+    return [Candidate(HERE, PREDICTED, *parts, row.misfit or "", row.doubts)]
+
+
+def _measured(records: Sequence[Record], model: Model, label: str, n_prompt: int) -> Any:
+    """The row of a summary that measured such a request here, the one of most runs; None where there is none."""
+    same = [
+        record
+        for record in records
+        if record.run.is_timed
+        and record.run.lever is None
+        and (record.model.name, record.model.quantization) == (model.name, model.quantization)
+        and machine.label(record.machine, record.settings) == label
+        and abs(record.run.n_prompt - n_prompt) <= NEAR * n_prompt
+    ]
+    if not same:
+        return None
+    summary = table.summary(table.runs(same))
+    return summary.loc[summary.repeats.idxmax()].to_dict() if len(summary) else None
+
+
+def _span(row: Mapping[str, Any], figure: str, scale: float) -> Span:
+    """The interval of a measured figure, or the range of fewer runs."""
+    one = table.shown_in(row, figure, scale)
+    return (one.value, one.value) if one.low is None or one.high is None else (one.low, one.high)
+
+
+def chance(one: Candidate, slo: Slo) -> float:
+    """The probability that a candidate keeps all limits, taking its ranges for those of logarithms of normal errors."""
+    if one.problem:
+        return 0.0
+    limits = ((one.ttft_s, slo.ttft_s), (one.tpot_s, slo.tpot_s), (one.e2e_s, slo.e2e_s))
+    return min((_below(span, limit) for span, limit in limits if limit is not None), default=1.0)
+
+
+def _below(span: Span, limit: float) -> float:
+    low, high = span
+    if low != low:
+        return math.nan
+    if low >= high:
+        return float(low <= limit)
+    middle = (math.log(low) + math.log(high)) / 2
+    deviation = (math.log(high) - math.log(low)) / 2 / NormalDist().inv_cdf((1 + WITHIN) / 2)
+    return NormalDist(middle, deviation).cdf(math.log(limit))
+
+
+def largest(
+    device: str, at_least_tps: float, n_prompt: int, n_gen: int, results: str | Path = "results", **settings: Any
+) -> list[Candidate]:
+    """The models of the catalog that a device decodes at this rate or faster, each in its largest quantization."""
+    name, kept = datasheet.find_device(device).name, prediction.kept(Path(results))
+    usual = prediction.plan_for(catalog.DEFAULT, settings).settings
+    found = [
+        one
+        for entry in catalog.entries().values()
+        for model in shapes.by_quantization(entry).values()
+        for one in _on_devices(model, usual, n_prompt, n_gen, 1, [name], kept)
+    ]
+    fast = [one for one in found if not one.problem and one.tps[0] >= at_least_tps]
+    by_size = sorted(fast, key=lambda one: -(one.model.n_bytes or 0))
+    return [own[0] for own in grouped(by_size, lambda one: one.model.name).values()]
+
+
+def read_prices(path: str | Path) -> dict[str, Price]:
+    """Prices of devices from a CSV file with the columns device, price and, where known, watts.
+
+    LabError for a file that cannot be read, a column that is missing, an unknown device, or a price that is no number.
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file, skipinitialspace=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise LabError(f"The prices in {path} cannot be read: {problem}.", "Give a CSV file.") from None
+    columns = set(rows[0]) if rows else set()
+    if not {"device", "price"} <= columns:
+        found = ", ".join(sorted(filter(None, columns))) or "none"
+        raise LabError(
+            f"{path} needs the columns device and price; it has {found}.", "The first line: device,price,watts"
+        )
+    return dict(_prices(path, rows))
+
+
+def _prices(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Price]]:
+    for number, row in enumerate(rows, 2):
+        name = (row["device"] or "").strip()
+        device = name if name == HERE else datasheet.find_device(name).name
+        values = []
+        for column in ("price", "watts"):
+            text = (row.get(column) or "").strip()
+            try:
+                values.append(float(text) if text else None)
+            except ValueError:
+                raise LabError(
+                    f"Line {number} of {path}: the {column} {text!r} is not a number.", "Write it as 1599 or 1599.00."
+                ) from None
+        if values[0] is None or not values[0] >= 0:
+            raise LabError(f"Line {number} of {path}: {name} has no price.", "Write a number, or leave the line out.")
+        yield device, Price(values[0], values[1])
