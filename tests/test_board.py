@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lab
@@ -124,8 +125,8 @@ def test_pictures_have_a_bar_for_each_device_and_a_limit_line() -> None:
     bars = drawn(pictures["requests"].draw, (10, 5)).axes[0]
     assert len(bars.get_yticklabels()) == text_board.MOST_BARS
     rates = drawn(pictures["bandwidth"].draw, (10, 5)).axes[0]
-    limit = rates.lines[0].get_xydata()
-    slope = math.log(limit[1][1] / limit[0][1]) / math.log(limit[1][0] / limit[0][0])
+    (x0, y0), (x1, y1) = np.asarray(rates.lines[0].get_xydata(), dtype=float)
+    slope = math.log(y1 / y0) / math.log(x1 / x0)
     assert rates.get_xscale() == "log" and slope == pytest.approx(1)
 
 
