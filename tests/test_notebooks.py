@@ -24,17 +24,18 @@ from lab.show import answers, lesson, lesson_server
 from lab.why import datasheet
 from tests.conftest import MODEL, make_record, make_run
 from tests.test_explain import FAST
+from tests.test_pages import STUMBLES
 
 ROOT = Path(__file__).parent.parent
 NAMES = (
-    *("01-two-phases", "02-what-limits-each", "03-the-kv-cache", "04-your-machine-and-others", "05-the-levers"),
+    *("01-two-phases", "02-what-limits-each", "03-the-kv-cache", "04-your-machine-and-others", "05-four-optimizations"),
     "06-through-a-server",
 )
 MEASURES = r"\blab\.(measure|ab|ceilings|batch|prefix|stall|speculate|overhead|load)\("
 ANSWERS = {  # of each exercise a right answer and a wrong one, in the names that the notebook has by then
     "01": [
         ("first.e2e_s + (500 - first.n_gen) * first.tpot_ms / 1e3", "500 * first.tpot_ms"),
-        ("min(n for n in range(1, 10**5) if reading.seconds(n) >= 199 * first.tpot_ms / 1e3)", "2"),
+        ("min(n for n in range(1, 10**5) if prefill.seconds(n) >= 199 * first.tpot_ms / 1e3)", "2"),
         ('"B"', '"a"'),
     ],
     "02": [("1.88", "2"), ("roof.gflops / roof.gbps * 20 / 32 / 2", "roof.ridge"), ('"b"', '"a"')],
@@ -110,15 +111,30 @@ def test_a_notebook_has_the_parts_that_all_have(name: str) -> None:
             assert re.search(r"seconds|minute", before), before
 
 
-def test_the_ridges_that_notebook_2_names_are_those_of_the_devices() -> None:
-    ridges = sorted(
-        (1e3 * each.tflops / each.gbps, each.about.split(" ", 1)[1].removeprefix("Radeon "))
-        for each in datasheet.devices().values()
-        if each.tflops
-    )
-    words = " ".join(stored(NAMES[1]).cells[-1].source.replace("\n>", " ").split())
-    (low, lowest), (high, highest) = ridges[0], ridges[-1]
-    assert f"lies between {low:.0f} ({lowest}) and {high:.0f} ({highest})" in words
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_begins_with_questions_and_ends_with_their_answers(name: str) -> None:
+    texts = [cell.source for cell in stored(name).cells if cell.cell_type == "markdown"]
+    assert "**Time:** All measurements together" in texts[0] and "**You need:**" in texts[0]
+    (questions,) = re.findall(r"you can answer:\n\n((?:\d\. .*\n)+)", texts[0])
+    asked = re.findall(r"(\d)\. .*\?\n", questions)
+    answers = re.split(r"\n(?=\d\. )", texts[-1].partition("## Short answers\n")[2])[1:]
+    assert 3 <= len(asked) <= 5 and [answer[0] for answer in answers] == asked
+    headings = {heading.replace(" ", "-") for text in texts for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)}
+    for answer in answers:
+        links = re.findall(r"\]\(#(.*?)\)", answer)
+        assert links and set(links) <= headings, answer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_speaks_of_prompts_prefill_decode_and_users(name: str) -> None:
+    for cell in stored(name).cells:
+        assert not re.search(rf"{STUMBLES}|(?i:\b(readers?|writing|written|levers?)\b)", cell.source), cell.source
+
+
+def test_decode_is_far_below_the_ridges_of_the_cards_in_notebook_2() -> None:
+    (cell,) = (cell for cell in stored(NAMES[1]).cells if "cards = " in cell.source)
+    cards = [datasheet.find_device(name) for name in re.findall(r'"([\w-]+)"', cell.source.partition("]")[0])]
+    assert len(cards) == 3 and all(card.tflops and 1e3 * card.tflops / card.gbps > 10 * 3.6 for card in cards)
 
 
 def beyond_the_interface(source: str) -> list[str]:
@@ -210,13 +226,13 @@ def test_a_guess_is_set_beside_what_was_measured(capsys: pytest.CaptureFixture[s
         lesson.guess(guess, 10.0, "ms")
     lesson.guess(3, float("inf"), "times as long")
     said = capsys.readouterr().out.splitlines()
-    assert "you wrote no guess" in said[0]
-    assert "'ten' is no number" in said[4] and "True is no number" in said[5] and "nan is no number" in said[7]
-    assert said[1] == "your guess: 10.0 ms; measured: 10.0 ms; well guessed"
-    assert said[2] == "your guess: 5.00 ms; measured: 10.0 ms; you guessed 2.00 times too little"
-    assert "well guessed" in said[3]
+    assert "you entered no guess" in said[0]
+    assert "'ten' is not a number" in said[4] and "True is not a number" in said[5] and "nan is not a number" in said[7]
+    assert said[1] == "your guess: 10.0 ms; measured: 10.0 ms; a good guess"
+    assert said[2] == "your guess: 5.00 ms; measured: 10.0 ms; the guess is 2.00 times too low"
+    assert "a good guess" in said[3]
     assert said[6].endswith("off by 10.0")
-    assert said[8] == "times as long: this measurement cannot tell"
+    assert said[8] == "times as long: not known from this measurement"
 
 
 def test_an_answer_is_right_wrong_or_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,7 +242,7 @@ def test_an_answer_is_right_wrong_or_none(capsys: pytest.CaptureFixture[str]) ->
         lesson.check(answer, "b", "think")
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("No answer yet") and said[1] == "Right."
-    assert said[2] == "Not yet. Hint: count again" and "is no number" in said[3]
+    assert said[2] == "Not yet. Hint: count again" and "is not a number" in said[3]
     assert said[4:] == ["Right.", "Not yet. Hint: think", "Not yet. Hint: think"]
 
 
@@ -254,15 +270,13 @@ def test_what_an_experiment_showed_is_printed_and_its_rows_are_those_of_the_tabl
 
 def test_a_failed_measurement_is_a_sentence() -> None:
     failed = [make_record(make_run(status="failed", error="no memory"))]
-    of_ceilings = [
-        partial(function, ceilings=FAST) for function in (lesson.explain, lesson.experiments, lesson.promises)
-    ]
+    of_ceilings = [partial(function, ceilings=FAST) for function in (lesson.explain, lesson.experiments, lesson.gains)]
     for shown in (lesson.figures, lesson.both_laws, lesson.compare, lesson.rows, lesson.draw, *of_ceilings):
-        with pytest.raises(LabError, match=r"No run went well\. 20 prompt tokens, repeat 1: no memory"):
+        with pytest.raises(LabError, match=r"All runs failed\. 20 prompt tokens, repeat 1: no memory"):
             shown(failed)
     with pytest.raises(LabError, match="Q5_0 with 2 threads are not measured"):
         lesson.kernels(FAST, MODEL, 2, ["Q5_0"])
-    with pytest.raises(LabError, match="of no experiment"):
+    with pytest.raises(LabError, match="belong to no experiment"):
         lesson.rows([make_record(make_run())])
     assert LabError("It broke.", "Mend it.")._render_traceback_() == ["Error: It broke.\nMend it."]
 

@@ -1,6 +1,6 @@
 """What the notebooks use besides `lab`: guesses, exercises, and tables as the commands print them.
 
-Notebooks import nothing else, so the functions here have short names and take a reader's plain numbers.
+Notebooks import nothing else, so the functions have short names and take plain numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 guess, check = answers.guess, answers.check
 serve, abilities, events = lesson_server.serve, lesson_server.abilities, lesson_server.events
-arms, show_load, draw_load = lesson_server.arms, lesson_server.show_load, lesson_server.draw_load
+show_load, draw_load = lesson_server.show_load, lesson_server.draw_load
 overhead, show_overhead = lesson_server.overhead, lesson_server.show_overhead
 draw_overhead = lesson_server.draw_overhead
 
@@ -47,15 +47,15 @@ def begin() -> None:
 
 
 def show(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
-    """Print tables and sentences as `lab show` does; of experiments also what `ceilings` and plain `runs` predict."""
+    """Print what `lab show` prints; `ceilings` and plain `runs` add the predictions of an experiment."""
     text_results.print_results(records, console.console(), _sections(records, ceilings, runs))
 
 
 def rows(records: Sequence[Record]) -> tuple[Any, ...]:
-    """The rows of an experiment's table, in its order: what `lab show --json` prints. LabError for other runs."""
+    """The rows of an experiment's table, as in `lab show --json`. LabError for other runs."""
     sections = _sections(_timed(records))
     if not sections:
-        raise LabError("These runs are of no experiment.", "Make one: lab.batch(), lab.prefix() or lab.stall()")
+        raise LabError("These runs belong to no experiment.", "Run one: lab.batch(), lab.prefix() or lab.stall()")
     return tuple(sections[0].rows)
 
 
@@ -77,12 +77,12 @@ def compare(records: Sequence[Record]) -> None:
 
 
 def sessions(records: Sequence[Record]) -> list[Record]:
-    """The same records, for the plots: where all are of one setup, each session is a line of its own."""
+    """The same records for the plots: if all have one setup, each session becomes a separate line."""
     return comparing.by_session(records)
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
-    """Print what limited runs of one setup as `lab explain` does, without advice. Returns the rows, for the plots."""
+    """Print what limited runs of one setup as `lab explain` does, without advice. Returns the rows for the plots."""
     timed = _timed(records)
     rows = roofline.explain(timed, ceilings)
     label = setup_columns.model_label(timed[0])
@@ -90,7 +90,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
     return rows
 
 
-def promises(records: Sequence[Record], ceilings: Ceilings) -> None:
+def gains(records: Sequence[Record], ceilings: Ceilings) -> None:
     """Print the gains that the ceilings predict for other settings, as `lab explain` does."""
     timed = _timed(records)
     for lever in advice.levers(roofline.explain(timed, ceilings), timed[0], ceilings):
@@ -113,7 +113,7 @@ def figures(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def kernels(ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[str]) -> pd.DataFrame:
-    """Rates of products with packed weights of a model's feed-forward shape: a row per type and tokens at once."""
+    """Kernel rates at a model's feed-forward shape: one row per quantization and number of tokens."""
     import pandas as pd
 
     rows = [
@@ -124,7 +124,7 @@ def kernels(ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[st
     ]
     if not rows:
         raise LabError(
-            f"The kernels of {', '.join(types)} with {n_threads} threads are not measured in this model's shape.",
+            f"The kernels of {', '.join(types)} with {n_threads} threads are not measured at this model's shape.",
             "Measure them: lab.ceilings(types=[...], threads=...)",
         )
     headings = ["type", "tokens at once", "GB/s", "GFLOP/s"]
@@ -132,7 +132,7 @@ def kernels(ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[st
 
 
 def step_ms(ceilings: Ceilings, model: Model, settings: Settings, n_tokens: int, n_past: int) -> float:
-    """Least milliseconds of one step in its kernels, by a machine's ceilings. LabError for a kernel without one."""
+    """The milliseconds of one step if each kernel runs at its ceiling. LabError for a kernel without a ceiling."""
     return 1e3 * step_kernels.total(model, settings, ceilings, n_tokens, n_past, 1).total_s
 
 
@@ -145,7 +145,7 @@ def step_cost(model: Model, n_tokens: int, n_past: int = 0) -> StepCost:
 
 
 def block(kind: str) -> tuple[int, int]:
-    """How a type packs weights: weights in a block, bytes of a block."""
+    """How a quantization packs weights: (weights in a block, bytes of a block)."""
     return BLOCKS[kind]
 
 
@@ -155,7 +155,7 @@ def roof(ceilings: Ceilings) -> Roof:
 
 
 def ceilings_of(results: Contents) -> Ceilings:
-    """The ceilings that lie in a results file, of the machine that made its first record. LabError without any."""
+    """The ceilings in a results file for the machine of its first record. LabError without any."""
     first = results.records[0]
     return probing.need(results.ceilings, where.of_record(first), False, "this file")
 
@@ -171,12 +171,12 @@ def threads() -> int:
 
 
 def shape(name: str, quantization: str) -> Model:
-    """A model of `lab models` in a quantization, from its shape alone: there need not be a file."""
+    """A model of `lab models` in a quantization, made from its shape; needs no file."""
     return shapes.model_of(catalog.find(name), quantization)
 
 
 def kv_bytes(model: Model, kind: str = "f16") -> float:
-    """Bytes that one token leaves in a KV cache of type `kind`. LabError where the model's header is not enough."""
+    """Bytes of one token in a KV cache of type `kind`. LabError if the model's header does not tell."""
     n_bytes = memory.kv_bytes_per_position(model, kind, kind)
     if n_bytes is None:
         raise step_kernels.not_known(model)
@@ -223,21 +223,21 @@ def caches(models: Sequence[Model]) -> pd.DataFrame:
 def split(records: Sequence[Record]) -> None:
     """Print each generation as the sum of its two phases (medians)."""
     for row in figures(records).itertuples():
-        writes = (row.n_gen - 1) * row.tpot_ms / 1e3
-        parts = wording.seconds(row.prefill_s), wording.seconds(writes), wording.seconds(row.e2e_s)
+        tpot_s = row.tpot_ms / 1e3
+        prefill, token, decode = map(wording.seconds, (row.prefill_s, tpot_s, (row.n_gen - 1) * tpot_s))
         print(
-            f"{row.n_prompt:,} in, {row.n_gen:,} out: reading {parts[0]} + writing {row.n_gen - 1:,} x "
-            f"{wording.seconds(row.tpot_ms / 1e3)} = {parts[0]} + {parts[1]}, of {parts[2]} in all (each a median "
-            f"of its own); reading is {100 * row.prefill_share:.0f} %"
+            f"{row.n_prompt:,} prompt tokens, {row.n_gen:,} generated: prefill {prefill} + decode {row.n_gen - 1:,} x "
+            f"{token} = {prefill} + {decode}; measured total {wording.seconds(row.e2e_s)}; prefill takes "
+            f"{100 * row.prefill_share:.0f} % (separate medians)"
         )
 
 
 def both_laws(sweep: Sequence[Record]) -> tuple[PrefillLaw, DecodeLaw]:
-    """The laws of a sweep of one setup, which it prints too: T(P) of the prompt length, t(p) of the position."""
+    """Print and return the laws of a sweep of one setup: T(P) of the prompt length, t(p) of the position."""
     rows = table.summary(table.runs(_timed(sweep)))
     prefill, decode = sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows)
     if prefill is None or decode is None:
-        raise LabError("Four lengths are the fewest for a law.", "Take smaller steps: every=256, ubatch=256")
+        raise LabError("The two laws need at least four lengths.", "Take smaller steps: every=256, ubatch=256")
     print(prefill, decode, sep="\n")
     return prefill, decode
 
@@ -251,7 +251,7 @@ def requests(prefill: PrefillLaw, decode: DecodeLaw, lengths: Sequence[int], ans
         request = sweep_laws.request(prefill, decode, n_prompt, n_gen)
         times = map(wording.seconds, (request.prefill_s, request.decode_s, request.e2e_s))
         rows.append((f"{n_prompt:,}", f"{n_gen:,}", *times, round(100 * request.prefill_share)))
-    return pd.DataFrame(rows, columns=["prompt", "answer", "reading", "writing", "the whole", "reading, %"])
+    return pd.DataFrame(rows, columns=["prompt", "answer", "prefill", "decode", "total", "prefill, %"])
 
 
 def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
@@ -270,10 +270,9 @@ def _timed(records: Sequence[Record]) -> list[Record]:
     timed = [record for record in records if record.run.is_timed]
     if not timed:
         errors = text_results.failures(records)
-        raise LabError(f"No run went well. {' '.join(errors[:1])}".strip(), "Measure again, perhaps something smaller.")
+        raise LabError(f"All runs failed. {' '.join(errors[:1])}".strip(), "Measure again, with shorter lengths.")
     return timed
 
 
 def _sections(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> list[Any]:
-    """What the experiments among the records showed, as `levers.sections` has it."""
     return levers.sections(records, [ceilings] if ceilings else [], runs)

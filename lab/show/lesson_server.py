@@ -1,7 +1,7 @@
 """What the notebook on servers uses: a server of its own, and what it streams.
 
-The server is llama_cpp.server, which comes with llama-cpp-python, on the same libraries as the lab's engine. It reads a
-pipe from this process, so it ends when this process does, whatever happened in between.
+The server is llama_cpp.server from llama-cpp-python, which uses the same libraries as the lab's engine. It reads from a
+pipe of this process, so it ends when this process ends, even after a crash.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.analysis import load_figures, loads, request_table
-from lab.analysis.load_figures import ArmFigures
+from lab.analysis import loads, request_table
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
@@ -45,7 +44,7 @@ runpy.run_module("llama_cpp.server", run_name="__main__")
 
 
 class OwnServer:
-    """A server that was started here. `url` is its address, `n_threads` how many threads it computes with."""
+    """A server that was started here, at `url`. It computes with `n_threads` threads."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: tempfile.TemporaryDirectory[str], n_threads: int) -> None:
         self._process, self._log = process, log
@@ -53,7 +52,7 @@ class OwnServer:
         self.url = f"{_address(process, Path(log.name) / 'log')}/v1"
 
     def end(self) -> None:
-        """End it. Once it has ended, nothing happens."""
+        """End the server; does nothing if it has ended."""
         self._process.terminate()
         try:
             self._process.wait(END_S)
@@ -67,9 +66,9 @@ _running: list[OwnServer] = []
 
 
 def serve(n_threads: int | None = None) -> OwnServer:
-    """Start a server with the embedded model on a free port of this machine, and return it when it answers.
+    """Start a server with the embedded model on a free port of this machine, and wait until it answers.
 
-    It ends with `end()`, with this process, or when another one is started. LabError where it does not start.
+    It ends with `end()`, with this process, or when another one is started. LabError if it does not start.
     """
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
@@ -118,7 +117,7 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
             return address[1]
         time.sleep(LOOK_S)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    raise LabError(f"The server did not start: {' | '.join(lines[-3:])}", "Look whether memory is free, and try again.")
+    raise LabError(f"The server did not start: {' | '.join(lines[-3:])}", "Free some memory, and try again.")
 
 
 def abilities(records: Sequence[RequestRecord]) -> None:
@@ -133,11 +132,6 @@ def events(record: RequestRecord) -> pd.DataFrame:
     columns = record.request.events
     arrive_ms = [ns / 1e6 for ns in columns.arrive_ns]
     return pd.DataFrame({"arrive_ms": arrive_ms, "bytes": columns.n_bytes, "kind": columns.kind})
-
-
-def arms(records: Sequence[RequestRecord]) -> tuple[ArmFigures, ...]:
-    """What each arm of a load showed, in order of the load: `ttft.median_s`, `tokens_tps.value` and more."""
-    return tuple(load_figures.figures_of(arm) for arm in loads.arms(_samples(records)))
 
 
 def show_load(records: Sequence[RequestRecord]) -> None:
