@@ -2,9 +2,9 @@
 
 
 def printable(text: str, kept: str = "") -> str:
-    """`text` without control characters (but those in `kept`), which could command a terminal or turn text around.
+    """`text` without control characters (except those in `kept`), which could control a terminal or reverse text.
 
-    Line ends and other spaces become a plain space, the rest a question mark.
+    Line ends and other whitespace become a space, all others a question mark.
     """
     if text.isprintable():
         return text
@@ -12,18 +12,18 @@ def printable(text: str, kept: str = "") -> str:
 
 
 class LabError(Exception):
-    """Something a user can cause or mend.
+    """An error that a user can cause or correct.
 
     `what` is one sentence that names the failing value; `hint` says what to do next.
     """
 
     def __init__(self, what: str, hint: str = "") -> None:
-        what = printable(what)  # parts of it may come out of a file: nothing in it shall command the terminal
+        what = printable(what)  # parts of it may come from a file, which must not control the terminal
         hint = "\n".join(map(printable, hint.split("\n")))
         super().__init__(f"{what}\n{hint}" if hint else what)
         self.what = what
         self.hint = hint
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows in place of a traceback (IPython asks for it)."""
+        """What IPython shows in a notebook instead of a traceback."""
         return [f"Error: {self}"]

@@ -52,7 +52,7 @@ def test_files_that_are_not_models(tmp_path: Path, embedded: Path) -> None:
     cut = tmp_path / "cut.gguf"
     whole = embedded.read_bytes()
     cut.write_bytes(whole[: len(whole) // 2])
-    fails("-m", cut, says="cut.gguf is cut off: it has 49,181,216 of 98,362,432 bytes")
+    fails("-m", cut, says="cut.gguf is truncated: it has 49,181,216 of 98,362,432 bytes")
     cut.write_bytes(whole[:50_000])
     fails("-m", cut, says="cut.gguf is a broken GGUF file")
 
@@ -191,7 +191,7 @@ def test_results_that_are_broken_or_newer(tmp_path: Path) -> None:
     path.write_bytes(whole + whole.replace(b'"schema":2', b'"schema":7') + whole[:300])
     code, out, err = run_lab("show", path)
     assert code == 0 and "tiny" in out
-    assert "schema 7" in err and "not whole" in err
+    assert "schema 7" in err and "the line is truncated" in err
     assert run_lab("show", tmp_path / "none.jsonl")[0] == 1
     path.write_bytes(b"nonsense\n")
     assert "There is no run in" in run_lab("show", path)[2]

@@ -228,7 +228,7 @@ def test_requests_that_a_file_has_twice_count_once(tmp_path: Path) -> None:
     sample = Path("results/sample-server-smollm2-135m-llama-server.jsonl")
     (tmp_path / "twice.jsonl").write_text(2 * sample.read_text())
     twice = results.read([tmp_path / "twice.jsonl"])
-    assert twice.requests == results.read([sample]).requests and "read before" in twice.skipped[0]
+    assert twice.requests == results.read([sample]).requests and "is a duplicate" in twice.skipped[0]
 
 
 def test_pictures_draw_disturbed_runs_hollow() -> None:

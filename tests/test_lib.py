@@ -128,7 +128,7 @@ def test_libraries_that_crash(monkeypatch: pytest.MonkeyPatch, libllama: Callabl
         def libraries(self) -> Libraries:
             if self.backend.lib is None:
                 return FITTING
-            raise WorkerDied("The engine's process ended: SIGILL (a build for another CPU).")
+            raise WorkerDied("The engine's process ended: SIGILL (llama.cpp was built for another CPU).")
 
     monkeypatch.setattr(builds, "Worker", Crashing)
     with pytest.raises(LabError, match="SIGILL") as problem:
@@ -258,7 +258,7 @@ def test_the_title_of_cpu_against_device_is_of_two_devices() -> None:
 
 
 def test_a_device_without_room_is_no_broken_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "complaint", lambda: "unable to allocate Vulkan0 buffer")
-    assert "--n-gpu-layers" in (llama.refusal(Path("a.gguf")).hint)
-    monkeypatch.setattr(native, "complaint", lambda: "invalid magic characters")
-    assert "Is the file whole?" in llama.refusal(Path("a.gguf")).hint
+    monkeypatch.setattr(native, "last_warnings", lambda: "unable to allocate Vulkan0 buffer")
+    assert "--n-gpu-layers" in (llama.load_error(Path("a.gguf")).hint)
+    monkeypatch.setattr(native, "last_warnings", lambda: "invalid magic characters")
+    assert "The file may be incomplete" in llama.load_error(Path("a.gguf")).hint

@@ -196,7 +196,7 @@ def test_a_disk_that_fills_up_loses_nothing(
             path.symlink_to("/dev/full")
 
     fake_worker.on_run = fill
-    with pytest.raises(LabError, match="cannot be written any more"):
+    with pytest.raises(LabError, match="can no longer be written"):
         bench(repeat=1)
     (rescued,) = results.read([tmp_path / "rescue"]).records
     assert rescued.run.status == OK

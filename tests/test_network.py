@@ -193,7 +193,7 @@ def test_what_is_no_round_trip(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "0Gbit", "-1Gbit", "1GB", "1e9"])
 def test_what_is_no_bandwidth(text: str) -> None:
-    with pytest.raises(LabError, match="is not one"):
+    with pytest.raises(LabError, match="is not a bandwidth"):
         link.parse_bandwidth(text)
 
 

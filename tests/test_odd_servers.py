@@ -360,7 +360,7 @@ def test_a_load_says_the_words_of_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "words"), [(128, "128 tokens where 64 were asked for"), (32, "32 tokens where 64 events had content")]
+    ("n", "words"), [(128, "128 tokens, but only 64 were requested"), (32, "32 tokens, but 64 events had content")]
 )
 def test_a_server_that_contradicts_itself_is_told(n: int, words: str, tmp_path: Path) -> None:
     def counting(asked: dict[str, Any]) -> Iterator[bytes]:
@@ -378,6 +378,6 @@ def test_counts_that_agree_contradict_nothing() -> None:
     request = answer(chat(asked_for))
     assert figures(request).contradiction is None
     joined = dataclasses.replace(request, usage=dataclasses.replace(request.usage, completion_tokens=60))  # type: ignore[type-var]
-    assert "60 tokens where 64 events" in str(figures(joined).contradiction)
+    assert "60 tokens, but 64 events" in str(figures(joined).contradiction)
     by_tokenizer = dataclasses.replace(joined.usage, counted_by="tokenize")  # type: ignore[type-var]
     assert figures(dataclasses.replace(joined, usage=by_tokenizer)).contradiction is None

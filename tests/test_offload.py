@@ -137,7 +137,7 @@ def _params(decorate: Any) -> list[Any]:
         ({"n_cpu_moe": -1}, "--n-cpu-moe -1"),
         ({"override_tensor": "ffn"}, "names no buffer"),
         ({"override_tensor": "=CPU"}, "names no buffer"),
-        ({"override_tensor": "ffn=CUDA9"}, "there is no buffer CUDA9"),
+        ({"override_tensor": "ffn=CUDA9"}, "no buffer CUDA9"),
         ({"override_tensor": "ffn[=CPU"}, "no regular expression"),
         ({"override_tensor": "(?<=a)ffn=CPU"}, "C[+][+]"),
         ({"prefill_wait": "never"}, "--prefill-wait never"),

@@ -105,7 +105,7 @@ def test_progress_is_seen_during_a_run(worker: Worker) -> None:
 
 
 def test_a_context_that_llama_cpp_refuses_is_an_error_and_the_child_lives(worker: Worker) -> None:
-    with pytest.raises(LabError, match=r"cannot make a context of 700 tokens: .*flash_attn"):
+    with pytest.raises(LabError, match=r"cannot create a context of 700 tokens: .*flash_attn"):
         worker.new_context(dataclasses.replace(REAL, flash_attn="off", type_v="q8_0"))
     worker.new_context(REAL)
     assert len(run(worker, [1, 2, 3], 2)[1]) == 2

@@ -56,13 +56,13 @@ def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
     for name in "ab":
         results.append(tmp_path / f"{name}.jsonl", make_record())
     reading = results.read([tmp_path])
-    assert len(reading.records) == 1 and "was read before" in reading.skipped[0]
+    assert len(reading.records) == 1 and "is a duplicate" in reading.skipped[0]
 
 
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
-        (lambda line: line[:-20], "not whole"),
+        (lambda line: line[:-20], "the line is truncated"),
         (lambda line: line[:-20] + b"\n", "not JSON"),
         (lambda line: b"[1]\n", "not a record of the lab"),
         (lambda line: line.replace(b'"schema":2', b'"schema":3'), "schema 3"),
@@ -114,7 +114,8 @@ def test_unknown_keys_are_ignored_and_named_once(tmp_path: Path) -> None:
     assert reading.records[0] == make_record() and len(reading.records) == 2
     (sentence,) = reading.skipped
     assert sentence.startswith(
-        "a.jsonl line 1: this lab knows no colour, machine.devices.x, settings.n_sequences in lines of schema 2"
+        "a.jsonl line 1: colour, machine.devices.x, settings.n_sequences ignored, because this version of the lab does "
+        "not know it in lines of schema 2"
     )
 
 

@@ -219,10 +219,10 @@ def test_the_records_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("<html></html>", "holds no records of the lab"),
+        ("<html></html>", "contains no records of the lab"),
         ('<script id="mini-lab-records">AAAA<', "are damaged"),
         ('<script id="mini-lab-records">A<', "are damaged"),
-        ("cut", "are cut off or too large"),
+        ("cut", "are truncated or too large"),
     ],
 )
 def test_a_page_that_is_none_is_told(tmp_path: Path, text: str, why: str) -> None:

@@ -183,7 +183,7 @@ def test_a_request_is_a_line_of_its_own_kind(tmp_path: Path) -> None:
     contents = results.read([tmp_path])
     assert contents.records == (run,)
     assert contents.requests == (request,)
-    assert contents.skipped == ("a.jsonl line 3 skipped: it was read before",)
+    assert contents.skipped == ("a.jsonl line 3 skipped: it is a duplicate",)
 
 
 def test_a_broken_request_is_named() -> None:

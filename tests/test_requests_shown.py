@@ -454,7 +454,7 @@ def test_two_requests_are_told_apart_by_when_they_were_sent(tmp_path: Path) -> N
     one, other = numbered([served(), served()])
     contents = results.read([write(tmp_path / "a.jsonl", [one, other, one])])
     assert contents.requests == (one, other)
-    assert contents.skipped == ("a.jsonl line 3 skipped: it was read before",)
+    assert contents.skipped == ("a.jsonl line 3 skipped: it is a duplicate",)
 
 
 def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:

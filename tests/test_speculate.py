@@ -15,7 +15,7 @@ from lab.core import script as scripts
 from lab.core.guesses import StepTimes
 from lab.core.levers import LOOKUP, Speculation
 from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Steps
-from lab.engine.guessing import Lookup
+from lab.engine.speculation import Lookup
 from lab.errors import LabError
 from lab.experiments import speculation, speculation_rows
 from lab.models import catalog

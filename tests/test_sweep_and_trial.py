@@ -92,7 +92,7 @@ def test_a_model_that_cannot_forget_is_measured_but_not_swept(tmp_path: Path) ->
     assert code == 0, err
     code, out, err = run_lab("sweep", "-p", "40", "-e", "10", *common)
     assert code == 1
-    assert "forgets or moves what was computed, which this model's memory (recurrent, sliding window) cannot" in out
+    assert "which this model (recurrent or sliding window) cannot do" in out
 
 
 @pytest.mark.usefixtures("undisturbed")

@@ -1,8 +1,8 @@
-"""The settings that a user can ask for, in one table: names, defaults, what each accepts, what it means.
+"""One table of all settings that a user can choose: names, defaults, valid values, help.
 
-The fields of `AskedSettings` are the table. Made of it are the options of the commands (cli/options.py), what a plan
-checks (`check`), and the options that make a record again (runner/as_options.py). `SettingsKeywords` has the same names
-for the signatures of functions, so that editors complete them; a test holds the two together.
+The fields of `AskedSettings` are the table. It defines the options of the commands (cli/options.py), the checks of a
+plan (`check`), and the options that reproduce a record (runner/as_options.py). `SettingsKeywords` repeats the names for
+function signatures, so that editors complete them; a test keeps both equal.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ STEP, END = "step", "end"
 AUTO = "auto"
 
 MAX_THREADS = 512
-"""ggml's own limit, GGML_MAX_N_THREADS."""
+"""ggml's limit, GGML_MAX_N_THREADS."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What the table says of one setting beside its name, type and default.
+    """A setting, except its name, type and default.
 
-    `record_name` is the name in record.Settings, which is llama.cpp's; None where it is that of the setting.
+    `record_name` is llama.cpp's name, used in record.Settings; None if it equals the setting's name.
     """
 
     help: str
-    short: str | None = None  # llama.cpp's short option; of a setting that is on or off, that of "off"
+    short: str | None = None  # llama.cpp's short option; for an on/off setting, the one that means off
     metavar: str | None = None
     choices: tuple[str, ...] = ()
-    most: int | None = None  # of whole numbers
+    most: int | None = None  # for integers
     least: int = 1
     record_name: str | None = None
-    is_placing: bool = False  # it says where and how a model lies in memory
+    is_placing: bool = False  # whether it decides where or how a model is placed in memory
 
 
 def _setting(default: Any, help: str, short: str | None = None, **more: Any) -> Any:
@@ -53,9 +53,9 @@ def _placing(help: str, short: str | None = None, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedSettings:
-    """The settings of a measurement as they were asked for. None is llama.cpp's or the lab's choice.
+    """The settings of a measurement as the user gave them. None: llama.cpp's or the lab's choice.
 
-    Where a setting is a list it may be one string with commas.
+    A list may also be one string with commas.
     """
 
     prompt: str = _setting(
@@ -138,36 +138,35 @@ class AskedSettings:
 
     @property
     def is_unified(self) -> bool:
-        """Whether all sequences share one KV cache."""
         return self.kv_unified in (True, "on")
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether no device was wanted."""
+        """Whether the user chose no device."""
         return parts(self.device) == ("none",)
 
     def check(self) -> None:
-        """LabError for a value that no machine could work with."""
+        """LabError for a value that is invalid on every machine."""
         for name, setting in table().items():
             value = getattr(self, name)
             if setting.choices and isinstance(value, str) and value not in setting.choices:
-                raise impossible(name, value, f"Give one of {', '.join(setting.choices)}.")
+                raise impossible(name, value, f"Choose one of {', '.join(setting.choices)}.")
             if setting.most is not None and value is not None:
                 check_number(name, value, setting.most, setting.least)
         layers = self.n_gpu_layers
         if not (layers in (None, AUTO) or (isinstance(layers, int) and 0 <= layers <= 10_000)):
-            raise impossible("n_gpu_layers", layers, "Give 0 for the CPU, how many layers, or auto.")
+            raise impossible("n_gpu_layers", layers, "Give a number of layers (0: CPU only), or auto.")
         if self.flash_attn == "off" and self.cache_type_v not in ("f16", "f32", "bf16"):
             raise LabError(
                 f"A {self.cache_type_v} V cache needs flash attention, which is off.",
                 "Use --flash-attn on, or --cache-type-v f16.",
             )
         if self.main_gpu is not None and self.split_mode != "none":
-            raise LabError("--main-gpu chooses a device only where the model is not split.", "Add --split-mode none.")
+            raise LabError("--main-gpu works only with --split-mode none.", "Add --split-mode none.")
 
 
 class SettingsKeywords(TypedDict, total=False):
-    """The fields of AskedSettings as keywords of a function."""
+    """The fields of AskedSettings as keyword arguments."""
 
     prompt: str
     seed: int
@@ -197,31 +196,31 @@ class SettingsKeywords(TypedDict, total=False):
 
 @cache
 def table() -> dict[str, Setting]:
-    """What is said of each setting, by its name."""
+    """All settings by name."""
     return {field.name: field.metadata["setting"] for field in dataclasses.fields(AskedSettings)}
 
 
 @cache
 def defaults() -> dict[str, Any]:
-    """The default of each setting, by its name."""
+    """The default of each setting by name."""
     return {field.name: field.default for field in dataclasses.fields(AskedSettings)}
 
 
 @cache
 def types() -> dict[str, tuple[type, ...]]:
-    """The types that each setting can have besides None, by its name; a list is one string here."""
+    """The types of each setting by name, without None; a list counts as a string."""
     hints = typing.get_type_hints(AskedSettings)
     known = {name: typing.get_args(hint) or (hint,) for name, hint in hints.items()}
     return {name: tuple(kind for kind in kinds if kind in (int, bool, str)) for name, kinds in known.items()}
 
 
 def flag(name: str) -> str:
-    """The option of a setting: `--n-gpu-layers`."""
+    """The option of a setting, such as `--n-gpu-layers`."""
     return f"--{name.replace('_', '-')}"
 
 
 def parts(text: str | Sequence[Any] | None) -> tuple[Any, ...]:
-    """The items of a list, or of one string with commas."""
+    """The items of a list, or of a string with commas."""
     if isinstance(text, str):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     return tuple(text or ())
@@ -233,11 +232,11 @@ def in_digits(text: str) -> str:
 
 
 def check_number(name: str, value: int, most: int, least: int = 1) -> None:
-    """LabError for a whole number that an option cannot have."""
+    """LabError for an integer outside an option's range."""
     if not least <= value <= most:
         raise impossible(name, f"{value:,}", f"Give a whole number from {least} to {most:,}.")
 
 
 def impossible(name: str, value: object, hint: str) -> LabError:
-    """The error for a value that an option cannot have."""
+    """The error for an option's invalid value."""
     return LabError(f"{flag(name)} {value} is not possible.", hint)

@@ -1,7 +1,7 @@
-"""What a run of speculation shows: the time of a token, and what became of the guesses.
+"""The figures of a run with speculative decoding: the time of a token, and how many draft tokens were accepted.
 
-The run's first token comes out of its prefill; the others out of steps that follow: `draft` (guessing), `verify` (the
-guesses and one token more, computed at once), `forget` (of what was wrong), and `decode` where nothing was guessed.
+Prefill yields the first token. The others come from `draft` steps, `verify` steps (the draft tokens and one more, at
+once), `forget` (removes the rejected tokens), and `decode` where nothing was drafted.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from lab.core.record import DECODE, DRAFT, OK, PREFILL, VERIFY, Run
 
 Chain = tuple[int, int]
-"""How many tokens were guessed, one after the other, and how many of the first of them were right."""
+"""The number of draft tokens in a row, and how many of them, from the first on, were accepted."""
 
 
 def figures(run: Run) -> dict[str, float]:
-    """`tpot_ms` of a run that generated; empty for others."""
+    """`tpot_ms` of a run that generated text; empty for others."""
     seconds = tpot_s(run)
     return {} if seconds is None else {"tpot_ms": 1e3 * seconds}
 
 
 def tpot_s(run: Run) -> float | None:
-    """Time per token after the first, guessing and forgetting included; None where there is none."""
+    """Time per token after the first, with drafting and forgetting; None if no text was generated."""
     lever, steps = run.speculation, run.steps
     if lever is None or lever.text is None or run.status != OK or run.n_gen < 2 or PREFILL not in steps.kind:
         return None
@@ -34,14 +34,14 @@ def tpot_s(run: Run) -> float | None:
 
 
 def checked(run: Run) -> list[Chain]:
-    """Of each step that chose tokens: how many it verified, and how many were right; (0, 0) of plain ones."""
+    """For each step that chose tokens: the draft tokens verified, and those accepted; (0, 0) for plain steps."""
     accepted = iter(run.accepted or ())
     kinds = zip(run.steps.kind, run.steps.n_tokens, strict=True)
     return [(n - 1, next(accepted, 0)) if kind == VERIFY else (0, 0) for kind, n in kinds if kind in (VERIFY, DECODE)]
 
 
 def by_position(chains: Sequence[Chain]) -> tuple[float, ...]:
-    """For the first, second, ... guess of a step: the share that was right, of those whose predecessors were."""
+    """Acceptance rate of the first, second, ... draft token, if all before it were accepted."""
     shares = []
     for i in range(max((n for n, _ in chains), default=0)):
         tried = [right > i for n, right in chains if n > i and right >= i]
@@ -52,9 +52,9 @@ def by_position(chains: Sequence[Chain]) -> tuple[float, ...]:
 
 
 def joined(chains: Sequence[Chain]) -> list[Chain]:
-    """Steps of which every guess was right, and what follows them, as one long chain of guesses.
+    """Join each step with all tokens accepted and its successor into one long chain.
 
-    The token that such a step adds would have been the next guess; it counts as a right one.
+    The extra token of such a step would have been the next draft token; it counts as accepted.
     """
     chained: list[Chain] = []
     goes_on = False
@@ -68,19 +68,19 @@ def joined(chains: Sequence[Chain]) -> list[Chain]:
 
 
 def in_steps_of(chains: Sequence[Chain], n_draft: int, may_fall_short: bool = True) -> list[Chain]:
-    """The same guesses verified n_draft at a time: the steps that this would have taken.
+    """The steps that the same draft tokens would have taken, if `n_draft` had been verified at a time.
 
-    A lookup's guesses `may_fall_short` where the text has no more; a model always guesses n_draft of them.
+    With `may_fall_short` (lookup in the text) a draft may be shorter than n_draft; a model always drafts n_draft.
     """
     return [step for n, n_right in joined(chains) for step in _steps_of(n, n_right, n_draft, may_fall_short)]
 
 
 def _steps_of(n: int, n_right: int, n_draft: int, may_fall_short: bool) -> Iterator[Chain]:
-    """The steps of one chain. Each chooses the tokens that it guessed right, and the one after them."""
+    """The steps of one chain. Each chooses its accepted tokens and one more."""
     n_chosen = 0
     while n_chosen <= n_right:
         guessed = min(n_draft, n - n_chosen)
-        if n > n_right and not may_fall_short:  # what follows a wrong guess was not asked for, and would be wrong
+        if n > n_right and not may_fall_short:  # tokens after a rejected one are unknown, and count as rejected
             guessed = n_draft
         accepted = min(guessed, n_right - n_chosen)
         yield guessed, accepted
@@ -89,23 +89,23 @@ def _steps_of(n: int, n_right: int, n_draft: int, may_fall_short: bool) -> Itera
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of the steps that speculation is made of: of the model by positions, of the draft model by tokens.
+    """Seconds of steps by number of tokens: of the model, and of the draft model.
 
-    The draft model reads two tokens in a step after all its guesses were right: it has not read the last one yet.
+    After a fully accepted draft the draft model's next step has two tokens, because it has not read the last one yet.
     """
 
     target: dict[int, float]
     draft: dict[int, float]
 
     def draft_s(self, guessed: int, after_all_right: bool) -> float:
-        """Guessing so many tokens; looking them up costs nothing."""
+        """Seconds to draft `guessed` tokens; a lookup costs nothing."""
         if not guessed or not self.draft:
             return 0.0
         return guessed * self.draft[1] + (self.draft[2] - self.draft[1] if after_all_right else 0.0)
 
 
 def step_times(runs: Sequence[Run]) -> StepTimes | None:
-    """Medians over runs of the curve (a Speculation without text); None without one."""
+    """Median step times over the runs of the curve (Speculation without text); None without such runs."""
     target: dict[int, list[float]] = {}
     draft: dict[int, list[float]] = {}
     for run in runs:
@@ -127,7 +127,7 @@ def step_times(runs: Sequence[Run]) -> StepTimes | None:
 
 
 def speed_up(chains: Sequence[Chain], times: StepTimes) -> float | None:
-    """Plain decoding's time over that of these steps; None where a step's time is not known."""
+    """The time of plain decoding over that of these steps; None if a step's time is unknown."""
     total = 0.0
     for before, (guessed, _) in itertools.pairwise([(0, 0), *chains]):
         if guessed + 1 not in times.target:
@@ -138,15 +138,12 @@ def speed_up(chains: Sequence[Chain], times: StepTimes) -> float | None:
 
 
 def textbook_length(acceptance: float, n_draft: int) -> float:
-    """Tokens that a verification of n_draft guesses brings, where each is right with the same probability.
-
-    (1 - a^(n+1)) / (1 - a): Leviathan et al. (2023), equation 1.
-    """
+    """Expected tokens of one verification: (1 - a^(n+1)) / (1 - a), Leviathan et al. (2023), equation 1."""
     return n_draft + 1.0 if acceptance >= 1 else (1 - acceptance ** (n_draft + 1)) / (1 - acceptance)
 
 
 def break_even(v: float, c: float, n_draft: int) -> float | None:
-    """The share of right guesses (each equally likely) at which L = n c + v; None where even 1 is too few."""
+    """The acceptance rate (equal for each token) at which L = n c + v; None if even a rate of 1 is too low."""
     cost = n_draft * c + v
     if cost >= n_draft + 1:
         return None

@@ -1,8 +1,7 @@
-"""The dataclasses of record.py as lines of JSON, and back, with every type checked.
+"""Write the dataclasses of record.py as lines of JSON, and read them back with every type checked.
 
-A key that is missing has its field's default, and one that is not known is ignored, so that old and newer lines can be
-read; `unknown_fields` names it. What is read may come from anybody: what could command a terminal is taken out of every
-string, once, here.
+A missing key gets its field's default, and an unknown key is ignored (`unknown_fields` lists it), so that older and
+newer lines can be read. Files may come from anyone: reading removes control characters from every string.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Line = Record | Ceilings | RequestRecord
-"""What a line of a results file can be."""
+"""A line of a results file."""
 
 
 def to_json(value: Any) -> str:
-    """Dataclasses, however nested, as one line of JSON without spaces. Lone surrogates, which are no text, become ?."""
+    """Nested dataclasses as one line of JSON without spaces. Lone surrogates become question marks."""
     text = json.dumps(value, default=fields_of, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode(errors="replace").decode()
 
 
 def from_json(cls: type[T], text: str) -> T:
-    """The dataclass that `to_json` wrote, with every string printable. ValueError says what is wrong, and where."""
+    """The dataclass that `to_json` wrote, with every string printable. ValueError says what is wrong and where."""
     value: T = cleaned(_decode(cls, text.encode(errors="replace"), cls.__name__))
     return value
 
 
 def converted(value: Any, hint: Any) -> Any:
-    """A value of JSON as a type: dataclasses, however nested, and folders and files."""
+    """A JSON value converted to a type: nested dataclasses and paths."""
     import msgspec
 
     return msgspec.convert(value, hint, dec_hook=lambda cls, text: cls(text))
@@ -51,10 +50,10 @@ def converted(value: Any, hint: Any) -> Any:
 def parse_line(line: bytes) -> Line:
     """A line of a results file (a run, ceilings, or a request) with every string printable.
 
-    ValueError says why it cannot be.
+    ValueError says why it cannot be read.
     """
     if not line.endswith(b"\n"):
-        raise ValueError("it is not whole (the end of the line is missing)")
+        raise ValueError("the line is truncated")
     try:
         head = _decode(_Head, line, "line")
     except _WrongType:
@@ -62,7 +61,7 @@ def parse_line(line: bytes) -> Line:
     if type(head.schema) is not int or head.schema < 1:
         raise ValueError("it is not a record of the lab (no schema number)")
     if head.schema > SCHEMA:
-        raise ValueError(f"it has schema {head.schema}, this lab reads up to {SCHEMA}; update mini-lab to read it")
+        raise ValueError(f"it has schema {head.schema}, and this lab reads up to {SCHEMA}; update mini-lab to read it")
     parsed: Line
     if head.rates is not None:
         parsed = _decode(Ceilings, line, "ceilings")
@@ -70,15 +69,15 @@ def parse_line(line: bytes) -> Line:
         parsed = _decode(RequestRecord, line, "request")
     else:
         parsed = _decode(Record, line, "record")
-    if not line.isascii() or b"\\" in line or b"\x7f" in line:  # few lines: cleaning costs nothing elsewhere
+    if not line.isascii() or b"\\" in line or b"\x7f" in line:  # only few lines need the slow cleaning
         parsed = cleaned(parsed)
     return parsed
 
 
 def unknown_fields(line: bytes) -> list[str]:
-    """The fields of a readable line that the lab does not know in lines of its schema, such as run.colour.
+    """The unknown fields of a readable line, such as run.colour.
 
-    They are ignored, so a field that had another name would silently read as its default.
+    Reading ignores them, so a renamed field would silently get its default.
     """
     parsed = json.loads(line)
     cls = Ceilings if parsed.get("rates") is not None else RequestRecord if parsed.get("endpoint") else Record
@@ -86,7 +85,7 @@ def unknown_fields(line: bytes) -> list[str]:
 
 
 def _unknown(hint: Any, value: Any, place: str = "") -> Iterator[str]:
-    """The keys in a value of JSON that are no fields of the dataclasses in a type hint."""
+    """The keys in a JSON value that are not fields of the type hint's dataclasses."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
         known = _hints(hint)
         for key, part in value.items():
@@ -108,7 +107,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def cleaned(value: Any) -> Any:
-    """`value`, a dataclass or a part of one, with what could command a terminal taken out of all its strings."""
+    """`value`, a dataclass or a part of one, with every string printable."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, tuple):
@@ -121,7 +120,7 @@ def cleaned(value: Any) -> Any:
 
 
 def fields_of(value: Any) -> Any:
-    """What JSON writes for a dataclass, or for a path."""
+    """The JSON value of a dataclass or a path."""
     if isinstance(value, Path):
         return str(value)
     if not dataclasses.is_dataclass(value):
@@ -131,7 +130,7 @@ def fields_of(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Head:
-    """What decides how a line is read: its version, and whether it has the rates of ceilings or an endpoint."""
+    """The fields that tell how to read a line: its version, and whether it has rates (ceilings) or an endpoint."""
 
     schema: Any = None
     rates: Any = None
@@ -139,7 +138,7 @@ class _Head:
 
 
 class _WrongType(ValueError):
-    """JSON that is not of the type asked for."""
+    """JSON of the wrong type."""
 
 
 @cache
@@ -150,10 +149,10 @@ def _decoder(cls: Any) -> Decoder[Any]:
 
 
 def _decode(cls: Any, text: bytes, name: str) -> Any:
-    """JSON as the dataclass `cls`, its types checked. `name` stands for the whole in what a ValueError says."""
+    """JSON as the dataclass `cls`, with types checked. A ValueError calls the whole value `name`."""
     import msgspec
 
-    try:  # keys that are not known are ignored, those that are missing have their field's default
+    try:
         return _decoder(cls).decode(text)
     except msgspec.ValidationError as problem:
         raise _WrongType(_in_words(str(problem), name)) from None
@@ -165,7 +164,7 @@ _TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "
 
 
 def _in_words(problem: str, name: str) -> str:
-    """msgspec's sentence on JSON of the wrong type, such as "Expected `int`, got `str` - at `$.run.n_prompt`"."""
+    """msgspec's error, such as "Expected `int`, got `str` - at `$.run.n_prompt`", in plain words."""
     problem, _, path = problem.partition(" - at `$")
     place = name + path.removesuffix("`")
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):

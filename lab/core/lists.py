@@ -1,4 +1,4 @@
-"""Lists: items in groups by a key of each, the first that is known, and words in a sentence."""
+"""Small functions for lists: group items, find the first known one, join words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key | None]) -> dict[Key, list[Item]]:
-    """Items by their key, in the order in which keys appear; items whose key is None are left out."""
+    """Items by key, in the order in which keys appear; omits items whose key is None."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         chosen = key(item)
@@ -20,7 +20,7 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key | None]) -> dict[Ke
 
 
 def first_known(items: Iterable[Item | None]) -> Item | None:
-    """The first item that is not None; None without one."""
+    """The first item that is not None, if any."""
     return next((item for item in items if item is not None), None)
 
 
@@ -30,5 +30,5 @@ def join_and(words: Sequence[str]) -> str:
 
 
 def plural(n: int, noun: str) -> str:
-    """`1 run`, `1,000 runs`: a count and a noun whose plural ends in s."""
+    """Such as `1 run` or `1,000 runs`; the plural must end in s."""
     return f"{n:,} {noun}{'s' * (n != 1)}"

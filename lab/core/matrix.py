@@ -1,11 +1,11 @@
-"""The types that weights are packed in, and matrices of them: what a model file's table of tensors tells."""
+"""Weight types with their block sizes, and groups of equal weight matrices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 BLOCKS = {
-    # weights a block, bytes a block: the block structures of ggml-common.h
+    # weights per block, bytes per block: the block structures of ggml-common.h
     "F32": (1, 4),
     "F16": (1, 2),
     "BF16": (1, 2),
@@ -39,7 +39,7 @@ BLOCKS = {
 
 @dataclass(frozen=True)
 class Matrix:
-    """`n` weight matrices of one shape and type. An expert matrix counts once for all its experts."""
+    """`n` weight matrices of the same shape and type. A matrix of `n_expert` experts counts once."""
 
     part: str
     type: str

@@ -1,7 +1,7 @@
-"""How much memory a context needs: weights, KV cache, and the buffer that activations are computed in.
+"""Estimate the memory of a context: weights, KV cache, and compute buffer.
 
-What llama.cpp allocates, worked out from the model's shape before it is asked: positions are padded to 256, and layers
-with a sliding window keep only the window and one ubatch (llama-kv-cache-iswa.cpp, with swa_full off).
+The estimates follow llama.cpp's allocation: positions are padded to 256, and layers with a sliding window keep only the
+window and one ubatch (llama-kv-cache-iswa.cpp, with swa_full off).
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from lab.core.record import Model, Settings
 from lab.core.shape import BLOCKS
 
 PADDING = 256
-"""llama.cpp rounds the positions of a context up to a multiple of this (llama-context.cpp)."""
+"""llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)."""
 
 FUSED = ("phi3",)
 """Architectures with one matrix for queries, keys and values, and one for gate and up."""
-
 
 _DEFAULTS = Settings(
     n_ctx=PADDING,
@@ -40,7 +39,7 @@ _DEFAULTS = Settings(
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimated memory for one context. A part that the model's header does not tell is None."""
+    """Estimated memory of one context. A part that the model's header does not determine is None."""
 
     weights_bytes: int
     kv_cache_bytes: int | None
@@ -51,7 +50,7 @@ class Memory:
         return self.weights_bytes + (self.kv_cache_bytes or 0) + (self.compute_bytes or 0)
 
     def beside(self, other: Memory) -> Memory:
-        """Of two contexts together."""
+        """The memory of two contexts together."""
         return Memory(
             self.weights_bytes + other.weights_bytes,
             _sum(self.kv_cache_bytes, other.kv_cache_bytes),
@@ -64,9 +63,9 @@ def _sum(a: int | None, b: int | None) -> int | None:
 
 
 def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16") -> float | None:
-    """Bytes that one token leaves in the KV cache: over the layers, n_head_kv x (K + V of head_dim elements).
+    """Bytes of one token in the KV cache: the sum over the layers of n_head_kv x (K + V of head_dim elements).
 
-    Layers with a sliding window count in full: they keep a token too, though not forever.
+    Layers with a sliding window count in full.
     """
     layers, per_head = shape.heads(model), bytes_per_head(model, type_k, type_v)
     if layers is None or per_head is None:
@@ -83,18 +82,17 @@ def bytes_per_head(model: Model, type_k: str, type_v: str) -> float | None:
 
 
 def of_context(model: Model, settings: Settings) -> Memory:
-    """Estimate for a context of `settings.n_ctx` positions."""
+    """The memory of a context of `settings.n_ctx` positions."""
     return Memory(model.n_bytes or 0, kv_cache_bytes(model, settings), compute_bytes(model, settings))
 
 
 def kv_cache_bytes(model: Model, settings: Settings) -> int | None:
-    """Bytes of the KV cache of a context."""
     by_layer = kv_bytes_by_layer(model, settings)
     return None if by_layer is None else round(sum(by_layer))
 
 
 def kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | None:
-    """Bytes of the KV cache of a context, layer by layer; None where the header does not tell."""
+    """Bytes of the KV cache in each layer; None if the header does not determine them."""
     per_head, n_layer = bytes_per_head(model, settings.type_k, settings.type_v), model.n_layer or 0
     if shape.heads(model) is None or per_head is None:
         return None
@@ -105,7 +103,7 @@ def kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | N
 
 
 def n_cells(window: int, settings: Settings) -> int:
-    """Positions that a layer's cache can hold: one cache for all sequences (`kv_unified`), or each of theirs."""
+    """Positions that a layer's cache holds: one cache for all sequences (`kv_unified`), or one for each."""
     n_ctx, n_windows = padded(settings.n_ctx), settings.n_seq_max
     if not settings.kv_unified:
         n_ctx, n_windows = padded(settings.n_ctx // settings.n_seq_max), 1
@@ -113,27 +111,27 @@ def n_cells(window: int, settings: Settings) -> int:
 
 
 def n_rows(settings: Settings) -> int:
-    """Tokens of the largest step: llama.cpp cuts the ubatch to the batch, and both to the context."""
+    """Tokens of the largest step: llama.cpp limits the ubatch to the batch, and both to the context."""
     return min(settings.n_ubatch, settings.n_batch, padded(settings.n_ctx))
 
 
 @dataclass(frozen=True)
 class Widths:
-    """What a step needs for each of its rows, in F32 elements. Halves are F16."""
+    """The F32 elements that a step needs for each of its rows (F16 values count half)."""
 
     n_vocab: int
     n_embd: int
-    mask: float  # of the cache; layers with and without a window have one each
-    scores: int  # of all heads; none with flash attention
+    mask: float  # of the cache; layers with and without a window have separate masks
+    scores: int  # of all heads; 0 with flash attention
     queries: int
     keys: int
-    hidden: int  # of a feed-forward, or of the experts that a token goes through
-    experts: int  # results of these experts; none without
+    hidden: int  # of a feed-forward, or of the experts that a token uses
+    experts: int  # results of these experts
     is_flash: bool
 
 
 def widths(model: Model, settings: Settings, only: Collection[int] | None = None) -> Widths | None:
-    """The widths of a context's steps, scores those of the layers `only`; None where the header does not tell."""
+    """The widths of a context's steps, with the scores of the layers in `only`; None if the header lacks a field."""
     layers = shape.heads(model)
     if layers is None or not (model.n_vocab and model.n_embd and model.head_dim):
         return None
@@ -161,13 +159,13 @@ def widths(model: Model, settings: Settings, only: Collection[int] | None = None
 
 
 def compute_bytes(model: Model, settings: Settings) -> int | None:
-    """Bytes of the compute buffer: what the largest step needs at once in its hungriest place, in F32.
+    """Bytes of the compute buffer: the peak of the largest step, in F32.
 
-    llama.cpp lays one buffer over all layers. Hungriest is the output matrix (logits of every row), a feed-forward
-    (gate, up, their product; of experts also their results), or attention (queries, and without flash attention the
-    scores of all heads); the mask of the cache lives until the last layer. How many rows of each width are alive there
-    was read off the buffers that llama.cpp reserves for the catalog's models (tests/bench/memory_estimates.py says how
-    well it holds).
+    llama.cpp shares one buffer between all layers. The peak is in the output matrix (logits of every row), a
+    feed-forward (gate, up, their product; for experts also their results), or attention (queries; without flash
+    attention also the scores of all heads). The mask of the cache lives until the last layer. The number of live rows
+    of each width is fitted to the buffers that llama.cpp reserves for the catalog's models
+    (tests/bench/memory_estimates.py measures the error).
     """
     width = widths(model, settings)
     if width is None:
@@ -177,33 +175,33 @@ def compute_bytes(model: Model, settings: Settings) -> int | None:
 
 
 def largest_in_layers(model: Model, width: Widths) -> float:
-    """Elements for each row in the hungriest place of a layer, where the layers follow on the embedding."""
+    """Peak elements per row within a layer, where the layers follow the embedding on the same device."""
     feed_forward = 3 * width.hidden + (3 if model.arch in FUSED else 4) * width.n_embd
     attention = width.scores + 3 * width.n_embd + 2 * width.queries + 2 * width.keys
     return width.mask + max(feed_forward, of_experts(width), attention)
 
 
 def of_experts(width: Widths) -> int:
-    """Elements for each row where the results of experts are added up: twice hidden rows and results."""
+    """Elements per row while the experts' results are summed: twice the hidden rows and results."""
     return 2 * (width.hidden + width.experts) + width.n_embd if width.experts else 0
 
 
 def in_hole(model: Model, width: Widths) -> float:
-    """Elements for each row that the output needs besides: a small mask leaves a hole that nothing else fits into."""
+    """Additional elements per row for the output, because a small mask leaves a gap that nothing else fits into."""
     is_small = width.is_flash and width.mask < width.queries + 2 * width.keys
     return width.mask + 2 * width.n_embd if model.arch in FUSED and is_small else 0
 
 
 def of_length(model: Model, n_ctx: int) -> Memory:
-    """Estimate for a context with the lab's default settings (which are llama-bench's)."""
+    """The memory of a context with the lab's default settings (which are llama-bench's)."""
     return of_context(model, dataclasses.replace(_DEFAULTS, n_ctx=n_ctx))
 
 
 def longest(model: Model, available: int) -> int | None:
-    """The longest context (a multiple of 256, up to 2^31) that fits into so many bytes; None where it is not known."""
+    """The longest context (a multiple of 256, up to 2^31) that fits into `available` bytes; None if unknown."""
     if of_length(model, PADDING).kv_cache_bytes is None:
         return None
-    low, high = 0, 2**31 // PADDING  # the longest that fits, and one that does not
+    low, high = 0, 2**31 // PADDING  # low fits, high does not
     while high - low > 1:
         middle = (low + high) // 2
         fits = of_length(model, middle * PADDING).total_bytes <= available
@@ -212,5 +210,5 @@ def longest(model: Model, available: int) -> int | None:
 
 
 def padded(n: int) -> int:
-    """The positions that llama.cpp makes room for when it is asked for n."""
+    """The positions that llama.cpp allocates for n."""
     return -(-n // PADDING) * PADDING

@@ -1,9 +1,9 @@
-"""Where llama.cpp puts which layers of a model, and what each device needs for them, worked out before it is asked.
+"""Predict which device gets which layers of a model, and the memory that each device needs.
 
 The rules are those of llama_model::load_tensors (src/llama-model.cpp) and llama_context (src/llama-context.cpp). With n
-layers on devices, the output counts as one, and the last n go there; devices share them by their shares. A layer's
-weights and its KV cache lie on its device. The embedding table stays on the CPU; a model without an output matrix of
-its own has a copy of the table where the output is.
+layers offloaded, the last n layers go to the devices, in proportion to their shares; the output counts as a layer. A
+layer's weights and KV cache are on its device. The embedding table stays on the CPU; with tied embeddings the output's
+device has a copy of the table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Names of a layer's expert tensors, as a regular expression (llama.cpp's LLM_FFN_EXPS_REGEX)."""
 
 N_COPIES = 4
-"""Of a device's inputs where devices work as a pipeline (GGML_SCHED_MAX_COPIES)."""
+"""Copies of a device's inputs if devices work as a pipeline (GGML_SCHED_MAX_COPIES)."""
 
 _INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd|masked_embd)")
 _LAYER = re.compile(r"(?:\w+\.)?blk\.(\d+)\.")
@@ -40,7 +40,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Place:
-    """A device, the layers on it by number (that of the output is the number of layers), and what they need."""
+    """A device, the numbers of its layers (the output's is the number of layers), and their memory."""
 
     device: str
     layers: tuple[int, ...]
@@ -60,7 +60,7 @@ def layers(n_layer: int, n_gpu_layers: int, shares: Sequence[float]) -> tuple[in
 
 
 def _single(value: float) -> float:
-    """`value` as a C float, in which llama.cpp reckons."""
+    """`value` rounded to a C float, as in llama.cpp."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
@@ -72,7 +72,7 @@ def is_pipeline(
     kv_offload: bool | None,
     has_overrides: bool,
 ) -> bool:
-    """Whether devices begin the next ubatch before the others have ended theirs."""
+    """Whether llama.cpp runs the devices as a pipeline, with several ubatches at the same time."""
     is_whole = n_gpu_layers < 0 or (n_layer is not None and n_gpu_layers > n_layer)
     is_split = n_devices > 1 and is_whole and split_mode in (None, "layer")
     return is_split and kv_offload is not False and not has_overrides
@@ -81,10 +81,10 @@ def is_pipeline(
 def of(
     model: Model, settings: Settings, tensors: Sequence[Tensor], names: Sequence[str], shares: Sequence[float]
 ) -> tuple[Place, ...] | None:
-    """Each device of `names` (in llama.cpp's order) and the CPU, with what lies there.
+    """The layers and memory of each device of `names` (in llama.cpp's order) and of the CPU.
 
-    `tensors` are those of the model's file. None where a tensor is split over devices (split mode tensor), and where
-    an override names another buffer than one of these devices.
+    `tensors` are those of the model's file. None for split mode tensor, and if an override names another buffer than
+    those of these devices.
     """
     known = overrides(settings, names)
     if settings.split_mode == "tensor" or known is None or model.n_layer is None:
@@ -113,7 +113,7 @@ def of(
 
 
 def alike(model: Model) -> tuple[Tensor, ...]:
-    """About what the tensors of a model are, where its file is not at hand: as if all layers were alike."""
+    """Approximate tensors of a model without its file, with equal layers."""
     table, output, n_layer = model.embedding_bytes or 0, model.output_bytes or 0, model.n_layer or 1
     rest = max(0, sum(model.tensor_bytes.values()) - table - output)
     named = [Tensor("token_embd.weight", table), *([Tensor("output.weight", output)] if output else [])]
@@ -121,9 +121,9 @@ def alike(model: Model) -> tuple[Tensor, ...]:
 
 
 def overrides(settings: Settings, names: Sequence[str]) -> list[tuple[re.Pattern[str], str]] | None:
-    """Patterns of tensor names and the device that they go to, the first that fits counts; None for other buffers.
+    """Patterns of tensor names and their device; the first match counts. None if an override names another buffer.
 
-    Raises re.error for a pattern that is none.
+    Raises re.error for an invalid pattern.
     """
     known = [(re.compile(EXPERTS.format(layer)), CPU) for layer in range(settings.n_cpu_moe or 0)]
     for text in settings.override_tensor or ():
@@ -136,15 +136,15 @@ def overrides(settings: Settings, names: Sequence[str]) -> list[tuple[re.Pattern
 
 
 def device_of_override(buffer: str, names: Sequence[str]) -> str | None:
-    """Which of these devices an override means: by its name, or the name of its buffer."""
+    """The device that an override names, by the device's name or its buffer's."""
     return next((name for name in names if buffer == name or buffer.startswith(f"{name}[")), None)
 
 
 def device_of(buffer: Buffer, devices: Sequence[Device]) -> str:
-    """The name of the device in whose memory a buffer of llama.cpp's log lies.
+    """The name of the device that holds a buffer of llama.cpp's log.
 
-    Where the record does not say it, as older ones, the buffer's name does: RPC0[HOST:PORT] is device 0 of that server;
-    CPU_REPACK, CPU_Mapped, AMX and the CUDA_Host of a GPU's driver are the CPU's.
+    In older records only the buffer's name tells: RPC0[HOST:PORT] is device 0 of that server; CPU_REPACK, CPU_Mapped,
+    AMX and a GPU driver's CUDA_Host belong to the CPU.
     """
     return buffer.device or _device_by_name(buffer.name, devices)
 
@@ -160,7 +160,7 @@ def _device_by_name(buffer: str, devices: Sequence[Device]) -> str:
 
 
 def _laid(tensors: Sequence[Tensor], n_layer: int, of_layers: Sequence[str]) -> list[tuple[Tensor, int | None]]:
-    """Each tensor and its layer (None: the input), an embedding table that is the output matrix too both times."""
+    """Each tensor with its layer (None: the input). A table that is also the offloaded output matrix appears twice."""
     laid = list[tuple[Tensor, int | None]]()
     is_tied = all(tensor.name != "output.weight" for tensor in tensors)
     for tensor in tensors:
@@ -179,10 +179,10 @@ def _laid(tensors: Sequence[Tensor], n_layer: int, of_layers: Sequence[str]) -> 
 def _compute_bytes(
     model: Model, settings: Settings, device: str, of_layers: Sequence[str], has_overrides: bool, n_devices: int
 ) -> int | None:
-    """Bytes of the compute buffer of one device, in the manner of `memory.compute_bytes`.
+    """Bytes of one device's compute buffer, similar to `memory.compute_bytes`.
 
-    Inputs of the step lie on every device; what comes from the device before it in N_COPIES where devices work as a
-    pipeline, and stays. Read off the buffers that llama.cpp reserves (tests/bench/placement.py says how well it holds).
+    Every device has the step's inputs. In a pipeline it keeps N_COPIES of the values from the device before it. Fitted
+    to the buffers that llama.cpp reserves (tests/bench/placement.py measures the error).
     """
     width = memory.widths(model, settings, [layer for layer, where in enumerate(of_layers) if where == device])
     if width is None:
@@ -215,14 +215,14 @@ def _on_device(
     inputs: float,
     is_pipe: bool,
 ) -> float:
-    """Elements for each row that a device with layers needs at once."""
+    """Peak elements per row on a device with layers."""
     is_first = next(where for where in of_layers if where != CPU) == device
     n_embd, need = width.n_embd, 0.0
     carried = N_COPIES * n_embd * (1 if is_first else 2) if is_pipe else 0
     if device in of_layers[:-1]:
         feed_forward = 3 * width.hidden + (3 if is_pipe and width.is_flash else 2) * n_embd
         attention: float = width.scores + 2 * n_embd + 2 * width.queries
-        if settings.kv_offload is False:  # keys and values of a layer come, and the next layer's keys already
+        if settings.kv_offload is False:  # copies of a layer's keys and values, and the next layer's keys
             n_bytes = max(memory.kv_bytes_by_layer(model, settings) or (0,))
             attention += n_bytes * (1 if is_first else 1.5) / 4 / memory.n_rows(settings)
         need = inputs + carried + max(feed_forward, memory.of_experts(width), attention)
@@ -233,9 +233,9 @@ def _on_device(
 
 
 def shares(free: Mapping[str, int], names: Sequence[str], asked: Sequence[float] | None) -> tuple[float, ...]:
-    """The shares of devices: those asked for, where they are not all 0, else the free memory of each.
+    """The shares of the devices: `asked`, unless all are 0, or else the free memory of each.
 
-    A device that does not say what it has counts as having the CPU's, as llama.cpp has it.
+    A device that does not report its memory counts with the CPU's, as in llama.cpp.
     """
     if asked and any(asked):
         return (*asked, *(0.0 for _ in range(len(names) - len(asked))))

@@ -1,7 +1,7 @@
-"""What the steps of a run of `lab prefix` say: how long each of its four ways took, and whether any took more steps.
+"""The times of a run of `lab prefix`: how long each of its four ways to the first token took.
 
-The script is that of lab/experiments/prefix_cache.py: the prefix and the suffix cold; then the suffix after a copy,
-after a load from memory, and after a load from a file.
+The script (lab/experiments/prefix_cache.py) prefills prefix and suffix with an empty cache; then it prefills the suffix
+after a copy of the prefix, after a load from memory, and after a load from a file.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import itertools
 from lab.core.record import COPY, LOAD, PREFILL, SAVE, Run
 
 WAYS = ("cold_s", "cached_s", "ram_s", "disk_s")
-"""Times to first token, by the names that figures have."""
+"""The names of the figures: times to first token."""
 
 
 def figures(run: Run) -> dict[str, float]:
-    """Of a run: the time to first token of each way, in s. Empty where its steps are not those of that script."""
+    """The time to first token of each way, in s; empty if the steps are not those of that script."""
     return {name: value for name, value in times(run).items() if name in WAYS}
 
 
 def times(run: Run, are_steps_timed: bool = True) -> dict[str, float]:
-    """Seconds of a run: of each way, of the prefix in the cold one, saved by the copy, and of each move.
+    """Seconds of each way, of the prefix in the cold way, saved by the copy, and of each copy, load and save.
 
-    Where single prefill steps are not timed (phases.times_prefill_steps), the prefix is what the copy saved. Empty
-    where its steps are not those of that script.
+    If single prefill steps are not timed (phases.times_prefill_steps), the prefix time is the time that the copy saved.
+    Empty if the steps are not those of that script.
     """
     steps, ways = run.steps, _ways(run)
     if run.prefix is None or run.prefix.n_prefix < 1 or not ways:
@@ -44,13 +44,13 @@ def times(run: Run, are_steps_timed: bool = True) -> dict[str, float]:
 
 
 def n_prefilled_again(run: Run) -> int:
-    """The check: tokens that were prefilled after the copy and the loads, and are not of the suffix."""
+    """The number of prefix tokens prefilled again after the copy and the loads; it should be 0."""
     n_suffix = run.prefix.n_suffix if run.prefix else 0
     return sum(max(0, sum(run.steps.n_tokens[i] for i in way) - n_suffix) for way in _ways(run)[1:])
 
 
 def _ways(run: Run) -> list[range]:
-    """The operations of each way, from its copy or load to its last step. Empty where there are others."""
+    """The operations of each way, from its copy or load to its last step; empty for another script."""
     kinds = run.steps.kind
     begins = [i for i, kind in enumerate(kinds) if i == 0 or kind in (COPY, LOAD)]
     if [kinds[i] for i in begins] != [PREFILL, COPY, LOAD, LOAD] or kinds.count(SAVE) != 2:

@@ -1,10 +1,8 @@
 """The data: a run is a list of steps, and a step is one call of `llama_decode`.
 
-Every experiment of the lab is a table of steps, and a results file is a list of runs: one JSON line per
-run, each line complete in itself (machine, model, settings, steps). So `cat a.jsonl b.jsonl` is a valid
-results file, a crash loses at most the run in flight, and rates are never stored, only derived.
-
-All `_ns` stamps come from one monotonic clock and count from the run's first `start_ns`.
+A results file has one JSON line for each run, complete with machine, model, settings and steps. So `cat a.jsonl
+b.jsonl` is a valid results file, and a crash loses at most the current run. Files contain times; rates are computed
+from them. All `_ns` stamps come from one monotonic clock and count from the run's first `start_ns`.
 """
 
 from __future__ import annotations
@@ -18,16 +16,16 @@ from lab.core.matrix import Matrix
 from lab.core.noise import Noise
 
 SCHEMA = 2
-"""Version of a line. History: 1 (lab 0.1.0) is the first. 2: several sequences (`n_seq` and `n_outputs` of steps, steps
-of further kinds, `n_seq_max` and `kv_unified` of settings, the experiments of runs: `batch` to `speculation`)."""
+"""Version of a line. 1: lab 0.1.0. 2: several sequences (`n_seq` and `n_outputs` of steps, more kinds of steps,
+`n_seq_max` and `kv_unified` of settings, the experiments of runs: `batch` to `speculation`)."""
 
 PREFILL = "prefill"
 DECODE = "decode"
-MIXED = "mixed"  # some tokens of a prompt, and one token each of sequences that decode
-DRAFT, VERIFY = "draft", "verify"  # of speculation: tokens guessed, and several of them verified at once
-FORGET, COPY, SAVE, LOAD = "forget", "copy", "save", "load"  # of what the cache holds of a sequence
+MIXED = "mixed"  # tokens of a prompt, and one token of each decoding sequence
+DRAFT, VERIFY = "draft", "verify"  # in speculation: draft tokens, verify several of them at once
+FORGET, COPY, SAVE, LOAD = "forget", "copy", "save", "load"  # change a sequence's cache
 OK = "ok"
-FAILED = "failed"  # the engine said no: out of memory, a refused setting
+FAILED = "failed"  # the engine reported an error: out of memory, an invalid setting
 CRASHED = "crashed"  # the engine's process died
 
 UNKNOWN_THREADS = -1
@@ -36,7 +34,7 @@ UNKNOWN_THREADS = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model file and its shape. What the file does not say is None."""
+    """A model file and its shape. None: the file does not say it."""
 
     name: str
     source: str  # embedded, hub, file, synthetic (random weights), requantized
@@ -58,20 +56,20 @@ class Model:
     tied_embeddings: bool | None = None
     tensor_bytes: dict[str, int]  # bytes by tensor type
     embedding_bytes: int | None = None  # of the token embedding table
-    output_bytes: int | None = None  # of the output matrix, where it is not the embedding table
+    output_bytes: int | None = None  # of the output matrix, unless it is the embedding table
     embedding_type: str | None = None
     output_type: str | None = None
     n_expert: int | None = None
     n_params: int | None = None
-    description: str | None = None  # llama.cpp's own
-    n_expert_used: int | None = None  # experts that a token goes through
+    description: str | None = None  # by llama.cpp
+    n_expert_used: int | None = None  # experts that process a token
     matrices: tuple[Matrix, ...] | None = None  # from the table of tensors; None in records of older versions
-    windows: tuple[int, ...] | None = None  # of each layer: positions that a token sees (0: all); None: all see all
-    heads: tuple[int, ...] | None = None  # of each layer, where they differ
-    heads_kv: tuple[int, ...] | None = None  # of each layer, where they differ
-    head_dim_v: int | None = None  # of values, where it is not that of keys
+    windows: tuple[int, ...] | None = None  # by layer: positions that a token attends to (0: all); None: no windows
+    heads: tuple[int, ...] | None = None  # by layer, if they differ
+    heads_kv: tuple[int, ...] | None = None  # by layer, if they differ
+    head_dim_v: int | None = None  # of values, if it differs from that of keys
     n_ff_expert: int | None = None  # width of one expert
-    uncounted: str | None = None  # what of this architecture the lab's arithmetic does not know
+    uncounted: str | None = None  # a feature of the architecture that the lab's arithmetic does not cover
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where a run happened. What is not known (of imported results: most) is None, never a guess."""
+    """The machine of a run. None: unknown, as most fields of imported results."""
 
     cpu: str | None = None
     n_cores_physical: int | None = None
@@ -100,13 +98,13 @@ class Machine:
     devices: tuple[Device, ...]
     virtual: bool | None = None
     power: str | None = None  # mains, battery
-    cpu_quota: float | None = None  # cores' worth of CPU time that a container allows; n_cores_usable has it rounded
-    lib: str | None = None  # libraries in place of the installed ones, as in Settings
+    cpu_quota: float | None = None  # CPU time that a container allows, in cores; n_cores_usable is rounded
+    lib: str | None = None  # libraries used instead of the installed ones, as in Settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that was chosen about how llama.cpp runs. llama-bench's defaults are the lab's."""
+    """All settings of llama.cpp. The lab's defaults are llama-bench's."""
 
     n_ctx: int
     n_batch: int
@@ -114,37 +112,37 @@ class Settings:
     n_threads: int  # UNKNOWN_THREADS in imported results
     n_threads_batch: int
     n_gpu_layers: int
-    flash_attn: str  # asked: on, off, auto
-    flash_attn_resolved: str | None = None  # what llama.cpp then did: on, off
+    flash_attn: str  # requested: on, off, auto
+    flash_attn_resolved: str | None = None  # used by llama.cpp: on, off
     type_k: str
     type_v: str
     prompt: str  # text, random, or a file's name
     prompt_sha256: str | None = None
     seed: int | None = None
-    n_seq_max: int = 1  # sequences that the context has room for
-    kv_unified: bool = False  # one cache for all of them, instead of one each
-    # Where it runs. None: llama.cpp's own choice.
-    devices: tuple[str, ...] | None = None  # that layers may go to, by llama.cpp's names; empty: none
+    n_seq_max: int = 1  # maximum number of sequences
+    kv_unified: bool = False  # one cache for all sequences, instead of one each
+    # Placement. None: llama.cpp's choice.
+    devices: tuple[str, ...] | None = None  # devices for layers, by llama.cpp's names; empty: none
     split_mode: str | None = None  # none, layer, tensor
     tensor_split: tuple[float, ...] | None = None  # shares of the devices
-    main_gpu: int | None = None  # with split_mode none: which of the devices
+    main_gpu: int | None = None  # with split_mode none: index of the device
     n_cpu_moe: int | None = None  # layers whose experts stay on the CPU
     override_tensor: tuple[str, ...] | None = None  # PATTERN=BUFFER
     kv_offload: bool | None = None
     op_offload: bool | None = None
     mmap: bool | None = None
-    repack: bool | None = None  # weights in the layouts of the CPU's own kernels (use_extra_bufts): CPU_REPACK, AMX
+    repack: bool | None = None  # weights in the layouts of the CPU's fastest kernels (use_extra_bufts): CPU_REPACK, AMX
     rpc: tuple[str, ...] | None = None  # RPC servers, HOST:PORT
-    lib: str | None = None  # libraries of another build: the end of their folder's path, and a part of their sum
-    prefill_wait: str | None = None  # step: for each prefill step; end: once. None: step
+    lib: str | None = None  # libraries of another build: the end of the folder's path, and a part of their checksum
+    prefill_wait: str | None = None  # step: wait for each prefill step; end: wait once. None: step
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory that llama.cpp took. `part` is model, KV, RS (of recurrent layers), compute or output.
+    """Memory that llama.cpp allocated. `part` is model, KV, RS (of recurrent layers), compute or output.
 
-    `name` is llama.cpp's of the buffer: CPU_Mapped, CPU_REPACK, AMX, CUDA0, or RPC0[HOST:PORT] (device 0 of that
-    server). `device` is the name of the device that it belongs to; None in older records, and where ggml does not say.
+    `name` is llama.cpp's name: CPU_Mapped, CPU_REPACK, AMX, CUDA0, or RPC0[HOST:PORT] (device 0 of that server).
+    `device` is the name of the buffer's device; None in older records, or if ggml does not say.
     """
 
     part: str
@@ -155,7 +153,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model and its context lie, from llama.cpp's log."""
+    """The devices and buffers of a model and its context, from llama.cpp's log."""
 
     layers: tuple[str, ...]  # the device of each layer, by name; the last one is that of the output
     buffers: tuple[Buffer, ...]
@@ -163,13 +161,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Steps:
-    """One row per operation of the run's script, as columns of equal length: a call of `llama_decode`, or a `forget`,
-    `copy`, `save` or `load` of what the cache holds of a sequence, which has no tokens. A `draft` is a step of the
-    draft model, or a search in the text, which has none either.
+    """Columns of equal length with one row for each operation of the run's script.
 
-    `n_past` is the position: tokens in the context before the step, of several sequences those of the one that has
-    most. `start_ns` is taken just before `llama_decode`, `ready_ns` after `llama_synchronize`, `end_ns` after the next
-    tokens are chosen. `n_outputs` is how many tokens got logits.
+    An operation is a call of `llama_decode`, or it changes a sequence's cache (`forget`, `copy`, `save`, `load`) and
+    has no tokens. A `draft` is a step of the draft model, or a lookup in the text without tokens. `n_past` is the
+    position: tokens in the context before the step (for several sequences the maximum). `start_ns` is taken just before
+    `llama_decode`, `ready_ns` after `llama_synchronize`, `end_ns` after sampling. `n_outputs` tokens got logits.
     """
 
     kind: tuple[str, ...] = ()
@@ -178,7 +175,7 @@ class Steps:
     start_ns: tuple[int, ...] = ()
     ready_ns: tuple[int, ...] = ()
     end_ns: tuple[int, ...] = ()
-    n_seq: tuple[int, ...] | None = None  # None in records of schema 1, where there is one sequence
+    n_seq: tuple[int, ...] | None = None  # None in records of schema 1, which have one sequence
     n_outputs: tuple[int, ...] | None = None  # None in records of schema 1
 
     def __post_init__(self) -> None:
@@ -190,15 +187,15 @@ class Steps:
 
 @dataclass(frozen=True)
 class Totals:
-    """Times of whole phases, as another tool reports them; the lab itself records steps."""
+    """Times of whole phases from another tool; the lab records steps instead."""
 
     prefill_ns: int | None = None
-    decode_ns: int | None = None  # of n_gen - 1 decode steps, without choosing tokens
+    decode_ns: int | None = None  # of n_gen - 1 decode steps, without sampling
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One script executed, mostly a prompt prefilled and n_gen tokens generated: the replicate of every experiment."""
+    """One executed script, usually a prefilled prompt and n_gen generated tokens: the replicate of every experiment."""
 
     n_prompt: int
     n_gen: int
@@ -208,46 +205,46 @@ class Run:
     status: str
     error: str | None = None
     steps: Steps
-    token_ids: tuple[int, ...]  # the tokens that were chosen, step by step
-    prompt_offset: int | None = None  # where in the tokenised text the prompt began
-    end_of_generation_at: int | None = None  # index of the first end-of-generation token; it stops nothing
+    token_ids: tuple[int, ...]  # the chosen tokens, step by step
+    prompt_offset: int | None = None  # where the prompt begins in the tokenized text
+    end_of_generation_at: int | None = None  # index of the first end-of-generation token, which does not stop the run
     noise: Noise | None = None
-    every: int | None = None  # a sweep: n_gen tokens were generated and forgotten after each so many of the prompt
+    every: int | None = None  # a sweep: after each `every` prompt tokens, n_gen tokens were generated and forgotten
     block: int | None = None  # of `lab ab`: runs of one block were measured side by side
-    variant: str | None = None  # of `lab ab`: which of the compared settings, in the user's words
-    totals: Totals | None = None  # imported: there are no steps
-    engine: int | None = None  # which start of the engine in its session made the run; None in older records
+    variant: str | None = None  # of `lab ab`: the compared settings, in the user's words
+    totals: Totals | None = None  # imported, without steps
+    engine: int | None = None  # number of the engine's start in its session; None in older records
     batch: Batch | None = None
     prefix: Prefix | None = None
     stall: Stall | None = None
     speculation: Speculation | None = None
-    draft: Model | None = None  # of speculation: the model that guessed
-    accepted: tuple[int, ...] | None = None  # of speculation: how many of the guesses of each `verify` were right
-    margins: tuple[float, ...] | None = None  # of speculation: logit of each chosen token - the next best one's
-    part: str | None = None  # of `lab claims`: which of its measurements this run belongs to
+    draft: Model | None = None  # of speculation: the draft model
+    accepted: tuple[int, ...] | None = None  # of speculation: accepted draft tokens of each `verify`
+    margins: tuple[float, ...] | None = None  # of speculation: logit of each chosen token minus the second highest
+    part: str | None = None  # of `lab claims`: the measurement that this run belongs to
     is_quick: bool | None = None  # of `lab claims`: whether it was run with --quick
     state_bytes: tuple[int, ...] | None = None  # of each `save`
-    logits_differ: tuple[float, ...] | None = None  # largest differences of kept logits from the first ones kept
+    logits_differ: tuple[float, ...] | None = None  # largest difference of each row of kept logits from the first
     placement: Placement | None = None  # None in older records
-    link: Link | None = None  # the network that a relay made before the RPC servers, on top of the one that is there
+    link: Link | None = None  # the network that a relay emulated before the RPC servers, in addition to the real one
 
     def __post_init__(self) -> None:
         if self.every is not None and (self.every < 1 or self.steps.kind[:1] not in ((), (PREFILL,))):
-            raise ValueError(f"a sweep that stops every {self.every} tokens, or does not begin with a prefill")
+            raise ValueError(f"a sweep needs every >= 1 (it is {self.every}), and must begin with a prefill")
 
     @property
     def lever(self) -> Lever | None:
-        """What was tried beside plain measuring; None for nothing."""
+        """The run's experiment; None for a plain run."""
         return self.batch or self.prefix or self.stall or self.speculation
 
     @property
     def name(self) -> str:
-        """What it did, in words."""
+        """What the run did, in words."""
         return name_of(self.n_prompt, self.lever)
 
     @property
     def is_timed(self) -> bool:
-        """Whether it went well and is no warm-up: its times count."""
+        """Whether the run succeeded and is not a warm-up, so that its times count."""
         return self.status == OK and not self.warmup
 
 
@@ -265,7 +262,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Rate:
-    """One kernel at one size, timed: what a pass read and computed, and how long each pass took."""
+    """A timed kernel: the bytes and FLOPs of a pass, and the time of each pass."""
 
     op: str  # mul_mat, mul_mat_id, attention, plain_attention, read; upload, download: copies to and from a device
     type: str  # of the weights, or of the cache
@@ -278,17 +275,17 @@ class Rate:
     flops: int
     times_ns: tuple[int, ...]
     n_head_kv: int | None = None  # of attention
-    n_positions: int | None = None  # of attention: how long the context is; None in files of older versions
-    n_expert: int | None = None  # of mul_mat_id: matrices of which every token takes n_expert_used
+    n_positions: int | None = None  # of attention: length of the context; None in files of older versions
+    n_expert: int | None = None  # of mul_mat_id: matrices, of which every token uses n_expert_used
     n_expert_used: int | None = None
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device of a machine can do at best: a line of a kind of its own in results files.
+    """The highest rates of a device's kernels: a separate kind of line in results files.
 
-    `others` are those of further devices that the same settings use. Files have a line for each instead. `missing` are
-    the probes that were wanted when the session ended early, without times; `disturbed` says what took the machine.
+    `others` are the ceilings of further devices that the same settings use; in files each is a line. `missing` are the
+    probes that a session did not reach, without times; `disturbed` says what disturbed it.
     """
 
     measured_at: str

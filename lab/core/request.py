@@ -1,17 +1,13 @@
-"""A request to a server, as data: what was asked, and each event of the answer with the time at which it arrived.
+"""The data of a request to a server, and of the load that it belongs to.
 
-A model behind HTTP shows no steps, only events: pieces of a stream. So a request is a line of a kind of its own in
-results files, complete in itself like a run: the machine of the client, the endpoint and what it can do, what was
-asked, and the raw events as columns. Everything else is derived (request_times.py).
+A server shows no steps, only events: pieces of a stream, with their arrival times. A request is a separate kind of line
+in results files, complete with the client's machine, the endpoint, what was requested, and the raw events as columns;
+request_times.py derives everything else. `sent_ns` and `scheduled_ns` count from the start of the request's plan, all
+other `_ns` from `sent_ns`, by one monotonic clock. No field contains keys or passwords.
 
-`sent_ns` and `scheduled_ns` count from the start of the plan that the request belongs to; all other `_ns` count from
-`sent_ns`. All come from one monotonic clock. Keys and passwords are in none of these fields.
-
-A load on a server, as data: how requests came, for how long, and which limits an answer was to keep.
-
-A closed loop has N users, each of whom sends the next request when the last one has ended. An open loop sends at
-intended times, whatever the server does. A load is warmed up first, then its steady window is measured; requests of
-that window end under the same load, which goes on until the last of them has.
+In a closed loop each of N users sends the next request after the answer to the last one. An open loop sends at planned
+times, whatever the server does. The steady window of a load begins after its warm-up, and the load continues until the
+last request of the window has ended.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ CLOSED, POISSON, CONSTANT, REPLAY = "closed", "poisson", "constant", "replay"
 
 @dataclass(frozen=True, kw_only=True)
 class Slo:
-    """Limits that an answer is to keep (service level objectives), in seconds. None: no such limit."""
+    """Limits for an answer (service level objectives), in seconds. None: no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -47,25 +43,27 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """Limits as they are written: `ttft=1s,tpot=50ms,e2e=10s`, any of them. LabError for anything else."""
+    """The limits in `ttft=1s,tpot=50ms,e2e=10s`, or a part of it. LabError for anything else."""
     limits: dict[str, float] = {}
     for part in text.split(","):
         match = re.fullmatch(r"(ttft|tpot|e2e)=(\d+\.?\d*|\.\d+)(ms|s)", part.strip().lower())
         seconds = float(match[2]) / (1000 if match[3] == "ms" else 1) if match else 0.0
         if match is None or not 0 < seconds < float("inf") or f"{match[1]}_s" in limits:
-            raise LabError(f"The limits {text!r} are not understood.", "Write them as ttft=1s,tpot=50ms,e2e=10s.")
+            raise LabError(
+                f"The limits {text!r} cannot be read.", "Write them as ttft=1s,tpot=50ms,e2e=10s, each at most once."
+            )
         limits[f"{match[1]}_s"] = seconds
     return Slo(**limits)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The load that a request was a part of: one arm of a measurement, in one of its rounds."""
+    """The load of a request: one arm of a measurement, in one of its rounds."""
 
     arrivals: str  # closed, poisson, constant, replay
     concurrency: int | None = None  # of a closed loop: users
-    rate: float | None = None  # of an open loop: requests per second, intended
-    round: int  # arms are measured once in each round
+    rate: float | None = None  # of an open loop: planned requests per second
+    round: int  # each round measures every arm once
     warmup_s: float
     duration_s: float  # of the steady window, which begins at warmup_s
     lengths: str  # of prompts and answers, in the user's words
@@ -83,15 +81,15 @@ class Load:
         return f"{self.rate:g} {word}/s" + (", evenly" if self.arrivals == CONSTANT else "")
 
 
-ROLE = "role"  # the role of who answers, without content
-TEXT = "text"  # also ids of tokens that make no whole letter yet
+ROLE = "role"  # the assistant's role, without content
+TEXT = "text"  # also token ids that do not form a complete letter yet
 REASONING = "reasoning"
 TOOL = "tool"  # a call of a tool: its name, or a part of its arguments
 USAGE = "usage"  # counts of tokens, without content
 DONE = "done"
 PING = "ping"  # a comment, which keeps the connection open
 ERROR = "error"
-OTHER = "other"  # such as the reason of the end
+OTHER = "other"  # such as the finish reason
 GENERATED = (TEXT, REASONING, TOOL)
 """Kinds of events, and those that carry generated content."""
 
@@ -108,13 +106,13 @@ RATE_LIMITED = "rate limited"  # HTTP 429
 SERVER_ERROR = "server error"  # HTTP 5xx
 BAD_REQUEST = "bad request"  # other HTTP statuses that are not 200
 HALF_LINE = "half a line"
-CUT_OFF = "cut off"  # whole lines, but no reason of the end; then [DONE] does only after a count of tokens
+CUT_OFF = "cut off"  # complete lines without a finish reason; [DONE] suffices only after a token count
 WRONG_JSON = "wrong JSON"
 ERROR_INSIDE = "error inside a 200"
 NO_STREAM = "not a stream"
 LONG_LINE = "line too long"
 TOO_LARGE = "answer too large"
-NOT_SENT = "not sent"  # by the lab: the server cannot take it, or gave it up
+NOT_SENT = "not sent"  # the lab did not send it: the server cannot accept it, or its place was given up
 FAILURES = (
     *(REFUSED, LOST, TIMEOUT, STALLED, RATE_LIMITED, SERVER_ERROR, BAD_REQUEST, HALF_LINE),
     *(CUT_OFF, WRONG_JSON, ERROR_INSIDE, NO_STREAM, LONG_LINE, TOO_LARGE, NOT_SENT),
@@ -124,7 +122,7 @@ FAILURES = (
 
 @dataclass(frozen=True)
 class Capability:
-    """One thing that a server can do or not: `answer` is yes, no or unknown, `how` is how that was found out."""
+    """A capability of a server: `answer` is yes, no or unknown, `how` says how the lab found out."""
 
     name: str
     answer: str
@@ -133,9 +131,9 @@ class Capability:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """The settings of a server as far as it gives them. What it does not give is None."""
+    """The settings that a server reports. None: not reported."""
 
-    n_slots: int | None = None  # requests that it works on at a time
+    n_slots: int | None = None  # requests that it processes at the same time
     n_ctx: int | None = None  # of one slot
     model_file: str | None = None  # without its folder
     quantization: str | None = None
@@ -144,18 +142,18 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A server and what it was seen to be able to do."""
+    """A server and its observed capabilities."""
 
     url: str  # without user, password, query
     api: str  # chat, completions
     server: str | None = None  # llama-server, vLLM, ...
     version: str | None = None
     capabilities: tuple[Capability, ...] = ()
-    accepted: tuple[str, ...] = ()  # options that are not in every server and that this one takes
+    accepted: tuple[str, ...] = ()  # non-standard options that this server accepts
     settings: ServerSettings | None = None
 
     def can(self, name: str) -> str:
-        """The answer for the capability `name`; unknown where it was not asked."""
+        """The answer for the capability `name`; unknown if it was not examined."""
         return next((one.answer for one in self.capabilities if one.name == name), UNKNOWN)
 
 
@@ -163,36 +161,36 @@ class Endpoint:
 class Asked:
     """What a request asked for, and its place in the measurement."""
 
-    n_prompt: int | None  # tokens that the prompt was to have; None where they could not be counted
+    n_prompt: int | None  # intended prompt tokens; None if they could not be counted
     n_prompt_counted: int | None = None  # by the server, before the request was sent
     counted_by: str | None = None  # tokenize, usage
     n_gen: int
     temperature: float | None = None
     seed: int | None = None
-    ignore_eos: bool | None = None  # None: not asked for
+    ignore_eos: bool | None = None  # None: not requested
     repeat: int = 0
     warmup: bool = False
-    prompt_sha256: str | None = None  # of the text, its nonce left out
+    prompt_sha256: str | None = None  # of the text without its nonce
     load: Load | None = None  # None: it ran alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Counts of tokens. What was not given is None."""
+    """Counts of tokens. None: not given."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None  # of the prompt
     reasoning_tokens: int | None = None  # of the completion
-    counted_by: str = "usage"  # usage: by the server, in the stream; twin: of the same request, not streamed; tokenize
+    counted_by: str = "usage"  # usage: in the stream; twin: the same request without streaming; tokenize
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerTimings:
-    """llama-server's own times of a request."""
+    """The times of a request that llama-server reports."""
 
     n_cached: int | None = None
-    n_prompt: int | None = None  # without those that were cached
+    n_prompt: int | None = None  # without cached tokens
     prompt_ms: float | None = None
     n_gen: int | None = None
     gen_ms: float | None = None
@@ -202,24 +200,24 @@ class ServerTimings:
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """What a server does apart from running the model, asked for piece by piece: of `lab overhead`, raw.
+    """The raw times of a server's work around the model, of `lab overhead`.
 
-    Each of the columns holds times from the sending of a question with the prompt in it to the first byte of its
-    answer. None: the server has no such question.
+    Each column holds times from sending a request with the prompt to the first byte of its answer. None: the server has
+    no such endpoint.
     """
 
-    http_ns: tuple[int, ...] = ()  # the server only reads it
-    template_ns: tuple[int, ...] | None = None  # it applies the template of a chat
-    tokenize_ns: tuple[int, ...] | None = None  # it tokenises the prompt
-    whole: ServerTimings | None = None  # of the same request, not streamed
-    sampling_ns: tuple[int, ...] | None = None  # the server's way to choose a token, in the lab's engine
+    http_ns: tuple[int, ...] = ()  # the server only reads the request
+    template_ns: tuple[int, ...] | None = None  # it applies the chat template
+    tokenize_ns: tuple[int, ...] | None = None  # it tokenizes the prompt
+    whole: ServerTimings | None = None  # of the same request without streaming
+    sampling_ns: tuple[int, ...] | None = None  # the server's sampling, in the lab's engine
 
 
 @dataclass(frozen=True)
 class Events:
-    """One row per event of the stream, as columns of equal length. `n_bytes` is on the wire, inside HTTP.
+    """Columns of equal length with one row for each event of the stream. `n_bytes` counts the bytes within HTTP.
 
-    `n_tokens` is None where the server does not say how many tokens are in an event.
+    `n_tokens` is None if the server does not say how many tokens are in an event.
     """
 
     arrive_ns: tuple[int, ...] = ()
@@ -236,23 +234,23 @@ class Events:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request as it went."""
+    """A request, its events, and how it ended."""
 
     asked: Asked
     started_at: str
     scheduled_ns: int | None = None  # None in a closed loop
-    sent_ns: int | None = None  # taken before the request is written; None where there was no connection
-    was_connected: bool | None = None  # whether the connection had been opened before
-    headers_ns: int | None = None  # when the head of the answer arrived
+    sent_ns: int | None = None  # taken before the request is written; None without a connection
+    was_connected: bool | None = None  # whether the connection was open before
+    headers_ns: int | None = None  # when the headers of the answer arrived
     ended_ns: int | None = None  # when the last byte arrived
-    failed_ns: int | None = None  # when a request that had been sent was known to have failed, or was given up
+    failed_ns: int | None = None  # when a sent request failed or timed out
     status: str  # ok, failed
     failure: str | None = None  # one of FAILURES
     error: str | None = None
     http_status: int | None = None
     finish_reason: str | None = None
     events: Events
-    tokens_by: str | None = None  # where n_tokens of the events comes from: token ids, usage, timings, logprobs
+    tokens_by: str | None = None  # the source of the events' n_tokens: token ids, usage, timings, logprobs
     usage: Usage | None = None
     timings: ServerTimings | None = None
     pieces: Pieces | None = None  # of `lab overhead`
@@ -260,7 +258,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRecord:
-    """One line of a results file: a request, self-contained."""
+    """A line of a results file: a complete request."""
 
     session: str
     machine: Machine  # of the client
@@ -268,9 +266,9 @@ class RequestRecord:
     model: str  # as the server calls it
     request: Request
     schema: int = SCHEMA
-    client_error_ns: tuple[int, int] | None = None  # of a stamp, when the session began: the median, and 99 %
+    client_error_ns: tuple[int, int] | None = None  # of a time stamp, at the session's start: median and 99 %
 
 
 def short_name(model: str) -> str:
-    """A model as records name it: of a path only the file, since a folder may say whose machine it is."""
+    """A model's name for records: only the file name of a path, because a folder may identify a person."""
     return re.split(r"[/\\]", model)[-1] if re.match(r"/|\\|[A-Za-z]:[/\\]", model) else model

@@ -1,13 +1,10 @@
-"""What the events of a request say: TTFT, TPOT, gaps. Known definitions, by arithmetic; None where not derivable.
+"""Derive TTFT, TPOT and gaps from the events of a request; a figure that cannot be derived is None.
 
 t_first is the first event with generated content (text, reasoning, a tool call), t_out the first that is not reasoning,
 t_last the last one with generated content. n is the number of completion tokens, k1 those in the first event.
 
-`Figures` has all of these of one request, without its events: what tables, rates and timelines of many requests are
-made of. A request of 200 tokens has 200 events, and its figures are a few numbers.
-
-An event is not a token: several tokens may come together, and a server may hold one back. So gaps between tokens (ITL)
-exist only where the server says how many tokens are in each event. Where all came at once, only E2E is known.
+An event is not a token: it may contain several, and a server may hold one back. So gaps between tokens (ITL) exist only
+if the server says how many tokens each event has. If the whole answer arrived at once, only E2E is known.
 """
 
 from __future__ import annotations
@@ -20,8 +17,8 @@ from lab.core.record import OK
 from lab.core.request import GENERATED, REASONING, Asked, Request, ServerTimings, Slo
 
 AT_ONCE_EVENTS, AT_ONCE_NS = 10, 100_000
-"""An answer came at once if it has at least AT_ONCE_EVENTS events, less than AT_ONCE_NS apart on average: no model
-generates 10,000 tokens a second for one request. Fewer events may arrive together by chance."""
+"""An answer came at once if it has at least AT_ONCE_EVENTS events, on average less than AT_ONCE_NS apart: no model
+generates 10,000 tokens per second for one request. Fewer events may arrive together by chance."""
 
 
 def generated(request: Request) -> list[int]:
@@ -30,24 +27,24 @@ def generated(request: Request) -> list[int]:
 
 
 def n_generated(request: Request) -> int | None:
-    """Completion tokens, reasoning included."""
+    """Completion tokens, with reasoning."""
     return request.usage.completion_tokens if request.usage else None
 
 
 def came_at_once(request: Request) -> bool:
-    """Whether the whole answer arrived at once: a server or a proxy held it back, and no stamp is that of a token."""
+    """Whether the whole answer arrived at once, because a server or proxy buffered it."""
     n = len(generated(request))
     return n >= AT_ONCE_EVENTS and _decode_ns(request) < AT_ONCE_NS * (n - 1)
 
 
 def ttft_ns(request: Request) -> int | None:
-    """t_first - the sending of the request. None where the answer came at once."""
+    """t_first - the sending of the request. None if the answer came at once."""
     indices = generated(request)
     return request.events.arrive_ns[indices[0]] if indices and not came_at_once(request) else None
 
 
 def first_output_ns(request: Request) -> int | None:
-    """Time to first output: t_out - the sending of the request. None where the answer came at once."""
+    """Time to first output: t_out - the sending of the request. None if the answer came at once."""
     if came_at_once(request):
         return None
     indices = (i for i in generated(request) if request.events.kind[i] != REASONING)
@@ -61,14 +58,14 @@ def e2e_ns(request: Request) -> int | None:
 
 
 def dispatch_delay_ns(request: Request) -> int | None:
-    """How much later than intended the request was sent. None in a closed loop."""
+    """How much later than planned the request was sent. None in a closed loop."""
     if request.sent_ns is None or request.scheduled_ns is None:
         return None
     return request.sent_ns - request.scheduled_ns
 
 
 def chunk_gaps_ns(request: Request) -> list[int]:
-    """Inter-chunk latencies: from each event with generated content to the next. Empty where all came at once."""
+    """Inter-chunk latencies: from each event with generated content to the next. Empty if all came at once."""
     if came_at_once(request):
         return []
     return [b - a for a, b in pairwise(request.events.arrive_ns[i] for i in generated(request))]
@@ -80,9 +77,9 @@ def longest_stall_ns(request: Request) -> int | None:
 
 
 def itl_ns(request: Request) -> list[int] | None:
-    """The gap before each token but the first one; tokens that came together get 0.
+    """The gap before each token except the first; 0 for tokens that came together.
 
-    None where it is not known how many tokens are in each event, or the answer came at once.
+    None if the number of tokens in each event is unknown, or the answer came at once.
     """
     n_tokens = request.events.n_tokens
     if n_tokens is None or came_at_once(request):
@@ -94,7 +91,7 @@ def itl_ns(request: Request) -> list[int] | None:
 def n_first(request: Request) -> int | None:
     """k1: tokens in the first event with generated content.
 
-    Where the server does not say it, it is 1 if there are as many such events as tokens. Else None.
+    If the server does not say, k1 is 1 if there are as many such events as tokens, otherwise None.
     """
     indices = generated(request)
     if not indices:
@@ -105,8 +102,7 @@ def n_first(request: Request) -> int | None:
 
 
 def tpot_ns(request: Request) -> float | None:
-    """(t_last - t_first) / (n - k1). None where n or k1 is not known, nothing came after the first event, or all came
-    at once."""
+    """(t_last - t_first) / (n - k1). None if n or k1 is unknown, there is only one event, or all came at once."""
     indices, n, k1 = generated(request), n_generated(request), n_first(request)
     if n is None or k1 is None or len(indices) < 2 or n <= k1 or came_at_once(request):
         return None
@@ -114,9 +110,9 @@ def tpot_ns(request: Request) -> float | None:
 
 
 def tpot_bounds_ns(request: Request) -> tuple[float, float] | None:
-    """TPOT at least and at most, where only n is known: k1 lies between 1 and n - (events after the first).
+    """The lower and upper bound of TPOT; equal if k1 is known, which otherwise is between 1 and n - (later events).
 
-    Equal where k1 is known. None where n is not known, or smaller than the number of events, or all came at once.
+    None if n is unknown or smaller than the number of events, or all came at once.
     """
     indices, n = generated(request), n_generated(request)
     exact = tpot_ns(request)
@@ -134,7 +130,7 @@ def _decode_ns(request: Request) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What became of a request. Times are of request_py, in nanoseconds; None where not derivable.
+    """All figures of a request without its events, as tables and rates of many requests need them; None: not derivable.
 
     `sent_ns` and `scheduled_ns` count from the start of its plan, all others from its sending.
     """
@@ -147,7 +143,7 @@ class Figures:
     finish_reason: str | None
     scheduled_ns: int | None
     sent_ns: int | None
-    delay_ns: int | None  # how much later than intended it was sent; None in a closed loop
+    delay_ns: int | None  # how much later than planned it was sent; None in a closed loop
     ended_ns: int | None
     ttft_ns: int | None
     first_output_ns: int | None
@@ -157,42 +153,42 @@ class Figures:
     longest_stall_ns: int | None
     n_events: int  # with generated content
     n_generated: int | None
-    n_prompt: int | None  # as the server counted it
+    n_prompt: int | None  # counted by the server
     n_cached: int | None
-    came_at_once: bool  # so that of the times only e2e_ns is known
-    contradiction: str | None  # between the server's counts and what it was asked for, or what it sent
+    came_at_once: bool  # only e2e_ns is known then
+    contradiction: str | None  # between the server's counts and the request, or the events
     timings: ServerTimings | None
 
     @property
     def is_warm(self) -> bool | None:
-        """Whether a part of the prompt came from a cache. None where the server does not say it."""
+        """Whether a part of the prompt came from a cache; None if the server does not say."""
         return None if self.n_cached is None else self.n_cached > 0
 
     @property
     def is_short(self) -> bool | None:
-        """Whether the answer has fewer tokens than were asked for. None where they are not counted."""
+        """Whether the answer has fewer tokens than requested; None if they are not counted."""
         return None if self.n_generated is None else self.n_generated < self.asked.n_gen
 
     @property
     def ttft_due_ns(self) -> int | None:
-        """TTFT; in an open loop from the intended time: what a user waits who came then."""
+        """TTFT; in an open loop from the planned time, as a user would wait who arrived then."""
         return None if self.ttft_ns is None else self.ttft_ns + (self.delay_ns or 0)
 
     @property
     def e2e_due_ns(self) -> int | None:
-        """E2E; in an open loop from the intended time."""
+        """E2E; in an open loop from the planned time."""
         return None if self.e2e_ns is None else self.e2e_ns + (self.delay_ns or 0)
 
     def used(self, slo: Slo) -> float:
-        """How much of its limits it used: 1 is all of the one that it came nearest to, above 1 it broke one.
+        """The largest ratio of a figure to its limit; above 1 the request broke a limit.
 
-        In an open loop TTFT and E2E count from the intended time. Failures, and requests whose figure is not known,
-        used infinitely much. TPOT counts with its upper bound, where it is not exact.
+        In an open loop TTFT and E2E count from the planned time. Infinite for failures and unknown figures. An inexact
+        TPOT counts with its upper bound.
         """
         if self.status != OK:
             return math.inf
         tpot_ns = None if self.tpot_bounds_ns is None else self.tpot_bounds_ns[1]
-        tpot_limit_s = None if self.n_generated == 1 else slo.tpot_s  # there is no further token
+        tpot_limit_s = None if self.n_generated == 1 else slo.tpot_s
         figures_ns = (slo.ttft_s, self.ttft_due_ns), (tpot_limit_s, tpot_ns), (slo.e2e_s, self.e2e_due_ns)
         return max(
             (math.inf if ns is None else ns / (limit * 1e9) for limit, ns in figures_ns if limit is not None),
@@ -200,12 +196,11 @@ class Figures:
         )
 
     def meets(self, slo: Slo) -> bool:
-        """Whether it ended well and within every limit."""
+        """Whether the request succeeded within every limit."""
         return self.used(slo) <= 1
 
 
 def figures(request: Request) -> Figures:
-    """The figures of a request."""
     usage = request.usage
     return Figures(
         asked=request.asked,
@@ -235,10 +230,10 @@ def figures(request: Request) -> Figures:
 
 
 def _contradiction(request: Request) -> str | None:
-    """Where the server's own count of tokens cannot be right. A count by its tokenizer may join tokens."""
+    """Why the server's token count is wrong, if it is. Counts by its tokenizer are not judged: it may join tokens."""
     n, n_events, n_asked = n_generated(request), len(generated(request)), request.asked.n_gen
     if n is None or request.usage is None or request.usage.counted_by != "usage":
         return None
     if n > n_asked:
-        return f"{n:,} tokens where {n_asked:,} were asked for"
-    return f"{n:,} tokens where {n_events:,} events had content" if n < n_events else None
+        return f"{n:,} tokens, but only {n_asked:,} were requested"
+    return f"{n:,} tokens, but {n_events:,} events had content" if n < n_events else None

@@ -1,7 +1,7 @@
-"""Results files: one JSON line a run or request, appended when it ends, read back line by line.
+"""Write and read results files: one JSON line for each run or request, appended when it ends.
 
-A line that is broken, newer than this lab, or read already is named and passed over; the others are read. A
-report (an HTML page, see show/page.py) carries the lines that it shows, packed, and is read like a results file.
+Reading skips and reports lines that are broken, too new, or duplicates. A report (an HTML page, see show/page.py)
+contains its lines in compressed form and can be read like a results file.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from lab.errors import LabError, printable
 
 PAGE = ".html"
 MOST_UNPACKED = 1 << 30
-"""Bytes that the records of a report may have: a packed file could claim to be endless."""
-
+"""Maximum bytes of a report's records, because a small compressed file could expand without end."""
 
 _BLOCK = 1 << 20
-"""Bytes that are written at once to find out whether there is room."""
+"""Bytes of each write that tests the free space."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What was read from results files, and sentences on lines, or fields of lines, that were not."""
+    """The contents of results files, and a sentence about each skipped line or unknown field."""
 
     records: tuple[Record, ...]
     ceilings: tuple[Ceilings, ...]
@@ -49,14 +48,14 @@ class Contents:
 
     @property
     def measured(self) -> list[Record | RequestRecord]:
-        """Runs, then requests; the other way round where the first line was a request."""
+        """Runs and requests, starting with the kind of the first line."""
         if self.begin_with_request:
             return [*self.requests, *self.records]
         return [*self.records, *self.requests]
 
 
 def append(path: Path, *lines: Line) -> None:
-    """Append lines and flush them to the disk. After a failed write the file ends as before, whole."""
+    """Append lines and sync them to the disk. After an error the file is as before."""
     data = "".join(to_json(line) + "\n" for line in lines).encode()
     with path.open("ab", buffering=0) as file:
         size = file.tell()
@@ -70,7 +69,7 @@ def append(path: Path, *lines: Line) -> None:
 
 
 def write_whole(path: Path, data: bytes, what: str) -> None:
-    """Write a file, its folder made where it is missing: whole or not at all. LabError that names `what` it is."""
+    """Write a complete file or none, and create its folder. `what` names the file in the LabError."""
     beside = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,17 +82,17 @@ def write_whole(path: Path, data: bytes, what: str) -> None:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise LabError(
-            f"{what} {path} cannot be written: {problem.strerror}.", "Free some space, or choose another place: --out"
+            f"{what} {path} cannot be written: {problem.strerror}.", "Free some space, or choose another path: --out"
         ) from None
 
 
 def new_file(folder: Path, name: str, n_bytes: int) -> Path:
-    """Create `<UTC time>-<name>.jsonl` in `folder`, and find out now whether so many bytes will have room in it."""
+    """Create `<UTC time>-<name>.jsonl` in `folder`, and check that the disk has space for `n_bytes`."""
     stem = f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{name}"
     path = folder / f"{stem}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = free_path(folder, stem)  # two sessions can begin in one second
+        path = free_path(folder, stem)  # two sessions can begin within a second
         with path.open("xb") as file:
             for first in range(0, n_bytes, _BLOCK):
                 file.write(bytes(min(_BLOCK, n_bytes - first)))
@@ -105,7 +104,7 @@ def new_file(folder: Path, name: str, n_bytes: int) -> Path:
             with suppress(OSError):
                 path.unlink()
         raise LabError(
-            f"Results cannot be written to {folder}: {problem.strerror} (about {n_bytes:,} bytes are needed).",
+            f"Results cannot be written to {folder}: {problem.strerror} (they need about {n_bytes:,} bytes).",
             "Choose another folder: --out FOLDER",
         ) from None
     return path
@@ -113,7 +112,7 @@ def new_file(folder: Path, name: str, n_bytes: int) -> Path:
 
 @contextmanager
 def unless_empty(path: Path) -> Iterator[None]:
-    """Removes the file in the end where nothing was written into it."""
+    """Delete the file at the end if it is empty."""
     try:
         yield
     finally:
@@ -122,33 +121,31 @@ def unless_empty(path: Path) -> Iterator[None]:
 
 
 def save(path: Path, *lines: Line) -> None:
-    """Append, and where the disk has filled up meanwhile, save the run elsewhere before giving up."""
+    """Append lines; if that fails, save them in the folder for temporary files and raise LabError."""
     try:
         append(path, *lines)
     except OSError as problem:
         rescue = Path(tempfile.gettempdir()) / path.name
-        what = f"The results file {path} cannot be written any more: {problem.strerror or problem}."
+        what = f"The results file {path} can no longer be written: {problem.strerror or problem}."
         try:
             append(rescue, *lines)
         except OSError:
             raise LabError(
-                what, f"The runs before this one are in it. This one could not be saved in {rescue} either."
+                what, f"It contains the earlier runs. This run is lost: {rescue} cannot be written either."
             ) from None
-        raise LabError(what, f"The runs before this one are in it; this one is saved in {rescue}.") from None
+        raise LabError(what, f"It contains the earlier runs; this run is saved in {rescue}.") from None
 
 
 def free_path(folder: Path, stem: str) -> Path:
-    """`<stem>.jsonl` in `folder`, or with a number where that exists already."""
+    """`<stem>.jsonl` in `folder`, with a number if that exists already."""
     names = (f"{stem}{'' if n == 1 else f'-{n}'}.jsonl" for n in itertools.count(1))
     return next(folder / name for name in names if not (folder / name).exists())
 
 
 def read(paths: Iterable[str | Path]) -> Contents:
-    """Records of results files, or of folders of them. Lines that cannot be read are named, not fatal.
+    """Read results files, or all in a folder. Unreadable lines are reported in `skipped`, and duplicates count once.
 
-        records = lab.read(["results"]).records
-
-    A run that was read before (in a file and in a page made of it, say) does not count twice.
+    records = lab.read(["results"]).records
     """
     records: list[Record] = []
     ceilings: list[Ceilings] = []
@@ -165,16 +162,16 @@ def read(paths: Iterable[str | Path]) -> Contents:
                     problems.setdefault(parsed, []).append(number)
                     continue
                 kind = type(parsed), getattr(parsed, "session", None)
-                if kind not in sessions:  # all lines of a session are written by the same lab
+                if kind not in sessions:  # one version of the lab wrote all lines of a session
                     sessions.add(kind)
                     if unknown := unknown_fields(line):
                         skipped.append(_not_known(path, number, unknown, parsed.schema))
                 identity = _identity(parsed)
                 if isinstance(parsed, Ceilings):
-                    if identity not in known:  # ceilings may well be in many files
+                    if identity not in known:  # the same ceilings may be in many files
                         ceilings.append(parsed)
                 elif identity in known:
-                    problems.setdefault("it was read before", []).append(number)
+                    problems.setdefault("it is a duplicate", []).append(number)
                 elif isinstance(parsed, RequestRecord):
                     begin_with_request = begin_with_request or not records
                     requests.append(parsed)
@@ -188,15 +185,14 @@ def read(paths: Iterable[str | Path]) -> Contents:
 
 
 def _not_known(path: Path, number: int, unknown: Sequence[str], schema: int) -> str:
-    """A sentence on fields that this lab does not know."""
     return (
-        f"{printable(path.name)} line {number}: this lab knows no {', '.join(unknown[:5])} in lines of schema "
-        f"{schema}, so what another version of it wrote there is not read"
+        f"{printable(path.name)} line {number}: {', '.join(unknown[:5])} ignored, because this version of the lab does "
+        f"not know it in lines of schema {schema}"
     )
 
 
 def _parsed_lines(path: Path) -> Iterator[tuple[int, bytes, Line | str]]:
-    """The number of each line that is not empty, the line, and what it holds, or why it cannot be read."""
+    """The number of each non-empty line, the line, and its contents or why it cannot be read."""
     with _open(path) as file:
         for number, line in enumerate(file, 1):
             if line.isspace():
@@ -208,9 +204,9 @@ def _parsed_lines(path: Path) -> Iterator[tuple[int, bytes, Line | str]]:
 
 
 def _identity(parsed: Line) -> Hashable:
-    """What only the same run has, in a file and in a page made of it: its session, when it began, how it went.
+    """The fields that identify a run in different files: its session, its start, its results.
 
-    Imported runs may lack a time; their setup tells them apart.
+    Imported runs may lack a time; their setup identifies them.
     """
     if isinstance(parsed, Ceilings):
         return parsed
@@ -227,7 +223,7 @@ def _identity(parsed: Line) -> Hashable:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Records hold no circles: looking for some while millions of numbers are read takes a quarter of the time."""
+    """Disable garbage collection: it would take a quarter of the reading time, and records have no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -238,7 +234,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def pack(lines: Iterable[Line]) -> str:
-    """The lines of a results file, compressed, in letters that a page can hold."""
+    """The lines of a results file, compressed and base64-encoded for a page."""
     text = "".join(to_json(line) + "\n" for line in lines)
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
@@ -253,17 +249,17 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _unpack(path: Path) -> bytes:
-    """The lines that `pack` put into a page."""
+    """The lines that `pack` wrote to a page."""
     match = re.search(rb'id="mini-lab-records">([A-Za-z0-9+/=]*)<', path.read_bytes())
     if match is None:
-        raise LabError(f"{path} holds no records of the lab.", "Give a page that lab report wrote, or a .jsonl file.")
+        raise LabError(f"{path} contains no records of the lab.", "Give a page from lab report, or a .jsonl file.")
     try:
         unpacker = zlib.decompressobj(wbits=31)  # gzip
         lines = unpacker.decompress(base64.b64decode(match[1], validate=True), MOST_UNPACKED)
     except (binascii.Error, zlib.error):
-        raise LabError(f"The records in {path} are damaged.", "Ask for the page, or its .jsonl file, again.") from None
+        raise LabError(f"The records in {path} are damaged.", "Get the page, or its .jsonl file, again.") from None
     if not unpacker.eof:
-        raise LabError(f"The records in {path} are cut off or too large.", "Ask for the .jsonl file instead.")
+        raise LabError(f"The records in {path} are truncated or too large.", "Use the .jsonl file instead.")
     return lines
 
 
@@ -273,10 +269,10 @@ def _files(paths: Iterable[str | Path]) -> list[Path]:
         if path.is_dir():
             inside = sorted(path.glob("*.jsonl"))
             if not inside:
-                raise LabError(f"There is no results file (*.jsonl) in the folder {path}.", "Make one: lab measure")
+                raise LabError(f"The folder {path} has no results file (*.jsonl).", "Make one: lab measure")
             files += inside
         elif path.is_file():
             files.append(path)
         else:
-            raise LabError(f"There is no results file {path}.", "See what there is: ls results")
+            raise LabError(f"There is no results file {path}.", "List the files: ls results")
     return files

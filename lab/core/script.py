@@ -1,15 +1,15 @@
-"""A script: everything that one run does, as a list of operations, written down before the clock starts.
+"""A script: the list of all operations of a run, created before the clock starts.
 
-One loop (engine/loop.py) executes every script and stamps every operation, so that a measured run, a sweep, a batch of
-sequences or a prompt that is prefilled beside running answers differ in nothing but their script:
+One loop (engine/loop.py) executes every script and stamps every operation. So a measured run, a sweep, a batch of
+sequences, or a prompt that is prefilled beside running answers differ only in their script:
 
     a run        prefill, prefill, decode x (n_gen - 1)
     a sweep      prefill, decode x (n_gen - 1), forget, prefill, decode x (n_gen - 1), forget, ...
     a batch      prefill of every sequence, then decode x (n_gen - 1) with one token of each in every step
     speculation  prefill, then `speculate`, which is as many steps as it takes: draft x n, verify, forget, ...
 
-A token that is not given is the one that was chosen last for its sequence. What `speculate` does depends on the tokens
-that are chosen: its steps are known only when they have been made.
+A token that is not given is the one last chosen for its sequence. The steps of `speculate` depend on the chosen tokens
+and are created during the run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from lab.core.record import COPY, DECODE, DRAFT, FORGET, LOAD, PREFILL, SAVE
 SPECULATE = "speculate"
 
 MOVES = (FORGET, COPY, SAVE, LOAD)
-"""Kinds of operations that compute nothing: they change, or move, what the cache holds of a sequence."""
+"""Operations without computation: they change or move a sequence's part of the cache."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one sequence does in a step: some given tokens, or (None) the one that was chosen last for it.
+    """One sequence's tokens in a step: given ones, or (None) the one last chosen for it.
 
-    The last `n_outputs` of them get logits, and from each a token is chosen.
+    The last `n_outputs` tokens get logits, from which the step chooses a token each.
     """
 
     sequence: int
@@ -45,13 +45,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Operation:
-    """One step (`parts`, `times` times), or a change of what the cache holds of `sequence`.
+    """One step (`parts`, repeated `times` times), or a change of the cache of `sequence`.
 
-    forget: all from position `first` on. copy: to sequence `target`, which is empty. save and load: to or from the
-    file `path`, or memory where that is None. speculate: `times` tokens of sequence 0, of which up to `n_draft` are
-    guessed at a time. `of_draft`: on the draft model, or (speculate) guessed by it, not looked up in the text. With
-    `keeps` the logits of a step are compared after the run, with `margins` it is noted how sure each choice was.
-    Without `waits` a step is submitted only: it is ready when a later one is.
+    forget: everything from position `first` on. copy: to the empty sequence `target`. save, load: to or from the file
+    `path` (None: memory). speculate: `times` tokens of sequence 0, with up to `n_draft` drafted at a time. `of_draft`:
+    on the draft model, or (speculate) drafted by it instead of looked up in the text. `keeps`: keep the step's logits
+    and compare them after the run. `margins`: record the gap between the two highest logits. Without `waits` the step
+    is only submitted, and finishes with a later one.
     """
 
     kind: str
@@ -73,7 +73,7 @@ Script = Sequence[Operation]
 
 @dataclass(frozen=True)
 class Shape:
-    """The columns of Steps that are known before an operation is executed."""
+    """The columns of Steps that are known before an operation runs."""
 
     kind: str
     n_tokens: int
@@ -88,7 +88,7 @@ def run(prompt: Sequence[int], n_gen: int, n_ubatch: int) -> list[Operation]:
 
 
 def sweep(prompt: Sequence[int], n_gen: int, n_ubatch: int, every: int) -> list[Operation]:
-    """The script of a sweep: after each `every` tokens of the prompt, and at its end, n_gen tokens come and go."""
+    """The script of a sweep: after each `every` prompt tokens, and at the end, generate and forget n_gen tokens."""
     operations: list[Operation] = []
     for first in range(0, len(prompt), every):
         if first:
@@ -100,7 +100,7 @@ def sweep(prompt: Sequence[int], n_gen: int, n_ubatch: int, every: int) -> list[
 def prefill(
     sequence: int, tokens: Sequence[int], n_ubatch: int, is_last: bool = True, margins: bool = False
 ) -> list[Operation]:
-    """Steps of up to n_ubatch tokens; the very last token gets logits where it `is_last` of its prompt."""
+    """Steps of up to n_ubatch tokens; if the prompt ends here (`is_last`), the last token gets logits."""
     steps = []
     for first in range(0, len(tokens), n_ubatch):
         ends = is_last and first + n_ubatch >= len(tokens)
@@ -110,15 +110,15 @@ def prefill(
 
 
 def decode(sequences: Sequence[int], n: int, margins: bool = False) -> list[Operation]:
-    """n steps of one token of each sequence; nothing for n = 0."""
+    """n steps with one token of each sequence; empty for n = 0."""
     parts = tuple(Part(sequence, None, 1) for sequence in sequences)
     return [Operation(DECODE, parts, times=n, margins=margins)] if n else []
 
 
 def wait_once(script: Script) -> list[Operation]:
-    """The same script, where steps without logits are not waited for if another step follows at once.
+    """The same script without waiting for steps that have no logits and are followed by another step.
 
-    Devices that hold different layers then work at different steps at the same time, as llama-bench lets them.
+    Devices with different layers then work on different steps at the same time, as in llama-bench.
     """
     changed = []
     for i, operation in enumerate(script):
@@ -129,18 +129,18 @@ def wait_once(script: Script) -> list[Operation]:
 
 
 def read_by_draft(tokens: Sequence[int], n_ubatch: int) -> list[Operation]:
-    """The draft model reads a prompt; nothing is chosen."""
+    """The draft model's steps over a prompt, without sampling."""
     parts = [(Part(0, tuple(tokens[i : i + n_ubatch])),) for i in range(0, len(tokens), n_ubatch)]
     return [Operation(DRAFT, part, of_draft=True) for part in parts]
 
 
 def n_prefilled(script: Script) -> int:
-    """Tokens that the script gives, over all its steps."""
+    """Given tokens of all steps."""
     return sum(len(part.tokens) for operation in script for part in operation.parts if part.tokens is not None)
 
 
 def n_chosen(script: Script) -> int:
-    """Tokens that are chosen of the model, over all its steps."""
+    """Tokens that the model (not the draft model) chooses in all steps."""
     return sum(
         operation.times * (1 if operation.kind == SPECULATE else sum(part.n_outputs for part in operation.parts))
         for operation in script
@@ -149,8 +149,8 @@ def n_chosen(script: Script) -> int:
 
 
 def shapes(script: Script) -> Iterator[Shape]:
-    """What each step will be, but for those of `speculate`. `n_past` is that of the sequence that has most."""
-    of_model, of_draft = collections.Counter[int](), collections.Counter[int]()  # positions of each sequence
+    """The shape of each operation, except those of `speculate`. `n_past` is the maximum over the step's sequences."""
+    of_model, of_draft = collections.Counter[int](), collections.Counter[int]()  # positions by sequence
     saved: dict[str | None, int] = {}
     for operation in script:
         positions = of_draft if operation.of_draft else of_model
@@ -162,7 +162,7 @@ def shapes(script: Script) -> Iterator[Shape]:
 
 
 def _move(operation: Operation, positions: dict[int, int], saved: dict[str | None, int]) -> int:
-    """Changes the positions as the operation does. Returns those of its sequence before; of a load, after it."""
+    """Update the positions. Returns those of the sequence before the operation; for a load, after it."""
     n_past = positions[operation.sequence]
     if operation.kind == FORGET:
         positions[operation.sequence] = min(n_past, operation.first)
@@ -176,7 +176,7 @@ def _move(operation: Operation, positions: dict[int, int], saved: dict[str | Non
 
 
 def _step(operation: Operation, positions: dict[int, int]) -> Shape:
-    """One step of the operation; its tokens are added to the positions."""
+    """The shape of one step of the operation; adds its tokens to the positions."""
     parts = operation.parts
     n_past = max(positions[part.sequence] for part in parts)
     for part in parts:

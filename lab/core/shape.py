@@ -1,8 +1,8 @@
-"""What a model consists of: its weight matrices, the heads of its layers, and how far each layer looks back.
+"""A model's parts: its weight matrices, the heads of its layers, and each layer's attention window.
 
-Everything that is counted (FLOPs, bytes, memory) is counted from this. Files tell it exactly: their header holds a
-table of all tensors. Records of older versions tell only the bytes of each type; for them the matrices are worked out
-from the widths, all in the shape of the feed-forward.
+All counts of FLOPs, bytes and memory come from these. A file's header has a table of all tensors. Records of older
+versions have only the bytes of each type; for them the matrices are estimated from the widths, with the shape of the
+feed-forward.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from dataclasses import dataclass
 from lab.core.matrix import BLOCKS, Matrix
 from lab.core.record import Model
 
-__all__ = ["BLOCKS", "Matrix"]  # others look for them here
+__all__ = ["BLOCKS", "Matrix"]  # for the other wings
 
 ATTENTION, FEED_FORWARD, EXPERTS, OUTPUT, EMBEDDING = "attention", "ffn", "experts", "output", "embedding"
 OTHER = "other"
-"""The parts of a model. OTHER is what the lab cannot count (recurrent layers, shared caches)."""
+"""The parts of a model. OTHER is everything that the lab cannot count (recurrent layers, shared caches)."""
 
 _IN_LAYERS = {
     ATTENTION: re.compile(r"attn_(q|k|v|qkv|output)"),
     FEED_FORWARD: re.compile(r"ffn_(gate|up|down)(_shexp)?|ffn_gate_inp(_shexp)?"),
     EXPERTS: re.compile(r"ffn_(gate|up|down|gate_up)_exps"),
 }
-_ROWS_ONLY = ("position_embd.weight", "token_types.weight")  # a step reads a row for each token of these
+_ROWS_ONLY = ("position_embd.weight", "token_types.weight")  # a step reads only one row for each token
 
 
 @dataclass(frozen=True)
 class Heads:
-    """`n_layer` layers of equal attention. `window` is how many positions a token sees, itself included; 0 is all."""
+    """`n_layer` layers with equal attention. A token attends to `window` positions, including itself; 0: all."""
 
     n_layer: int
     n_head: int
@@ -39,7 +39,7 @@ class Heads:
 
 
 def group(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[Matrix, ...]:
-    """The matrices of a table of tensors: (name, type, dimensions, the inner one first). Vectors are left out."""
+    """The matrices in a table of tensors (name, type, dimensions with the inner one first), without vectors."""
     counts: dict[tuple[str, str, int, int, int], int] = {}
     for name, kind, dimensions in tensors:
         columns, rows, n_expert, *_ = [*dimensions, 1, 1]
@@ -62,7 +62,7 @@ def _part(name: str) -> str:
 
 
 def matrices(model: Model) -> tuple[Matrix, ...] | None:
-    """The weight matrices of a model; None where it has parts, or types, that the lab cannot count."""
+    """The weight matrices of a model; None if it has parts or types that the lab cannot count."""
     known = model.matrices if model.matrices is not None else _from_widths(model)
     if known is None or model.uncounted or any(m.part == OTHER or m.type not in BLOCKS for m in known):
         return None
@@ -74,13 +74,13 @@ def matrices(model: Model) -> tuple[Matrix, ...] | None:
 
 
 def head(known: Sequence[Matrix]) -> Matrix:
-    """The output matrix: with tied embeddings, the embedding table."""
+    """The output matrix, or with tied embeddings the embedding table."""
     by_part = {matrix.part: matrix for matrix in known}
     return by_part.get(OUTPUT) or by_part[EMBEDDING]
 
 
 def heads(model: Model) -> tuple[Heads, ...] | None:
-    """The layers of a model by heads and window; None where the header does not tell, or tells the unknown."""
+    """The layers grouped by heads and window; None if the header lacks them, or the lab cannot count the model."""
     n_layer = model.n_layer
     if not n_layer or not model.head_dim or model.uncounted or any(m.part == OTHER for m in model.matrices or ()):
         return None
@@ -99,16 +99,16 @@ def heads(model: Model) -> tuple[Heads, ...] | None:
 
 
 def n_experts_read(matrix: Matrix, n_used: int, n_tokens: int) -> float:
-    """How many of a matrix's experts a step of n_tokens reads, in expectation.
+    """Expected number of a matrix's n experts that a step of n_tokens reads: n (1 - (1 - n_used / n)^n_tokens).
 
-    Every token takes `n_used` of n, as if drawn at random: n (1 - (1 - n_used / n)^n_tokens).
+    Every token uses `n_used` experts, as if drawn at random.
     """
     n = matrix.n_expert
     return n * (1 - (1 - min(1.0, n_used / n)) ** n_tokens)
 
 
 def type_of(model: Model, n_bytes: int, named: str | None) -> str:
-    """The type of a tensor of so many bytes: `named`, else the one that has exactly these, else the most used."""
+    """The type of a tensor of `n_bytes`: `named`, or the type with exactly these bytes, or the most used one."""
     if named in model.tensor_bytes:
         return named
     exact = [kind for kind, size in model.tensor_bytes.items() if size == n_bytes]
@@ -116,9 +116,9 @@ def type_of(model: Model, n_bytes: int, named: str | None) -> str:
 
 
 def _from_widths(model: Model) -> tuple[Matrix, ...] | None:
-    """Matrices for a record without a table of tensors: those of the layers all in the feed-forward's shape.
+    """Matrices for a record without a table of tensors; those of the layers have the feed-forward's shape.
 
-    None for mixtures of experts: how many bytes are experts' cannot be told.
+    None for mixtures of experts, because the bytes of the experts are unknown.
     """
     widths = (model.n_layer, model.n_embd, model.n_head, model.n_head_kv, model.head_dim, model.n_vocab)
     if not model.tensor_bytes or not model.tensor_bytes.keys() <= BLOCKS.keys() or model.n_expert:

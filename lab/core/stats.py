@@ -1,9 +1,8 @@
-"""How sure a figure is: intervals, ratios, trends and fits.
+"""Uncertainty: confidence intervals, ratios, trends and fits.
 
-Every interval assumes that its values were drawn independently from one distribution, at the level at which they
-were repeated (runs, blocks, sessions). Intervals of medians and of paired ratios assume nothing about its shape: they
-count on which side of the truth values fall, and leave the rarest outcomes out. The ratio between sessions, of which
-there are few, assumes that logarithms are about normal.
+Every interval assumes independent values from one distribution, at the level of repetition (runs, blocks, sessions).
+Intervals of medians and of paired ratios are distribution-free (sign test). The ratio between sessions, which are few,
+assumes that logarithms are about normal.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times the base a figure is, or per unit how large: the estimate and its interval."""
+    """An estimated ratio, or slope per unit, with its interval."""
 
     estimate: float
     low: float
@@ -34,7 +33,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Centre:
-    """A typical value: its logarithm, the variance of that, and the degrees of freedom with which that is known."""
+    """The logarithm of a typical value, with its variance and degrees of freedom."""
 
     log: float
     variance: float
@@ -42,25 +41,25 @@ class Centre:
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """The interval of the median between two of the ordered values; None where there are too few (6 for 95 %).
+    """The narrowest interval of the median between two of the ordered values; None for too few (95 % needs 6).
 
-    Each value falls below the true median with probability 1/2, whatever its distribution, so the number
-    that do is binomial (David & Nagaraja, Order Statistics, 7.1). As narrow as its confidence allows.
+    Each value is below the true median with probability 1/2, so the number of such values is binomial (David &
+    Nagaraja, Order Statistics, 7.1).
     """
     n, outside = len(values), (1 - confidence) * (1 + 1e-9)
     if 2 * 0.5**n > outside:
         return None
     from scipy.special import bdtr
 
-    rank = sum(2 * bdtr(range(n // 2), n, 0.5) <= outside)  # of scipy.stats, quantile_test says the same, 1 s later
+    rank = sum(2 * bdtr(range(n // 2), n, 0.5) <= outside)  # like scipy.stats.quantile_test, which takes 1 s to import
     ordered = sorted(values)
     return Interval(ordered[rank - 1], ordered[-rank])
 
 
 def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """The interval of the geometric mean of positive values by Student's t on their logarithms; None for fewer than 3.
+    """The interval of the geometric mean of positive values, by Student's t on logarithms; None for fewer than 3.
 
-    Narrower than the order of 3 to 5 values allows, because it assumes that logarithms are about normal.
+    Assumes that logarithms are about normal, and so works for 3 to 5 values, where `median_interval` does not.
     """
     n = len(values)
     if n < 3:
@@ -74,11 +73,10 @@ def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Int
 
 
 def session_centre(sessions: Sequence[Sequence[float]], sd: float, df: float) -> Centre:
-    """The typical value of sessions of positive values, and how sure it is. ValueError for a session of one value.
+    """The mean of the centres of sessions of positive values, with its variance. ValueError for a session of one value.
 
-    A session's centre is the median of its values' logarithms; its variance is that of such a median (pi / 2 x
-    variance / n, for normal values), but at least `sd`^2: how much sessions differ from each other, known with `df`
-    degrees of freedom. Sessions are averaged.
+    A session's centre is the median of its logarithms. Its variance is that of a median (pi / 2 x variance / n, for
+    normal values), but at least `sd`^2, the variance between sessions, known with `df` degrees of freedom.
     """
     centres, variances, dfs = [], [], []
     for values in sessions:
@@ -92,10 +90,7 @@ def session_centre(sessions: Sequence[Sequence[float]], sd: float, df: float) ->
 
 
 def ratio(base: Centre, other: Centre, confidence: float = CONFIDENCE) -> Ratio:
-    """other / base with the interval of Welch's t-test on logarithms.
-
-    It assumes that sessions are independent, and that logarithms of their centres are about normally distributed.
-    """
+    """other / base with the interval of Welch's t-test on logarithms, for independent sessions."""
     from scipy.stats import t
 
     variance = base.variance + other.variance
@@ -106,16 +101,16 @@ def ratio(base: Centre, other: Centre, confidence: float = CONFIDENCE) -> Ratio:
 
 
 def _joint_df(variances: Sequence[float], dfs: Sequence[float]) -> float:
-    """Welch and Satterthwaite's degrees of freedom of a sum of variances."""
+    """Welch-Satterthwaite degrees of freedom of a sum of variances."""
     parts = sum(variance**2 / df for variance, df in zip(variances, dfs, strict=True))
     return sum(variances) ** 2 / parts if parts else math.inf
 
 
 def paired_ratio(base: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE) -> Ratio | None:
-    """other / base of values that belong together pair by pair; None where they are too few (6 for 95 %).
+    """The median of the pairs' ratios other / base, with its interval; None for too few pairs (95 % needs 6).
 
-    The median of the pairs' ratios with its interval (the sign test, inverted). The signed-rank test would be
-    a little narrower on quiet machines, but there a single spike in ten pairs widens the interval beyond use.
+    The interval inverts the sign test. That of the signed-rank test is a little narrower on quiet machines, but a
+    single spike in ten pairs makes it useless.
     """
     ratios = sorted(b / a for a, b in zip(base, other, strict=True))
     interval = median_interval(ratios, confidence)
@@ -123,9 +118,9 @@ def paired_ratio(base: Sequence[float], other: Sequence[float], confidence: floa
 
 
 def interval_of_shares(shares: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """The interval of the mean of repeated shares between 0 and 1, which lies between 0 and 1; None for fewer than 3.
+    """The interval, within 0 and 1, of the mean of repeated shares; None for fewer than 3.
 
-    Student's t on logits; where a share is 1 or more (its ceiling is too low), on logarithms, cut at 1.
+    Student's t on logits; if a share is 1 or more (the ceiling is too low), on logarithms, cut at 1.
     """
     if any(share >= 1 for share in shares):
         whole = log_interval(shares, confidence)
@@ -137,11 +132,11 @@ def interval_of_shares(shares: Sequence[float], confidence: float = CONFIDENCE) 
 def share_interval(
     good: Sequence[Sequence[bool]], alike: Sequence[Sequence[bool]] = (), confidence: float = CONFIDENCE
 ) -> Interval:
-    """The interval of a share of which batches were drawn, such as of requests that came one after the other.
+    """The interval of a share that was drawn in batches, such as successive requests.
 
-    Clopper and Pearson's binomial interval of so many independent draws as the batches are worth (Korn & Graubard,
-    Survey Methodology 24, 1998): fewer where good ones come in bunches, so that batches differ by more than chance.
-    `alike` are batches of what bunches in the same way; the stronger bunching counts. ValueError without a draw.
+    Clopper-Pearson interval with the effective number of independent draws (Korn & Graubard, Survey Methodology 24,
+    1998), which is smaller if batches differ by more than chance. `alike` are batches with the same clustering; the
+    stronger clustering counts. ValueError without a draw.
     """
     from scipy.special import betaincinv, stdtrit
 
@@ -160,7 +155,7 @@ def share_interval(
 
 
 def _design_effect(batches: Sequence[Sequence[bool]]) -> float:
-    """How many times the variance of a share is that of independent draws; 0 where it cannot be known."""
+    """The design effect: the variance of a share over that of independent draws; 0 if unknown."""
     own, n, n_good = [batch for batch in batches if batch], sum(map(len, batches)), sum(map(sum, batches))
     if len(own) < 2 or n_good in (0, n):
         return 0.0
@@ -170,10 +165,10 @@ def _design_effect(batches: Sequence[Sequence[bool]]) -> float:
 
 
 def repeats_needed(values: Sequence[float], share: float, confidence: float = CONFIDENCE) -> int:
-    """How many repeats in all bring a median within +- `share` of the truth, judged by these first ones.
+    """The total number of repeats for a median within +- `share` of the truth, estimated from the first `values`.
 
-    Stein's two-stage rule (1945) on logarithms, with the variance of a median (pi / 2 x variance / n). Never fewer
-    than the values that there are.
+    Stein's two-stage rule (1945) on logarithms, with the variance of a median (pi / 2 x variance / n). At least the
+    number of values.
     """
     from scipy.stats import t
 
@@ -183,14 +178,14 @@ def repeats_needed(values: Sequence[float], share: float, confidence: float = CO
 
 
 def fewest_for_interval(confidence: float = CONFIDENCE) -> int:
-    """How many values (or pairs) a median must have (or `paired_ratio`) to have an interval: 6 for 95 %."""
+    """The fewest values (or pairs) for an interval of a median (or of `paired_ratio`): 6 for 95 %."""
     return next(n for n in itertools.count(1) if 2 * 0.5**n <= (1 - confidence) * (1 + 1e-9))
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:
-    """By what factor `values` changed from first to last, and the two-sided p-value of Kendall's test for no trend.
+    """The factor of change from the first to the last value, and the two-sided p-value of Kendall's trend test.
 
-    The factor comes from Theil and Sen's slope of the logarithms. (1, 1) for under 3 values, or equal ones.
+    The factor comes from the Theil-Sen slope of the logarithms. (1, 1) for fewer than 3 values, or equal ones.
     """
     if len(set(values)) < 2 or len(values) < 3:
         return 1.0, 1.0
@@ -203,10 +198,9 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
 
 
 def slope(columns: Sequence[float], values: Sequence[float]) -> Ratio | None:
-    """How much `values` rise per unit of `columns`: Theil and Sen's median of slopes, with its interval (Sen, 1968).
+    """The Theil-Sen slope of `values` over `columns`, with its interval (Sen, 1968); robust against outliers.
 
-    A few wild points do not move it. None for fewer than 4 different columns. Of exactly 4 points the interval holds
-    with 92 %, which is all that their order can give.
+    None for fewer than 4 different columns. With exactly 4 points the interval's confidence is only 92 %.
     """
     if len(set(columns)) < 4:
         return None
@@ -219,7 +213,7 @@ def slope(columns: Sequence[float], values: Sequence[float]) -> Ratio | None:
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Kendall's tau: 1 where both order things alike, -1 where the other way round; None where one of them is equal."""
+    """Kendall's tau: 1 for the same order, -1 for the reverse; None if one sequence has only equal values."""
     if len(set(one)) < 2 or len(set(other)) < 2:
         return None
     from scipy.stats import kendalltau
@@ -230,10 +224,10 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | No
 def fit(
     columns: Sequence[Sequence[float]], values: Sequence[float], at_least: Sequence[float] | None = None
 ) -> tuple[float, ...]:
-    """Coefficients >= `at_least` (0) that bring the sum of coefficient x column nearest to `values`, by relative error.
+    """Coefficients >= `at_least` (0) for which the sum of coefficient x column fits `values` best, by relative error.
 
-    Non-negative least squares (Lawson & Hanson), each row weighted by 1 / value: times of 1 ms and of 100 s
-    count alike, and no term of a cost can be negative.
+    Non-negative least squares (Lawson & Hanson) with each row weighted by 1 / value, so that times of 1 ms and of 100 s
+    count equally and no term of a cost is negative.
     """
     import numpy as np
     from scipy.optimize import nnls

@@ -1,4 +1,4 @@
-"""Exactly what runs in the engine's process: llama.cpp and ggml, through ctypes.
+"""The code of the engine's process: llama.cpp and ggml, called through ctypes.
 
 In: requests of the parent. Out: steps with their time stamps, headers of model files, rates of single kernels. No
 other wing imports from this one: `process/worker.py` starts it by name. Open `loop.py` first: it is the timed loop.

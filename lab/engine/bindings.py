@@ -1,7 +1,7 @@
-"""The functions of llama.cpp and ggml that the engine calls, with the types of their headers.
+"""The functions of llama.cpp and ggml that the engine calls, with their types.
 
-llama.cpp's own come from llama-cpp-python's bindings; ggml's (ggml.h, ggml-alloc.h, ggml-backend.h, gguf.h) are
-declared here. Only the lab's child processes load them.
+llama-cpp-python binds those of llama.cpp; those of ggml (ggml.h, ggml-alloc.h, ggml-backend.h, gguf.h) are declared
+here. Only the lab's child processes load the libraries.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class InitParams(ctypes.Structure):
 
 
 class GgufParams(ctypes.Structure):
-    """struct gguf_init_params of gguf.h: with no_alloc and no ctx, only the header is read."""
+    """struct gguf_init_params of gguf.h. With no_alloc and without ctx, gguf reads only the header."""
 
     _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
 
 
 GGUF_INTEGERS = {
-    # gguf's number of a type: the suffix of the function that reads it, and what that returns
+    # gguf's type number: the suffix of the function that reads it, and the type of its result
     0: ("u8", ctypes.c_uint8),
     1: ("i8", ctypes.c_int8),
     2: ("u16", ctypes.c_uint16),
@@ -105,7 +105,7 @@ _BASE: dict[str, tuple[Any, list[Any]]] = {
     "gguf_get_tensor_ne": (ctypes.POINTER(I64), [P, I64]),
     **{f"gguf_get_val_{name}": (result, [P, I64]) for name, result in GGUF_INTEGERS.values()},
 }
-"""Of the library ggml-base: the type of the result, and those of the arguments."""
+"""Functions of the library ggml-base: the type of the result, and those of the arguments."""
 
 _REGISTRY: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_count": (SIZE, []),
@@ -113,11 +113,11 @@ _REGISTRY: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_reg_by_name": (P, [TEXT]),
     "ggml_backend_register": (None, [P]),
 }
-"""Of the library ggml, which knows all backends."""
+"""Functions of the library ggml, which registers all backends."""
 
 
 def llama_cpp() -> Any:
-    """llama-cpp-python's low-level bindings: the C API, function by function. LabError where it is not installed."""
+    """llama-cpp-python's low-level bindings of the C API. LabError if the package is missing."""
     try:
         from llama_cpp import llama_cpp as bindings
     except ModuleNotFoundError as problem:
@@ -125,8 +125,8 @@ def llama_cpp() -> Any:
             raise
         raise LabError(
             f"The package llama-cpp-python is not installed in this environment ({sys.prefix}).",
-            "Use the environment that the lab was installed in (source .venv/bin/activate), or install it there: "
-            "python3 -m uv sync",
+            "Activate the environment where the lab is installed (source .venv/bin/activate), or install the package "
+            "there: python3 -m uv sync",
         ) from None
 
     return bindings
@@ -134,7 +134,7 @@ def llama_cpp() -> Any:
 
 @cache
 def ggml() -> Any:
-    """ggml's functions, of the libraries that llama.cpp itself has loaded."""
+    """ggml's functions, from the libraries that llama.cpp has loaded."""
     base, registry = loaded("ggml-base"), loaded("ggml")
     for library, signatures in ((base, _BASE), (registry, _REGISTRY)):
         for name, (result, arguments) in signatures.items():
@@ -145,11 +145,10 @@ def ggml() -> Any:
 
 
 def loaded(name: str) -> Any:
-    """A library that llama.cpp itself has loaded, such as ggml-base, with functions of no types.
+    """A library that llama.cpp has loaded, such as ggml-base; its functions have no types yet.
 
-    Loading the file again by its name could give a second copy, with devices and a log of its own. Where
-    the system looks symbols up through a library's dependencies (all but Windows), libllama's handle
-    reaches them all.
+    Loading the file by name could give a second copy, with its own devices and log. Outside Windows, libllama's handle
+    also finds the symbols of its dependencies.
     """
     library = llama_cpp()._lib
     if os.name != "nt":

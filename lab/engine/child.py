@@ -1,7 +1,7 @@
-"""The child's end of the worker: answer requests from stdin until it ends.
+"""The child's end of the worker: answer requests from stdin until it closes.
 
-The first line that it writes is its process id. Then a request is one JSON line, {"verb": ..., and its arguments}; the
-reply is one too, {"value": ...} or {"error": ...}.
+The first line of output is the process id. A request is one JSON line, {"verb": ..., and its arguments}; a reply is one
+JSON line, {"value": ...} or {"error": ...}.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from lab.process.wire import Build, Libraries, Outcome, Probe, Vocabulary, map_i
 
 
 def serve() -> None:
-    """Answer requests from stdin until it ends. The child process runs this."""
+    """Answer requests from stdin until it closes. The child process runs this function."""
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # whatever native code prints belongs to stderr
+    os.dup2(2, 1)  # output of native code goes to stderr
     replies.write(f"{os.getpid()}\n".encode())
     progress = map_int64(Path(sys.argv[1]))
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -51,13 +51,13 @@ def serve() -> None:
 
 
 def _call(method: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """A method with arguments of JSON, each as the type that the method wants."""
+    """Call a method with arguments from JSON, converted to the types that it declares."""
     hints = typing.get_type_hints(method)
     return method(**{name: converted(value, hints[name]) for name, value in arguments.items()})
 
 
 def _started(progress: memoryview[int]) -> _Child | LabError:
-    """A child that is ready, or why its libraries cannot be used: that is the answer to every request then."""
+    """The child, or the error of its start, which then answers every request."""
     try:
         return _Child(progress)
     except LabError as problem:
@@ -67,7 +67,7 @@ def _started(progress: memoryview[int]) -> _Child | LabError:
 
 
 def _end_with_traceback() -> NoReturn:
-    """After a bug: the parent shows the traceback as the engine's last words."""
+    """After a bug: the parent shows the traceback as the engine's last output."""
     traceback.print_exc()
     os._exit(1)
 
@@ -76,11 +76,11 @@ def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
     for line in sys.stdin.buffer:
         requests.put(line)
     shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
-    os._exit(0)  # the parent is gone; native code may be in the middle of a long step
+    os._exit(0)  # the parent has ended; native code may still run a long step
 
 
 class _Child:
-    """One method per verb."""
+    """One method for each verb."""
 
     def __init__(self, progress: memoryview[int]) -> None:
         self._build = native.start(sys.argv[2:])
@@ -137,7 +137,7 @@ class _Child:
 
     def placement(self) -> Placement:
         if self._context is None:
-            raise LabError("There is no context to look at.", "This is a bug of the lab.")
+            raise LabError("There is no context to inspect.", "This is a bug of the lab.")
         return Placement(self._context.loaded.layers, (*self._context.loaded.buffers, *self._context.buffers))
 
     def reserve(self, path: Path, asked: Settings) -> list[str]:
@@ -150,7 +150,7 @@ class _Child:
 
     def time_sampling(self, samplers: list[tuple[str, float]], n_times: int) -> list[int]:
         if self._context is None:
-            raise LabError("There is no context to choose in.", "This is a bug of the lab.")
+            raise LabError("There is no context to sample in.", "This is a bug of the lab.")
         return logits.sampling_ns(self._context, samplers, n_times)
 
     def probe(self, probe: Probe) -> Rate:

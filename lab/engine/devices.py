@@ -1,8 +1,8 @@
-"""ggml's devices, those of RPC servers too, and random tensors on them.
+"""ggml's devices, including those of RPC servers, and random tensors on them.
 
-Behind RPC servers ggml's functions promise less than on other devices (ggml-rpc.cpp): a graph that was submitted is
-waited for only until it is sent, an operation is called supported whatever it is, and a graph without a number is sent
-whole each time. llama.cpp numbers its graphs: a step like the one before is one short message. So it is here.
+On a device of an RPC server, ggml's functions behave differently (ggml-rpc.cpp). Synchronizing waits only until a graph
+is sent, every operation counts as supported, and a graph without a number is sent in full each time. llama.cpp numbers
+its graphs, so that repeating a step takes one short message; the lab does the same.
 """
 
 from __future__ import annotations
@@ -19,38 +19,40 @@ from lab.engine.bindings import P, ggml, llama_cpp
 from lab.errors import LabError
 
 CPU = 0
-"""The CPU among the types of devices (ggml-backend.h). BLAS, as on macOS, is another one that comes before it."""
+"""The device type of the CPU (ggml-backend.h). BLAS (on macOS) has another type and is listed before the CPU."""
 
 N_READINGS = 20
 SLOW_TO_PACK = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 
 
 def type_names() -> list[str]:
-    """ggml's types of tensors by number, as it names them itself; "" for a number without one."""
+    """ggml's names of tensor types by number; "" for an unused number."""
     return [(ggml().ggml_type_name(number) or b"").decode() for number in range(llama_cpp().GGML_TYPE_COUNT)]
 
 
 @cache
 def _type_numbers() -> dict[str, int]:
-    """ggml's types by name, as it names them itself."""
     return {name.upper(): number for number, name in enumerate(type_names()) if name}
 
 
 def type_number(name: str) -> int:
-    """ggml's number of a type of weights. LabError where it has none, or where the lab does not know its blocks."""
+    """ggml's number of a weight type. LabError if ggml lacks the type or the lab does not know its block size."""
     if name not in BLOCKS or name not in _type_numbers():
-        raise LabError(f"ggml has no type {name} for weights.", f"Known: {', '.join(BLOCKS)}.")
+        raise LabError(f"Weights of type {name} are not supported.", f"Supported: {', '.join(BLOCKS)}.")
     return _type_numbers()[name]
 
 
 def check_columns(name: str, columns: int) -> None:
-    """LabError where rows of so many weights cannot be packed in a type: ggml would end the process."""
+    """LabError if a row's length is not a multiple of the type's block: ggml would abort the process."""
     if columns < 1 or columns % BLOCKS[name][0]:
-        raise LabError(f"{name} packs {BLOCKS[name][0]} weights together; a row of {columns} cannot be packed.", "")
+        raise LabError(
+            f"{name} packs blocks of {BLOCKS[name][0]} weights; a row of {columns} weights does not fit.",
+            "Use another quantization.",
+        )
 
 
 def handles() -> list[Any]:
-    """ggml's handles of all devices, in its order."""
+    """ggml's handles of all devices, in ggml's order."""
     return [P(ggml().ggml_backend_dev_get(index)) for index in range(ggml().ggml_backend_dev_count())]
 
 
@@ -60,7 +62,7 @@ def name_of(device: Any) -> str:
 
 
 def known() -> tuple[Device, ...]:
-    """The devices of ggml's list, in its order; one of an RPC server has its address in the description."""
+    """All devices, in ggml's order. The description of an RPC server's device contains the server's address."""
     listed = []
     for device in handles():
         kind = ggml().ggml_backend_dev_type(device)
@@ -76,26 +78,26 @@ def known() -> tuple[Device, ...]:
 
 
 def free_memory() -> dict[str, int]:
-    """Bytes that are free on each device that says so, by name."""
+    """Free bytes of each device that reports them, by name."""
     memories = {name_of(device): _memory(device) for device in handles()}
     return {name: free for name, (free, total) in memories.items() if total}
 
 
 def _memory(device: Any) -> tuple[int, int]:
-    """Bytes that are free on a device, and all that it has."""
+    """Free and total bytes of a device."""
     free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
     ggml().ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
 
 
 def rpc_function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of ggml-rpc.h. LabError where the libraries were built without it."""
+    """A function of ggml-rpc.h. LabError if the libraries were built without RPC."""
     backend = ggml().ggml_backend_reg_by_name(b"RPC")
     address = ggml().ggml_backend_reg_get_proc_address(backend, name.encode()) if backend else None
     if not address:
         raise LabError(
-            "This build of llama.cpp has no RPC.",
-            'Install it with CMAKE_ARGS="-DGGML_RPC=ON", as INSTALL.md says; the commands of the README do.',
+            "This build of llama.cpp does not support RPC.",
+            'Install it with CMAKE_ARGS="-DGGML_RPC=ON" (INSTALL.md), or with the commands of the README.',
         )
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
@@ -105,15 +107,15 @@ _remote: dict[int | None, str] = {}
 
 
 def connect(endpoint: str) -> None:
-    """Enter an RPC server's devices into ggml's list, as add_rpc_devices of common/arg.cpp does.
+    """Register an RPC server's devices in ggml, as add_rpc_devices of common/arg.cpp does.
 
-    Where nothing holds the connection llama.cpp closes it after each request, and another client could take the server.
-    One backend, never used and never freed, holds it.
+    One backend, never used and never freed, keeps the connection open: llama.cpp closes unused ones after each request,
+    and another client could take the server.
     """
     before = len(handles())
     server = rpc_function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(endpoint.encode())
     if not server:
-        raise LabError(f"The RPC server at {endpoint} offers no device.", "Start it again: lab rpc-server")
+        raise LabError(f"The RPC server at {endpoint} offers no device.", "Restart it: lab rpc-server")
     ggml().ggml_backend_register(server)
     new = handles()[before:]
     for i, device in enumerate(new, 1):
@@ -123,7 +125,7 @@ def connect(endpoint: str) -> None:
 
 
 def device_of(name: str | None) -> Any:
-    """ggml's handle of the device of this name, or of the CPU. LabError where there is none."""
+    """ggml's handle of the device with this name (None: the CPU). LabError if there is none."""
     for device in handles():
         is_cpu = ggml().ggml_backend_dev_type(device) == CPU
         if is_cpu if name is None else name_of(device) == name:
@@ -135,8 +137,8 @@ def device_of(name: str | None) -> Any:
 
 
 def extra_buffer_types(device: Any) -> list[Any]:
-    """The types of buffers beside a device's usual one, in llama.cpp's order: of a CPU the layouts that weights are
-    repacked to, such as AMX and CPU_REPACK."""
+    """A device's additional buffer types, in llama.cpp's order. A CPU has repacked layouts, such as AMX and
+    CPU_REPACK."""
     registry = P(ggml().ggml_backend_dev_backend_reg(device))
     address = ggml().ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
     extra = ctypes.CFUNCTYPE(ctypes.POINTER(P), P)(address)(device) if address else None
@@ -144,9 +146,9 @@ def extra_buffer_types(device: Any) -> list[Any]:
 
 
 def random_rows(name: str, rows: int, columns: int) -> bytes:
-    """Random weights in a type: never zeros, which some kernels and memories are faster with.
+    """Random weights of a type. Never zeros, because some kernels and memories handle zeros faster.
 
-    A few hundred rows are drawn and repeated. Some types need to know which weights matter: here all do.
+    Repeats a few hundred random rows. Types that need an importance matrix get equal importances.
     """
     import numpy as np
 
@@ -161,24 +163,24 @@ def random_rows(name: str, rows: int, columns: int) -> bytes:
 
 
 def fill(tensor: Any, data: bytes) -> None:
-    """Copy `data` into a tensor of exactly so many bytes."""
+    """Copy `data` into a tensor of the same size."""
     ggml().ggml_backend_tensor_set(tensor, data, 0, len(data))
 
 
 def is_remote(device: Any) -> bool:
-    """Whether an RPC server has the device."""
+    """Whether the device belongs to an RPC server."""
     return bool(ggml().ggml_backend_reg_name(P(ggml().ggml_backend_dev_backend_reg(device))).startswith(b"RPC"))
 
 
 def supports(device: Any, operation: Any) -> bool:
-    """Whether a device can compute an operation. A remote one is not asked: what the CPU here can is taken for its."""
+    """Whether a device can compute an operation. For a remote device this asks the local CPU instead."""
     asked = device_of(None) if is_remote(device) else device
     return bool(ggml().ggml_backend_dev_supports_op(asked, operation))
 
 
 def number_graph(backend: Any, graph: Any, most_nodes: int) -> None:
-    """Give a graph whose tensors are all in the backend's memory a number of its own, as llama.cpp's scheduler does."""
-    cpu = P(ggml().ggml_backend_dev_init(device_of(None), None))  # a scheduler wants one, as the last
+    """Number a graph, as llama.cpp's scheduler does. All its tensors must be in the backend's memory."""
+    cpu = P(ggml().ggml_backend_dev_init(device_of(None), None))  # a scheduler needs the CPU as its last backend
     scheduler = P(ggml().ggml_backend_sched_new((P * 2)(backend, cpu), None, 2, 2 * most_nodes, False, False))
     ggml().ggml_backend_sched_split_graph(scheduler, graph)
     ggml().ggml_backend_sched_free(scheduler)
@@ -186,12 +188,12 @@ def number_graph(backend: Any, graph: Any, most_nodes: int) -> None:
 
 
 def wait_for(result: Any) -> None:
-    """Until everything that was sent is done: a server answers in order, so a value is read."""
+    """Wait for all work sent so far, by reading a value: a server answers in order."""
     ggml().ggml_backend_tensor_get(result, ctypes.create_string_buffer(4), 0, 4)
 
 
 def reading_ns(result: Any) -> int:
-    """The shortest time that `wait_for` takes with nothing to wait for."""
+    """The shortest time of `wait_for` when no work is pending."""
     times = []
     for _ in range(N_READINGS):
         start = time.perf_counter_ns()

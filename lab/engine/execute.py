@@ -1,7 +1,7 @@
-"""A script made ready and run: batches laid out in memory, then the timed loop over them.
+"""Run a script: lay out all batches in memory, then run the timed loop over them.
 
-A step of one chosen token reads it from where it was chosen to. In a step with several tokens each given one lies in
-the batch already, and each chosen one is put there as soon as it is chosen, in the time of choosing.
+A step of one token reads it from the slot where sampling wrote it. In a step of several tokens the given ones are
+already in the batch; each sampled token is copied into it as soon as it is chosen, as a part of the sampling time.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from lab.core import script as scripts
 from lab.core.script import MOVES, SPECULATE, Operation, Part, Script
 from lab.engine import llama, native
 from lab.engine.bindings import llama_cpp
-from lab.engine.guessing import Speculation
 from lab.engine.llama import Context
 from lab.engine.logits import Logits, Rows
 from lab.engine.loop import Move, as_steps, walk
+from lab.engine.speculation import Speculation
 from lab.errors import LabError
 from lab.process.wire import FIRST_TOKEN, Outcome
 
 
 def run(context: Context, draft: Context | None, script: Script, progress: memoryview[int]) -> Outcome:
-    """One run of a script from an empty KV cache; `draft` is the context of a draft model, where there is one.
+    """Run a script from an empty KV cache; `draft` is the context of a draft model, if any.
 
-    `progress` is an array of int64 that the parent shares: slot N_PREFILLED, then the tokens as they are chosen (-1
-    before). LabError where llama.cpp refuses a step; nothing of the run is returned then.
+    `progress` is the array of int64 shared with the parent: slot N_PREFILLED, then the chosen tokens (-1: not yet).
+    LabError if llama.cpp rejects a step.
     """
     lib = llama_cpp()
     for one in (context, draft):
         if one is not None and any(operation.kind in (*MOVES, SPECULATE) for operation in script):
-            llama.need_rollback(one)
+            llama.check_rollback(one)
         if one is not None:
             lib.llama_memory_clear(lib.llama_get_memory(one.pointer), False)
-    native.forget_log()
+    native.clear_log()
     preparation = _Preparation(context, draft, script, progress)
     moves = preparation.moves()
     gc.collect()
@@ -69,7 +69,7 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
 
 @dataclass(frozen=True)
 class _Prepared:
-    """An operation made ready: what is executed, and what follows; of a step the rows that tokens are chosen from."""
+    """A prepared operation: what the loop executes, what follows, and the rows that tokens are chosen from."""
 
     operation: Operation
     execute: Callable[[], object]
@@ -79,7 +79,7 @@ class _Prepared:
 
 
 class _Preparation:
-    """The moves of one run, and what they leave behind."""
+    """The moves of one run, and the results that they leave."""
 
     def __init__(self, context: Context, draft: Context | None, script: Script, progress: memoryview[int]) -> None:
         import numpy as np
@@ -91,25 +91,25 @@ class _Preparation:
         self.tokens = np.frombuffer(progress, dtype=np.int64)[FIRST_TOKEN : FIRST_TOKEN + n_chosen]
         self.tokens.fill(-1)
         self._slots = [self.tokens[i : i + 1].reshape(()) for i in range(n_chosen)]
-        self._targets: list[list[Any]] = [[] for _ in self._slots]  # where else a chosen token goes
-        self._latest: dict[int, int] = {}  # of each sequence: the index of the token that was chosen last
+        self._targets: list[list[Any]] = [[] for _ in self._slots]  # batches that a chosen token is copied into
+        self._latest: dict[int, int] = {}  # by sequence: the index of its last chosen token
         self._n_chosen = 0
-        self._of_draft = np.zeros((), dtype=np.int64)  # where tokens go that the draft model chose
-        self._last_row = 0  # of the last step that has logits
+        self._of_draft = np.zeros((), dtype=np.int64)  # the slot for tokens that the draft model chooses
+        self._last_row = 0  # in the last step with logits
         self._kept: list[Any] = []
         self._saved: dict[str | None, Any] = {}
-        self.sizes: list[int] = []  # bytes of each state that was saved
+        self.sizes: list[int] = []  # bytes of each saved state
         self.margins: list[float] = []
         rows = (op.n_draft + 1 if op.n_draft else sum(part.n_outputs for part in op.parts) for op in script)
         most = max(rows, default=0)
-        is_fixed = most <= context.settings.n_seq_max  # with more, llama.cpp makes a larger buffer
+        is_fixed = most <= context.settings.n_seq_max  # with more rows, llama.cpp allocates a larger buffer
         self._logits = {False: Logits(context, bool(is_fixed and n_chosen))}
         if draft:
             self._logits[True] = Logits(draft, False)
         self.speculation = Speculation(context, draft, self._logits, self.tokens, self.margins)
 
     def moves(self) -> Iterable[Move]:
-        """What the loop executes; those of `speculate`, which is last, are made as it goes on."""
+        """What the loop executes. The moves of `speculate`, the last operation, are created during the run."""
         prepared: list[_Prepared] = []
         n_prefilled = 0
         for operation in self._script:
@@ -118,7 +118,7 @@ class _Preparation:
                 prepared.append(_Prepared(operation, *self._move(operation), n_prefilled))
             elif operation.kind != SPECULATE:
                 prepared += [self._step(operation, n_prefilled) for _ in range(operation.times)]
-        # How a token is chosen depends on where it goes, which is known when all later steps are prepared.
+        # A token's copies are known only when all later steps are prepared, so the choosers are made last.
         moves: list[Move] = [
             (one.execute, one.after if one.rows is None else self._chooser(one.operation, one.rows), one.n_prefilled)
             for one in prepared
@@ -132,7 +132,7 @@ class _Preparation:
 
     def _step(self, operation: Operation, n_prefilled: int) -> _Prepared:
         """A call of `llama_decode`."""
-        batch = self._batch(operation.parts)  # reads the tokens that were chosen before this step
+        batch = self._batch(operation.parts)  # before `_slot`: it reads the tokens chosen before this step
         rows: Rows = []
         first = 0
         for part in operation.parts:
@@ -146,7 +146,7 @@ class _Preparation:
         return _Prepared(operation, execute, None, n_prefilled, rows)
 
     def _slot(self, operation: Operation, part: Part) -> tuple[Any, list[Any]]:
-        """Where the next chosen token of a part goes, and the list of the places where else."""
+        """The slot of a part's next chosen token, and the list of the batches that it is copied into."""
         if operation.of_draft:
             return self._of_draft, []
         self._latest[part.sequence] = chosen = self._n_chosen
@@ -154,7 +154,7 @@ class _Preparation:
         return self._slots[chosen], self._targets[chosen]
 
     def _batch(self, parts: Sequence[Part]) -> Any:
-        """A llama_batch of the parts; positions are llama.cpp's own count."""
+        """A llama_batch of the parts; llama.cpp counts the positions."""
         import numpy as np
 
         n_tokens = sum(part.n_tokens for part in parts)
@@ -174,7 +174,7 @@ class _Preparation:
         batch = self._lib.llama_batch(n_tokens=n_tokens, token=_pointer(ids, ctypes.c_int32))
         batch.logits = _pointer(wants_logits, ctypes.c_int8)
         batch.alive = [ids, wants_logits]
-        if sequences.any():  # else all are sequence 0, which is llama.cpp's default
+        if sequences.any():  # otherwise all are sequence 0, llama.cpp's default
             counts = np.ones(n_tokens, dtype=np.int32)
             addresses = sequences.ctypes.data + 4 * np.arange(n_tokens, dtype=np.uint64)
             batch.n_seq_id = _pointer(counts, ctypes.c_int32)
@@ -183,7 +183,7 @@ class _Preparation:
         return batch
 
     def _chooser(self, operation: Operation, rows: Rows) -> Callable[[], object] | None:
-        """What chooses the tokens of a step."""
+        """The function that chooses a step's tokens; None if it chooses none."""
         if operation.keeps:
             return functools.partial(self._choose_and_keep, rows)
         if operation.margins and rows:
@@ -203,7 +203,7 @@ class _Preparation:
                 target[()] = slot
 
     def _move(self, operation: Operation) -> tuple[Callable[[], object], Callable[[], object] | None]:
-        """What an operation executes that computes nothing, and what follows."""
+        """What a forget, copy, save or load executes, and what follows."""
         if operation.kind == record.FORGET:
             context = self._contexts[operation.of_draft]
             return functools.partial(llama.forget, context, operation.sequence, operation.first), None
@@ -217,7 +217,7 @@ class _Preparation:
         return functools.partial(self._load, operation.sequence, path), None
 
     def _save(self, sequence: int, path: str | None) -> None:
-        """To a file, until it is on the disk; or to memory, which is asked for here, as a server would."""
+        """Save to a file, synced to the disk; or to memory, allocated within the timed part, as in a server."""
         if path is not None:
             n_bytes = self._lib.llama_state_seq_save_file(self._pointer, os.fsencode(path), sequence, None, 0)
             if n_bytes:
@@ -229,12 +229,12 @@ class _Preparation:
             n_bytes = self._lib.llama_state_seq_get_data(self._pointer, state, size, sequence)
         if not n_bytes:
             where = "memory" if path is None else path
-            raise LabError(f"llama.cpp could not save a state to {where}: {native.complaint()}", "Is there room?")
+            raise LabError(f"llama.cpp could not save a state to {where}: {native.last_warnings()}", "Free some space.")
         self.sizes.append(n_bytes)
 
     def _load(self, sequence: int, path: str | None) -> None:
         if path is not None:
-            no_tokens, n_tokens = (ctypes.c_int32 * 1)(), ctypes.c_size_t(0)  # without a buffer nothing is restored
+            no_tokens, n_tokens = (ctypes.c_int32 * 1)(), ctypes.c_size_t(0)  # llama.cpp needs a buffer to restore
             n_bytes = self._lib.llama_state_seq_load_file(
                 self._pointer, os.fsencode(path), sequence, no_tokens, 1, ctypes.byref(n_tokens)
             )
@@ -242,21 +242,23 @@ class _Preparation:
             state = self._saved[path]
             n_bytes = self._lib.llama_state_seq_set_data(self._pointer, state, len(state), sequence)
         if not n_bytes:
-            raise LabError(f"llama.cpp could not restore a state: {native.complaint()}", "Is the context long enough?")
+            raise LabError(f"llama.cpp could not restore a state: {native.last_warnings()}", "Try shorter prompts.")
 
     def check_logits(self) -> None:
-        """LabError where the logits are not where they were, or those that were used last are not finite."""
+        """LabError if the logits' address changed during the run, or the last logits are not finite."""
         import numpy as np
 
         if self._logits[False].has_moved():
-            hint = "Only models that write token after token can be measured."
+            hint = "The lab can only measure models that generate one token after the other."
             raise LabError("llama.cpp moved its logits during the run.", hint)
         row = 0 if self.speculation.shapes else self._last_row
         if self._slots and not np.isfinite(self._logits[False].row(row)).all():
-            raise LabError("The model's last logits are not finite numbers.", "The file's weights are damaged.")
+            raise LabError(
+                "The model's last logits are not finite numbers, so its weights are damaged.", "Get the file again."
+            )
 
     def logits_differ(self) -> tuple[float, ...] | None:
-        """Of logits that were kept after the first: the largest difference from those. 0: equal, bit by bit."""
+        """The largest difference of each kept row of logits from the first kept row; 0 if identical."""
         if not self._kept:
             return None
         return tuple(float(abs(logits - self._kept[0]).max()) for logits in self._kept[1:])
@@ -267,7 +269,7 @@ def _pointer(array: Any, kind: Any) -> Any:
 
 
 def _drop_from_cache(path: str) -> None:
-    """A file's bytes out of memory, so that it is read from the disk; where the system cannot, they stay."""
+    """Drop a file from the page cache, so that it is read from the disk (if the system supports this)."""
     if hasattr(os, "posix_fadvise"):
         with Path(path).open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

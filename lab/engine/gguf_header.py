@@ -1,7 +1,7 @@
-"""A model file's header: its shape and the types of its tensors, without reading a weight.
+"""Read a model's shape and the types of its tensors from the header of its file.
 
-A GGUF file begins with key-value pairs (`llama.block_count = 30`) and a table of tensors (name, type,
-shape, offset); the weights follow. ggml's own parser reads it here.
+A GGUF file begins with key-value pairs (`llama.block_count = 30`) and a table of tensors (name, type, shape, offset);
+the weights follow. ggml's parser reads the header.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lab.errors import LabError, printable
 
 MOST_TENSORS, MOST_ITEMS = 20_000, 1 << 20
 MOST = {
-    # Far above any model there is; llama.cpp would believe more, and take hours or all the memory.
+    # Limits far above any real model. With larger values llama.cpp would take hours or all memory.
     "block_count": 2_000,
     "embedding_length": 1_000_000,
     "feed_forward_length": 10_000_000,
@@ -37,14 +37,15 @@ MOST = {
     "attention.key_length": 100_000,
     "vocab_size": 10_000_000,
 }
-MAY_BE_ZERO = ("feed_forward_length", "attention.head_count")  # recurrent models have neither
+MAY_BE_ZERO = ("feed_forward_length", "attention.head_count")  # in recurrent models
 
+GET_ANOTHER = "Get the file again, or from another source."
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """A tensor of the header's table: its type, its sizes (the inner one first), its bytes, and where they end."""
+    """A tensor of the header's table: type, sizes (inner dimension first), bytes, and the file offset of its end."""
 
     type: str
     sizes: tuple[int, ...]
@@ -59,12 +60,12 @@ class _Header:
         self._gguf = gguf
 
     def text(self, key: str) -> str | None:
-        """The value of a key, where that is text."""
+        """The value of a key, if it is a string."""
         index, kind = self._find(key)
         return ggml().gguf_get_val_str(self._gguf, index).decode(errors="replace") if kind == _STRING else None
 
     def number(self, key: str) -> int | None:
-        """The value of a key, where that is a whole number from 0 on."""
+        """The value of a key, if it is a non-negative integer."""
         index, kind = self._find(key)
         if kind not in GGUF_INTEGERS:
             return None
@@ -72,7 +73,7 @@ class _Header:
         return value if value >= 0 else None
 
     def numbers(self, key: str) -> tuple[int, ...] | None:
-        """The value of a key, where that is a list of whole numbers (or of yes and no)."""
+        """The value of a key, if it is a list of integers or booleans."""
         index, kind = self._find(key)
         known = {_BOOL: ctypes.c_bool, **{number: result for number, (_, result) in GGUF_INTEGERS.items()}}
         item: Any = known.get(ggml().gguf_get_arr_type(self._gguf, index)) if kind == _ARRAY else None
@@ -87,14 +88,13 @@ class _Header:
 
     @property
     def longest_list(self) -> int:
-        """Items of the longest list that is the value of a key."""
+        """The length of the longest list among the values."""
         keys = range(ggml().gguf_get_n_kv(self._gguf))
         lists = (i for i in keys if ggml().gguf_get_kv_type(self._gguf, i) == _ARRAY)
         return max((ggml().gguf_get_arr_n(self._gguf, i) for i in lists), default=0)
 
     @property
     def n_tensors(self) -> int:
-        """How many tensors the table has."""
         return int(ggml().gguf_get_n_tensors(self._gguf))
 
     def tensors(self) -> dict[str, _Weights]:
@@ -113,17 +113,19 @@ class _Header:
 
 
 def read_model(path: Path, name: str, source: str) -> Model:
-    """The model in a GGUF file, without its sha256, repo and revision. LabError where
-    the file is none, is cut off, or holds no weights."""
+    """The model in a GGUF file, without its sha256, repo and revision.
+
+    LabError if the file is not GGUF, is truncated, or holds no weights.
+    """
     with _opened(path) as header:
         arch = header.text("general.architecture")
         _check(header, arch, path)
         tensors, n_bytes = header.tensors(), path.stat().st_size
         if not tensors:
-            raise LabError(f"{path.name} holds only a vocabulary, no weights.", "Give the file with the model itself.")
+            raise LabError(f"{path.name} holds only a vocabulary, no weights.", "Give the file that holds the weights.")
         if (end := max(one.end for one in tensors.values())) > n_bytes:
             raise LabError(
-                f"{path.name} is cut off: it has {n_bytes:,} of {end:,} bytes.", "Get the file again, to its end."
+                f"{path.name} is truncated: it has {n_bytes:,} of {end:,} bytes.", "Get the complete file again."
             )
         file: dict[str, Any] = {"name": name, "source": source, "file": printable(path.name), "n_bytes": n_bytes}
         return Model(**file, **_of_keys(header, arch), **_of_tensors(tensors))
@@ -138,10 +140,10 @@ def read_tensors(path: Path) -> tuple[Tensor, ...]:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[_Header]:
     _check_magic(path)
-    native.forget_log()
+    native.clear_log()
     gguf = ggml().gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True, ctx=None))
     if not gguf:
-        raise LabError(f"{path.name} is a broken GGUF file: {native.complaint()}", "Get the file again.")
+        raise LabError(f"{path.name} is a broken GGUF file: {native.last_warnings()}", "Get the file again.")
     try:
         yield _Header(gguf)
     finally:
@@ -149,26 +151,26 @@ def _opened(path: Path) -> Iterator[_Header]:
 
 
 def _check(header: _Header, arch: str | None, path: Path) -> None:
-    """LabError for a part of a model, and for what no model has: llama.cpp would believe it."""
+    """LabError for a part of a model, and for impossible values, which llama.cpp would accept."""
     if (header.number("split.count") or 1) > 1:
         raise LabError(
-            f"{path.name} is one part of a model in {header.number('split.count')} files.",
-            "Join them with llama.cpp's llama-gguf-split --merge, and measure the whole file.",
+            f"{path.name} is one part of a model split into {header.number('split.count')} files.",
+            "Join them with llama.cpp's llama-gguf-split --merge, and measure the merged file.",
         )
     if arch is not None and not re.fullmatch(r"[\w.-]{1,64}", arch):
-        raise LabError(f"{path.name} has no usable architecture name.", "Get the file again from where it comes.")
+        raise LabError(f"{path.name} has an invalid architecture name: {arch[:64]!r}.", GET_ANOTHER)
     if header.n_tensors > MOST_TENSORS:
-        raise LabError(f"{path.name} names more than {MOST_TENSORS:,} tensors.", "Get the file again, elsewhere.")
+        raise LabError(f"{path.name} lists more than {MOST_TENSORS:,} tensors, so it is damaged.", GET_ANOTHER)
     if header.longest_list > MOST_ITEMS:
-        raise LabError(f"{path.name} has a list of more than {MOST_ITEMS:,} items.", "Get the file again, elsewhere.")
+        raise LabError(f"{path.name} has a list of more than {MOST_ITEMS:,} items, so it is damaged.", GET_ANOTHER)
     for key, most in MOST.items():
         value = header.number(f"{arch}.{key}")
         if value is not None and not (0 if key in MAY_BE_ZERO else 1) <= value <= most:
-            raise LabError(f"{path.name} says {key} = {value:,}, which no model has.", "Get the file again, elsewhere.")
+            raise LabError(f"{path.name} is damaged: its header says {key} = {value:,}.", GET_ANOTHER)
 
 
 def _of_keys(header: _Header, arch: str | None) -> dict[str, Any]:
-    """The fields of a Model that the keys of a header tell."""
+    """The fields of a Model that come from the keys."""
 
     def number(key: str) -> int | None:
         return header.number(f"{arch}.{key}")
@@ -195,7 +197,7 @@ def _of_keys(header: _Header, arch: str | None) -> dict[str, Any]:
 
 
 def _of_tensors(tensors: dict[str, _Weights]) -> dict[str, Any]:
-    """The fields of a Model that the table of tensors tells."""
+    """The fields of a Model that come from the table of tensors."""
     embedding, output = tensors.get("token_embd.weight"), tensors.get("output.weight")
     by_type = grouped(tensors.values(), lambda one: one.type)
     return {
@@ -219,11 +221,11 @@ def _check_magic(path: Path) -> None:
         raise LabError(f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions.") from None
     if magic != b"GGUF":
         raise LabError(
-            f"{path.name} is not a GGUF file (it begins with {magic!r}).", "Give a model in llama.cpp's GGUF format."
+            f"{path.name} is not a GGUF file (it begins with {magic!r}).", "Give a model in llama.cpp's format, GGUF."
         )
 
 
 def _quantization(file_type: int | None) -> str | None:
-    """The usual name (Q4_K_M) of a GGUF's general.file_type."""
+    """The usual name (such as Q4_K_M) of a GGUF's general.file_type."""
     names = {number: name for name, number in llama.quantizations().items()}
     return {0: "F32", **names}.get(file_type) if file_type is not None else None

@@ -1,8 +1,8 @@
-"""One kernel of ggml at a time, timed: what llama.cpp's building blocks reach on this machine.
+"""Time one kernel of ggml: how fast llama.cpp's building blocks run on this machine.
 
-A graph of matrix products (or of attention) over distinct random weights, as many as the probe asks for, runs on the
-same libraries, device and buffer type as a model's weights. With one column it is a decode step without anything
-around it, with many a prefill step. The child process runs this; all goes through ctypes.
+A graph of matrix products (or of attention) over distinct random weights runs with the same libraries, device and
+buffer type as a model's weights. With one input column it does the matrix work of a decode step, with many columns that
+of a prefill step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATT
 
 MAX_NODES = 4096
 N_POSITIONS = 512
-"""Of attention, where the probe does not say."""
+"""Positions of attention if the probe has none."""
 
 CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
-"""Types that llama.cpp has caches in."""
+"""Types of llama.cpp's KV cache."""
 
 I32 = 26
 """GGML_TYPE_I32."""
@@ -33,7 +33,7 @@ I32 = 26
 
 @dataclass(frozen=True)
 class _Pass:
-    """What is timed: a graph, the kind of memory that its weights lie in, and the bytes and FLOPs of a pass."""
+    """A graph to time, the name of its weights' buffer type, and the bytes and FLOPs of a pass."""
 
     graph: Any
     buffer: str
@@ -42,7 +42,7 @@ class _Pass:
 
 
 class _Bench:
-    """A device with the memory of a probe: `data` has the weights or caches, `graphs` the inputs and the results.
+    """A device with the memory of a probe: `data` has the weights or caches, `graphs` the inputs and results.
 
     Use it in a `with` block: leaving it frees the memory.
     """
@@ -68,39 +68,38 @@ class _Bench:
         self.lib.ggml_backend_free(self.backend)
 
     def tensor(self, context: Any, kind: int, *sizes: int) -> Any:
-        """A new tensor of two or three dimensions, without memory yet."""
+        """A new tensor of two or three dimensions, not yet allocated."""
         return P(getattr(self.lib, f"ggml_new_tensor_{len(sizes)}d")(context, kind, *sizes))
 
     def graph_of(self, results: Iterable[Any]) -> Any:
-        """The graph that computes these."""
         graph = P(self.lib.ggml_new_graph_custom(self.graphs, MAX_NODES, False))
         for result in results:
             self.lib.ggml_build_forward_expand(graph, result)
         return graph
 
     def place(self, kind: Any, tensors: Sequence[Any], data: bytes) -> str:
-        """Give all tensors memory, those of `data` in a buffer of this kind, and fill `tensors`. The buffer's name."""
+        """Allocate all tensors, those of `data` in a buffer of type `kind`, and fill `tensors`. Returns its name."""
         self.allocate(self.data, kind)
         self.allocate(self.graphs, self.memory)
         for tensor in tensors:
-            if tensor is not tensors[0] and self.is_remote:  # over a network it is sent once, and copied there
+            if tensor is not tensors[0] and self.is_remote:  # send the data once; the server copies it
                 self.lib.ggml_backend_tensor_copy(tensors[0], tensor)
             else:
                 fill(tensor, data)
         return str(self.lib.ggml_backend_buft_name(kind).decode())
 
     def allocate(self, context: Any, kind: Any) -> None:
-        """Memory for all tensors of a context."""
+        """Allocate all tensors of a context."""
         buffer = P(self.lib.ggml_backend_alloc_ctx_tensors_from_buft(context, kind))
         if not buffer:
-            raise LabError("There is no memory for the probe.", "Close other programs.")
+            raise LabError("The device has too little free memory for the probe.", "Close other programs.")
         self._buffers.append(buffer)
 
     def weights_buffer(self, weight: Any, product: Any, repacks: bool) -> Any:
-        """The buffer type that llama.cpp would give such weights: the first of the device's that supports the product.
+        """The buffer type that llama.cpp chooses for such weights: the device's first that supports the product.
 
-        None where none does. Like llama.cpp, this asks with an empty buffer of each type in the weight's place: an
-        unsupported type would end the process later.
+        None if none does. Like llama.cpp, this tests each type with an empty buffer for the weight; computing with an
+        unsupported type would abort the process.
         """
         lib, device = self.lib, self.device
         place = P.from_address(weight.value + 8)  # ggml_tensor.buffer, after the enum type
@@ -116,10 +115,10 @@ class _Bench:
 
 
 def run(probe: Probe) -> Rate:
-    """Time passes for about `probe.seconds`, after one that does not count. LabError where ggml cannot do it.
+    """Time passes for about `probe.seconds`, after one warm-up pass. LabError if ggml cannot compute the probe.
 
-    On a device behind an RPC server a pass ends when a value of its result has come back; the shortest time that such
-    a reading takes by itself is taken off.
+    On a device of an RPC server a pass ends when a value of its result arrives; the shortest time of such a read is
+    subtracted.
     """
     _check(probe)
     with _Bench(probe) as bench:
@@ -134,25 +133,25 @@ def run(probe: Probe) -> Rate:
 
 
 def _check(probe: Probe) -> None:
-    """LabError for what ggml would answer by ending the process."""
+    """LabError where ggml would abort the process."""
     type_number(probe.type)
     devices.check_columns(probe.type, probe.columns)
     if probe.op not in (MUL_MAT, MUL_MAT_ID, ATTENTION, PLAIN_ATTENTION, UPLOAD, DOWNLOAD):
-        raise LabError(f"There is no probe of {probe.op}.", "This is a bug of the lab.")
+        raise LabError(f"There is no probe for {probe.op}.", "This is a bug of the lab.")
     if probe.rows < 1 or probe.n_tokens < 1:
         raise LabError(f"{probe.rows} rows and {probe.n_tokens} tokens cannot be probed.", "This is a bug of the lab.")
     is_attention = probe.op in (ATTENTION, PLAIN_ATTENTION)
     if is_attention and (probe.rows % (probe.n_head_kv or probe.rows) or probe.type not in CACHE_TYPES):
         raise LabError(
             f"Attention of {probe.rows} heads over {probe.n_head_kv} in a {probe.type} cache cannot be probed.",
-            "Take another type of cache: --cache-type-k f16 --cache-type-v f16",
+            "Use another cache type: --cache-type-k f16 --cache-type-v f16",
         )
     if probe.op == MUL_MAT_ID and not 1 <= (probe.n_expert_used or 0) <= (probe.n_expert or 0):
-        raise LabError(f"{probe.n_expert_used} of {probe.n_expert} experts cannot be probed.", "Take another model.")
+        raise LabError(f"{probe.n_expert_used} of {probe.n_expert} experts cannot be probed.", "Use another model.")
 
 
 def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
-    """Nanoseconds of each pass through a graph, without the first."""
+    """Nanoseconds of each pass through a graph, except the first."""
     lib, backend, result = bench.lib, bench.backend, P(bench.lib.ggml_graph_node(graph, -1))
     if bench.is_remote:
         devices.number_graph(backend, graph, MAX_NODES)
@@ -163,13 +162,13 @@ def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
         if bench.is_remote:
             devices.wait_for(result)
         if status:
-            raise LabError(f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "")
+            raise LabError(f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "Try again.")
 
     return _time(probe.seconds, compute, devices.reading_ns(result) if bench.is_remote else 0)
 
 
 def _time(seconds: float, work: Callable[[], None], off_ns: int) -> tuple[int, ...]:
-    """Nanoseconds of each call of `work` but the first, less `off_ns`, for about so many seconds."""
+    """Call `work` for about `seconds`: nanoseconds of each call except the first, minus `off_ns`."""
     times: list[int] = []
     deadline = 0.0
     while len(times) < 2 or time.monotonic() < deadline:
@@ -182,11 +181,10 @@ def _time(seconds: float, work: Callable[[], None], off_ns: int) -> tuple[int, .
 
 
 def _transfer(bench: _Bench, probe: Probe) -> Rate:
-    """Copies between this machine's memory and a device's: what moving a step's values between devices takes.
+    """Time copies between this machine's memory and a device's, with the functions of llama.cpp's scheduler.
 
-    The functions are those that llama.cpp's scheduler uses. A remote device takes bytes without an answer: an upload
-    ends when a value has been read back, and the shortest time that this takes by itself is taken off. So an upload and
-    a download together take one round trip.
+    A remote device does not acknowledge an upload. So an upload ends when a value has been read back, and the shortest
+    time of such a read is subtracted. An upload and a download together take one round trip.
     """
     lib, n_bytes = bench.lib, 4 * probe.columns
     tensor = bench.tensor(bench.data, type_number("F32"), probe.columns, 1)
@@ -210,16 +208,16 @@ def _transfer(bench: _Bench, probe: Probe) -> Rate:
 
 
 def _place_products(bench: _Bench, probe: Probe, weights: Sequence[Any], products: Sequence[Any]) -> tuple[Any, str]:
-    """The graph of the products, its tensors allocated and the weights filled; and the name of the weights' buffer."""
+    """The graph of the products, allocated and with filled weights, and the name of the weights' buffer type."""
     kind = bench.weights_buffer(weights[0], products[0], probe.repack is not False)
     if kind is None:
-        raise LabError(f"This device cannot multiply {probe.type} weights.", "Take another quantization.")
+        raise LabError(f"This device cannot multiply {probe.type} weights.", "Use another quantization.")
     data = random_rows(probe.type, probe.rows * (probe.n_expert or 1), probe.columns)
     return bench.graph_of(products), bench.place(kind, weights, data)
 
 
 def _mul_mats(bench: _Bench, probe: Probe) -> _Pass:
-    """Products of many distinct weight matrices with one input."""
+    """Multiply many distinct weight matrices with one input."""
     lib, kind = bench.lib, type_number(probe.type)
     matrix_bytes = lib.ggml_row_size(kind, probe.columns) * probe.rows
     n_matrices = max(1, min(MAX_NODES // 2, probe.n_bytes // matrix_bytes))
@@ -233,9 +231,9 @@ def _mul_mats(bench: _Bench, probe: Probe) -> _Pass:
 
 
 def _mul_mat_ids(bench: _Bench, probe: Probe) -> _Pass:
-    """Products of experts' weights, each token with its own experts, drawn at random.
+    """Multiply experts' weights; each token uses its own random experts.
 
-    Small steps read few experts: several of them follow, so that one pass goes through all experts.
+    A small step reads few experts, so a pass has several steps, which together read all experts.
     """
     import numpy as np
 
@@ -263,11 +261,11 @@ def _mul_mat_ids(bench: _Bench, probe: Probe) -> _Pass:
 
 
 def _attentions(bench: _Bench, probe: Probe) -> _Pass:
-    """Attention over distinct caches of keys and values, laid out as llama.cpp has them; every token sees all.
+    """Attention over distinct caches of keys and values in llama.cpp's layout; every token attends to all positions.
 
-    The mask is what llama.cpp gives: a row for each token, as long as the cache (whose length is a multiple of 256),
-    F16 for flash attention. Without one, CUDA's kernels for heads that share keys are not used. Plain attention is two
-    products with a softmax between them, on values that lie transposed (llama-graph.cpp, build_attn_mha).
+    The mask is llama.cpp's: a row for each token, as long as the cache (a multiple of 256), F16 for flash attention.
+    Without a mask CUDA does not use its kernels for grouped heads. Plain attention is two products with a softmax
+    between them, on transposed values (llama-graph.cpp, build_attn_mha).
     """
     lib, graphs, kind, head_dim, n_head = bench.lib, bench.graphs, type_number(probe.type), probe.columns, probe.rows
     n_kv_heads, is_flash = probe.n_head_kv or n_head, probe.op == ATTENTION
@@ -290,11 +288,14 @@ def _attentions(bench: _Bench, probe: Probe) -> _Pass:
             attended.append(P(lib.ggml_mul_mat(graphs, values, weights)))
         caches += pair
     if not devices.supports(bench.device, attended[0]):
-        raise LabError(f"This device has no attention kernel for a {probe.type} cache.", "")
+        raise LabError(
+            f"This device has no attention kernel for a {probe.type} cache.",
+            "Use another cache type: --cache-type-k f16 --cache-type-v f16",
+        )
     graph = bench.graph_of(attended)
     buffer = bench.place(bench.memory, caches, random_rows(probe.type, n_kv_heads * n_positions, head_dim))
     fill(query, random_rows("F32", n_head * probe.n_tokens, head_dim))
-    fill(mask, bytes((2 if is_flash else 4) * n_positions * probe.n_tokens))  # zero: is seen
+    fill(mask, bytes((2 if is_flash else 4) * n_positions * probe.n_tokens))  # zero: not masked
     flops = 4 * n_layers * n_head * head_dim * n_positions * probe.n_tokens
     return _Pass(graph, buffer, n_layers * layer_bytes, flops)
 

@@ -1,10 +1,8 @@
-"""llama.cpp, through its low-level C API: load a model, make a context for it.
+"""llama.cpp's low-level C API: load a model, make a context, run a step.
 
-Why not the comfortable Python class on top of it: that class reuses the cached prefix of a repeated prompt
-(its prefill is then free), withholds characters until they are whole (a chunk is not a token), and spends
-time between the steps. Here a step is one `llama_decode` and the clock before and after it.
-
-This module runs in the lab's child process (see process/worker.py); only there is native code loaded.
+The lab does not use the Python class Llama of llama-cpp-python: it reuses the cached prefix of a repeated prompt (so
+that prefill is free), holds back incomplete characters (so that a chunk is not a token), and takes time between the
+steps. Here a step is one `llama_decode` with the clock read before and after it.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from lab.engine import model_params, native
 from lab.engine.bindings import llama_cpp
 from lab.errors import LabError
 
-NO_ROLLBACK = "This forgets or moves what was computed, which this model's memory (recurrent, sliding window) cannot."
+NO_ROLLBACK = "This run removes or copies parts of the cache, which this model (recurrent or sliding window) cannot do."
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -32,10 +30,10 @@ class Loaded:
     model: Any
     vocab: Any
     n_vocab: int
-    bos: int | None  # only where the model puts one before a text
-    layers: tuple[str, ...]  # the device of each, the output last
+    bos: int | None  # only if the model adds it before a text
+    layers: tuple[str, ...]  # the device of each layer, the output last
     buffers: tuple[Buffer, ...]
-    alive: tuple[Any, ...]  # what llama.cpp keeps pointers to
+    alive: tuple[Any, ...]  # objects that llama.cpp keeps pointers to
 
 
 @dataclass(frozen=True)
@@ -49,44 +47,44 @@ class Context:
 
 
 def load(path: Path, asked: Settings) -> Loaded:
-    """Load the weights where `asked` wants them. LabError with llama.cpp's own words where it refuses."""
+    """Load the weights to the devices that `asked` names. LabError with llama.cpp's log if it fails."""
     lib = llama_cpp()
     params = lib.llama_model_default_params()
     alive = model_params.apply(params, asked)
-    native.forget_log()
+    native.clear_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise refusal(path)
+        raise load_error(path)
     vocab = lib.llama_model_get_vocab(model)
     bos = lib.llama_vocab_bos(vocab) if lib.llama_vocab_get_add_bos(vocab) else None
     return Loaded(model, vocab, lib.llama_vocab_n_tokens(vocab), bos, *model_params.placed(), alive)
 
 
-def refusal(path: Path) -> LabError:
-    """Why a model was not loaded, in llama.cpp's words, and what to do about it."""
-    reason = native.complaint()
-    hint = "Is the file whole? Try another one."
+def load_error(path: Path) -> LabError:
+    """Why llama.cpp could not load a model, from its log, and what to do."""
+    reason = native.last_warnings()
+    hint = "The file may be incomplete: get it again, or try another one."
     if "allocate" in reason:
-        hint = "There is no room for it: keep layers on the CPU (--n-gpu-layers N), or take a smaller model."
+        hint = "The memory is too small: keep layers on the CPU (--n-gpu-layers N), or use a smaller model."
     return LabError(f"llama.cpp cannot load {path.name}: {reason}", hint)
 
 
 def describe(loaded: Loaded) -> str | None:
-    """llama.cpp's own words for a model, such as `llama 135M Q4_1`."""
+    """llama.cpp's description of a model, such as `llama 135M Q4_1`."""
     buffer = ctypes.create_string_buffer(256)
     llama_cpp().llama_model_desc(loaded.model, buffer, len(buffer))
     return buffer.value.decode(errors="replace") or None
 
 
 def new_context(loaded: Loaded, asked: Settings) -> Context:
-    """A context as `asked`. LabError where llama.cpp refuses, which for a long context means: no memory."""
+    """A context with the settings `asked`. LabError if llama.cpp cannot create it, usually for lack of memory."""
     lib = llama_cpp()
     params = _context_params(asked)
-    native.forget_log()
+    native.clear_log()
     pointer = lib.llama_init_from_model(loaded.model, params)
     if not pointer:
         raise LabError(
-            f"llama.cpp cannot make a context of {asked.n_ctx:,} tokens: {native.complaint()}",
+            f"llama.cpp cannot create a context of {asked.n_ctx:,} tokens: {native.last_warnings()}",
             "Try shorter prompts, a smaller --cache-type-k/-v or a smaller model.",
         )
     resolved = dataclasses.replace(
@@ -96,16 +94,16 @@ def new_context(loaded: Loaded, asked: Settings) -> Context:
 
 
 def reserve(path: Path, asked: Settings) -> list[str]:
-    """llama.cpp's log of what it would reserve for a context of a model file, without reading a weight of it."""
+    """llama.cpp's log of the memory that a context of a model file needs, without loading the weights."""
     lib = llama_cpp()
     params = lib.llama_model_default_params()
     alive = model_params.apply(params, asked)
     params.no_alloc, params.load_mode = True, 0
-    native.forget_log()
+    native.clear_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise refusal(path)
-    native.forget_log()
+        raise load_error(path)
+    native.clear_log()
     pointer = lib.llama_init_from_model(model, _context_params(asked))
     lines = native.log_lines()
     if pointer:
@@ -132,73 +130,73 @@ def _context_params(asked: Settings) -> Any:
 
 
 def decode(context: Context, batch: Any) -> None:
-    """One step, until its logits are there. LabError with the status of llama_decode where it refuses."""
+    """Run one step and wait for its logits. LabError with the status of llama_decode if it fails."""
     submit(context, batch)
     llama_cpp().llama_synchronize(context.pointer)
 
 
 def submit(context: Context, batch: Any) -> None:
-    """One step, without waiting for it: devices that work as a pipeline begin the next one meanwhile."""
+    """Submit one step without waiting for it, so that devices in a pipeline can start the next one."""
     status = llama_cpp().llama_decode(context.pointer, batch)
     if status:
-        raise LabError(f"llama_decode returned {status}: {native.complaint()}", "Try shorter prompts.")
+        raise LabError(f"llama_decode returned {status}: {native.last_warnings()}", "Try shorter prompts.")
 
 
 def forget(context: Context, sequence: int, first: int) -> None:
-    """Take all of a sequence from position `first` on out of the cache."""
+    """Remove a sequence's positions from `first` on from the cache."""
     lib = llama_cpp()
     if not lib.llama_memory_seq_rm(lib.llama_get_memory(context.pointer), sequence, first, -1):
         raise LabError(NO_ROLLBACK, "Use lab measure.")
 
 
-def need_rollback(context: Context) -> None:
-    """LabError for models that keep more, or less, than the keys and values of every position."""
+def check_rollback(context: Context) -> None:
+    """LabError for models whose cache is not simply the keys and values of every position."""
     lib, model = llama_cpp(), context.loaded.model
     if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model) or lib.llama_model_n_swa(model) > 0:
-        raise LabError(NO_ROLLBACK, "Use lab measure, which prefills every prompt by itself.")
+        raise LabError(NO_ROLLBACK, "Use lab measure, which prefills every prompt from an empty cache.")
 
 
 def free_context(context: Context) -> None:
-    """Give the context's memory back."""
     llama_cpp().llama_free(context.pointer)
 
 
 def quantizations() -> dict[str, int]:
-    """The quantizations that llama.cpp can make, by name, with their number in its API."""
+    """The quantizations that llama.cpp can create: name to number in its API."""
     prefix = "LLAMA_FTYPE_MOSTLY_"
     return {name.removeprefix(prefix): value for name, value in vars(llama_cpp()).items() if name.startswith(prefix)}
 
 
 def quantize(source: Path, target: Path, quantization: str) -> None:
-    """Write `source` in one of `quantizations`, with llama.cpp's own mix of tensor types for it."""
+    """Write `source` to `target` in one of `quantizations`, with llama.cpp's mix of tensor types."""
     lib = llama_cpp()
     params = lib.llama_model_quantize_default_params()
     params.ftype = quantizations()[quantization]
     params.allow_requantize = True
-    native.forget_log()
+    native.clear_log()
     if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):
         raise LabError(
-            f"llama.cpp cannot make {quantization} of {source.name}: {native.complaint()}", "Try another one."
+            f"llama.cpp cannot quantize {source.name} to {quantization}: {native.last_warnings()}",
+            "Try another quantization.",
         )
 
 
 def tokenize(loaded: Loaded, text: str) -> list[int]:
     """Token ids of `text`, without a leading BOS."""
     lib = llama_cpp()
-    _need_vocabulary(loaded)
+    _check_vocabulary(loaded)
     raw = text.encode()
     n_ids = len(raw) + 8  # a token is at least one byte
     ids = (ctypes.c_int32 * n_ids)()
     n = lib.llama_tokenize(loaded.vocab, raw, len(raw), ids, n_ids, False, False)
     if n < 0:
-        raise LabError(f"llama.cpp could not tokenise a text of {len(raw)} bytes.", "Try --prompt random.")
+        raise LabError(f"llama.cpp could not tokenize a text of {len(raw)} bytes.", "Try --prompt random.")
     return ids[:n]
 
 
 def pieces(loaded: Loaded) -> list[bytes]:
     """The bytes of every token of the vocabulary, by id."""
     lib = llama_cpp()
-    _need_vocabulary(loaded)
+    _check_vocabulary(loaded)
     buffer = ctypes.create_string_buffer(1024)
     pieces_by_id = []
     for token in range(loaded.n_vocab):
@@ -208,28 +206,28 @@ def pieces(loaded: Loaded) -> list[bytes]:
 
 
 def vocabularies_differ(path: Path, other: Path) -> str | None:
-    """In what the tokens of two model files differ, in words; None where they are the same. No weight is read."""
+    """How the vocabularies of two model files differ, in words; None if they are equal. Reads no weights."""
     sides = [_vocabulary(one) for one in (path, other)]
     (kind, ends, tokens), (other_kind, other_ends, other_tokens) = sides
     if len(tokens) != len(other_tokens):
         return f"one has {len(tokens):,} tokens, the other {len(other_tokens):,}"
     if kind != other_kind:
-        return "they cut texts into tokens in another way"
+        return "they split texts into tokens in different ways"
     for i, (token, other_token) in enumerate(zip(tokens, other_tokens, strict=True)):
         if token != other_token:
             return f"token {i:,} is {token!r} in one and {other_token!r} in the other"
-    return None if ends == other_ends else "other tokens begin and end their texts"
+    return None if ends == other_ends else "their texts begin or end with different tokens"
 
 
 def _vocabulary(path: Path) -> tuple[int, tuple[int, int], list[bytes]]:
-    """Of a model file: llama.cpp's kind of vocabulary, which tokens begin and end a text, the text of every token."""
+    """A model file's vocabulary: llama.cpp's kind, the tokens that begin and end a text, the text of every token."""
     lib = llama_cpp()
     params = lib.llama_model_default_params()
     params.vocab_only = True
-    native.forget_log()
+    native.clear_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise refusal(path)
+        raise load_error(path)
     vocab = lib.llama_model_get_vocab(model)
     tokens = [lib.llama_vocab_get_text(vocab, i) or b"" for i in range(lib.llama_vocab_n_tokens(vocab))]
     ends = lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab)
@@ -238,11 +236,11 @@ def _vocabulary(path: Path) -> tuple[int, tuple[int, int], list[bytes]]:
     return kind, ends, tokens
 
 
-def _need_vocabulary(loaded: Loaded) -> None:
-    """LabError for a model without one (random weights): llama.cpp would end the process."""
+def _check_vocabulary(loaded: Loaded) -> None:
+    """LabError for a model without a vocabulary (random weights): llama.cpp would abort the process."""
     if llama_cpp().llama_vocab_type(loaded.vocab) == llama_cpp().LLAMA_VOCAB_TYPE_NONE:
         raise LabError(
-            "This model has no vocabulary, so there is no text for it.", "Use --prompt random, without --stream."
+            "This model has no vocabulary, so it cannot read or write text.", "Use --prompt random, without --stream."
         )
 
 
@@ -251,7 +249,7 @@ def _type_id(name: str) -> int:
 
 
 def _flash_attn_resolved(asked: Settings) -> str | None:
-    """llama.cpp has no function that returns it; its log has it where it had the choice."""
+    """Whether flash attention is on. llama.cpp has no function for this, but logs its automatic choice."""
     if asked.flash_attn != "auto":
         return asked.flash_attn
     if native.log_says("Flash Attention enabled") or native.log_says("enabling flash_attn"):

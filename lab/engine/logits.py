@@ -1,6 +1,6 @@
-"""The logits of a context's last step, where llama.cpp has them, and choosing from them: always the likeliest token.
+"""Greedy sampling from llama.cpp's logits, without copying them.
 
-A row of logits is an array of n_vocab floats. No byte of it is copied to choose from it.
+A row of logits is an array of n_vocab floats in llama.cpp's own memory.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from lab.engine.llama import Context
 from lab.errors import LabError
 
 N_FIRST = 2
-"""Choices of samplers that do not count: the first ones ask the system for memory."""
+"""Warm-up calls of the samplers: the first ones allocate memory."""
 
 Rows = list[tuple[int, Any, list[Any]]]
-"""Of a step: the rows of its batch that get logits, the slot of each chosen token, and where else that is to go."""
+"""A step's rows with logits: the index in the batch, the slot of the chosen token, and the batches to copy it into."""
 
 
 class Logits:
-    """The rows of one context. With `is_fixed` the first row is looked up once: llama.cpp has room for all it needs."""
+    """The rows of one context. With `is_fixed` the first row's address is read once: llama.cpp's buffer stays."""
 
     def __init__(self, context: Context, is_fixed: bool) -> None:
         self._lib, self._pointer, self._n_vocab = llama_cpp(), context.pointer, context.loaded.n_vocab
-        ith = loaded("llama").llama_get_logits_ith  # a function object of its own: an address, as a number
+        ith = loaded("llama").llama_get_logits_ith  # not the bindings' function: this one returns an address
         ith.restype, ith.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int32]
         self._ith = functools.partial(ith, context.pointer)
         self._views: dict[int, Any] = {}  # by address
         self._first = self._view(self._address()) if is_fixed else None
 
     def row(self, i: int) -> Any:
-        """Row i of the last step's batch; rows of several sequences may have changed places."""
+        """The logits of row i of the last step's batch. llama.cpp may reorder the rows of several sequences."""
         address = self._ith(i)
         logits = self._views.get(address)
         if logits is None:
@@ -43,7 +43,7 @@ class Logits:
         return logits
 
     def best(self, i: int) -> tuple[int, float]:
-        """The likeliest token of row i, and how far its logit lies above the next one's."""
+        """The token with the highest logit in row i, and the gap to the second highest."""
         logits = self.row(i)
         token = int(logits.argmax())
         highest = logits[token]
@@ -53,20 +53,20 @@ class Logits:
         return token, margin
 
     def chooser(self, rows: Rows) -> Callable[[], object] | None:
-        """What chooses the tokens of a step; None where no row has logits."""
+        """The function that chooses a step's tokens; None if no row has logits."""
         if len(rows) == 1 and not rows[0][2] and self._first is not None:
             return functools.partial(self._first.argmax, None, rows[0][1])
         return functools.partial(self.choose, rows) if rows else None
 
     def choose(self, rows: Rows) -> None:
-        """The likeliest token of each row, straight into its slot, and where else it goes."""
+        """Write each row's token into its slot, and copy it into the batches that need it."""
         for i, slot, targets in rows:
             self.row(i).argmax(None, slot)
             for target in targets:
                 target[()] = slot
 
     def has_moved(self) -> bool:
-        """Whether the first row is not any more where it was."""
+        """Whether the address of the first row has changed."""
         return self._first is not None and self._first.ctypes.data != self._address()
 
     def _view(self, address: int | None) -> Any:
@@ -74,22 +74,21 @@ class Logits:
 
         if not address:
             raise LabError(
-                "llama.cpp gives no logits for this model.", "Only models that generate text can be measured."
+                "llama.cpp returns no logits for this model.", "The lab can only measure models that generate text."
             )
         row = (ctypes.c_float * self._n_vocab).from_address(address)
         return np.frombuffer(memoryview(row), dtype=np.float32)
 
     def _address(self) -> int:
-        """Where the first row of the logits lies."""
         return ctypes.cast(self._lib.llama_get_logits(self._pointer), ctypes.c_void_p).value or 0
 
 
 def sampling_ns(context: Context, samplers: Sequence[tuple[str, float]], n_times: int) -> list[int]:
-    """Times in which llama.cpp's own samplers choose `n_times` tokens, as servers do it, from an empty cache.
+    """Nanoseconds that llama.cpp's samplers take for each of `n_times` tokens, starting from an empty KV cache.
 
-    The lab takes the likeliest token, in some microseconds. A server copies all logits into a list of candidates and
-    sends it through a chain of samplers, even at temperature 0 (llama.cpp common/sampling.cpp). Each choice here
-    follows a step, so that the caches are as cold as in an answer. LabError for an unknown sampler.
+    The lab takes the argmax, in some microseconds. A server copies all logits into a list of candidates and runs a
+    chain of samplers, even at temperature 0 (llama.cpp common/sampling.cpp). Each sampling here follows a step, so that
+    the CPU caches are as cold as in an answer. LabError for an unknown sampler.
     """
     lib = llama_cpp()
     make: dict[str, Callable[[float], Any]] = {

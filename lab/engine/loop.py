@@ -1,8 +1,7 @@
-"""The timed loop: start, ready and end of every operation of a script, and nothing else between them.
+"""The timed loop: it executes every operation of a script and stamps its start, ready and end.
 
-Everything that can be prepared is: batches lie in memory, a token that is chosen falls into the memory that the next
-step reads it from. After megabytes of weights have gone through the caches, every object that is touched here costs
-time.
+Everything is prepared before: the batches are in memory, and sampling writes each token where the next step reads it.
+A step moves megabytes of weights through the CPU caches, so every object that the loop touches costs time.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from lab.core.script import Shape
 from lab.process.wire import N_PREFILLED
 
 Move = tuple[Callable[[], object], Callable[[], object] | None, int]
-"""What an operation executes; what follows when that is done (choosing tokens; None: nothing); prompt tokens so far."""
+"""What an operation executes; what follows (choosing tokens; None: nothing); the prompt tokens done by then."""
 
 
 def walk(moves: Iterable[Move], clock: Callable[[], int], progress: memoryview[int] | list[int]) -> list[int]:
-    """Execute all, one after the other. Returns start, ready and end of each."""
+    """Execute all moves in order. Returns three stamps of each: start, ready, end."""
     stamps: list[int] = []
     stamp = stamps.append
     for execute, choose, n_prefilled in moves:
@@ -35,7 +34,7 @@ def walk(moves: Iterable[Move], clock: Callable[[], int], progress: memoryview[i
 
 
 def as_steps(shapes: Sequence[Shape], stamps: Sequence[int]) -> Steps:
-    """The stamps of `walk` as columns, counted from the first start."""
+    """The stamps of `walk` as columns, relative to the first start."""
     since_start = [stamp - stamps[0] for stamp in stamps]
     return Steps(
         kind=tuple(shape.kind for shape in shapes),

@@ -1,4 +1,4 @@
-"""Where a model goes: devices, splits and overrides as llama.cpp's parameters; and, from its log, where it went."""
+"""Place a model: devices, splits and overrides as llama.cpp's parameters, and the actual placement from its log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.engine.devices import device_of, extra_buffer_types, handles, name_of
 from lab.errors import LabError
 
 SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
-"""enum llama_split_mode of llama.h; 2, row, is deprecated there and loads on no device that the lab knows."""
+"""enum llama_split_mode of llama.h. 2 (row) is deprecated there, and no device known to the lab loads it."""
 
 _BUFFER = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size\s*=\s*([\d.]+) MiB")
 _LAYER = re.compile(r"layer\s+\d+ assigned to device ([^\s,]+)")
@@ -29,9 +29,9 @@ class _Override(ctypes.Structure):
 
 
 def apply(params: Any, asked: Settings) -> tuple[Any, ...]:
-    """Put what was asked into a llama_model_params. Returns what must stay alive as long as the model.
+    """Copy the settings into a llama_model_params. Returns the objects that must live as long as the model.
 
-    LabError for a device or buffer that there is not.
+    LabError for an unknown device or buffer.
     """
     params.n_gpu_layers = asked.n_gpu_layers
     if asked.split_mode is not None:
@@ -44,7 +44,7 @@ def apply(params: Any, asked: Settings) -> tuple[Any, ...]:
         params.use_extra_bufts = asked.repack
     alive: list[Any] = []
     if asked.devices is not None or asked.n_gpu_layers == 0:
-        # With 0 layers and no list a GPU build keeps the weights where its GPU can read them, and prefills on it.
+        # With 0 layers and no list, a GPU build keeps the weights in memory that its GPU can read, and prefills there.
         names = asked.devices if asked.n_gpu_layers and asked.devices else ()
         pointers = (P * (len(names) + 1))(*(device_of(name) for name in names), None)
         params.devices = ctypes.addressof(pointers)
@@ -62,16 +62,16 @@ def apply(params: Any, asked: Settings) -> tuple[Any, ...]:
 
 
 def placed() -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
-    """The device of every layer (the output last), and the buffers, that llama.cpp logged since its log was emptied."""
+    """The device of every layer (the output last), and the buffers, from llama.cpp's log since it was cleared."""
     return read_log(native.log_lines(), _owners())
 
 
 def read_log(
     lines: Iterable[str], owners: Mapping[str, str] | None = None
 ) -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
-    """Likewise, from the lines of a log. `owners` has the device of each type of buffer, by the type's name.
+    """`placed` from the lines of a log. `owners` maps the name of each buffer type to its device.
 
-    The log has only names. A buffer over a mapped file has that of its device's own type, and _Mapped.
+    The log names a buffer by its type; for a mapped file it adds _Mapped.
     """
     layers, buffers = [], []
     for line in lines:
@@ -84,10 +84,8 @@ def read_log(
 
 
 def _owners() -> dict[str, str]:
-    """The device of each type of buffer, by the type's name, as ggml's devices list their types.
-
-    Memory that the CPU can read is the CPU's: a GPU's driver has a type for such memory too (CUDA_Host).
-    """
+    """The name of each buffer type and its device. Memory that the CPU can read belongs to the CPU, even if a GPU's
+    driver allocates it (CUDA_Host)."""
     owners = dict[str, str]()
     for device in handles():
         kinds = ggml().ggml_backend_dev_buffer_type, ggml().ggml_backend_dev_host_buffer_type
@@ -100,7 +98,7 @@ def _owners() -> dict[str, str]:
 
 
 def _expert_overrides(n_layers: int) -> list[_Override]:
-    """The experts of the first layers in the CPU's memory."""
+    """Overrides that keep the experts of the first `n_layers` layers in the CPU's memory."""
     memory = ggml().ggml_backend_dev_buffer_type(device_of(None))
     return [_Override(EXPERTS.format(layer).encode(), memory) for layer in range(n_layers)]
 
@@ -115,6 +113,6 @@ def _overrides(asked: Sequence[str]) -> list[_Override]:
     for text in asked:
         pattern, _, name = text.rpartition("=")
         if name not in memories:
-            raise LabError(f"--override-tensor {text}: there is no buffer {name}.", f"There is: {', '.join(memories)}.")
+            raise LabError(f"--override-tensor {text}: no buffer {name}.", f"Use one of: {', '.join(memories)}.")
         overrides.append(_Override(pattern.encode(), memories[name]))
     return overrides

@@ -1,10 +1,8 @@
-"""The native libraries inside llama-cpp-python: how they start, what they log, and whether the bindings fit them.
+"""Load llama.cpp's libraries, keep their log, and describe the layout of their structures.
 
-Only the lab's child process (process/worker.py) loads them.
-
-The bindings hold copies of llama.cpp's structures. Libraries of another version may have them otherwise, and nothing
-complains: the values only land in the wrong fields. So what the libraries give as defaults is read field by field, and
-two builds can be compared (`libraries`).
+The Python bindings contain copies of llama.cpp's structures. If a library of another version has different fields, no
+call fails, but values arrive in the wrong fields. `libraries` therefore reads the sizes and the defaults of every
+field, so that two builds can be compared.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ DEBUG, WARNING, ERROR = 1, 3, 4  # of ggml's log levels
 _log: collections.deque[tuple[int, str]] = collections.deque(maxlen=1000)
 
 STRUCTURES = ("llama_model", "llama_context", "llama_model_quantize")
-"""Those of which llama.cpp gives defaults, without `_default_params`."""
+"""Structures with default values: the names of the functions, without `_default_params`."""
 
 ROOM = 4096
-"""Bytes that are surely more than one of them has."""
+"""More bytes than any of these structures has."""
 
 
 class _Symbol(ctypes.Structure):
@@ -47,22 +45,21 @@ class _Symbol(ctypes.Structure):
 
 
 IDLE_S, BETWEEN_S, N_UNANSWERED = 10, 5, 4
-"""A peer is asked after so many seconds of silence, again after so many, and given up after so many without an answer.
-"""
+"""TCP keepalive: seconds before the first probe, seconds between probes, unanswered probes before an error."""
 
 
 def start(rpc: Sequence[str] = ()) -> Build:
-    """Load the libraries, keep their log in memory, connect to these RPC servers, and return what they are.
+    """Load the libraries, keep their log in memory, connect to these RPC servers, and describe the build.
 
-    The servers must have been probed (process/rpc.py): llama.cpp ends this process where one does not answer.
-    LabError for libraries that cannot be loaded, or lack a function.
+    Probe the servers first (process/rpc.py): llama.cpp aborts this process if one does not answer. LabError for
+    libraries that cannot be loaded or lack a function.
     """
     try:
         lib, base = llama_cpp(), ggml()
-    except (AttributeError, OSError, RuntimeError) as problem:  # a function, a file, or one that this needs is missing
-        hint = "Install what it needs, or add the folder of that to LD_LIBRARY_PATH."
+    except (AttributeError, OSError, RuntimeError) as problem:  # a missing function, file or dependency
+        hint = "Install the missing library, or add its folder to LD_LIBRARY_PATH."
         if isinstance(problem, AttributeError):
-            hint = f"llama-cpp-python {version('llama-cpp-python')} is made for the version in its source distribution."
+            hint = f"llama-cpp-python {version('llama-cpp-python')} needs the version in its source distribution."
         raise LabError(f"The libraries of llama.cpp cannot be used: {problem}.", hint) from None
     lib.llama_log_set(_log_callback, ctypes.c_void_p(0))
     lib.llama_backend_init()
@@ -70,7 +67,7 @@ def start(rpc: Sequence[str] = ()) -> Build:
     for endpoint in rpc:
         devices.connect(endpoint)
     if rpc:
-        watch_peers()
+        enable_keepalive()
     return Build(
         llama_cpp_python=version("llama-cpp-python"),
         llama_cpp_commit=None if commit in ("", "unknown") else commit,
@@ -79,23 +76,23 @@ def start(rpc: Sequence[str] = ()) -> Build:
     )
 
 
-def forget_log() -> None:
-    """Empty the log, so that `complaint` and `log_says` are about what is logged from now on."""
+def clear_log() -> None:
+    """Clear the log."""
     _log.clear()
 
 
 def log_says(phrase: str) -> bool:
-    """Whether llama.cpp logged `phrase` since the log was last emptied."""
+    """Whether llama.cpp logged `phrase` since the log was cleared."""
     return any(phrase in text for _, text in _log)
 
 
 def log_lines() -> list[str]:
-    """What llama.cpp logged since the log was last forgotten (its newest lines)."""
+    """The newest lines of llama.cpp's log since it was cleared."""
     return [text for _, text in _log]
 
 
-def complaint() -> str:
-    """llama.cpp's last warnings and errors since then, in its own words."""
+def last_warnings() -> str:
+    """llama.cpp's last three warnings and errors since the log was cleared."""
     warnings = [text for level, text in _log if level in (WARNING, ERROR) and text]
     return "; ".join(dict.fromkeys(warnings[-3:])) or "it gave no reason"
 
@@ -109,13 +106,13 @@ _log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_v
 
 
 def libraries() -> Libraries:
-    """The loaded libraries: version, files, and the layout of their structures as far as it can be seen."""
+    """The loaded libraries: version, files, and the visible part of their structures' layout."""
     types = {f"tensor type {number}": name or "none" for number, name in enumerate(devices.type_names())}
     return Libraries(ggml().ggml_version().decode(), _paths(), {**_sizes(), **_defaults(), **types})
 
 
 def _defaults() -> dict[str, str]:
-    """The default value of every field that holds a number."""
+    """The default of every numeric field."""
     values = {}
     for name in STRUCTURES:
         params = getattr(llama_cpp(), f"{name}_default_params")()
@@ -126,10 +123,10 @@ def _defaults() -> dict[str, str]:
 
 
 def _sizes() -> dict[str, str]:
-    """Bytes of each structure, in units of 8; empty where they cannot be told.
+    """Bytes of each structure, rounded up to 8; empty except on x86-64.
 
-    Called as C calls it on x86-64 the function writes into memory that it is given. What it writes is the same
-    whatever was there before.
+    There a C function returns a structure by writing to memory that the caller provides. The bytes that are equal
+    after two calls on differently filled memory belong to the structure.
     """
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return {}
@@ -147,10 +144,10 @@ def _sizes() -> dict[str, str]:
 
 
 def _paths() -> tuple[str, ...]:
-    """Where libllama, libggml and libggml-base were loaded from; empty where the system does not tell (Windows)."""
+    """The files of libllama, libggml and libggml-base; empty on Windows, which has no dladdr."""
     if os.name == "nt":
         return ()
-    tell = ctypes.CDLL(None).dladdr
+    dladdr = ctypes.CDLL(None).dladdr
     paths = []
     libraries: tuple[tuple[Any, str], ...] = (
         (llama_cpp()._lib, "llama_model_default_params"),
@@ -159,23 +156,23 @@ def _paths() -> tuple[str, ...]:
     )
     for library, name in libraries:
         symbol = _Symbol()
-        if tell(ctypes.cast(getattr(library, name), ctypes.c_void_p), ctypes.byref(symbol)) and symbol.path:
+        if dladdr(ctypes.cast(getattr(library, name), ctypes.c_void_p), ctypes.byref(symbol)) and symbol.path:
             paths.append(os.fsdecode(symbol.path))
     return tuple(paths)
 
 
-def watch_peers() -> list[str]:
-    """Have the system notice when a connected machine vanishes; returns the peers' addresses, HOST:PORT.
+def enable_keepalive() -> list[str]:
+    """Enable TCP keepalive (tcp(7)) on all connections; returns the peers' addresses, HOST:PORT.
 
-    llama.cpp waits for ever for an answer of a machine that lost its power or its cable. With keepalive (tcp(7)) the
-    wait ends with an error after half a minute. Empty where sockets are no files (Windows).
+    Without it llama.cpp waits forever for a machine that lost its power or network; with it the wait ends with an error
+    after half a minute. Empty on Windows, where sockets are not files.
     """
     peers = []
     for connection in _connections():
         with connection, contextlib.suppress(OSError):
             host, port = connection.getpeername()
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            idle = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))  # the second on macOS
+            idle = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))  # macOS has the second
             for option, value in (
                 (idle, IDLE_S),
                 (getattr(socket, "TCP_KEEPINTVL", None), BETWEEN_S),
@@ -188,7 +185,7 @@ def watch_peers() -> list[str]:
 
 
 def _connections() -> Iterator[socket.socket]:
-    """A second handle for each TCP socket over IPv4."""
+    """A duplicate handle of each open TCP socket over IPv4."""
     try:
         numbers = [int(path.name) for path in Path("/dev/fd").iterdir()]
     except OSError:
@@ -198,7 +195,7 @@ def _connections() -> Iterator[socket.socket]:
             handle = os.dup(number)
             try:
                 connection = socket.socket(fileno=handle)
-            except OSError:  # no socket
+            except OSError:  # not a socket
                 os.close(handle)
                 continue
             if connection.family == socket.AF_INET and connection.type == socket.SOCK_STREAM:

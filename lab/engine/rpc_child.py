@@ -1,6 +1,6 @@
-"""ggml's RPC server: it lends devices of this machine to llama.cpp on another one.
+"""Run ggml's RPC server, which lends this machine's devices to llama.cpp on another machine.
 
-It runs in a process of its own, which process/rpc_server.py starts and watches.
+It runs in a separate process, which process/rpc_server.py starts and watches.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from lab.engine.bindings import llama_cpp
 from lab.errors import LabError
 
 STARTING, ACCEPTED, CLOSED = "Starting RPC server v", "Accepted client connection", "Client connection closed"
-"""What ggml_backend_rpc_start_server prints; the first may stay in a buffer until the second."""
+"""What ggml_backend_rpc_start_server prints. The first line may stay in a buffer until the second."""
 
 NO_ENDPOINT = "none"
-"""What that function cannot read as an address: it prints its version and returns."""
+"""An invalid address, with which that function prints its version and returns."""
 
 
 def serve() -> None:
-    """Serve until stdin ends. The argument of the process is a JSON object: endpoint, devices, n_threads, cache.
+    """Serve until stdin closes. The argument of the process is a JSON object: endpoint, devices, n_threads, cache.
 
-    JSON objects go to stdout, a line each: first the devices that are lent (or what is wrong), then, at the latest with
-    the first connection, the version of the protocol; each client that connects, with its address where it is known,
-    and each that leaves.
+    Writes JSON lines to stdout: the lent devices (or an error); the protocol version, at the latest with the first
+    connection; each client that connects, with its address if known; each client that leaves.
     """
     asked = json.loads(sys.argv[1])
     threading.Thread(target=_end_with_parent, daemon=True).start()
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     reading, writing = os.pipe()
     os.dup2(writing, 1)
-    _show_complaints()
+    _log_warnings_only()
     try:
         lent = choose(devices.known(), asked["devices"])
         start = _start_function()
@@ -49,11 +48,11 @@ def serve() -> None:
     printed = os.fdopen(reading, encoding="utf-8", errors="replace")
     threading.Thread(target=_report_clients, args=(printed, events), daemon=True).start()
     _run(start, asked["endpoint"], asked["cache"], asked["n_threads"], lent)
-    sys.exit(1)  # it returns where it cannot listen, and has printed why
+    sys.exit(1)  # the server returns only if it cannot listen, and has printed why
 
 
 def print_version() -> None:
-    """Have llama.cpp print which version of the protocol it speaks, or a JSON object with what is wrong."""
+    """Have llama.cpp print its protocol version, or print an error as a JSON object."""
     try:
         _run(_start_function(), NO_ENDPOINT, None, 1, [device for device in devices.known() if device.type == "cpu"])
     except LabError as problem:
@@ -61,13 +60,12 @@ def print_version() -> None:
 
 
 def choose(known: Sequence[Device], names: Sequence[str]) -> list[Device]:
-    """The devices with these names; without names every GPU, or the CPU where there is none, as llama.cpp's rpc-server
-    chooses. LabError for an unknown name."""
+    """The devices with these names. Without names all GPUs, or else the CPU, as in llama.cpp's rpc-server."""
     by_name = {device.name: device for device in known}
     for name in names:
         if name not in by_name:
             listed = ", ".join(f"{device.name} ({device.description})" for device in known)
-            raise LabError(f"There is no device {name}.", f"This build of llama.cpp has: {listed}.")
+            raise LabError(f"This build of llama.cpp has no device {name}.", f"It has: {listed}.")
     if names:
         return [by_name[name] for name in names]
     gpus = [device for device in known if device.type in ("gpu", "igpu")]
@@ -94,24 +92,24 @@ def _report_clients(lines: IO[str], events: IO[str]) -> None:
         if line.startswith(STARTING):
             _report(events, version=line.removeprefix(STARTING).strip())
         elif line.startswith(ACCEPTED):
-            _report(events, client=next(iter(native.watch_peers()), None))
+            _report(events, client=next(iter(native.enable_keepalive()), None))
         elif line.startswith(CLOSED):
             _report(events, closed=True)
 
 
 def _end_with_parent() -> None:
     sys.stdin.buffer.read()
-    os._exit(0)  # native code may be in the middle of a long step
+    os._exit(0)  # native code may still run a long step
 
 
-def _show_complaints() -> None:
-    """llama.cpp's warnings and errors go to stderr; its other messages nowhere."""
-    llama_cpp().llama_log_set(_complain, ctypes.c_void_p(0))
+def _log_warnings_only() -> None:
+    """Send llama.cpp's warnings and errors to stderr, and drop its other messages."""
+    llama_cpp().llama_log_set(_warning_callback, ctypes.c_void_p(0))
 
 
-def _print_complaint(level: int, text: bytes, _: Any) -> None:
+def _print_warning(level: int, text: bytes, _: Any) -> None:
     if level in (native.WARNING, native.ERROR):
         os.write(2, text)
 
 
-_complain = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_print_complaint)
+_warning_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_print_warning)

@@ -1,5 +1,4 @@
-"""The engine's process as its parent sees it, and what crosses the pipe between the two.
+"""The engine's process, seen from the parent, and the data that crosses the pipe.
 
-In: requests as function calls. Out: replies as dataclasses, or a LabError that says how the engine's process ended.
-Open `worker.py` first.
+In: function calls. Out: replies as dataclasses, or a LabError that says how the process ended. Open `worker.py` first.
 """

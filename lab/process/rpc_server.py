@@ -1,4 +1,4 @@
-"""An RPC server of this machine: ggml's own, in a child process that ends with its parent."""
+"""Run ggml's RPC server in a child process, so that it ends when the lab ends."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from lab.process import rpc
 from lab.process.spawning import cause_of_death, environment, start, wait_for_end
 
 START_S = 60
-"""Within this a server must have answered its first question."""
+"""Time limit for a server's start."""
 
 PATIENCE_S = 20
-"""How long a restart waits for RPC servers: one may be started again, or still compute for the child that died."""
+"""How long a restarted worker waits for RPC servers: they may be restarting, or still computing for the dead child."""
 
 SILENCE_S = 1800
-"""How long a run over RPC may bring no token: a step of a large model on slow machines takes minutes."""
+"""Time limit for a run over RPC without a new token: a step of a large model on slow machines takes minutes."""
 
-HANGS = f"No token for {SILENCE_S / 60:g} minutes: an RPC server hangs, or its machine does. "
+HANGS = f"No token for {SILENCE_S / 60:g} minutes: an RPC server or its machine hangs. "
 
 BRIEF_S = 0.3
-"""Connections that end sooner are questions (of a probe, or of a client that looks at devices), not work."""
+"""Connections that end sooner are probes or device queries, and not shown."""
 
 _POLL_S = 0.1
 _ENDED = object()
@@ -44,7 +44,7 @@ _CHILD = "from lab.engine import rpc_child; rpc_child."
 
 
 class RpcServer:
-    """A server that answers. Use it in a `with` block: leaving it ends the server."""
+    """A running server. Use it in a `with` block: leaving it ends the server."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class RpcServer:
             "cache": None if cache_folder is None else str(cache_folder),
         }
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._complaints: collections.deque[str] = collections.deque(maxlen=3)
+        self._warnings: collections.deque[str] = collections.deque(maxlen=3)
         self.devices: tuple[Device, ...] = ()
         self.version = ""  # of the protocol
         self._process = start(f"{_CHILD}serve()", json.dumps(asked), env=environment())
         self._listeners = [
             threading.Thread(target=listen, args=(stream, self._events), daemon=True)
-            for listen, stream in ((_listen, self._process.stdout), (_listen_to_complaints, self._process.stderr))
+            for listen, stream in ((_listen, self._process.stdout), (_listen_to_warnings, self._process.stderr))
         ]
         for listener in self._listeners:
             listener.start()
@@ -89,18 +89,18 @@ class RpcServer:
             if "devices" in event:
                 self.devices = tuple(from_json(Device, json.dumps(device)) for device in event["devices"])
             if time.monotonic() > deadline:
-                raise LabError(f"The RPC server at {self.endpoint} did not start within {START_S} s.", "Try it again.")
+                raise LabError(f"The RPC server at {self.endpoint} did not start within {START_S} s.", "Try again.")
 
     def watch(self, show: Callable[[str], None]) -> None:
-        """Call `show` with a sentence for each client that comes and goes and each complaint of llama.cpp, for ever.
+        """Call `show` with a sentence for each client that connects or leaves, and each warning of llama.cpp.
 
-        LabError when the server ends by itself.
+        Never returns; raises LabError when the server ends.
         """
         client, since, is_shown = None, 0.0, False
         while True:
             event = self._next(_POLL_S) or {}
-            if "complaint" in event:
-                show(f"llama.cpp: {event['complaint']}")
+            if "warning" in event:
+                show(f"llama.cpp: {event['warning']}")
             if "client" in event:
                 client, since, is_shown = event["client"] or "a client", time.monotonic(), False
             if "closed" in event:
@@ -113,11 +113,11 @@ class RpcServer:
 
     @property
     def pid(self) -> int:
-        """The server's process."""
+        """The process id of the server."""
         return self._process.pid
 
     def close(self) -> None:
-        """End the server, whatever it is doing."""
+        """Kill the server."""
         self._process.kill()
         wait_for_end(self._process, *self._listeners)
 
@@ -128,28 +128,28 @@ class RpcServer:
         self.close()
 
     def _next(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next event; None where there is none in time. LabError where the server has ended."""
+        """The next event, or None after `timeout_s`. LabError if the server has ended."""
         try:
             event = self._events.get(timeout=timeout_s)
         except queue.Empty:
             return None
         if event is not _ENDED:
-            if "complaint" in event:
-                self._complaints.append(event["complaint"])
+            if "warning" in event:
+                self._warnings.append(event["warning"])
             self.version = event.get("version", self.version)
             return dict(event)
         self._listeners[1].join(5)
         while not self._events.empty():
-            self._complaints.append(self._events.get().get("complaint", ""))
+            self._warnings.append(self._events.get().get("warning", ""))
         raise LabError(
-            cause_of_death(f"The RPC server at {self.endpoint}", self._process.wait(), list(self._complaints)),
-            "Its clients have lost what was on it. Start it again.",
+            cause_of_death(f"The RPC server at {self.endpoint}", self._process.wait(), list(self._warnings)),
+            "Its clients lost their data on it. Start it again.",
         )
 
 
 def cache_folder() -> Path:
-    """Where llama.cpp's rpc-server keeps what it was sent (fs_get_cache_directory of rpc-server.cpp). The folder
-    is made where it is missing; LabError where it cannot be."""
+    """The folder where llama.cpp's rpc-server caches tensors (fs_get_cache_directory of rpc-server.cpp), created if
+    missing."""
     import platformdirs
 
     given = os.environ.get("LLAMA_CACHE")
@@ -158,20 +158,20 @@ def cache_folder() -> Path:
         (folder / "rpc").mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise LabError(
-            f"The cache folder {folder / 'rpc'} cannot be made: {problem.strerror}.",
-            "Leave --cache out, or set LLAMA_CACHE to another folder.",
+            f"The cache folder {folder / 'rpc'} cannot be created: {problem.strerror}.",
+            "Omit --cache, or set LLAMA_CACHE to another folder.",
         ) from None
     return folder / "rpc"
 
 
 @cache
 def own_version(lib: str | None = None) -> rpc.Version:
-    """Which version of the RPC protocol the libraries in a folder speak, as they print it; None: those installed.
+    """The RPC protocol version of the libraries in folder `lib` (None: the installed ones), from their own output.
 
-    LabError where they were built without RPC.
+    LabError if they were built without RPC.
     """
     with start(f"{_CHILD}print_version()", env=environment(lib)) as process:
-        printed, complaints = process.communicate()
+        printed, stderr = process.communicate()
     lines = printed.decode(errors="replace").splitlines()
     for line in lines:
         if match := re.match(r"Starting RPC server v(\d+)\.(\d+)\.(\d+)$", line):
@@ -179,38 +179,35 @@ def own_version(lib: str | None = None) -> rpc.Version:
         if line.startswith('{"error"'):
             problem = json.loads(line)
             raise LabError(problem["error"], problem["hint"])
-    words = cause_of_death("It", process.returncode, complaints.decode(errors="replace").strip().splitlines())
+    lines = stderr.decode(errors="replace").strip().splitlines()
     raise LabError(
-        f"llama.cpp does not say which RPC protocol it speaks. {words}", "Is this another build of it? See: lab machine"
+        f"llama.cpp did not print its RPC protocol version. {cause_of_death('Its process', process.returncode, lines)}",
+        "Check which build is installed: lab machine",
     )
 
 
 def ask(endpoints: Sequence[str], lib: str | None, patience_s: float = 0) -> tuple[rpc.Answer, ...]:
-    """What these servers answer, before llama.cpp connects to them: it would end its process where one does not.
-
-    LabError where one of them cannot be used, also after `patience_s` seconds.
-    """
+    """`rpc.probe_all` with the protocol version of `lib`; nothing without endpoints."""
     return rpc.probe_all(endpoints, own_version(lib), patience_s) if endpoints else ()
 
 
 def lost(endpoints: Sequence[str], lib: str | None) -> str:
-    """A sentence for each server that went away while it was used."""
+    """A sentence for each server that is no longer available."""
     sentences = []
     for endpoint in endpoints:
         try:
             rpc.probe(endpoint, own_version(lib))
         except rpc.Unavailable as problem:
-            sentences.append(f"The RPC server {endpoint} went away: {problem.reason}. ")
-        except LabError:  # it is there, and a restart says what is wrong with it
+            sentences.append(f"The RPC server {endpoint} is gone: {problem.reason}. ")
+        except LabError:  # it answers; a restart reports what is wrong with it
             continue
     return "".join(sentences)
 
 
 def is_listening(endpoint: str) -> bool:
-    """Whether a connection to it can be made."""
+    """Whether the endpoint accepts a connection."""
     host, _, port = endpoint.rpartition(":")
     try:
-        # Closed at once: the server sees a client that leaves without a word.
         socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, int(port)), 1).close()
     except OSError:
         return False
@@ -224,45 +221,44 @@ def _listen(stream: IO[bytes], events: queue.SimpleQueue[Any]) -> None:
     events.put(_ENDED)
 
 
-def _listen_to_complaints(stream: IO[bytes], events: queue.SimpleQueue[Any]) -> None:
+def _listen_to_warnings(stream: IO[bytes], events: queue.SimpleQueue[Any]) -> None:
     with suppress(ValueError, OSError):
         for line in stream:
             if text := line.decode(errors="replace").strip():
-                events.put({"complaint": text})
+                events.put({"warning": text})
 
 
 def _free_port(host: str, port: int, is_open: bool) -> int:
-    """`port`, or for 0 one that the system chooses. LabError where a server may not or cannot listen there."""
+    """`port`, or a free port for 0. LabError if a server may not or cannot listen there."""
     try:
         address = ipaddress.IPv4Address(host)
     except ValueError:
         raise LabError(
-            f"--host {host} is not a numeric IPv4 address, which llama.cpp's RPC needs.",
-            "Use 127.0.0.1 for this machine alone, or the address that this machine has in your network.",
+            f"--host {host} is not a numeric IPv4 address. llama.cpp's RPC needs one.",
+            "Use 127.0.0.1 for clients on this machine only, or this machine's address in your network.",
         ) from None
     if not address.is_loopback and not is_open:
         raise LabError(
-            f"--host {host} can be reached from other machines, and whoever reaches this server can run what they "
-            "like with this machine's memory.",
-            "Where all machines of that network are yours, add --open-network.",
+            f"Other machines can reach --host {host}, and anyone who can reach this server can read and change this "
+            "machine's memory.",
+            "If you trust every machine in that network, add --open-network.",
         )
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-        if os.name != "nt":  # as llama.cpp does it; on Windows this would take a port that is in use
+        if os.name != "nt":  # as in llama.cpp; on Windows this would succeed for a port in use
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind((host, port))
         except OSError as problem:
-            raise LabError(
-                f"No server can listen at {host}:{port}: {problem.strerror}.", _hint(problem.errno)
-            ) from None
+            raise LabError(f"Cannot listen at {host}:{port}: {problem.strerror}.", _hint(problem.errno)) from None
         return int(trial.getsockname()[1])
 
 
 def _hint(number: int | None) -> str:
     if number == errno.EADDRINUSE:
         return (
-            "Another program has this port, perhaps another lab rpc-server: choose another --port, or 0 for a free one."
+            "Another program uses this port, perhaps another lab rpc-server: choose another --port, or 0 for any free "
+            "port."
         )
     if number == errno.EADDRNOTAVAIL:
-        return "This machine does not have this address. 0.0.0.0 stands for all that it has."
-    return "Choose a --port above 1023, or 0 for a free one."
+        return "This machine does not have this address. 0.0.0.0 listens on all its addresses."
+    return "Choose a --port above 1023, or 0 for any free port."

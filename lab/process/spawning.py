@@ -1,4 +1,4 @@
-"""What the child processes of the lab have in common: how they start, and what their end means."""
+"""Start, end and diagnose the lab's child processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import IO, Any
 
 END_S = 5
-"""How long the parent waits for a killed child to be gone."""
+"""Time limit for a killed child to end."""
 
 DIED = object()
 
 LIB_VARIABLE = "LLAMA_CPP_LIB_PATH"
-"""The environment variable in which llama-cpp-python looks for the folder of its libraries."""
-
+"""The environment variable with which llama-cpp-python finds its libraries' folder."""
 
 _PACKAGE = str(Path(__file__).parents[2])
 
@@ -28,9 +27,9 @@ _PACKAGE = str(Path(__file__).parents[2])
 def start(
     code: str, *arguments: str, stderr: IO[bytes] | int = subprocess.PIPE, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Python in a process of its own that runs `code`, with pipes to its stdin and from its stdout.
+    """A new Python process that runs `code`, with pipes for its stdin and stdout.
 
-    -P: a file named random.py in the folder where the lab is started shall not become part of it.
+    -P: otherwise a file random.py in the current folder would replace the standard library's module.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-c", f"import sys; sys.path.append({_PACKAGE!r}); {code}", *arguments],
@@ -43,7 +42,7 @@ def start(
 
 
 def wait_for_end(process: subprocess.Popen[bytes], *listeners: threading.Thread) -> None:
-    """After a kill: until the child is gone and nothing holds the other ends of its pipes, which are closed then."""
+    """After a kill: wait for the child and the threads that read its pipes, then close the pipes."""
     process.wait()
     for listener in listeners:
         listener.join(END_S)
@@ -53,20 +52,20 @@ def wait_for_end(process: subprocess.Popen[bytes], *listeners: threading.Thread)
 
 
 def detached() -> dict[str, Any]:
-    """Arguments of Popen with which Ctrl-C reaches the parent alone."""
+    """Arguments of Popen that keep Ctrl-C from the child."""
     if os.name == "nt":
         return {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
     return {"start_new_session": True}
 
 
 def environment(lib: str | None = None) -> dict[str, str]:
-    """The environment of a child that loads the llama.cpp libraries in folder `lib`; None: those installed."""
+    """The environment of a child that loads the llama.cpp libraries in folder `lib` (None: the installed ones)."""
     own = {name: value for name, value in os.environ.items() if name != LIB_VARIABLE}
     return own | {"GGML_NO_BACKTRACE": "1", **({} if lib is None else {LIB_VARIABLE: lib})}
 
 
 def listen(process: subprocess.Popen[bytes], pids: queue.SimpleQueue[int], replies: queue.SimpleQueue[Any]) -> None:
-    """Put what a child writes into queues: its own process id, then its replies, a line each, and at its end DIED."""
+    """Read a child's stdout: the first line is its process id, each other line a reply, and then follows DIED."""
     stdout: IO[bytes] = process.stdout  # type: ignore[assignment]
     with suppress(ValueError, OSError):  # the parent has closed it
         pids.put(int(stdout.readline()))
@@ -77,7 +76,7 @@ def listen(process: subprocess.Popen[bytes], pids: queue.SimpleQueue[int], repli
 
 
 def kill(process: subprocess.Popen[bytes], own_pid: Callable[[], int]) -> None:
-    """End a child. Where Python starts through a launcher (Windows), `own_pid` returns the child's own process id."""
+    """Kill a child. If Python starts through a launcher (Windows), `own_pid` returns the child's own process id."""
     alive = process.poll() is None
     process.kill()
     with suppress(OSError):
@@ -86,13 +85,13 @@ def kill(process: subprocess.Popen[bytes], own_pid: Callable[[], int]) -> None:
 
 
 def cause_of_death(name: str, status: int, lines: Sequence[str]) -> str:
-    """Why the process called `name` ended, with the last of the lines that it wrote to stderr."""
-    last_words = f" Its last words: {' | '.join(lines[-3:]).rstrip('.')}." if lines else ""
-    return f"{name} ended: {explain_exit(status)}.{last_words}"
+    """Why the process called `name` ended, with the last three `lines` of its stderr."""
+    last_lines = f" Its last output: {' | '.join(lines[-3:]).rstrip('.')}." if lines else ""
+    return f"{name} ended: {explain_exit(status)}.{last_lines}"
 
 
 def explain_exit(status: int) -> str:
-    """An exit status of a child in words."""
+    """A child's exit status in words."""
     if status >= 0:
         return f"exit status {status:#x}" if status > 255 else f"exit status {status}"
     try:
@@ -100,9 +99,9 @@ def explain_exit(status: int) -> str:
     except ValueError:
         name = "an unknown signal"
     causes = {
-        "SIGKILL": "killed from outside; when memory is short, the system does this",
+        "SIGKILL": "killed from outside; the system does this when memory runs out",
         "SIGSEGV": "a crash in native code",
-        "SIGABRT": "native code gave up (a failed assertion)",
-        "SIGILL": "a build for another CPU",
+        "SIGABRT": "native code aborted (a failed assertion)",
+        "SIGILL": "llama.cpp was built for another CPU",
     }
     return f"{name} ({causes[name]})" if name in causes else name

@@ -1,7 +1,7 @@
-"""What crosses between the lab's process and the engine's: the data of requests and replies, and shared memory.
+"""The data that the lab's process and the engine's process exchange.
 
-The two processes speak JSON lines over a pipe. A run's progress does not pass through the pipe: both processes map the
-same small file, an array of int64, of which the engine writes slots that the parent reads.
+Requests and replies are JSON lines over a pipe. A run's progress does not use the pipe: both processes map the same
+small file, an array of int64. The engine writes it and the parent reads it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 from lab.core.record import Device, Steps
 
 N_PREFILLED, FIRST_TOKEN = 0, 1
-"""Slots of the progress array: the prompt tokens that are done, then the tokens as they are chosen."""
+"""Slots of the progress array: the number of prompt tokens done, then each token as it is chosen."""
 
 MUL_MAT, MUL_MAT_ID, ATTENTION, PLAIN_ATTENTION = "mul_mat", "mul_mat_id", "attention", "plain_attention"
-"""The kernels that can be probed: products, flash attention, and attention without it."""
+"""The kernels that can be probed: matrix products, flash attention, and attention without it."""
 
 UPLOAD, DOWNLOAD = "upload", "download"
-"""What else can be: copies of bytes to a device, and from it."""
+"""Copies to and from a device can be probed too."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """Which llama.cpp build this is, and what it can compute on."""
+    """A build of llama.cpp, and the devices that it can use."""
 
     llama_cpp_python: str
     llama_cpp_commit: str | None
@@ -34,7 +34,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Backend:
-    """What an engine's process is started with: libraries of another build, and servers whose devices it uses."""
+    """What the engine's process uses: the libraries of another build, and the devices of RPC servers."""
 
     lib: str | None = None  # a folder; None: those of llama-cpp-python
     rpc: tuple[str, ...] = ()  # HOST:PORT
@@ -45,9 +45,9 @@ DEFAULT_BACKEND = Backend()
 
 @dataclass(frozen=True)
 class Libraries:
-    """What shows whether the bindings fit the loaded libraries: ggml's version, their files, and their `layout`.
+    """The loaded libraries: ggml's version, the files, and the `layout`, which must fit the Python bindings.
 
-    That has a value for the size and every default of each structure, and for every type of tensors, by name.
+    `layout` maps the size and each default of each structure, and each tensor type, to its value.
     """
 
     version: str
@@ -57,19 +57,19 @@ class Libraries:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the parent must know of a loaded model to make prompts for it."""
+    """What the parent needs to make prompts for a loaded model."""
 
     n_vocab: int
     bos: int | None
-    description: str | None  # llama.cpp's own of the model
+    description: str | None  # by llama.cpp, such as `llama 135M Q4_1`
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a script that was run gives back: steps, the chosen tokens, the index of the first end-of-generation one.
+    """The result of a script: steps, chosen tokens, and the index `end_at` of the first end-of-generation token.
 
-    What follows `end_at` is that of a Run, but for `started_ns`: when the first step began, by `time.perf_counter_ns`,
-    a clock that all processes of a machine share (Python's documentation: it is system-wide).
+    The other fields are those of Run, except `started_ns`: when the first step began, by `time.perf_counter_ns`, which
+    is system-wide (Python's documentation).
     """
 
     steps: Steps
@@ -84,14 +84,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Probe:
-    """What to time.
+    """A kernel or copy to time, on `device` (llama.cpp's name; None: the CPU).
 
-    mul_mat: weights of `rows` x `columns`. mul_mat_id: such weights of each of `n_expert`, of which every token goes
-    through `n_expert_used`. attention, plain_attention: `rows` heads of `columns`, `n_head_kv` for keys, over
-    `n_positions` a layer.
-    `n_bytes` is how much distinct memory (weights, or keys and values) one pass goes through, at least. upload,
-    download: `columns` numbers of 4 bytes between this machine's memory and the device's. `device` is llama.cpp's name
-    of a device; None is the CPU. `repack` is that of Settings, for weights.
+    mul_mat: weights of `rows` x `columns`. mul_mat_id: such weights for each of `n_expert`; a token uses
+    `n_expert_used`. attention, plain_attention: `rows` heads of `columns` elements, `n_head_kv` key heads, over
+    `n_positions` in each layer. upload, download: `columns` numbers of 4 bytes. `n_bytes` is the least distinct memory
+    (weights, or keys and values) that one pass reads. `repack` is that of Settings.
     """
 
     op: str
@@ -112,13 +110,13 @@ class Probe:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run in flight is: prompt tokens prefilled, and the tokens generated so far."""
+    """The progress of a run: prompt tokens prefilled, and the tokens generated so far."""
 
     n_prefilled: int
     token_ids: tuple[int, ...]
 
 
 def map_int64(path: Path) -> memoryview[int]:
-    """A file as an array of int64, in memory that parent and child share."""
+    """A file mapped as an array of int64, shared by parent and child."""
     with path.open("r+b") as file:
         return memoryview(mmap.mmap(file.fileno(), 0)).cast("q")

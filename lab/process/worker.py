@@ -1,9 +1,9 @@
-"""The engine in a child process, so that native code may die and the lab lives.
+"""Run the engine in a child process, so that the lab survives a crash of native code.
 
-llama.cpp is native: a bad file, a failed assertion or the system's out-of-memory killer ends its process.
-So it gets one of its own. Parent and child speak JSON lines over the child's stdin and stdout: a request,
-one reply. Nothing crosses while a run is timed; in a small file that both map into memory the parent sees
-how far the run is. When the parent is gone, the child's stdin ends, and the child with it.
+A bad file, a failed assertion or the system's out-of-memory killer ends llama.cpp's process. Parent and child exchange
+JSON lines over the child's stdin and stdout: one reply for each request. Nothing crosses the pipe while a run is timed;
+the parent reads the progress from a small file that both map into memory. If the parent ends, the child's stdin closes
+and the child ends too.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from lab.process.wire import (
 )
 
 POLL_S = 0.1
-"""How often a waiting parent looks at the progress and at the rest of the machine."""
+"""How often a waiting parent reads the progress and the state of the machine."""
 
 MAX_TOKENS = 1 << 20
-"""Most tokens of one run that fit into the progress file."""
+"""Maximum tokens of one run that the progress file holds."""
 
 CRASHES = {
     *(-getattr(signal, name) for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT") if hasattr(signal, name)),
     *(0xC0000005, 0xC000001D, 0xC0000094),  # Windows: access violation, illegal instruction, division by zero
 }
-"""Exit statuses of a process that ended in native code."""
+"""Exit statuses after a crash in native code."""
 
 _CHILD = "from lab.engine.child import serve; serve()"
 
 
 class WorkerDied(LabError):
-    """The child process ended in the middle of a request. `status` is its exit status, -N for signal N."""
+    """The child process ended during a request. `status` is its exit status, -N for signal N."""
 
     def __init__(self, what: str, hint: str = "", status: int | None = None) -> None:
         super().__init__(what, hint)
@@ -66,7 +66,7 @@ class WorkerDied(LabError):
 
     @property
     def is_crash(self) -> bool:
-        """Whether native code crashed or gave up, by the status; being killed from outside is no crash."""
+        """Whether native code crashed or aborted; a kill from outside does not count."""
         return self.status in CRASHES
 
 
@@ -75,7 +75,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.backend = DEFAULT_BACKEND
-        self.servers: tuple[rpc.Answer, ...] = ()  # what the RPC servers answered before this child began
+        self.servers: tuple[rpc.Answer, ...] = ()  # the RPC servers' answers before this child started
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
             self._progress_path = Path(self._folder.name) / "progress"
@@ -85,20 +85,20 @@ class Worker:
             self._progress = map_int64(self._progress_path)
         except OSError as problem:
             raise LabError(
-                f"The folder for temporary files cannot be used: {problem.strerror}.",
-                "Free some space there, or set TMPDIR to another folder.",
+                f"Temporary files cannot be written: {problem.strerror}.",
+                "Free some disk space, or set TMPDIR to another folder.",
             ) from None
         self._spawn()
 
     def restart(self) -> None:
-        """A fresh child, without a model. LabError where an RPC server of it does not answer for PATIENCE_S."""
+        """Start a new child, without a model. LabError if an RPC server does not answer within PATIENCE_S."""
         self._end_child()
         self._spawn(rpc_server.PATIENCE_S)
 
     def use(self, backend: Backend) -> None:
-        """Work with these libraries and servers from now on: a fresh child, where it worked with others.
+        """Use these libraries and servers from now on; if they are others than before, in a new child.
 
-        LabError where an RPC server does not answer, or not as llama.cpp needs it; then no server is used.
+        LabError if an RPC server cannot be used; the worker then runs with the default backend.
         """
         if backend == self.backend:
             return
@@ -126,7 +126,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The child's process, by its own account: where Python starts through a launcher (Windows), Popen has that."""
+        """The process id that the child reports. Popen has the launcher's if Python starts through one (Windows)."""
         if self._pid is None:
             self._pid = self._pids.get()
         return self._pid
@@ -137,11 +137,11 @@ class Worker:
         return from_json(Build, self._ask("build"))
 
     def libraries(self) -> Libraries:
-        """What shows whether the bindings fit the libraries that the child has loaded."""
+        """The libraries that the child has loaded."""
         return from_json(Libraries, self._ask("libraries"))
 
     def read_model(self, path: Path, name: str, source: str) -> Model:
-        """The model's shape, from its header."""
+        """The model's shape, from its file's header."""
         return from_json(Model, self._ask("read_model", path=path, name=name, source=source))
 
     def tensors(self, path: Path) -> tuple[Tensor, ...]:
@@ -149,7 +149,7 @@ class Worker:
         return tuple(Tensor(**tensor) for tensor in json.loads(self._ask("tensors", path=path)))
 
     def free_memory(self) -> dict[str, int]:
-        """Bytes that are free now on each device that says so, by name."""
+        """Free bytes of each device that reports them, by name."""
         return dict(json.loads(self._ask("free_memory")))
 
     def quantizations(self) -> list[str]:
@@ -157,7 +157,7 @@ class Worker:
         return list(json.loads(self._ask("quantizations")))
 
     def quantize(self, source: Path, target: Path, quantization: str, watch: Callable[[int], None]) -> None:
-        """Write a model in another quantization; `watch` is called with the bytes written so far."""
+        """Write a model in another quantization. Calls `watch` with the bytes written so far."""
 
         def look() -> None:
             with suppress(OSError):
@@ -166,15 +166,15 @@ class Worker:
         self._ask("quantize", look, source=source, target=target, quantization=quantization)
 
     def load(self, path: Path, asked: Settings, draft: Path | None = None) -> Vocabulary:
-        """Load the weights where `asked` wants them, and those of a draft model."""
+        """Load the weights (and those of a draft model) to the devices that `asked` names."""
         return from_json(Vocabulary, self._ask("load", path=path, asked=asked, draft=draft))
 
     def placement(self) -> Placement:
-        """Where the loaded model and its context lie."""
+        """The devices and buffers of the loaded model and its context."""
         return from_json(Placement, self._ask("placement"))
 
     def vocabularies_differ(self, path: Path, other: Path) -> str | None:
-        """In what the tokens of two model files differ; None where they are the same."""
+        """How the vocabularies of two model files differ, in words; None if they are equal."""
         answer = self._ask("vocabularies_differ", path=path, other=other)
         return None if json.loads(answer) is None else str(json.loads(answer))
 
@@ -187,15 +187,15 @@ class Worker:
         return [piece.encode("latin-1") for piece in json.loads(self._ask("pieces"))]
 
     def new_context(self, asked: Settings) -> Settings:
-        """Replace the context; the settings come back as llama.cpp resolved them."""
+        """Replace the context. Returns the settings as llama.cpp resolved them."""
         return from_json(Settings, self._ask("new_context", asked=asked))
 
     def reserve(self, path: Path, asked: Settings) -> list[str]:
-        """llama.cpp's log of what it would reserve for a context of a model file, without loading its weights."""
+        """llama.cpp's log of the memory that a context of a model file needs, without loading the weights."""
         return list(json.loads(self._ask("reserve", path=path, asked=asked)))
 
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
-        """Run a script, as the engine does it; `watch` is called every POLL_S while it lasts, and at its end."""
+        """Run a script. Calls `watch` every POLL_S while it runs, and once at the end."""
         n_tokens = scripts.n_chosen(script)
         self._progress[: FIRST_TOKEN + n_tokens] = memoryview(b"\xff" * (8 * (FIRST_TOKEN + n_tokens))).cast("q")
 
@@ -208,7 +208,7 @@ class Worker:
             progress = Progress(max(0, self._progress[N_PREFILLED]), tuple(chosen[:n]))
             if progress != latest:
                 latest, since = progress, time.monotonic()
-            elif self.backend.rpc and time.monotonic() - since > rpc_server.SILENCE_S:  # llama.cpp waits for ever
+            elif self.backend.rpc and time.monotonic() - since > rpc_server.SILENCE_S:  # llama.cpp waits forever
                 self._verdict = rpc_server.HANGS
                 self._kill()
             watch(progress)
@@ -218,7 +218,7 @@ class Worker:
         return outcome
 
     def time_sampling(self, samplers: Sequence[tuple[str, float]], n_times: int) -> tuple[int, ...]:
-        """Nanoseconds that llama.cpp's `samplers` (name and value) take to choose a token, after a step each."""
+        """Nanoseconds that llama.cpp's `samplers` (name and value) take for each of `n_times` tokens."""
         return tuple(json.loads(self._ask("time_sampling", samplers=list(samplers), n_times=n_times)))
 
     def probe(self, probe: Probe) -> Rate:
@@ -227,7 +227,7 @@ class Worker:
 
     @contextmanager
     def ended_after(self, seconds: float) -> Iterator[None]:
-        """The child is killed where the block takes longer: its request then ends with WorkerDied."""
+        """Kill the child if the block takes longer; its request then raises WorkerDied."""
         timer = threading.Timer(seconds, self._kill)
         timer.start()
         try:
@@ -236,11 +236,11 @@ class Worker:
             timer.cancel()
 
     def close(self) -> None:
-        """End the child, whatever it is doing."""
+        """Kill the child, and delete the temporary files."""
         self._end_child()
         mapping: Any = self._progress.obj
         self._progress.release()
-        mapping.close()  # else Windows keeps the file
+        mapping.close()  # otherwise Windows keeps the file
         self._folder.cleanup()
 
     def _kill(self) -> None:
@@ -258,13 +258,13 @@ class Worker:
         self.close()
 
     def _ask(self, verb: str, look: Callable[[], None] | None = None, **arguments: Any) -> str:
-        """Send a request and wait for its reply: the JSON text of the answer."""
+        """Send a request and wait for its reply. Returns the answer as JSON text."""
         try:
             stdin: IO[bytes] = self._process.stdin  # type: ignore[assignment]
             stdin.write(json.dumps({"verb": verb, **arguments}, default=fields_of).encode() + b"\n")
             stdin.flush()
         except OSError:
-            pass  # it is dead; the listener says so
+            pass  # the child has ended; the listener reports it
         while True:
             try:
                 reply = self._replies.get(timeout=POLL_S)

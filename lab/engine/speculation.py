@@ -1,15 +1,12 @@
-"""Speculation: guess some tokens, verify them all in one step, forget those after the first wrong one.
+"""Greedy speculative decoding: draft tokens, verify all in one step, and forget those after the first wrong one.
 
-Greedy: a guess is right where the model chooses the same token. Verifying n guesses is a step of n + 1 tokens: the one
-that was chosen last, and the guesses; each gets logits, and the token chosen after the last right guess is one more. So
-every step brings at least one token, and the tokens are those of plain decoding (but for near-ties: another size of
-step may round differently).
+A draft token is accepted if the model chooses the same token. Verifying n tokens is a step of n + 1: the last chosen
+token and the draft. All get logits, so the step also yields the token after the last accepted one. Every step yields at
+least one token, and the text is that of plain decoding, except at near-ties, where another step size may round
+differently. Leviathan et al., "Fast inference from transformers via speculative decoding" (2023).
 
-Leviathan et al., "Fast inference from transformers via speculative decoding" (2023).
-
-Guesses come from a smaller model, or from the text so far: what followed these words when they came last (prompt
-lookup). Texts repeat themselves: code its names, tables their columns, answers the words of the question. Such a guess
-costs no model, only a look into an index of all pairs and triples of tokens. Saxena, "Prompt lookup decoding" (2023).
+The draft comes from a smaller model, or from the text so far: the tokens that followed the last occurrence of the same
+two or three tokens (prompt lookup: Saxena, "Prompt lookup decoding", 2023).
 """
 
 from __future__ import annotations
@@ -28,20 +25,19 @@ from lab.engine.logits import Logits
 from lab.engine.loop import Move
 
 N_GRAMS = (3, 2)
-"""How many of the last tokens must have come before, in this order: one alone comes too often to say anything."""
+"""Lengths of the token sequences to look up, in this order. Single tokens repeat too often to predict the next one."""
 
 
 class Lookup:
-    """A text of tokens that grows, and where in it every pair and triple came last."""
+    """A growing list of tokens, with an index of the last occurrence of every pair and triple."""
 
     def __init__(self, tokens: Iterable[int]) -> None:
         self.tokens: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}  # where the token lies that followed
+        self._after: dict[tuple[int, ...], int] = {}  # the position of the token that followed
         for token in tokens:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """The text goes on with this token."""
         end = len(self.tokens)
         for n in N_GRAMS:
             if end >= n:
@@ -49,22 +45,22 @@ class Lookup:
         self.tokens.append(token)
 
     def guess(self, n: int) -> list[int]:
-        """The next n tokens, as they followed the last time; nothing where these words have not come before."""
+        """The n tokens after the last occurrence of the text's end; empty if it has not occurred before."""
         for n_same in N_GRAMS:
             place = self._after.get(tuple(self.tokens[-n_same:])) if len(self.tokens) >= n_same else None
             if place is None:
                 continue
             text = self.tokens[place : place + n]
-            while len(text) < n:  # the end is reached: the text repeats what lies between there and here
+            while len(text) < n:  # past the end: repeat the tokens between that occurrence and the end
                 text.append(text[len(text) - (len(self.tokens) - place)])
             return text
         return []
 
 
 class Speculation:
-    """Makes the moves, and keeps what they leave behind: the shapes of steps, and how many guesses were right.
+    """Makes the moves, and records the shapes of the steps and the number of accepted tokens of each.
 
-    Chosen tokens go into `tokens`, how sure they were into `margins`.
+    Writes chosen tokens into `tokens`, and the gap between the two highest logits of each into `margins`.
     """
 
     def __init__(
@@ -81,9 +77,9 @@ class Speculation:
         self.accepted: list[int] = []
 
     def moves(self, prompt: Sequence[int], operation: Operation, n_prefilled: int) -> Iterator[Move]:
-        """Operations until `operation.times` tokens are chosen, after a prompt and one chosen token, both in `tokens`.
+        """Moves until `operation.times` tokens are chosen, after the prompt and one chosen token (`tokens[0]`).
 
-        The guesses never go beyond the last token that is wanted.
+        Drafts never go beyond the last token to generate.
         """
         self._text = Lookup(prompt)
         self._guesses: list[int] = []
@@ -122,7 +118,7 @@ class Speculation:
         self._guesses += self._text.guess(n)
 
     def _guess_next(self, n_prefilled: int) -> Move:
-        """One step of the draft model, after what it has not read yet."""
+        """One step of the draft model over the tokens that it has not read yet."""
         assert self._draft is not None
         draft, known = self._draft, self._text.tokens + self._guesses
         new, n_read, is_first = known[self._n_read :], self._n_read, not self._guesses
@@ -131,14 +127,14 @@ class Speculation:
         self._n_read = len(known)
 
         def execute() -> None:
-            if is_first:  # what it guessed last time may have been wrong
+            if is_first:  # tokens of the last draft may have been rejected
                 llama.forget(draft, 0, n_read)
             llama.decode(draft, batch)
 
         return execute, lambda: self._guesses.append(int(self._logits[True].row(len(new) - 1).argmax())), n_prefilled
 
     def _choose(self, n_chosen: int) -> None:
-        """The tokens after the last one and after each right guess."""
+        """Choose the tokens after the last one and after each accepted one."""
         for i, guess in enumerate([*self._guesses, None]):
             token, margin = self._logits[False].best(i)
             self._tokens[n_chosen + i] = token
@@ -149,13 +145,13 @@ class Speculation:
 
 
 class _Batch:
-    """Memory for the tokens of a step of sequence 0, used again and again."""
+    """Reused memory for the tokens of a step of sequence 0."""
 
     def __init__(self, n_most: int) -> None:
         self._ids, self._wants_logits = (ctypes.c_int32 * n_most)(), (ctypes.c_int8 * n_most)()
 
     def of(self, ids: Sequence[int], first_output: int) -> Any:
-        """A llama_batch of these; tokens from `first_output` on get logits. Positions are llama.cpp's own count."""
+        """A llama_batch of `ids`; tokens from `first_output` on get logits. llama.cpp counts the positions."""
         n = len(ids)
         self._ids[:n] = list(ids)
         self._wants_logits[:n] = [i >= first_output for i in range(n)]
