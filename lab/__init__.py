@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from lab.show.plot_runs import plot_sweep as plot_sweep
     from lab.show.plot_why import plot_roofline as plot_roofline
     from lab.show.plot_why import plot_where as plot_where
+    from lab.show.text_board import plot_requests as plot_requests
+    from lab.why.candidates import board as board
     from lab.why.prediction import predict as predict
     from lab.why.probing import ceilings as ceilings
     from lab.why.roofline import explain as explain
@@ -65,6 +67,8 @@ _MODULES = {
     "ceilings": "why.probing",
     "explain": "why.roofline",
     "predict": "why.prediction",
+    "board": "why.candidates",
+    "plot_requests": "show.text_board",
     "plot_prefill": "show.plot_runs",
     "plot_decode": "show.plot_runs",
     "plot_sweep": "show.plot_runs",

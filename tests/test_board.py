@@ -15,8 +15,9 @@ from lab.core.results import save
 from lab.errors import LabError
 from lab.show import text_board
 from lab.show.canvas import drawn
-from lab.why import board, datasheet
-from lab.why.board import HERE, MEASURED, Candidate, Price
+from lab.why import candidates as board
+from lab.why import datasheet
+from lab.why.candidates import HERE, MEASURED, Candidate, Price
 from tests.conftest import MODEL, make_record, make_run, run_lab
 
 LLAMA = "llama-3.1-8b:Q4_K_M"
@@ -28,22 +29,22 @@ def candidate(name: str = "a", ttft: tuple[float, float] = (1.0, 1.0), **more: A
 
 def test_the_request_is_prefill_and_decode_and_what_fits_comes_first_by_its_time() -> None:
     assert candidate().e2e_s == pytest.approx((2.0, 3.0))
-    found = board.candidates([LLAMA], 1000, 200, devices=["geforce"])
+    found = board.board([LLAMA], 1000, 200, devices=["geforce"])
     names = [one.name for one in found]
     assert set(names) == set(datasheet.names_of("geforce"))
     known = [one for one in found if not one.problem and one.e2e_s[0] == one.e2e_s[0]]
     middles = [math.prod(one.e2e_s) for one in known]
     assert middles == sorted(middles)
     assert found[: len(known)] == known and names.index("rtx-5090") < names.index("rtx-3060")
-    small = board.candidates([LLAMA], 100_000, 200, devices=["rtx-4060", "rtx-5090"])
+    small = board.board([LLAMA], 100_000, 200, devices=["rtx-4060", "rtx-5090"])
     assert [bool(one.problem) for one in small] == [False, True] and "GB of 8" in small[1].problem
 
 
 def test_users_share_the_weights_and_each_has_a_cache() -> None:
-    one, many = (board.candidates([LLAMA], 1000, 200, devices=["rtx-4090"], users=n)[0] for n in (1, 16))
+    one, many = (board.board([LLAMA], 1000, 200, devices=["rtx-4090"], users=n)[0] for n in (1, 16))
     assert one.tpot_s[0] < many.tpot_s[0] < 16 * one.tpot_s[0]
     assert many.needed_bytes > one.needed_bytes
-    too_many = board.candidates([LLAMA], 8000, 200, devices=["rtx-4060"], users=16)[0]
+    too_many = board.board([LLAMA], 8000, 200, devices=["rtx-4060"], users=16)[0]
     assert "for 16 users" in too_many.problem and board.chance(too_many, Slo(tpot_s=1.0)) == 0.0
 
 
@@ -59,15 +60,15 @@ def test_the_chance_to_keep_limits_follows_from_the_range() -> None:
 
 def test_this_machine_stands_there_with_what_it_measured(tmp_path: Path) -> None:
     here = lab.measure("100", gen=4, repeat=2, out=tmp_path)
-    found = board.candidates(["smollm2-135m"], 102, 4, results=tmp_path)
+    found = board.board(["smollm2-135m"], 102, 4, results=tmp_path)
     own = [one for one in found if one.name == HERE]
     assert len(own) == 1 and own[0].kind == MEASURED
     ends = lab.summary(lab.runs(here)).iloc[0]
     assert own[0].ttft_s == pytest.approx((ends.ttft_s_min, ends.ttft_s_max))
-    other = board.candidates(["smollm2-135m"], 5000, 4, results=tmp_path)
+    other = board.board(["smollm2-135m"], 5000, 4, results=tmp_path)
     assert not [one for one in other if one.name == HERE]  # neither measured nor are there ceilings
     save(tmp_path / "another.jsonl", make_record(make_run(5000, 4), model=MODEL))
-    assert not [one for one in board.candidates(["smollm2-135m"], 5000, 4, results=tmp_path) if one.name == HERE]
+    assert not [one for one in board.board(["smollm2-135m"], 5000, 4, results=tmp_path) if one.name == HERE]
 
 
 def test_the_largest_models_that_a_device_decodes_at_a_rate() -> None:
@@ -120,7 +121,7 @@ def test_the_table_says_who_keeps_limits_and_what_energy_costs() -> None:
 
 
 def test_pictures_have_a_bar_for_each_device_and_a_limit_line() -> None:
-    found = board.candidates([LLAMA], 1000, 200, devices=["geforce"])
+    found = board.board([LLAMA], 1000, 200, devices=["geforce"])
     pictures = {one.name: one for one in text_board.section(found).pictures}
     bars = drawn(pictures["requests"].draw, (10, 5)).axes[0]
     assert len(bars.get_yticklabels()) == text_board.MOST_BARS

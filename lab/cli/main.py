@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from lab.cli import running
-from lab.cli.board import board
+from lab.cli.choosing import board
 from lab.cli.comparing import compare, export, import_, repeatability
 from lab.cli.experimenting import claims, experiments
 from lab.cli.explaining import ceilings, doctor, explain, predict

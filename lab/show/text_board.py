@@ -13,11 +13,11 @@ from lab.core.request import Slo
 from lab.show import canvas
 from lab.show.canvas import COLOURS, GUIDE, INK, MARKERS
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
-from lab.why.board import HERE, MEASURED, PREDICTED, Candidate, Span
+from lab.why.candidates import HERE, MEASURED, PREDICTED, Candidate, Span
 from lab.why.datasheet import BASIS
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 MOST_BARS = 16
 """Devices in the picture of requests."""
@@ -121,10 +121,14 @@ def _pictures(candidates: Sequence[Candidate], models: Sequence[str]) -> list[Pi
     if len(able) < 2:
         return []
     caption = "Time of the request: prefill, then decode. Bars are the middles of ranges, lines the ranges."
-    made = [Picture("requests", caption, partial(plot_requests, able[:MOST_BARS]), (10.0, 4.6))]
+    made = [
+        Picture("requests", caption, lambda figure: plot_requests(able[:MOST_BARS], figure.subplots()), (10.0, 4.6))
+    ]
     if len(models) == 1 and able[0].users == 1 and sum(one.device is not None for one in fitting) > 1:
         caption = "Decode rate over memory bandwidth. The line is the limit: every token reads all weights."
-        made.append(Picture("bandwidth", caption, partial(plot_bandwidth, fitting), (10.0, 4.6)))
+        made.append(
+            Picture("bandwidth", caption, lambda figure: plot_bandwidth(fitting, figure.subplots()), (10.0, 4.6))
+        )
     return made
 
 
@@ -132,9 +136,13 @@ def _middle(ends: Span) -> float:
     return math.sqrt(ends[0] * ends[1])
 
 
-def plot_requests(candidates: Sequence[Candidate], figure: Figure) -> None:
-    """Stacked bars of prefill and decode over devices, fastest first, with the range of the whole."""
-    ax = figure.subplots()
+def plot_requests(candidates: Sequence[Candidate], ax: Axes | None = None) -> Axes:
+    """Stacked bars of prefill and decode over devices, fastest first, with the range of the whole.
+
+    lab.plot_requests(lab.board(["llama-3.1-8b"], 8000, 300, devices=["geforce"])[:5])
+    """
+    ax = ax or canvas.new_axes()
+    figure = canvas.figure_of(ax)
     several = len({_model(one) for one in candidates}) > 1
     names = [f"{one.name}, {_model(one)}" if several else one.name for one in candidates][::-1]
     rows = candidates[::-1]
@@ -152,11 +160,11 @@ def plot_requests(candidates: Sequence[Candidate], figure: Figure) -> None:
     first = candidates[0]
     figure.set_figheight(max(figure.get_figheight(), 1.6 + 0.28 * len(rows)))
     canvas.finish([ax], f"{_model(first)}: {first.n_prompt:,} tokens in, {first.n_gen:,} out")
+    return ax
 
 
-def plot_bandwidth(candidates: Sequence[Candidate], figure: Figure) -> None:
+def plot_bandwidth(candidates: Sequence[Candidate], ax: Axes) -> None:
     """Decode rates with their ranges over the devices' memory bandwidth, under the limit; both axes logarithmic."""
-    ax = figure.subplots()
     known = [one for one in candidates if one.device is not None]
     first = known[0]
     past = first.n_prompt + max(0, first.n_gen - 2) // 2

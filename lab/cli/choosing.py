@@ -14,7 +14,7 @@ from lab.cli.running import EXIT_FAILED, RESULTS, note
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from lab.why.board import Candidate
+    from lab.why.candidates import Candidate
 
 
 def _listed(texts: tuple[str, ...]) -> list[str]:
@@ -112,7 +112,7 @@ def _request(
     from lab.core.request import parse_slo
     from lab.show import canvas, console, text_board
     from lab.show.section import print_section
-    from lab.why import board as choosing
+    from lab.why import candidates as choosing
 
     if gen < 2 or prompt_len < 1 or users < 1:
         raise LabError("--prompt-len and --users need 1 or more, --gen 2 or more.", "Leave them out for the defaults.")
@@ -125,7 +125,7 @@ def _request(
             raise LabError(f"{names[0]} decodes no model of the catalog at {at_least:g} tokens/s.", "Ask for less.")
     else:
         priced = choosing.read_prices(prices) if prices else None
-        found = choosing.candidates(
+        found = choosing.board(
             models or ["smollm2-135m"], prompt_len, gen, devices=names, users=users, slo=limits, prices=priced
         )
         found = _within(found, memory)

@@ -92,7 +92,7 @@ class Candidate:
         return None if power is None else (power * self.tpot_s[0] / self.users, power * self.tpot_s[1] / self.users)
 
 
-def candidates(
+def board(
     models: Sequence[str],
     n_prompt: int,
     n_gen: int,
@@ -106,6 +106,8 @@ def candidates(
 ) -> list[Candidate]:
     """Every model on every device (all known ones where none is named) and on this machine: what fits comes first, by
     the time of the whole request.
+
+        lab.board(["llama-3.1-8b"], 8000, 300, devices=["rtx-4090", "laptop"])[0].e2e_s
 
     `models` are names of the catalog with their quantization, such as "llama-3.1-8b:Q4_K_M". LabError for an unknown
     model or device.
