@@ -13,6 +13,9 @@ from lab.analysis import llama_bench_format, pasted_tables, table
 from lab.core import phases, results
 from lab.core.record import UNKNOWN_THREADS, Record
 from lab.errors import LabError
+from lab.runner import machine
+from lab.show import board_page
+from lab.why import board
 from tests.conftest import run_lab
 
 LLAMA_BENCH = """\
@@ -349,6 +352,16 @@ def test_equal_results_of_two_devices_are_two_results(tmp_path: Path) -> None:
     )
     results.append(tmp_path / "both.jsonl", *records)
     assert len(results.read([tmp_path / "both.jsonl"]).records) == 2
+
+
+def test_imported_results_are_published_rows_of_a_board_and_never_this_machine(tmp_path: Path) -> None:
+    records, _ = read(tmp_path, LLAMA_BENCH)
+    (off, _), (on, _) = board_page.measured_rows(records)
+    assert (off.kind, off.device, on.prefill) == (board_page.PUBLISHED, "NVIDIA GeForce RTX 1234 (imported)", None)
+    assert off.prefill is not None and off.prefill.value == pytest.approx(2345.67)
+    assert off.decode is not None and off.decode.value == pytest.approx(78.9)
+    one = records[0]
+    assert board._measured(records, one.model, machine.label(one.machine, one.settings), 512) is None
 
 
 def test_numbers() -> None:

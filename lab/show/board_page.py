@@ -118,7 +118,7 @@ def html(rows: Sequence[BoardRow]) -> str:
 
 
 def measured_rows(records: Sequence[Record]) -> Iterator[tuple[BoardRow, list[Record]]]:
-    """A row for each setup of plain timed runs that went well, and its records."""
+    """A row for each setup of plain timed runs that went well, and its records. Imported ones are published rows."""
     plain = [one for one in records if one.run.is_timed and one.run.lever is None and one.run.every is None]
     if not plain:
         return
@@ -135,17 +135,23 @@ def measured_rows(records: Sequence[Record]) -> Iterator[tuple[BoardRow, list[Re
         taken[stem] = taken.get(stem, 0) + 1
         stem += f"-{taken[stem]}" if taken[stem] > 1 else ""
         row = BoardRow(
-            MEASURED,
+            PUBLISHED if own[0].run.totals else MEASURED,
             first.machine,
             first.model,
             _rate(near, "prefill_tps"),
-            _rate(short, "decode_tps"),
+            _decode_rate(short),
             (int(near.n_prompt), int(short.n_prompt)),
             ", ".join(setup_columns.named(first, names)),
             date=max(of_setup.started_at)[:10],
             links=(("curves", f"{stem}.html"), ("records", f"{stem}.jsonl")),
         )
         yield row, own
+
+
+def _decode_rate(row: Mapping[str, Any]) -> Shown | None:
+    """Of imported runs, whose TPOT is unknown, that of decode compute."""
+    compute = _rate(row, "decode_ms")
+    return _rate(row, "decode_tps") or (compute and Shown(1e3 / compute.value, None, None, compute.n, compute.doubts))
 
 
 def _rate(row: Mapping[str, Any], figure: str) -> Shown | None:
