@@ -95,7 +95,7 @@ def test_a_short_option_means_one_thing_in_all_commands() -> None:
         for option in command.params:
             for short in (*option.opts, *option.secondary_opts):
                 if not short.startswith("--"):
-                    meanings.setdefault(short, set()).add(option.name or "")
+                    meanings.setdefault(short, set()).add(max(option.opts, key=len))
     assert {short: names for short, names in meanings.items() if len(names) > 1} == {}
 
 

@@ -9,7 +9,8 @@ import click
 import pytest
 
 import lab
-from lab.cli import main
+from lab.cli import help, main
+from tests.conftest import run_lab
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lab"
@@ -178,6 +179,36 @@ def test_every_command_and_option_explains_itself(name: str) -> None:
     assert f"### `{name}`" in (ROOT / "lab/cli/README.md").read_text()
     for parameter in command.params:
         assert parameter.param_type_name == "argument" or getattr(parameter, "help", None), parameter.name
+
+
+@pytest.mark.parametrize("name", sorted(commands(main.lab)))
+def test_the_help_of_a_command_has_purpose_examples_and_options_in_groups(name: str) -> None:
+    command = commands(main.lab)[name]
+    if isinstance(command, click.Group):
+        return
+    assert isinstance(command, help.Command)
+    options = {help.long_name(option) for option in command.params if isinstance(option, click.Option)}
+    grouped = [option for group in help.GROUPS.values() for option in group]
+    assert options <= set(grouped) and len(grouped) == len(set(grouped))
+    assert len(options) < help.MOST_UNGROUPED or (4 <= len(command.first) <= 6 and set(command.first) <= options)
+    purpose, examples = command.paragraphs[:2]
+    assert "\n" not in purpose and purpose.count(".") <= 1 + purpose.count("llama.cpp")
+    mark, *lines = examples.splitlines()
+    assert mark == "\b" and 2 <= len(lines) <= 3 and all(len(line) <= 78 for line in lines)
+    shown = run_lab(*name.split()[1:], "--help")[1]
+    assert all(f"--{option} " in shown for option in (*options, "help"))
+
+
+def test_the_first_screen_of_the_help_says_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    command = main.lab.commands["measure"]
+    assert isinstance(command, help.Command)
+    screen = run_lab("measure", "--help")[1].splitlines()[:24]
+    assert max(map(len, screen)) <= 80
+    for line in (*command.paragraphs[0].splitlines(), *command.paragraphs[1].splitlines()[1:]):
+        assert line.strip() in map(str.strip, screen)
+    for flag in ("--model", "--prompt-len", "--gen", "--repeat", "--report", "--url"):
+        assert any(flag in line.partition("  ")[2] for line in screen), flag
 
 
 def test_every_command_is_in_one_group_of_the_help() -> None:

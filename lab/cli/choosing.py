@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.options import NO_PLOT, as_json_option, with_options
+from lab.cli.help import Command
+from lab.cli.options import NO_PLOT, TOKENS, as_json_option, with_options
 from lab.cli.running import EXIT_FAILED, RESULTS, note
 from lab.errors import LabError
 
@@ -21,12 +22,12 @@ def _listed(texts: tuple[str, ...]) -> list[str]:
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
-@click.command()
+@click.command(cls=Command, first=("model", "prompt-len", "gen", "users", "device", "slo"))
 @click.argument("results", nargs=-1, metavar="[FOLDER]...")
 @with_options(
     click.option("--model", "-m", "models", multiple=True, help="Models, as for predict; several with commas."),
-    click.option("--prompt-len", "-p", default=1000, show_default=True, help="Tokens in the prompt."),
-    click.option("--gen", "-n", default=200, show_default=True, help="Tokens to generate, 2 or more."),
+    click.option("--prompt-len", "-p", type=TOKENS, default=1000, show_default=True, help="Tokens in the prompt."),
+    click.option("--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens to generate, 2 or more."),
     click.option("--users", default=1, show_default=True, help="Users whose answers are decoded together."),
     click.option("--device", "-d", "devices", multiple=True, help="Only these devices or kinds; several with commas."),
     click.option("--kind", help="Only devices of this kind, such as laptop."),
@@ -53,9 +54,9 @@ def board(
     """Find the machine for a model, or make a page of many machines' results.
 
     \b
-      lab board -m llama-3.1-8b -p 8000 -n 300           # which devices hold it, and how fast they are
-      lab board -d rtx-4090 --at-least 20                # the largest models that it decodes at 20 tokens/s
-      lab board results/ --out board                     # a page of all results in a folder
+      lab board -m llama-3.1-8b -p 8k -n 300  # devices that hold it; their speed
+      lab board -d rtx-4090 --at-least 20     # the largest models at 20 tokens/s
+      lab board results/ --out board          # a page of all results in a folder
 
     Without FOLDER: one row for each device that fits, fastest first, with 90 % ranges. This machine is among them
     with its measured times, or with a prediction from its ceilings. Times of other devices are predictions.

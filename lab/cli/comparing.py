@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lab.cli.help import Command
 from lab.cli.options import (
     AT_LEAST,
     DETAILS,
@@ -31,7 +32,7 @@ FORMATS, KINDS, TABLES = ("llama-bench", "csv", "parquet"), ("md", "csv", "json"
 TOOLS = ("guidellm", "aiperf", "vllm")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("results", nargs=-1, required=True)
 @click.option(
     "--base", metavar="TEXT", help="The base of the comparison, by a part of its label.  [default: the first]"
@@ -51,6 +52,10 @@ def compare(
     as_json: bool,
 ) -> None:
     """Compare machines, builds, models or settings, with uncertainty.
+
+    \b
+      lab compare before.jsonl after.jsonl
+      lab compare results/ --at-least 5%
 
     Groups runs by machine, build, model and settings, and never pools groups. For each prompt length it prints the
     ratio of the other's time to the base's, its interval, and a verdict. It claims a difference between sessions
@@ -82,7 +87,7 @@ def compare(
         stdout.print(f"plot     {plot}")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("results", nargs=-1, required=True)
 @click.option(
     "--format",
@@ -98,6 +103,10 @@ def compare(
 @click.option("--out", "-o", metavar="FILE", help="Write into this file.  [default: stdout]")
 def export(results: tuple[str, ...], form: str, kind: str | None, table: str | None, out: str | None) -> None:
     """Export results as llama-bench's columns, tables, or figures of other tools.
+
+    \b
+      lab export results/FILE.jsonl --format csv --table steps -o steps.csv
+      lab export results/ --as md
 
     guidellm, aiperf and vllm write requests to servers by the definitions and in the JSON fields of GuideLLM, AIPerf
     and vllm bench serve. These differ from the lab's definitions: GuideLLM's time per output token includes TTFT.
@@ -150,7 +159,7 @@ def _for_tool(results: tuple[str, ...], form: str) -> str:
     return tool_formats.written(contents.requests, form)
 
 
-@click.command("import")
+@click.command("import", cls=Command)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--device", metavar="NAME", help="The device, for a text that does not name it.")
 @click.option("--model", metavar="NAME", help="The model, for a text that does not name it.")
@@ -159,9 +168,9 @@ def import_(files: tuple[str, ...], device: str | None, model: str | None, out: 
     """Import results of llama-bench, scoreboards and other tools, to show and compare them.
 
     \b
-      lab import bench.json                       # llama-bench -o json (or jsonl, csv)
-      lab import post.txt --device "RTX 4090"     # a text with tables in it
-      lab import -                                # paste it, then press Ctrl-D
+      lab import bench.json                    # llama-bench -o json (jsonl, csv)
+      lab import post.txt --device "RTX 4090"  # a text with tables in it
+      lab import -                             # paste it, then press Ctrl-D
 
     Reads the tables of llama-bench, llama.cpp's scoreboards, LocalScore and llama-batched-bench (one sequence) out of a
     text, as Markdown, HTML or copied from a browser. Names every line of a table that it cannot read. These tools
@@ -193,7 +202,7 @@ def _write(data: bytes, out: str | None) -> None:
     results.write_whole(Path(out), data, "The file")
 
 
-@click.command()
+@click.command(cls=Command, first=("sessions", "pause", "model", "threads", "out"))
 @with_options(
     click.option("--sessions", default=6, show_default=True, help="Number of sessions, at least 4."),
     click.option("--pause", default=45.0, show_default=True, help="Seconds between two sessions."),
@@ -205,7 +214,11 @@ def _write(data: bytes, out: str | None) -> None:
 def repeatability(sessions: int, pause: float, out: str, as_json: bool, **asked: Any) -> None:
     """Measure how much results vary between sessions on this machine.
 
-    Makes short sessions of one setup with pauses between them (about 5 minutes in total) and keeps them in the folder
+    \b
+      lab repeatability                     # about five minutes
+      lab repeatability --sessions 8 --pause 1800
+
+    Makes short sessions of one setup with pauses between them and keeps them in the folder
     repeatability in --out. From them lab compare learns how large a difference between two sessions has to be; without
     them it assumes a figure for the kind of machine. Sessions spread over hours show more of the variation.
     """

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lab.cli.help import Command
 from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, unified, with_options
 from lab.cli.running import EXIT_FAILED, Output, as_json_rows, carry_out, collect, introduce
 from lab.experiments.experiment import Experiment, planning
@@ -31,7 +32,8 @@ def _command(experiment: Experiment) -> click.Command:
         with planning(experiment.plan, out, experiment.saves_states) as make:
             carry_out(make, out, run=experiment.run, **asked)
 
-    return click.command(experiment.name, help=experiment.about)(measure)
+    first = ("model", *(name.replace("_", "-") for name in names))[:6]
+    return click.command(experiment.name, cls=Command, first=first, help=experiment.about)(measure)
 
 
 def _options(experiment: Experiment) -> list[Any]:
@@ -58,7 +60,7 @@ def _options(experiment: Experiment) -> list[Any]:
 experiments = tuple(map(_command, EXPERIMENTS))
 
 
-@click.command()
+@click.command(cls=Command, first=("quick", "only", "model", "threads", "report", "out"))
 @with_options(
     click.option("--only", metavar="NUMBERS", help="Test only these claims, such as 2,9."),
     click.option(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lab.cli.help import Command
 from lab.cli.options import (
     DETAILS,
     DEVICE,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from lab.why.prediction import Prediction
 
 
-@click.command()
+@click.command(cls=Command, first=("model", "types", "threads", "again", "out"))
 @with_options(
     *SETTINGS,
     click.option(
@@ -45,10 +46,14 @@ if TYPE_CHECKING:
 def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> None:
     """Measure the best that this machine can do, kernel by kernel.
 
+    \b
+      lab ceilings                          # a minute or two on two cores
+      lab ceilings -m llama-3.2-3b --types Q4_K,Q8_0
+
     For each weight type of a model, measures how fast ggml's own kernels read it (one column, as in decode) and
     multiply it (many columns, as in prefill). Also measures attention, fewer threads, and plain reading. The command
-    first says how many kernels it measures and how long that takes: a minute or two on two cores. It keeps results
-    in --out, also after Ctrl-C, and uses them again while machine and build are the same.
+    first says how many kernels it measures and how long that takes. It keeps results in --out, also after Ctrl-C, and
+    uses them again while machine and build are the same.
 
     Measures every device that the settings use (--device, --rpc, --n-gpu-layers), each in its own memory, the CPU
     if some layers stay there, and copies to and from each device.
@@ -88,7 +93,7 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     text_why.print_ceilings(measured, console.console())
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("results", nargs=-1, required=True)
 @click.option("--ceilings", "folder", default=RESULTS, show_default=True, help="Folder with the ceilings.")
 @click.option("--force", is_flag=True, help="Use ceilings of another machine or build, too.")
@@ -100,6 +105,10 @@ def explain(
     results: tuple[str, ...], folder: str, force: bool, out: str | None, no_plot: bool, details: bool, as_json: bool
 ) -> None:
     """Explain results: what limited each phase, and what would make it faster.
+
+    \b
+      lab explain results/FILE.jsonl
+      lab explain results/ --details
 
     Shows how far each phase was from its ceiling. Names the changes of settings with the largest predicted gains, and
     the gains of batching, a cached prefix and speculative decoding, each with the command to try it.
@@ -164,7 +173,7 @@ def _explained(
     }
 
 
-@click.command()
+@click.command(cls=Command, first=("model", "device", "prompt-len", "gen", "results"))
 @with_options(
     click.option("--prompt-len", "-p", default="10,1000,10000", show_default=True, help="Prompt lengths."),
     click.option("--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens to generate."),
@@ -182,13 +191,13 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     """Predict a model's speed on this machine or on another device.
 
     \b
-      lab predict -m llama-3.2-3b:Q4_0 -p 10,1000
-      lab predict -m llama-3.1-8b -d geforce -p 4000 -n 300
+      lab predict -m llama-3.2-3b:Q4_0 -p 10,1k
+      lab predict -m llama-3.1-8b -d geforce -p 4k -n 300
 
     Predicts from this machine's ceilings, or from another device's datasheet. Needs no model file: a name of the list
-    is enough. For each length the command prints the theoretical limit, a
-    range to expect, and the basis of that range. On this machine the range is wider for prompts longer than those
-    measured here and for other models, quantizations or settings.
+    is enough. For each length the command prints the theoretical limit, a range to expect, and the basis of that range.
+    On this machine the range is wider for prompts longer than those measured here and for other models, quantizations
+    or settings.
 
     If --results contains runs or ceilings of another device, they replace the assumptions from its datasheet.
     """
@@ -241,16 +250,19 @@ def _on_several(
         out.print(f"Devices of one kind only: --device {', '.join(datasheet.kinds())}.")
 
 
-@click.command()
+@click.command(cls=Command, first=("model", "threads", "n-gpu-layers", "flash-attn", "lib"))
 @with_options(MODEL, *ENGINE)
 @as_json_option(help="One JSON document on stdout, for bug reports.")
 def doctor(as_json: bool, **asked: Any) -> None:
     """Check why the lab does not run, or runs too slowly.
 
-    Checks the build, the settings and the machine in about a minute. Give the settings that seem slow: lab doctor -t 8.
-    Each check has a figure and a verdict. A cause is "broken" only if changing that one thing was measured to help,
-    alternating with the given settings. Causes that the lab can only read from the system, and matters of choice, are
-    "worth a look".
+    \b
+      lab doctor                            # about a minute
+      lab doctor -t 8                       # check the settings that seem slow
+
+    Checks the build, the settings and the machine. Each check has a figure and a verdict. A cause is "broken" only if
+    changing that one thing was measured to help, alternating with the given settings. Causes that the lab can only read
+    from the system, and matters of choice, are "worth a look".
 
     Keep the machine quiet during the checks. The exit status is 1 if something is broken.
     """

@@ -17,6 +17,7 @@ from lab.cli.choosing import board
 from lab.cli.comparing import compare, export, import_, repeatability
 from lab.cli.experimenting import claims, experiments
 from lab.cli.explaining import ceilings, doctor, explain, predict
+from lab.cli.help import Group
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
 from lab.cli.network import network
@@ -37,7 +38,7 @@ GROUPS = {
 """The commands by what they are for, as the help lists them."""
 
 
-class Grouped(click.Group):
+class Grouped(Group):
     """A group whose help lists its commands by what they are for."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -103,7 +104,12 @@ def main() -> None:
 @DETAILS
 @as_json_option("tables")
 def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool) -> None:
-    """Show saved results (files or folders) as tables."""
+    """Show saved results (files or folders) as tables.
+
+    \b
+      lab show results/FILE.jsonl
+      lab show results/ --details
+    """
     from lab.analysis.request_table import alone
     from lab.show import claim_views, console, overhead_views, text_load, text_places, text_requests, text_results
     from lab.show.section import print_sections
@@ -137,7 +143,12 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
 @click.argument("results", nargs=-1, required=True)
 @PLOTS_OUT
 def plot(results: tuple[str, ...], out: str | None) -> None:
-    """Draw the plots of saved results (files or folders), all in one picture."""
+    """Draw the plots of saved results (files or folders), all in one picture.
+
+    \b
+      lab plot results/FILE.jsonl
+      lab plot before.jsonl after.jsonl --out pictures
+    """
     from lab.show import text_results
 
     reading = running.read(results)
@@ -160,6 +171,10 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
 @AT_LEAST
 def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: float) -> None:
     """Write results as one page for the browser, with the data inside.
+
+    \b
+      lab report results/FILE.jsonl
+      lab report results/ --out report.html
 
     The page needs no network and no script, so you can mail it or put it on any server. lab show and lab compare
     read the records in it. If the ceilings of a machine are known (lab ceilings), it says what limited each phase.
@@ -189,6 +204,10 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
 @as_json_option(help="Everything that is known, as one JSON document.")
 def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
     """Show details of this machine, the llama.cpp build and its devices.
+
+    \b
+      lab machine
+      lab machine --rpc 192.168.1.20:50052  # and of an RPC server
 
     If the machine has readable energy counters (RAPL of the CPU, NVML of NVIDIA GPUs, a discharging battery), every
     measurement shows joules and watts of everything that the counter covers, including idle power.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.cli import servers
+from lab.cli.help import Command
 from lab.cli.options import (
     AT_LEAST,
     DRY_RUN,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 LEAST_SHARE = 1e-4
 
 
-@click.command()
+@click.command(cls=Command, first=("model", "prompt-len", "gen", "repeat", "report", "url"))
 @click.pass_context
 @with_options(
     click.option(
@@ -65,8 +66,8 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     """Time every token of generations at several prompt lengths.
 
     \b
-      lab measure                                         # a first look, about half a minute on two cores
-      lab measure --prompt-len 10,1000,10000 --gen 200 --model llama-3.2-3b
+      lab measure                           # about half a minute on two cores
+      lab measure --prompt-len 10,1k,10k --gen 200 --model llama-3.2-3b
 
     Each run prefills a prompt and generates --gen tokens. Its time stamps go into a new file in --out as soon as it
     ends. Exit status: 0 if all runs succeeded, 1 if some failed, 130 after Ctrl-C.
@@ -83,7 +84,7 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     _measure(**{name: value for name, value in asked.items() if name not in ONLY_SERVER})
 
 
-@click.command()
+@click.command(cls=Command, first=("model", "max-len", "every", "gen", "repeat", "report"))
 @with_options(
     click.option(
         "--max-len", type=TOKENS, default=8192, show_default=True, help="Prompt tokens at the end of the pass."
@@ -109,6 +110,10 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
 def sweep(max_len: int, **asked: Any) -> None:
     """Measure both curves, prefill and decode, in one pass through the context.
 
+    \b
+      lab sweep
+      lab sweep --max-len 32k --every 2k --model llama-3.2-3b
+
     After every --every prompt tokens the lab generates --gen tokens, removes them again, and continues with the
     prompt. The prefill time of a length is the sum of the steps up to it, so no prefix is computed twice. The command
     also fits a law to each curve.
@@ -116,7 +121,7 @@ def sweep(max_len: int, **asked: Any) -> None:
     _measure(prompt_len=str(max_len), stream=False, **asked)
 
 
-@click.command(cls=WithVariants)
+@click.command(cls=WithVariants, first=("prompt-len", "gen", "blocks", "sequences", "at-least", "report"))
 @click.argument("variants", nargs=-1, required=True, metavar="VARIANT VARIANT...")
 @with_options(
     click.option("--prompt-len", "-p", default="256", show_default=True, help="Prompt lengths, as for measure."),
@@ -134,10 +139,10 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
     """Compare settings or models side by side on this machine.
 
     \b
-    A VARIANT is options in quotes; the first is the base. Options outside quotes apply to all variants:
-      lab ab "--flash-attn on" "--flash-attn off" --prompt-len 256,2048
-      lab ab "--threads 1" "--threads 2" "--threads 4" --gen 64
-      lab ab "-m smollm2-135m" "-m smollm2-135m:Q8_0"
+      lab ab "--flash-attn on" "--flash-attn off" --prompt-len 256,2k
+      lab ab "-m smollm2-135m" "-m smollm2-135m:Q8_0" --threads 2
+
+    A VARIANT is options in quotes; the first is the base. Options outside quotes apply to all variants.
 
     In each block every variant gets a fresh engine and runs twice: in random order, then in reverse order. Changes of
     the machine's speed therefore affect all variants equally.

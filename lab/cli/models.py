@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lab.cli.help import Group
 from lab.cli.options import as_json_option
 
 if TYPE_CHECKING:
     from lab.core.record import Model
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @as_json_option()
 @click.pass_context
 def models(context: click.Context, as_json: bool) -> None:
@@ -46,7 +47,14 @@ def models(context: click.Context, as_json: bool) -> None:
 @click.argument("spec")
 @as_json_option("text")
 def info(spec: str, as_json: bool) -> None:
-    """Describe a model from its file's header, without loading its weights; without a file, from its shape."""
+    """Describe a model: its shape, its sizes, and the context that fits into memory.
+
+    \b
+      lab models info smollm2-135m
+      lab models info path/to/model.gguf
+
+    Reads the header of its file and loads no weights. Without a file, it describes the model from its shape.
+    """
     from lab.errors import printable
     from lab.models import obtain, shapes
     from lab.process.worker import Worker
@@ -81,6 +89,10 @@ def info(spec: str, as_json: bool) -> None:
 def pull(specs: tuple[str, ...]) -> None:
     """Download models into the standard hub cache; interrupted downloads resume.
 
+    \b
+      lab models pull llama-3.2-3b
+      lab models pull hf:owner/repo:Q4_K_M
+
     Respects HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
     """
     _obtain(specs)
@@ -89,14 +101,26 @@ def pull(specs: tuple[str, ...]) -> None:
 @models.command()
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
 def make(specs: tuple[str, ...]) -> None:
-    """Write models with random weights, or models in another quantization, into the lab's cache folder."""
+    """Write models with random weights, or in another quantization.
+
+    \b
+      lab models make synthetic:llama-3.2-3b:Q4_0
+      lab models make smollm2-135m:Q8_0
+
+    The files go into the lab's cache folder.
+    """
     _obtain(specs)
 
 
 @models.command()
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
 def remove(specs: tuple[str, ...]) -> None:
-    """Delete the downloaded or generated files of these models."""
+    """Delete the downloaded or generated files of these models.
+
+    \b
+      lab models remove llama-3.2-3b
+      lab models remove synthetic:llama-3.2-3b:Q4_0
+    """
     from lab.models import catalog
     from lab.models.obtain import remove as delete
 

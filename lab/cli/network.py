@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lab.cli.help import Command
 from lab.cli.options import MODEL, TOKENS, as_json_option, out_option, with_options
 from lab.errors import LabError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 MOST_NETWORKS = 200
 
 
-@click.command()
+@click.command(cls=Command, first=("model", "servers", "latency", "bandwidth", "prompt-len", "device"))
 @with_options(
     MODEL,
     click.option("--servers", default=2, show_default=True, help="RPC servers that share the layers evenly."),
@@ -56,6 +57,10 @@ def network(
     as_json: bool,
 ) -> None:
     """Predict what a network costs a model that is split over RPC servers.
+
+    \b
+      lab network -m llama-3.2-3b
+      lab network -m llama-3.1-8b --servers 4 --latency 0.2ms --bandwidth 1Gbit
 
     Prints the bytes and round trips of each token and of a prompt, their time, and the remaining decode rate. Needs
     neither the servers nor the model.

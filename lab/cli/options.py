@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from lab.cli.help import Command
 from lab.core.asked_settings import AUTO, defaults, flag, in_digits, table, types
 from lab.errors import LabError
 
@@ -143,7 +144,7 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]]
     return decorate
 
 
-class WithVariants(click.Command):
+class WithVariants(Command):
     """A command whose arguments may be options in quotes, such as "--threads 2"."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

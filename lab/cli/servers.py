@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from lab.cli.help import Command
 from lab.cli.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, as_json_option, out_option, with_options
 from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, collect, hint, introduce
 from lab.core.lists import plural
@@ -62,12 +63,16 @@ def confirm(url: str, what: str, yes: bool) -> None:
 AS_JSON = as_json_option()
 
 
-@click.command()
+@click.command(cls=Command, first=("model", "api", "api-key-env", "timeout", "json"))
 @click.argument("url")
 @with_options(SERVED_MODEL, *REACHING, TIMEOUT)
 @AS_JSON
 def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) -> None:
     """Show what the server at URL can do: token counts, usage, caches, slots.
+
+    \b
+      lab server http://127.0.0.1:8080/v1
+      lab server https://HOST/v1 --model NAME --api-key-env MY_KEY
 
     Sends at most eleven requests with a few tokens each.
     """
@@ -86,13 +91,20 @@ def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) ->
             print_endpoint(found.endpoint, found.model, found.models, console.console())
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--streams", default="1,16", show_default=True, help="Numbers of simultaneous streams, separated by commas."
 )
 @AS_JSON
 def client(streams: str, as_json: bool) -> None:
-    """Measure the timing error of the lab's own client with a local server that sends events at known times."""
+    """Measure the timing error of the lab's own client.
+
+    \b
+      lab client
+      lab client --streams 1,64
+
+    A local server sends events at known times, and the client stamps them.
+    """
     from lab.endpoints.selftest import WANTED_MEDIAN_US, WANTED_P99_US, selftest
     from lab.show import console
 
@@ -115,7 +127,7 @@ def client(streams: str, as_json: bool) -> None:
     )
 
 
-@click.command()
+@click.command(cls=Command, first=("url", "concurrency", "rate", "prompt-len", "gen", "slo"))
 @with_options(
     click.option("--url", required=True, metavar="URL", help="A server of OpenAI's API: http://127.0.0.1:8080/v1"),
     click.option("--concurrency", "-c", help="Numbers of users, each with one request at a time: 1,4,16."),
@@ -163,8 +175,8 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     """Put load on a server, and measure latencies and rates.
 
     \b
-      lab load --url http://127.0.0.1:8080/v1                 # 1, 2, 4 and 8 users, about four minutes
-      lab load --url http://127.0.0.1:8080/v1 --rate 0.5,1,2 --slo ttft=1s,tpot=50ms
+      lab load --url http://127.0.0.1:8080/v1       # 1, 2, 4, 8 users; 4 minutes
+      lab load --url http://127.0.0.1:8080/v1 --rate 0.5,1,2 --slo ttft=1s
 
     Each round measures every load once, in random order: a warm-up, then the steady window. The last requests of the
     window end under the same load. Each request is a line of a new file in --out. Failed requests count as results:
@@ -361,7 +373,7 @@ def _send_and_show(plan: ServerPlan, output: Output, stream: bool) -> None:
         sys.exit(EXIT_FAILED)
 
 
-@click.command()
+@click.command(cls=Command, first=("url", "model", "prompt-len", "gen", "blocks", "threads"))
 @with_options(
     URL,
     MODEL,
@@ -383,6 +395,7 @@ def overhead(url: str | None, served_model: str | None, yes: bool, blocks: int, 
 
     \b
       lab overhead --url http://127.0.0.1:8080/v1 -m MODEL.gguf --threads 4
+      lab overhead --url http://127.0.0.1:8080/v1 -m MODEL.gguf -p 100,2k -n 200
 
     Runs the same tokens in process and through the server, alternating, and splits the difference: the engine,
     sampling, the stream, HTTP, templating, tokenization, scheduling, and the unexplained rest. Start the server on

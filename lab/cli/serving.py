@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lab.cli.help import Command
 from lab.core.asked_settings import MAX_THREADS, check_number
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ WARNING = (
 )
 
 
-@click.command("rpc-server")
+@click.command("rpc-server", cls=Command)
 @click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address to listen on; 0.0.0.0: all.")
 @click.option("--port", default=50052, show_default=True, type=click.IntRange(0, 65535), help="Port; 0: any free port.")
 @click.option("--device", metavar="NAME,...", help="Devices to lend.  [default: all GPUs; the CPU if there is none]")
@@ -30,6 +31,10 @@ WARNING = (
 )
 def rpc_server(host: str, port: int, device: str | None, threads: int | None, cache: bool, open_network: bool) -> None:
     """Lend this machine's devices to the lab on another machine, until Ctrl-C.
+
+    \b
+      lab rpc-server
+      lab rpc-server --host 192.168.1.20 --open-network --cache
 
     It is llama.cpp's own RPC server, which serves one client at a time. Never run it on an open network.
     """

@@ -429,7 +429,8 @@ EXPERIMENT = Experiment(
     about="""Measure the time to first token when the beginning of a prompt is cached.
 
     \b
-      lab prefix --prefix-len 256,1024,4096 --suffix-len 64
+      lab prefix --prefix-len 256,1k,4k --suffix-len 64
+      lab prefix --prefix-len 2k --model llama-3.2-3b
 
     Compares an empty cache, a prefix copied from another sequence, and a saved state restored from RAM and from disk
     (dropped from the page cache first, if the system allows it). Reports whether the logits match exactly, the

@@ -1,0 +1,86 @@
+"""The help of a command: its purpose, examples, the options that matter most, the others in groups, then details."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import click
+
+MOST_UNGROUPED = 7
+"""Options that are listed without groups, where a command has no more."""
+
+GROUPS = {
+    "What to measure": (
+        *("prompt-len", "gen", "max-len", "every", "sequences", "shared-prompt", "prefix-len", "suffix-len", "chunk"),
+        *("streams", "max-stall", "draft", "draft-len", "concurrency", "rate", "arrivals", "replay", "slo", "prompt"),
+        *("only", "quick", "types", "again", "servers", "latency", "bandwidth", "results", "seed", "users", "kind"),
+        *("memory", "prices", "watts", "kwh"),
+    ),
+    "How often": (
+        *("repeat", "until", "max-repeats", "max-minutes", "blocks", "rounds", "warmup", "duration", "max-requests"),
+        *("sessions", "pause"),
+    ),
+    "Model": ("model", "served-model"),
+    "Engine": (
+        *("threads", "threads-batch", "batch", "ubatch", "flash-attn", "cache-type-k", "cache-type-v", "kv-unified"),
+        *("mmap", "repack", "prefill-wait", "lib"),
+    ),
+    "Devices": (
+        *("device", "n-gpu-layers", "split-mode", "tensor-split", "main-gpu", "n-cpu-moe", "override-tensor"),
+        *("kv-offload", "op-offload", "rpc"),
+    ),
+    "Server": ("url", "api", "api-key-env", "header", "timeout", "yes", "host", "port", "cache", "open-network"),
+    "Output": (
+        *("out", "report", "no-plot", "json", "details", "stream", "dry-run", "placement", "base", "at-least"),
+        *("ceilings", "force", "format", "as", "table", "check"),
+    ),
+}
+"""Every option of every command but --help, without its dashes."""
+
+
+def long_name(option: click.Option) -> str:
+    """An option as users write it, without its dashes: `prompt-len`."""
+    return max(option.opts, key=len).removeprefix("--")
+
+
+class Command(click.Command):
+    """A command whose help shows first what most users need. `first` names its four to six main options."""
+
+    def __init__(self, *args: Any, first: tuple[str, ...] = (), **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.first = first
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """Purpose, examples, details."""
+        return inspect.cleandoc(self.help or "").split("\n\n")
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the purpose and the examples."""
+        for paragraph in self.paragraphs[:2]:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(paragraph)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the main options, then the others in groups."""
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        rows = {long_name(option): record for option in options if (record := option.get_help_record(ctx))}
+        first = self.first if len(rows) > MOST_UNGROUPED else tuple(rows)
+        for title, names in {"Options": first, **GROUPS, "Output": (*GROUPS["Output"], *rows)}.items():
+            if shown := [rows.pop(name) for name in names if name in rows]:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the details."""
+        if details := self.paragraphs[2:]:
+            with formatter.section("Details"):
+                formatter.write_text("\n\n".join(details))
+
+
+class Group(click.Group):
+    """A group of such commands."""
+
+    command_class = Command
