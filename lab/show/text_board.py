@@ -105,9 +105,14 @@ def _sentences(candidates: Sequence[Candidate], slo: Slo | None, kwh: float | No
         n = sum((one.chance or 0.0) >= CERTAIN for one in able)
         sentences.append(f"{n} of {len(candidates)} keep {slo.label} with at least {100 * CERTAIN:.0f} % certainty.")
     if has_here and all(one.name != HERE for one in candidates):
-        sentences.append("This machine is not in the table: it has no ceilings yet. Measure them: lab ceilings")
+        sentences.append(
+            "This machine is not in the table. Its prediction needs ceilings and a run: lab ceilings, lab measure"
+        )
     if able and able[0].users > 1:
-        sentences.append("TTFT is that of one prompt at a time; tokens/s is the rate of each user.")
+        sentences.append(
+            "TTFT is that of one prompt at a time; tokens/s is the rate of each user. On other devices it assumes that "
+            "a step of several users comes as near to its limit as that of one."
+        )
     if kwh is not None:
         sentences.append("The cost per million tokens is that of the energy of decode.")
     if any(one.kind == PREDICTED for one in candidates):

@@ -2,7 +2,8 @@
 
 A candidate is one model on one device. Where this machine has measured the request, its medians count; every other time
 is a prediction (prediction.py) with a 90 % range. Several users decode together in one step, which reads the weights
-once and each user's cache: the time of such a step is that of a single user's times the ratio of their limits.
+once and each user's cache: its time is that of a single user's step times the ratio of their predicted times (on this
+machine), or of their limits (elsewhere).
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.runner import machine
 from lab.runner.cases import Plan
-from lab.why import datasheet, prediction
+from lab.runner.plan_needs import memory_for
+from lab.why import datasheet, learning, prediction, probing, where
 from lab.why.datasheet import Device
 from lab.why.prediction import Prediction
+from lab.why.step_prediction import StepPrediction
 
 HERE = "this machine"
 MEASURED, PREDICTED = "measured", "predicted"
@@ -118,7 +121,7 @@ def board(
         plan = prediction.plan_for(text, settings)
         found += _on_devices(plan.model, plan.settings, n_prompt, n_gen, users, names, kept)
         if not devices:
-            found += _here(text, plan, n_prompt, n_gen, users, results, kept[0], settings)
+            found += _here(plan, n_prompt, n_gen, users, kept)
     rated = [dataclasses.replace(one, chance=chance(one, slo) if slo else None) for one in found]
     priced = [dataclasses.replace(one, price=(prices or {}).get(one.name)) for one in rated]
     return sorted(priced, key=_order)
@@ -173,31 +176,29 @@ def _slower(model: Model, settings: Settings, row: Prediction, users: int, gbps:
     return limits[1] / limits[0]
 
 
-def _here(
-    text: str,
-    plan: Plan,
-    n_prompt: int,
-    n_gen: int,
-    users: int,
-    results: str | Path,
-    records: Sequence[Record],
-    settings: dict[str, Any],
-) -> list[Candidate]:
+def _here(plan: Plan, n_prompt: int, n_gen: int, users: int, kept: Kept) -> list[Candidate]:
     """This machine: what it measured of such a request, else what it predicts from its ceilings; nothing without."""
     label = machine.label(plan.machine, plan.settings)
     needed = prediction.memory_bytes(plan.model, plan.settings, users * (n_prompt + n_gen))
-    if users == 1 and (row := _measured(records, plan.model, label, n_prompt)) is not None:
+    if users == 1 and (row := _measured(kept[0], plan.model, label, n_prompt)) is not None:
         ttft, tpot = (_span(row, figure, scale) for figure, scale in (("ttft_s", 1.0), ("tpot_ms", 1e-3)))
         return [Candidate(HERE, MEASURED, plan.model, n_prompt, n_gen, 1, ttft, tpot, needed, doubts=row["doubts"])]
+    place = where.of(plan.machine, plan.model, plan.settings)
     try:
-        answer = prediction.predictions(str(n_prompt), n_gen, text, None, results, **settings)
-    except LabError:  # no ceilings: the caller says how to get them
+        ceilings = probing.need(kept[1], place, False, HERE)
+        learned = learning.learn(kept[0], ceilings, learning.offload_of(plan.model, plan.settings))
+    except LabError:  # neither ceilings nor runs: the table says how to get them
         return []
-    row = answer.rows[0]
-    slower = _slower(plan.model, plan.settings, row, users, 1.0, None) if users > 1 else 1.0
-    tpot = slower * row.tpot_s[0], slower * row.tpot_s[1]
-    parts = (plan.model, n_prompt, n_gen, users, row.prefill_s, tpot, needed, None, answer.memory_bytes)
-    return [Candidate(HERE, PREDICTED, *parts, row.misfit or "", row.doubts)]
+    predicted = prediction.here(plan.model, plan.settings, ceilings, learned, n_prompt, n_gen)
+    available = memory_for(plan)
+    predicted = prediction.with_misfit(predicted, plan.model, plan.settings, available)
+    steps = StepPrediction(plan.model, plan.settings, ceilings, learned.fit, learned.n_runs)
+    past = n_prompt + max(0, n_gen - 2) // 2
+    one, many = steps.seconds(1, past, 1), steps.seconds(1, past, users, [(1, past)] * (users - 1))
+    slower = many / one if one and many else math.nan
+    tpot = slower * predicted.tpot_s[0], slower * predicted.tpot_s[1]
+    parts = (plan.model, n_prompt, n_gen, users, predicted.prefill_s, tpot, needed, None, available)
+    return [Candidate(HERE, PREDICTED, *parts, predicted.misfit or "", predicted.doubts)]
 
 
 def _measured(records: Sequence[Record], model: Model, label: str, n_prompt: int) -> Any:
