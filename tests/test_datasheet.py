@@ -62,7 +62,7 @@ def test_bandwidth_by_arithmetic_is_that_of_the_bus_and_the_rate_in_its_source()
         ({"gbps": None, "bus_bits": 64}, "either gbps, or bus_bits and mtps"),
         ({"source": None}, "source"),
         ({"watts": 300}, "watts"),
-        ({"gbps": 0}, "gbps must be over 0"),
+        ({"gbps": 0}, "gbps must be above 0"),
         ({"tflops": "many"}, "not supported"),
     ],
 )

@@ -78,20 +78,20 @@ def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() ->
     assert (guessing.least_acceptance, guessing.gain) == pytest.approx((0.5, 1.8 / 1.5))
     sentences = {name: text_why.advice_of(lever) for name, lever in levers.items()}
     assert sentences["batch"].startswith(
-        "Predicted: 2 sequences decoded together: 1.33x the tokens per second in all, each 0.67x, after prompts of 20. "
-        "Try: lab batch --sequences 1,2 --prompt-len 20 --gen 5 "
+        "Predicted for 2 sequences decoded together: 1.33x the tokens/s in total, 0.667x per user, after prompts of 20 "
+        "tokens. Try: lab batch --sequences 1,2 --prompt-len 20 --gen 5 "
     )
     assert re.match(
-        r"Predicted: 15 of 20 prompt tokens cached: first token \d\.\d\dx as fast \(.* of .* saved\)\. Try: lab prefix",
+        r"Predicted for 15 of 20 prompt tokens cached: first token \d\.\d\dx as fast \(saves .* of .*\)\. Try: lab pre",
         sentences["prefix"],
     )
     assert sentences["speculate"].startswith(
-        "Predicted: 1 token guessed ahead: faster only if more than 50 % of the guesses are right; with 80 % right, "
-        "1.20x as fast (if guessing takes no time). Try: lab speculate --draft lookup --draft-len 1 "
+        "Predicted for drafts of 1 token: faster if more than 50 % are accepted; at 80 %, 1.20x as fast (without the "
+        "time to draft). Try: lab speculate --draft lookup --draft-len 1 "
     )
     two = dataclasses.replace(guessing, n_draft=2, best_n_draft=3)
-    assert "2 tokens guessed ahead: " in text_why.advice_of(two)
-    assert "with 80 % right, 3 ahead are 1.20x as fast" in text_why.advice_of(two)
+    assert "for drafts of 2 tokens: " in text_why.advice_of(two)
+    assert "at 80 %, drafts of 3 are 1.20x as fast" in text_why.advice_of(two)
 
 
 def test_a_lever_is_not_named_where_it_cannot_be_pulled_or_predicted() -> None:
@@ -138,7 +138,7 @@ def test_commands_of_levers_are_commands_of_the_lab(tmp_path: Path) -> None:
         lab_, command, *words = shlex.split(by_name[name]["command"])
         assert (lab_, command) == ("lab", name)
         main.lab.commands[name].make_context(name, words)
-    out = run_lab("explain", sample, "--ceilings", tmp_path, "--no-plot")[1]
+    out = run_lab("explain", sample, "--ceilings", tmp_path, "--no-plot", "--details")[1]
     shown = html.unescape(page.html(results.read([Path(sample)]).records, results.read([Path(sample)]).ceilings))
     for lever in by_name.values():
         assert f"Try: {lever['command']}\n" in out and f"Try: {lever['command']}</li>" in shown

@@ -93,7 +93,7 @@ def test_disturbed_runs_count_only_where_there_are_no_others(monkeypatch: pytest
     assert all(point.is_disturbed for point in alone.points)
     wide, narrow = alone.uncertainty, learning.learn([quiet], FAST).uncertainty
     assert wide.factor(alone.points[0].case) > 1.3 * narrow.factor(alone.points[0].case)
-    assert "2 of the points are of disturbed runs" in prediction.basis_here(alone)
+    assert "2 of the points come from disturbed runs" in prediction.basis_here(alone)
 
 
 def test_records_with_absurd_steps_teach_nothing() -> None:
@@ -127,7 +127,7 @@ def test_ranges_widen_where_they_extrapolate_and_the_text_says_so() -> None:
     inside, beyond = ask(records, 1024), ask(records, 16 * 1024)
     assert not inside.beyond
     assert beyond.prefill_s[1] / beyond.prefill_s[0] > 1.2 * inside.prefill_s[1] / inside.prefill_s[0]
-    assert "prefill extrapolates to 16 times the longest prompt learned from (1,024 tokens)" in beyond.beyond[0]
+    assert "prefill extrapolates to 16x the longest measured prompt (1,024 tokens)" in beyond.beyond[0]
     assert "range widened to 0." in beyond.beyond[0]
     other = ask(records, 1024, dataclasses.replace(BIG, n_ff=4096))
     assert "prefill extrapolates to another model: range" in other.beyond[0]
@@ -138,7 +138,7 @@ def test_ranges_widen_where_they_extrapolate_and_the_text_says_so() -> None:
     row = prediction.here(BIG, one, threads, learned, 1024, 6)
     assert "other settings (threads" in row.beyond[0]
     short = ask(records, 10)
-    assert "below the shortest prompt learned from (512 tokens)" in short.beyond[0]
+    assert "below the shortest measured prompt (512 tokens)" in short.beyond[0]
 
 
 def test_from_one_length_only_the_range_is_that_of_the_bench() -> None:
@@ -362,7 +362,7 @@ def test_all_devices_of_a_kind() -> None:
     rows = json.loads(out)["rows"]
     assert {row["kind"] for row in rows} == {"apple"}
     assert sorted(row["device"] for row in rows) == sorted(2 * datasheet.names_of("apple"))
-    with pytest.raises(LabError, match=r"'apple' stands for \d+ devices"):
+    with pytest.raises(LabError, match=r"'apple' is a group of \d+ devices"):
         lab.predict("100", 10, "llama-3.2-1b", device="apple")
 
 
@@ -380,7 +380,7 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     assert "no device named" in run_lab("predict", "-d", "abacus")[2]
     assert "not measured" in run_lab("predict", "--results", tmp_path)[2]
     assert "leaves nothing to decode" in run_lab("predict", "-n", "1", "-d", "m4")[2]
-    assert "are no context" in run_lab("predict", "-p", "999999999999", "-d", "m4")[2]
+    assert "are too many" in run_lab("predict", "-p", "999999999999", "-d", "m4")[2]
 
 
 # Devices that were measured somewhere

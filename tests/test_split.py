@@ -100,9 +100,9 @@ def test_each_device_of_a_decode_step_gets_its_own_part_back() -> None:
     assert row.between_s == pytest.approx(between_s)
     assert row.measured_s - row.least_s == pytest.approx(rest_s, rel=1e-3) and not row.overlaps
     sentence = text_why.where_it_went(row)
-    for name in ("CPU layers", "CUDA0 layers", "CUDA0 output matrix", "CUDA0 attention", "between devices", "rest"):
+    for name in ("CPU layers", "CUDA0 layers", "CUDA0 output", "CUDA0 attention", "between devices", "rest"):
         assert f"{name} " in sentence
-    assert "CPU output matrix" not in sentence
+    assert "CPU output" not in sentence
 
 
 def test_each_device_of_a_prefill_gets_its_own_part_back() -> None:

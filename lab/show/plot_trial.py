@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def sessions(records: Sequence[Record]) -> list[list[Record]]:
-    """The timed runs of each trial, with the variants that went well; of one variant there is nothing to compare."""
+    """The timed runs of each trial with at least two variants."""
     timed = [one for one in records if one.run.is_timed and one.run.block is not None and one.run.part is None]
     of_sessions = grouped(timed, lambda record: record.session).values()
     return [list(own) for own in of_sessions if len({record.run.variant for record in own}) > 1]
@@ -32,8 +32,8 @@ def sessions(records: Sequence[Record]) -> list[list[Record]]:
 def plot_trial(records: Sequence[Record], subject: str, figure: Figure | None = None) -> Figure:
     """Time of each variant over that of the base, a panel for each variant: left of 1 the variant is faster.
 
-    A point is a block, hollow where one of its runs was disturbed; the diamond is their median, with its interval where
-    there are enough blocks for one.
+    A point is a block, hollow if one of its runs was disturbed; the diamond is their median, with its interval if there
+    are enough blocks.
     """
     groups = comparison.groups(records)
     compared = comparison.compare_groups(groups)
@@ -60,13 +60,13 @@ def _panel(ax: Axes, compared: Comparison, base: Group, other: Group) -> None:
         ratios = _of_blocks(row, base, other)
         ys = [at + 0.24 * ((i % 5) - 2) / 2 for i in range(len(ratios))]
         points(ax, [ratio for ratio, _ in ratios], ys, [is_disturbed for _, is_disturbed in ratios],
-               marker="o", color=COLOURS[5], ms=5, alpha=0.8, label="one block")  # fmt: skip
+               marker="o", color=COLOURS[5], ms=5, alpha=0.8, label="block")  # fmt: skip
         style: dict[str, Any] = {"marker": "D", "ms": 7, "color": COLOURS[0], "ls": "", "capsize": 4, "zorder": 3}
-        label, reach, words = "median over blocks, too few or too disturbed for an interval", None, ""
+        label, reach, words = "median over blocks, no interval (too few blocks, or disturbed)", None, ""
         if row.ratio is not None:
-            label = "median over blocks, and its interval (95 % sure that all intervals hold)"
+            label = "median over blocks, 95 % interval (for all figures together)"
             reach = [[max(0, row.estimate - row.ratio.low)], [max(0, row.ratio.high - row.estimate)]]
-            words = f" ({digits(row.ratio.low)} to {digits(row.ratio.high)})"
+            words = f" ({digits(row.ratio.low)}-{digits(row.ratio.high)})"
         ax.errorbar([row.estimate], [at], xerr=reach, label=label, mfc=None if reach else "none", **style)
         words = f"{digits(row.estimate)}{words}"
         ax.text(1.02, at, words, transform=ax.get_yaxis_transform(), va="center", fontsize=9)
@@ -74,7 +74,7 @@ def _panel(ax: Axes, compared: Comparison, base: Group, other: Group) -> None:
     ax.set_yticks(range(len(compared.rows)), [_name(row) for row in compared.rows])
     ax.set_ylim(len(compared.rows) - 0.5, -0.5)
     has_energy = any(row.figure in energy.COMPARED for row in compared.rows)
-    better = "is faster, or needs less energy" if has_energy else "is faster"
+    better = "is faster or needs less energy" if has_energy else "is faster"
     ax.set_xlabel(
         f"time of {letters[0]} / time of {letters[1]}\n\u2190 {letters[0]} {better} | {letters[1]} {better} \u2192"
     )
@@ -88,7 +88,7 @@ def _name(row: ComparedFigure) -> str:
 
 
 def _of_blocks(row: ComparedFigure, base: Group, other: Group) -> list[tuple[float, bool]]:
-    """Of each block that has both: the ratio of geometric means, and whether a run was disturbed."""
+    """For each block with both variants: the ratio of geometric means, and whether a run was disturbed."""
     sides = []
     for group in (base, other):
         rows = group.rows[(group.rows.n_prompt == row.n_prompt) & (group.rows[row.figure] > 0)]

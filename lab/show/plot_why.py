@@ -1,6 +1,5 @@
-"""The pictures that say why: the roofline with every phase on it, and where a request's time goes.
-
-The picture of what a network costs: the decode rate over the round trip, predicted, and measured where it was.
+"""The pictures of `lab explain` (the roofline with every phase, the parts of a request's time) and of `lab network`
+(the decode rate over the round trip, predicted and measured).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ HATCHES = ("", "//", "..", "xx", "--")
 BETWEEN, ALL_ELSE = "between devices", "all else"
 
 FEW = 5
-"""Lengths that can all be named in a picture."""
+"""The most lengths that a picture or a sentence names each."""
 
 
 def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes | None = None) -> Axes:
@@ -66,13 +65,13 @@ def plot_roofline(rows: Sequence[Explained], roof: Roof, subject: str, ax: Axes 
     ax.set_ylim(bottom=ax.get_ylim()[0] / 1.5)  # for labels
     ax.set_xlabel("arithmetic intensity (FLOPs per byte)")
     ax.set_ylabel("rate of arithmetic (GFLOP/s)")
-    canvas.finish([ax], f"Roofline: what each phase reached (numbers: prompt tokens)\n{subject}")
+    canvas.finish([ax], f"Roofline: the rate of each phase (numbers: prompt tokens)\n{subject}")
     canvas.label_points(ax, labels, marked)
     return ax
 
 
 def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) -> Axes:
-    """Stacked bars over prompt lengths: the parts of a whole request's time, in percent; of several devices by device.
+    """Stacked bars over prompt lengths: the parts of a request's time in percent, by device if there are several.
 
     lab.plot_where(lab.explain(records, best), "my machine")
     """
@@ -86,7 +85,7 @@ def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) 
     parts: dict[str, list[float]] = {name: [0.0] * len(requests) for name in names}
     for row in rows:
         at = requests.index((row.n_prompt, row.n_gen))
-        own = _parts(row)  # they share what the tables say the phase took of the request
+        own = _parts(row)  # scaled to the phase's share of the request
         for name, seconds in own.items():
             parts[f"{row.phase}: {name}"][at] += row.of_request * seconds / sum(own.values())
     totals = [sum(values) for values in zip(*parts.values(), strict=True)]
@@ -117,9 +116,9 @@ def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) 
 
 
 def _parts(row: Explained) -> dict[str, float]:
-    """Seconds of a phase's parts, which add up to what was measured where kernels are not faster than their ceilings.
+    """Seconds of a phase's parts, which add up to the measured time unless a kernel was faster than its ceiling.
 
-    Devices that work at the same time share what the slowest of them needs, each by its own time.
+    Devices that work at the same time share the time of the slowest, in proportion to their own times.
     """
     rest = max(0.0, row.measured_s - row.least_s)
     if not row.shares:
@@ -148,12 +147,12 @@ def save_why(rows: Sequence[Explained], roof: Roof, subject: str, folder: Path, 
 
 
 N_POINTS = 200
-"""Of a line."""
+"""Points of a line."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What is predicted over all round trips at one bandwidth: a token's time without a network, and its traffic."""
+    """A prediction over round trips at one bandwidth: a token's time without a network, and its traffic."""
 
     local_s: float
     token: Traffic  # of `n` tokens
@@ -161,16 +160,16 @@ class Curve:
     bytes_per_s: float | None
 
     def rate(self, round_trip_s: float) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return 1 / (self.local_s + network.seconds(self.token, Link(round_trip_s, self.bytes_per_s)) / self.n)
 
 
 def plot_network(
     rows: Sequence[TimesOverLink], curves: Sequence[Curve], subject: str, figure: Figure, last_s: float = 0.0
 ) -> Figure:
-    """Lines are predicted, points are runs, bars the intervals of their medians, where there are enough for one.
+    """Lines are predictions, points are runs, bars are the intervals of medians if there are enough runs.
 
-    It reaches to a round trip of `last_s`, and to the longest of a row.
+    The x axis reaches to `last_s` and to the longest round trip of a row.
     """
     ax = figure.subplots()
     last_s = 1.05 * max([last_s, *(row.link.round_trip_s for row in rows)]) or 1e-3
@@ -180,21 +179,21 @@ def plot_network(
         ax.axhline(1 / curves[0].local_s, color=GUIDE, ls=":", lw=1.2, label="without a network")
     ax.set_xlim(-0.02 * 1e3 * last_s, 1e3 * last_s)
     ax.set_ylim(bottom=0)
-    ax.set_xlabel("round trip between the lab and a server (ms, as ping shows it)")
+    ax.set_xlabel("round trip between the lab and a server (ms, as in ping)")
     ax.set_ylabel("decode rate (tokens per second)")
-    canvas.finish([ax], f"What the network costs\n{subject}")
+    canvas.finish([ax], f"Decode rate over the network's round trip\n{subject}")
     return figure
 
 
 def drawing(
     rows: Sequence[TimesOverLink], curves: Sequence[Curve], subject: str, last_s: float = 0.0
 ) -> Callable[[Figure], Figure]:
-    """What `canvas.write` takes."""
+    """The drawing function that `canvas.write` takes."""
     return lambda figure: plot_network(rows, curves, subject, figure, last_s)
 
 
 def drawings(records: Sequence[Record]) -> dict[str, Callable[[Figure], Figure]]:
-    """The picture of runs over several networks, by its name; none of runs of several models or placements."""
+    """The picture of runs over several networks, by its name; none for several models or placements."""
     linked = [record for record in records if record.run.link is not None and record.run.placement is not None]
     layers = {record.run.placement.layers for record in linked if record.run.placement}
     rows = networks.rows(linked) if len(layers) == 1 and len({record.model.name for record in linked}) == 1 else []
@@ -206,7 +205,7 @@ def drawings(records: Sequence[Record]) -> dict[str, Callable[[Figure], Figure]]
 
 
 def curves_of(rows: Sequence[TimesOverLink]) -> list[Curve]:
-    """The curves that belong to measured rows: one for each bandwidth, the widest first."""
+    """The curves of measured rows, one for each bandwidth, the widest first."""
     widest_first = sorted({row.link.bytes_per_s or float("inf") for row in rows}, reverse=True)
     curves = []
     for bytes_per_s in widest_first:
@@ -218,7 +217,7 @@ def curves_of(rows: Sequence[TimesOverLink]) -> list[Curve]:
 
 
 def _bandwidth(bytes_per_s: float | None) -> str:
-    return "bandwidth not limited" if bytes_per_s in (None, float("inf")) else bandwidth(bytes_per_s)
+    return "unlimited bandwidth" if bytes_per_s in (None, float("inf")) else bandwidth(bytes_per_s)
 
 
 def _lines(ax: Axes, curves: Sequence[Curve], last_s: float) -> None:
@@ -239,5 +238,5 @@ def _points(ax: Axes, rows: Sequence[TimesOverLink]) -> None:
         middle, interval = statistics.median(rates), median_interval(rates)
         reach = [[middle - interval.low], [interval.high - middle]] if interval else None
         bars = " with its 95 % interval" if interval else ""
-        label = f"measured, {_bandwidth(row.link.bytes_per_s)}: runs, and their median (large){bars}"
+        label = f"measured, {_bandwidth(row.link.bytes_per_s)}: runs and their median (large){bars}"
         ax.errorbar([at], [middle], yerr=reach, **style, ms=8, mfc="none", ls="", label=label)

@@ -10,10 +10,9 @@ from rich.console import Console
 
 from lab.analysis import wording
 from lab.core import shown
-from lab.core.lists import grouped
+from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Model, Rate, Record
 from lab.process.wire import ATTENTION, DOWNLOAD, PLAIN_ATTENTION, UPLOAD
-from lab.runner.plan import join
 from lab.show import plot_why, text_setup
 from lab.show.section import UNKNOWN, Columns, Picture, Section, print_section, print_sections, tabled
 from lab.why import plain_read, probing, roofline, where
@@ -23,11 +22,10 @@ from lab.why.checkup import Checkup
 from lab.why.datasheet import Device
 from lab.why.prediction import Prediction, Predictions
 from lab.why.roofline import Explained
-from lab.why.step_kernels import Kernels
 
 
 def print_ceilings(ceilings: Ceilings, out: Console) -> None:
-    """Prints a table of the kernels' best rates, and where the roofline bends."""
+    """Prints a table of the kernels' best rates, and the ridge of the roofline."""
     print_sections([_of_ceilings(ceilings)], out)
 
 
@@ -47,35 +45,34 @@ def _of_ceilings(ceilings: Ceilings) -> Section:
     )
     rates = sorted(ceilings.rates, key=lambda rate: (rate.op, rate.type, -rate.n_threads, *_size(rate)))
     best = roofline.roof(ceilings)
-    bend = (
-        f"Best: {wording.digits(best.gbps)} GB/s and {wording.digits(best.gflops)} GFLOP/s: work of more than "
-        f"{wording.digits(best.ridge)} FLOPs per byte is limited by arithmetic, other work by memory traffic."
+    ridge = (
+        f"Best: {wording.digits(best.gbps)} GB/s and {wording.digits(best.gflops)} GFLOP/s. Arithmetic limits work "
+        f"above {wording.digits(best.ridge)} FLOPs per byte (the ridge), memory traffic limits work below."
     )
     return Section(
         f"Ceilings of {label}, measured {ceilings.measured_at} ({age})",
         **tabled(columns, rates, keep_all=True),
-        sentences=[bend, *of_copies(ceilings)],
+        sentences=[ridge, *of_copies(ceilings)],
         parts=[_of_ceilings(other) for other in ceilings.others or ()],
     )
 
 
 def of_copies(ceilings: Ceilings) -> list[str]:
-    """Sentences on copies to and from a device, and on what is not known of one behind a server."""
+    """Sentences on copies to and from a device, and on the unknown caches of one behind a server."""
     name, sentences, words = where.measured_on(ceilings), list[str](), list[str]()
-    for op, direction in ((UPLOAD, "To"), (DOWNLOAD, "from")):
+    for op, direction in ((UPLOAD, "to"), (DOWNLOAD, "from")):
         copies = sorted((rate for rate in ceilings.rates if rate.op == op), key=lambda rate: rate.n_bytes)
         if copies:
             of_few = f"{copies[0].n_bytes:,} bytes in {wording.seconds(min(copies[0].times_ns) / 1e9)}"
-            subject = where.label(name) if direction == "To" else "it"
-            words.append(f"{direction} {subject}: {wording.digits(probing.gbps(copies[-1]))} GB/s, {of_few}")
+            words.append(f"{direction} {where.label(name)} {wording.digits(probing.gbps(copies[-1]))} GB/s, {of_few}")
     if words:
-        sentences.append(f"{'; '.join(words)}.")
+        sentences.append(f"Copies: {'; '.join(words)}.")
     device = where.device(ceilings.machine, name)
     if device is not None and where.is_remote(device):
         most = max(rate.n_bytes for rate in ceilings.rates) / 1e6
         sentences.append(
-            f"What is behind a server is not known, nor its caches: passes went through up to {most:,.0f} MB. Where a "
-            "cache there holds as much, memory is slower than this says."
+            f"The server's caches are unknown. The probes read up to {most:,.0f} MB; if a cache there is larger, its "
+            "memory is slower than these figures."
         )
     return sentences
 
@@ -85,7 +82,7 @@ def _size(rate: Rate) -> tuple[int, ...]:
 
 
 def _shape(rate: Rate) -> str:
-    """The shape of a probe: a matrix, its experts, or heads and how far they look back."""
+    """The shape of a probe: a matrix, its experts, or heads and positions."""
     if rate.op in (ATTENTION, PLAIN_ATTENTION):
         positions = f" over {rate.n_positions:,}" if rate.n_positions else ""
         return f"{rate.rows} heads of {rate.columns}{positions}"
@@ -95,18 +92,28 @@ def _shape(rate: Rate) -> str:
     return "-" if rate.op == plain_read.READ else f"{rate.rows} x {rate.columns}{experts}"
 
 
+def _shares(row: Explained) -> str:
+    """The parts of a phase's time in percent; several devices have a sentence instead."""
+    if row.shares or shown.ABOVE in row.doubts:
+        return UNKNOWN
+    kernels, rest_s = row.kernels, max(0.0, row.measured_s - row.least_s)
+    parts = kernels.layers_s, kernels.attention_s, kernels.head_s, rest_s
+    return "/".join(f"{100 * part / row.measured_s:.0f}" for part in parts)
+
+
 EXPLAINED: Columns = (
     ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
     ("gen", lambda row: f"{row.n_gen:,}"),
     ("phase", lambda row: row.phase),
     ("measured\nms", lambda row: f"{wording.digits(1e3 * row.measured_s)}{shown.mark(row.doubts)}"),
-    ("GFLOP", lambda row: wording.digits(row.flops / 1e9)),
-    ("MB", lambda row: wording.digits(row.n_bytes / 1e6)),
-    ("FLOPs\nper byte", lambda row: wording.digits(row.intensity)),
+    ("limit", lambda row: row.limit if shown.is_firm(row.doubts) else "not sure"),
+    ("% of\nceiling", lambda row: ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}"),
+    ("layers/attention/\noutput/rest %", _shares),
     ("GFLOP/s", lambda row: wording.digits(row.gflops)),
     ("GB/s", lambda row: wording.digits(row.gbps)),
-    ("% of\nceiling", lambda row: ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}"),
-    ("limit", lambda row: row.limit if shown.is_firm(row.doubts) else "not sure"),
+    ("FLOPs\nper byte", lambda row: wording.digits(row.intensity)),
+    ("GFLOP", lambda row: wording.digits(row.flops / 1e9)),
+    ("MB", lambda row: wording.digits(row.n_bytes / 1e6)),
 )
 
 
@@ -117,14 +124,14 @@ def section(
     ceilings: Ceilings,
     levers: Sequence[Lever | ExperimentLever],
 ) -> Section:
-    """Each phase's time, FLOPs, bytes, share of its ceiling and limit, the roof that judged it; then levers."""
+    """Each phase's time, limit and rates in a table; sentences on the limits, then on changes, then on the parts."""
     first = records[0]
     best = roofline.roof(ceilings, where.layers_of(first))
     roof = (
         f"Roof: {wording.digits(best.gflops)} GFLOP/s, {wording.digits(best.gbps)} GB/s, ridge at "
         f"{wording.digits(best.ridge)} FLOPs per byte (ceilings of {ceilings.measured_at})"
     )
-    caption = "Roofline: what each phase reached (numbers: prompt tokens), under the best that the machine can do."
+    caption = "Roofline: the rate of each phase (numbers: prompt tokens) below the machine's best."
     pictures = [
         Picture(
             "roofline",
@@ -134,7 +141,7 @@ def section(
         )
     ]
     if first.run.every is None:  # a sweep generates too little for a request
-        caption = f"Where the time of a request goes: a prompt and {first.run.n_gen:,} generated tokens."
+        caption = f"Where the time of a request goes: prompt and {first.run.n_gen:,} generated tokens."
         pictures.append(
             Picture("where", caption, lambda figure: plot_why.plot_where(rows, label, figure.subplots()), (5, 4.8))
         )
@@ -142,110 +149,132 @@ def section(
         label,
         words=[roof, *(f"{shown.MARK} {sentence}" for sentence in probing.doubt_words(ceilings))],
         **tabled(EXPLAINED, rows, keep_all=True),
-        sentences=[*map(where_it_went, rows), *verdicts(rows), *map(advice_of, levers)],
+        sentences=[
+            *verdicts(rows),
+            *map(advice_of, levers),
+            *(where_it_went(row) for row in rows if row.shares and shown.ABOVE not in row.doubts),
+            _not_included(rows),
+        ],
         pictures=pictures,
     )
 
 
 def where_it_went(row: Explained) -> str:
-    """A sentence with the parts of a phase's time, in percent; of several devices the parts of each."""
-    shares = _kinds(row.kernels)
-    if row.shares:
-        shares = [
-            (f"{share.device} {name}", part) for share in row.shares for name, part in _kinds(share.kernels) if part
-        ]
-        shares += [] if row.between_s is None else [("between devices", row.between_s)]
+    """A sentence with the parts of a phase's time on several devices, in percent."""
+    shares = [
+        (f"{share.device} {name}", part)
+        for share in row.shares
+        for name, part in (
+            ("layers", share.kernels.layers_s),
+            ("attention", share.kernels.attention_s),
+            ("output", share.kernels.head_s),
+        )
+        if part
+    ]
+    shares += [] if row.between_s is None else [("between devices", row.between_s)]
     shares.append(("rest", max(0.0, row.measured_s - row.least_s)))
     percents = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in shares)
-    if row.overlaps:
-        percents += " (the devices work at the same time)"
-    if shown.ABOVE in row.doubts:
-        percents = f"less time than its kernels' least; {TOO_LOW}"
-    of_doubt = ", ".join(kind for kind in row.doubts if kind != shown.FEW)
-    outside = f"choosing tokens {wording.seconds(row.choosing_s)}, harness {wording.seconds(row.harness_s)}"
-    unit = " a token" if row.phase == "decode" else ""
-    doubt = f" ({of_doubt})" if of_doubt else ""
-    return f"{row.phase} at {row.n_prompt:,}{doubt}: {percents}; outside of it {outside}{unit}."
+    overlap = " (the devices work at the same time)" if row.overlaps else ""
+    return f"{row.phase.capitalize()} at {row.n_prompt:,} prompt tokens: {percents}{overlap}."
 
 
-def _kinds(kernels: Kernels) -> list[tuple[str, float]]:
-    return [("layers", kernels.layers_s), ("output matrix", kernels.head_s), ("attention", kernels.attention_s)]
+def _not_included(rows: Sequence[Explained]) -> str:
+    """Times that the phases do not include."""
+    parts = []
+    for phase, alike in grouped(rows, lambda row: row.phase).items():
+        sampling, harness = (_ends([getattr(row, name) for row in alike]) for name in ("choosing_s", "harness_s"))
+        parts.append(f"sampling {sampling} and the lab {harness} per {'token' if phase == 'decode' else 'prompt'}")
+    return f"Not in these times: {'; '.join(parts)}."
+
+
+def _ends(times_s: Sequence[float]) -> str:
+    ends = dict.fromkeys(wording.seconds(value) for value in (min(times_s), max(times_s)))
+    return " to ".join(ends)
 
 
 def caveat(record: Record) -> str | None:
-    """A sentence where ceilings do not fit a record's settings; else None."""
+    """A sentence if ceilings do not fit a record's settings; else None."""
     settings = record.settings
     if settings.split_mode == "tensor":
-        return "All devices work at each layer at once; these shares are counted as if each had whole layers."
+        return "All devices share each layer (--split-mode tensor), but the parts assume that each has whole layers."
     if settings.override_tensor:
-        return "Tensors that --override-tensor moved are counted where their layer lies."
+        return "Tensors that --override-tensor moved are counted on the device of their layer."
     if settings.type_k != settings.type_v:
-        return "The ceiling of attention is that of a cache of one type."
+        return "The ceiling of attention assumes one type for the whole cache."
     return None
 
 
-WHY = {
-    roofline.ARITHMETIC: "arithmetic (how fast the machine multiplies)",
-    roofline.TRAFFIC: "memory traffic (how fast the machine reads)",
-    roofline.ATTENTION: "attention (looking back at the tokens before took most of the time; what changes that is "
-    "flash attention on or off, and the type of the KV cache)",
-    roofline.KERNEL: "the kernel of its quantization (other kernels here read and multiply faster)",
-    roofline.OVERHEAD: "overhead (most of the time was in none of the large kernels)",
+LIMITS = {
+    roofline.ARITHMETIC: "Arithmetic limits",
+    roofline.TRAFFIC: "Memory traffic limits",
+    roofline.ATTENTION: "Attention (flash attention and the type of the KV cache change it) limits",
+    roofline.KERNEL: "The kernel of the quantization (other kernels here are faster) limits",
+    roofline.OVERHEAD: "Overhead (time outside the large kernels) limits",
 }
 
 
 def verdicts(rows: Sequence[Explained]) -> list[str]:
-    """Sentences on what limited each phase, and what share of its ceiling it reached; one for each limit."""
-    by_limit = grouped([row for row in rows if shown.is_firm(row.doubts)], lambda row: (row.phase, row.limit))
+    """Sentences on what limited the phases, with the share of the ceiling that each reached; one for each limit."""
     sentences = []
-    for (phase, limit), alike in by_limit.items():
-        what = "Reading a prompt of" if phase == "prefill" else "Writing after a prompt of"
-        lengths = join(sorted({row.n_prompt for row in alike}))
-        shares = ", ".join(f"{100 * row.of_ceiling:.0f} %" for row in alike)
-        if len(alike) > plot_why.FEW:
-            ends = sorted(row.of_ceiling for row in alike)
-            lengths = f"{alike[0].n_prompt:,} to {alike[-1].n_prompt:,}"
-            shares = f"{100 * ends[0]:.0f} to {100 * ends[-1]:.0f} %"
-        sentences.append(f"{what} {lengths} tokens was limited by {WHY[limit]}: {shares} of what its kernels can do.")
+    for limit, alike in grouped([row for row in rows if shown.is_firm(row.doubts)], lambda row: row.limit).items():
+        phases = [_limited(own) for own in grouped(alike, lambda row: row.phase).values()]
+        sentences.append(f"{LIMITS[limit]} {' and '.join(phases)}.")
     if disturbed := [row for row in rows if shown.DISTURBED in row.doubts]:
-        phases = " and ".join(dict.fromkeys(row.phase for row in disturbed))
-        lengths = join(sorted({row.n_prompt for row in disturbed}))
+        phases = list(dict.fromkeys(row.phase for row in disturbed))
+        lengths = join_and([f"{n:,}" for n in sorted({row.n_prompt for row in disturbed})])
         sentences.append(
-            f"The runs of {lengths} prompt tokens were disturbed: what limited {phases}, and what would make it "
-            "faster, cannot be told from them. Measure again while no other program runs."
+            f"No verdict on {' and '.join(phases)} at {lengths} prompt tokens: the runs were disturbed. Measure again "
+            "while no other program runs."
         )
     if any(shown.ABOVE in row.doubts for row in rows):
-        sentences.append(f"Nothing is faster than its ceiling, so predicted gains are not sure: {TOO_LOW}.")
+        sentences.append(f"A run was faster than its ceiling, so predicted gains are not sure: {TOO_LOW}.")
     return sentences
+
+
+def _limited(alike: Sequence[Explained]) -> str:
+    """A phase, its lengths, and the shares of its ceiling."""
+    lengths = join_and([f"{n:,}" for n in sorted({row.n_prompt for row in alike})])
+    shares = join_and([f"{100 * row.of_ceiling:.0f}" for row in alike])
+    if len(alike) > plot_why.FEW:
+        ends = sorted(row.of_ceiling for row in alike)
+        lengths = f"{alike[0].n_prompt:,} to {alike[-1].n_prompt:,}"
+        shares = f"{100 * ends[0]:.0f} to {100 * ends[-1]:.0f}"
+    what = "prefill of" if alike[0].phase == "prefill" else "decode after"
+    return f"{what} {lengths} tokens ({shares} % of the ceiling)"
 
 
 TOO_LOW = "the ceiling was measured too low; measure again: lab ceilings --again"
 
 
 def advice_of(lever: Lever | ExperimentLever) -> str:
-    """A sentence on a change: the gain that the ceilings predict, and the command to try it."""
+    """A sentence on a change: its predicted gain, and the command to try it."""
     how = f" Try: {lever.command}" if lever.command else ""
     if isinstance(lever, Lever) and not lever.is_promised:
-        return f"Worth a trial: {lever.change}. Attention on it was not probed, so no gain is predicted.{how}"
-    return f"Predicted: {_gains_of(lever)}.{how}"
+        return f"Possible change: {lever.change}; no prediction, because its attention was not probed.{how}"
+    return f"Predicted for {_gains_of(lever)}.{how}"
 
 
 def _gains_of(lever: Lever | ExperimentLever) -> str:
     if isinstance(lever, BatchLever):
         return (
-            f"{lever.n_seq} sequences decoded together: {lever.total_gain:.2f}x the tokens per second in all, each "
-            f"{lever.user_share:.2f}x, after prompts of {lever.n_prompt:,}"
+            f"{lever.n_seq} sequences decoded together: {wording.digits(lever.total_gain)}x the tokens/s in total, "
+            f"{wording.digits(lever.user_share)}x per user, after prompts of {lever.n_prompt:,} tokens"
         )
     if isinstance(lever, PrefixLever):
         saved, of = wording.seconds(lever.saved_s), wording.seconds(lever.ttft_s)
         return (
             f"{lever.n_prefix:,} of {lever.n_prefix + lever.n_suffix:,} prompt tokens cached: first token "
-            f"{lever.gain:.2f}x as fast ({saved} of {of} saved)"
+            f"{wording.digits(lever.gain)}x as fast (saves {saved} of {of})"
         )
     if isinstance(lever, SpeculationLever):
-        return _gain_of_guesses(lever)
+        best = "" if lever.best_n_draft == lever.n_draft else f"drafts of {lever.best_n_draft} are "
+        return (
+            f"drafts of {plural(lever.n_draft, 'token')}: faster if more than {100 * lever.least_acceptance:.0f} % are "
+            f"accepted; at {100 * lever.acceptance:.0f} %, {best}{wording.digits(lever.gain)}x as fast (without the "
+            "time to draft)"
+        )
     gains = [
-        f"{phase} {gain:.2f}x as fast"
+        f"{phase} {wording.digits(gain)}x as fast"
         for phase, gain in (
             (f"prefill of {lever.prefill_at:,} tokens", lever.prefill_gain),
             (f"decode after {lever.decode_at:,}", lever.decode_gain),
@@ -255,25 +284,15 @@ def _gains_of(lever: Lever | ExperimentLever) -> str:
     return f"{lever.change}: {', '.join(gains)}"
 
 
-def _gain_of_guesses(lever: SpeculationLever) -> str:
-    """What guessing ahead gains depends on how many of the guesses are right, which the ceilings do not say."""
-    ahead = f"{lever.n_draft} token{'s' * (lever.n_draft > 1)} guessed ahead"
-    best = "" if lever.best_n_draft == lever.n_draft else f"{lever.best_n_draft} ahead are "
-    return (
-        f"{ahead}: faster only if more than {100 * lever.least_acceptance:.0f} % of the guesses are right; with "
-        f"{100 * lever.acceptance:.0f} % right, {best}{lever.gain:.2f}x as fast (if guessing takes no time)"
-    )
-
-
 PREDICTED: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("prefill s\nlimit", lambda row: UNKNOWN if row.prefill_limit_s is None else wording.digits(row.prefill_limit_s)),
-    ("expected", lambda row: _span(row.prefill_s)),
+    ("prefill s\nexpected", lambda row: _span(row.prefill_s)),
     ("TPOT ms\nlimit", lambda row: wording.digits(1e3 * row.tpot_limit_s)),
-    ("expected", lambda row: _span((1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1]))),
-    ("tokens/s", lambda row: _span((1 / row.tpot_s[1], 1 / row.tpot_s[0]))),
-    ("E2E s", lambda row: _span(row.e2e_s)),
+    ("TPOT ms\nexpected", lambda row: _span((1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1]))),
+    ("tokens/s\nexpected", lambda row: _span((1 / row.tpot_s[1], 1 / row.tpot_s[0]))),
+    ("E2E s\nexpected", lambda row: _span(row.e2e_s)),
 )
-"""The columns of times: of what does not fit into memory they are empty."""
+"""The columns of times; empty if the model does not fit into memory."""
 
 
 def _time(row: Prediction, show: Callable[[Any], str]) -> str:
@@ -281,7 +300,7 @@ def _time(row: Prediction, show: Callable[[Any], str]) -> str:
 
 
 def print_predictions(answer: Predictions, out: Console) -> None:
-    """Prints for each length the limits, the expected ranges and the memory, then what they rest on."""
+    """Prints for each length the limits, the expected ranges and the memory, then their basis."""
     model = answer.model
     columns: Columns = (
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
@@ -298,7 +317,7 @@ def print_predictions(answer: Predictions, out: Console) -> None:
 def print_devices(
     model: Model, n_prompt: int, n_gen: int, rows: Sequence[tuple[Device, Prediction, bool | None]], out: Console
 ) -> None:
-    """Prints what the same request takes on several devices, one row per device."""
+    """Prints the times of one request on several devices, one row per device."""
     columns: Columns = (
         ("name", lambda row: row[0].name),
         ("GB/s", lambda row: wording.digits(row[0].gbps)),
@@ -308,13 +327,13 @@ def print_devices(
         ("E2E s", lambda row: _time(row[1], PREDICTED[5][1])),
         ("note", lambda row: _note(*row)),
     )
-    label = f"{model.name} {model.quantization or ''}, {n_prompt:,} tokens in and {n_gen:,} out"
+    label = f"{model.name} {model.quantization or ''}, {n_prompt:,} prompt tokens, {n_gen:,} generated"
     print_section(Section(label, **tabled(columns, rows, keep_all=True)), out)
 
 
 def _note(device: Device, row: Prediction, fits: bool | None) -> str:
-    fitting = "" if fits else "memory not known" if fits is None else row.misfit
-    doubts = ", ".join(kind for kind in row.doubts if kind != shown.ASSUMED)  # that of all, which stands below
+    fitting = "" if fits else "memory size unknown" if fits is None else row.misfit
+    doubts = ", ".join(kind for kind in row.doubts if kind != shown.ASSUMED)  # that of all is below the table
     return "; ".join(filter(None, [fitting, row.rests_on and f"from {row.rests_on}", doubts]))
 
 
@@ -338,4 +357,4 @@ def print_checkup(checkup: Checkup, out: Console) -> None:
         if check.command:
             out.print(f"    {check.command}")
     n_broken = sum(check.verdict == BROKEN for check in checkup.checks)
-    out.print(f"\n{len(checkup.checks)} checks in {checkup.seconds:.0f} s; broken: {n_broken}.")
+    out.print(f"\n{len(checkup.checks)} checks in {checkup.seconds:.0f} s, {n_broken} broken.")

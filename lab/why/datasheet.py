@@ -1,9 +1,8 @@
-"""Devices that nobody here has: what their makers publish, in models/devices.toml.
+"""Devices by their published figures, in models/devices.toml, and measurements on such devices.
 
-What was measured on a device of the datasheets: its own ceilings and runs say more than what its maker publishes.
-
-Runs with ceilings teach as those of this machine do (learning.py). Runs alone say which part of the datasheet's
-bandwidth and peak they reached. Ceilings alone say what a step's kernels take at least.
+Measurements replace the assumptions from the datasheet. Runs with ceilings are used like those of this machine
+(learning.py). Runs alone give the share of the datasheet's bandwidth and peak that they reached. Ceilings alone give
+the least time of a step's kernels.
 """
 
 from __future__ import annotations
@@ -29,30 +28,30 @@ from lab.why.learning import DEVIATIONS, INSIDE, MODEL, PRIOR, SESSION, Learned
 from lab.why.where import Where
 
 DECODE_SHARE, PREFILL_SHARE = (0.55, 0.80), (0.25, 0.70)
-"""Parts of the datasheet's bandwidth, and of its FLOP/s, that llama.cpp reaches on GPUs.
+"""Shares of the datasheet's bandwidth, and of its FLOP/s, that llama.cpp reaches on GPUs.
 
 Decode: seven published runs of Llama 3.2 3B Q4_K_M (geerlingguy/ai-benchmarks) reach 0.58 to 0.72.
-Prefill: a rule of thumb, since published prompts differ too much; it is the least certain figure here.
+Prefill: a rule of thumb, because published prompts differ too much; it is the least certain figure here.
 """
 
 BASIS = (
-    f"Expected: {DECODE_SHARE[0]:.0%} to {DECODE_SHARE[1]:.0%} of the datasheet's bandwidth, as in published runs, and "
-    f"{PREFILL_SHARE[0]:.0%} to {PREFILL_SHARE[1]:.0%} of its peak, a rule of thumb; without a published FP16 peak no "
-    "prefill."
+    f"Expected: {100 * DECODE_SHARE[0]:.0f} to {100 * DECODE_SHARE[1]:.0f} % of the datasheet's bandwidth in decode "
+    f"(from published runs), {100 * PREFILL_SHARE[0]:.0f} to {100 * PREFILL_SHARE[1]:.0f} % of its FP16 peak in "
+    "prefill (a rule of thumb). Without a published peak, prefill is not predicted."
 )
 
 
 ALL = "all"
-"""What stands for all devices where a kind may stand."""
+"""Stands for all devices, where a kind is allowed."""
 
 NOT_THE_SAME = re.compile("ti|super|d|laptop|mobile|max|q|pro|ultra|ada|server|pcie|nvl|mig|xt|xtx|gre")
-"""Words that make another device of one: what is left of a description must not hold them. (q: Max-Q.)"""
+"""Words that mark a different device: the rest of a description must not contain them. (q: Max-Q.)"""
 
 VARIANT = re.compile(r"\d+gb|\d+core|gddr\w+")
-"""Words of a name that tell variants apart which drivers describe alike."""
+"""Words of a name that distinguish variants with equal driver descriptions."""
 
 SAME_MEMORY = 0.08
-"""Drivers keep some memory for themselves: what they report may differ from the nominal size by this part."""
+"""Drivers reserve some memory: the size that they report may differ from the nominal size by this share."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Device:
 
 @cache
 def devices() -> dict[str, Device]:
-    """The devices of models/devices.toml by name. LabError for an entry that is not whole."""
+    """The devices of models/devices.toml by name. LabError for an invalid entry."""
     with data_file("devices.toml").open("rb") as file:
         try:
             entries = tomllib.load(file)
@@ -85,22 +84,22 @@ def devices() -> dict[str, Device]:
 
 
 def from_entry(kind: str, name: str, facts: Any) -> Device:
-    """The device of an entry. LabError for fields that are missing, unknown, no figures, or contradict each other."""
+    """The device of an entry. LabError for fields that are missing, unknown, not numbers, or contradictory."""
     try:
         if not isinstance(facts, dict):
             raise TypeError(f"its heading must be [KIND.NAME], not [{kind}]")
         rest = dict(facts)
         bus_bits, mtps = rest.pop("bus_bits", None), rest.pop("mtps", None)
         if (bus_bits is None) != (mtps is None) or (bus_bits is None) != ("gbps" in rest):
-            raise TypeError("it takes either gbps, or bus_bits and mtps")
+            raise TypeError("it needs either gbps, or bus_bits and mtps")
         if bus_bits is not None:
             rest["gbps"] = bus_bits * mtps / 8e3
         for field in ("gbps", "tflops", "memory_gb"):
             if field in rest and not rest[field] > 0:
-                raise TypeError(f"{field} must be over 0")
+                raise TypeError(f"{field} must be above 0")
         return Device(kind=kind, name=name, **rest)
     except TypeError as error:
-        hint = "The head of that file says which fields an entry takes."
+        hint = "The head of that file explains the fields."
         raise LabError(f"[{kind}.{name}] of models/devices.toml cannot be used: {error}.", hint) from error
 
 
@@ -121,7 +120,7 @@ def find_device(name: str) -> Device:
     if wanted in known:
         return known[wanted]
     if members := names_of(wanted):
-        raise LabError(f"{name!r} stands for {len(members)} devices.", f"Name one: {', '.join(members[:3])}, ...")
+        raise LabError(f"{name!r} is a group of {len(members)} devices.", f"Name one: {', '.join(members[:3])}, ...")
     choices = [*known, *kinds()]
     close = sorted((choice for choice in choices if wanted and wanted in choice), key=len)
     close = close or difflib.get_close_matches(wanted, choices, n=3, cutoff=0.5)
@@ -138,7 +137,7 @@ def _as_name(words: str) -> str:
 
 
 def recognise(description: str, memory_bytes: int | None = None) -> Device | None:
-    """The device that a driver describes so, with so much memory; None where none fits for sure."""
+    """The device with this driver description and memory; None if none fits for sure."""
     words = set(re.findall(r"[a-z0-9]+", description.lower()))
     fitting: dict[frozenset[str], list[Device]] = {}
     for device in devices().values():
@@ -157,7 +156,7 @@ def recognise(description: str, memory_bytes: int | None = None) -> Device | Non
 
 
 def _words(device: Device) -> Sequence[str]:
-    """The words that a driver's description holds: of Apple's chips also the maker, since others share their names."""
+    """The words of a driver's description; for Apple's chips also the maker, because others share their names."""
     return [*device.name.split("-"), *(["apple"] if device.kind == "apple" else [])]
 
 
@@ -168,27 +167,27 @@ def _has_memory(device: Device, sizes: Sequence[float]) -> bool:
 
 
 def basis(device: Device) -> str:
-    """What a prediction for a device is based on, in words."""
+    """The basis of a prediction for a device, in sentences."""
     peak = f" and {device.tflops:g} TFLOP/s" if device.tflops else "; no FP16 peak"
     checked = f"checked: {device.checked}" if device.checked else "not found again when this list was checked"
     return f"From the datasheet: {device.gbps:g} GB/s{peak} ({device.source}; {checked}). {BASIS}"
 
 
 KERNEL_SHARE = 0.78
-"""The smallest part of a step's time that kernels at their ceilings accounted for on the CPUs that were measured."""
+"""The smallest share of a step's time that kernels at their ceilings took on the measured CPUs."""
 
 CEILINGS_AND_RUNS, RUNS, CEILINGS = "its ceilings and runs", "its runs", "its ceilings"
 Shares = dict[str, tuple[float, float]]
 
 
 def datasheet_shares() -> Shares:
-    """What is expected of a device that nobody measured."""
+    """The shares assumed for a device without measurements."""
     return {DECODE: DECODE_SHARE, PREFILL: PREFILL_SHARE}
 
 
 @dataclass(frozen=True)
 class Own:
-    """What is known of a device from measurements, the best of it; `settings` are those to predict with."""
+    """The measurements of a device; `settings` are those to predict with."""
 
     settings: Settings
     ceilings: Ceilings | None = None
@@ -198,20 +197,20 @@ class Own:
 
     @property
     def rests_on(self) -> str:
-        """In words."""
+        """What was measured, in words."""
         return CEILINGS_AND_RUNS if self.learned else RUNS if self.shares else CEILINGS
 
 
 def find(
     device: Device, records: Sequence[Record], known: Sequence[Ceilings], model: Model, settings: Settings
 ) -> Own | None:
-    """What records and ceilings tell of a device for a model; None where they tell nothing.
+    """The measurements of a device that are usable for a model; None if there are none.
 
     Only runs with all layers on one device count.
     """
     own = [record for record in records if _is_on(record, device)]
     chosen = dataclasses.replace(settings, n_gpu_layers=(model.n_layer or 0) + 1, rpc=None, prefill_wait=None)
-    if own:  # where it runs, threads and the like are those of its runs
+    if own:  # threads and other settings as in its runs
         kept = ("n_ubatch", "n_batch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "prefill_wait")
         chosen = dataclasses.replace(own[-1].settings, **{name: getattr(chosen, name) for name in kept})
     for place in _places(device, own, known):
@@ -232,7 +231,7 @@ def find(
 def limits(
     model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int
 ) -> tuple[float | None, float] | None:
-    """Seconds of prefill (None without a peak) and of a token by the datasheet alone; None for an unknown model."""
+    """Seconds of prefill (None without a peak) and of a token from the datasheet alone; None for an unknown model."""
     step = cost.step(model, n_prompt, 0, 1, settings.type_k, settings.type_v)
     token = cost.step(model, 1, n_prompt + max(0, n_gen - 2) // 2, 1, settings.type_k, settings.type_v)
     if step is None or token is None:
@@ -243,9 +242,9 @@ def limits(
 
 
 def shares_of(device: Device, own: Sequence[Record], model: Model) -> Shares | None:
-    """Which parts of the datasheet's figures runs reached, widened by what sessions differ by, and other models.
+    """The shares of the datasheet's figures that runs reached, widened by the spread between sessions and models.
 
-    Of a phase without runs those of other devices. None where there are none.
+    A phase without runs has the assumed shares. None without runs.
     """
     by_phase: dict[str, dict[object, list[float]]] = {PREFILL: {}, DECODE: {}}
     for record in own:
@@ -265,7 +264,7 @@ def shares_of(device: Device, own: Sequence[Record], model: Model) -> Shares | N
 
 
 def _reached(record: Record, device: Device) -> Iterator[tuple[str, int, float]]:
-    """Of each phase of a run: the least time by the datasheet over the measured one."""
+    """For each phase of a run: the least time from the datasheet over the measured one."""
     for run in phases.by_length(record.run):
         least = limits(record.model, record.settings, device, run.n_prompt, run.n_gen)
         if least is None:
@@ -277,7 +276,7 @@ def _reached(record: Record, device: Device) -> Iterator[tuple[str, int, float]]
 
 
 def _is_on(record: Record, device: Device) -> bool:
-    """Whether a run went well and had all its layers on this device."""
+    """Whether a successful run had all its layers on this device."""
     run = record.run
     if not run.is_timed or run.lever is not None or record.settings.n_gpu_layers == 0:
         return False
@@ -292,7 +291,7 @@ def _recognised(described: Described | None) -> Device | None:
 
 
 def _places(device: Device, own: Sequence[Record], known: Sequence[Ceilings]) -> list[Where]:
-    """Where the device was measured: first where its runs are from, the latest first."""
+    """Where the device was measured: first the places of its runs, the latest first."""
     places = [where.of_record(record) for record in reversed(own)]
     for ceilings in reversed(known):
         name = where.measured_on(ceilings)

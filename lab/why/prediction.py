@@ -1,11 +1,11 @@
-"""What a model would do: on this machine from its kernels' ceilings, on another from its datasheet.
+"""Predicts a model's times: on this machine from its kernels' ceilings, on another device from its datasheet.
 
-On this machine the expectation comes from what its runs taught (lab/why/learning.py), and so does the range around
-it: how far off such predictions were of points that were held out, wider where it extrapolates. For a device that
-nobody here has there is only its datasheet: the theoretical limit is bytes over bandwidth, or FLOPs over peak; what
-people measure is a part of that, and the part that is taken here is stated with its source.
+On this machine the expected time is fitted to earlier runs (lab/why/learning.py). The range around it comes from the
+errors of predictions of held-out points, and is wider where it extrapolates. For a device that was not measured, the
+theoretical limit is bytes over bandwidth, or FLOPs over peak, from its datasheet; the share of it that is assumed is
+stated with its source.
 
-`basis_here` and `basis_of` say what a prediction is based on, `beyond` where it extrapolates.
+`basis_here` and `basis_of` describe the basis of a prediction, `beyond` where it extrapolates.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.analysis.wording import digits
 from lab.core import cost, memory, shown
 from lab.core import results as results_files
 from lab.core.lists import plural
@@ -36,31 +37,29 @@ TOO_FAST = 1.1
 
 
 def basis_here(learned: Learned) -> str:
-    """What a prediction for this machine is based on, in words."""
+    """The basis of a prediction for this machine, in sentences."""
     fit, errors = learned.fit, learned.uncertainty
     sentence = (
-        f"Expected: {fit.prefill_factor:.2f} x the kernels' best time in prefill and {fit.decode_factor:.2f} x in "
-        f"decode, plus {1e6 * fit.per_layer_step_s:.3g} us per layer and step, plus "
-        f"{1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value; fitted to "
-        f"{plural(learned.n_runs, 'run')} of {', '.join(learned.models)} on this machine "
-        f"({len(learned.points)} points: medians by length and phase), and "
-        "corrected by what runs of the same setup differ from that on average. "
-        f"Ranges: {learning.DEVIATIONS:g} standard deviations of {len(errors.held_out)} predictions of points that "
-        "were held out, and of those of the lab's own bench (tests/bench/held_out.py) where few could be."
+        f"Expected times are fitted to {plural(learned.n_runs, 'run')} of {', '.join(learned.models)} on this machine "
+        f"({len(learned.points)} points: medians by length and phase): {digits(fit.prefill_factor)}x the kernels' best "
+        f"time in prefill, {digits(fit.decode_factor)}x in decode, plus {1e6 * fit.per_layer_step_s:.3g} us per layer "
+        f"and step, plus {1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value, corrected by the mean "
+        f"deviation of each setup. Ranges are {learning.DEVIATIONS:g} standard deviations of {len(errors.held_out)} "
+        "held-out predictions, supplemented by the lab's benchmark (tests/bench/held_out.py) where these are few."
     )
     if n_disturbed := sum(point.is_disturbed for point in learned.points):
-        sentence += f" {n_disturbed} of the points are of disturbed runs, which widens all ranges."
+        sentence += f" {n_disturbed} of the points come from disturbed runs, which widens all ranges."
     fastest = min(errors.fastest(PREFILL), errors.fastest(DECODE))
     if fastest < 1 / TOO_FAST:
         sentence += (
-            f" Some of these runs took only {fastest:.2f} x their kernels' best time: ceilings are too low, so the "
-            "expectation is too slow, and the ranges reach down by as much. Run: lab ceilings --again"
+            f" Some of these runs took only {digits(fastest)}x their kernels' best time: ceilings are too low, so "
+            "expected times are too long, and the ranges start lower by this factor. Run: lab ceilings --again"
         )
     return sentence
 
 
 def basis_of(device: Device, own: Own | None) -> str:
-    """What a prediction for a device of the datasheets is based on."""
+    """The basis of a prediction for a device of the datasheets, in sentences."""
     if own is None:
         return datasheet.basis(device)
     if own.learned is not None:
@@ -68,25 +67,28 @@ def basis_of(device: Device, own: Own | None) -> str:
     if own.shares is None:
         day = own.ceilings.measured_at[:10] if own.ceilings else ""
         return (
-            f"From ceilings of such a device in the results ({day}): at least the time of its kernels, "
-            f"at most {1 / KERNEL_SHARE:.2f}x as long, as on CPUs. With runs it is surer: lab measure"
+            f"From ceilings of such a device in the results ({day}): from the time of its kernels up to "
+            f"{digits(1 / KERNEL_SHARE)}x that, the range measured on CPUs. Runs would narrow it: lab measure"
         )
     figures = {DECODE: f"{device.gbps:g} GB/s", PREFILL: f"{device.tflops:g} TFLOP/s" if device.tflops else ""}
-    parts = [f"{low:.0%} to {high:.0%} of {figures[phase]} in {phase}" for phase, (low, high) in own.shares.items()]
+    parts = [
+        f"{100 * low:.0f} to {100 * high:.0f} % of {figures[phase]} in {phase}"
+        for phase, (low, high) in own.shares.items()
+    ]
     return (
         f"From {plural(own.n_runs, 'run')} on such a device in the results: {' and '.join(parts)} of its datasheet "
-        f"({device.source}), widened by what other sessions differ by. With its ceilings it is surer: lab ceilings"
+        f"({device.source}), widened by the spread between sessions. Its ceilings would narrow it: lab ceilings"
     )
 
 
 def beyond(case: Case, errors: Uncertainty, wide: float) -> list[str]:
-    """In which ways a prediction extrapolates, and how wide its range is therefore; none: an empty list."""
+    """A sentence on how a prediction extrapolates and how wide its range is; empty if it does not."""
     known = errors.known[case.phase]
     ways, longest = known.beyond(case), known.longest
     what = "prompt" if case.phase == PREFILL else "context"
     words = {
-        LONGER: f"to {case.length / longest:.3g} times the longest {what} learned from ({longest:,.0f} tokens)",
-        SHORTER: f"below the shortest {what} learned from ({known.shortest:,.0f} tokens)",
+        LONGER: f"to {case.length / longest:.3g}x the longest measured {what} ({longest:,.0f} tokens)",
+        SHORTER: f"below the shortest measured {what} ({known.shortest:,.0f} tokens)",
         MODEL: "to another model",
         QUANTIZATION: f"to another quantization ({case.quantization})",
         SETTINGS: "to other settings (threads, --ubatch, cache types or flash attention)",
@@ -94,19 +96,20 @@ def beyond(case: Case, errors: Uncertainty, wide: float) -> list[str]:
     if not ways:
         return []
     beyond = ", ".join(words[way] for way in ways)
-    return [f"{case.phase} extrapolates {beyond}: range widened to {1 / wide:.2g} to {wide:.2g} times the expectation"]
+    ends = f"{digits(1 / wide)}-{digits(wide)}x the expected time"
+    return [f"{case.phase} extrapolates {beyond}: range widened to {ends}"]
 
 
 MOST_TOKENS = 10_000_000
-"""More than any context that is asked about."""
+"""The longest context that can be predicted."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A run of n_prompt and n_gen tokens in seconds: the theoretical limit, and what to expect (a range).
+    """A run of n_prompt and n_gen tokens in seconds: the theoretical limit, and the expected range.
 
-    On this machine also the single value to expect, which the range is around; a datasheet gives none. `beyond`
-    says in words in which ways it goes beyond what was learned from.
+    On this machine also the single expected value inside the range; a datasheet gives none. `beyond` says how it
+    extrapolates.
     """
 
     n_prompt: int
@@ -118,9 +121,9 @@ class Prediction:
     prefill_expected_s: float | None = None
     tpot_expected_s: float | None = None
     beyond: tuple[str, ...] = ()
-    rests_on: str | None = None  # of a device of the datasheets: what was measured on it; None: nothing
+    rests_on: str | None = None  # for a device of the datasheets: what was measured on it; None: nothing
     doubts: tuple[str, ...] = ()  # some of core/shown.py
-    misfit: str | None = None  # that it does not fit into the memory, and what would: then no times are shown
+    misfit: str | None = None  # what is missing if it does not fit into memory: then no times are shown
 
     @property
     def e2e_s(self) -> tuple[float, float]:
@@ -132,7 +135,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions for a model on one device: the bytes that each length needs, the memory there, and the basis."""
+    """Predictions for a model on one device, with the bytes that each length needs, its memory, and the basis."""
 
     model: Model
     where: str
@@ -151,13 +154,13 @@ def predict(
     results: str | Path = "results",
     **settings: Any,
 ) -> list[Prediction]:
-    """How long requests would take: a Prediction for each prompt length, with `gen` tokens generated.
+    """Predicts the times of requests: a Prediction for each prompt length, with `gen` tokens generated.
 
         lab.predict("1000", 200, "llama-3.2-3b", device="rtx-4090")[0].tpot_s
 
-    Without `device` for this machine, from the ceilings and runs in the folder `results`; else for a device of
-    models/devices.toml, from its datasheet. `model` is a SPEC, and need not be here. LabError for an unknown name,
-    and where ceilings or runs are missing.
+    Without `device` it predicts for this machine, from the ceilings and runs in the folder `results`; else for a device
+    of models/devices.toml, from its datasheet. `model` is a SPEC; its file is not needed. LabError for an unknown name,
+    and if ceilings or runs are missing.
     """
     return predictions(prompt_len, gen, model, device, results, **settings).rows
 
@@ -170,7 +173,7 @@ def predictions(
     results: str | Path = "results",
     **settings: Any,
 ) -> Predictions:
-    """What `predict` returns, with the memory it needs and what it is based on."""
+    """The results of `predict` with the memory needed and the basis."""
     lengths = checked_lengths(prompt_len, gen)
     chosen = datasheet.find_device(device) if device else None
     plan = plan_for(model, settings)
@@ -194,7 +197,7 @@ def predictions(
 
 
 def with_misfit(row: Prediction, model: Model, settings: Settings, available: float | None) -> Prediction:
-    """The prediction; where its context does not fit into the available bytes, `misfit` says so, and what would fit."""
+    """The prediction; if its context does not fit into the available bytes, `misfit` names what would fit."""
     n_ctx = row.n_prompt + row.n_gen
     need = memory_bytes(model, settings, n_ctx)
     if available is None or need <= available:
@@ -219,7 +222,7 @@ def predictions_on(
 ) -> tuple[Model, dict[int, list[tuple[Device, Prediction, bool | None]]]]:
     """The model, and for each prompt length what `on_devices` predicts for these devices, or for all.
 
-    Of devices that were measured in the folder `results`, from that.
+    For devices that were measured in the folder `results`, it predicts from those results.
     """
     lengths = checked_lengths(prompt_len, gen)
     plan, known = plan_for(model, settings), kept(Path(results))
@@ -227,7 +230,7 @@ def predictions_on(
 
 
 def kept(folder: Path) -> tuple[list[Record], list[Ceilings]]:
-    """The records and the ceilings in a folder; none where it is not there."""
+    """The records and the ceilings in a folder; none if it does not exist."""
     if not (folder.is_dir() and any(folder.glob("*.jsonl"))):
         return [], []
     contents = results_files.read([folder])
@@ -242,9 +245,9 @@ def memory_bytes(model: Model, settings: Settings, n_ctx: int) -> int:
 def here(
     model: Model, settings: Settings, ceilings: Ceilings, learned: Learned | None, n_prompt: int, n_gen: int
 ) -> Prediction:
-    """A run on this machine. Neither the expectation nor the range goes below the limit.
+    """A run on this machine. Neither the expected time nor the range goes below the limit.
 
-    Without learned runs there is only a range: from the kernels' least time to that time over KERNEL_SHARE.
+    Without earlier runs there is only a range: from the kernels' least time to that time over KERNEL_SHARE.
     """
     prefill = learning.prompt_steps(n_prompt, settings)
     middle = n_prompt + max(0, n_gen - 2) // 2
@@ -285,7 +288,7 @@ def here(
 def on_device(
     model: Model, settings: Settings, device: Device, own: Own | None, n_prompt: int, n_gen: int
 ) -> Prediction:
-    """A run on a device of the datasheets: from what was measured on it, else by its datasheet."""
+    """A run on a device of the datasheets: from measurements on it, else from its datasheet."""
     if own is None:
         return elsewhere(model, settings, device, n_prompt, n_gen)
     if own.shares:
@@ -307,7 +310,7 @@ def on_devices(
 ) -> list[tuple[Device, Prediction, bool | None]]:
     """A run on these devices (without `names` on every known one), fastest decode first, and whether it fits there.
 
-    None where the device's memory is not known.
+    None if the device's memory is unknown.
     """
     rows = []
     for device in map(datasheet.find_device, names) if names else datasheet.devices().values():
@@ -326,7 +329,7 @@ def elsewhere(
     n_gen: int,
     shares: Shares | None = None,
 ) -> Prediction:
-    """A run on a device by its datasheet, of whose figures these shares are reached."""
+    """A run on a device that reaches these shares of its datasheet's figures."""
     shares = datasheet.datasheet_shares() if shares is None else shares
     least = datasheet.limits(model, settings, device, n_prompt, n_gen)
     if least is None:
@@ -339,18 +342,18 @@ def elsewhere(
 
 
 def checked_lengths(prompt_len: str | Sequence[int], gen: int) -> tuple[int, ...]:
-    """The prompt lengths. LabError for what cannot be predicted."""
+    """The prompt lengths. LabError for impossible ones."""
     lengths = parse_lengths(prompt_len)
     check_lengths(lengths)
     if max(lengths) + gen > MOST_TOKENS:
-        raise LabError(f"{max(lengths) + gen:,} tokens are no context.", f"Give at most {MOST_TOKENS:,}.")
+        raise LabError(f"{max(lengths) + gen:,} tokens are too many.", f"Give at most {MOST_TOKENS:,}.")
     if gen < 2:
-        raise LabError(f"--gen {gen} leaves nothing to decode.", "Give 2 or more.")
+        raise LabError(f"--gen {gen} leaves nothing to decode.", "Give at least --gen 2.")
     return lengths
 
 
 def plan_for(model: str, settings: dict[str, Any]) -> Plan:
-    """This machine and the settings, for a model; only the model's shape has to be known here."""
+    """This machine and the settings, for a model of which only the shape is needed."""
     with Worker() as worker:
         shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **settings)
     chosen = plan.settings
