@@ -147,7 +147,7 @@ def test_the_command(tmp_path: Path) -> None:
         (("-d", "rtx-4091"), "Did you mean"),
         (("--memory", "much"), "not a size"),
         (("--memory", "1GB"), "No device here has 1GB or less"),
-        (("--slo", "fast"), "not understood"),
+        (("--slo", "fast"), "cannot be read"),
         (("-n", "1"), "--gen 2 or more"),
         (("--at-least", "20"), "needs one --device"),
         (("--at-least", "1e9", "-d", "m1"), "decodes no model of the catalog"),
