@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.analysis import llama_bench_format, pasted_tables, table
+from lab.analysis import comparison, llama_bench_format, pasted_tables, table
 from lab.core import phases, results
 from lab.core.record import UNKNOWN_THREADS, Record
 from lab.errors import LabError
 from lab.runner import machine
 from lab.show import board_page
-from lab.why import board
+from lab.why import candidates
 from tests.conftest import run_lab
 
 LLAMA_BENCH = """\
@@ -121,6 +121,7 @@ def test_other_settings_keep_results_apart(tmp_path: Path) -> None:
     assert (records[0].machine.cpu, records[0].machine.devices) == ("Test CPU", ())
     assert (records[0].settings.n_threads, records[0].settings.n_gpu_layers) == (4, 0)
     assert len(table.summary(table.runs(records))) == 2
+    assert comparison.differences(comparison.groups(records)) == {"variant": ["mmap 0", "mmap 1"]}
 
 
 def test_several_builds_and_devices_in_one_paste(tmp_path: Path) -> None:
@@ -172,6 +173,8 @@ def test_apples_scoreboard(tmp_path: Path) -> None:
 
 
 def test_localscore(tmp_path: Path) -> None:
+    records, skipped = read(tmp_path, LOCALSCORE + "\n" + LLAMA_BENCH)
+    assert {record.machine.llama_cpp_commit for record in records[:2]} == {None}
     records, skipped = read(tmp_path, LOCALSCORE)
     assert not skipped and figures_of(records) == [(1024, 0, 5000.0), (1024, 16, 160.0)]
     one = records[0]
@@ -361,7 +364,7 @@ def test_imported_results_are_published_rows_of_a_board_and_never_this_machine(t
     assert off.prefill is not None and off.prefill.value == pytest.approx(2345.67)
     assert off.decode is not None and off.decode.value == pytest.approx(78.9)
     one = records[0]
-    assert board._measured(records, one.model, machine.label(one.machine, one.settings), 512) is None
+    assert candidates._measured(records, one.model, machine.label(one.machine, one.settings), 512) is None
 
 
 def test_numbers() -> None:

@@ -248,8 +248,9 @@ def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
     names = setup_columns.fields(setups[0].rows)
     chosen = {name: [group.rows[name].tolist()[0] for group in setups] for name in names}  # tolist: numbers of Python
     values = {name: [None if value != value else value for value in column] for name, column in chosen.items()}
-    if any(group.rows.block.isna().all() for group in setups):  # not a trial: sessions, which differ in no setting
-        del values["variant"]
+    is_setting = all(name is not None and not name.startswith("session ") for name in values["variant"])
+    if any(group.rows.block.isna().all() for group in setups) and not is_setting:
+        del values["variant"]  # neither of a trial nor imported: sessions, which differ in no setting
     values["sweep_every"] = [None if every is None else int(every) for every in values["sweep_every"]]
     is_served = [setup_columns.is_request(row) for row in first]
     seen = dict(values)

@@ -198,7 +198,7 @@ def _of_localscore(cells: Cells, said: Said) -> list[Row]:
     test = _test(cells["test"])
     if test is None or not test[0] or not test[1]:
         raise ValueError(f"{cells['test']!r} is not a test such as pp1024+tg16")
-    known = {"variant": "LocalScore (llamafile)"}
+    known = {"variant": "LocalScore (llamafile)", "build_commit": None}
     if len(said.titles) == 2:
         known |= {"gpu_info": said.titles[0].rpartition(" - ")[0].replace(",", ""), "model_type": said.titles[1]}
     return [
@@ -216,7 +216,8 @@ def _of_batched_bench(cells: Cells, said: Said) -> list[Row]:
     after = n_prompt
     if "b" not in cells:
         n_depth = after = int(_number(cells["n_kv"]))
-    known = {name: value for name, value in said.settings if name in (*DEFAULTS, "n_threads", "flash_attn")}
+    known: Row = {name: value for name, value in said.settings if name in (*DEFAULTS, "n_threads", "flash_attn")}
+    known |= {"build_commit": None}
     of_gen = [said.row((0, n_gen, after), _rate(cells["s_tg t/s"]), **known)] if n_gen else []
     return [said.row((n_prompt, 0, n_depth), _rate(cells["s_pp t/s"]), **known), *of_gen]
 
