@@ -86,7 +86,6 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("name", "offered"),
     [
-        ("rtx4090", "rtx-4090"),
         ("4090", "rtx-4090 or rtx-4090-d or rtx-4090-laptop"),
         ("a100", "a100-40gb or a100-80gb or a100-80gb-pcie"),
         ("m4-mx", "m4-max"),
@@ -102,6 +101,49 @@ def test_an_unknown_name_is_answered_with_close_ones(name: str, offered: str) ->
     with pytest.raises(LabError) as raised:
         datasheet.find_device(name)
     assert offered in str(raised.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("rtx4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090 D", "rtx-4090-d"),
+        ("RTX 4060 mobile", "rtx-4060-laptop"),
+        ("GTX 1070 with Max-Q Design", "gtx-1070-max-q"),
+        ("dgx spark", "gb10"),
+        ("Apple M4 Max", "m4-max"),
+        ("RTX A6000", "rtx-a6000"),
+        ("A100 80GB PCIe", "a100-80gb-pcie"),
+    ],
+)
+def test_a_name_is_understood_as_people_write_it(words: str, name: str) -> None:
+    assert datasheet.find_device(words).name == name
+
+
+def test_no_two_devices_answer_to_one_name() -> None:
+    by_key: dict[str, set[str]] = {}
+    for device in datasheet.devices().values():
+        for name in (device.name, *device.aliases):
+            by_key.setdefault(datasheet._key(name), set()).add(device.name)
+    assert all(len(names) == 1 for names in by_key.values()) and "" not in by_key
+    assert not set(by_key) & set(datasheet.kinds())
+
+
+def test_a_list_of_devices_and_what_people_call_a_kind() -> None:
+    assert datasheet.names_of("rtx4090, M4,rtx-4090") == ("rtx-4090", "m4")
+    assert datasheet.names_of("macbook") == datasheet.names_of("apple")
+    with pytest.raises(LabError, match="'abacus'"):
+        datasheet.names_of("m4,abacus")
+
+
+def test_a_peak_is_published_or_follows_from_the_architecture() -> None:
+    assert datasheet.find_device("rtx-4090").peak_tflops == 330
+    assert datasheet.find_device("rtx-2080-ti").peak_tflops == pytest.approx(107.6)
+    assert datasheet.find_device("raspberry-pi-5").peak_tflops is None
+    known = {device.architecture for device in datasheet.devices().values() if device.fp32}
+    assert known <= set(datasheet.PEAK_OVER_FP32)
+    for device in datasheet.devices().values():
+        assert device.peak_tflops is None or 10 <= 1e3 * device.peak_tflops / device.gbps <= 1_000, device.name
 
 
 def test_a_basis_says_whether_its_figures_were_found_again() -> None:
@@ -145,7 +187,7 @@ def test_a_basis_says_whether_its_figures_were_found_again() -> None:
         ("NVIDIA GeForce RTX 4060 Ti", 7.6, "rtx-4060-ti-8gb"),
         ("NVIDIA RTX 6000 Ada Generation", 47.5, "rtx-6000-ada"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95, "rtx-pro-6000"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95, None),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95, "rtx-pro-6000-server"),
         ("AMD Radeon RX 7900 XTX (RADV NAVI31)", 24, "rx-7900-xtx"),
         ("AMD Radeon RX 7900 XT", 20, "rx-7900-xt"),
         ("AMD Radeon RX 6800 XT", 16, "rx-6800-xt"),
@@ -155,7 +197,7 @@ def test_a_basis_says_whether_its_figures_were_found_again() -> None:
         ("AMD Instinct MI300X", 192, "mi300x"),
         ("Intel(R) Arc(TM) A770 Graphics (DG2)", 16, "arc-a770"),
         ("Intel(R) Arc(TM) Pro B60 Graphics", 24, "arc-pro-b60"),
-        ("Intel(R) Arc(TM) A770M Graphics", 16, None),
+        ("Intel(R) Arc(TM) A770M Graphics", 16, "arc-a770m"),
         ("Apple M1 Max", 48, "m1-max"),
         ("Apple M1", 10.7, "m1"),
         ("Apple M4 Max", 96, None),  # GPUs of 32 and of 40 cores are described alike

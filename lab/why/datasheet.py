@@ -47,11 +47,26 @@ ALL = "all"
 NOT_THE_SAME = re.compile("ti|super|d|laptop|mobile|max|q|pro|ultra|ada|server|pcie|nvl|mig|xt|xtx|gre")
 """Words that mark a different device: the rest of a description must not contain them. (q: Max-Q.)"""
 
+NOT_IN_NAMES = re.compile("nvidia|geforce|amd|radeon|intel|arc|apple|tesla|gpu|graphics|with|in|design|generation|tm|r")
+"""Words that people write or leave out of a device's name."""
+
+KINDS_CALLED = {"macbook": "apple", "macbook-pro": "apple", "macbook-air": "apple", "mac": "apple"}
+"""What people call devices of a kind."""
+
 VARIANT = re.compile(r"\d+gb|\d+core|gddr\w+")
 """Words of a name that distinguish variants with equal driver descriptions."""
 
 SAME_MEMORY = 0.08
 """Drivers reserve some memory: the size that they report may differ from the nominal size by this share."""
+
+
+PEAK_OVER_FP32 = {
+    **dict.fromkeys(("pascal", "turing-gtx", "ampere", "ada", "blackwell", "rdna4", "apple5"), 4),
+    **dict.fromkeys(("volta", "turing", "orin", "alchemist", "battlemage", "cdna", "cdna3"), 8),
+    **dict.fromkeys(("pascal-hbm", "polaris", "vega", "rdna1", "rdna2", "rdna3", "rdna3.5"), 2),
+    **{"hopper": 15, "ampere-hbm": 16, "apple": 1},
+}
+"""The highest arithmetic rate that an architecture offers to llama.cpp (FP16, or INT8 by DP4A) over its FP32 rate."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +81,20 @@ class Device:
     tflops: float | None = None
     memory_gb: float | None = None
     checked: str | None = None
+    architecture: str | None = None
+    fp32: float | None = None
+    gpu_cores: int | None = None
+    aliases: tuple[str, ...] = ()
 
     @property
     def memory_bytes(self) -> float | None:
         return None if self.memory_gb is None else self.memory_gb * 1e9
+
+    @property
+    def peak_tflops(self) -> float | None:
+        """The published peak, else the one that follows from the architecture and its FP32 rate."""
+        factor = PEAK_OVER_FP32.get(self.architecture or "")
+        return self.tflops or (self.fp32 * factor if self.fp32 and factor else None)
 
 
 @cache
@@ -94,9 +119,10 @@ def from_entry(kind: str, name: str, facts: Any) -> Device:
             raise TypeError("it needs either gbps, or bus_bits and mtps")
         if bus_bits is not None:
             rest["gbps"] = bus_bits * mtps / 8e3
-        for field in ("gbps", "tflops", "memory_gb"):
+        for field in ("gbps", "tflops", "memory_gb", "fp32", "gpu_cores"):
             if field in rest and not rest[field] > 0:
                 raise TypeError(f"{field} must be above 0")
+        rest["aliases"] = tuple(rest.get("aliases", ()))
         return Device(kind=kind, name=name, **rest)
     except TypeError as error:
         hint = "The head of that file explains the fields."
@@ -109,20 +135,23 @@ def kinds() -> tuple[str, ...]:
 
 
 def names_of(group: str) -> tuple[str, ...]:
-    """The names of all devices for "all", those of a kind for its name; empty for any other word."""
-    wanted = _as_name(group)
+    """The names of all devices for "all", those of a kind for its name, those of a list; empty for any other word."""
+    if "," in group:
+        return tuple(dict.fromkeys(find_device(name).name for name in group.split(",") if name.strip()))
+    wanted = KINDS_CALLED.get(_as_name(group), _as_name(group))
     return tuple(name for name, device in devices().items() if wanted in (ALL, device.kind))
 
 
 def find_device(name: str) -> Device:
     """A device by its name. LabError with close names for an unknown one, and for the name of a kind."""
     wanted, known = _as_name(name), devices()
-    if wanted in known:
-        return known[wanted]
+    if device := called(name):
+        return device
     if members := names_of(wanted):
         raise LabError(f"{name!r} is a group of {len(members)} devices.", f"Name one: {', '.join(members[:3])}, ...")
     choices = [*known, *kinds()]
-    close = sorted((choice for choice in choices if wanted and wanted in choice), key=len)
+    close = [choice for choice in choices if wanted and wanted in choice]
+    close.sort(key=lambda choice: (not choice.startswith(wanted), len(choice)))
     close = close or difflib.get_close_matches(wanted, choices, n=3, cutoff=0.5)
     raise LabError(
         f"There is no device named {name!r}.",
@@ -134,6 +163,21 @@ def find_device(name: str) -> Device:
 
 def _as_name(words: str) -> str:
     return words.strip().lower().replace(" ", "-")
+
+
+def called(words: str) -> Device | None:
+    """The device with this name or alias, whatever its spaces, dashes and maker: "NVIDIA GeForce RTX4090"."""
+    return _by_key().get(_key(words))
+
+
+@cache
+def _by_key() -> dict[str, Device]:
+    return {_key(name): device for device in devices().values() for name in (device.name, *device.aliases)}
+
+
+def _key(words: str) -> str:
+    parts = re.findall(r"[a-z0-9]+", words.lower())
+    return "".join("laptop" if part == "mobile" else part for part in parts if not NOT_IN_NAMES.fullmatch(part))
 
 
 def recognise(description: str, memory_bytes: int | None = None) -> Device | None:

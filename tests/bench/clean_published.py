@@ -1,0 +1,173 @@
+"""Make models/published.csv from rows that other people published: python -m tests.bench.clean_published RAW
+
+RAW is a CSV with the columns source, url, collected, device, backend, model, quantization, test, flash_attn, tps,
+stddev, commit, as_published. Every row is kept. A row that breaks one of the RULES is marked with the rule's name, and
+nothing is learned from it. Prints how many rows each rule marks, and which devices are not in models/devices.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+from collections import Counter
+from pathlib import Path
+
+from lab.core.record import DECODE, PREFILL
+from lab.errors import LabError
+from lab.models import catalog
+from lab.why import datasheet, published
+
+OUT = Path(__file__).parents[2] / "models" / "published.csv"
+
+RULES = {
+    "unknown-device": "The device is not in models/devices.toml.",
+    "unclear-device": "The name covers devices with different memory (a series, or a virtual part of a card).",
+    "unknown-model": "The model or its quantization is not in models/catalog.toml.",
+    "other-runtime": "Not measured with llama.cpp or with what is built on it.",
+    "slow-host": "A card behind a single-board computer.",
+    "does-not-fit": "The weights take over 95 % of the card's memory: some lay elsewhere.",
+    "no-peak": "The arithmetic peak of the device is not known: nothing bounds a prefill rate.",
+    "above-bandwidth": "Faster than the memory bandwidth allows.",
+    "above-peak": "Faster than the arithmetic peak allows.",
+}
+COLUMNS = [
+    *("source", "url", "collected", "device", "gpu_share", "backend", "model", "quantization", "phase", "n_prompt"),
+    *("flash_attn", "tps", "stddev", "commit", "marks", "as_published"),
+]
+HOSTS = re.compile(r"\b(Pi|CM5|Radxa|Rock|Orion)\b")
+SERIES = re.compile(r"\bSeries\b|-\d+[QC]\b|MIG ")
+BUILT_ON = re.compile("llama.cpp|localscore|llamafile|geerlingguy|ollama|lm ?studio|kobold", re.I)
+OTHER = re.compile(r"\b(vllm|mlx|exllama\w*|tensorrt\S*|mlc|sglang|transformers|ipex\S*)\b", re.I)
+BACKENDS = {
+    "geforce": "CUDA",
+    "datacenter": "CUDA",
+    "apple": "Metal",
+    "radeon": "ROCm",
+    "arc": "Vulkan",
+    "small": "Vulkan",
+}
+
+
+def chip_of(line: dict[str, str]) -> tuple[str, float | None]:
+    """The name of the chip as it was published, and how many GPU cores it has where the name says so."""
+    text = line["as_published"] or line["device"]
+    if "device=" in text:
+        return line["device"].removesuffix("-unified"), None
+    if "·" in text:
+        parts = [part.strip() for part in text.split("·")]
+        text = parts[1]
+    inside = re.findall(r"\(([^()]*)\)", text)
+    cores = re.search(r"(\d+) ?GPU", text)
+    n_cores = float(cores[1]) if cores else None
+    for words in [*inside, text]:
+        words = re.sub(r"\d+P\+\d+E\+\d+GPU|\b\d+[- ]core\b", "", words).strip()
+        full = re.sub("(?i)nvidia ", "RTX ", words), re.sub("(?i)amd ", "RX ", words)
+        short = re.sub(r"\s\d+ ?GB\b.*", "", words), words.split(" Mac")[0], re.sub(r"\s*\(.*", "", words)
+        for name in (words, *full, *short):
+            if datasheet.called(name):
+                return name, n_cores
+    return text, n_cores
+
+
+def device_of(line: dict[str, str]) -> tuple[datasheet.Device | None, float, str]:
+    """The device of the list, the part of its GPU cores, and the chip's name."""
+    name, n_cores = chip_of(line)
+    plain = re.sub(r"-\d+gb$", "", name)
+    short = re.sub(r"(\d)tis\b", r"\1-ti-super", plain), re.sub(r"(\d)s\b", r"\1-super", plain)
+    device = next(filter(None, map(datasheet.called, (name, plain, *short))), None)
+    if device is None:
+        return None, 1.0, name
+    if n_cores:
+        device = datasheet.called(f"{device.name}-{n_cores:.0f}core") or device
+    share = n_cores / device.gpu_cores if n_cores and device.gpu_cores else 1.0
+    return device, round(min(share, 1.0), 3), name
+
+
+def model_of(line: dict[str, str]) -> str:
+    """The name in the catalog, or the published one."""
+    name = line["model"].rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-it")
+    for text in (name, name.removeprefix("meta-"), name.replace("deepseek-r1-distill-", "")):
+        try:
+            return catalog.find(text).name
+        except LabError:
+            continue
+    return name
+
+
+def quantization_of(line: dict[str, str]) -> str:
+    """As the source itself named it, where it did: the collector's int4 is any of them."""
+    found = re.search(
+        r"\b(I?Q\d\w*|F16|BF16|F32)( - Medium| - Small| - Large)?", line["as_published"].rpartition("·")[2]
+    )
+    if found and line["source"] == "localscore":
+        return found[1].upper() + {" - Medium": "_M", " - Small": "_S", " - Large": "_L"}.get(
+            found[2] or "", "_M" if found[1] in ("Q4_K", "Q5_K") else ""
+        )
+    return line["quantization"].upper()
+
+
+def backend_of(line: dict[str, str], device: datasheet.Device | None) -> str:
+    """As published, else what the runtime uses on such a device. llamafile has kernels of its own on AMD."""
+    if line["backend"]:
+        return line["backend"]
+    backend = published.backend_of(device) if device else ""
+    return "tinyBLAS" if backend == "ROCm" and line["source"] == "localscore" else backend
+
+
+def cleaned(line: dict[str, str]) -> dict[str, str]:
+    """A row of the file, with its marks."""
+    device, share, name = device_of(line)
+    phase, length = re.fullmatch(r"(pp|tg)(\d*)", line["test"]).groups()  # type: ignore[union-attr]
+    row = {
+        **{column: line.get(column, "") for column in COLUMNS},
+        "device": device.name if device else name,
+        "gpu_share": f"{share:g}" if share != 1 else "",
+        "backend": backend_of(line, device),
+        "model": model_of(line),
+        "quantization": quantization_of(line),
+        "phase": PREFILL if phase == "pp" else DECODE,
+        "n_prompt": (length if phase == "pp" else str(int(length) // 2)) if length else "",
+        "as_published": name,
+        "marks": "",
+    }
+    marks = list(published.marks_of(published.row_of(row)))
+    if SERIES.search(line["as_published"]):
+        marks = ["unclear-device"] + [mark for mark in marks if mark != "unknown-device"]
+    if HOSTS.search(line["as_published"]):
+        marks.append("slow-host")
+    if OTHER.search(" ".join((line["source"], line["as_published"], line["backend"]))):
+        marks.append("other-runtime")
+    assert set(marks) <= set(RULES)
+    return {**row, "marks": " ".join(marks)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("raw", type=Path)
+    parser.add_argument("--out", type=Path, default=OUT)
+    asked = parser.parse_args()
+    with asked.raw.open(encoding="utf-8", newline="") as file:
+        lines = [cleaned(line) for line in csv.DictReader(file)]
+    with asked.out.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    report(lines)
+
+
+def report(lines: list[dict[str, str]]) -> None:
+    """Print what was kept, what each rule marks, and which devices are missing."""
+    n_clean = sum(not line["marks"] for line in lines)
+    print(
+        f"{len(lines)} rows, {n_clean} clean, of {len({line['device'] for line in lines if not line['marks']})} devices"
+    )
+    counts = Counter(mark for line in lines for mark in line["marks"].split())
+    for rule, about in RULES.items():
+        print(f"{counts[rule]:5}  {rule}: {about}")
+    for line in {line["device"]: line for line in lines if re.search("un(known|clear)-device", line["marks"])}.values():
+        print(f"not in the list: {line['device']} ({line['marks'].split()[0]})")
+
+
+if __name__ == "__main__":
+    main()
