@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 guess, check = answers.guess, answers.check
 serve, abilities, events = lesson_server.serve, lesson_server.abilities, lesson_server.events
-show_load, draw_load = lesson_server.show_load, lesson_server.draw_load
 overhead, show_overhead = lesson_server.overhead, lesson_server.show_overhead
-draw_overhead = lesson_server.draw_overhead
+show_load, draw_overhead = lesson_server.show_load, lesson_server.draw_overhead
 
 
 def begin() -> None:
@@ -61,13 +60,7 @@ def rows(records: Sequence[Record]) -> tuple[Any, ...]:
 
 def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
     """Draw an experiment as its command does."""
-    import matplotlib
-    import matplotlib.pyplot as plt
-
-    for draw_one in levers.drawings(_sections(_timed(records), ceilings, runs)).values():
-        figure = plt.figure(figsize=(10, 4.6), layout="constrained")
-        with matplotlib.rc_context({"text.parse_math": False}):
-            draw_one(figure)
+    lesson_server.draw_all(levers.drawings(_sections(_timed(records), ceilings, runs)).values())
 
 
 def compare(records: Sequence[Record]) -> None:

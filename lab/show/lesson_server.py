@@ -25,7 +25,7 @@ from lab.experiments.overhead_parts import Phase
 from lab.models import catalog
 from lab.process import spawning
 from lab.runner import limits
-from lab.show import console, overhead_views, plot_load, text_endpoint, text_load
+from lab.show import console, overhead_views, text_endpoint, text_load
 from lab.show.section import print_section
 
 if TYPE_CHECKING:
@@ -136,15 +136,8 @@ def events(record: RequestRecord) -> pd.DataFrame:
 
 def show_load(records: Sequence[RequestRecord]) -> None:
     """Print a load as `lab load` does."""
-    print_section(text_load.section(_samples(records), records[0].endpoint), console.console())
-
-
-def draw_load(records: Sequence[RequestRecord]) -> None:
-    """Draw the latency over a load, and the timeline of its requests, as `lab load` does."""
-    first = records[0]
-    title = plot_load.title(first.endpoint, first.model, first.machine)
-    made = plot_load.drawings(_samples(records), title)
-    _draw(made[name] for name in ("load", "timeline") if name in made)
+    samples = [loads.sample(one.request) for one in records if one.request.asked.load is not None]
+    print_section(text_load.section(samples, records[0].endpoint), console.console())
 
 
 def overhead(lines: Sequence[Record | RequestRecord]) -> dict[str, Phase]:
@@ -162,14 +155,11 @@ def show_overhead(lines: Sequence[Record | RequestRecord]) -> None:
 
 def draw_overhead(lines: Sequence[Record | RequestRecord]) -> None:
     """Draw what lab.overhead measured as `lab overhead` does."""
-    _draw(overhead_views.drawings(lines).values())
+    draw_all(overhead_views.drawings(lines).values())
 
 
-def _samples(records: Sequence[RequestRecord]) -> list[loads.Sample]:
-    return [loads.sample(one.request) for one in records if one.request.asked.load is not None]
-
-
-def _draw(drawings: Iterable[Callable[[Figure], object]]) -> None:
+def draw_all(drawings: Iterable[Callable[[Figure], object]]) -> None:
+    """Draw each picture below the cell."""
     import matplotlib
     import matplotlib.pyplot as plt
 
