@@ -1,4 +1,4 @@
-"""The commands that say why, and what is wrong: ceilings, explain, predict, doctor."""
+"""The commands that explain: ceilings, explain, predict, doctor, words."""
 
 from __future__ import annotations
 
@@ -277,3 +277,27 @@ def doctor(as_json: bool, **asked: Any) -> None:
         text_why.print_checkup(found, console.console())
     if any(check.verdict == checks.BROKEN for check in found.checks):
         sys.exit(EXIT_FAILED)
+
+
+@click.command(cls=Command)
+@click.argument("term", nargs=-1)
+@as_json_option("text")
+def words(term: tuple[str, ...], as_json: bool) -> None:
+    """Explain the lab's terms, such as TTFT, ridge or goodput.
+
+    \b
+      lab words                             # all terms
+      lab words ttft
+    """
+    from lab.show import console, terms
+
+    found = [terms.find(" ".join(term))] if term else terms.terms()
+    if as_json:
+        console.print_json([dataclasses.asdict(one) for one in found])
+        return
+    formatter = click.HelpFormatter(max_width=100)
+    formatter.write_dl([(one.name, one.meaning.replace("`", "")) for one in found])
+    if term:
+        more = {"unit": found[0].unit, "shown in": found[0].shown, "also": ", ".join(found[0].also)}
+        formatter.write_dl([(name, value) for name, value in more.items() if value])
+    click.echo(formatter.getvalue(), nl=False)

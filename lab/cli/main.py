@@ -16,7 +16,7 @@ from lab.cli import running
 from lab.cli.choosing import board
 from lab.cli.comparing import compare, export, import_, repeatability
 from lab.cli.experimenting import claims, experiments
-from lab.cli.explaining import ceilings, doctor, explain, predict
+from lab.cli.explaining import ceilings, doctor, explain, predict, words
 from lab.cli.help import Group
 from lab.cli.measuring import ab, measure, sweep
 from lab.cli.models import models
@@ -28,7 +28,7 @@ from lab.errors import LabError
 
 GROUPS = {
     "Measure": ("measure", "sweep", "ab"),
-    "Understand": ("ceilings", "explain", "claims", "show", "plot", "report"),
+    "Understand": ("ceilings", "explain", "claims", "words", "show", "plot", "report"),
     "Compare and choose": ("compare", "repeatability", "predict", "board"),
     "Serve many": ("batch", "prefix", "stall", "speculate"),
     "Servers": ("server", "load", "overhead", "client"),
@@ -258,6 +258,7 @@ for command in (
     predict,
     board,
     doctor,
+    words,
     export,
     import_,
     models,
