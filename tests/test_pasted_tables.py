@@ -330,6 +330,11 @@ def test_no_text_ends_in_anything_but_a_sentence(tmp_path: Path) -> None:
         assert records and all(rate > 0 for *_, rate in figures_of(records))
 
 
+@pytest.mark.parametrize("piece", ["<tr", "<tr>", "<sup>", "[", "| <", "Device 0: ", "|", "\t", "a", "1,"])
+def test_a_hostile_text_takes_no_longer_than_a_long_one(piece: str) -> None:
+    assert pasted_tables.read(piece * 30_000)[0] == []  # a pattern that tries every start would take minutes
+
+
 def test_the_command_reads_stdin_and_every_table_says_whose_times_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

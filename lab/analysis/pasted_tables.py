@@ -40,13 +40,13 @@ DEFAULTS = {"n_batch": 2048, "n_ubatch": 512, "type_k": "f16", "type_v": "f16", 
 """llama-bench leaves out the columns of settings that have their default."""
 
 DEVICES = (
-    r"\bDevice (?P<number>\d+): (?P<name>.+?), (?:compute capability|gfx)",  # CUDA and ROCm
-    r"\bggml_vulkan: (?P<number>\d+) = (?P<name>.+?) \(",
+    r"\bDevice (?P<number>\d+): (?P<name>.{1,100}?), (?:compute capability|gfx)",  # CUDA and ROCm
+    r"\bggml_vulkan: (?P<number>\d+) = (?P<name>.{1,100}?) \(",
     r"\bggml_metal\w*: (?:GPU name|picking default device|found device): +(?P<name>(?!MTL\d).+)",
 )
 BUILD = r"\bbuild: *(?P<commit>[0-9a-f]{6,40})\b"
 FLASH_ATTENTION = r"(?i)\b(?P<no>without|no|with) (?:flash[ -]?attention|fa)\b"
-FILE = r"([^\s/\\\"'`|<>()]+)\.gguf\b"
+FILE = r"([^\s/\\\"'`|<>()]{1,200})\.gguf\b"
 QUANTIZATION = r"(?:mostly |all )?((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4)(?: - (Small|Medium|Large|[\d.]+ bpw)| MoE)?$"
 TEST = r"(?:pp *(\d*))?(?: *\+ *)?(?:tg *(\d*))?(?: *@ *d *(\d+))?"
 UNIT = r"(?:tok(?:en)?s?|t)/s(?:ec)?|tps"
@@ -225,15 +225,15 @@ def _of_batched_bench(cells: Cells, said: Said) -> list[Row]:
 def _lines(text: str) -> list[str]:
     """The lines with plain dashes, spaces and signs, without colours; rows of HTML tables as rows with bars."""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\u200b\u200e\u200f\ufeff]", "", text)
-    text = re.sub(r"(?is)<tr\b.*?</tr *>", _bars, text)
-    text = html.unescape(re.sub(r"(?is)<sup>.*?</sup>", "", text)) if "<" in text or "&" in text else text
+    text = re.sub(r"(?is)<tr\b(?:(?!<tr\b).)*?</tr *>", _bars, text)
+    text = html.unescape(re.sub(r"(?is)<sup>[^<]{0,50}</sup>", "", text)) if "<" in text or "&" in text else text
     text = re.sub(r"[\u2010-\u2015\u2212]", "-", text).replace("\u00c2\u00b1", "\u00b1")
     return [re.sub(r"[^\S\t]", " ", line).strip(" ").lstrip("> ") for line in text.splitlines()]
 
 
 def _bars(row: re.Match[str]) -> str:
     cells = re.findall(r"(?is)<t[hd]\b[^>]*>(.*?)(?=</?t[hdr]\b)", row[0])
-    words = [" ".join(re.sub(r"<[^>]*>", "", cell).split()).replace("|", "/") for cell in cells]
+    words = [" ".join(re.sub(r"<[^<>]*>", "", cell).split()).replace("|", "/") for cell in cells]
     return f"| {' | '.join(words)} |" + "\n" * row[0].count("\n")
 
 
@@ -246,8 +246,8 @@ def _cells(line: str) -> list[str]:
 
 def _plain(cell: str) -> str:
     """Without links, emphasis, tags, and marks before the words."""
-    cell = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell)
-    return re.sub(r"[*`]|<[^>]*>|^[\s\u2600-\u27bf\U0001f300-\U0001faff\ufe0f]+", "", cell).strip()
+    cell = re.sub(r"\[([^\[\]]*)\]\([^()]*\)", r"\1", cell)
+    return re.sub(r"[*`]|<[^<>]*>|^[\s\u2600-\u27bf\U0001f300-\U0001faff\ufe0f]+", "", cell).strip()
 
 
 def _is_rule(line: str) -> bool:
