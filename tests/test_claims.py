@@ -163,7 +163,7 @@ def test_a_short_context_shortens_the_parts_or_leaves_them_out(worker: Any, tmp_
         (prefix,) = PARTS["prefix"].plan(asked)[0].plans.values()
         assert len(prefix.cases) == prefixes
         if walk is None:
-            with pytest.raises(LabError, match="too short to see a slope"):
+            with pytest.raises(LabError, match="too short to measure a slope"):
                 PARTS["context"].plan(asked)
         else:
             (context,) = PARTS["context"].plan(asked)[0].plans.values()
@@ -177,7 +177,7 @@ def test_one_thread_has_no_half(worker: Any, tmp_path: Path, toys: Any) -> None:
 
 def test_a_model_of_no_list_is_not_requantised(worker: Any, tmp_path: Path, embedded: Path) -> None:
     base = make_plan(worker, [1], 1, 1)
-    with pytest.raises(LabError, match="no model of the lab's list"):
+    with pytest.raises(LabError, match="not in the lab's list"):
         PARTS["quantizations"].plan(Asked(worker, {"model": str(embedded)}, base, tmp_path, True))
 
 
@@ -271,7 +271,7 @@ def test_ceilings_that_cannot_be_measured_are_announced(worker: Any, tmp_path: P
     worker.probe = refuse
     records, lines, _ = run(session, worker, tmp_path / "a.jsonl")
     assert lines[:2] == [
-        "part 1 of 2, ceilings: what the machine can do at best, kernel by kernel",
+        "part 1 of 2, ceilings: the best rate of each kernel",
         "The ceilings could not be measured: No kernel.",
     ]
     assert {record.run.part for record in records} == {"threads"}
@@ -290,7 +290,7 @@ def test_an_interrupted_session_can_be_judged(worker: Any, tmp_path: Path, toys:
     assert name == "a" and [one.claim.number for one in verdicts.judged] == [1, 2, 3]
     assert [one.judgement.verdict for one in verdicts.judged] == [UNTESTABLE, UNTESTABLE, HOLDS]
     assert verdicts.unmeasured == (4, 5)
-    assert "Nothing was measured for 4, 5: lab claims --only 4,5" in claim_views.notes(verdicts)
+    assert "Claims without measurements: 4, 5. Run: lab claims --only 4,5" in claim_views.notes(verdicts)
 
 
 def test_the_ceilings_that_are_known_go_with_the_runs(worker: Any, tmp_path: Path, toys: Any) -> None:
@@ -351,8 +351,8 @@ JUDGED = (
 def test_a_line_for_each_claim(capsys: pytest.CaptureFixture[str]) -> None:
     claim_views.print_verdicts(Verdicts(JUDGED, (), (), False), console.console())
     out = capsys.readouterr().out
-    assert "1 | claim 1 <b> | share: 64.2 % (61.0 to 67.0); n: 3.00 | Criterion 1 is at least 1. | holds here\n" in out
-    assert "2 | claim 2 <b> | gain: 1.50 times | Criterion 2 is at least 1. | does not hold here\n" in out
+    assert "1 | claim 1 <b> | share: 64.2 % (61.0-67.0); n: 3.00 | Criterion 1 is at least 1. | holds here\n" in out
+    assert "2 | claim 2 <b> | gain: 1.50x | Criterion 2 is at least 1. | does not hold here\n" in out
     assert "2, does not hold here: Too slow.\n" in out and "4, not testable here: One machine.\n" in out
     assert "Of course." not in out
     assert "Of 4 claims 1 holds, 1 does not, 1 cannot be told and 1 is not testable here.\n" in out
@@ -470,10 +470,10 @@ def test_records_are_judged_again_as_python(
     again = lab.claims(records=session_records, out=tmp_path)
     assert [one.claim.number for one in again.judged] == [1, 2, 3] and again.is_quick
     assert [row["number"] for row in lab.claims(1, records=session_records, out=tmp_path).rows] == [1]
-    with pytest.raises(LabError, match="These records are of no session of claims"):
+    with pytest.raises(LabError, match="These records have 0 sessions of claims"):
         lab.claims(records=[make_record()])
     other = [dataclasses.replace(record, session="another") for record in session_records]
-    with pytest.raises(LabError, match="of 2 sessions: a, another"):
+    with pytest.raises(LabError, match="have 2 sessions of claims: a, another"):
         lab.claims(records=[*session_records, *other])
 
 

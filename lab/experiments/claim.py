@@ -1,10 +1,9 @@
-"""A claim of the textbooks as data: its words, what must be measured for it, and the conditions under which it holds.
+"""A textbook claim as data: its words, the measurements that it needs, and the conditions under which it holds.
 
-A condition is a figure and its thresholds, fixed before the measurement. It holds where the whole interval of the
-figure lies within the thresholds, fails where all of it lies outside, and cannot be told where a threshold lies within
-the interval. A claim holds where all of its conditions hold, and fails where one fails. The criterion in words is made
-of the conditions, so it cannot differ from what is judged. How an interval is made depends on the number of
-measurements: see `figure`.
+A condition is a figure and its thresholds, fixed before the measurement. It holds if the whole interval of the figure
+lies within the thresholds, fails if all of it lies outside, and cannot be told if a threshold lies within the interval.
+A claim holds if all of its conditions hold, and fails if one fails. The printed criterion is made from the conditions,
+so both always agree. The method for an interval depends on the number of measurements: see `figure`.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ HOLDS, HOLDS_NOT = "holds here", "does not hold here"
 UNSURE, UNTESTABLE = "cannot be told", "not testable here"
 
 ASSUMED = math.exp(2 * math.sqrt(2) * spread.VIRTUAL)
-"""The factor either way that is assumed of one or two runs: what two sessions of a virtual machine rarely exceed."""
+"""The factor by which the range of one or two runs is widened: two sessions of a virtual machine rarely exceed it."""
 
 ABOVE_0 = math.ulp(0.0)
-"""The least value of a condition that a figure lies above 0."""
+"""The threshold of a condition that a figure is above 0."""
 
 MOST_SHOWN = 4
-"""Conditions of one kind that a sentence lists; it counts the others."""
+"""Most conditions of one kind that a sentence lists; it counts the others."""
 
 NEAR = 0.15
-"""A length that differs from the wanted one by at most this share stands for it."""
+"""A length that differs from the wanted one by at most this share replaces it."""
 
 CUTS_THE_CACHE = ("prefix", "stall", "speculation")
 """Parts that copy or cut the cache."""
@@ -52,9 +51,9 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured or computed value, with the ends of its interval or range where it has one.
+    """A measured or computed value, with the ends of its interval or range if it has one.
 
-    `n`: how many runs, blocks or points of a curve it was made from; None for a computed one.
+    `n`: the number of runs, blocks or points of a curve behind it; None for a computed one.
     """
 
     name: str
@@ -66,22 +65,24 @@ class Figure:
 
     @property
     def ends(self) -> Point:
-        """The interval; of a figure without one the value twice."""
+        """The interval; for a figure without one the value twice."""
         return self.value if self.low is None else self.low, self.value if self.high is None else self.high
 
     @property
     def words(self) -> str:
-        """`share: 64 % (61 to 67)`, a figure in a line."""
-        unit, (low, high) = f" {self.unit}" if self.unit else "", self.ends
+        """`share: 64 % (61-67)`, a figure in a line."""
+        unit = "x" if self.unit == "times" else f" {self.unit}" if self.unit else ""
+        low, high = self.ends
         if high == math.inf:
             return f"{self.name}: {digits(low)}{unit} or more"
-        interval = f" ({digits(low)} to {digits(high)})" if low != high else ""
+        dash = " to " if low < 0 else "-"
+        interval = f" ({digits(low)}{dash}{digits(high)})" if low != high else ""
         return f"{self.name}: {digits(self.value)}{unit}{interval}"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """That figures lie within thresholds, each of which may be left out. `what` names the figures in the criterion."""
+    """Figures must lie within thresholds, of which one may be missing. `what` names the figures in the criterion."""
 
     what: str
     least: float = -math.inf
@@ -99,7 +100,7 @@ class Condition:
         return f"at most {most}{unit}" if self.least == -math.inf else f"between {least} and {most}{unit}"
 
     def holds(self, known: Figure) -> bool | None:
-        """Whether a figure lies within the thresholds; None where its interval does not tell."""
+        """Whether a figure lies within the thresholds; None if its interval contains a threshold."""
         low, high = known.ends
         if self.least <= low and high <= self.most:
             return True
@@ -108,10 +109,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured for all claims: the records of a session, and what is known of the machine.
+    """The measurements for all claims: the records of a session, and the machine's ceilings.
 
-    `others` are records of other machines and `other_ceilings` what these can do, `is_quick` whether only the short
-    measurements were made.
+    `others` are records of other machines and `other_ceilings` their ceilings. `is_quick`: the session made only the
+    short measurements.
     """
 
     records: tuple[Record, ...]
@@ -121,7 +122,7 @@ class Evidence:
     is_quick: bool = False
 
     def of(self, part: str) -> tuple[Record, ...]:
-        """Timed runs of a part of the session that went well."""
+        """The successful timed runs of a part of the session."""
         return tuple(record for record in self.records if record.run.part == part and record.run.is_timed)
 
     def by(self, key: Callable[[Record], Any], *parts: str) -> dict[Any, list[Record]]:
@@ -134,19 +135,19 @@ class Evidence:
         return self.by(lambda record: record.run.n_prompt, part)
 
     def near(self, wanted: int, part: str = "lengths") -> tuple[int, list[Record]]:
-        """The length that is nearest to the wanted one, and its runs; none where no length is within 15 % of it."""
+        """The length nearest to the wanted one, and its runs; none if no length is within 15 % of it."""
         close = [(abs(n - wanted), n, own) for n, own in self.lengths(part).items() if abs(n - wanted) <= NEAR * wanted]
         _, n, own = min(close, key=lambda one: one[:2], default=(0, wanted, []))
         return n, own
 
     @property
     def best(self) -> Ceilings:
-        """The ceilings, for claims that name them among their needs."""
+        """The ceilings, for claims that need them."""
         assert self.ceilings is not None
         return self.ceilings
 
     def lacks(self, part: str) -> str:
-        """Why nothing can be said from a part of the session; "" where it has runs that went well."""
+        """Why a part of the session cannot be judged; "" if it has successful runs."""
         if part == CEILINGS:
             return self._lacks_ceilings()
         if self.of(part):
@@ -158,30 +159,30 @@ class Evidence:
             return f"--quick leaves the measurement `{part}` out."
         some = self.records[0] if self.records else None
         if some and part == "threads" and some.settings.n_threads < 2:
-            return "There is one thread, which cannot be halved. On several cores: --threads 2"
+            return "The session has one thread, which cannot be halved. On several cores: --threads 2"
         if some and part == "speculation" and some.model.source == "synthetic":
-            return "A model with random weights guesses nothing right, so there is no speed-up to measure."
+            return "With random weights no draft is accepted, so there is no speed-up to measure."
         if some and part in CUTS_THE_CACHE:
             try:
                 need_every_position(some.model)
             except LabError as problem:
                 return problem.what
-        return f"The measurement `{part}` was not made in this session."
+        return f"This session does not include the measurement `{part}`."
 
     def _lacks_ceilings(self) -> str:
         if self.ceilings is None or roof(self.ceilings) is None:
-            return "The ceilings of this machine are not known. Measure them: lab ceilings"
+            return "The ceilings of this machine are not measured. Run: lab ceilings"
         if any((record.settings.n_gpu_layers != 0) != self.ceilings.on_gpu for record in self.records):
-            return "The ceilings that are known are those of another device (CPU or GPU) than the runs used."
+            return "The known ceilings are of another device (CPU or GPU) than the runs."
         return ""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a claim's function finds in the evidence.
+    """The figures that a claim's function finds in the evidence.
 
     `tested`: the figures of each condition, None for one that was not measured. A condition without figures counts as
-    not measured. `shown`: the figures that the reader sees; without them those that are tested. `remark`: a sentence.
+    not measured. `shown`: the figures to print, by default the tested ones. `remark`: a sentence.
     """
 
     tested: Sequence[Sequence[Figure | None]]
@@ -196,7 +197,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on a claim: one of the four words, the reasons in sentences, and the figures."""
+    """The verdict on a claim, the reasons in sentences, and the figures."""
 
     verdict: str
     words: str
@@ -207,10 +208,10 @@ class Judgement:
 class Claim:
     """A claim, its conditions, the parts of the session that it needs, and the function that makes their figures.
 
-    `also` names parts that tell more, but are not needed. `note` is added to the criterion; `refuted` is added to the
-    reasons where a condition fails. Where at least half of its runs were disturbed, the verdict is open, unless the
-    claim `ignores_disturbances`: because it is computed, or compares what was measured side by side. `source`: who
-    claims it, where that is known.
+    `also` names useful parts that are not required. `note` is added to the criterion; `refuted` is added to the reasons
+    if a condition fails. If at least half of its runs were disturbed, the verdict is open, unless the claim
+    `ignores_disturbances`, because it is computed or compares runs made side by side. `source`: who claims it, if
+    known.
     """
 
     number: int
@@ -234,7 +235,7 @@ class Claim:
         return " ".join([*(f"{one.what} is {one.bounds}." for one in self.conditions), *filter(None, [self.note])])
 
     def judge(self, evidence: Evidence) -> Judgement:
-        """The verdict by the evidence; not testable where a part that is needed is missing."""
+        """The verdict by the evidence; not testable if a needed part is missing."""
         if reason := next(filter(None, map(evidence.lacks, self.needs)), ""):
             return Judgement(UNTESTABLE, reason)
         try:
@@ -251,18 +252,18 @@ class Claim:
         return Judgement(UNSURE, doubt + judgement.words, judgement.figures)
 
     def _decide(self, measured: Measured) -> Judgement:
-        """The verdict of all conditions together, and which of them hold, do not, or cannot be told."""
-        groups: dict[str, list[str]] = {"No": [], "Cannot be told": [], "Not measured": [], "Yes": []}
+        """The verdict of all conditions together, and which of them fail, hold, or cannot be told."""
+        groups: dict[str, list[str]] = {"Fails": [], "Cannot be told": [], "Not measured": [], "Holds": []}
         for condition, figures in itertools.zip_longest(self.conditions, measured.tested, fillvalue=()):
             assert isinstance(condition, Condition)
             for known in figures or [None]:
                 if known is None:
                     groups["Not measured"].append(condition.what[0].lower() + condition.what[1:])
                     continue
-                group = {True: "Yes", False: "No", None: "Cannot be told"}[condition.holds(known)]
-                few = f", assumed from {plural(known.n, 'run')}" if known.n in (1, 2) and known.n else ""
+                group = {True: "Holds", False: "Fails", None: "Cannot be told"}[condition.holds(known)]
+                few = f", interval assumed for {plural(known.n, 'run')}" if known.n in (1, 2) and known.n else ""
                 groups[group].append(f"{known.words}{few}, must be {condition.bounds}")
-        verdicts = {"No": HOLDS_NOT, "Not measured": UNTESTABLE, "Cannot be told": UNSURE}
+        verdicts = {"Fails": HOLDS_NOT, "Not measured": UNTESTABLE, "Cannot be told": UNSURE}
         verdict = next((verdict for name, verdict in verdicts.items() if groups[name]), HOLDS)
         sentences = [f"{name}: {_listed(list(dict.fromkeys(parts)))}." for name, parts in groups.items() if parts]
         remarks = filter(None, [self.refuted if verdict == HOLDS_NOT else "", measured.remark])
@@ -272,7 +273,7 @@ class Claim:
 def claim(
     number: int, words: str, *conditions: Condition, needs: tuple[str, ...], **more: Any
 ) -> Callable[[Callable[[Evidence], Measured]], Claim]:
-    """Makes a claim of the function below it, which makes the figures of its conditions. `more`: fields of Claim."""
+    """Makes a claim of the decorated function, which makes the figures of its conditions. `more`: fields of Claim."""
     return lambda measure: Claim(number, words, needs, conditions, measure, **more)
 
 
@@ -282,7 +283,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def share(name: str, values: Iterable[float | None]) -> Figure | None:
-    """As `figure`, of shares of a whole in percent: no end of the interval lies above 100 %."""
+    """Like `figure`, for shares in percent: the interval ends at 100 %."""
     known = [value for value in values if value is not None and 0 < value < math.inf]
     found = figure(name, known, "%", 100)
     if found is None or max(known) > 1:  # faster than its ceiling: that must stay visible
@@ -293,10 +294,10 @@ def share(name: str, values: Iterable[float | None]) -> Figure | None:
 
 
 def figure(name: str, values: Iterable[float | None], unit: str = "", scale: float = 1.0) -> Figure | None:
-    """The centre of positive values, one a run or block, with its 95 % interval; None for no values.
+    """The centre of positive values, one per run or block, with its 95 % interval; None for no values.
 
-    6 and more: the median, and the interval that their order gives. 3 to 5: the geometric mean, and that of Student's t
-    on logarithms. One or two: their range, a factor ASSUMED wider at both ends.
+    6 and more: the median with its order-statistics interval. 3 to 5: the geometric mean with Student's t interval on
+    logarithms. One or two: their range, widened by the factor ASSUMED at both ends.
     """
     known = [value for value in values if value is not None and 0 < value < math.inf]
     if not known:
@@ -316,19 +317,19 @@ def each(
 
 
 def compared(name: str, base: Sequence[Record], other: Sequence[Record], value: Value) -> Figure | None:
-    """How many times that of `base` the value of `other` is, block by block; None without a common block."""
+    """The value of `other` over that of `base`, block by block; None without a common block."""
     both = by_block(base, value), by_block(other, value)
     return figure(name, [both[1][block] / both[0][block] for block in both[0] if block in both[1]], "times")
 
 
 def successive(groups: Mapping[Any, Sequence[Record]], name: str, value: Value) -> list[Figure | None]:
-    """Each group compared with the one before it, by a name with places for its key and for that of the other."""
+    """Each group compared with the previous one; `name` has places for both keys."""
     pairs = itertools.pairwise(groups.items())
     return [compared(name.format(key, before), base, own, value) for (before, base), (key, own) in pairs]
 
 
 def scaled(known: Figure | None, factor: float, name: str, unit: str = "times") -> Figure | None:
-    """The same figure, interval included, in another unit or relative to what is expected."""
+    """The same figure, with its interval, in another unit or relative to an expected value."""
     if known is None:
         return None
     low, high = known.ends
@@ -344,19 +345,19 @@ def decode_tps(run: Run) -> float | None:
 
 
 def by_block(records: Iterable[Record], value: Value) -> dict[int, float]:
-    """The value of each block, or repeat: of several runs the geometric mean. Runs without a value are left out."""
+    """The value of each block or repeat, the geometric mean of several runs. Runs without a value are left out."""
     values = [(block(record.run), value(record.run) or 0.0) for record in records]
     known = grouped(values, lambda pair: pair[0] if pair[1] > 0 else None)
     return {key: statistics.geometric_mean(taken for _, taken in own) for key, own in known.items()}
 
 
 def block(run: Run) -> int:
-    """The block of a run; of runs that are in none their repeat."""
+    """The block of a run, or its repeat."""
     return run.repeat if run.block is None else run.block
 
 
 def roof(best: Ceilings | None) -> roofline.Roof | None:
-    """The machine's best; None without ceilings, and where these have no reading of weights or memory."""
+    """The machine's best; None without ceilings, and if these lack reading of weights or memory."""
     reads = best is not None and any(rate.n_tokens == 1 and rate.op in roofline.READERS for rate in best.rates)
     return roofline.roof(best) if best is not None and reads else None
 
@@ -384,7 +385,7 @@ def line(points: Sequence[Point]) -> Point:
 
 
 def at(curve: Sequence[Point], x: float) -> float:
-    """A value between points; beyond them, that of the nearest."""
+    """The interpolated value; outside the points that of the nearest one."""
     for (x0, y0), (x1, y1) in itertools.pairwise(curve):
         if x0 <= x < x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0)

@@ -1,9 +1,8 @@
-"""What a session of claims measures: a few experiments under fixed names, each of them shared by several claims.
+"""The parts of a session of claims: a few measurements under fixed names, each used by several claims.
 
-Parts in which one model is measured under one setting are made in rounds, as by `lab measure`. Parts that compare are
-made in blocks with fresh engines, as by `lab ab`, but with one turn: more blocks fit into the time, and blocks are what
-counts. Their variants: threads `all` and `half`; quantizations, cache and heads by their type or model's name; flash
-`on` and `off`.
+Parts with one model under one setting run in rounds, as in `lab measure`. Parts that compare run in blocks with fresh
+engines, as in `lab ab`, but with one turn, because more blocks then fit into the time. Their variants: threads `all`
+and `half`; quantizations, cache and heads by their type or model's name; flash `on` and `off`.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 
 CEILINGS = "ceilings"
-"""What a claim names among its parts where its figures need the machine's ceilings: measured where not known."""
+"""The part of claims whose figures need the machine's ceilings; measured if unknown."""
 
 LONGEST = 8000
-"""Positions that the context is walked through, where the model was trained for so many."""
+"""Positions of the walk through the context, unless the model was trained for fewer."""
 
 FEW_HEADS, ALL_HEADS = "smollm2-135m", "smollm2-135m-mha"
-"""Shapes of the catalog that differ in their heads for keys and values only."""
+"""Shapes of the catalog that differ only in their heads for keys and values."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is measured together: one plan in rounds, or several in blocks, by the names of their variants."""
+    """One plan in rounds, or several in blocks, by the names of their variants."""
 
     plans: Mapping[str, Plan]
     n_blocks: int = 0
 
     @property
     def n_runs(self) -> int:
-        """Timed runs that are planned."""
+        """Planned timed runs."""
         return sum(len(plan.cases) * (self.n_blocks or plan.n_repeat) for plan in self.plans.values())
 
     def of_part(self, part: str, is_quick: bool) -> Trial:
-        """The same, whose plans write the part's name into every run, and whether the session is a quick one."""
+        """The same, with plans that write the part's name and `is_quick` into every run."""
         plans = self.plans.items()
         named = {key: dataclasses.replace(plan, part=part, is_quick=is_quick) for key, plan in plans}
         return dataclasses.replace(self, plans=named)
@@ -56,7 +55,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Asked:
-    """What parts are planned from. `settings` are those of `make_plan`; `base` is a plan made of them."""
+    """The input for planning parts. `settings` are those of `make_plan`; `base` is a plan made from them."""
 
     worker: Worker
     settings: Mapping[str, Any]
@@ -71,10 +70,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the session. `plan` raises a LabError that says why it cannot be measured here.
+    """A part of the session. `plan` raises a LabError if it cannot be measured here.
 
-    `seconds` and `quick_s` (None: no part of a quick session) are what it took on 2 cores of an EPYC with the embedded
-    model.
+    `seconds` and `quick_s` (None: not in a quick session) are its times on 2 cores of an EPYC with the embedded model.
     """
 
     name: str
@@ -102,7 +100,7 @@ def _lengths(asked: Asked) -> list[Trial]:
 def _threads(asked: Asked) -> list[Trial]:
     n_threads = asked.base.settings.n_threads
     if n_threads < 2:
-        raise LabError("There is one thread, which cannot be halved.", "On several cores: --threads 2")
+        raise LabError("The session has one thread, which cannot be halved.", "On several cores: --threads 2")
     n_blocks = 3 if asked.is_quick else 6
     sides = {"all": n_threads, "half": n_threads // 2}
     plans = {name: asked.plan("512", 64, n_blocks, threads=n, threads_batch=n) for name, n in sides.items()}
@@ -114,7 +112,7 @@ def _context(asked: Asked) -> list[Trial]:
     every, most, repeat = (512, 2048, 1) if asked.is_quick else (1000, LONGEST, 2)
     longest = min(most, (model.n_ctx_train or LONGEST) - gen)
     if longest < 2 * every:
-        raise LabError(f"{model.name} has a context of {longest + gen:,} tokens, too short to see a slope.")
+        raise LabError(f"The context of {model.name} ({longest + gen:,} tokens) is too short to measure a slope.")
     return _in_rounds(asked.plan([longest // every * every], gen, repeat, every=every))
 
 
@@ -124,7 +122,7 @@ def _batch(asked: Asked) -> list[Trial]:
 
 
 def _heads(asked: Asked) -> list[Trial]:
-    """The same whatever the model is: what differs is known of these two only."""
+    """Always the same two models, whose difference is known."""
     plans = {
         name: asked.plan([3000], 16, 2, every=500, model=f"synthetic:{name}", prompt="random")
         for name in (FEW_HEADS, ALL_HEADS)
@@ -137,13 +135,13 @@ def _quantizations(asked: Asked) -> list[Trial]:
     spec = catalog.parse(asked.settings["model"])
     if spec.entry is None:
         raise LabError(
-            f"{spec.text} is no model of the lab's list: it cannot be made in other quantizations.",
-            "Take one of the list: lab models",
+            f"{spec.text} is not in the lab's list of models, so it cannot be made in other quantizations.",
+            "Use a model of the list: lab models",
         )
     is_synthetic = spec.source == catalog.SYNTHETIC
     if not is_synthetic and obtain.locate(catalog.parse(spec.entry.name)) is None:
         raise LabError(
-            f"Other quantizations are made of {spec.entry.name}, which is not on this machine.",
+            f"Other quantizations are made from {spec.entry.name}, which is not on this machine.",
             f"Get it first: lab models pull {spec.entry.name}",
         )
     prefix = "synthetic:" if is_synthetic else ""
@@ -157,15 +155,15 @@ def _flash(asked: Asked) -> list[Trial]:
 
 
 def _cache(asked: Asked) -> list[Trial]:
-    """Not longer prompts: on a CPU prefill with a cache in q4_0 takes four times as long as with f16."""
+    """No longer prompts, because on a CPU prefill with a q4_0 cache takes four times as long as with f16."""
     plans = {kind: asked.plan("3500", 32, 3, cache_type_k=kind, cache_type_v=kind) for kind in ("f16", "q8_0", "q4_0")}
     return _in_blocks(plans, 3)
 
 
 def _speculation(asked: Asked) -> list[Trial]:
-    """Looked up in the text, and guessed by the same model in a smaller quantization, where that can be made."""
+    """Drafts by lookup, and by the same model in a smaller quantization if that can be made."""
     if asked.base.file.source == catalog.SYNTHETIC:
-        raise LabError("Random weights have no guesses that could be right.", "Take a model with weights.")
+        raise LabError("With random weights no draft is accepted.", "Use a model with real weights.")
     texts = asked.settings.get("prompt", prompts.TEXT)
     if texts == prompts.TEXT:
         texts = "code,table,story" if asked.is_quick else speculation.DEFAULT_TEXTS
@@ -181,9 +179,9 @@ def _speculation(asked: Asked) -> list[Trial]:
     if spec.entry is not None and obtain.locate(catalog.parse(spec.entry.name)) is not None:
         try:
             trials.append(plan(f"{spec.entry.name}:{smaller}", "3", stats.fewest_for_interval()))
-        except LabError as problem:  # looking up can be judged without
+        except LabError as problem:  # lookup can be judged without
             looked_up = trials[0].plans[""]
-            warning = f"Of guessing, only looking up is measured: {problem}"
+            warning = f"Only drafts by lookup are measured: {problem}"
             trials = [Trial({"": dataclasses.replace(looked_up, warnings=(*looked_up.warnings, warning))})]
     return trials
 
@@ -207,8 +205,8 @@ def _stall(asked: Asked) -> list[Trial]:
 PARTS = {
     part.name: part
     for part in (
-        Part("lengths", "prompts of several lengths, and what is written after them", 115, 25, _lengths),
-        Part("no_cache", "prompts with one token after them: a step where nothing is kept", 11, 4, _no_cache),
+        Part("lengths", "prompts of several lengths, with generated tokens", 115, 25, _lengths),
+        Part("no_cache", "prompts with one generated token: a step without a KV cache", 11, 4, _no_cache),
         Part("context", "one walk through the context", 105, 10, _context),
         Part("batch", "sequences decoded together", 80, 20, _batch),
         Part("prefix", "a prefix cold, cached and restored", 80, 8, _prefix),
@@ -218,7 +216,7 @@ PARTS = {
         Part("flash", "flash attention on and off", 150, None, _flash),
         Part("cache", "KV caches of several types", 345, None, _cache),
         Part("heads", "two shapes that differ in the heads for keys and values", 55, None, _heads),
-        Part("speculation", "tokens guessed ahead and verified at once", 240, 40, _speculation),
+        Part("speculation", "tokens drafted and verified together", 240, 40, _speculation),
     )
 }
 """All parts by name, in the order in which they are measured."""
@@ -230,7 +228,7 @@ def is_quick(records: Sequence[Record]) -> bool:
 
 
 def expected_s(name: str, is_quick_session: bool, model: Model) -> float:
-    """Seconds that a part will take, about: in proportion to the model's weights."""
+    """The estimated seconds of a part, in proportion to the model's weights."""
     part, known = PARTS[name], catalog.entries()[catalog.DEFAULT].n_bytes or 1
     seconds = (part.quick_s if is_quick_session else part.seconds) or 0.0
     return seconds * max(1.0, (model.n_bytes or known) / known)

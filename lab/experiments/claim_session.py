@@ -1,8 +1,8 @@
-"""Every claim of the textbooks tried on this machine: one session measures for all of them what they need.
+"""A session of claims: one session measures everything that the claims need.
 
-Each part (claim_parts.py) is measured once, however many claims rest on it. All runs go into one results file the
-moment they end, so that what was measured can be judged even where the session did not come to its end. A part that
-cannot be measured here, or fails, leaves a failed run that says why; the others go on.
+Each part (claim_parts.py) is measured once for all of its claims. Every run is in one results file as soon as it ends,
+so that an interrupted session can be judged too. A part that cannot be measured, or fails, leaves a failed run with the
+reason; the others go on.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from lab.why import probing, where
 from lab.why.where import Where
 
 RESULTS = Path("results")
-"""Where ceilings and other machines' results are looked for besides the session's own folder."""
+"""A second folder in which to look for ceilings and other machines' results."""
 
 SURE_S = 60.0
-"""Seconds of measuring that the expectation counts for, when it is corrected by what parts took."""
+"""The weight of the estimate, as seconds of measurement, when it is corrected by measured times."""
 
 QUICK_MOST_S = 240.0
-"""What a quick session may take on 2 cores with the embedded model."""
+"""The longest quick session on 2 cores with the embedded model."""
 
 QUICK_TYPES, TYPES = ("Q4_0", "Q8_0"), ("Q4_0", "Q8_0", "F16")
-"""Weight types of which a session knows the ceilings, besides the model's own: the machine's best is among them."""
+"""Weight types whose ceilings a session measures besides the model's own; the machine's best is among them."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What will be measured: the trials of each part; `problems` says of other parts why they cannot be."""
+    """The planned trials of each part; `problems` has the reason for each part that cannot be measured."""
 
     claims: tuple[Claim, ...]
     is_quick: bool
@@ -66,13 +66,13 @@ class Session:
 
     @property
     def expected_s(self) -> dict[str, float]:
-        """Seconds that each part will take, about, by name and in order."""
+        """The estimated seconds of each part, by name and in order."""
         of_probes = {CEILINGS: probing.expected_s(self.probes)} if self.probes else {}
         return of_probes | {name: claim_parts.expected_s(name, self.is_quick, self.base.model) for name in self.trials}
 
     @property
     def warnings(self) -> list[str]:
-        """What the plans of all parts warn of, each once."""
+        """The warnings of all plans, each once."""
         plans = [plan for trials in self.trials.values() for trial in trials for plan in trial.plans.values()]
         return list(dict.fromkeys(warning for plan in [self.base, *plans] for warning in plan.warnings))
 
@@ -87,22 +87,22 @@ def claims(
     watch: ShowStatus | None = None,
     **settings: Unpack[SettingsKeywords],
 ) -> Verdicts:
-    """Try what texts about LLM inference claim on this machine, and return a verdict for each of the claims.
+    """Test common claims about LLM inference on this machine, and return a verdict for each.
 
         verdicts = lab.claims("4,10")
         verdicts.rows      # claim, figures, criterion, verdict
-        verdicts.records   # what they were judged by
+        verdicts.records   # the runs behind the verdicts
 
-    All of them take up to 25 minutes, `quick` ones up to 4. With `records` of an earlier session (of `lab.read`) these
-    are judged again, and nothing is measured.
+    All claims take up to 25 minutes, with `quick` up to 4. With `records` of an earlier session (from `lab.read`) it
+    judges these again and measures nothing.
     """
     chosen, folder = choose(only), Path(out)
     if records is not None:
         records = [record for record in records if record.run.part]
         sessions = sorted({record.session for record in records})
         if len(sessions) != 1:
-            words = f"of {len(sessions)} sessions: {', '.join(sessions)}" if sessions else "of no session of claims"
-            raise LabError(f"These records are {words}.", "Give those of one: lab.read([path])")
+            words = f"{len(sessions)} sessions of claims" + (f": {', '.join(sessions)}" if sessions else "")
+            raise LabError(f"These records have {words}.", "Give the records of one session: lab.read([path])")
         return judge(chosen, records, where.of_record(records[0]), folder, None, only is not None)
     with Worker() as worker, progress.in_notebook() as watching, folder_in(folder) as states:
         planned = plan(worker, chosen, quick, states, folder, model=model, **settings)
@@ -122,14 +122,14 @@ def judge(
     is_quick: bool | None,
     are_chosen: bool = True,
 ) -> Verdicts:
-    """The verdicts on claims by the records of one session, and by what is kept in a folder of results."""
+    """The verdicts on claims from the records of one session, and from the results in a folder."""
     near = nearby(folder, records)
     evidence = claim_verdicts.evidence_of(records, here, known_ceilings(folder), near.records, near.ceilings, is_quick)
     return claim_verdicts.verdicts(chosen, evidence, are_chosen)
 
 
 def choose(only: str | int | Sequence[int] | None) -> tuple[Claim, ...]:
-    """The claims with these numbers; all of them without any. LabError for numbers that no claim has."""
+    """The claims with these numbers, or all of them. LabError for unknown numbers."""
     if only is None:
         return CLAIMS
     known = {claim.number: claim for claim in CLAIMS}
@@ -164,7 +164,7 @@ def plan(worker: Worker, chosen: Sequence[Claim], quick: bool, states: Path, fol
 
 
 def _unknown(base: Plan, known: Sequence[Ceilings], types: Sequence[str]) -> list[Probe]:
-    """The probes for a plan's model that `known` does not answer; none for models whose cost is not known."""
+    """The probes for a plan's model that are not in `known`; none for models whose cost is unknown."""
     try:
         return probing.unknown(base.model, base.settings, types, place_of(base), known)
     except LabError:
@@ -172,17 +172,17 @@ def _unknown(base: Plan, known: Sequence[Ceilings], types: Sequence[str]) -> lis
 
 
 def place_of(plan: Plan) -> Where:
-    """The machine and the devices that a plan runs on."""
+    """The machine and the devices of a plan."""
     return where.of(plan.machine, plan.model, plan.settings)
 
 
 def known_ceilings(folder: Path) -> list[Ceilings]:
-    """The ceilings that are kept in a folder, and in the default one for results."""
+    """The ceilings in a folder and in the default folder for results."""
     return [known for where in _folders(folder) for known in probing.kept(where, lambda text: None)]
 
 
 def nearby(folder: Path, records: Sequence[Record]) -> Contents:
-    """Other sessions in a folder and in the default one for results, and the ceilings in their files."""
+    """Other sessions in a folder and in the default folder for results, with the ceilings in their files."""
     return repeatability.nearby(_folders(folder), records)
 
 
@@ -198,9 +198,9 @@ def execute(
     announce: Callable[[str], None],
     new_worker: Callable[[], Worker] = Worker,
 ) -> Iterator[Record]:
-    """Measure the ceilings that are missing, then part by part; each run is in `path` the moment it ends.
+    """Measure the missing ceilings, then each part; every run is in `path` as soon as it ends.
 
-    `announce` is called with a line when a part begins. LabError only where the results cannot be written any more.
+    `announce` is called with a line when a part begins. LabError only if the results cannot be written.
     """
     try:
         for name, problem in planned.problems.items():
@@ -223,9 +223,9 @@ def execute(
 
 
 def _keep_ceilings(planned: Session, path: Path) -> None:
-    """Write what is known of the machine into the session's file: so it can be judged again anywhere."""
+    """Write the machine's ceilings into the session's file, so that it can be judged again anywhere."""
     best = probing.known(known_ceilings(path.parent), place_of(planned.base))
-    with contextlib.suppress(OSError):  # the runs are what counts
+    with contextlib.suppress(OSError):  # the runs matter more
         for one in probing.lines(best):
             results.append(path, one)
 
@@ -239,11 +239,11 @@ def _part(
     new_worker: Callable[[], Worker],
     n_starts: int,
 ) -> Iterator[Record]:
-    """The runs of a part. What ends it early is in a failed run. `n_starts`: of the engine so far."""
+    """The runs of a part; an error becomes a failed run. `n_starts`: of the engine so far."""
     is_failed = False
     try:
         for trial in planned.trials[name]:
-            worker.use(DEFAULT_BACKEND)  # what it holds would take the room, and the servers, of the next engines
+            worker.use(DEFAULT_BACKEND)  # it would occupy memory and servers of the next engines
             worker.restart()
             if trial.n_blocks:
                 runs = side_by_side.execute(dict(trial.plans), trial.n_blocks, path, watch, new_worker, n_turns=1)
@@ -260,7 +260,7 @@ def _part(
 
 
 def _failed(base: Plan, path: Path, name: str, problem: LabError, is_quick: bool) -> Record:
-    """The run that stands for a part that could not be measured, written to the file."""
+    """A failed run for a part that could not be measured, written to the file."""
     run = dataclasses.replace(failed_run(Case(0, 0), 0, problem), part=name, is_quick=is_quick)
     line = Record(path.stem, base.machine, base.model, base.settings, run)
     results.save(path, line)
@@ -270,7 +270,7 @@ def _failed(base: Plan, path: Path, name: str, problem: LabError, is_quick: bool
 def _measure_ceilings(
     planned: Session, worker: Worker, folder: Path, watch: ShowStatus, announce: Callable[[str], None]
 ) -> None:
-    """Measure what is missing, and keep it in `folder`. A failure is announced: the runs can do without."""
+    """Measure the missing ceilings into `folder`. A failure is announced: the runs do not need them."""
     try:
         worker.use(planned.base.backend)
         words = probing.run_probes(worker, place_of(planned.base), planned.probes, watch, folder)
@@ -284,9 +284,9 @@ def _measure_ceilings(
 
 
 class Progress:
-    """Turns the statuses of runs into those of the session, of which `expected_s` says what each part is to take.
+    """Turns the statuses of runs into those of the session. `expected_s` are the estimated seconds of each part.
 
-    What parts are expected to take is corrected by what those before them took.
+    The estimates are corrected by the times of the parts before.
     """
 
     def __init__(self, expected_s: Mapping[str, float], watch: ShowStatus) -> None:
@@ -296,22 +296,22 @@ class Progress:
         self._began = self._started = time.monotonic()
 
     def begin(self, name: str) -> str:
-        """A part begins; a line that says so."""
+        """Begins a part and returns the line that announces it."""
         self._name, self._began = name, time.monotonic()
         number = 1 + list(self.expected_s).index(name)
         self._words = f"part {number} of {len(self.expected_s)}, {name}"
-        what = PARTS[name].what if name in PARTS else "what the machine can do at best, kernel by kernel"
+        what = PARTS[name].what if name in PARTS else "the best rate of each kernel"
         return f"{self._words}: {what}"
 
     def end(self, name: str) -> None:
-        """A part has ended."""
+        """Ends a part."""
         self._taken_s[name] = time.monotonic() - self._began
 
     def watch(self, status: Status) -> None:
         """Report the status of a run as one of the whole session."""
         now, expected_s = time.monotonic(), self.expected_s[self._name]
         ended_s = sum(self.expected_s[name] for name in self._taken_s)
-        pace = (SURE_S + sum(self._taken_s.values())) / (SURE_S + ended_s)  # the first parts say little of it
+        pace = (SURE_S + sum(self._taken_s.values())) / (SURE_S + ended_s)  # the first parts say little about it
         own_s = max(0.0, pace * expected_s - (now - self._began)) if status.left_s is None else status.left_s
         left_s = own_s + pace * (sum(self.expected_s.values()) - ended_s - expected_s)
         self._watch(dataclasses.replace(status, part=self._words, elapsed_s=now - self._started, left_s=left_s))

@@ -1,6 +1,6 @@
-"""All claims, and verdicts from records: each claim against its criterion, and why not where evidence is missing.
+"""All claims, and their verdicts from records.
 
-Nothing of this is stored: a file of runs is judged anew whenever it is shown.
+Verdicts are not stored: a file of runs is judged again whenever it is shown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLAIMS: tuple[Claim, ...] = tuple(
 """All claims in order."""
 
 MOST_SHOWN = 3
-"""Figures of a claim that its line shows."""
+"""The most figures in the line of a claim."""
 
 VERDICTS = {
     HOLDS: ("holds", "hold"),
@@ -62,7 +62,7 @@ class Judged:
 
     @property
     def first_figures(self) -> list[str]:
-        """The figures in words; of many the first ones, and how many more there are."""
+        """The figures in words; if there are many, the first ones and the number of the others."""
         figures = [figure.words for figure in self.judgement.figures]
         if len(figures) > MOST_SHOWN:
             figures[MOST_SHOWN:] = [f"{len(figures) - MOST_SHOWN} more"]
@@ -77,14 +77,14 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What a session of claims ended with: the claims judged, and the records that they were judged by.
+    """The verdicts of a session of claims, and the records behind them.
 
     A notebook shows them as a table; `rows` are dictionaries, as in the JSON of `lab claims`.
     """
 
     judged: tuple[Judged, ...]
     records: tuple[Record, ...] = dataclasses.field(repr=False)
-    unmeasured: tuple[int, ...] = ()  # numbers of claims left out, since nothing was measured for them
+    unmeasured: tuple[int, ...] = ()  # numbers of claims without measurements, which are left out
     is_quick: bool = False
 
     @property
@@ -104,7 +104,7 @@ class Verdicts:
 
 
 def summary(judged: Sequence[Judged]) -> str:
-    """How many claims got each verdict, in a sentence."""
+    """The number of claims with each verdict, in a sentence."""
     verdicts = [one.judgement.verdict for one in judged]
     counts = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
     parts = [f"{n} {VERDICTS[verdict][n > 1]}" for verdict, n in counts.items() if n]
@@ -118,9 +118,9 @@ def of_sessions(
     others: Sequence[Record] = (),
     theirs: Sequence[Ceilings] = (),
 ) -> list[tuple[str, Verdicts]]:
-    """The verdicts of each session that measured for claims, by its name; other records are evidence as `others` are.
+    """The verdicts of each session of claims by its name; other records are evidence like `others`.
 
-    A claim is left out where nothing was measured for it. `theirs` are ceilings that came with `others`.
+    Claims without measurements are left out. `theirs` are ceilings that came with `others`.
     """
     sessions = grouped(records, lambda record: record.session)
     made = []
@@ -141,11 +141,9 @@ def evidence_of(
     theirs: Sequence[Ceilings] = (),
     is_quick: bool | None = None,
 ) -> Evidence:
-    """The evidence of one session on a machine: of `known` ceilings its own, of all others what is of other machines.
+    """The evidence of one session on a machine: its own ceilings from `known`, and the results of other machines.
 
-    A sample from a machine of the same description says nothing of what this one can do.
-
-    Where it is not said whether the session was a quick one, its runs say it.
+    Other records of a machine with the same description are left out. Without `is_quick` the runs decide it.
     """
     return Evidence(
         tuple(records),
@@ -157,7 +155,7 @@ def evidence_of(
 
 
 def verdicts(claims: Sequence[Claim], evidence: Evidence, are_chosen: bool = True) -> Verdicts:
-    """Judge claims. Of claims that nobody chose those are left out for which nothing was measured."""
+    """Judge claims. Unless the user chose them, claims without measurements are left out."""
     tried = {record.run.part for record in evidence.records}
     wanted = [
         claim
@@ -170,7 +168,7 @@ def verdicts(claims: Sequence[Claim], evidence: Evidence, are_chosen: bool = Tru
 
 
 def failures(records: Sequence[Record]) -> dict[str, str]:
-    """Parts of which no run went well, and the error of the first one."""
+    """Parts without a successful run, with the error of the first run."""
     good = {record.run.part for record in records if record.run.is_timed}
     errors: dict[str, str] = {}
     for record in records:

@@ -1,8 +1,8 @@
-"""Claims about what a change brings: another setting, sequences together, guesses, prefixes used again, chunks.
+"""Claims about the effect of a change: another setting, batches, drafts, cached prefixes, chunks.
 
-Both sides of a setting are measured in blocks, side by side, and compared block by block: what the machine did
-meanwhile cancels. In the lab's experiments every repeat is a unit of its own, so that what is claimed of neighbouring
-rows (more sequences, a longer prefix, a smaller chunk) is claimed of their ratio within repeats.
+Both sides of a setting are measured in blocks, side by side, and compared block by block, so that slow changes of the
+machine cancel. In the lab's experiments every repeat is a unit, so that neighbouring rows (more sequences, a longer
+prefix, a smaller chunk) are compared by their ratio within repeats.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from lab.analysis.wording import digits
 from lab.core import guesses, lever_figures, phases, prefix_times
 from lab.core.levers import in_chunks
 from lab.core.lists import grouped, plural
@@ -28,7 +29,7 @@ LONG = 4000
 """Tokens of a context that counts as long."""
 
 GAIN = 1 / 1.03
-"""A time that is at most this share of another counts as faster: a gain of under 3 % nobody would notice."""
+"""A time counts as faster up to this share of the other: a gain below 3 % does not matter."""
 
 
 @claim(
@@ -36,7 +37,7 @@ GAIN = 1 / 1.03
     "Batching raises decode's intensity until it turns compute-bound at a batch B*",
     Condition("The number of sequences at which a step takes twice as long as with one, over B*,", 1 / 1.5, 1.5),
     needs=("batch", CEILINGS),
-    note="B* is the number at which by the machine's ceilings arithmetic takes as long as reading.",
+    note="B* is the number of sequences at which, from the ceilings, arithmetic takes as long as memory traffic.",
     source="Pope et al. (2022)",
 )
 def knee_over_ridge(evidence: Evidence) -> Measured:
@@ -46,16 +47,16 @@ def knee_over_ridge(evidence: Evidence) -> Measured:
     ridge = batching.ridge(prediction, first.run.n_prompt, first.run.n_gen)
     rows = batching.rows(records, prediction)
     if ridge is None or not rows:
-        raise LabError(f"What a step of {first.model.name} costs, or took, is not known.")
-    at_ridge = Figure("arithmetic takes as long as reading, by the ceilings, at", ridge, "sequences")
+        raise LabError(f"The cost or the time of a step of {first.model.name} is unknown.")
+    at_ridge = Figure("arithmetic takes as long as memory traffic, from the ceilings, at", ridge, "sequences")
     knees = [batching.knee(batching.rows(own)) for own in grouped(records, lambda record: record.run.repeat).values()]
     knee = rules.figure("a step takes twice as long as with one at", knees, "sequences")
     most, n_without = max(row.n_seq for row in rows), knees.count(None)
-    name = f"sequences at which a step takes twice as long as with one, over {ridge:.3g}"
+    name = f"sequences at which a step takes twice as long as with one, over {digits(ridge)}"
     if 2 * n_without >= len(knees) or knee is None:
         beyond = Figure(f"{name} (up to {most} no step does)", most / ridge, "times", most / ridge, math.inf)
         return Measured(([beyond],), [at_ridge])
-    if n_without:  # some lie beyond what was measured: nobody knows how far
+    if n_without:  # some lie at an unknown distance beyond the measured range
         name += f" (in {n_without} of {len(knees)} repeats no step of up to {most} does)"
         return Measured(([Figure(name, 0.0, "times", 0.0, math.inf)],), [knee, at_ridge])
     return Measured(([rules.scaled(knee, 1 / ridge, name)],), [knee, at_ridge])
@@ -67,14 +68,14 @@ def knee_over_ridge(evidence: Evidence) -> Measured:
     Condition("The time of a step over that with the next smaller number of sequences", 1),
     Condition("That ratio over the ratio of the numbers of sequences", most=1),
     needs=("batch",),
-    note="This must be so for all measured numbers, up to 16.",
+    note="This must hold for all measured numbers, up to 16.",
     ignores_disturbances=True,
 )
 def steps_of_batches(evidence: Evidence) -> Measured:
     numbers = evidence.by(lambda record: record.run.batch.n_seq if record.run.batch else None, "batch")
     steps = rules.successive(numbers, "a step of {} over one of {}", _step_s)
     for_each = [
-        rules.scaled(step, few / many, f"the same, over {many / few:.3g} times as many sequences ({many} over {few})")
+        rules.scaled(step, few / many, f"the same, for {many / few:.3g}x the sequences ({many} over {few})")
         for step, (few, many) in zip(steps, itertools.pairwise(numbers), strict=True)
     ]
     return Measured((steps, for_each), steps)
@@ -111,7 +112,7 @@ def prefill_without_flash(evidence: Evidence) -> Measured:
     figures: dict[int, Figure | None] = {}
     for n, records in evidence.lengths("flash").items():
         sides = grouped(records, lambda record: record.settings.flash_attn_resolved or record.settings.flash_attn)
-        name = f"prefill of {n:,} tokens without over with it"
+        name = f"prefill of {n:,} tokens without it over with it"
         figures[n] = rules.compared(name, sides.get("on", []), sides.get("off", []), phases.prefill_ns)
     return Measured(([figures.get(evidence.near(LONG, "flash")[0])],), list(figures.values()))
 
@@ -142,12 +143,12 @@ def decode_by_cache_type(evidence: Evidence) -> Measured:
     "Speculative decoding gives 2 to 3 times",
     Condition("The speed-up of the median text against plain decoding in the same repeat", 2),
     needs=("speculation",),
-    note="It is that of the better draft (lookup, a smaller model) at the better of its lengths.",
+    note="The better draft (lookup, a smaller quantization) at its best length counts.",
     ignores_disturbances=True,
     source="Leviathan et al. (2022)",
 )
 def speed_up_of_guessing(evidence: Evidence) -> Measured:
-    """How many times as fast the median text is: of each draft the number of guesses that is best."""
+    """The speed-up of the median text, for each draft at its best length."""
     by_guess = grouped(evidence.of("speculation"), _guess)
     plain = _token_s(by_guess.pop(("", 0), []))
     figures: dict[str, Figure] = {}
@@ -155,16 +156,16 @@ def speed_up_of_guessing(evidence: Evidence) -> Measured:
         guessed = _token_s(records)
         repeats = grouped((place for place in guessed if place in plain), lambda place: place[1])
         gains = [statistics.median(plain[place] / guessed[place] for place in own) for own in repeats.values()]
-        known = rules.figure(f"speed-up of the median text, {n_draft} guessed by {draft}", gains, "times")
+        known = rules.figure(f"speed-up of the median text, {n_draft} drafted by {draft}", gains, "times")
         if known is not None and (draft not in figures or known.value > figures[draft].value):
             figures[draft] = known
     best = max(figures.values(), key=lambda known: known.value, default=None)
-    remark = f"Over {plural(len({text for text, _ in plain}), 'text')}." if best else ""
+    remark = f"Measured on {plural(len({text for text, _ in plain}), 'text')}." if best else ""
     return Measured(([best],), list(figures.values()), remark)
 
 
 def _guess(record: Record) -> tuple[str, int] | None:
-    """The draft and the number of guesses of a run, ("", 0) for plain decoding; None where no time is known."""
+    """The draft and its length of a run, ("", 0) for plain decoding; None if its time is unknown."""
     lever = record.run.speculation
     if lever is None or lever.text is None or guesses.tpot_s(record.run) is None:
         return None
@@ -172,7 +173,7 @@ def _guess(record: Record) -> tuple[str, int] | None:
 
 
 def _token_s(records: Sequence[Record]) -> dict[tuple[str, int], float]:
-    """Seconds a token of each text in each repeat."""
+    """Seconds per token of each text in each repeat."""
     times: dict[tuple[str, int], list[float]] = {}
     for run in (record.run for record in records):
         lever, tpot = run.speculation, guesses.tpot_s(run)
@@ -185,14 +186,14 @@ def _token_s(records: Sequence[Record]) -> dict[tuple[str, int], float]:
 @claim(
     19,
     "Prompt caching pays the more, the longer the prefix",
-    Condition("The share of the cold TTFT that is left, over that with the next shorter prefix cached,", most=1),
+    Condition("TTFT as a share of the cold TTFT, over the same with the next shorter prefix cached,", most=1),
     needs=("prefix",),
     ignores_disturbances=True,
 )
 def cached_by_length(evidence: Evidence) -> Measured:
     lengths = evidence.by(lambda record: record.run.prefix.n_prefix if record.run.prefix else None, "prefix")
-    ratios = rules.successive(lengths, "what is left of TTFT with {:,} cached over that with {:,}", _left)
-    return Measured((ratios,), rules.each(lengths, "TTFT with {:,} cached, of the cold one", _left, "%", 100))
+    ratios = rules.successive(lengths, "share of the cold TTFT with {:,} cached over that with {:,}", _left)
+    return Measured((ratios,), rules.each(lengths, "TTFT with {:,} cached, share of the cold TTFT", _left, "%", 100))
 
 
 def _left(run: Run) -> float | None:

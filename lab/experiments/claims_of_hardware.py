@@ -1,7 +1,7 @@
-"""Claims about hardware: which figure of a datasheet decides, and what a 7B does on a GPU that is not here.
+"""Claims about hardware: which figure of a datasheet matters, and the speed of a 7B on a GPU that is not here.
 
-What nobody here has is predicted from its datasheet, and the words say so. A prediction is shown beside a claim, but it
-does not stand in for a measurement that the claim is about.
+Missing hardware is predicted from its datasheet, and the text says so. A prediction is shown with a claim, but does not
+replace a measurement that the claim is about.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from lab.why import datasheet, prediction, probing, roofline, where
 A100, H100 = "a100-80gb", "h100"
 FEWEST_MACHINES = 4
 GBIT = 10
-"""The line between two machines that a cache is moved over, in Gbit/s."""
+"""The network over which a cache is moved, in Gbit/s."""
 
 
 def _seven(evidence: Evidence) -> tuple[Model, Settings]:
-    """The 7B of the textbooks in F16, and settings that say nothing of its own."""
+    """The 7B of the textbooks in F16, with default types and batch sizes."""
     model = shapes.model_of(catalog.find(TEXTBOOK), "F16")
     settings = evidence.of("lengths")[0].settings
     return model, dataclasses.replace(settings, type_k="f16", type_v="f16", n_batch=2048, n_ubatch=512)
@@ -43,12 +43,12 @@ def _seven(evidence: Evidence) -> tuple[Model, Settings]:
     Condition("Prefill's share of 1,000 + 200 tokens (Llama 2 7B in F16 on an A100 with 80 GB)", 0, 20, "%"),
     Condition("Prefill's share of 100,000 + 200 tokens", 70, 90, "%"),
     needs=("lengths",),
-    note="Both are predicted from the datasheet, with what llama.cpp reaches of it. The share of 1,000 + 200 here "
-    "is measured and shown, but it is that of another model.",
+    note="Both are predicted from the datasheet and the share of it that llama.cpp reaches. The share of 1,000 + 200 "
+    "measured here is shown, but for another model.",
     ignores_disturbances=True,
 )
 def share_of_prefill(evidence: Evidence) -> Measured:
-    """Prefill's share of a short and of a long request to a 7B on an A100, predicted; and of one here, measured."""
+    """Prefill's share of a short and a long request to a 7B on an A100, predicted, and of one measured here."""
     model, settings = _seven(evidence)
     predicted = []
     for n_prompt in (1_000, 100_000):
@@ -58,7 +58,7 @@ def share_of_prefill(evidence: Evidence) -> Measured:
         predicted.append(Figure(f"predicted for {n_prompt:,} + 200 on an A100", (low + high) / 2, "%", low, high))
     here = rules.each(dict([evidence.near(1000)]), "measured here, {:,} + 200", _share, "%", 100)
     remark = f"Predicted for {model.name} in F16 from a datasheet, also beyond its {model.n_ctx_train or 0:,} tokens; "
-    remark += "what was measured is another model on this machine."
+    remark += "the measurement is of another model on this machine."
     return Measured([[known] for known in predicted], [*predicted, *here], remark)
 
 
@@ -75,11 +75,11 @@ def _share(run: Run) -> float | None:
     Condition("The rate measured on an A100", 100, 130, "tokens/s"),
     Condition("The rate measured on an H100", 50, 100, "tokens/s"),
     needs=("lengths",),
-    note="For Llama 2 7B in F16. Elsewhere the rates are predicted and shown; a prediction proves nothing.",
+    note="For Llama 2 7B in F16. On other machines the predicted rates are shown, but do not count as evidence.",
     ignores_disturbances=True,
 )
 def seven_on_gpus(evidence: Evidence) -> Measured:
-    """Rates of a 7B on two GPUs: the limit, what is predicted, and what was measured where there is such a GPU."""
+    """Rates of a 7B on two GPUs: the limit, the prediction, and the measurement if there is such a GPU."""
     model, settings = _seven(evidence)
     limits: list[Figure] = []
     rates: list[Figure | None] = []
@@ -94,13 +94,13 @@ def seven_on_gpus(evidence: Evidence) -> Measured:
         rates.append(rules.figure(f"measured on {device.about}", seen, "tokens/s"))
     pairs = zip(expected, rates, strict=True)
     unseen = [f"{known.words}; there is no such GPU here." for known, rate in pairs if rate is None]
-    remark = f"For {model.name}; predictions take the part of a datasheet's bandwidth that published runs reached."
+    remark = f"For {model.name}; predictions use the share of a datasheet's bandwidth that published runs reached."
     shown = [limits[0], expected[0], rates[0], expected[1], rates[1]]
     return Measured((limits[:1], rates[:1], rates[1:]), shown, " ".join([*unseen, remark]))
 
 
 def _rate(run: Run) -> float | None:
-    """Of a plain run."""
+    """The decode rate of a plain run; None for others."""
     is_plain = run.is_timed and run.lever is None and run.every is None and run.n_gen > 1
     return rules.decode_tps(run) if is_plain else None
 
@@ -112,7 +112,7 @@ def _is_seven_on(record: Record, name: str) -> bool:
 
 
 def device_of(record: Record) -> datasheet.Device | None:
-    """The device of models/devices.toml that a run was made on; None on a CPU, and where none fits for sure."""
+    """The device of models/devices.toml that a run was made on; None on a CPU, and if none fits for sure."""
     offload = machine.accelerators(record.machine.devices)
     if not record.settings.n_gpu_layers or not offload:
         return None
@@ -122,10 +122,10 @@ def device_of(record: Record) -> datasheet.Device | None:
 @claim(
     27,
     "Bandwidth predicts the token rate better than peak compute does",
-    Condition("The rank correlation (Kendall) of decode rates with bandwidth less that with FLOP/s", ABOVE_0),
+    Condition("The rank correlation (Kendall) of decode rates with bandwidth, minus that with FLOP/s,", ABOVE_0),
     needs=("lengths",),
-    note="This is for one model on at least 4 machines whose bandwidth and peak are known (ceilings, or a GPU's "
-    "datasheet), and also with any one of them left out.",
+    note="For one model on at least 4 machines with known bandwidth and peak (ceilings, or a GPU's datasheet). It must "
+    "also hold without any one of them.",
     ignores_disturbances=True,
 )
 def order_of_machines(evidence: Evidence) -> Measured:
@@ -141,8 +141,8 @@ def order_of_machines(evidence: Evidence) -> Measured:
     n = len(machines)
     if n < FEWEST_MACHINES:
         raise LabError(
-            f"A rate of one model and both roofs are known of {plural(n, 'machine')}, not of {FEWEST_MACHINES}.",
-            "Add results of others, with their ceilings: lab ceilings",
+            f"Rates of one model and both roofs are known for {plural(n, 'machine')}; {FEWEST_MACHINES} are needed.",
+            "Add results of other machines with their ceilings: lab ceilings",
         )
     points = []
     for own in machines.values():
@@ -152,21 +152,23 @@ def order_of_machines(evidence: Evidence) -> Measured:
     names = "rank correlation with bandwidth", "rank correlation with peak FLOP/s"
     figures = [Figure(name, tau, n=n) for name, tau in zip(names, _taus(points), strict=True) if tau is not None]
     differences = [_difference(points), *(_difference([*points[:i], *points[i + 1 :]]) for i in range(n))]
-    most = max(differences) or ABOVE_0  # that both order them equally well refutes nothing
-    better = Figure("bandwidth's rank correlation less that of peak FLOP/s", differences[0], "", min(differences), most)
+    most = max(differences) or ABOVE_0  # an equally good order refutes nothing
+    better = Figure(
+        "rank correlation with bandwidth minus that with peak FLOP/s", differences[0], "", min(differences), most
+    )
     first = next(iter(machines.values()))[0]
     after = f"{first.model.name} {first.model.quantization or ''} after {first.run.n_prompt:,} tokens"
     return Measured(([better],), figures, f"{after} on {', '.join(machines)}.")
 
 
 def setting_of(record: Record) -> tuple[object, ...]:
-    """What must be equal for rates of two machines to be compared; threads are the machine's own matter."""
+    """The settings that must be equal to compare rates of two machines; threads may differ."""
     settings = record.settings
     return settings.flash_attn, settings.type_k, settings.type_v, record.run.part or "lengths"
 
 
 def _roof(record: Record, evidence: Evidence) -> roofline.Roof | None:
-    """Bandwidth and peak of the machine of a record: of a GPU its datasheet's, else its ceilings'."""
+    """Bandwidth and peak of a record's machine, from a GPU's datasheet or from ceilings."""
     device = device_of(record)
     if device is not None and device.tflops:
         return roofline.Roof(1e3 * device.tflops, device.gbps)
@@ -189,19 +191,19 @@ def _difference(points: Sequence[tuple[float, float, float]]) -> float:
     "The phases want different hardware, and moving the cache costs",
     Condition("The machine's ridge over the intensity of a decode step", 1),
     Condition("The intensity of a full prefill step over the ridge", 1),
-    Condition(f"Moving a prefix over {GBIT} Gbit/s, as a share of prefilling it,", 10, unit="%"),
+    Condition(f"The time to move a prefix over {GBIT} Gbit/s, as a share of its prefill,", 10, unit="%"),
     needs=("prefix",),
-    note="Moving is saving, sending and restoring; the prefix is the longest measured one. The lengths from which "
-    "moving pays are shown.",
+    note="Moving means saving, sending and restoring the longest measured prefix. The lengths from which moving pays "
+    "are shown.",
     also=(CEILINGS,),
     source="Splitwise (2023), DistServe (2024)",
 )
 def cost_of_moving(evidence: Evidence) -> Measured:
-    """Where both phases lie beside the machine's ridge, and what moving a cache takes of the prefill that it saves."""
+    """The intensity of both phases relative to the ridge, and the time to move a cache relative to its prefill."""
     lengths = evidence.by(lambda record: record.run.prefix.n_prefix if record.run.prefix else None, "prefix")
     longest = max(lengths, default=0)
     shares = [_moving(record) for record in lengths.get(longest, [])]
-    known = rules.figure(f"moving {longest:,} tokens over {GBIT} Gbit/s, of prefilling them", shares, "%", 100)
+    known = rules.figure(f"moving {longest:,} tokens over {GBIT} Gbit/s, share of their prefill", shares, "%", 100)
     rows = prefix_cache.rows(evidence.of("prefix"))
     pays = [
         Figure(f"restoring {one.source} pays from", one.n_tokens, "tokens")
@@ -212,7 +214,7 @@ def cost_of_moving(evidence: Evidence) -> Measured:
 
 
 def _moving(record: Record) -> float | None:
-    """Saving, sending and loading a prefix, as a share of the time that prefilling it took."""
+    """Saving, sending and loading a prefix, as a share of the time of its prefill."""
     run = record.run
     taken = prefix_times.times(run, phases.times_prefill_steps(record.settings))
     if not taken or taken["prefix_s"] <= 0 or not run.state_bytes:

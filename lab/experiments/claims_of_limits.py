@@ -1,9 +1,9 @@
-"""Claims about what limits a phase (arithmetic, memory traffic, or neither), and about the cache's part in it.
+"""Claims about what limits a phase (arithmetic, memory traffic, or neither), and about the cache.
 
-That a phase is near a roof is one sign, that it follows an intervention another: with half the threads half the FLOP/s
-are left, but mostly more than half of the memory's rate. Both are asked. What the machine does at best comes from its
-ceilings. FLOPs and bytes follow from the model's shape, time does not: a kernel may need longer than its bytes do. So
-what is claimed of bytes is computed, and what is claimed of time is measured.
+A phase near a roof is one sign, its reaction to an intervention another: half the threads leave half the FLOP/s, but
+usually more than half of the memory bandwidth. Both are tested. The machine's best comes from its ceilings. FLOPs and
+bytes follow from the model's shape; time does not, because a kernel may be slower than its memory traffic. So claims
+about bytes are computed, and claims about time are measured.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from lab.analysis.wording import digits
 from lab.core import cost, memory, phases, shape
 from lab.core.record import Model, Record, Run
 from lab.errors import LabError
@@ -24,15 +25,15 @@ from lab.why import roofline, step_kernels
 BOOKS = "Pope et al. (2022); Austin et al. (2025)"
 
 TEXTBOOK = "llama-2-7b"
-"""The 7B of the textbooks: every head has keys and values of its own."""
+"""The 7B of the textbooks: every head has its own keys and values."""
 
 
 @claim(
     1,
     "Prefill is compute-bound",
-    Condition("The share of the time that its kernels need at their best, at the longest prompt,", 60, unit="%"),
-    Condition("By the machine's roofs, the time of its FLOPs over that of its bytes", 1),
-    Condition("The time with fewer threads, as a share of the factor by which they are fewer,", 85, unit="%"),
+    Condition("At the longest prompt, the share of the time that its kernels need at their best", 60, unit="%"),
+    Condition("The least time of its FLOPs over the least time of its bytes, from the ceilings,", 1),
+    Condition("The slowdown with fewer threads, as a share of the reduction in threads,", 85, unit="%"),
     needs=("lengths", "threads", CEILINGS),
     note="The ceiling is that of the model's own kernels: another format may have faster ones.",
     source=BOOKS,
@@ -43,12 +44,12 @@ def limit_of_prefill(evidence: Evidence) -> Measured:
     row = next(row for row in roofline.explain(records, evidence.best) if row.phase == "prefill")
     seconds = [taken / 1e9 for record in records if (taken := phases.prefill_ns(record.run))]
     reached = rules.figure(f"FLOP/s at {n:,} tokens", [row.flops / s for s in seconds], "GFLOP/s", 1e-9)
-    share = rules.share("of what its kernels alone reach", [row.kernels.total_s / s for s in seconds])
+    share = rules.share("share of its kernels' best", [row.kernels.total_s / s for s in seconds])
     half, n_times = _half_the_threads(evidence, "prefill", phases.prefill_ns, is_batch=True)
     if half is None:
         return _threads_are_not_it(evidence, [reached, share])
-    words = f"arithmetic alone over reading alone, {row.arithmetic_s:.3g} s and {row.traffic_s:.3g} s"
-    of_threads = rules.scaled(half, 100 / n_times, f"{half.name}, of {n_times:.3g} times", "%")
+    words = f"arithmetic ({digits(row.arithmetic_s)} s) over memory traffic ({digits(row.traffic_s)} s)"
+    of_threads = rules.scaled(half, 100 / n_times, f"{half.name}, as a share of {digits(n_times)}x", "%")
     roofs = Figure(words, row.arithmetic_s / row.traffic_s, "times")
     return Measured(([share], [roofs], [of_threads]), [reached, share, half])
 
@@ -56,7 +57,7 @@ def limit_of_prefill(evidence: Evidence) -> Measured:
 @claim(
     2,
     "Decode is memory-bound",
-    Condition("The share of the fastest probe's bytes per second that decode reads", 60, unit="%"),
+    Condition("Decode's bytes per second, as a share of the fastest probe,", 60, unit="%"),
     Condition("Decode's time with half the threads over that with all", most=1.3),
     needs=("lengths", "threads", CEILINGS),
     note="The bytes are those after the shortest measured prompt.",
@@ -67,7 +68,7 @@ def limit_of_decode(evidence: Evidence) -> Measured:
     gbps = roofline.roof(evidence.best).gbps
     rates = [_gbps(record, phases.decode_compute_mean_ns(record.run)) for record in records]
     reached = rules.figure(f"bytes per second after {n:,} tokens", rates, "GB/s")
-    share = rules.share("of plain reading", [rate and rate / gbps for rate in rates])
+    share = rules.share("share of plain reading", [rate and rate / gbps for rate in rates])
     if share is None and not any(rates):
         raise _not_counted(records[0].model)
     half, _ = _half_the_threads(evidence, "decode", phases.tpot_ns)
@@ -81,29 +82,28 @@ def limit_of_decode(evidence: Evidence) -> Measured:
     "FLOP/s do not matter for decode",
     Condition("The time per token with half the threads over that with all, in blocks,", most=1.1),
     needs=("threads",),
-    refuted="Fewer threads also read less, which may be a part of it.",
+    refuted="Fewer threads also read less, which may explain part of it.",
     also=("quantizations",),
     ignores_disturbances=True,
 )
 def decode_with_less_arithmetic(evidence: Evidence) -> Measured:
-    """Decode with half the threads; and, as another intervention, with a format of nearly the same bytes."""
+    """Decode with half the threads; as a second intervention, with a format of nearly the same size."""
     half, _ = _half_the_threads(evidence, "decode", phases.tpot_ns)
     if half is None:
         return _threads_are_not_it(evidence, [])
     formats = evidence.by(lambda record: record.model.quantization, "quantizations")
     sides = formats.get("Q4_0", []), formats.get("Q4_1", [])
-    other = rules.compared("decode of Q4_1 over Q4_0 (1.1 times the bytes)", *sides, phases.tpot_ns)
+    other = rules.compared("decode of Q4_1 over Q4_0 (1.1x the bytes)", *sides, phases.tpot_ns)
     return Measured(([half],), [half, other])
 
 
 @claim(
     14,
     "Decode yields at most bandwidth / bytes tokens per second",
-    Condition("The share of the fastest probe's bytes per second that decode reads", most=100, unit="%"),
+    Condition("Decode's bytes per second, as a share of the fastest probe,", most=100, unit="%"),
     needs=("lengths", CEILINGS),
-    note="This must be so in every measured setup (lengths, quantizations).",
-    refuted="Nothing reads faster than it can: the ceilings are too low (lab ceilings --again), or the weights "
-    "stay in the processor's cache.",
+    note="This must hold in every measured setup (lengths, quantizations).",
+    refuted="Either the ceilings are too low (lab ceilings --again), or the weights stay in the processor's cache.",
     also=("quantizations",),
 )
 def decode_under_the_roof(evidence: Evidence) -> Measured:
@@ -116,7 +116,7 @@ def decode_under_the_roof(evidence: Evidence) -> Measured:
     known = []
     for name, records in groups.items():
         rates = [_gbps(record, phases.tpot_ns(record.run)) for record in records]
-        if found := rules.figure(f"{name}, of the limit", [rate and rate / gbps for rate in rates], "%", 100):
+        if found := rules.figure(f"{name}, share of the limit", [rate and rate / gbps for rate in rates], "%", 100):
             known.append(found)
     if not known:
         raise _not_counted(evidence.of("lengths")[0].model)
@@ -130,11 +130,11 @@ def decode_under_the_roof(evidence: Evidence) -> Measured:
     Condition("The FLOPs per byte of prefill over its tokens P, at every measured length,", 1 / 1.5, 1.5),
     Condition("The FLOPs per byte of decode", 1 / 1.5, 1.5),
     needs=("lengths",),
-    note="Computed from the steps as they ran, with weights counted in F16.",
+    note="Computed from the steps of the runs, with weights counted in F16.",
     ignores_disturbances=True,
 )
 def intensity_by_phase(evidence: Evidence) -> Measured:
-    """FLOPs per byte of the steps of both phases, as they were, with weights in F16."""
+    """FLOPs per byte of the steps of both phases, with weights counted in F16."""
     first, lengths = evidence.of("lengths")[0], evidence.lengths()
     model = as_f16(first.model)
     if model is None:
@@ -147,18 +147,18 @@ def intensity_by_phase(evidence: Evidence) -> Measured:
             if value is None:
                 continue
             known = Figure(f"{phase} at {n:,} tokens", value, "FLOPs per byte")
-            name = f"{known.name}, {value:.3g} FLOPs per byte, over {expected:,}"
+            name = f"{known.name}, {digits(value)} FLOPs per byte, over {expected:,}"
             tested[is_prefill].append(rules.scaled(known, 1 / expected, name, ""))
             if is_prefill or n == max(lengths):
                 shown.append(known)
     n_ubatch = first.settings.n_ubatch
     again = f"Weights are read again for every {n_ubatch:,} tokens of a prompt"
-    remark = f"{again}, so longer ones reach no much higher one." if max(lengths) > n_ubatch else ""
+    remark = f"{again}, so longer prompts reach hardly more." if max(lengths) > n_ubatch else ""
     return Measured((tested[True], tested[False]), shown, remark)
 
 
 def as_f16(model: Model) -> Model | None:
-    """The model with all its matrices in F16; None where the lab cannot count them."""
+    """The model with all its matrices in F16; None if the lab cannot count them."""
     known = shape.matrices(model)
     if known is None:
         return None
@@ -176,7 +176,7 @@ def _intensity(model: Model, run: Run, is_prefill: bool) -> float | None:
 
 
 def _gbps(record: Record, token_ns: float | None) -> float | None:
-    """10^9 bytes per second of a decode step in the middle of the answer; None where its cost is not known."""
+    """10^9 bytes per second of a decode step in the middle of the answer; None if its cost is unknown."""
     run, settings = record.run, record.settings
     step = cost.step(record.model, 1, run.n_prompt + max(0, run.n_gen - 2) // 2, 1, settings.type_k, settings.type_v)
     return step.n_bytes / token_ns if step and token_ns and token_ns > 0 else None
@@ -185,9 +185,9 @@ def _gbps(record: Record, token_ns: float | None) -> float | None:
 def _half_the_threads(
     evidence: Evidence, phase: str, value: rules.Value, is_batch: bool = False
 ) -> tuple[Figure | None, float]:
-    """How many times as long a phase takes with half the threads, and how many times fewer these are.
+    """The time of a phase with half the threads over that with all, and the ratio of the threads.
 
-    None on a GPU, and where one side is missing.
+    None on a GPU, and if one side is missing.
     """
     sides = evidence.by(lambda record: record.run.variant if record.settings.n_gpu_layers == 0 else None, "threads")
     if not {"all", "half"} <= sides.keys():
@@ -199,14 +199,14 @@ def _half_the_threads(
 
 
 def _threads_are_not_it(evidence: Evidence, figures: Sequence[Figure | None]) -> Measured:
-    """What is shown where there is no comparison of threads, and why there is none."""
+    """The figures without a comparison of threads, and the reason."""
     if any(record.settings.n_gpu_layers > 0 for record in evidence.of("threads")):
-        return Measured((), figures, "Layers are on a GPU here, where the CPU's threads decide nothing.")
-    return Measured((), figures, "Half the threads, or all of them, were not measured.")
+        return Measured((), figures, "The layers are on a GPU, where the number of CPU threads hardly matters.")
+    return Measured((), figures, "Runs with all or with half the threads are missing.")
 
 
 def _kernel_remark(record: Record, evidence: Evidence, gbps: float) -> str:
-    """How fast the model's own kernels read alone, where that is much less than memory gives."""
+    """A sentence if the model's own kernels read much more slowly than the memory allows."""
     settings, n_past = record.settings, record.run.n_prompt
     try:
         kernels = step_kernels.total(record.model, settings, evidence.best, 1, n_past, 1)
@@ -218,17 +218,17 @@ def _kernel_remark(record: Record, evidence: Evidence, gbps: float) -> str:
     alone = step.n_bytes / kernels.total_s / 1e9
     if alone > gbps / roofline.KERNEL_FACTOR:
         return ""
-    return f"The kernel is the limit: alone it reads {alone:.3g} GB/s of {gbps:.3g} that plain reading gives."
+    return f"The kernel is the limit: alone it reads {digits(alone)} GB/s; plain reading reaches {digits(gbps)} GB/s."
 
 
 def _not_counted(model: Model) -> LabError:
-    return LabError(f"What a step of {model.name} costs is not known from its header.")
+    return LabError(f"The cost of a step of {model.name} cannot be derived from its header.")
 
 
 def _trained_context(model: Model) -> int:
-    """Positions that the model was trained for. LabError where that is not known."""
+    """Positions that the model was trained for. LabError if unknown."""
     if not model.n_ctx_train:
-        raise LabError(f"The context that {model.name} was trained for is not known.")
+        raise LabError(f"The context that {model.name} was trained for is unknown.")
     return model.n_ctx_train
 
 
@@ -237,7 +237,7 @@ def _trained_context(model: Model) -> int:
     "The KV cache dominates decode's memory",
     Condition("The cache of one sequence over the weights, at the context that the model was trained for,", 1),
     needs=("lengths",),
-    note="This is computed.",
+    note="Computed, not measured.",
     ignores_disturbances=True,
 )
 def cache_over_weights(evidence: Evidence) -> Measured:
@@ -246,12 +246,12 @@ def cache_over_weights(evidence: Evidence) -> Measured:
     settings = dataclasses.replace(record.settings, n_ctx=n_ctx, n_seq_max=1)
     cache, weights = memory.kv_cache_bytes(model, settings), sum(model.tensor_bytes.values()) or model.n_bytes
     if cache is None or not weights:
-        raise LabError(f"How large the cache of {model.name} is, is not known from its header.")
+        raise LabError(f"The size of the cache of {model.name} cannot be derived from its header.")
     known = Figure(f"cache over weights at {n_ctx:,} tokens", cache / weights, "times")
     per_position = memory.kv_bytes_per_position(model, settings.type_k, settings.type_v)
-    crossing = Figure("cache outgrows weights at", weights / per_position, "tokens") if per_position else None
+    crossing = Figure("cache as large as the weights at", weights / per_position, "tokens") if per_position else None
     seven = shapes.model_of(catalog.find(TEXTBOOK), "F16")
-    name = f"the same of {seven.name} in F16 (trained for {seven.n_ctx_train or 0:,})"
+    name = f"the same for {seven.name} in F16 (trained for {seven.n_ctx_train or 0:,})"
     of_seven = Figure(name, (seven.n_bytes or 0) / (memory.kv_bytes_per_position(seven) or 1), "tokens")
     return Measured(([known],), [known, None if any(model.windows or ()) else crossing, of_seven])
 
@@ -259,9 +259,9 @@ def cache_over_weights(evidence: Evidence) -> Measured:
 @claim(
     12,
     "Grouped-query attention cuts the cost of the cache",
-    Condition("The ratio of the slopes of a token's time over that of the cache's bytes", 0.75, 1.25),
+    Condition("The ratio of the slopes of a token's time, over the ratio of the cache's bytes,", 0.75, 1.25),
     needs=("heads",),
-    note="The slopes are those over positions, of two shapes that differ in key-value heads alone.",
+    note="The slopes are over positions, for two shapes that differ only in key-value heads.",
     source="Ainslie et al. (2023)",
 )
 def slopes_by_heads(evidence: Evidence) -> Measured:
@@ -269,7 +269,7 @@ def slopes_by_heads(evidence: Evidence) -> Measured:
     if len(by_heads) < 2:
         return Measured(())
     few, many = (by_heads[n] for n in (min(by_heads), max(by_heads)))
-    name = "a token per 1,000 positions with {} key-value heads"
+    name = "growth of a token's time per 1,000 positions, {} key-value heads"
     slopes = [
         rules.slope(name.format(side[0].model.n_head_kv), rules.token_times(side), "ms", 1e3) for side in (few, many)
     ]
@@ -277,13 +277,13 @@ def slopes_by_heads(evidence: Evidence) -> Measured:
     if None in slopes or not n_bytes[0] or not n_bytes[1]:
         return Measured((), slopes)
     of_bytes, ratio = n_bytes[1] / n_bytes[0], _over(slopes[1], slopes[0])
-    unknown = Figure("a slope cannot be told from 0, so nor can their ratio", 0.0, "times", 0.0, math.inf)
-    tested = rules.scaled(ratio, 1 / of_bytes, "ratio of the slopes over that of the bytes") or unknown
+    unknown = Figure("ratio of the slopes unknown, because one may be 0", 0.0, "times", 0.0, math.inf)
+    tested = rules.scaled(ratio, 1 / of_bytes, "ratio of the slopes over ratio of the bytes") or unknown
     return Measured(([tested],), [ratio, Figure("ratio of the bytes", of_bytes, "times"), *slopes])
 
 
 def _over(many: Figure | None, few: Figure | None) -> Figure | None:
-    """The ratio of two slopes, as wide as both intervals together; None where one may be 0."""
+    """The ratio of two slopes, with the intervals of both; None if one may be 0."""
     if many is None or few is None or many.ends[0] <= 0 or few.ends[0] <= 0:
         return None
     low, high = many.ends[0] / few.ends[1], many.ends[1] / few.ends[0]
@@ -299,13 +299,13 @@ def _bytes_per_position(record: Record) -> float | None:
     "Reusing the cache trades compute for memory traffic",
     Condition("The cache's share of the bytes of a decode step", 50, unit="%"),
     needs=("lengths",),
-    note="This is computed, for the context that the model was trained for. How much of a token's time the "
-    "context makes is measured and shown.",
+    note="Computed for the context that the model was trained for. The context's share of a token's time is measured "
+    "and shown.",
     also=("context",),
     ignores_disturbances=True,
 )
 def cache_of_a_step(evidence: Evidence) -> Measured:
-    """The cache's share of a step's bytes at the trained context, and of a token's time where that was measured."""
+    """The cache's share of a step's bytes at the trained context, and of a token's time if that was measured."""
     record = evidence.of("lengths")[0]
     model, settings, n_ctx = record.model, record.settings, _trained_context(record.model)
     with_cache = cost.step(model, 1, n_ctx - 1, 1, settings.type_k, settings.type_v)
@@ -313,12 +313,14 @@ def cache_of_a_step(evidence: Evidence) -> Measured:
     if with_cache is None or without is None:
         raise _not_counted(model)
     of_bytes = 100 * with_cache.kv_read_bytes / with_cache.n_bytes
-    share = Figure(f"cache of a step's bytes at {n_ctx:,} tokens", of_bytes, "%")
-    saved = Figure(f"FLOPs of a step without a cache, at {n_ctx:,}", without.flops / with_cache.flops, "times")
+    share = Figure(f"cache's share of a step's bytes at {n_ctx:,} tokens", of_bytes, "%")
+    saved = Figure(
+        f"FLOPs of a step without a cache over with it, at {n_ctx:,} tokens", without.flops / with_cache.flops, "times"
+    )
     points, grown = rules.token_times(evidence.of("context")), None
     if len({place for place, _ in points}) > 1:
         (w, k), longest = rules.line(points), points[-1][0]
-        name = f"of a token's time at {longest:,.0f} that the context makes"
+        name = f"context's share of a token's time at {longest:,.0f} tokens"
         grown = Figure(name, 100 * k * longest / (w + k * longest), "%")
     return Measured(([share],), [share, saved, grown])
 

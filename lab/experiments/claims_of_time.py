@@ -1,9 +1,8 @@
-"""Claims about times: of prefill by the length of the prompt, of a token by its position, of whole requests.
+"""Claims about times: of prefill by prompt length, of a token by its position, of whole requests.
 
-A law is judged where it was measured. Prefill is compared with itself at twice the length, and its quadratic part is
-seen directly: a step of equally many tokens takes longer the more tokens lie before it. Times of whole requests are
-worked out from measured ones, on straight lines between the measured lengths; a law is continued beyond what was
-measured only where the criterion says so.
+A law is judged where it was measured. Prefill is compared with prefill of half the length. Its quadratic part is
+measured directly: a step of equally many tokens takes longer with more tokens before it. Times of whole requests are
+computed from measured ones, interpolated linearly between lengths; a law is extrapolated only if the criterion says so.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ def prefill_by_length(evidence: Evidence) -> Measured:
 
 
 def growth_of_steps(records: Sequence[Record]) -> Figure | None:
-    """By how much a prefill step of the commonest size grows over 1,000 positions, in % of the usual one.
+    """The growth of a prefill step of the commonest size over 1,000 positions, in % of the usual step.
 
-    Of several steps at one position their median counts.
+    Several steps at one position count as their median.
     """
     sizes: dict[int, dict[float, list[float]]] = {}
     for record in filter(lambda record: phases.times_prefill_steps(record.settings), records):
@@ -61,13 +60,13 @@ def growth_of_steps(records: Sequence[Record]) -> Figure | None:
 @claim(
     4,
     "The time to the first token is mostly prefill",
-    Condition("Prefill's share of TTFT, at every measured length from 100 tokens on,", 95, unit="%"),
+    Condition("Prefill's share of TTFT, at every measured length from 100 tokens,", 95, unit="%"),
     needs=("lengths",),
-    note="Tokenising and waiting for other requests, which servers add, are in neither.",
+    note="Neither includes tokenising and queueing, which servers add.",
 )
 def prefill_of_ttft(evidence: Evidence) -> Measured:
     lengths = {n: records for n, records in evidence.lengths().items() if n >= 100}
-    return Measured((rules.each(lengths, "prefill of TTFT at {:,} tokens", _of_ttft, "%", 100),))
+    return Measured((rules.each(lengths, "prefill's share of TTFT at {:,} tokens", _of_ttft, "%", 100),))
 
 
 def _of_ttft(run: Run) -> float | None:
@@ -83,13 +82,13 @@ def _of_ttft(run: Run) -> float | None:
 )
 def growth_of_tokens(evidence: Evidence) -> Measured:
     n_gen = max(record.run.n_gen for record in evidence.of("lengths"))
-    remark = f"{n_gen:,} tokens were generated; their slope is continued to 200." if n_gen < 200 else ""
-    name = "token after 200 over the first, after {:,}"
+    remark = f"{n_gen:,} tokens were generated; their slope is extrapolated to 200." if n_gen < 200 else ""
+    name = "200th token over the first, prompt of {:,}"
     return Measured((rules.each(evidence.lengths(), name, _growth, "times"),), remark=remark)
 
 
 def _growth(run: Run) -> float | None:
-    """By the slope of a run's times between tokens."""
+    """The growth over 200 tokens, from the slope of a run's times between tokens."""
     times = phases.itl_ns(run)
     rise = stats.slope(range(len(times)), times)
     if rise is None:
@@ -107,21 +106,21 @@ def _growth(run: Run) -> float | None:
     note="A larger error refutes the claim only if the slopes of both halves differ.",
 )
 def token_by_position(evidence: Evidence) -> Measured:
-    """The line of a token's time over its position: its slope, and how far it is off."""
+    """The line of a token's time over its position: its slope and its error."""
     points = rules.token_times(evidence.of("context"))
-    slope = rules.slope("a token takes longer, per 1,000 positions", points, "ms", 1e3)
+    slope = rules.slope("growth of a token's time per 1,000 positions", points, "ms", 1e3)
     if slope is None:
         return Measured(())
     w, k = rules.line(points)
     mean_square = statistics.fmean(((w + k * place) / time - 1) ** 2 for place, time in points)
-    error = Figure("the line is off by", 100 * math.sqrt(mean_square), "%", n=len(points))
-    least = error.value if _bends(points) else 0.0  # without a bend the error may be noise
+    error = Figure("error of the line", 100 * math.sqrt(mean_square), "%", n=len(points))
+    least = error.value if _bends(points) else 0.0  # without a bend the error can be noise
     longest = Figure("longest context", max(place for place, _ in points), "tokens")
     return Measured(([dataclasses.replace(error, low=least)], [slope]), [slope, error, longest])
 
 
 def _bends(points: Sequence[Point]) -> bool:
-    """Whether the slopes of both halves differ for sure, so that it is no line."""
+    """Whether the intervals of both halves' slopes do not overlap, so that a line does not fit."""
     middle = statistics.median(place for place, _ in points)
     halves = [[point for point in points if (point[0] <= middle) == is_first] for is_first in (True, False)]
     first, second = (stats.slope(*zip(*half, strict=True)) if half else None for half in halves)
@@ -150,11 +149,11 @@ def _rate_ratio(run: Run) -> float | None:
     20,
     "Without a KV cache 500 tokens take minutes, and the cost of a step grows with the square of the length",
     Condition("The sum of the measured steps over whole texts of 1 to 500 tokens", 120, unit="s"),
-    Condition("The exponent of a step's time by its length, from 64 tokens on,", 1.5),
+    Condition("The exponent of a step's time over its length, from 64 tokens,", 1.5),
     needs=("no_cache",),
 )
 def without_a_cache(evidence: Evidence) -> Measured:
-    """The time of 500 tokens, each of which is made by a step over the whole text before it."""
+    """The time of 500 tokens if each needs a step over the whole text before it."""
     curves = [
         sorted((float(run.n_prompt), taken / 1e9) for run in own if (taken := phases.prefill_ns(run) or 0) > 0)
         for own in grouped((record.run for record in evidence.of("no_cache")), rules.block).values()
@@ -162,14 +161,14 @@ def without_a_cache(evidence: Evidence) -> Measured:
     total = rules.figure("500 tokens without a cache", [_sum_of_steps(curve, 500) for curve in curves], "s")
     logs = [(math.log(n), math.log(s)) for curve in curves for n, s in curve if n >= 64]
     return Measured(
-        ([total], [rules.slope("exponent of a step's time by the length, from 64 tokens on", logs, "", 1.0)])
+        ([total], [rules.slope("exponent of a step's time over its length, from 64 tokens", logs, "", 1.0)])
     )
 
 
 def _sum_of_steps(curve: Sequence[Point], n: int) -> float | None:
-    """Seconds of steps of 1, 2, ... n tokens; None where far fewer were measured.
+    """Seconds of steps of 1, 2, ... n tokens, interpolated between measured lengths; None if far fewer were measured.
 
-    Short ones take what the shortest measured took, those between what a straight line says.
+    Shorter steps than the shortest measured one take its time.
     """
     return sum(rules.at(curve, length) for length in range(1, n + 1)) if curve and curve[-1][0] >= 0.9 * n else None
 
@@ -194,8 +193,8 @@ def decode_of_reasoning(evidence: Evidence) -> Measured:
         w, k = rules.line(points)
         decode_s = 4999 * (w + k * (500 + 4998 / 2)) / 1e3
         shares.append(decode_s / (decode_s + taken_ns / 1e9))
-    share = rules.share("decoding 5,000 tokens, of the whole after a prompt of 500", shares)
-    remark = f"Beyond position {farthest:,.0f} the law of decode is continued." if shares and farthest < 5500 else ""
+    share = rules.share("decode's share of 500 prompt and 5,000 generated tokens", shares)
+    remark = f"Beyond position {farthest:,.0f} decode is extrapolated." if shares and farthest < 5500 else ""
     return Measured(([share],), remark=remark)
 
 
@@ -204,8 +203,8 @@ def decode_of_reasoning(evidence: Evidence) -> Measured:
     "Long prompts push the first token beyond 1 to 2 seconds",
     Condition("The length at which TTFT passes 1 s, over the longest that counts,", most=1),
     needs=("lengths",),
-    note="The longest is what was measured or, if longer, the context that the model was trained for. Between "
-    "measured lengths TTFT is interpolated; beyond the last it continues as it rose last.",
+    note="The longest is the longest measured length or, if longer, the context that the model was trained for. "
+    "Between measured lengths TTFT is interpolated, beyond the last it is extrapolated.",
     also=("context",),
 )
 def late_first_token(evidence: Evidence) -> Measured:
@@ -219,19 +218,19 @@ def late_first_token(evidence: Evidence) -> Measured:
     longest = max((place for curve in curves for place, _ in curve), default=0.0)
     most = max(longest, float(runs[0].model.n_ctx_train or 0))
     is_continued = one is not None and one.value > longest
-    remark = f"Beyond {longest:,.0f} tokens the curve is continued as it rose last." if is_continued else ""
-    of_most = rules.scaled(one, 1 / most, f"where TTFT passes 1 s, over {most:,.0f} tokens") if most else None
+    remark = f"Beyond {longest:,.0f} tokens the curve is extrapolated." if is_continued else ""
+    of_most = rules.scaled(one, 1 / most, f"length at which TTFT passes 1 s, over {most:,.0f} tokens") if most else None
     return Measured(([of_most],), [one, two], remark)
 
 
 def _passing(measured: Sequence[Sequence[Point]], limit_s: float) -> Figure | None:
-    """The length at which TTFT passes a limit, of the curves that reach it, else of all, continued."""
+    """The length at which TTFT passes a limit, from the curves that reach it, else from all, extrapolated."""
     reaching = [curve for curve in measured if curve[-1][1] >= limit_s] or measured
     return rules.figure(f"TTFT passes {limit_s:g} s at", [_length_at(curve, limit_s) for curve in reaching], "tokens")
 
 
 def _length_at(curve: Sequence[Point], limit_s: float) -> float | None:
-    """Where a rising curve passes a limit, on straight lines from 0 through its points, the last of them continued."""
+    """Where a rising curve passes a limit, linear from 0 through its points and extrapolated beyond the last."""
     for (x0, y0), (x1, y1) in itertools.pairwise([(0.0, 0.0), *curve]):
         is_last = x1 == curve[-1][0]
         if y1 > y0 and (y0 <= limit_s <= y1 or is_last):

@@ -1,8 +1,7 @@
 """A session of claims as text, on a page, and in pictures.
 
-As text: a line for each claim with its verdict, then why where the figures do not say it. On a page: the same table,
-then claim by claim the figures, the criterion, and the pictures. Each part of the session has the pictures that show
-what it was measured for.
+As text: a line for each claim with its verdict, then the reasons for verdicts other than "holds". On a page: the same
+table, then for each claim the figures, the criterion and the pictures of its parts.
 """
 
 from __future__ import annotations
@@ -39,27 +38,27 @@ COLOURS = {HOLDS: "green", HOLDS_NOT: "red", UNSURE: "yellow", UNTESTABLE: "dim"
 STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "quiet"}
 """Classes of the page's style sheet."""
 
-PREFILL = "Time until the prompt is processed. Points are runs, the line their median."
-DECODE = "Time of each generated token. Points are tokens, the line their running median."
+PREFILL = "Prefill time of the prompt. Points are runs, the line is the median."
+DECODE = "Time of each generated token. Points are tokens, the line is the running median."
 PLAIN_PARTS = {
     "lengths": {"prefill": PREFILL, "decode": DECODE},
-    "no_cache": {"prefill": "What a step over so many tokens takes, where nothing is kept. " + PREFILL},
-    "threads": {"decode": "With all threads, and with half of them. " + DECODE},
+    "no_cache": {"prefill": "Time of a step over the whole text, without a KV cache. " + PREFILL},
+    "threads": {"decode": "With all and with half the threads. " + DECODE},
     "quantizations": {"decode": "In several quantizations. " + DECODE},
     "flash": {"prefill": "With flash attention on and off. " + PREFILL},
     "cache": {"decode": "With KV caches of several types. " + DECODE},
-    "context": {"sweep": "Both curves in one walk through the context; the dashed line is the fitted law."},
-    "heads": {"sweep": "Both curves of two shapes that differ in the heads for keys and values only."},
+    "context": {"sweep": "Prefill and decode in one walk through the context; the dashed line is the fitted law."},
+    "heads": {"sweep": "Prefill and decode of two shapes that differ only in the heads for keys and values."},
 }
-"""Of parts that are plain runs: which pictures show what they were measured for, and their captions."""
+"""The pictures of parts with plain runs, and their captions."""
 
 
 def drawings(
     records: Sequence[Record], known: Sequence[Ceilings] = (), others: Sequence[Record] = (), stacked: bool = False
 ) -> list[Picture]:
-    """All pictures of one session that there is data for, in the order of its parts.
+    """All pictures of one session, in the order of its parts.
 
-    `known` ceilings and `others`, plain runs, predict what experiments are compared with.
+    The predictions of experiments come from `known` ceilings and `others`, plain runs.
     """
     made = []
     for part, own in grouped((record for record in records if record.run.is_timed), lambda one: one.run.part).items():
@@ -87,7 +86,7 @@ def _plain(part: str, records: Sequence[Record], stacked: bool) -> list[Picture]
 
 
 def _roofline(records: Sequence[Record], known: Sequence[Ceilings]) -> Sequence[Picture]:
-    """What each phase reached, under the machine's best, where that is known."""
+    """The roofline picture; empty if the machine's ceilings are unknown."""
     ceilings = probing.known(known, where.of_record(records[0]))
     if ceilings is None:
         return []
@@ -120,7 +119,7 @@ def print_verdicts(verdicts: Verdicts, out: Console, name: str = "") -> None:
 
 
 def reasons(judged: Sequence[Judged]) -> list[str]:
-    """Why, for each claim that does not simply hold."""
+    """The reasons for each claim that does not hold or cannot be judged."""
     return [
         f"{one.claim.number}, {one.judgement.verdict}: {one.judgement.words}"
         for one in judged
@@ -129,15 +128,13 @@ def reasons(judged: Sequence[Judged]) -> list[str]:
 
 
 def notes(verdicts: Verdicts) -> list[str]:
-    """What the reader should know about the session as a whole."""
+    """Notes on the session as a whole."""
     made = []
     if verdicts.is_quick:
-        made.append(
-            "A quick session: short prompts and few repeats. Without --quick more is measured, and more surely."
-        )
+        made.append("Quick session with short prompts and few repeats; without --quick the verdicts are more certain.")
     if verdicts.unmeasured:
         numbers = ", ".join(map(str, verdicts.unmeasured))
-        made.append(f"Nothing was measured for {numbers}: lab claims --only {numbers.replace(' ', '')}")
+        made.append(f"Claims without measurements: {numbers}. Run: lab claims --only {numbers.replace(' ', '')}")
     return made
 
 
@@ -149,7 +146,7 @@ def failures(records: Sequence[Record]) -> list[str]:
 
 
 def plan_lines(session: Session) -> list[str]:
-    """How long the session will take, and which parts cannot be measured."""
+    """The estimated time of the session, and the parts that cannot be measured."""
     seconds = sum(session.expected_s.values())
     n, n_parts = len(session.claims), len(session.trials)
     what = f"{n} claim{'s' * (n != 1)}"
@@ -159,7 +156,7 @@ def plan_lines(session: Session) -> list[str]:
 
 
 def plan_table(session: Session) -> Grid:
-    """What `--dry-run` shows: the parts, their runs, memory, time, and the claims that need them."""
+    """The table of `--dry-run`: the parts with their runs, memory, time and claims."""
     grid = grid_of("part", "what it is", "runs", "memory MB", "about", "claims")
     for name, seconds in session.expected_s.items():
         trials = session.trials.get(name, [])
@@ -167,7 +164,7 @@ def plan_table(session: Session) -> Grid:
             sum(max(plan.memory(case).total_bytes for case in plan.cases) for plan in trial.plans.values())
             for trial in trials
         ]
-        what = PARTS[name].what if name in PARTS else "the best that the machine's kernels do"
+        what = PARTS[name].what if name in PARTS else "the best rate of each kernel"
         users = [str(claim.number) for claim in session.claims if name in claim.parts]
         grid.add_row(
             name,
@@ -196,7 +193,7 @@ def sections(
     others: Sequence[Record] = (),
     judged: Sequence[tuple[str, Verdicts]] = (),
 ) -> list[Section]:
-    """What the page shows of each session of claims among the records, judged anew unless they are `judged`."""
+    """The page's section on each session of claims among the records, judged again unless `judged` has them."""
     judged = judged or claim_verdicts.of_sessions(records, known, others)
     return [
         _section(f"session-{i}", name if len(judged) > 1 else "", own, known, others)
@@ -213,7 +210,7 @@ def _section(
     evidence = [_evidence(prefix, one, pictures, shown_at) for one in verdicts.judged]
     return Section(
         f"Claims and verdicts{f': {name}' if name else ''}",
-        "each claim, what was measured, and its criterion, which was fixed before the measurement",
+        "each claim with its figures and its criterion, which was fixed before the measurement",
         name=prefix,
         question=QUESTION,
         words=notes(verdicts),
@@ -242,7 +239,7 @@ def _cells(prefix: str, one: Judged) -> list[Cell]:
 
 
 def _evidence(prefix: str, one: Judged, pictures: dict[str, list[Picture]], shown_at: dict[str, int]) -> Section:
-    """The evidence of a claim; a picture that several rest on stands at the first, others have a link to it."""
+    """The evidence of a claim; pictures of several claims are shown with the first, the others link to it."""
     number, words, _, criterion, verdict = one.cells
     own = [part for part in one.claim.parts if part in pictures]
     here = [part for part in own if part not in shown_at]
