@@ -12,7 +12,7 @@ from lab.core.asked_settings import AskedSettings, SettingsKeywords
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import measuring, prompts
-from lab.runner.cases import Plan
+from lab.runner.cases import Plan, Until
 from lab.runner.limits import n_cores_usable
 from lab.runner.plan import make_plan, parse_lengths
 from tests.conftest import MODEL, SETTINGS, FakeWorker
@@ -187,3 +187,7 @@ def test_a_measurement_from_python_may_be_a_sweep(model_file: Path, monkeypatch:
     measuring.measure([40], 3, 1, str(model_file), every=20, threads=1)
     measuring.sweep(40, 20, 3, 1, str(model_file), threads=1)
     assert plans[0] == plans[1] and plans[0].cases[0].every == 20
+    measuring.measure([40], 3, model=str(model_file), until=0.02, max_minutes=5)
+    assert plans[2].until == Until(0.02, 30, 5)
+    with pytest.raises(LabError, match="--max-minutes has an effect only with --until"):
+        measuring.sweep(40, model=str(model_file), max_minutes=5)

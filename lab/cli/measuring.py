@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -23,12 +23,6 @@ from lab.cli.options import (
 )
 from lab.cli.running import Output, carry_out, collect, introduce
 from lab.cli.servers import REACHING, TIMEOUT, URL
-from lab.errors import LabError
-
-if TYPE_CHECKING:
-    from lab.runner.cases import Until
-
-LEAST_SHARE = 1e-4
 
 
 @click.command(cls=Command, first=("model", "prompt-len", "gen", "repeat", "report", "url"))
@@ -176,22 +170,7 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
 
 def _measure(**asked: Any) -> None:
     """What measure and sweep have in common."""
+    from lab.runner.measuring import with_until
     from lab.runner.plan import make_plan
 
-    asked["until"] = _until(asked.pop("until"), asked.pop("max_repeats"), asked.pop("max_minutes"))
-    carry_out(make_plan, **asked)
-
-
-def _until(share: float | None, max_repeats: int, max_minutes: float | None) -> Until | None:
-    from lab.runner.cases import Until
-    from lab.runner.plan import N_PILOT
-
-    if share is None:
-        if max_minutes is not None:
-            raise LabError("--max-minutes has an effect only with --until.", "Add --until 2%, or leave it out.")
-        return None
-    if share < LEAST_SHARE:
-        raise LabError(f"--until {share:.2g} is not possible.", f"Give at least {LEAST_SHARE:.2%}, such as 2%.")
-    if max_repeats < N_PILOT:
-        raise LabError(f"--max-repeats {max_repeats} is too few to see the spread.", f"Allow at least {N_PILOT}.")
-    return Until(share, max_repeats, max_minutes)
+    carry_out(make_plan, **with_until(asked))

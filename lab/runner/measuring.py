@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -11,14 +11,30 @@ from lab.core.record import Record
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner.cases import Plan
-from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, PlanKeywords, make_plan
+from lab.runner.cases import Plan, Until
+from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, N_PILOT, make_plan
 from lab.runner.progress import ShowStatus
 from lab.runner.session import carry_out
 
 if TYPE_CHECKING:
     from lab.core.request import RequestRecord
     from lab.runner.through_server import ServerKeywords
+
+LEAST_SHARE = 1e-4
+
+
+class SweepKeywords(SettingsKeywords, total=False):
+    """Keywords of `lab.sweep`: settings, and when to stop repeating, named as the options of the command."""
+
+    until: float | None  # 0.02: 2 %
+    max_repeats: int
+    max_minutes: float | None
+
+
+class MeasureKeywords(SweepKeywords, total=False):
+    """Keywords of `lab.measure` without `url`."""
+
+    every: int | None
 
 
 @overload
@@ -32,7 +48,7 @@ def measure(
     out: str | Path = "results",
     watch: ShowStatus | None = None,
     stream: bool = False,
-    **settings: Unpack[PlanKeywords],
+    **settings: Unpack[MeasureKeywords],
 ) -> list[Record]: ...
 
 
@@ -71,8 +87,8 @@ def measure(
     The default of `prompt_len` is "10,100,1000", with `url` "100,1000". Without `repeat` each length gets three runs,
     quick ones up to six. `watch` is called with a `Status` twice a second (with `stream` it holds the generated text);
     without one, a notebook shows a line. `settings` are those of lab/core/asked_settings.py, such as threads, device
-    or flash_attn; `every` makes a sweep, and `until` repeats until figures are that accurate. Failed runs are records
-    too (`record.run.status`), with a warning.
+    or flash_attn; `every` makes a sweep, and `until` (0.02: 2 %) repeats until medians are that accurate, at most
+    `max_repeats` times and `max_minutes` long. Failed runs are records too (`record.run.status`), with a warning.
 
     With `url` the lab measures a server with OpenAI's API. `model` is then the server's name for the model (None: its
     only one), and `settings` are prompt, seed, `api` ("chat" or "completions"; None: what the server has),
@@ -87,8 +103,10 @@ def measure(
         asked = through_server.wanted(prompt_len, gen, repeat, **settings)
         return through_server.measure(url, asked, model, out, watch, stream, **how)
 
+    wanted = with_until(settings)
+
     def make(worker: Worker) -> Plan:
-        return make_plan(worker, prompt_len or DEFAULT_LENGTHS, gen, repeat, model or catalog.DEFAULT, **settings)
+        return make_plan(worker, prompt_len or DEFAULT_LENGTHS, gen, repeat, model or catalog.DEFAULT, **wanted)
 
     return carry_out(make, out, watch, stream)
 
@@ -102,7 +120,7 @@ def sweep(
     *,
     out: str | Path = "results",
     watch: ShowStatus | None = None,
-    **settings: Unpack[SettingsKeywords],
+    **settings: Unpack[SweepKeywords],
 ) -> list[Record]:
     """Measure prefill and decode at many lengths in one walk through the context: a record for each walk.
 
@@ -112,10 +130,27 @@ def sweep(
     of `measure`.
     """
 
+    wanted = with_until(settings)
+
     def make(worker: Worker) -> Plan:
-        return make_plan(worker, [max_len], gen, repeat, model, every=every, **settings)
+        return make_plan(worker, [max_len], gen, repeat, model, every=every, **wanted)
 
     return carry_out(make, out, watch)
+
+
+def with_until(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of `measure` as `make_plan` takes them. LabError for limits that are not possible."""
+    share, max_repeats, max_minutes = asked.get("until"), asked.get("max_repeats", 30), asked.get("max_minutes")
+    rest = {name: value for name, value in asked.items() if name not in ("until", "max_repeats", "max_minutes")}
+    if share is None:
+        if max_minutes is not None:
+            raise LabError("--max-minutes has an effect only with --until.", "Add --until 2%, or leave it out.")
+        return rest
+    if share < LEAST_SHARE:
+        raise LabError(f"--until {share:.2g} is not possible.", f"Give at least {LEAST_SHARE:.2%}, such as 2%.")
+    if max_repeats < N_PILOT:
+        raise LabError(f"--max-repeats {max_repeats} is too few to see the spread.", f"Allow at least {N_PILOT}.")
+    return rest | {"until": Until(share, max_repeats, max_minutes)}
 
 
 ONLY_SERVER = ("api", "api_key_env", "header", "timeout", "yes")

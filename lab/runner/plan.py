@@ -71,13 +71,6 @@ N_PILOT = 8
 """Rounds of `--until` before it is decided how many more are needed."""
 
 
-class PlanKeywords(SettingsKeywords, total=False):
-    """What `make_plan` takes besides lengths and a model, as keywords of a function."""
-
-    every: int | None
-    until: Until | None
-
-
 def make_plan(
     worker: Worker,
     prompt_len: str | Sequence[int] = DEFAULT_LENGTHS,
