@@ -434,7 +434,7 @@ def _written(text: str, records: list[Record]) -> Path:
 def test_a_page_of_claims_and_other_runs_has_both(session_records: list[Record]) -> None:
     plain = [make_record(make_run(20, 5, i), session="b") for i in range(2)]
     html = Page(page.html([*plain, *session_records], []))
-    assert "How fast does tiny Q4_0 read a prompt" in html.text and "The evidence, claim by claim" in html.text
+    assert "How fast is tiny Q4_0" in html.text and "The evidence, claim by claim" in html.text
     assert "Of 3 claims 3 hold." in html.text
 
 

@@ -44,7 +44,7 @@ BASE = [10, 10.1, 10.2, 10.3, 10.4, 10.5]
 
 @pytest.mark.parametrize(
     ("factor", "verdict", "words"),
-    [(2, SLOWER, "slower: 1.91x the time"), (0.5, FASTER, "faster: 1.84x as fast"), (1, ALIKE, "no difference larger")],
+    [(2, SLOWER, "slower, 1.91x the time"), (0.5, FASTER, "faster, 1.84x as fast"), (1, ALIKE, "no difference larger")],
 )
 def test_verdicts(factor: float, verdict: str, words: str) -> None:
     row = only_tpot(session(BASE) + session([factor * ms for ms in BASE], machine=OTHER))
@@ -56,22 +56,22 @@ def test_a_small_difference_is_claimed_only_where_it_was_asked_for() -> None:
     records = session(BASE) + session([1.4 * ms for ms in BASE], machine=OTHER)
     assert only_tpot(records).verdict == SLOWER
     row = only_tpot(session(BASE) + session([1.15 * ms for ms in BASE], machine=OTHER), at_least=0.1)
-    assert row.verdict == ALIKE and "slower by" in row.words and "too near to none to be claimed" in row.words
+    assert row.verdict == ALIKE and "slower by" in row.words and "no difference clearly above" in row.words
     assert only_tpot(records, at_least=0.3).verdict == TOO_FEW  # a difference of more than half is not excluded
 
 
 def test_three_runs_of_default_sessions_answer() -> None:
     row = only_tpot(session(BASE[:3]) + session([24, 25, 26], machine=OTHER))
     assert row.verdict == SLOWER and row.ratio is not None and row.ratio.low > 1.5
-    assert row.words == "slower: 2.34x the time; all 3 runs of the slower took longer than all 3 of the other"
+    assert row.words == "slower, 2.34x the time; the runs of the two sides do not overlap"
     row = only_tpot(session([24, 25, 26]) + session(BASE[:3], machine=OTHER))
-    assert row.verdict == FASTER and row.words.startswith("faster: 2.34x as fast; all 3 runs of the slower")
+    assert row.verdict == FASTER and row.words.startswith("faster, 2.34x as fast; the runs of the two sides")
 
 
 def test_too_few_runs_still_have_a_ratio() -> None:
     row = only_tpot(session(BASE[:2]) + session([20, 21, 22], machine=OTHER))
     assert row.verdict == TOO_FEW and row.ratio is None and row.estimate == pytest.approx(22 / 11.05, rel=0.01)
-    assert row.words.startswith("too few runs to be sure (2 against 3; 3 against 3 can): about 2 times as slow; all 3")
+    assert row.words.startswith("unclear, 2 against 3 runs; an interval needs 3 each: about 1.99x the time; the runs")
 
 
 def test_sessions_of_one_setup_need_more_than_their_runs_say() -> None:
@@ -98,8 +98,8 @@ def test_known_sessions_of_the_machine_replace_the_assumption() -> None:
     assert any("from 6 sessions of this machine" in words for words in compared.spreads)
     (compared,) = comparison.compare(pair)
     assert compared.spreads == (
-        "TPOT: 4.1 % (assumed for a machine that is not virtual)",
-        "prefill: 4.1 % (assumed for a machine that is not virtual)",
+        "TPOT: 4.1 % (assumed for a physical machine)",
+        "prefill: 4.1 % (assumed for a physical machine)",
     )
 
 
@@ -123,7 +123,7 @@ def test_nothing_is_claimed_of_a_session_that_was_disturbed_most_of_the_time() -
     records = session(BASE[:3]) + [make_record(run, machine=OTHER) for run in loud]
     row = only_tpot(records)
     assert row.verdict == DISTURBED and row.ratio is None
-    assert row.words.startswith("not sure, since half of the runs were disturbed or more: about 9 times as slow")
+    assert row.words.startswith("unclear, at least half of the runs were disturbed: about 9.01x the time")
 
 
 def test_two_real_machines_of_default_sessions_are_told_apart() -> None:
@@ -137,10 +137,9 @@ def test_two_real_machines_of_default_sessions_are_told_apart() -> None:
     assert len(compared.rows) == 6
     assert all(row.estimate > 1.7 for row in compared.rows)
     assert [row.verdict for row in compared.rows] == [TOO_FEW, *[SLOWER] * 3, DISTURBED, DISTURBED]
-    # the shortest prefill is too uneven; at 10,000 tokens the host took cores from 2 of 3 runs of one side
+    # the shortest prefill has too much spread; at 10,000 tokens the host took cores from 2 of 3 runs of one side
     assert compared.rows[0].words == (
-        "too few or too uneven runs to be sure: about 1.8 times as slow; "
-        "all 3 runs of the slower took longer than all 3 of the other"
+        "unclear, too few runs or too much spread: about 1.82x the time; the runs of the two sides do not overlap"
     )
 
 
@@ -229,7 +228,9 @@ def test_printed_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     text_compare.print_comparisons(found, comparison.compare_groups(found), 0.01, console.console())
     said = capsys.readouterr().out
     assert "machine: Test CPU, 4 cores | Other CPU, 4 cores" in said
-    assert "slower: 1.91x the time" in said and "run against run" in said
+    (line,) = (line for line in said.splitlines() if "TPOT" in line and "6" in line)
+    assert line.split()[-3:] == ["6", "1.91", "slower"] and "other / base, of session medians" in said
+    assert "The runs of the two sides do not overlap: TPOT after 20 prompt tokens (5 generated)." in said
 
 
 def test_differences_are_values_that_json_can_have() -> None:

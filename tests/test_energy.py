@@ -270,7 +270,7 @@ def test_a_machine_without_counters_says_so(tmp_path: Path, no_gpu: GpuWatch) ->
     nothing = counters(no_gpu, tmp_path)
     assert (nothing.readable, nothing.problems) == ((), ())
     line = text_compare.which(nothing)
-    assert line.startswith("not known: there is no RAPL (Linux has it")
+    assert line.startswith("unknown: this machine has no RAPL (Linux has it")
     assert line.endswith(", no NVIDIA GPU that nvidia-ml-py finds, no battery that Linux shows")
 
 
@@ -502,7 +502,7 @@ def printed(records: list[Record], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_table_of_energy_is_shown_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(session_of(10, "a"), capsys)
-    assert "Energy of package (of all that ran on it, idle power included); median" in out
+    assert "Energy of package (everything running on it, including idle power); medians" in out
     *_, last = (line.split() for line in out.splitlines() if line.strip())
     assert last == ["20", "20.5", "18.5", "1.02", "0.925", "10.2", "10.2", "1.00"]
     assert "Energy" not in printed([make_record()], capsys)
@@ -512,8 +512,8 @@ def test_a_table_of_energy_is_shown_where_it_is_known(capsys: pytest.CaptureFixt
 
 def test_a_page_shows_energy_where_it_is_known() -> None:
     both = page.html([*session_of(10, "a"), *session_of(20, "b", machine=OTHER)], [])
-    assert "Energy of package (of all that ran on it" in both and "J per\nprompt" in both
-    assert "more energy: 2x as much" in both and ">ratio</th>" in both and "time\nratio" not in both
+    assert "Energy of package (everything running on it" in both and "J per\nprompt" in both
+    assert "more energy, 2x as much" in both and ">ratio</th>" in both and "time\nratio" not in both
     assert "Energy of" not in page.html([make_record()], [])
 
 
@@ -528,7 +528,7 @@ def test_energy_of_one_kind_of_source_is_compared_as_times_are() -> None:
     assert set(by_figure) == {"prefill_s", "tpot_ms", *energy.COMPARED}
     for figure in energy.COMPARED:
         row = by_figure[figure]
-        assert (row.verdict, row.words.partition(";")[0]) == (comparison.MORE, "more energy: 2x as much")
+        assert (row.verdict, row.words.partition(";")[0]) == (comparison.MORE, "more energy, 2x as much")
         assert row.estimate == pytest.approx(2) and row.ratio is not None
     assert by_figure["prefill_j"].n_gen is None and by_figure["decode_j_per_token"].n_gen == N_GEN
     assert by_figure["tpot_ms"].verdict == comparison.ALIKE
@@ -536,7 +536,7 @@ def test_energy_of_one_kind_of_source_is_compared_as_times_are() -> None:
     less = compared(session_of(20, "a"), session_of(10, "b", machine=OTHER))
     for row in less.rows[-1:]:
         assert row.verdict == comparison.LESS and row.words.startswith(
-            "less energy: 0.5x as much; all 6 runs of one side"
+            "less energy, 0.5x as much; the runs of the two sides"
         )
 
 
@@ -546,7 +546,7 @@ def test_energy_of_different_sources_is_not_compared_and_that_is_said() -> None:
     assert (one.energy_of, one.energy_differs) == (None, ("package", "dram"))
     assert (one.only_base, one.only_other) == ((), ())
     (sentence,) = text_compare.left_out(one)
-    assert "of package in the base, of dram in the other" in sentence
+    assert "package in the base, dram in the other" in sentence
     mixed = compared(
         session_of(10, "a"), [*session_of(20, "b", machine=OTHER), *session_of(2, "c", DRAM, machine=OTHER)]
     )
@@ -565,12 +565,12 @@ def test_a_comparison_says_who_is_faster_and_apart_from_that_what_it_costs(capsy
     groups = comparison.groups(records)
     comparisons = comparison.compare_groups(groups)
     sentences = text_compare.answers(comparisons)
-    assert sentences[0].startswith("No difference between")  # of times
-    assert sentences[1] == "Other CPU, 4 cores takes 2 times the energy of Test CPU, 4 cores."
+    assert sentences[0].startswith("There is no clear difference between")  # of times
+    assert sentences[1] == "Other CPU, 4 cores takes 2x the energy of Test CPU, 4 cores."
     text_compare.print_comparisons(groups, comparisons, 0.01, console.console())
     out = capsys.readouterr().out
     assert "J per prompt" in out and "J per token" in out and "J per token, token" not in out
-    assert "Energy is that of package (of all that ran on it, idle power included)" in out
+    assert "Energy is of package (everything running on it, including idle power)" in out
     json.dumps(text_compare.comparisons_as_json(groups, comparisons)["comparisons"])
 
 

@@ -95,7 +95,7 @@ def test_tokens_are_spread_over_events_only_where_each_is_not_counted() -> None:
 
 
 def test_a_request_that_ran_alone_is_of_no_load() -> None:
-    with pytest.raises(ValueError, match="no load"):
+    with pytest.raises(ValueError, match="not part of a load"):
         loads.sample(planted(1, asked=Asked(n_prompt=1, n_gen=1)))
 
 
@@ -290,13 +290,13 @@ def capacity_words(*holding: tuple[float, int], load: Load = OPEN) -> str:
 
 def test_capacity_in_words() -> None:
     assert capacity_words((1, 80), (2, 80), (4, 20)) == "between 2 and 4 requests/s"
-    assert capacity_words((1, 80), (2, 80)) == "all arms hold: it is at least 2 requests/s"
-    assert capacity_words((0.5, 10), (2, 20)) == "none holds: it is below 0.5 requests/s"
-    assert capacity_words((1, 80), (2, 72), (4, 20)) == "between 1 and 4 requests/s; by its share alone it is 2"
-    assert capacity_words((1, 72)) == "it cannot be told from so few requests; by its share alone it is 1"
-    assert capacity_words((1, 20), (2, 80)) == "none holds: it is below 1 requests/s"  # all lower arms must hold
+    assert capacity_words((1, 80), (2, 80)) == "at least 2 requests/s (every load met the limits)"
+    assert capacity_words((0.5, 10), (2, 20)) == "below 0.5 requests/s (no load met the limits)"
+    assert capacity_words((1, 80), (2, 72), (4, 20)) == "between 1 and 4 requests/s; 2 by the measured shares alone"
+    assert capacity_words((1, 72)) == "unknown, too few requests; 1 by the measured shares alone"
+    assert capacity_words((1, 20), (2, 80)) == "below 1 requests/s (no load met the limits)"  # all lower arms must hold
     assert capacity_words((1, 80), (2, 20), load=LOAD) == "between 1 and 2 users"
-    assert capacity_words((1, 20), load=LOAD) == "none holds: it is below 1 user"
+    assert capacity_words((1, 20), load=LOAD) == "below 1 user (no load met the limits)"
 
 
 def test_capacity_needs_limits_and_a_load_with_a_level() -> None:
@@ -322,8 +322,8 @@ def printed(*requests: Request, capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_load_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     many = dataclasses.replace(LOAD, concurrency=16)
     text = printed(*spaced(60), *spaced(120, many, ttft_s=2.0), failed(2, many), capsys=capsys)
-    assert "16 users, 4 slots: 12 wait, by the server's own settings." in text
-    assert "Capacity (90 % of requests within TTFT 500 ms, TPOT 100 ms): between 1 and 16 users." in text
+    assert "The server has 4 slots, so users wait: 12 of 16 users." in text
+    assert "Capacity (at least 90 % of requests within TTFT 500 ms, TPOT 100 ms): between 1 and 16 users." in text
     assert "! 16 users: 1 of 121 requests failed (1 timeout)." in text
     assert "121 requests  95 % (6)" in text and "99 % (1)" in text
     assert "1 round" in text
@@ -335,23 +335,23 @@ def test_a_load_without_limits_or_answers_as_text(capsys: pytest.CaptureFixture[
     assert "Capacity" not in text and "limits" not in text
     assert "! 1 user: 40 of 40 requests failed (40 connection refused)." in text
     assert "! 1 user: 11 more failed before or after the window." in text
-    assert printed(capsys=capsys) == "There is no request of a load.\n"
+    assert printed(capsys=capsys) == "There are no requests of a load.\n"
 
 
 def test_doubts_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     warm = Usage(prompt_tokens=10, completion_tokens=4, cached_tokens=3)
     events = dataclasses.replace(planted(2).events, n_tokens=None)
     text = printed(*spaced(9, usage=warm), planted(2, events=events, usage=warm, gap_s=0.4), capsys=capsys)
-    assert "of 10 requests a part of the prompt came from the server's cache" in text
-    assert "10 answers were shorter than asked for" in text
-    assert "they are spread over events evenly" in text
+    assert "10 requests had prompt tokens in the server's cache" in text
+    assert "10 answers shorter than requested" in text
+    assert "they are spread evenly over events" in text
     cut_off = printed(planted(0), planted(1.5), capsys=capsys)
-    assert "1 round ended before the end of the window, all there is" in cut_off
+    assert "1 round stopped before the window ended (there are no others" in cut_off
     late = planted(2.5, OPEN, scheduled_ns=2_000_000_000)
-    assert "! The client sent requests 500 ms later than intended" in printed(late, planted(9, OPEN), capsys=capsys)
+    assert "! The client sent requests 500 ms late" in printed(late, planted(9, OPEN), capsys=capsys)
     busy = dataclasses.replace(OPEN, rate=10.0)
     piled = printed(*(planted(0.1 * i, busy, 0.1 + 0.08 * i) for i in range(50)), capsys=capsys)
-    assert "requests came faster than they ended" in piled
+    assert "overloaded" in piled
 
 
 def test_rows_name_their_units() -> None:
@@ -500,7 +500,7 @@ def test_lab_show_prints_each_session_of_loads(file_of_loads: Path) -> None:
     status, out, _ = run_lab("show", file_of_loads)
     assert status == 0
     assert "tiny on llama-server, 4 slots; client: Test CPU, 4 cores" in out
-    assert "16 users, 4 slots: 12 wait" in out and "3 rounds" in out
+    assert "so users wait: 12 of 16 users" in out and "3 rounds" in out
     _, out, _ = run_lab("show", file_of_loads, "--json")
     (session,) = json.loads(out)["loads"]
     assert [arm["load"] for arm in session["arms"]] == ["1 user", "16 users"]
@@ -556,7 +556,7 @@ def test_loads_are_compared_by_their_rounds(tmp_path: Path, simulated: None) -> 
     assert tpot.estimate == pytest.approx(1)
     assert any("2 users" in name for name in compared.only_base)
     status, out, _ = run_lab("compare", written(tmp_path / "a.jsonl", [*base, *other]), "--no-plot")
-    assert status == 0 and "Of a load each run is a round" in out
+    assert status == 0 and "A run of a load is a round" in out
 
 
 def test_loads_of_mixed_lengths_are_compared_by_their_words() -> None:

@@ -66,7 +66,7 @@ def test_steal_heat_and_short_memory_are_seen() -> None:
 
 def test_the_sentence_says_how_many_runs() -> None:
     records = [on_two_cores([30] * 20)] * 2 + [on_two_cores([0] * 20)] * 4
-    assert disturbances.sentences(records) == ["another process used 0.3 of a core during 2 of 6 runs"]
+    assert disturbances.sentences(records) == ["other processes used 0.3 cores in 2 of 6 runs"]
     assert not disturbances.is_doubtful(records)
     assert disturbances.is_doubtful(records[:4])
 
@@ -99,19 +99,19 @@ def test_in_a_container_the_cores_are_those_of_the_host() -> None:
 def test_threads_without_a_core_are_reported_as_what_was_measured() -> None:
     quiet = on(2, 2, 2, 0)
     used, waited = disturbances.sentences([on(2, 2, 2, 0.9), quiet])
-    assert used == "another process used 0.9 of a core during 1 of 2 runs"
-    assert waited.startswith("1.1 free cores were left for 2 threads in 1 of 2 runs")
-    assert "this, not the model, is what was measured (use --threads 1, or stop" in waited
+    assert used == "other processes used 0.9 cores in 1 of 2 runs"
+    assert waited.startswith("2 threads had only 1.1 cores in 1 of 2 runs")
+    assert "and waited for each other (use --threads 1 or stop" in waited
     assert "use --threads 5" in disturbances.sentences([on(8, 8, 8, 2.5)])[1]
     assert disturbances.sentences([on(8, 8, 5, 2.5), quiet]) == []
-    assert "0.1 free cores were left for 1 thread in" in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
+    assert "1 thread had only 0.1 cores in" in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
     assert "--threads" not in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
 
 
 def test_the_host_of_a_virtual_machine_takes_cores_too() -> None:
     samples = NoiseSamples((1000, 2000), (400, 400), (500, 500), None, None)
     record = make_record(make_run(noise=Noise(READING, READING, samples)), machine=TWO_CORES)
-    assert disturbances.sentences([record])[-1].startswith("1.1 free cores were left for 2 threads")
+    assert disturbances.sentences([record])[-1].startswith("2 threads had only 1.1 cores in the only run")
 
 
 def test_a_used_up_quota_is_seen() -> None:
@@ -119,11 +119,11 @@ def test_a_used_up_quota_is_seen() -> None:
     assert noise is not None
     before = dataclasses.replace(READING, quota_wait_s=0.4)
     record = make_record(make_run(noise=dataclasses.replace(noise, before=before)))
-    assert disturbances.sentences([record]) == ["the container's quota of CPU time was used up during 1 of 1 runs"]
+    assert disturbances.sentences([record]) == ["the container used up its quota of CPU time in the only run"]
 
 
 def test_what_disturbed_something_else_than_a_run_is_reported() -> None:
-    for others_ms, sentence in (([90] * 20, "another process used 0.9 of a core"), ([0, 10] * 10, "")):
+    for others_ms, sentence in (([90] * 20, "other processes used 0.9 cores"), ([0, 10] * 10, "")):
         run = watched(others_ms)
         assert run.noise and disturbances.during(run.noise, 0) == sentence
         assert disturbances.during(run.noise, 8) == ""
@@ -138,7 +138,7 @@ def drifting(factor: float) -> list[Any]:
 
 def test_drift_is_reported_and_its_absence_not() -> None:
     (sentence,) = disturbances.drift(drifting(1.2))
-    assert "slower" in sentence and "1.20x as slow" in sentence
+    assert "slower" in sentence and "took 1.2x as long" in sentence
     assert "faster" in disturbances.drift(drifting(0.8))[0]
     assert disturbances.drift(drifting(1.001)) == []
     assert disturbances.drift(drifting(1.2)[:2]) == []
@@ -237,7 +237,7 @@ def test_other_processes_on_the_gpu_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "pynvml", stand_in(nvmlDeviceGetProcessUtilization=busy, **cool))
     (read,) = GpuWatch([1, ENGINE]).read() or ()
     assert (read.n_others, read.others_percent) == (2, 32)
-    assert disturbances.sentences([gpu_record(read)]) == ["another process used 32 % of the GPU during 1 of 1 runs"]
+    assert disturbances.sentences([gpu_record(read)]) == ["other processes used 32 % of the GPU in the only run"]
     assert disturbances.sentences([gpu_record(read, settings=SETTINGS)]) == []
     (read,) = GpuWatch([1]).read() or ()  # the engine is not among them: the ids are of another namespace
     assert (read.n_others, read.others_percent) == (None, None)

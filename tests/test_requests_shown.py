@@ -158,20 +158,20 @@ def test_the_table_has_medians_ranges_and_what_they_show(capsys: pytest.CaptureF
     assert "TTFT" in out and "prefill alone is not visible" in out and "prefill\n" not in out
     assert "0.0610" in out and "0.0600-0.0620" in out  # 50 + 10 + repeat ms
     assert "10.0" in out and "100" in out
-    assert "TTFT of a prompt of 100 tokens was 2.48x that of 10, for 10x the tokens." in out
+    assert "TTFT of 100 prompt tokens was 2.48x that of 10 (10x the tokens)." in out
     assert "!" not in out  # everything is known
 
 
 def test_six_requests_have_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "95 % interval below it" in shown(session(n=6), capsys)
+    assert "medians with 95 % intervals" in shown(session(n=6), capsys)
 
 
 def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
     out = shown([served(n_tokens=None, n_gen=10)], capsys)
     assert "4.44 to 10.0" in out  # 40 ms of 9 tokens, or of 4
     assert "100 to 225" in out
-    assert "How many tokens came with the first event is not known of 1 of 1 requests" in out
-    assert "inter-chunk latency" in out and "5 events brought 10 tokens" in out
+    assert "In 1 of 1 requests the number of tokens in the first event is unknown" in out
+    assert "inter-chunk latency" in out and "5 events contained 10 tokens" in out
 
 
 def test_exact_and_bounded_requests_of_a_row_are_shown_as_bounds() -> None:
@@ -187,13 +187,13 @@ def test_exact_and_bounded_requests_of_a_row_are_shown_as_bounds() -> None:
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (served(cached=90), "1 of 1 requests had 90 tokens of their prompts from the server's cache"),
-        (served(cached=None), "does not say whether tokens of a prompt came from its cache"),
-        (served(usage=Usage(completion_tokens=4, cached_tokens=0)), "answers were shorter than asked for (4 tokens"),
+        (served(cached=90), "1 of 1 requests had 90 prompt tokens in the server's cache"),
+        (served(cached=None), "does not report cached prompt tokens"),
+        (served(usage=Usage(completion_tokens=4, cached_tokens=0)), "answers were shorter than requested (4 tokens"),
         (served(usage=Usage(prompt_tokens=103, completion_tokens=5, cached_tokens=0)), "103 instead of 100"),
-        (served(usage=None), "How many tokens the answer had is not known of 1 of 1 requests"),
-        (served(usage=Usage(completion_tokens=5, counted_by="twin")), "the same request, not streamed, did"),
-        (served(usage=Usage(completion_tokens=5, counted_by="tokenize")), "tokenised afterwards"),
+        (served(usage=None), "1 of 1 answers have no token count"),
+        (served(usage=Usage(completion_tokens=5, counted_by="twin")), "the same request without streaming did"),
+        (served(usage=Usage(completion_tokens=5, counted_by="tokenize")), "tokenized afterwards"),
         (served(kinds=(REASONING, TEXT, TEXT, TEXT, TEXT)), "answers began with reasoning"),
     ],
 )
@@ -206,16 +206,16 @@ def test_figures_near_the_error_of_the_client_are_named() -> None:
         return text_requests.warnings([dataclasses.replace(served(), client_error_ns=(ns // 2, ns))])
 
     assert of_error(MS // 100) == []
-    assert "may be the client's: single gaps (shortest: 10.0 ms). In its own test 99 %" in of_error(MS)[0]
-    every_span = "TTFT (shortest: 50.0 ms), the time of all further tokens (TPOT) (shortest: 40.0 ms), single gaps"
+    assert "may be the client's: gaps (shortest: 10.0 ms)." in of_error(MS)[0]
+    every_span = "TTFT (shortest: 50.0 ms), all tokens after the first (TPOT) (shortest: 40.0 ms), gaps"
     assert every_span in of_error(4 * MS)[0]
     together = served(n_tokens=None, gap_ms=0.01)
     (words,) = [
         one
         for one in text_requests.warnings([dataclasses.replace(together, client_error_ns=(1, MS))])
-        if "own test" in one
+        if "self-test" in one
     ]
-    assert "single gaps (shortest: 100 us or less)" in words
+    assert "gaps (shortest: 100 us or less)" in words
 
 
 def test_reasoning_has_a_time_to_first_output_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,19 +226,19 @@ def test_reasoning_has_a_time_to_first_output_of_its_own(capsys: pytest.CaptureF
 
 def test_the_servers_own_times_are_named_so(capsys: pytest.CaptureFixture[str]) -> None:
     out = shown([served(timings=ServerTimings(prompt_ms=42.0, gen_ms=39.0))], capsys)
-    assert "What the server says of its own times" in out and "0.0420" in out and "8.00" in out
-    assert "own times" not in shown([served()], capsys)
+    assert "Times reported by the server" in out and "0.0420" in out and "8.00" in out
+    assert "reported by" not in shown([served()], capsys)
 
 
 def test_failures_are_classes_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     failed = [served(repeat=i, status=FAILED, failure=STALLED, error="nothing for 60 s") for i in (1, 2)]
     out = shown([served(), *failed], capsys)
-    assert "failed 2 of 3 requests, stalled; such as 100 prompt tokens, repeat 2: nothing for 60 s" in out
+    assert "failed 2 of 3 requests (stalled), for example 100 prompt tokens, repeat 2: nothing for 60 s" in out
     assert "No request went well." in shown(failed, capsys)
     asked = dataclasses.replace(served().request.asked, warmup=True)
     warmup = served(asked=asked, status=FAILED, failure=STALLED, error="nothing for 60 s")
     out = shown([served(), warmup, *failed], capsys)
-    assert "failed 2 of 3 requests, stalled" in out and "failed 1 of 1 warm-up request, stalled" in out
+    assert "failed 2 of 3 requests (stalled)" in out and "failed 1 of 1 warm-up request (stalled)" in out
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_failures_are_classes_with_an_example(capsys: pytest.CaptureFixture[str]
         (served(n_tokens=None, n_gen=10), "100 prompt tokens, repeat 1: TTFT 0.0500 s, TPOT 4.44 to 10.0 ms"),
         (served(cached=3), "100 prompt tokens, repeat 1: TTFT 0.0500 s, TPOT 10.0 ms (warm)"),
         (served(usage=None), "100 prompt tokens, repeat 1: TTFT 0.0500 s"),
-        (served(events=Events()), "100 prompt tokens, repeat 1: no token came"),
+        (served(events=Events()), "100 prompt tokens, repeat 1: no token arrived"),
         (served(status=FAILED, failure=STALLED), "100 prompt tokens, repeat 1: stalled"),
     ],
 )
@@ -405,7 +405,7 @@ def test_an_engine_and_a_server_are_compared_ttft_with_ttft(capsys: pytest.Captu
     text_compare.print_comparisons(groups, comparisons, 0.01, console.console())
     out = capsys.readouterr().out
     assert "Only in the base: prefill at 100." in out
-    assert "In process, TTFT is prefill and the choice of one token." in out and "See lab overhead." in out
+    assert "In process, TTFT is prefill plus sampling one token." in out and "lab overhead measures side by side." in out
     assert "  server: in process | llama-server at http://127.0.0.1:1/v1" in out
     assert "n_threads" not in out and "n_slots" not in out
 
@@ -423,7 +423,7 @@ def test_sessions_show_how_much_a_server_differs_from_itself() -> None:
     assert {machine[-1] for machine, _ in known} == {"llama-server at http://127.0.0.1:1/v1"}
     far = other_server(session(), url="http://example.org/v1")
     (compared_far,) = comparison.compare([*session(), *far])
-    assert any("the machine of the server is not known" in words for words in compared_far.spreads)
+    assert any("the server's machine is unknown" in words for words in compared_far.spreads)
 
 
 # Files, commands and pages
@@ -481,7 +481,7 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
 def test_the_commands_read_files_with_both(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", [make_record(make_run(100)), *numbered(session())])
     shown = run_lab("show", file)[1]
-    assert shown.index("tokens generated per run") < shown.index("tokens asked for in each request")
+    assert shown.index("tokens generated per run") < shown.index("tokens requested; medians")
     assert [Path(one).name for one in run_lab("plot", file)[1].split()][::2] == ["a-prefill.png", "a-decode.png"]
     document = json.loads(run_lab("compare", file, "--json", "--no-plot")[1])
     assert [row["figure"] for row in document["comparisons"][0]["rows"]] == ["ttft_s", "tpot_ms"]
@@ -495,7 +495,7 @@ def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path
     assert "Of a prompt of 100 tokens the first token arrives after 151 ms; after it each token takes 10.0 ms" in text
     assert "llama-server at http://127.0.0.1:1/v1, through chat" in text and "4 slots" in text
     assert "what the server can do" in text and "streaming" in text
-    assert "failed: 1 of 7 requests, stalled" in text
+    assert "failed: 1 of 7 requests (stalled)" in text
     assert text.count("<svg") == 2 and "prefill s" not in text
     assert "lab measure --url http://127.0.0.1:1/v1 --model tiny --api chat --prompt-len 10,100 --gen 5" in text
     assert results.read([path]).requests == tuple(records)
@@ -506,7 +506,7 @@ def test_a_page_has_runs_and_requests_and_compares_them(tmp_path: Path) -> None:
     text = lab.report(tmp_path / "page.html", [make_record(make_run(100)), *numbered(session())]).read_text()
     assert "<h2>Runs</h2>" in text and "<h2>Through a server</h2>" in text
     assert "Which is faster: tiny Q4_0, Test CPU, 4 cores or tiny, llama-server" in text
-    assert "In process, TTFT is prefill and the choice of one token." in text
+    assert "In process, TTFT is prefill plus sampling one token." in text
     assert text.count("<svg") == 2  # one picture of TTFT, one of decode
 
 

@@ -101,7 +101,7 @@ def test_sweep_command(tmp_path: Path) -> None:
         "sweep", "-p", "256", "-e", "32", "-u", "32", "-n", "3", "-r", "2", "-t", "1", "-o", tmp_path
     )
     assert code == 0
-    assert "at each length" in out and "Prefill: T(P) = " in out and "Decode: t(p) = " in out
+    assert "at each length" in out and "Prefill law: T(P) = " in out and "Decode law: t(p) = " in out
     assert len(list(tmp_path.glob("*-sweep.png"))) == 1 and not list(tmp_path.glob("*-decode.png"))
     rows = table.summary(table.runs(results.read([tmp_path]).records))
     assert rows.n_prompt.tolist() == list(range(32, 257, 32)) and set(rows.repeats) == {2}
@@ -113,7 +113,7 @@ def test_until_command(tmp_path: Path) -> None:
     arguments = ["-p", "8", "-n", "4", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path, "--until", "90%"]
     code, out, _ = run_lab("measure", *arguments)
     assert code == 0
-    assert "Every interval is within 90.0% of its median." in out and "95 % interval below it" in out
+    assert "All intervals are within 90 % of their medians." in out and "medians with 95 % intervals" in out
     assert "--max-repeats 3 is too few" in run_lab("measure", "--until", "2%", "--max-repeats", "3")[2]
     assert run_lab("measure", "--until", "many")[0] == 1
 
@@ -124,7 +124,7 @@ def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
         "ab", "--flash-attn on", "--flash-attn off", "-m", mini, "--prompt", "random", "--blocks", "2", *common
     )
     assert code == 0, err
-    assert "flash_attn: on | off" in out and "too few blocks to be sure (2; " in out
+    assert "flash_attn: on | off" in out and "Unclear: 2 blocks; an interval needs " in out
     (path,) = tmp_path.glob("*.jsonl")
     code, out, err = run_process("compare", path, "--json", "--base", "off", "--no-plot")
     document = json.loads(out)

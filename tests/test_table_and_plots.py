@@ -77,16 +77,16 @@ def test_labels_have_the_fewest_fields_in_which_setups_differ() -> None:
 
 def test_sentences_say_what_the_table_shows() -> None:
     sentences = " ".join(wording.sentences(table.summary(table.runs(session()))))
-    assert "Prefill of 1,000 tokens took 20x the time of 100 for 10x the tokens" in sentences
-    assert "each token cost 2x as much, because it looks back" in sentences
-    assert "11.1 ms after a prompt of 10 and 21.0 ms after 1,000" in sentences
+    assert "Prefill of 1,000 tokens took 20x as long as for 100 (10x the tokens)" in sentences
+    assert "2x per token, because each token attends to more" in sentences
+    assert "11.1 ms per token after 10 prompt tokens and 21.0 ms after 1,000" in sentences
     assert "96 % at 1,000 prompt tokens; decoding 5 tokens" in sentences
 
 
 def test_sentences_without_decode_or_with_one_length() -> None:
     one = table.summary(table.runs([make_record(make_run(20, 1))]))
     assert wording.sentences(one) == [
-        "Prefill took 95 % of the time at 20 prompt tokens; choosing a token took the rest."
+        "Prefill took 95 % of the time at 20 prompt tokens; sampling one token took the rest."
     ]
     assert wording.sentences(one[:0]) == []
 

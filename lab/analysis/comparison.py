@@ -1,15 +1,14 @@
-"""Two or more sets of runs (or requests to servers) compared, and what can honestly be said of the difference.
+"""Compares two or more sets of runs, or of requests to servers.
 
-Runs are grouped by everything that was chosen or given (machine, build, model, settings); groups are never
-pooled, and the fields in which they differ are named. A row compares one figure at one length. The intervals
-of all rows together hold with 95 %: with more rows the interval of one row is wider, so that a long table does not
-find a difference by chance. Runs of `lab ab` were measured side by side in blocks and are compared block by block,
-which takes out what the machine did meanwhile to both. Other sessions were not, so a difference between them is claimed
-only beyond what sessions of one machine differ by (spread.py). None is claimed where half of the runs of a session or
-more were disturbed.
+Runs are grouped by machine, build, model and settings. Groups are never pooled, and the fields in which they differ are
+named. A row compares one figure at one length. The intervals of all rows hold together with 95 %: with more rows each
+interval is wider, so that a long table does not find a difference by chance. Runs of `lab ab` were measured side by
+side in blocks and are compared block by block, which cancels changes of the machine's speed. Other sessions also differ
+because sessions of one machine vary (spread.py), so a verdict requires a larger difference. A session gets no verdict
+if at least half of its runs were disturbed.
 
-A difference is claimed where the whole interval lies beyond 1 by at least a given share. Everything else says how large
-a difference could still be, or how large it seems and why it is not claimed.
+The verdict is faster or slower if the whole interval differs from 1 by at least a given share. Other verdicts say how
+large a difference can still be, or how large it seems and why it is unclear.
 """
 
 from __future__ import annotations
@@ -36,8 +35,9 @@ from lab.analysis.spread import (
     sides_of,
     without,
 )
+from lab.analysis.wording import percent, times
 from lab.core import energy, shown, stats
-from lab.core.lists import grouped
+from lab.core.lists import grouped, plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.core.stats import Ratio
@@ -50,12 +50,12 @@ FASTER, SLOWER, ALIKE, TOO_FEW, DISTURBED = "faster", "slower", "no difference",
 LESS, MORE = "less energy", "more energy"
 
 WIDEST = 0.5
-"""Where a difference of more than this cannot be excluded, "no difference" would say too much."""
+"""If a difference of more than this is possible, the verdict is not "no difference"."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """The words for a ratio of what two sides took: {ratio} stands for it, {inverse} for 1 / it."""
+    """The words for the ratio of two sides' figures: {ratio} stands for it, {inverse} for 1 / it."""
 
     less_verdict: str
     more_verdict: str
@@ -64,83 +64,69 @@ class Quantity:
     about_less: str
     about_equal: str
     about_more: str
-    apart: str  # {larger} and {smaller} are the runs of the side that took more, and how many the other has
 
 
 TIME = Quantity(
     FASTER,
     SLOWER,
-    "faster: {inverse}x as fast",
-    "slower: {ratio}x the time",
-    "about {inverse} times as fast",
-    "about as fast",
-    "about {ratio} times as slow",
-    "; {larger} of the slower took longer than all {smaller} of the other",
+    "faster, {inverse} as fast",
+    "slower, {ratio} the time",
+    "about {inverse} as fast",
+    "about the same time",
+    "about {ratio} the time",
 )
 ENERGY = Quantity(
     LESS,
     MORE,
-    "less energy: {ratio}x as much",
-    "more energy: {ratio}x as much",
-    "about {ratio} times the energy",
+    "less energy, {ratio} as much",
+    "more energy, {ratio} as much",
+    "about {ratio} the energy",
     "about the same energy",
-    "about {ratio} times the energy",
-    "; {larger} of one side took more than all {smaller} of the other",
+    "about {ratio} the energy",
 )
+
+NO_OVERLAP = "the runs of the two sides do not overlap"
+"""Added to the words of a row if each run of one side took more than all runs of the other."""
 
 
 def about(estimate: float, quantity: Quantity = TIME) -> str:
-    """A ratio in words, without a claim."""
-    if _times(max(estimate, 1 / estimate), 2) == "1":
+    """A ratio in words, without a verdict."""
+    if max(estimate, 1 / estimate) < 1.05:
         return quantity.about_equal
-    words = quantity.about_more if estimate > 1 else quantity.about_less
-    return words.format(ratio=_times(estimate, 2), inverse=_times(1 / estimate, 2))
+    return _filled(quantity.about_more if estimate > 1 else quantity.about_less, estimate)
 
 
-def _times(factor: float, n_digits: int) -> str:
-    """A factor with n_digits digits, and thousands separated."""
-    return f"{factor:,.0f}" if factor >= 100 else f"{factor:.{n_digits}g}"
-
-
-def apart(base: Sequence[float], other: Sequence[float], quantity: Quantity = TIME) -> str:
-    """That no run of one side reached those of the other, where that is so."""
-    if max(base) < min(other) or max(other) < min(base):
-        smaller, larger = (base, other) if max(base) < min(other) else (other, base)
-        runs = f"all {len(larger)} runs" if len(larger) > 1 else "the run"
-        return quantity.apart.format(larger=runs, smaller=len(smaller))
-    return ""
+def _filled(words: str, ratio: float) -> str:
+    return words.format(ratio=times(ratio), inverse=times(1 / ratio))
 
 
 def verdict(ratio: Ratio, at_least: float, quantity: Quantity = TIME) -> tuple[str, str]:
-    """What the interval of a ratio allows to say: the verdict and its words."""
+    """The verdict that the interval of a ratio allows, and its words."""
     if ratio.low > 1 + at_least:
-        return quantity.more_verdict, quantity.more.format(ratio=_times(ratio.estimate, 3))
+        return quantity.more_verdict, _filled(quantity.more, ratio.estimate)
     if ratio.high < 1 / (1 + at_least):
-        factors = {"ratio": _times(ratio.estimate, 3), "inverse": _times(1 / ratio.estimate, 3)}
-        return quantity.less_verdict, quantity.less.format(**factors)
+        return quantity.less_verdict, _filled(quantity.less, ratio.estimate)
     largest = max(ratio.high, 1 / ratio.low) - 1
     if largest > WIDEST:
-        return TOO_FEW, f"too few or too uneven runs to be sure: {about(ratio.estimate, quantity)}"
+        return TOO_FEW, f"unclear, too few runs or too much spread: {about(ratio.estimate, quantity)}"
     if ratio.high < 1 or ratio.low > 1:
         ends = sorted((ratio.low, ratio.high) if ratio.low > 1 else (1 / ratio.high, 1 / ratio.low))
         word = quantity.more_verdict if ratio.low > 1 else quantity.less_verdict
-        return (
-            ALIKE,
-            f"{word} by {100 * (ends[0] - 1):.2g} to {100 * (ends[1] - 1):.2g} %: too near to none to be claimed",
-        )
-    return ALIKE, f"no difference larger than {100 * largest:.2g} %"
+        by = " to ".join(percent(end - 1) for end in ends)
+        return ALIKE, f"no difference clearly above {percent(at_least)}: {word} by {by}"
+    return ALIKE, f"no difference larger than {percent(largest)}"
 
 
 AT_LEAST = 0.01
-"""Differences below this are not claimed, however sure: memory layout and the like move a process that much."""
+"""Smaller differences count as none: memory layout, for example, changes the speed of a process by about as much."""
 
 FEWEST_RUNS = 3
-"""Runs of a session from which on its ratio to another gets an interval."""
+"""Runs that a session needs for an interval of its ratio to another."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The timed runs of one setup, as rows of `table.runs`. The label says in what it differs from the others."""
+    """The timed runs of one setup, as rows of `table.runs`. The label names its differences from the others."""
 
     label: str
     rows: pd.DataFrame
@@ -148,14 +134,14 @@ class Group:
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """One figure at one length. `estimate` is the other's time, or energy, over the base's.
+    """One figure at one length. `estimate` is the other's time, or energy, divided by the base's.
 
-    `ratio` is the same with its interval; None where runs are too few for one. `n_base` and `n_other` count what is
-    compared: runs, or blocks where `paired`.
+    `ratio` is the same with its interval; None if runs are too few for one. `n_base` and `n_other` count runs, or
+    blocks if `paired`.
     """
 
     n_prompt: int
-    n_gen: int | None  # None for prefill, which does not depend on it
+    n_gen: int | None  # None for prefill
     figure: str  # of FIGURE_NAMES
     base: float  # medians
     other: float
@@ -166,7 +152,7 @@ class ComparedFigure:
     ratio: Ratio | None
     verdict: str
     words: str
-    lever: str | None = None  # of an experiment: which
+    lever: str | None = None  # of an experiment
     doubts: tuple[str, ...] = ()  # some of core/shown.py, of both sides
 
 
@@ -174,10 +160,10 @@ class ComparedFigure:
 class Comparison:
     """One group against the base.
 
-    `only_base` and `only_other` name the figures that one of them lacks; `spreads` say what was taken for the
-    difference between sessions of one machine, which a claim must exceed. `energy_of` is what compared joules are of
-    (as `energy_source` of lab.runs); `energy_differs` are both sources where joules of some length are not compared,
-    because they are of different ones.
+    `only_base` and `only_other` name the figures that the other lacks. `spreads` describe the standard deviation
+    between sessions of one machine, which a verdict takes into account. `energy_of` is the source of compared joules
+    (`energy_source` of lab.runs). `energy_differs` has both sources if joules of some length are not compared because
+    their sources differ.
     """
 
     base: str
@@ -191,16 +177,16 @@ class Comparison:
 
 
 def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -> list[Group]:
-    """The setups in order of appearance; the first, or the one whose label contains `base`, comes first.
+    """The setups in order of appearance, but the one whose label contains `base` first.
 
-    Where all is one setup, its sessions are the groups. Requests that are warm or short stay out; of loads the rounds
-    are compared (load_figures.py). LabError where there is nothing to compare.
+    If all runs are of one setup, its sessions are the groups. Warm and short requests are left out. For loads, rounds
+    are compared (load_figures.py). LabError if there is nothing to compare.
     """
     if not records:
         raise LabError("There is nothing to compare: no records are given.", "Measure some: lab measure")
     rows = sessions_apart(load_figures.rows(records))
     setups = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
-    if setups and rows.block.notna().all():  # of a trial: A is the base, whatever came first
+    if setups and rows.block.notna().all():  # of a trial: A is the base
         setups.sort(key=lambda group: str(group.rows.variant.iloc[0]))
     if len(setups) < 2:
         raise LabError(
@@ -218,7 +204,7 @@ def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -
 
 
 def by_session(records: Sequence[Record]) -> list[Record]:
-    """As `sessions_apart`, of records."""
+    """As `sessions_apart`, for records."""
     if not _is_one_setup(request_table.measured(table.runs(records))):
         return list(records)
     return [
@@ -228,21 +214,21 @@ def by_session(records: Sequence[Record]) -> list[Record]:
 
 
 def sessions_apart(rows: pd.DataFrame) -> pd.DataFrame:
-    """The same rows; where all are of one setup, their sessions are made variants, so that they can be compared."""
+    """The same rows; if all are of one setup, their sessions become variants, so that they can be compared."""
     if not _is_one_setup(rows):
         return rows
     return rows.assign(variant=[f"session {session}" for session in rows.session])
 
 
 def _is_one_setup(rows: pd.DataFrame) -> bool:
-    """Whether rows are several sessions of one setup."""
+    """Whether rows are of several sessions of one setup."""
     return not rows.empty and len(table.setups(rows)) == 1 and rows.session.nunique() > 1
 
 
 def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
     """The fields of the setup in which groups differ, with each group's value; None: see `setup_columns.unset`.
 
-    What only engines show, or only servers, is left out where all of them agree on it.
+    Fields that only engines or only servers have are left out if all of those agree.
     """
     first = [group.rows.iloc[0] for group in setups]
     names = setup_columns.fields(setups[0].rows)
@@ -254,7 +240,7 @@ def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
     values["sweep_every"] = [None if every is None else int(every) for every in values["sweep_every"]]
     is_served = [setup_columns.is_request(row) for row in first]
     seen = dict(values)
-    if any(is_served) and not all(is_served):  # what only one of the two kinds shows is compared among its own
+    if any(is_served) and not all(is_served):  # fields of one kind are compared within that kind
         for name, of_groups in values.items():
             if name in setup_columns.of_engine_only():
                 seen[name] = [value for value, served in zip(of_groups, is_served, strict=True) if not served]
@@ -274,9 +260,8 @@ def compare(
         for row in lab.compare(lab.read(["mine.jsonl", "yours.jsonl"]).records)[0].rows:
             print(row.n_prompt, row.figure, row.words)
 
-    Where all is one setup, its sessions are compared. Differences below `at_least` are not claimed. `others` are
-    further sessions of the same machines: they show how much sessions differ. LabError where there is nothing to
-    compare.
+    If all runs are of one setup, its sessions are compared. Differences below `at_least` count as none. `others` are
+    more sessions of the same machines: they show how much sessions vary. LabError if there is nothing to compare.
     """
     return compare_groups(groups(records, base), at_least, known_spreads([*records, *others]))
 
@@ -287,7 +272,7 @@ def compare_groups(
     known: Mapping[tuple[Any, str], Spread] | None = None,
     confidence: float = stats.CONFIDENCE,
 ) -> list[Comparison]:
-    """Each group against the first. All intervals together hold with `confidence`; `known` are `known_spreads`."""
+    """Each group against the first. All intervals hold together with `confidence`; `known` are `known_spreads`."""
     figures = compared_figures([group.rows for group in setups])
     base, *others = [sides_of(group.rows, dict(known or {}), figures) for group in setups]
     compared = []
@@ -321,7 +306,7 @@ def _sources(side: Side) -> str:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """The values of both sides that are compared, the ratio of their centres, and what to say without an interval."""
+    """The compared values of both sides, the ratio of their centres, and the words if there is no interval."""
 
     base: list[float]
     other: list[float]
@@ -344,13 +329,14 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
         ]
     )
     if shown.DISTURBED in doubts:
-        ratio, told, words = None, DISTURBED, f"not sure, since half of the runs were disturbed or more: {guess}"
+        ratio, told, words = None, DISTURBED, f"unclear, at least half of the runs were disturbed: {guess}"
     elif ratio is None:
         told, words = TOO_FEW, f"{found.too_few}: {guess}"
     else:
         told, words = verdict(ratio, at_least, quantity)
     if not blocks and told not in (ALIKE, DISTURBED) and min(len(found.base), len(found.other)) > 1:
-        words += apart(found.base, found.other, quantity)
+        is_apart = max(found.base) < min(found.other) or max(found.other) < min(found.base)
+        words += f"; {NO_OVERLAP}" if is_apart else ""
     return ComparedFigure(
         n_prompt=key[1],
         n_gen=key[2],
@@ -370,18 +356,18 @@ def _row(key: Key, base: Side, other: Side, confidence: float, at_least: float) 
 
 
 def _by_block(base: Side, other: Side, blocks: Sequence[tuple[str, Any]], confidence: float) -> _Estimate:
-    """Of runs side by side: the ratio in each block, whose runs in ABBA order have a mean without a steady drift."""
+    """For runs side by side: the ratio in each block. The mean of its runs in ABBA order cancels a steady drift."""
     values = [[statistics.geometric_mean(side.values[block]) for block in blocks] for side in (base, other)]
     ratio = math.exp(statistics.median(math.log(b / a) for a, b in zip(*values, strict=True)))
-    too_few = f"too few blocks to be sure ({len(blocks)}; {stats.fewest_for_interval(confidence)} can)"
+    too_few = f"unclear, {plural(len(blocks), 'block')}; an interval needs {stats.fewest_for_interval(confidence)}"
     return _Estimate(values[0], values[1], ratio, stats.paired_ratio(values[0], values[1], confidence), too_few)
 
 
 def _between_sessions(base: Side, other: Side, confidence: float) -> _Estimate:
-    """Of other sessions: with an interval from FEWEST_RUNS runs of a session on, which then count alone."""
+    """For other sessions: with an interval if sessions have FEWEST_RUNS runs; then only those sessions count."""
     sessions = [_by_session(side.values) for side in (base, other)]
     n_base, n_other = (max(map(len, of_side)) for of_side in sessions)
-    too_few = f"too few runs to be sure ({n_base} against {n_other}; {FEWEST_RUNS} against {FEWEST_RUNS} can)"
+    too_few = f"unclear, {n_base} against {plural(n_other, 'run')}; an interval needs {FEWEST_RUNS} each"
     if min(n_base, n_other) < FEWEST_RUNS:
         means = [statistics.fmean(statistics.median(map(math.log, one)) for one in of_side) for of_side in sessions]
         return _Estimate(_flat(sessions[0]), _flat(sessions[1]), math.exp(means[1] - means[0]), None, too_few)
@@ -395,7 +381,7 @@ def _between_sessions(base: Side, other: Side, confidence: float) -> _Estimate:
 
 
 def _spread_words(both: Sequence[Mapping[Key, Side]], keys: Sequence[Key]) -> tuple[str, ...]:
-    """By how much sessions are taken to differ, in a sentence for each spread that was used."""
+    """The standard deviation between sessions, for each figure that used one."""
     spreads = {(FIGURE_NAMES[key[0]], sides[key].spread) for key in keys for sides in both}
     return tuple(f"{figure}: {spread.words}" for figure, spread in sorted(spreads, key=str))
 

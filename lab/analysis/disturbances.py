@@ -1,11 +1,10 @@
-"""What disturbed a run, in words: noise is watched, never averaged away.
+"""What disturbed a run, in words.
 
-A disturbed run is kept and marked. A median over runs counts as long as most of them were quiet; where half or more
-were disturbed, the lab warns. Machines also drift: they grow hot and slow. Around every run the same short decode is
-timed (the sentinel); where its time changes over a session, the machine's speed changed.
+Disturbed runs are kept and marked. A median is reliable if fewer than half of its runs were disturbed; otherwise the
+lab warns. Machines also drift, for example when they become hot. Around each run the lab times the same short decode
+(the sentinel); if its time changes during a session, the machine's speed changed.
 
-What another process takes is a disturbance only where the run needs it: a core that the run leaves free can be
-used by others. To add a cause, add it to CAUSES.
+The load of other processes disturbs a run only if it uses cores that the run needs. To add a cause, add it to CAUSES.
 """
 
 from __future__ import annotations
@@ -15,42 +14,41 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lab.analysis import wording
 from lab.core import stats
+from lab.core.lists import plural
 from lab.core.noise import Noise
 from lab.core.record import OK, Record, Run
 from lab.runner import machine
 
 MEAN_CORES, WORST_CORES = 0.15, 0.5
-"""CPU time per second that is a disturbance: as the mean of a run, and in its worst second."""
+"""Cores used by others from which a run counts as disturbed: mean of the run, and in its worst second."""
 N_JUDGED = 2
-"""The threads for which those two are meant: 0.15 of a core is 7.5 % of what two threads use."""
+"""Both limits apply to this number of threads: 0.15 cores is 7.5 % of what two threads use."""
 WAIT_SHARE = 0.02
-"""Share of a run's time in which it had to wait that is a disturbance."""
+"""Share of a run's time spent waiting from which the run counts as disturbed."""
 GPU_PERCENT = 5
 DRIFT, DRIFT_CHANCE = 0.03, 0.01
-"""A drift is reported from this change of the sentinel on, where chance alone does it this rarely."""
+"""Drift is reported if the sentinel changed by more than DRIFT and chance alone does that less often than this."""
 JUMP_NS = 10_000_000
-"""Differences of the clock below this are not reported: samples are rounded to milliseconds."""
+"""Smaller jumps of the clock are not reported: samples are rounded to milliseconds."""
 MIN_MS = 200
-"""The system counts CPU time in ticks of 10 ms: shorter runs cannot be judged by it."""
+"""Shorter runs cannot be judged: the system counts CPU time in ticks of 10 ms."""
 
 
 @dataclass(frozen=True)
 class Sign:
-    """A figure that shows a cause when it is above `limit`. None of `figure`: the system does not give it."""
+    """A figure above `limit` shows the cause. `figure` returns None if the system does not report it."""
 
     figure: Callable[[Noise], float | None]
     limit: float
-    spares: bool = False  # free cores can take it: the limit is that of a run that needs all of them
-    on_gpu: bool = False  # it concerns only runs with layers on a GPU
+    spares: bool = False  # free cores can absorb it; the limit is for a run that needs all cores
+    on_gpu: bool = False  # applies only to runs with layers on a GPU
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What can disturb a run: a sentence, with {} where its amount stands, and the signs of it.
-
-    The amount is the largest figure of the signs.
-    """
+    """What can disturb a run: a sentence with {} for the amount, and its signs. The amount is their largest figure."""
 
     words: str
     signs: tuple[Sign, ...]
@@ -62,7 +60,7 @@ class Cause:
 
 
 def cores(noise: Noise, column: Sequence[int] | None) -> tuple[float, float]:
-    """Cores that a column of CPU time (ms per row) amounts to: over the whole run, and in its worst second."""
+    """Cores used, from a column of CPU time (ms per row): mean of the run, and its worst second."""
     if noise.samples is None or column is None:
         return 0.0, 0.0
     at = [0, *noise.samples.at_ms]
@@ -92,7 +90,7 @@ def _cpu_signs(name: str, spares: bool) -> tuple[Sign, ...]:
 
 
 def _increase(name: str) -> Callable[[Noise], float | None]:
-    """By how much a counter of NoiseReading rose during the run."""
+    """The increase of a counter of NoiseReading during the run."""
 
     def increase(noise: Noise) -> float | None:
         before, after = getattr(noise.before, name), getattr(noise.after, name)
@@ -102,7 +100,7 @@ def _increase(name: str) -> Callable[[Noise], float | None]:
 
 
 def _share(name: str) -> Callable[[Noise], float | None]:
-    """The same of a counter of seconds, as a share of the run's time."""
+    """The increase of a counter of seconds, as a share of the run's time."""
 
     def share(noise: Noise) -> float | None:
         seconds = _increase(name)(noise)
@@ -111,8 +109,9 @@ def _share(name: str) -> Callable[[Noise], float | None]:
     return share
 
 
-def _of_a_core(amount: float) -> str:
-    return f"{amount:.2g} of a core" if round(amount, 1) <= 1 else f"{amount:.2g} cores"
+def _cores(amount: float) -> str:
+    text = f"{amount:.2g}"
+    return f"{text} core{'s' * (text != '1')}"
 
 
 def _n_slowed(noise: Noise) -> float:
@@ -123,25 +122,25 @@ def _gpu_percent(noise: Noise) -> float | None:
     return max((gpu.others_percent for gpu in noise.after.gpus or () if gpu.others_percent is not None), default=None)
 
 
-OTHERS = Cause("another process used {}", _cpu_signs("others_ms", spares=True), _of_a_core)
-STEAL = Cause("the machine's host took {}", _cpu_signs("steal_ms", spares=False), _of_a_core)
+OTHERS = Cause("other processes used {}", _cpu_signs("others_ms", spares=True), _cores)
+STEAL = Cause("the host took {} from this virtual machine", _cpu_signs("steal_ms", spares=False), _cores)
 MEMORY = Cause("memory was short", (Sign(_share("memory_pressure_s"), WAIT_SHARE),))
 HEAT = Cause(
-    "the CPU or GPU was slowed down by heat or power",
+    "heat or a power limit slowed the CPU or GPU",
     (Sign(_increase("n_throttled"), 0), Sign(_n_slowed, 0, on_gpu=True)),
 )
-QUOTA = Cause("the container's quota of CPU time was used up", (Sign(_share("quota_wait_s"), WAIT_SHARE),))
+QUOTA = Cause("the container used up its quota of CPU time", (Sign(_share("quota_wait_s"), WAIT_SHARE),))
 GPU_OTHERS = Cause(
-    "another process used {} of the GPU", (Sign(_gpu_percent, GPU_PERCENT, on_gpu=True),), "{:.0f} %".format
+    "other processes used {} of the GPU", (Sign(_gpu_percent, GPU_PERCENT, on_gpu=True),), "{:.0f} %".format
 )
 CLOCK = Cause("the clock jumped by {} s", (), "{:.3g}".format)
 
 CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS, CLOCK)
-"""Every cause that is known, in the order in which they are reported."""
+"""All known causes, in the order of reports."""
 
 
 def disturbances(record: Record) -> dict[Cause, float]:
-    """What disturbed a run, each cause with its amount (the unit is in its words)."""
+    """What disturbed a run: each cause with its amount, in the unit of its words."""
     noise, jump_s = record.run.noise, _clock_jump_s(record)
     amounts = {CLOCK: jump_s} if jump_s else {}
     if noise is None or noise.samples is None or noise.samples.at_ms[-1] < MIN_MS:
@@ -155,9 +154,9 @@ def disturbances(record: Record) -> dict[Cause, float]:
 
 
 def _clock_jump_s(record: Record) -> float:
-    """Seconds by which stamps of a run's steps go back, or last longer than the time in which it was watched; else 0.
+    """Seconds by which the stamps of steps go back, or exceed the time in which the run was watched; 0 for neither.
 
-    Both are read from one monotonic clock, and the watch begins before the run and ends after it.
+    Both come from one monotonic clock, and the watch starts before the run and ends after it.
     """
     steps, noise = record.run.steps, record.run.noise
     if not steps.kind:
@@ -170,23 +169,23 @@ def _clock_jump_s(record: Record) -> float:
 
 
 def n_threads(record: Record) -> int:
-    """Threads that a run keeps busy. With all layers on a GPU it is the one that feeds it."""
+    """Busy threads of a run. With all layers on a GPU only one thread is busy: it feeds the GPU."""
     settings, n_layer = record.settings, record.model.n_layer
     all_layers = settings.n_gpu_layers < 0 or (n_layer is not None and settings.n_gpu_layers > n_layer)
     return 1 if all_layers else max(settings.n_threads, settings.n_threads_batch)
 
 
 def n_cores(record: Record) -> float | None:
-    """Logical cores whose CPU time was watched. Under a container's quota those are the host's."""
+    """Logical cores whose CPU time was watched. With a container's quota these are the host's cores."""
     here = record.machine
     return machine.cores(here) if here.cpu_quota is None else here.n_cores_physical
 
 
 def _limit(cores: float, record: Record) -> float:
-    """What others may use, where a run that needs all cores is disturbed by `cores`.
+    """Cores that others may use during this run; `cores` is the limit for a run that needs all cores.
 
-    A core that the run leaves free can be used by others. Where two logical cores are one physical core, what runs on
-    the second one slows down the first, but takes less than a whole core: it counts as a share of the run's threads.
+    Others can use the cores that the run leaves free. If two logical cores share a physical core, load on the second
+    slows the first, but by less than a whole core: it counts as a share of the run's threads.
     """
     usable, threads = n_cores(record), n_threads(record)
     if usable is None:
@@ -197,9 +196,9 @@ def _limit(cores: float, record: Record) -> float:
 
 
 def during(noise: Noise, n_free: float) -> str:
-    """What other processes and the host took while something else than a run was measured; "" for nothing.
+    """What other processes and the host used while something other than a run was measured; "" for nothing.
 
-    `n_free` cores were not in use: what others take of these disturbs nothing.
+    `n_free` cores were idle, so others can use them without a disturbance.
     """
     if noise.samples is None or noise.samples.at_ms[-1] < MIN_MS:
         return ""
@@ -210,18 +209,25 @@ def during(noise: Noise, n_free: float) -> str:
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
-    """What disturbed these runs (repeats of one measurement), in words."""
+    """What disturbed these runs (repeats of one measurement)."""
     by_run = [disturbances(record) for record in records]
     words = []
     for cause in CAUSES:
         amounts = [amounts[cause] for amounts in by_run if cause in amounts]
         if amounts:
-            words.append(f"{cause.sentence(max(amounts))} during {len(amounts)} of {len(records)} runs")
+            words.append(f"{cause.sentence(max(amounts))} in {_runs(len(amounts), len(records))}")
     return words + _too_few_cores(records)
 
 
+def _runs(n: int, n_all: int) -> str:
+    """Such as "1 of 3 runs", "all 3 runs"."""
+    if n < n_all:
+        return f"{n} of {n_all} runs"
+    return {1: "the only run", 2: "both runs"}.get(n, f"all {n} runs")
+
+
 def _too_few_cores(records: Sequence[Record]) -> list[str]:
-    """A sentence where the load of others left fewer free cores than threads, for a second or a whole run."""
+    """A sentence if others left fewer cores than the run has threads, for a second or for the whole run."""
     free = {i: left for i, record in enumerate(records) if (left := _free_cores(record)) is not None}
     short = {i: left for i, left in free.items() if left < n_threads(records[i]) - WORST_CORES}
     if not short:
@@ -229,16 +235,15 @@ def _too_few_cores(records: Sequence[Record]) -> list[str]:
     worst = min(short, key=lambda i: short[i])
     left, threads = short[worst], n_threads(records[worst])
     fewer = max(1, math.floor(left))
-    option = f"use --threads {fewer}, or " if fewer < threads else ""
+    option = f"use --threads {fewer} or " if fewer < threads else ""
     return [
-        f"{max(0.0, left):.2g} free cores were left for {threads} thread{'s' * (threads != 1)} in {len(short)} of "
-        f"{len(records)} runs, and a thread without a core makes the others wait: this, not the model, is what was "
-        f"measured ({option}stop what else runs)"
+        f"{plural(threads, 'thread')} had only {_cores(max(0.0, left))} in {_runs(len(short), len(records))} and "
+        f"waited for each other ({option}stop other programs)"
     ]
 
 
 def _free_cores(record: Record) -> float | None:
-    """Cores that others and the host left free, in the worst second of a run or over all of it; None if not known."""
+    """Cores that others and the host left free, in the worst second or over the whole run; None if unknown."""
     noise, usable = record.run.noise, n_cores(record)
     if noise is None or noise.samples is None or noise.samples.at_ms[-1] < MIN_MS or usable is None:
         return None
@@ -249,12 +254,12 @@ def _free_cores(record: Record) -> float | None:
 
 
 def is_doubtful(records: Sequence[Record]) -> bool:
-    """Whether half of the runs or more were disturbed: their median is then not to be trusted."""
+    """Whether at least half of the runs were disturbed, which makes their median unreliable."""
     return 2 * sum(bool(disturbances(record)) for record in records) >= len(records) > 0
 
 
 def drift(records: Sequence[Record]) -> list[str]:
-    """A sentence for each session whose sentinel became slower or faster."""
+    """A sentence for each session and variant whose sentinel became slower or faster."""
     by_series: dict[tuple[str, str | None], list[Run]] = {}
     for record in records:
         if record.run.status == OK and not record.run.warmup:
@@ -265,10 +270,8 @@ def drift(records: Sequence[Record]) -> list[str]:
         change, chance = stats.trend(times)
         if abs(change - 1) > DRIFT and chance < DRIFT_CHANCE:
             word = "slower" if change > 1 else "faster"
-            times_word = f"{change:.2f}x" if change > 1 else f"{1 / change:.2f}x"
             changes.append(
-                f"{f'{variant}: the' if variant else 'The'} machine became {word} meanwhile: "
-                f"the same short decode, timed after each of {len(times)} runs, was "
-                f"{times_word} as {'slow' if change > 1 else 'fast'} at the end as at the beginning."
+                f"{f'{variant}: the' if variant else 'The'} machine became {word} during the session: the same short "
+                f"decode, timed after each of {len(times)} runs, took {wording.times(change)} as long at the end."
             )
     return changes

@@ -1,15 +1,13 @@
-"""Loads as arms: which requests count, and how many tokens arrived, in the steady window of each round.
+"""Loads as arms: requests and tokens in the steady window of each round, attainment of limits, and capacity.
 
 The steady window of a round is [warmup_s, warmup_s + duration_s] from the start of its plan. A request belongs to it
-when it was due inside it (open loop: at its intended time; closed loop: when it was sent), whichever time it ended:
-the load goes on until it has. Rates are of what arrived inside the window, from all requests that overlap it. Rounds
-are the replicates: a range is over rounds.
+if it was due inside it (open loop: at its intended time; closed loop: when it was sent), no matter when it ended: the
+load continues until it has. Rates count what arrived inside the window, from all requests that overlap it. Rounds are
+the replicates: ranges are between rounds.
 
-How many requests of a load kept their limits, and how much load a server stands.
-
-Attainment is the share of requests that meet every limit, of all that were due in the steady window: failures and
-unknown figures count as bad. An arm holds where at least 90 % do. Slow requests come in bunches (they wait in the same
-queue), so a plain binomial interval of attainment is far too narrow (tests/bench/load_truth.py): it is widened by how
+Attainment is the share of requests due in the steady window that meet every limit. Failures and unknown figures count
+as missed. An arm holds if at least 90 % of its requests do. Slow requests come in bunches because they wait in the same
+queue, so a plain binomial interval of attainment is far too narrow (tests/bench/load_truth.py). It is widened by how
 much batches of successive requests differ.
 """
 
@@ -30,22 +28,22 @@ from lab.core.request_times import Figures, figures
 
 NS = 1e9
 PAUSE_S = 0.5
-"""In a closed loop somebody always waits for an answer, or pauses after a failure (0.25 s). A round in which nothing
-happened for longer before the end of its window was given up."""
+"""In a closed loop some user always waits for an answer, or pauses after a failure (0.25 s). A round was aborted if
+nothing happened for longer than this before the end of its window."""
 
 MOST_GAPS = 6
-"""In an open loop of random arrivals a pause of MOST_GAPS mean gaps before the end has a probability of 0.2 %."""
+"""In an open loop of random arrivals, a pause of MOST_GAPS mean gaps before the end has a probability of 0.2 %."""
 
 ORDER = (CLOSED, POISSON, CONSTANT, REPLAY)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A request of a load, without its events: its figures, and the tokens that arrived inside the steady window.
+    """A request of a load without its events: its figures, and the tokens that arrived inside the steady window.
 
-    `n_in_window` is None where its tokens are not counted. `is_spread`: only their sum is known, so they were spread
-    over the events in equal parts. `at_s`: when it was due, in seconds from the start of its plan; NaN where only the
-    other requests of its round show that.
+    `n_in_window` is None if its tokens are not counted. `is_spread`: only their sum is known, so they were spread
+    evenly over the events. `at_s`: when it was due, in seconds from the start of its plan; NaN if only the other
+    requests of its round show that.
     """
 
     figures: Figures
@@ -65,12 +63,12 @@ class Sample:
 
     @property
     def first_s(self) -> float:
-        """When its first token arrived. Infinity where none did."""
+        """When its first token arrived; infinity without one."""
         return self._at(self.figures.ttft_ns)
 
     @property
     def end_s(self) -> float:
-        """When it ended, well or not. Infinity for a timeout or a stall whose end is not known."""
+        """When it ended or failed; infinity for a timeout or a stall whose end is unknown."""
         if self.figures.failure in (TIMEOUT, STALLED) and self.figures.ended_ns is None:
             return math.inf
         end_s = self._at(self.figures.e2e_ns if self.figures.ended_ns is None else self.figures.ended_ns)
@@ -78,7 +76,7 @@ class Sample:
 
     @property
     def date_s(self) -> float:
-        """When it was sent, by the clock of the wall; 0 where a damaged line does not say it."""
+        """When it was sent (wall-clock time); 0 if a damaged line does not say."""
         try:
             return datetime.fromisoformat(self.figures.started_at).timestamp()
         except ValueError:
@@ -90,10 +88,10 @@ class Sample:
 
 
 def sample(request: Request) -> Sample:
-    """A request of a load as a Sample. ValueError for a request that is of none."""
+    """A request of a load as a Sample. ValueError for other requests."""
     load = request.asked.load
     if load is None:
-        raise ValueError("the request is of no load")
+        raise ValueError("the request is not part of a load")
     due_ns = request.sent_ns if request.scheduled_ns is None else request.scheduled_ns
     return Sample(figures(request), *_tokens(request, load), math.nan if due_ns is None else due_ns / NS)
 
@@ -112,20 +110,20 @@ def _tokens(request: Request, load: Load) -> tuple[float | None, bool]:
 
 @dataclass(frozen=True)
 class Round:
-    """One arm in one round: all its requests in the order in which they were due, those of the warm-up too."""
+    """One arm in one round: all its requests in the order in which they were due, including the warm-up."""
 
     load: Load
     all: tuple[Sample, ...]
-    is_cut_off: bool  # given up before the end of its window, as far as that can be seen
+    is_cut_off: bool  # aborted before the end of its window, as far as that is visible
 
     @property
     def begin_s(self) -> float:
-        """The begin of the steady window."""
+        """The start of the steady window."""
         return self.load.warmup_s
 
     @property
     def length_s(self) -> float:
-        """The length of the steady window; of a round that was cut off, what there was of it."""
+        """The length of the steady window; for a round that was cut off, the part that was measured."""
         known_s = _reach_s(self.all) - self.begin_s if self.is_cut_off else self.load.duration_s
         return max(0.0, min(self.load.duration_s, known_s))
 
@@ -140,24 +138,24 @@ class Round:
 
     @property
     def tokens_tps(self) -> float | None:
-        """Tokens that arrived inside the window, per second. None where a request that went well has no count."""
+        """Tokens per second that arrived inside the window. None if a successful request has no count."""
         if not self.length_s or any(one.n_in_window is None for one in self.all if one.is_ok):
             return None
         return sum(one.n_in_window or 0.0 for one in self.all) / self.length_s
 
     @property
     def requests_ps(self) -> float | None:
-        """Requests that ended well inside the window, per second."""
+        """Successful requests per second that ended inside the window."""
         if not self.length_s:
             return None
         return sum(one.is_ok and self.begin_s <= one.end_s < self.end_s for one in self.all) / self.length_s
 
     def in_flight(self, at_s: float) -> int:
-        """Requests that were due and had not ended then."""
+        """Requests that were due and had not ended at this time."""
         return sum(one.at_s <= at_s < one.end_s for one in self.all)
 
     def waiting(self, at_s: float) -> int:
-        """Requests that were due and had no first token then."""
+        """Requests that were due and had no first token at this time."""
         return sum(one.at_s <= at_s < min(one.first_s, one.end_s) for one in self.all)
 
 
@@ -182,17 +180,17 @@ class Arm:
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether requests of an open loop came faster than they ended: it has no steady state.
+        """Whether requests of an open loop arrived faster than they ended, so it has no steady state.
 
-        More are in flight at the end of the windows than at the begin, by more than random arrivals explain: 2 standard
-        deviations of a Poisson count of all that came, and at least 3.
+        More are in flight at the end of the windows than at the start, by more than random arrivals explain: 2 standard
+        deviations of a Poisson count of all arrivals, and at least 3.
         """
         growth = sum(one.in_flight(one.end_s) - one.in_flight(one.begin_s) for one in self.rounds)
         return self.load.arrivals != CLOSED and growth >= 3 and growth > 2 * math.sqrt(len(self.inside))
 
 
 def arms(samples: Sequence[Sample]) -> tuple[Arm, ...]:
-    """The arms of a session of loads: closed loops by their users, then open ones by their rate, then replays."""
+    """The arms of a session of loads: closed loops by users, then open loops by rate, then replays."""
     by_arm: dict[tuple[object, ...], dict[int, list[Sample]]] = {}
     for one in samples:
         load = one.load
@@ -220,8 +218,8 @@ def _arm(by_round: dict[int, list[Sample]], has_lengths: bool, last: float) -> A
 def _round(samples: Sequence[Sample], is_last: bool) -> Round:
     """A round of an arm, its requests in the order in which they were due.
 
-    A request of a closed loop that found no connection has no time of sending: its date gives it, counted from the
-    start of the plan, which the dates of the others show.
+    A request of a closed loop that found no connection has no send time. Its date gives it, counted from the start of
+    the plan, which follows from the dates of the others.
     """
     starts = [one.date_s - one.figures.sent_ns / NS for one in samples if one.figures.sent_ns is not None]
     start_s = min(starts or [one.date_s for one in samples])
@@ -231,10 +229,10 @@ def _round(samples: Sequence[Sample], is_last: bool) -> Round:
 
 
 def _is_cut_off(load: Load, requests: Sequence[Sample], is_last: bool) -> bool:
-    """Whether nothing happened before the end of the window, where something should have.
+    """Whether nothing happened before the end of the window although something should have.
 
-    In an open loop only the last round of all can have been given up, and only a pause that is longer than chance
-    explains shows it. Never for a replay.
+    In an open loop only the last round can have been aborted, and only a pause that chance does not explain shows it.
+    False for a replay.
     """
     silent_s = load.warmup_s + load.duration_s - _reach_s(requests)
     if load.arrivals == CLOSED:
@@ -243,19 +241,19 @@ def _is_cut_off(load: Load, requests: Sequence[Sample], is_last: bool) -> bool:
 
 
 def _reach_s(requests: Sequence[Sample]) -> float:
-    """Up to when something is known to have happened."""
+    """The time of the last known event."""
     return max(at_s for one in requests for at_s in (one.at_s, one.end_s) if at_s < math.inf)
 
 
 SHARE = 0.9
-"""Attainment from which on an arm holds."""
+"""An arm holds from this attainment on."""
 
 N_BATCHES = 5
 FAR = 2
-"""Where all requests used less than half of their limits, or all more than twice, how slow ones come in bunches says
-nothing about who breaks a limit."""
+"""If all requests stay below half of their limits, or all exceed twice their limits, bunches of slow requests say
+nothing about which requests exceed a limit."""
 
-HOLDS, FAILS, UNSURE = "holds", "does not hold", "cannot be told"
+HOLDS, FAILS, UNSURE = "holds", "does not hold", "unclear"
 
 
 @dataclass(frozen=True)
@@ -278,9 +276,9 @@ class Attainment:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The most load that 90 % of requests survive: `at_least`, and `below`; None where no arm shows that end.
+    """The highest load at which 90 % of requests meet their limits: `at_least` and `below`, None if no arm shows it.
 
-    `best` is the highest arm that held by its share alone, with all lower ones.
+    `best` is the highest arm whose measured share reaches 90 %, together with all lower arms.
     """
 
     unit: str  # users, requests/s
@@ -291,7 +289,7 @@ class Capacity:
 
 
 def attainment(arm: Arm, slo: Slo) -> Attainment | None:
-    """Attainment of an arm; None where no request was due."""
+    """Attainment of an arm; None if no request was due."""
     used = [[one.figures.used(slo) for one in of_round.inside] for of_round in arm.rounds]
     everything = sorted(value for own in used for value in own)
     if not everything:
@@ -312,10 +310,10 @@ def _split(values: Sequence[float], n: int) -> list[Sequence[float]]:
 
 
 def capacity(arms: Sequence[Arm], slo: Slo | None = None) -> Capacity | None:
-    """The highest load at which 90 % of requests meet every limit, and at all lower ones too.
+    """The highest load at which 90 % of requests meet every limit, as they do at all lower loads.
 
-    Of closed loops in users, else of open ones in requests per second. `slo`: that of the loads, if it is None. None
-    without limits, and where there is neither.
+    In users for closed loops, otherwise in requests per second. `slo` replaces the limits of the loads. None without
+    limits, and without closed or open loops.
     """
     known = [(arm, arm.level, arm.load.slo if slo is None else slo) for arm in arms]
     first = next((arm.load.arrivals for arm, level, limits in known if level is not None and limits), None)
@@ -341,16 +339,16 @@ def capacity(arms: Sequence[Arm], slo: Slo | None = None) -> Capacity | None:
 def _words(
     unit: str, at_least: float | None, below: float | None, best: float | None, ends: tuple[float, float]
 ) -> str:
-    by_share = f"; by its share alone it is {best:g}" if best not in (None, at_least) else ""
+    by_share = f"; {best:g} by the measured shares alone" if best not in (None, at_least) else ""
     if at_least is not None and below is not None:
         return f"between {at_least:g} and {_amount(below, unit)}{by_share}"
     if at_least is not None:
-        why = "all arms hold" if at_least == ends[1] else "no arm surely does not hold"
-        return f"{why}: it is at least {_amount(at_least, unit)}{by_share}"
+        why = "every load met the limits" if at_least == ends[1] else "no load clearly missed the limits"
+        return f"at least {_amount(at_least, unit)} ({why}){by_share}"
     if below is not None:
-        why = "none holds" if below == ends[0] else "no arm surely holds"
-        return f"{why}: it is below {_amount(below, unit)}{by_share}"
-    return f"it cannot be told from so few requests{by_share}"
+        why = "no load met the limits" if below == ends[0] else "no load clearly met the limits"
+        return f"below {_amount(below, unit)} ({why}){by_share}"
+    return f"unknown, too few requests{by_share}"
 
 
 def _amount(level: float, unit: str) -> str:

@@ -1,13 +1,12 @@
-"""How much a machine differs from itself between two sessions: the spread that no single session can see.
+"""The spread between sessions of one machine, which no single session shows.
 
-Sessions differ by more than their runs do: another hour, another load of a virtual machine's host, another place
-of the data in memory. So a difference between two sessions counts only beyond that spread. It is the standard deviation
-of the logarithm of a session's median, estimated from sessions of equal setup on the same machine (of whatever setup);
-where too few are known, a default for the kind of machine stands in (of times, taken for energy too).
-`lab repeatability` makes such sessions.
+Sessions differ more than the runs of one session: the time of day, the load of a virtual machine's host and the place
+of the data in memory change. So a difference between two sessions counts only if it exceeds that spread. The spread is
+the standard deviation of the logarithm of session medians, estimated from sessions of equal setup on the same machine.
+If there are too few, a default for the kind of machine replaces it (a default for times, used for energy too). `lab
+repeatability` measures such sessions.
 
-`sides_of` gives what of a group is compared: the values of every figure at every length, and how sure one can be of
-them.
+`sides_of` returns the values of a group that are compared, for every figure and length, with spread and doubts.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.analysis import request_table, setup_columns, table
 from lab.analysis.setup_columns import is_request
+from lab.analysis.wording import percent
 from lab.core import energy, shown
 from lab.core.lists import grouped
 from lab.core.record import Record
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FIGURES = ("prefill_s", "tpot_ms", "decode_ms", *energy.COMPARED)
-"""Figures whose spread is estimated; for requests TTFT is added."""
+"""Figures whose spread is estimated. For requests also TTFT."""
 
 VIRTUAL, BATTERY, PHYSICAL = 0.08, 0.06, 0.04
-"""Defaults, as standard deviations of logarithms. VIRTUAL: 16 sessions of the main job on a busy 2-core virtual machine
-(tests/bench/same_sessions.py). The other two are assumptions; no such machine was measured."""
+"""Defaults, as standard deviations of logarithms. VIRTUAL was measured: 16 sessions of the main job on a busy 2-core
+virtual machine (tests/bench/same_sessions.py). The other two are assumptions without a measurement."""
 
 FEWEST_SESSIONS = 4
-"""Known sessions of one setup from which on their spread replaces the default."""
+"""Sessions of one setup from which their spread replaces the default."""
 
 
 @dataclass(frozen=True)
@@ -45,39 +45,39 @@ class Spread:
 
     sd: float
     df: float
-    n_sessions: int  # that it was estimated from; 0: a default
+    n_sessions: int  # used for the estimate; 0: a default
     source: str
 
     @property
     def words(self) -> str:
-        """The spread and where it comes from."""
-        return f"{100 * math.expm1(self.sd):.1f} % ({self.source})"
+        """The spread and its source."""
+        return f"{percent(math.expm1(self.sd))} ({self.source})"
 
 
 def default(run: Any) -> Spread:
-    """The spread that is assumed for the machine of a run (a row of `table.runs`)."""
+    """The assumed spread for the machine of a run (a row of `table.runs`)."""
     if setup_columns.is_request(run) and not _is_here(run.url):
-        return Spread(VIRTUAL, math.inf, 0, "assumed; the machine of the server is not known")
+        return Spread(VIRTUAL, math.inf, 0, "assumed since the server's machine is unknown")
     if run.power == "battery":
         return Spread(BATTERY, math.inf, 0, "assumed for a machine on battery")
     if run.virtual == False:  # noqa: E712  (of numpy, or of Python; None and NaN are neither)
-        return Spread(PHYSICAL, math.inf, 0, "assumed for a machine that is not virtual")
-    source = "assumed for a virtual machine" if run.virtual else "assumed; whether the machine is virtual is not known"
-    return Spread(VIRTUAL, math.inf, 0, source)
+        return Spread(PHYSICAL, math.inf, 0, "assumed for a physical machine")
+    kind = "for a virtual machine" if run.virtual else "since it is unknown whether the machine is virtual"
+    return Spread(VIRTUAL, math.inf, 0, f"assumed {kind}")
 
 
 def _is_here(url: str) -> bool:
-    """Whether a server's address is of the client's own machine."""
+    """Whether a server's address is on the client's own machine."""
     try:
         return is_loopback(Access(url))
-    except ValueError:  # of a damaged file: no address at all
+    except ValueError:  # not an address, in a damaged file
         return False
 
 
 def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, str], Spread]:
     """The spread of every (machine, figure) with enough sessions of one setup in `records`.
 
-    Sessions with half of their runs or more disturbed stay out.
+    Sessions with at least half of their runs disturbed are left out.
     """
     if not records:
         return {}
@@ -98,7 +98,7 @@ def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, 
 
 
 def _estimated(found: Sequence[tuple[int, pd.Series]]) -> Spread | None:
-    """From the centres of sessions (of a setup at a length); None of too few sessions. Lengths add no degrees."""
+    """Estimated from the centres of sessions (of a setup at a length); None for too few. Lengths do not add degrees."""
     df: dict[int, int] = {}
     for setup, centres in found:
         df[setup] = max(df.get(setup, 0), len(centres) - 1)
@@ -111,14 +111,14 @@ def _estimated(found: Sequence[tuple[int, pd.Series]]) -> Spread | None:
 
 
 def machine_of(rows: pd.DataFrame) -> tuple[Any, ...]:
-    """What tells machines (and what of them computes) apart, of rows of one setup; of requests the server too."""
+    """The identity of a machine and its computing device, for rows of one setup; for requests also the server."""
     first = rows.iloc[0]
     of_machine = first.machine, None if first.ram_gb != first.ram_gb else first.ram_gb
     return (*of_machine, first.server) if setup_columns.is_request(first) else of_machine
 
 
 def spread_of(rows: pd.DataFrame, figure: str, known: dict[tuple[Any, str], Spread]) -> Spread:
-    """The spread of a figure for the runs of one setup: as known, or assumed."""
+    """The known spread of a figure for the runs of one setup, or the assumed one."""
     return known.get((machine_of(rows), figure)) or default(rows.iloc[0])
 
 
@@ -136,10 +136,10 @@ FIGURE_NAMES = {
     "gap_ms": "longest gap",
     "newcomer_s": "TTFT of the newcomer",
 }
-"""The figures that are compared; those of experiments come last. TTFT is one where a side is a server."""
+"""The compared figures; those of experiments come last. TTFT is compared only if a side is a server."""
 
 OF_PROMPTS = ("prefill_s", "ttft_s", "prefill_j")
-"""Those that do not depend on how much is generated."""
+"""Figures that do not depend on the number of generated tokens."""
 
 Key = tuple[str, int, int | None, str | None]  # figure, n_prompt, n_gen, lever
 Values = dict[tuple[str, Any], list[float]]  # by (session, block); block is None outside of `lab ab`
@@ -147,22 +147,22 @@ Values = dict[tuple[str, Any], list[float]]  # by (session, block); block is Non
 
 @dataclass(frozen=True)
 class Side:
-    """The values of a figure of one group, and how much its machine's sessions differ."""
+    """The values of a figure of one group, and the spread between its machine's sessions."""
 
     values: Values
     spread: Spread
-    doubts: tuple[str, ...] = ()  # some of core/shown.py; DISTURBED where half of the runs of a session or more were
-    sources: tuple[str, ...] = ()  # of energy: what it is of; several where its runs differ
+    doubts: tuple[str, ...] = ()  # some of core/shown.py; DISTURBED if at least half of a session's runs were
+    sources: tuple[str, ...] = ()  # of energy; several if its runs differ
 
 
 def compared_figures(groups: Sequence[pd.DataFrame]) -> list[str]:
-    """The names of FIGURE_NAMES that groups are compared by: TTFT only where one of them is of requests to a server."""
+    """The names of FIGURE_NAMES by which groups are compared: TTFT only if a group is of requests to a server."""
     has_requests = any(is_request(rows.iloc[0]) for rows in groups)
     return [figure for figure in FIGURE_NAMES if figure != "ttft_s" or has_requests]
 
 
 def sides_of(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread], figures: Sequence[str]) -> dict[Key, Side]:
-    """Those of `figures` that a group has: at which length, and the values of its runs."""
+    """Those of `figures` that a group has, by length, with the values of its runs."""
     found: dict[Key, list[dict[str, Any]]] = {}
     for row in rows.to_dict("records"):
         lever = row["lever"] if isinstance(row["lever"], str) else None
@@ -182,7 +182,7 @@ def sides_of(rows: pd.DataFrame, known: dict[tuple[Any, str], Spread], figures: 
 
 
 def _side(figure: str, rows: Sequence[dict[str, Any]], spread: Spread) -> Side:
-    """The side that these rows make of a figure."""
+    """A figure of these rows as a side."""
     by_unit = grouped(rows, lambda row: (row["session"], row["block"] if row["block"] == row["block"] else None))
     disturbed = [[row["disturbed"] for row in alike] for alike in grouped(rows, lambda row: row["session"]).values()]
     sources = {row["energy_source"] for row in rows} if figure in energy.COMPARED else set()
@@ -195,17 +195,17 @@ def _side(figure: str, rows: Sequence[dict[str, Any]], spread: Spread) -> Side:
 
 
 def is_of_one_source(base: Side, other: Side) -> bool:
-    """Whether both are no energy, or energy from one kind of source, the same."""
+    """Whether neither is energy, or both are energy from the same single source."""
     return base.sources == other.sources and len(base.sources) < 2
 
 
 def is_second_choice(key: Key, keys: Sequence[Key]) -> bool:
-    """Decode compute stands in for TPOT only where one side has no TPOT (imported results)."""
+    """Decode compute replaces TPOT only if one side has no TPOT (imported results)."""
     return key[0] == "decode_ms" and ("tpot_ms", *key[1:]) in keys
 
 
 def without(figures: Mapping[Key, Side], compared: Sequence[Key]) -> tuple[str, ...]:
-    """The names of the figures that were not compared; of two about the same decoding, one."""
+    """The names of the figures that were not compared: only one of TPOT and decode compute."""
     done = {(_kind(key[0]), *key[1:]) for key in compared}
     names: dict[tuple[object, ...], str] = {}
     for key in figures:
@@ -214,7 +214,7 @@ def without(figures: Mapping[Key, Side], compared: Sequence[Key]) -> tuple[str, 
 
 
 def _kind(figure: str) -> str:
-    """TPOT and decode compute are about the same decoding."""
+    """TPOT and decode compute describe the same decoding."""
     return "tpot_ms" if figure == "decode_ms" else figure
 
 

@@ -1,10 +1,10 @@
-"""The two laws that a sweep shows: what a prompt costs by its length, and a token by its position.
+"""The two laws fitted to a sweep: prefill time over the prompt's length, and time per token over its position.
 
-    prefill   T(P) = a + b P + c P^2    b: every token goes through the weights; c: it looks back at those before
-    decode    t(p) = w + k p            w: the weights are read; k: so is the cache of every position
+    prefill   T(P) = a + b P + c P^2    b: each token passes through the weights; c: it attends to all tokens before it
+    decode    t(p) = w + k p            w: each step reads the weights; k: and the KV cache of every position
 
-The terms follow from the transformer's arithmetic (attention of P tokens is P x P); the coefficients are
-fitted, none below zero. Prompts shorter than one full ubatch use the machine less well and stay out.
+The terms follow from the transformer's arithmetic (attention over P tokens is P x P). The fitted coefficients are at
+least zero. Prompts shorter than one full ubatch underuse the hardware and are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lab.analysis.wording import seconds
+from lab.analysis.wording import percent, seconds
 from lab.core import stats
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class PrefillLaw:
         return float(2 * rest / (self.b + (self.b**2 + 4 * self.c * rest) ** 0.5))
 
     def __str__(self) -> str:
-        doubled = f", twice as much from {self.b / (2 * self.c):,.0f} on" if self.c else ""
+        doubled = f" (doubled after {self.b / (2 * self.c):,.0f})" if self.c else ""
         return (
-            f"Prefill: T(P) = {seconds(self.a)} + {seconds(self.b)} x P + {seconds(self.c)} x P^2 "
-            f"(off by {self.rms:.1%}). A prompt token costs {seconds(self.b)}, and "
-            f"{seconds(2e3 * self.c)} more for every 1,000 tokens before it{doubled}."
+            f"Prefill law: T(P) = {seconds(self.a)} + {seconds(self.b)} * P + {seconds(self.c)} * P^2 (typical fit "
+            f"error {percent(self.rms)}). A prompt token takes {seconds(self.b)}, plus {seconds(2e3 * self.c)} per "
+            f"1,000 tokens before it{doubled}."
         )
 
 
@@ -62,11 +62,11 @@ class DecodeLaw:
         return self.w + self.k * position
 
     def __str__(self) -> str:
-        doubled = f", twice as much from position {self.w / self.k:,.0f} on" if self.k else ""
+        doubled = f" (doubled after {self.w / self.k:,.0f})" if self.k else ""
         w, k = self.w / 1e3, self.k / 1e3
         return (
-            f"Decode: t(p) = {seconds(w)} + {seconds(k)} x p (off by {self.rms:.1%}). A token costs "
-            f"{seconds(w)}, and {seconds(1e3 * k)} more for every 1,000 positions before it{doubled}."
+            f"Decode law: t(p) = {seconds(w)} + {seconds(k)} * p (typical fit error {percent(self.rms)}). A token "
+            f"takes {seconds(w)}, plus {seconds(1e3 * k)} per 1,000 tokens before it{doubled}."
         )
 
 

@@ -1,4 +1,4 @@
-"""The console: where text goes, JSON, plain tables, and progress, coloured on a terminal and plain elsewhere."""
+"""The console: text, JSON, tables and progress; with colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 WRAPPED = {"note", "what it is", "verdict", "claims", "what it can do", "answer", "as seen in"}
-"""Headings of columns whose text is broken between words where it does not fit. Nothing else is ever broken."""
+"""Headings of columns whose text may wrap. Other columns never wrap."""
 
 TEXT_COLUMNS = {
     *("name", "from", "figure", "kernel", "type", "buffer", "phase", "limit", "part", "load", "requests"),
@@ -40,14 +40,14 @@ GIVES_WAY = (
     *("TTFT\ns", "E2E\ns", "E2E s", "prefill\n% of E2E", "prefill\ntokens/s", "interval", "n", "threads", "buffer"),
     *("intensity", "KV cache\nMB", "KV cache MB", "TFLOP/s", "tokens/s", "decode\ntokens/s"),
 )
-"""Headings of columns that a narrow terminal does without, first those that other columns imply."""
+"""Headings of the columns that a narrow terminal hides, in this order. Other columns imply the first ones."""
 
 NARROWEST_TEXT = 12
-"""Letters that a column of text keeps at least."""
+"""Smallest width of a column of text that may wrap."""
 
 
 EVERY_S = 10
-"""Where no line can be replaced, progress that changes all the time is printed only so often."""
+"""Seconds between two lines of progress if the output is not a terminal."""
 
 
 class Terminal(Console):
@@ -73,7 +73,7 @@ def console(stderr: bool = False, details: str = "") -> Terminal:
 
 @dataclass
 class Grid:
-    """A table without lines. Columns that do not fit are left out, and named below it."""
+    """A table without lines. Columns that do not fit are hidden, and named below it."""
 
     headings: tuple[str, ...]
     rows: list[tuple[RenderableType, ...]] = field(default_factory=list)
@@ -89,10 +89,10 @@ class Grid:
             kept.remove(order.pop(0))
         yield self._table(kept)
         if left_out := [" ".join(name.split()) for i, name in enumerate(self.headings) if i not in kept]:
-            yield Text(f"Left out for lack of room: {', '.join(left_out)}. A wider terminal shows them.", style="dim")
+            yield Text(f"Columns hidden (narrow terminal): {', '.join(left_out)}", style="dim")
 
     def _rank(self, index: int) -> tuple[int, int]:
-        """Small for a column that goes early: one of GIVES_WAY, then numbers from the right, then text."""
+        """The order of hiding: first the columns of GIVES_WAY, then numbers from the right, then text."""
         heading = self.headings[index]
         if heading in GIVES_WAY:
             return GIVES_WAY.index(heading), 0
@@ -113,18 +113,18 @@ class Grid:
 
 
 def print_json(value: object) -> None:
-    """One JSON document on stdout, in ASCII, which every encoding of a stdout can write; NaN becomes null."""
+    """Prints one JSON document on stdout, in ASCII, which every encoding can write. NaN becomes null."""
     print(json.dumps(_without_nan(value), indent=2))
 
 
 def grid_of(*headings: str) -> Grid:
-    """A table without lines: text is aligned to the left, numbers to the right."""
+    """A table without lines. Text is left-aligned, numbers are right-aligned."""
     return Grid(headings)
 
 
 @contextmanager
 def transfer(err: Console) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Shows the progress of a download or of a file being written. Yields the function that takes the counts."""
+    """Shows the progress of a download or of writing a file. Yields the function that takes the counts."""
     started: dict[str, tuple[float, int]] = {}
     printed_at: dict[str, float] = {}
 

@@ -1,4 +1,4 @@
-"""Doubts about the figures of requests, in sentences: what is set apart, and what a server does not show."""
+"""Warnings on the figures of requests: warm and short requests, and what a server does not show."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from lab.core.request import REASONING, RequestRecord
 from lab.core.request_times import Figures, figures
 
 NEAR = 20
-"""A figure that is less than so many times the client's own error is named."""
+"""A warning names the figures that are less than NEAR times the client's own timing error."""
 
 
 def doubts(chosen: Sequence[RequestRecord]) -> list[str]:
-    """Sentences on requests of one setup that went well: which are set apart and why, what is not known or contradicts
-    itself, and which times are near the error of the client itself."""
+    """Warnings on requests of one setup that went well."""
     ones = [figures(record.request) for record in chosen]
     makers = (at_once, _warm, _short, _lengths, contradictions, _counts, _bounds)
     words = [maker(ones) for maker in makers] + [_gaps(chosen), _reasoning(chosen), _client(chosen)]
@@ -23,24 +22,24 @@ def doubts(chosen: Sequence[RequestRecord]) -> list[str]:
 
 
 def at_once(ones: Sequence[Figures]) -> str:
-    """On answers that were held back until their end; empty without any."""
+    """On answers that arrived in one piece; empty without any."""
     held = [one.n_events for one in ones if one.came_at_once]
     if not held:
         return ""
     return (
-        f"{len(held)} of {len(ones)} answers arrived at once ({_ends(sorted(held))} events): the server, or a proxy "
-        "before it, held them back until they were complete. Their TTFT and TPOT are not known, only E2E is."
+        f"{len(held)} of {len(ones)} answers arrived in one piece ({_ends(sorted(held))} events): the server or a "
+        "proxy held them back until they were complete. Their TTFT and TPOT are unknown."
     )
 
 
 def contradictions(ones: Sequence[Figures]) -> str:
-    """On counts of tokens that cannot be right; empty without any."""
+    """On token counts that contradict each other; empty without any."""
     found = [one.contradiction for one in ones if one.contradiction]
     if not found:
         return ""
     return (
-        f"The server contradicts itself in {len(found)} of {len(ones)} answers: it counted {found[0]}. Figures that "
-        "depend on the number of tokens (TPOT, tokens/s, short answers) may be wrong."
+        f"The server's token counts contradict each other in {len(found)} of {len(ones)} answers: {found[0]}. TPOT, "
+        "tokens/s and the mark for short answers may be wrong."
     )
 
 
@@ -49,13 +48,13 @@ def _warm(ones: Sequence[Figures]) -> str:
     if warm:
         cached = sorted(one.n_cached or 0 for one in warm)
         return (
-            f"{len(warm)} of {len(ones)} requests had {_ends(cached)} tokens of their prompts from the server's cache: "
-            "they are warm, and have rows of their own."
+            f"{len(warm)} of {len(ones)} requests had {_ends(cached)} prompt tokens in the server's cache. They are "
+            "warm and have separate rows."
         )
     if any(one.is_warm is None for one in ones):
         return (
-            "The server does not say whether tokens of a prompt came from its cache. Each prompt began with another "
-            "nonce, so a cache of prefixes had nothing to give."
+            "The server does not report cached prompt tokens. Each prompt began with a different nonce, so a prefix "
+            "cache could not help."
         )
     return ""
 
@@ -65,10 +64,10 @@ def _short(ones: Sequence[Figures]) -> str:
     if not short:
         return ""
     got = sorted(one.n_generated or 0 for one in short)
-    reasons = " or ".join(sorted({one.finish_reason or "no reason given" for one in short}))
+    reasons = " or ".join(sorted({one.finish_reason or "none given" for one in short}))
     return (
-        f"{len(short)} of {len(ones)} answers were shorter than asked for ({_ends(got)} tokens; the reason of the end: "
-        f"{reasons}): they have rows of their own."
+        f"{len(short)} of {len(ones)} answers were shorter than requested ({_ends(got)} tokens; finish reason: "
+        f"{reasons}). They have separate rows."
     )
 
 
@@ -79,13 +78,13 @@ def _lengths(ones: Sequence[Figures]) -> str:
         return ""
     named = [f"{n:,} instead of {asked:,}" for asked, n in other]
     more = f", and {len(named) - 4} more" if len(named) > 4 else ""
-    return f"By the server's count prompts had other lengths than asked for: {', '.join(named[:4])}{more}."
+    return f"The server counted other prompt lengths than requested: {', '.join(named[:4])}{more}."
 
 
 def _counts(ones: Sequence[Figures]) -> str:
     n_unknown = sum(one.n_generated is None for one in ones)
     if n_unknown:
-        return f"How many tokens the answer had is not known of {n_unknown} of {len(ones)} requests, so TPOT is not."
+        return f"{n_unknown} of {len(ones)} answers have no token count, so their TPOT is unknown."
     return ""
 
 
@@ -94,29 +93,29 @@ def _bounds(ones: Sequence[Figures]) -> str:
     if not n:
         return ""
     return (
-        f"How many tokens came with the first event is not known of {n} of {len(ones)} requests: their TPOT lies "
-        "between the two figures."
+        f"In {n} of {len(ones)} requests the number of tokens in the first event is unknown: TPOT lies between the two "
+        "figures."
     )
 
 
 def _gaps(chosen: Sequence[RequestRecord]) -> str:
-    """On tokens per event, and on how the tokens of the answers were counted."""
+    """On tokens per event, and on how the answers' tokens were counted."""
     words = []
     ways = {record.request.usage.counted_by for record in chosen if record.request.usage}
     if "twin" in ways:
-        words.append("The stream did not count tokens: the same request, not streamed, did.")
+        words.append("The stream did not count tokens; the same request without streaming did.")
     if "tokenize" in ways:
-        words.append("The stream did not count tokens: its text was tokenised afterwards, which may join some.")
+        words.append("The stream did not count tokens. Its text was tokenized afterwards, which may merge some tokens.")
     streamed = [record.request for record in chosen if not times.came_at_once(record.request)]
     unknown = [request for request in streamed if times.itl_ns(request) is None]
     if unknown:
         words.append(
-            "The server does not say how many tokens are in an event: gaps are those between events (inter-chunk "
+            "The server does not say how many tokens are in an event, so gaps are between events (inter-chunk "
             "latency), not between tokens (ITL)."
         )
         pairs = [(len(times.generated(request)), times.n_generated(request)) for request in unknown]
         if differ := [(n_events, n) for n_events, n in pairs if n is not None and n != n_events]:
-            words.append(f"{differ[0][0]:,} events brought {differ[0][1]:,} tokens, for example.")
+            words.append(f"For example, {differ[0][0]:,} events contained {differ[0][1]:,} tokens.")
     return " ".join(words)
 
 
@@ -125,12 +124,12 @@ def _reasoning(chosen: Sequence[RequestRecord]) -> str:
     if not with_some:
         return ""
     n_none = sum(times.first_output_ns(request) is None for request in with_some)
-    none = f" {n_none} of them ended before anything else came." if n_none else ""
-    return f"{len(with_some)} of {len(chosen)} answers began with reasoning, whose tokens count as tokens.{none}"
+    none = f" {n_none} ended during the reasoning." if n_none else ""
+    return f"{len(with_some)} of {len(chosen)} answers began with reasoning, which counts as tokens.{none}"
 
 
 def _client(chosen: Sequence[RequestRecord]) -> str:
-    """Where figures are near the error of the client's own stamps."""
+    """On figures near the timing error of the client."""
     errors = [record.client_error_ns for record in chosen if record.client_error_ns is not None]
     if not errors:
         return ""
@@ -140,8 +139,8 @@ def _client(chosen: Sequence[RequestRecord]) -> str:
     gaps = [sorted(own)[len(own) // 2] for record in chosen if (own := times.chunk_gaps_ns(record.request))]
     spans = {
         "TTFT": [one.ttft_ns for one in ones if one.ttft_ns is not None],
-        "the time of all further tokens (TPOT)": [ns for ns in decodes if ns > 0],
-        "single gaps": gaps,
+        "all tokens after the first (TPOT)": [ns for ns in decodes if ns > 0],
+        "gaps": gaps,
     }
     near = [
         f"{name} (shortest: {wording.seconds(max(min(known), 100_000) / 1e9)}{' or less' * (min(known) < 100_000)})"
@@ -151,11 +150,11 @@ def _client(chosen: Sequence[RequestRecord]) -> str:
     if not near:
         return ""
     return (
-        f"Some times are less than {NEAR}x the measurement error of this client, so part of them may be the client's: "
-        f"{', '.join(near)}. In its own test 99 % of its time stamps were at most {wording.seconds(error / 1e9)} late."
+        f"Some times are less than {NEAR}x the client's own timing error of {wording.seconds(error / 1e9)} (99th "
+        f"percentile of its self-test), so part of them may be the client's: {', '.join(near)}."
     )
 
 
 def _ends(numbers: Sequence[int]) -> str:
-    """The least and the greatest of sorted numbers."""
+    """The smallest and the largest of sorted numbers."""
     return f"{numbers[0]:,}" if numbers[0] == numbers[-1] else f"{numbers[0]:,} to {numbers[-1]:,}"

@@ -1,12 +1,10 @@
-"""Comparisons as text: what differs between setups, and by how much.
-
-Energy as text: what a prompt and a token cost, where that is known, and which counters this machine has.
-"""
+"""Comparisons as text: how setups differ, and by how much. Energy as text: joules, and the counters of this machine."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,8 +14,10 @@ from lab.analysis import comparison, setup_columns, wording
 from lab.analysis.comparison import Comparison, Group
 from lab.analysis.spread import FIGURE_NAMES
 from lab.core import energy, shown
+from lab.core.lists import grouped, join_and
+from lab.core.stats import Ratio
 from lab.runner.energy import Counters
-from lab.show.section import UNKNOWN, Columns, Section, print_sections, tabled
+from lab.show.section import Columns, Section, print_sections, tabled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,9 +33,12 @@ ENERGY = {
 }
 """Figures of energy, and their headings."""
 
+MOST_NAMED = 2
+"""Rows that a sentence lists."""
+
 
 def energy_section(rows: pd.DataFrame) -> Section | None:
-    """The energy of a summary, medians; None where there is none."""
+    """The energy of a summary, medians; None without energy."""
     if "energy_source" not in rows:
         return None
     named = {name: heading for name, heading in ENERGY.items() if rows[name].notna().any()}
@@ -46,32 +49,32 @@ def energy_section(rows: pd.DataFrame) -> Section | None:
         ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
         *((heading, lambda row, name=name: wording.digits(row[name])) for name, heading in named.items()),
     ]
-    title = f"Energy of {scope(known.energy_source.unique())}; median"
+    title = f"Energy of {scope(known.energy_source.unique())}; medians"
     return Section(title, **tabled(columns, known.to_dict("records")))
 
 
 def scope(sources: Iterable[str]) -> str:
-    """What joules are of, in words."""
-    return f"{', '.join(sources)} (of all that ran on it, idle power included)"
+    """The parts that joules cover."""
+    return f"{', '.join(sources)} (everything running on it, including idle power)"
 
 
 def which(counters: Counters) -> str:
-    """A line on the counters of a machine: those that can be read, and what to do about others."""
+    """A line on the energy counters of a machine: the readable ones, and how to make others readable."""
     if not counters.readable and not counters.problems:
-        return f"not known: there is no {', no '.join(counters.missing)}"
+        return f"unknown: this machine has no {', no '.join(counters.missing)}"
     known = ", ".join(f"{counter.name} ({counter.source})" for counter in counters.readable)
     return "; ".join([*([known] if known else []), *counters.problems])
 
 
 def sections(comparisons: Sequence[Comparison]) -> list[Section]:
-    """A section for each group against the base: times, ratios, verdicts; where there is energy, its own."""
+    """A section for each group against the base: times or energy, ratios, verdicts."""
     has_energy = any(compared.energy_of for compared in comparisons)
     columns = [("ratio" if has_energy and name == "time\nratio" else name, show) for name, show in COLUMNS]
     return [
         Section(
             f"{compared.other} against the base",
             **tabled(columns, compared.rows, keep_all=True),
-            sentences=left_out(compared),
+            sentences=[*reasons(compared.rows), *left_out(compared)],
         )
         for compared in comparisons
     ]
@@ -84,10 +87,10 @@ def print_comparisons(
     out: Console,
     warnings: Sequence[str] = (),
 ) -> None:
-    """Prints in what the groups differ, then a table per group: its times against the base's; then the warnings."""
-    out.print(Text("base ", style="bold") + Text(groups[0].label))
+    """Prints the differences between the groups, a table per group against the base, and warnings."""
+    out.print(Text("Base: ", style="bold") + Text(groups[0].label))
     fields = differences(groups)
-    out.print("differ in" if fields else "differ in nothing but when they were measured")
+    out.print("Differences:" if fields else "Equal setups, measured at different times.")
     for field, values in fields.items():
         out.print(f"  {field}: {' | '.join(values)}")
     how = how_compared(groups, comparisons, at_least)
@@ -95,7 +98,7 @@ def print_comparisons(
 
 
 def answers(comparisons: Sequence[Comparison]) -> list[str]:
-    """Sentences that answer which of the groups is faster, computed from the rows of `comparisons`.
+    """Sentences on which group is faster.
 
     With several comparisons first the fastest group by the medians; then for each comparison a verdict, and the words
     of its rows at the shortest and the longest prompt.
@@ -118,35 +121,35 @@ def _overall(compared: Comparison) -> str:
     by = "" if claims in ({comparison.SLOWER}, {comparison.FASTER}) else "By the medians, "
     if comparison.DISTURBED in claims:
         return (
-            f"Whether {compared.other} or {compared.base} is faster cannot be told: runs were disturbed. Measure both "
+            f"It is unclear whether {compared.other} or {compared.base} is faster: runs were disturbed. Measure both "
             "again while no other program runs."
         )
     if claims == {comparison.ALIKE}:
-        return f"No difference between {compared.other} and {compared.base} can be claimed."
+        return f"There is no clear difference between {compared.other} and {compared.base}."
     if ratios[0] > 1:
-        return f"{by}{compared.other} is slower than {compared.base}: it takes {_range(ratios)} times the time."
+        return f"{by}{compared.other} is slower than {compared.base}: {_range(ratios)} the time."
     if ratios[-1] < 1:
         pace = _range([1 / ratio for ratio in reversed(ratios)])
-        return f"{by}{compared.other} is faster than {compared.base}: {pace} times as fast."
-    return f"It depends: {compared.other} takes {_range(ratios)} times the time of {compared.base}."
+        return f"{by}{compared.other} is faster than {compared.base}: {pace} as fast."
+    return f"It depends: {compared.other} takes {_range(ratios)} the time of {compared.base}."
 
 
 def _energy(compared: Comparison) -> str:
-    """The same on all energies; "" where there are none."""
+    """The same for energy; "" without energy."""
     rows = [row for row in compared.rows if row.figure in energy.COMPARED]
     if not rows:
         return ""
     claims, ratios = {row.verdict for row in rows}, sorted(row.estimate for row in rows)
     if claims == {comparison.ALIKE}:
-        return f"No difference in energy between {compared.other} and {compared.base} can be claimed."
+        return f"There is no clear difference in energy between {compared.other} and {compared.base}."
     if comparison.DISTURBED in claims:
-        return f"Whether {compared.other} or {compared.base} takes less energy cannot be told: runs were disturbed."
+        return f"It is unclear whether {compared.other} or {compared.base} takes less energy: runs were disturbed."
     by = "" if claims in ({comparison.LESS}, {comparison.MORE}) else "By the medians, "
-    return f"{by}{compared.other} takes {_range(ratios)} times the energy of {compared.base}."
+    return f"{by}{compared.other} takes {_range(ratios)} the energy of {compared.base}."
 
 
 def _fastest(comparisons: Sequence[Comparison]) -> list[str]:
-    """For each group that is fastest somewhere a sentence: in which figures, by the medians."""
+    """A sentence for each group that is fastest in some figures, by the medians."""
     labels = [comparisons[0].base, *(compared.other for compared in comparisons)]
     rows = [
         {
@@ -167,7 +170,7 @@ def _fastest(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _range(ratios: Sequence[float]) -> str:
-    low, high = (f"{ratio:.3g}" for ratio in (ratios[0], ratios[-1]))
+    low, high = (wording.times(ratio) for ratio in (ratios[0], ratios[-1]))
     return low if low == high else f"{low} to {high}"
 
 
@@ -200,24 +203,35 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
 
 
 def _flags_that_differ(texts: Sequence[str]) -> list[str]:
-    """Of llama.cpp's lists of flags, "CPU : AVX2 = 1 | ...", only what the others do not have."""
+    """Of llama.cpp's lists of flags, "CPU : AVX2 = 1 | ...", only the flags that not all have."""
     lists = [[flag.strip() for flag in text.replace(" : ", " | ").split("|") if flag.strip()] for text in texts]
     common = set.intersection(*map(set, lists))
     return [", ".join(flag for flag in flags if flag not in common) or "no others" for flags in lists]
 
 
 def left_out(compared: Comparison) -> list[str]:
-    """Sentences that name the figures which only one of the two has."""
-    sentences = [] if compared.rows else ["They have no length in common."]
+    """Sentences on the figures that only one of the two has."""
+    sentences = [] if compared.rows else ["The two have no length in common."]
     for side, names in (("base", compared.only_base), ("other", compared.only_other)):
         if names:
             sentences.append(f"Only in the {side}: {', '.join(names)}.")
     if compared.energy_differs:
         base, other = compared.energy_differs
         sentences.append(
-            f"Energy is compared only where both count the same: it is of {base} in the base, of {other} in the other."
+            f"Energy is not compared, because its sources differ: {base} in the base, {other} in the other."
         )
     return sentences
+
+
+def _verdict(row: comparison.ComparedFigure) -> str:
+    """The verdict as a table shows it."""
+    if row.verdict == comparison.ALIKE and row.ratio:
+        return f"{row.verdict}\nabove {wording.percent(max(row.ratio.high, 1 / row.ratio.low) - 1)}"
+    return {comparison.TOO_FEW: "unclear", comparison.DISTURBED: "unclear (disturbed)"}.get(row.verdict, row.verdict)
+
+
+def _interval(ratio: Ratio | None) -> str:
+    return f"\n{wording.digits(ratio.low)}-{wording.digits(ratio.high)}" if ratio else ""
 
 
 COLUMNS: Columns = (
@@ -229,49 +243,63 @@ COLUMNS: Columns = (
     ("base", lambda row: wording.digits(row.base)),
     ("other", lambda row: wording.digits(row.other)),
     ("n", lambda row: ", ".join(map(str, dict.fromkeys((row.n_base, row.n_other)))) + shown.mark(row.doubts)),
-    ("time\nratio", lambda row: wording.digits(row.estimate)),
-    ("interval", lambda row: f"{row.ratio.low:.3f}-{row.ratio.high:.3f}" if row.ratio else UNKNOWN),
-    ("verdict", lambda row: row.words),
+    ("time\nratio", lambda row: wording.digits(row.estimate) + _interval(row.ratio)),
+    ("verdict", _verdict),
 )
 
 
+def reasons(rows: Sequence[comparison.ComparedFigure]) -> list[str]:
+    """Why verdicts are unclear, and in which rows the runs of both sides do not overlap."""
+    sentences = []
+    unclear = dict.fromkeys(row.words.partition(":")[0] for row in rows if row.verdict == comparison.TOO_FEW)
+    sentences += [words.replace("unclear, ", "Unclear: ") + "." for words in unclear]
+    if comparison.DISTURBED in {row.verdict for row in rows}:
+        sentences.append("Unclear (disturbed): at least half of the runs were disturbed. Measure again.")
+    if apart := [_what(row) for row in rows if row.words.endswith(comparison.NO_OVERLAP)]:
+        which = join_and(apart) if len(apart) <= MOST_NAMED else f"{len(apart)} of {len(rows)} rows"
+        sentences.append(f"The runs of the two sides do not overlap: {which}.")
+    return sentences
+
+
 def _unit(figure: str) -> str:
-    """Of a time its unit; the names of energies have theirs."""
+    """The unit of a time; the names of energies contain it."""
     return "" if figure in energy.COMPARED else f", {figure.rpartition('_')[2]}"
 
 
 def how_compared(groups: Sequence[Group], comparisons: Sequence[Comparison], at_least: float) -> list[str]:
-    """Sentences on how the ratios were computed, and how far they can be trusted."""
+    """Sentences on how the ratios were computed, and their limits."""
     kinds = {row.paired for compared in comparisons for row in compared.rows}
     how = {
-        frozenset({True}): "block by block, measured side by side",
-        frozenset({True, False}): "blocks of one trial block by block, others run against run",
-    }.get(frozenset(kinds), "run against run")
+        frozenset({True}): "the median over blocks measured side by side",
+        frozenset({True, False}): "the median over blocks of one trial, otherwise of session medians",
+    }.get(frozenset(kinds), "of session medians")
     sentences = [
-        f"Time ratio: other over base, {how}. All intervals together hold with 95 %; "
-        f"differences below {at_least:.1%} are not claimed. A ratio is a median of ratios, so it need not be that of "
-        "the two columns."
+        f"Time ratio: other / base, {how}, so it can differ from the ratio of the columns. The 95 % intervals hold "
+        f"jointly. Differences below {wording.percent(at_least)} count as none."
     ]
     if sources := dict.fromkeys(compared.energy_of for compared in comparisons if compared.energy_of):
-        sentences.append(f"Energy is that of {scope(sources)}; its ratio is read as that of times.")
+        sentences.append(f"Energy is of {scope(sources)}. Read its ratio like that of times.")
     n_served = sum(setup_columns.is_request(group.rows.iloc[0]) for group in groups)
     if spreads := dict.fromkeys(words for compared in comparisons for words in compared.spreads):
         by_session = "several sessions of lab measure --url" if n_served else ""
         measured_by = filter(None, ["lab repeatability" if n_served < len(groups) else "", by_session])
+        by_words = grouped((words.split(": ", 1) for words in spreads), itemgetter(1))
+        parts = [f"{words} for {join_and([name for name, _ in same])}" for words, same in by_words.items()]
         sentences.append(
-            "Sessions of one machine differ from each other; a difference is claimed only beyond that. Taken for one "
-            f"standard deviation: {'; '.join(spreads)}. Measure it: {', '.join(measured_by)}."
+            f"Sessions on one machine vary, so a verdict needs a larger difference. Standard deviation: "
+            f"{'; '.join(parts)}. To measure it: {', '.join(measured_by)}."
         )
     if True not in kinds and all(group.rows.machine.iloc[0] == groups[0].rows.machine.iloc[0] for group in groups):
-        see = "" if n_served == len(groups) > 1 else " See lab overhead." if n_served else " See lab ab."
-        sentences.append(f"These sessions were not measured side by side: part of a difference may be the hour.{see}")
+        side_by_side = "" if n_served == len(groups) > 1 else "lab overhead" if n_served else "lab ab"
+        see = f" {side_by_side} measures side by side." if side_by_side else ""
+        sentences.append(f"The sessions ran at different times, which can explain a part of a difference.{see}")
     if n_served and any(row.lever for compared in comparisons for row in compared.rows):
-        sentences.append("Of a load each run is a round: its medians over the requests that were due in its window.")
+        sentences.append("A run of a load is a round: its medians over the requests due in the window.")
     if 0 < n_served < len(groups):
         sentences.append(
-            "In process, TTFT is prefill and the choice of one token. Through a server it also has templates and "
-            "tokenising, queueing, HTTP and the client; TPOT is of the times at which tokens arrive. How the server's "
-            "engine is set is not visible, and not among the differences."
+            "In process, TTFT is prefill plus sampling one token. Through a server it also includes templates, "
+            "tokenization, queueing, HTTP and the client, and TPOT uses arrival times. The settings of the server's "
+            "engine are not visible, so they are not compared."
         )
     return sentences
 

@@ -1,4 +1,4 @@
-"""A server as text: which it is, and what it can do and what not."""
+"""A server as text: its name, and what it can and cannot do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from lab.core.lists import plural
 from lab.core.request import Endpoint
 from lab.runner.through_server import ServerPlan
 from lab.show.console import console, grid_of, print_json
@@ -14,7 +15,7 @@ from lab.show.section import Columns, Section, print_section, tabled
 
 
 def capabilities(endpoint: Endpoint, title: str = "") -> Section:
-    """What the server can do, and where that was seen."""
+    """What the server can do, and what showed that."""
     columns: Columns = (
         ("what it can do", lambda one: one.name),
         ("answer", lambda one: one.answer),
@@ -33,7 +34,7 @@ def print_endpoint(endpoint: Endpoint, model: str, models: Sequence[str], out: C
 
 def print_unseen(unseen: Sequence[str], out: Console) -> None:
     """What cannot be measured through this server, and why."""
-    out.print("\nWhat cannot be seen of it:")
+    out.print("\nNot visible through this server:")
     for sentence in unseen:
         out.print(f"- {sentence}")
 
@@ -49,8 +50,8 @@ def print_plan(plan: ServerPlan, as_json: bool) -> None:
         print_json({**known, "unseen": plan.unseen, "cases": cases, "repeat": wanted.n_repeat})
         return
     out = console()
-    rounds, n_gen = f"{wanted.n_repeat} round{'s' * (wanted.n_repeat != 1)}", wanted.cases[0].n_gen
-    out.print(f"\nPlan: {rounds}, {n_gen:,} token{'s' * (n_gen != 1)} asked for in each request")
+    rounds, tokens = plural(wanted.n_repeat, "round"), plural(wanted.cases[0].n_gen, "token")
+    out.print(f"\nPlan: {rounds}, {tokens} requested")
     grid = grid_of("prompt\ntokens", "requests", "note")
     for case in wanted.cases:
         n = "0" if case in plan.refused else f"{wanted.n_repeat}"

@@ -1,4 +1,4 @@
-"""Loads as text: a table of arms, and sentences on what they show and what they cannot."""
+"""Loads as text: a table of arms, findings and warnings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from lab.analysis import load_figures, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Attainment, Sample
-from lab.analysis.wording import digits, seconds
+from lab.analysis.wording import digits, seconds, times
 from lab.core.lists import join_and, plural
 from lab.core.record import Record
 from lab.core.request import CLOSED, Endpoint, RequestRecord
@@ -17,22 +17,21 @@ from lab.show import plot_load, request_words
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 
 LATE_S = 0.01
-"""A client that sent a request so much later than intended was too busy, and it is said as a warning."""
+"""A warning says if the client sent a request more than LATE_S later than intended: it was too busy."""
 
 DRIFT = 1.5
-"""Where TTFT of one half of the windows is so many times that of the other, it is said."""
+"""A warning says if TTFT differs by more than this factor between the halves of the windows."""
 
 DEFINITIONS = (
-    "Rates: tokens that arrived in the steady window; 1 / median TPOT for a user. TTFT, TPOT, E2E: of requests that "
-    "were due in the window and went well; percentiles with how many of these were slower, where any was."
+    "tokens/s: all tokens that arrived in the steady window; for a user 1 / median TPOT. TTFT, TPOT, E2E: successful "
+    "requests due in the window. A percentile is shown only if a request exceeds it; (n) counts those."
 )
 CAPTIONS = {
-    "load": "Latency over load. Points are requests, lines their median and the percentiles that some request is "
-    "beyond; limits are dashed.",
-    "throughput": "Throughput against latency: tokens per second of all users, over the median wait of one. Points are "
+    "load": "Latency over load. Points are requests, lines their median and percentiles. Limits are dashed.",
+    "throughput": "Throughput against latency: tokens per second of all users, over a user's median TTFT. Points are "
     "arms, with their range over rounds.",
-    "timeline": "The timeline of the requests of the first round: waiting for the first token, then being answered. "
-    "The steady window is shaded.",
+    "timeline": "The requests of the first round: waiting for the first token, then receiving the answer. The steady "
+    "window is shaded.",
 }
 """Captions of the pictures on a page."""
 
@@ -46,17 +45,20 @@ def sections(records: Sequence[Record | RequestRecord]) -> list[Section]:
 
 
 def section(samples: Sequence[Sample], endpoint: Endpoint, title: str = "") -> Section:
-    """The arms of a session of loads, and what they show."""
+    """The arms of a session of loads, with findings and warnings."""
     shown = [load_figures.figures_of(arm) for arm in loads.arms(samples)]
     if not shown:
-        return Section(title, sentences=["There is no request of a load."])
+        return Section(title, sentences=["There are no requests of a load."])
     n_slots = endpoint.settings.n_slots if endpoint.settings else None
     drawn = plot_load.drawings(samples, title, n_slots)
+    said = sentences(shown, endpoint)
     return Section(
         title,
         words=[heading(shown)],
         **tabled(_columns(shown), shown, keep_all=True),
-        sentences=[*sentences(shown, endpoint), DEFINITIONS],
+        warnings=[line.removeprefix("! ") for line in said if line.startswith("! ")],
+        sentences=[line for line in said if not line.startswith("! ")],
+        notes=[DEFINITIONS],
         pictures=[
             Picture(name, CAPTIONS[name.partition("-")[0]], draw, plot_load.size(name)) for name, draw in drawn.items()
         ],
@@ -64,7 +66,7 @@ def section(samples: Sequence[Sample], endpoint: Endpoint, title: str = "") -> S
 
 
 def sessions_as_rows(records: Sequence[Record | RequestRecord]) -> list[dict[str, Any]]:
-    """The same for JSON."""
+    """The sessions for JSON."""
     return [
         {"session": one.name, "url": one.endpoint.url, "model": one.model, **as_rows(one.samples, one.endpoint)}
         for one in load_figures.sessions(records)
@@ -72,14 +74,14 @@ def sessions_as_rows(records: Sequence[Record | RequestRecord]) -> list[dict[str
 
 
 def heading(shown: Sequence[ArmFigures]) -> str:
-    """Which load it was: lengths, windows, rounds."""
+    """The load: lengths, windows, rounds."""
     loads_of = [one.arm.load for one in shown]
     lengths = join_and(list(dict.fromkeys(load.lengths for load in loads_of)))
     windows = join_and(list(dict.fromkeys(f"{load.duration_s:g} s" for load in loads_of)))
     warmups = join_and(list(dict.fromkeys(f"{load.warmup_s:g} s" for load in loads_of)))
     n = max(len(one.arm.rounds) for one in shown)
-    rounds = "1 round" if n == 1 else f"{n} rounds, ranges are over them"
-    return f"{lengths}; window of {windows} after {warmups} of warm-up; {rounds}"
+    rounds = "1 round" if n == 1 else f"{n} rounds; ranges are between rounds"
+    return f"{lengths}; {windows} window after {warmups} of warm-up; {rounds}"
 
 
 def _columns(shown: Sequence[ArmFigures]) -> Columns:
@@ -113,12 +115,12 @@ def _share(met: Attainment | None) -> str:
 
 
 def sentences(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
-    """What the arms show, and what must be known to read them."""
-    return [*capacities(shown), *_slots(shown, endpoint), *_unsteady(shown), *_lateness(shown), *_doubts(shown)]
+    """Findings and warnings on the arms, the most important first."""
+    return [*capacities(shown), *_doubts(shown), *_unsteady(shown), *_lateness(shown), *_slots(shown, endpoint)]
 
 
 def capacities(shown: Sequence[ArmFigures]) -> list[str]:
-    """Capacity in words, for each of the lengths."""
+    """Capacity for each pair of lengths."""
     words = []
     all_lengths = list(dict.fromkeys(one.arm.load.lengths for one in shown))
     for lengths in all_lengths:
@@ -128,12 +130,12 @@ def capacities(shown: Sequence[ArmFigures]) -> list[str]:
         if capacity is not None and slo is not None:
             of = f" with {lengths}" if len(all_lengths) > 1 else ""
             limits = f" within {slo.label}" if slo.label else ""
-            words.append(f"Capacity{of} (90 % of requests{limits}): {capacity.sentence}.")
+            words.append(f"Capacity{of} (at least 90 % of requests{limits}): {capacity.sentence}.")
     return words
 
 
 def all_capacities(records: Sequence[Record | RequestRecord]) -> list[str]:
-    """Capacity of each session, where there are limits."""
+    """Capacity of each session that has limits."""
     arms = ([load_figures.figures_of(arm) for arm in loads.arms(one.samples)] for one in load_figures.sessions(records))
     return [sentence for shown in arms for sentence in capacities(shown)]
 
@@ -155,13 +157,12 @@ def _slots(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
     words = []
     if n_slots is not None:
         over = [one for one in shown if one.arm.load.arrivals == CLOSED and (one.arm.level or 0) > n_slots]
-        waits = [f"{one.arm.label}, {n_slots} slots: {int(one.arm.level or 0) - n_slots} wait" for one in over]
-        words += [f"{'; '.join(waits)}, by the server's own settings."] if waits else []
+        waits = [f"{int(one.arm.level or 0) - n_slots} of {one.arm.label}" for one in over]
+        words += [f"The server has {plural(n_slots, 'slot')}, so users wait: {', '.join(waits)}."] if waits else []
     if known := [one for one in shown if one.wait_s is not None]:
         parts = [f"{_ms(one.wait_s or 0)} with {one.arm.label}" for one in known]
         words.append(
-            f"TTFT without the server's own prompt time (median): {join_and(parts)}. That is waiting for a slot, "
-            "tokenising and HTTP."
+            f"Median TTFT minus the server's prompt time (waiting for a slot, tokenization, HTTP): {join_and(parts)}."
         )
     return words
 
@@ -171,14 +172,14 @@ def _unsteady(shown: Sequence[ArmFigures]) -> list[str]:
     for one in shown:
         if one.arm.is_overloaded:
             words.append(
-                f"! {one.arm.label}: requests came faster than they ended. {one.in_flight_begin:.0f} were in flight "
-                f"at the begin of the window and {one.in_flight_end:.0f} at its end ({one.waiting_end:.0f} of them "
-                "waiting for a first token): there is no steady state, and a longer window would show longer waits."
+                f"! {one.arm.label}: overloaded. {one.in_flight_begin:.0f} requests were in flight when the window "
+                f"started and {one.in_flight_end:.0f} when it ended ({one.waiting_end:.0f} waited for a first token). "
+                "A longer window would show longer waits."
             )
         elif one.drift is not None and not 1 / DRIFT < one.drift < DRIFT:
             words.append(
-                f"! {one.arm.label}: TTFT of the second half of the window was {digits(one.drift)}x that of the first. "
-                "It was not steady yet, or swings slowly: a longer --warmup and --duration show which."
+                f"! {one.arm.label}: TTFT in the second half of the window was {times(one.drift)} that in the first: "
+                "the load was not steady. Try a longer --warmup and --duration."
             )
     return words
 
@@ -191,8 +192,8 @@ def _lateness(shown: Sequence[ArmFigures]) -> list[str]:
     median, most = max(one.late_median_s or 0 for one in late), worst.late_most_s or 0
     mark = "! " if most > LATE_S else ""
     return [
-        f"{mark}The client sent requests {seconds(median)} later than intended (median of the worst arm; at most "
-        f"{seconds(most)}, with {worst.arm.label}); TTFT and E2E count from the intended time."
+        f"{mark}The client sent requests {seconds(median)} late (median of the worst arm; at most {seconds(most)}, "
+        f"with {worst.arm.label}). TTFT and E2E count from the intended time."
     ]
 
 
@@ -202,27 +203,27 @@ def _doubts(shown: Sequence[ArmFigures]) -> list[str]:
         label = one.arm.label
         if one.failures:
             named = [(f"{n} {name}", one.errors.get(name)) for name, n in one.failures.items()]
-            classes = "; ".join(f"{what}, such as: {error}" if error else what for what, error in named)
+            classes = "; ".join(f"{what}, for example {error}" if error else what for what, error in named)
             words.append(f"! {label}: {one.n - one.n_ok} of {one.n} requests failed ({classes}).")
         if one.n_failed_outside:
             words.append(f"! {label}: {one.n_failed_outside} more failed before or after the window.")
         if not one.n:
-            words.append(f"! {label}: no request was due in the window. Longer: --duration")
+            words.append(f"! {label}: no request was due in the window. Try a longer --duration.")
         if one.arm.n_cut_off:
-            kept = "left out" if not one.arm.rounds[0].is_cut_off else "all there is: long requests are missing in it"
-            n = one.arm.n_cut_off
-            words.append(f"! {label}: {n} round{'s' * (n > 1)} ended before the end of the window, {kept}.")
+            is_all = one.arm.rounds[0].is_cut_off
+            kept = "there are no others, so long requests are missing" if is_all else "left out"
+            words.append(f"! {label}: {plural(one.arm.n_cut_off, 'round')} stopped before the window ended ({kept}).")
         if one.n_short:
-            words.append(f"! {label}: {one.n_short} answers were shorter than asked for.")
+            words.append(f"! {label}: {plural(one.n_short, 'answer')} shorter than requested.")
         if one.n_warm:
-            words.append(f"! {label}: of {one.n_warm} requests a part of the prompt came from the server's cache.")
+            words.append(f"! {label}: {plural(one.n_warm, 'request')} had prompt tokens in the server's cache.")
         ones = [due.figures for due in one.arm.inside if due.is_ok]
         doubts = (request_words.at_once(ones), request_words.contradictions(ones))
         words += [f"! {label}: {doubt}" for doubt in doubts if doubt]
         if one.tokens_tps is None and one.n_ok:
-            words.append(f"{label}: tokens are not counted by the server, so there is no rate of tokens.")
+            words.append(f"{label}: the server does not count tokens, so tokens/s is unknown.")
     if any(one.is_spread for one in shown):
-        words.append("The server does not say how many tokens are in an event: they are spread over events evenly.")
+        words.append("The server does not count tokens per event, so they are spread evenly over events.")
     return words
 
 
@@ -234,7 +235,8 @@ def _rate(rate: Rate | None) -> str:
 
 
 def _beyond(one: ArmFigures) -> str:
-    """The names of the lines with percentiles; how many requests are beyond, of each latency where they differ."""
+    """The names of the lines with percentiles, and how many requests exceed them: one count for each latency if they
+    differ."""
     known = [latency for latency in (one.ttft, one.tpot, one.e2e) if latency]
     lines = ["median"]
     for name, tails in (("95 %", [of.p95 for of in known]), ("99 %", [of.p99 for of in known])):

@@ -1,4 +1,4 @@
-"""Requests to servers as text: tables of medians, what they show, what cannot be known of them, and failures."""
+"""Requests to servers as text: tables of medians, findings, warnings and failures."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ OF_SERVER: Columns = (
     ("prompt\ntokens", lambda row: length(row["n_prompt"])),
     ("prompt\ns", lambda row: wording.digits(row["server_prompt_s"])),
     ("decode\ns", lambda row: wording.digits(row["server_decode_s"])),
-    ("TTFT less prompt\nms", lambda row: wording.digits(1e3 * (row["ttft_s"] - row["server_prompt_s"]))),
+    ("TTFT minus\nprompt ms", lambda row: wording.digits(1e3 * (row["ttft_s"] - row["server_prompt_s"]))),
 )
-"""The server's own times, and what of TTFT they leave."""
+"""The server's own times, and TTFT without them."""
 
 MEANINGS = (
-    "TTFT: from the sending of the request to the first event with a token, so tokenising, queueing and the network "
-    "are in it; prefill alone is not visible. TPOT: time of each further token. E2E: to the last one."
+    "TTFT: from sending the request to the first token, with tokenization, queueing and network (prefill alone is not "
+    "visible). TPOT: time per further token. E2E: whole request."
 )
 
 
@@ -50,9 +50,9 @@ def finished(record: RequestRecord) -> str:
     if one.status != OK:
         what = one.failure or one.status
     elif one.came_at_once and one.e2e_ns is not None:
-        what = f"E2E {wording.digits(one.e2e_ns / 1e9)} s; the answer arrived at once, so TTFT is not known"
+        what = f"E2E {wording.digits(one.e2e_ns / 1e9)} s; the answer arrived in one piece, so TTFT is unknown"
     elif one.ttft_ns is None:
-        what = "no token came"
+        what = "no token arrived"
     else:
         what = f"TTFT {wording.digits(one.ttft_ns / 1e9)} s"
         if one.tpot_ns is not None:
@@ -65,7 +65,7 @@ def finished(record: RequestRecord) -> str:
 
 
 def summary(records: Sequence[RequestRecord]) -> pd.DataFrame:
-    """The rows of `lab.summary` of requests that ran alone."""
+    """The rows of `lab.summary` for requests that ran alone."""
     return table.summary(table.runs(request_table.alone(records)))
 
 
@@ -88,12 +88,14 @@ def sections(records: Sequence[RequestRecord]) -> list[Section]:
 def _section(label: str, rows: pd.DataFrame) -> Section:
     lines = rows.to_dict("records")
     known = [row for row in lines if any(row[name] == row[name] for name in ("server_prompt_s", "server_decode_s"))]
-    words = findings(rows)
-    title = "What the server says of its own times, medians"
-    of_server = [Section(title, **tabled(OF_SERVER, known), sentences=words)] if known else []
-    own = [] if known else words
+    of_server = [Section("Times reported by the server, medians", **tabled(OF_SERVER, known))] if known else []
     return Section(
-        label, heading(rows), **tabled(_columns(rows), lines), notes=[MEANINGS], sentences=own, parts=of_server
+        label,
+        heading(rows),
+        **tabled(_columns(rows), lines),
+        notes=[MEANINGS],
+        sentences=findings(rows),
+        parts=of_server,
     )
 
 
@@ -109,7 +111,7 @@ def _columns(rows: pd.DataFrame) -> Columns:
 
 
 def print_requests(records: Sequence[RequestRecord], out: Console) -> None:
-    """Prints tables of requests that ran alone, what they show in words, what is not known of them, and failures."""
+    """Prints tables of requests that ran alone, findings, failures and warnings."""
     print_sections(sections(records), out)
     if not any(map(request_table.went_well, request_table.alone(records))):
         out.print("\nNo request went well.")
@@ -119,11 +121,11 @@ def print_requests(records: Sequence[RequestRecord], out: Console) -> None:
 def heading(rows: pd.DataFrame) -> str:
     """The heading of a summary of one setup and one n_gen."""
     asked = plural(int(rows.n_gen.iloc[0]), "token")
-    return f"{asked} asked for in each request; median, {text_results.below(rows, 'request')}"
+    return f"{asked} requested; {text_results.below(rows, 'request')}"
 
 
 def findings(rows: pd.DataFrame) -> list[str]:
-    """Sentences on a summary of one setup and one n_gen: TTFT over the length, and its share of the whole."""
+    """Sentences on a summary of one setup and one n_gen: TTFT over the prompt's length, and its share of E2E."""
     rows = rows[~((rows.warm == True) | (rows.short == True)) & (rows.ttft_s > 0)]  # noqa: E712
     rows = rows[rows.n_prompt > 0].sort_values("n_prompt")
     if rows.empty:
@@ -132,23 +134,23 @@ def findings(rows: pd.DataFrame) -> list[str]:
     short, long = rows.iloc[0], rows.iloc[-1]
     if long.n_prompt > short.n_prompt:
         ratio = long.ttft_s / short.ttft_s
-        times_word = "as long as" if 0.95 < ratio < 1.05 else f"{ratio:.3g}x"
+        times_word = "about the same as" if 0.95 < ratio < 1.05 else wording.times(ratio)
         sentences.append(
-            f"TTFT of a prompt of {long.n_prompt:,} tokens was {times_word} that of {short.n_prompt:,}, "
-            f"for {long.n_prompt / short.n_prompt:.3g}x the tokens."
+            f"TTFT of {long.n_prompt:,} prompt tokens was {times_word} that of {short.n_prompt:,} "
+            f"({wording.times(long.n_prompt / short.n_prompt)} the tokens)."
         )
     if long.e2e_s > 0:
         shares = [
-            f"{100 * row.ttft_s / row.e2e_s:.0f} % at {row.n_prompt:,}"
+            f"{100 * row.ttft_s / row.e2e_s:.0f} % of E2E at {row.n_prompt:,}"
             for row in (short, long)[: len(rows)]
             if row.e2e_s
         ]
-        sentences.append(f"Of the whole time TTFT was {' and '.join(dict.fromkeys(shares))} prompt tokens.")
+        sentences.append(f"TTFT was {' and '.join(dict.fromkeys(shares))} prompt tokens.")
     return sentences
 
 
 def failures(records: Sequence[RequestRecord]) -> list[str]:
-    """One line per class of failure, with how many there were and the first of them; warm-ups are counted apart."""
+    """One line per class of failure, with its count and its first request. Warm-ups are counted separately."""
     own = request_table.alone(records)
     by_class: dict[tuple[bool, str], list[RequestRecord]] = {}
     for record in own:
@@ -161,12 +163,12 @@ def failures(records: Sequence[RequestRecord]) -> list[str]:
         n = sum(record.request.asked.warmup == is_warmup for record in own)
         kind = f"{'warm-up ' * is_warmup}request{'s' * (n != 1)}"
         example = f"{_name(figures(first))}, repeat {first.asked.repeat + 1}: {first.error}"
-        lines.append(f"{len(failed)} of {n} {kind}, {name}; such as {example}")
+        lines.append(f"{len(failed)} of {n} {kind} ({name}), for example {example}")
     return lines
 
 
 def length(n_prompt: float | None) -> str:
-    """A length of a prompt; "?" where nobody counted it."""
+    """A prompt's length; "?" if nobody counted it."""
     return "?" if n_prompt is None or n_prompt != n_prompt else f"{n_prompt:,.0f}"
 
 
@@ -177,7 +179,7 @@ def _name(one: Figures) -> str:
 
 
 def _figure(row: dict[str, Any], name: str) -> str:
-    """The cell of a figure; of TPOT and the rate from it "a to b" where a request of the row has only bounds."""
+    """The cell of a figure. TPOT and decode rate are "a to b" if a request of the row has only bounds."""
     if name in ("tpot_ms", "decode_tps") and row["n_bounds"]:
         ends = [row["tpot_low_ms"], row["tpot_high_ms"]]
         if name == "decode_tps":
@@ -187,7 +189,7 @@ def _figure(row: dict[str, Any], name: str) -> str:
 
 
 def _answer(row: dict[str, Any]) -> str:
-    """How many tokens the answers had; no range where all had as many."""
+    """Tokens of the answers, with their range if they differ."""
     one = table.shown_in(row, "n_answer")
     ends = f"\n{one.low:,.0f}-{one.high:,.0f}" if one.low != one.high else ""
     return UNKNOWN if one.value != one.value else f"{one.value:,.0f}{ends}"
@@ -204,8 +206,8 @@ def _note(row: dict[str, Any]) -> str:
 
 
 def warnings(records: Sequence[RequestRecord]) -> list[str]:
-    """Sentences on requests that ran alone: which are set apart and why, what is not known, and what is near the error
-    of the client itself. With several setups each begins with its label.
+    """Sentences on requests that ran alone: warm and short ones, unknown figures, and times near the client's own
+    timing error. With several setups each begins with its label.
     """
     own = [record for record in request_table.alone(records) if request_table.went_well(record)]
     if not own:

@@ -1,4 +1,4 @@
-"""Results as text: tables of medians, sentences on what they show, warnings, and failures."""
+"""Results of runs as text: tables of medians, findings, warnings, and failures."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ COLUMNS = {
 MOST_NAMED = 5
 """Lengths that a sentence lists."""
 
-MEANINGS = "TTFT: time to the first token. TPOT: time of each further one. E2E: the whole."
+MEANINGS = "TTFT: time to first token. TPOT: time per further token. E2E: whole run."
 
 
 def sections(records: Sequence[Record]) -> list[Section]:
-    """A section for each setup and number of generated tokens: medians, below them their intervals or ranges.
+    """A section for each setup and number of generated tokens: medians with intervals or ranges.
 
-    Notes of rows are on what disturbed their runs, and on lengths that the model was not trained for.
+    Notes of rows say what disturbed their runs, and which lengths exceed the model's training length.
     """
     made = []
     rows = table.runs(records)
@@ -85,12 +85,12 @@ def _columns(rows: pd.DataFrame) -> Columns:
 
 
 def _share(row: Mapping[str, Any], is_sweep: bool) -> Cell:
-    """Prefill's share of the whole time; a sweep generates too little for a bar."""
+    """Prefill's share of the whole time; without a bar for a sweep, which generates few tokens."""
     return Cell(figure(row, "prefill_share"), style="" if is_sweep else "bar")
 
 
 def figure(row: Mapping[str, Any], name: str) -> str:
-    """A figure of a row of the summary, and below it its interval, or its range where runs are too few for one."""
+    """A figure of a row of the summary, and below it its interval, or its range if runs are too few for one."""
     one = table.shown_in(row, name, 100 if name == "prefill_share" else 1)
     return "\n".join(filter(None, [wording.digits(one.value), wording.ends(one)]))
 
@@ -100,12 +100,12 @@ def _notes(n_prompt: int, n_gen: int, measured: Sequence[Record], is_sweep: bool
     trained = measured[0].model.n_ctx_train
     if trained is None or n_prompt + n_gen <= trained:
         return [doubt] if doubt else []
-    beyond = f"beyond the {trained:,} tokens that the model was trained for: the time holds, the text does not."
+    beyond = f"prompt and answer exceed the model's training length of {trained:,}: timing is valid, the text is not."
     return [*([doubt] if doubt else []), beyond]
 
 
 def _drift(measured: Sequence[Record], is_sweep: bool) -> list[str]:
-    """What concerns all rows of a table: drift, and what disturbed a walk through the context."""
+    """Warnings on all rows of a table: drift, and what disturbed the runs of a sweep."""
     walks = doubts(measured) if is_sweep else ""
     return [*([walks] if walks else []), *disturbances.drift(measured)]
 
@@ -113,7 +113,7 @@ def _drift(measured: Sequence[Record], is_sweep: bool) -> list[str]:
 def heading(rows: pd.DataFrame) -> str:
     """The heading of a summary of one setup and one n_gen."""
     per = "per run" if rows.sweep_every.isna().all() else "at each length"
-    return f"{plural(int(rows.n_gen.iloc[0]), 'token')} generated {per}; median, {below(rows, 'run')}"
+    return f"{plural(int(rows.n_gen.iloc[0]), 'token')} generated {per}; {below(rows, 'run')}"
 
 
 def print_results(records: Sequence[Record], out: Console, experiments: Sequence[Section] = ()) -> None:
@@ -128,23 +128,23 @@ def print_results(records: Sequence[Record], out: Console, experiments: Sequence
 
 
 def findings(rows: pd.DataFrame) -> list[str]:
-    """Sentences on a summary of one setup and one n_gen, with the laws of a sweep; none on what was disturbed."""
+    """Sentences on a summary of one setup and one n_gen, with the laws of a sweep. Unreliable rows are left out."""
     firm = table.firm(rows)
     laws = (sweep_laws.prefill_law(firm), sweep_laws.decode_law(firm))
     lengths = sorted(set(rows.n_prompt) - set(firm.n_prompt))
     sentences = [*wording.sentences(firm), *(str(law) for law in laws if law)]
     if lengths:
         some = join(lengths) if len(lengths) <= MOST_NAMED else f"{len(lengths)} lengths up to {lengths[-1]:,}"
-        sentences.append(f"Nothing is concluded from the disturbed runs of {some} prompt tokens.")
+        sentences.append(f"Findings leave out the disturbed runs of {some} prompt tokens.")
     return sentences
 
 
 def doubts(records: Sequence[Record]) -> str:
-    """A sentence on what disturbed these runs, and whether to trust them; "" where nothing disturbed them."""
+    """A sentence on what disturbed these runs, and whether they are reliable; "" if nothing disturbed them."""
     words = disturbances.sentences(records)
     if not words:
         return ""
-    doubt = " Do not trust these figures: measure again." if disturbances.is_doubtful(records) else ""
+    doubt = " Unreliable: measure again." if disturbances.is_doubtful(records) else ""
     return f"{'; '.join(words)}.{doubt}"
 
 
@@ -175,14 +175,14 @@ def imported(records: Sequence[Record]) -> list[str]:
 
 
 def distrust(records: Sequence[Record]) -> list[str]:
-    """A sentence for each session with figures that are not to be trusted, with the command to measure it again."""
+    """A sentence for each session with unreliable figures, with the command to measure it again."""
     cases = _repeats(records)
     sentences = []
     for session in dict.fromkeys(case[0] for case, alike in cases.items() if disturbances.is_doubtful(alike)):
         command = reproduce.command([record for record in records if record.session == session])
         sentences.append(
-            f"Half of the runs or more were disturbed in some of session {session}: do not trust figures marked "
-            f"{NOT_TO_BE_TRUSTED}. Measure again while no other program runs{f': {command}' if command else '.'}"
+            f"Figures marked {NOT_TO_BE_TRUSTED} are unreliable: at least half of their runs were disturbed (session "
+            f"{session}). Measure again while no other program runs{f': {command}' if command else '.'}"
         )
     return sentences
 
@@ -194,7 +194,7 @@ def _repeats(records: Sequence[Record]) -> dict[tuple[str, str | None, str], lis
 
 
 def still_wide(records: Sequence[Record], plan: Plan) -> list[str]:
-    """With --until: a sentence that names the figures whose intervals are still too wide."""
+    """With --until: a sentence on the figures whose intervals are still too wide."""
     if plan.until is None:
         return []
     runs = [record.run for record in records if record.run.is_timed]
@@ -202,13 +202,14 @@ def still_wide(records: Sequence[Record], plan: Plan) -> list[str]:
         return []
     wide = wide_rows(runs, plan.until.share)
     if not wide:
-        return [f"Every interval is within {plan.until.share:.1%} of its median."]
-    names = [f"{row.figure} at {row.n_prompt:,}" + (f" ({row.width:.1%})" if row.width else "") for row in wide]
-    return [f"Still wider than {plan.until.share:.1%}: {', '.join(names)}."]
+        return [f"All intervals are within {wording.percent(plan.until.share)} of their medians."]
+    widths = [f" ({wording.percent(row.width)})" if row.width else "" for row in wide]
+    names = [f"{row.figure} at {row.n_prompt:,}{width}" for row, width in zip(wide, widths, strict=True)]
+    return [f"Intervals still wider than {wording.percent(plan.until.share)}: {', '.join(names)}."]
 
 
 def failures(records: Sequence[Record]) -> list[str]:
-    """One line per failed run, with its setup where there are several."""
+    """One line per failed run, with its setup if there are several."""
     if all(record.run.status == OK for record in records):
         return []
     setups = table.setups(table.runs(records))
@@ -221,29 +222,30 @@ def failures(records: Sequence[Record]) -> list[str]:
 
 
 def question(labels: Sequence[str], asked: Sequence[str] = ()) -> str:
-    """What a report on these setups answers; `asked` are the questions of its experiments."""
+    """The question that a report on these setups answers; `asked` are the questions of its experiments."""
     if asked:
         return " ".join(asked)
     if len(labels) == 1:
         name, _, where = labels[0].partition(", ")
-        return f"How fast does {name} read a prompt and write an answer{f' on {where}' if where else ''}?"
+        return f"How fast is {name}{f' on {where}' if where else ''}?"
     if len(labels) > 3:
         return f"Which of these {len(labels)} is fastest?"
     return f"Which is faster: {', '.join(labels[:-1])} or {labels[-1]}?"
 
 
 def times(label: str, rows: pd.DataFrame) -> list[str]:
-    """Sentences on the times of the longest prompt, one for each number of generated tokens."""
+    """Sentences on prefill and decode of the longest prompt, one for each number of generated tokens."""
     sentences = []
     for _, part in table.summary(rows).groupby("n_gen"):
         row = part.iloc[-1]
-        sure = "" if shown.is_firm(row.doubts) else " (disturbed: do not trust these times)"
-        each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported: decode compute is what is known
-        rate = f"each token takes {wording.seconds(each_ms / 1e3)} ({wording.digits(1e3 / each_ms)} a second)"
-        reads = f"a prompt of {row.n_prompt:,} tokens is read in {wording.seconds(row.prefill_s)}"
-        words = [reads] if row.prefill_s > 0 else []
-        words += [f"after {'it' if words else f'{row.n_prompt:,} tokens'} {rate}"] if each_ms > 0 else []
-        text = "; ".join(words)
+        sure = "" if shown.is_firm(row.doubts) else " (unreliable: its runs were disturbed)"
+        each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported results have decode compute only
+        prefill = f"prefill of {row.n_prompt:,} tokens takes {wording.seconds(row.prefill_s)}"
+        words = [prefill] if row.prefill_s > 0 else []
+        if each_ms > 0:
+            rate = f"{wording.seconds(each_ms / 1e3)} ({wording.digits(1e3 / each_ms)} tokens/s)"
+            words.append(f"each token after {'it' if words else f'{row.n_prompt:,} tokens'} takes {rate}")
+        text = ", ".join(words)
         sentences.append(f"{label}: {text}{sure}." if label else f"{text[:1].upper()}{text[1:]}{sure}.")
     return sentences
 
@@ -260,7 +262,7 @@ def finished(record: Record) -> str:
         times = [
             f"{FIGURE_NAMES[name]} {wording.digits(value)} {name.rpartition('_')[2]}" for name, value in figures.items()
         ]
-    if not record.run.n_prompt:  # it stands for a part of a session that could not be measured
+    if not record.run.n_prompt:  # a part of a session that could not be measured
         return f"{record.run.part}: {record.run.status}"
     variant = f"{run.variant}, " if run.variant else ""
     disturbed = f" {MARK}" if disturbances.disturbances(record) else ""
@@ -268,10 +270,10 @@ def finished(record: Record) -> str:
 
 
 def below(rows: pd.DataFrame, noun: str) -> str:
-    """What stands below the medians of a summary: intervals or, of few runs (or requests: the noun), ranges."""
-    few = sorted(set(rows.repeats[rows.repeats < stats.fewest_for_interval()]))
-    if not few:
-        return "95 % interval below it"
-    if few == [1]:
-        return f"one {noun}: too few to tell how sure"
-    return f"range below it ({join(few)} {noun}s are too few for an interval, {stats.fewest_for_interval()} would do)"
+    """What a summary shows: medians with intervals or, of few runs (or requests: the noun), with ranges."""
+    fewest = stats.fewest_for_interval()
+    if rows.repeats.min() >= fewest:
+        return "medians with 95 % intervals"
+    if rows.repeats.max() == 1:
+        return f"1 {noun} each, so the spread is unknown"
+    return f"medians with ranges (95 % intervals from {fewest} {noun}s on)"

@@ -70,7 +70,7 @@ def main() -> None:
             bench_disturbed = llama_bench_tpot()
         change, bench_change = disturbed / quiet - 1, bench_disturbed / bench_quiet - 1
         moved.append(abs(change))
-        silent += abs(change) > 0.05 and not any("Do not trust" in sentence for sentence in warnings)
+        silent += abs(change) > 0.05 and not any("Unreliable" in sentence for sentence in warnings)
         print(f"round {n + 1}: lab {quiet:.2f} -> {disturbed:.2f} ms ({change:+.1%}), llama-bench {bench_change:+.1%}")
         for kind, sentences in (("quiet", warnings_quiet), ("disturbed", warnings)):
             for sentence in sentences:
