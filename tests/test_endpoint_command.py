@@ -29,7 +29,7 @@ def test_what_a_server_can_do_is_a_table_or_a_document(server: NullServer, monke
 
 def test_what_cannot_be_asked_is_said() -> None:
     for asked, words in (
-        (("server", "not an address"), "address of a server"),
+        (("server", "not an address"), "valid server address"),
         (("server", "http://127.0.0.1:1/v1"), "127.0.0.1:1"),
         (("server", "http://127.0.0.1:1/v1", "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY"),
         (("client", "--streams", "0"), "--streams 0"),

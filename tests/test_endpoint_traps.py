@@ -489,11 +489,11 @@ def test_the_probe_uses_completions_where_there_is_no_chat() -> None:
 
 
 def test_the_probe_wants_a_model_that_is_there(client: Client, asked: Access) -> None:
-    with pytest.raises(LabError, match=f"The server has {len(MODELS)} models"):
+    with pytest.raises(LabError, match=f"The server lists {len(MODELS)} models"):
         probe(asked, client)
     with pytest.raises(LabError, match="The server has no model mistral"):
         probe(asked, client, "mistral")
-    with pytest.raises(LabError, match="streams no answer of 500"):
+    with pytest.raises(LabError, match="does not stream an answer of 500"):
         probe(asked, client, "500")
 
 
@@ -519,7 +519,7 @@ def test_no_key_is_in_anything_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
         wrong = access(server.url, None, [f"Authorization: Bearer wrong-{SECRET}"])
         with Client(wrong) as client:
             refused = send(client, "plain")
-            assert (refused.http_status, refused.error) == (401, "401 Unauthorized: the server wants a key")
+            assert (refused.http_status, refused.error) == (401, "401 Unauthorized: the server requires a key")
             with pytest.raises(LabError) as problem:
                 probe(wrong, client, "plain")
             assert "secret" not in str(problem.value)
@@ -545,7 +545,7 @@ def test_a_key_that_cannot_be_sent_is_named_by_its_variable(monkeypatch: pytest.
     "url", ["", "ftp://host", "http://", "http://[::1", "http://host:port", "http://a\x1b[2J", "http://h/ü"]
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(LabError, match="not the address of a server"):
+    with pytest.raises(LabError, match="not a valid server address"):
         access(url)
 
 

@@ -1,4 +1,4 @@
-"""Models: what specs mean, random weights, re-quantising, and the real commands on a loopback hub."""
+"""Models: what specs mean, random weights, re-quantizing, and the real commands on a loopback hub."""
 
 import dataclasses
 import hashlib
@@ -78,9 +78,9 @@ def test_hub_places(tmp_path: Path) -> None:
     [
         ("llama-3.2-3", "Did you mean llama-3.2-3b"),
         ("synthetic:phi5-mini", "Did you mean phi-4-mini or phi-3-mini"),
-        ("llama-3.3-70b", "known by its shape only"),
-        ("hf:owner", "does not name a model on the hub"),
-        ("hf:owner/repo", "does not name a model on the hub"),
+        ("llama-3.3-70b", "has only the shape of"),
+        ("hf:owner", "is not a model on the hub"),
+        ("hf:owner/repo", "is not a model on the hub"),
         ("no/such/file.gguf", "no model file"),
     ],
 )
@@ -174,7 +174,7 @@ def test_synthetic_models_are_made_once_measured_and_marked(
     arguments = ("measure", "-m", spec, "-p", "8", "-n", "3", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path / "out")
     status, out, err = run_lab(*arguments)
     assert status == 0, err
-    assert "random weights" in out and "quantising to Q4_K_M" in err
+    assert "random weights" in out and "quantizing to Q4_K_M" in err
     (made,) = own_cache.glob("*.gguf")
     when = made.stat().st_mtime_ns
     assert run_lab(*arguments[:-1], tmp_path / "again")[0] == 0
@@ -188,7 +188,7 @@ def test_synthetic_models_are_made_once_measured_and_marked(
     assert not [path for path in own_cache.iterdir() if path.is_file()]
 
 
-def test_requantising_what_is_on_disk(tmp_path: Path, own_cache: Path) -> None:
+def test_requantizing_what_is_on_disk(tmp_path: Path, own_cache: Path) -> None:
     how = ("-n", "3", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path / "out")
     status, out, err = run_lab("measure", "-m", "smollm2-135m:q8_0", "-p", "8", *how)
     assert status == 0, err
@@ -203,7 +203,7 @@ def test_requantising_what_is_on_disk(tmp_path: Path, own_cache: Path) -> None:
 def test_quantizations_that_do_not_exist_cost_nothing(own_cache: Path) -> None:
     for spec in ("smollm2-135m:Q9", "synthetic:smollm2-135m:Q4_K_X"):
         status, _, err = run_lab("models", "make", spec)
-        assert status == 1 and "llama.cpp knows no quantization" in err
+        assert status == 1 and "llama.cpp has no quantization" in err
     assert not own_cache.exists() or not list(own_cache.iterdir())
 
 
@@ -380,7 +380,7 @@ def test_a_model_of_the_hub_is_pulled_and_measured(tmp_path: Path, monkeypatch: 
             how = ("-n", "3", "-r", "1", "-t", "1", "--prompt", "random", "--no-plot", "-o", tmp_path / "out")
             status, _, err = run_lab("measure", "-m", spec, "-p", "8", *how)
             assert status == 0, err
-        assert "has no file of quantization Q6_K" in run_process("models", "pull", "hf:owner/tiny:Q6_K")[2]
+        assert "has no file with quantization Q6_K" in run_process("models", "pull", "hf:owner/tiny:Q6_K")[2]
         model = results.read([tmp_path / "out"]).records[0].model
         assert (model.source, model.repo, model.sha256) == ("hub", "owner/tiny", catalog.sha256(path))
         assert model.revision == server.repos["owner/tiny"].commit

@@ -211,7 +211,7 @@ def pinging(first: bytes) -> Any:
 def test_a_stream_without_an_end_is_given_up_soon() -> None:
     request = answer(chat(endless), n_gen=8, timeout_s=60)
     assert (request.status, request.failure) == (FAILED, TOO_LARGE)
-    assert "164 events came where at most 8 tokens were asked for" in str(request.error)
+    assert "164 events arrived for at most 8 requested tokens" in str(request.error)
     assert len(times.generated(request)) > 164  # what came is kept
 
 
@@ -230,7 +230,7 @@ def test_a_probe_ends_in_time_and_says_that_it_waits(monkeypatch: pytest.MonkeyP
     with odd_server(chat(pinging(b": wait\n\n"))) as server:
         for command in (("server", server.url), ("measure", "--url", server.url)):
             status, _, err = run_lab(*command, "--timeout", 1)
-            assert status == 1 and "1 s of at most 1 s (--timeout)" in err and "whole after 1 s (--timeout)" in err
+            assert status == 1 and "1 s of at most 1 s (--timeout)" in err and "complete after 1 s (--timeout)" in err
         assert server.n_asked[CHAT_PATH] == 2
     for wrong in ("0", "nan", "1e9"):
         status, _, err = run_lab("server", server.url, "--timeout", wrong)
@@ -246,7 +246,7 @@ BUSY = Canned(b'{"error": {"message": "slow down"}}', 429, headers=(("Retry-Afte
 LOCKED = Canned(b'{"error": {"message": "no"}}', 401)
 ZIPPED = Canned(gzip.compress(b"".join(stream("w", "w"))), kind=STREAM, headers=(("Content-Encoding", "gzip"),))
 CAUSES = {
-    "redirected": ("/v1/models", ELSEWHERE, ("307 Temporary Redirect, to http://127.0.0.1:1/api/models", "follows no")),
+    "redirected": ("/v1/models", ELSEWHERE, ("307 Temporary Redirect, to http://127.0.0.1:1/api/models", "not follow")),
     "not found": ("/v1/models", Canned(b"nothing here", 404, "text/plain"), ("404 Not Found", "nothing here")),
     "a page": ("/v1/models", HTML, ("text/html", '"Welcome to nginx"', "Check the address")),
     "other JSON": ("/v1/models", as_json({"hello": 1}), ("without `data`",)),
@@ -256,7 +256,7 @@ CAUSES = {
     "zipped": (
         CHAT_PATH,
         ZIPPED,
-        ("text/event-stream, compressed though that was not asked for (Content-Encoding: gzip;",),
+        ("text/event-stream, compressed without being asked (Content-Encoding: gzip;",),
     ),
     "a page instead": (CHAT_PATH, HTML, (NO_STREAM, "text/html", "Welcome to nginx", "a proxy or a login")),
 }
@@ -268,7 +268,7 @@ def test_a_cause_is_named_with_what_to_do(name: str) -> None:
     with odd_server({path: canned}) as server:
         status, out, err = run_lab("server", server.url, "--timeout", 10)
     assert (status, out) == (1, "") and all(word in err for word in words), err
-    assert "The server has no models" not in err
+    assert "The server lists no models" not in err
 
 
 def test_the_last_answer_of_an_interface_that_is_there_is_the_cause() -> None:
@@ -306,8 +306,11 @@ def banner(data: bytes) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n", 'does not speak HTTP: it began with "SSH-2.0-OpenSSH_9.2p1 Debian-2"'),
-        (b"\x15\x03\x03\x00\x02\x02\x46", "speaks TLS"),
+        (
+            b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n",
+            'does not use HTTP: its answer begins with "SSH-2.0-OpenSSH_9.2p1 Debian-2"',
+        ),
+        (b"\x15\x03\x03\x00\x02\x02\x46", "uses TLS"),
     ],
 )
 def test_what_does_not_speak_http_is_told(data: bytes, words: str) -> None:
@@ -337,7 +340,7 @@ def test_a_tls_port_that_is_asked_without_tls_is_told(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         status, _, err = run_lab("server", url, "--timeout", 10)
     assert status == 1 and "the connection ended without an answer" in err, err
-    assert "with TLS begins with https://" in err
+    assert "use https:// for a server with TLS" in err
 
 
 def test_a_load_says_the_words_of_the_server(tmp_path: Path) -> None:

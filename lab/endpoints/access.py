@@ -1,8 +1,7 @@
-"""How to reach a server, and how secrets are masked in what it sends.
+"""The address of a server with the credentials, and the masking of secrets in its answers.
 
-A key comes from an environment variable, by name; further headers and a password in the address may be secret too. None
-of them is in the repr of an Access, and every string that a server sends passes `masked` or `hidden` before anything
-else sees it.
+The key comes from an environment variable; other headers and a password in the address may be secret too. The repr of
+an Access contains none of them, and every string from a server passes `masked` or `hidden` before any other use.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from lab.endpoints.send_plan import TIMEOUT_S
 from lab.errors import LabError, printable
 
 ANSWER_S = 30.0
-"""How long a question that generates nothing may take."""
+"""Time limit for a request that generates nothing."""
 
 GREETING_S = 2.0
 LONGEST_S = 86_400.0
-"""The longest time after which a request can be asked to be given up."""
+"""Maximum of --timeout."""
 
 MOST_ANSWER_BYTES = 10_000_000
-"""Bytes of such an answer that are read."""
+"""Maximum bytes of an answer that is not streamed."""
 
 PIECE = 8
-"""Characters of a secret in a row that are masked. A shorter secret is masked as a whole; below 4 characters it is not
-masked."""
+"""Length of the parts of a secret that are masked. A shorter secret is masked as a whole, unless it has fewer than 4
+characters."""
 
 _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _NO_SECRETS = {"bearer", "basic", "token", "application/json"}
@@ -56,38 +55,37 @@ class Access:
     api_key_env: str | None = None
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     credentials: str | None = field(default=None, repr=False)  # user:password
-    timeout_s: float = TIMEOUT_S  # after which a request that generates is given up
+    timeout_s: float = TIMEOUT_S  # for a request that generates
 
     @property
     def root(self) -> str:
-        """The address without /v1, where servers have what OpenAI does not."""
+        """The address without /v1, for endpoints that OpenAI's API does not have."""
         return self.url.removesuffix("/v1")
 
     def interface(self, api: str) -> str:
-        """Where requests for chats, or for completions, go."""
+        """The address for chats, or for completions."""
         return f"{self.url}/{'chat/completions' if api == CHAT else 'completions'}"
 
 
 @dataclass(frozen=True)
 class JsonReply:
-    """A server's answer that is not streamed: `parsed` is None unless it is a JSON object.
+    """A server's answer that is not streamed; `parsed` is None unless it is a JSON object.
 
-    `raw` is `parsed` with its secrets: it is only sent back to the server, never shown.
+    `raw` is `parsed` with secrets: the lab only sends it back to the server, and never shows it.
     """
 
-    status: int | None  # None: there was none
+    status: int | None  # None: no answer
     parsed: dict[str, Any] | None
-    error: str | None  # why it is None: the status, and the first words of the body
+    error: str | None  # why `parsed` is None: the status, and the first words of the body
     raw: dict[str, Any] | None = field(default=None, repr=False)
 
 
 def access(
     url: str, api_key_env: str | None = None, headers: Sequence[str] = (), timeout_s: float = TIMEOUT_S
 ) -> Access:
-    """How to reach `url`. `headers` are written NAME: VALUE; a request is given up after `timeout_s` seconds.
+    """An Access for `url`. `headers` are written NAME: VALUE; a request times out after `timeout_s` seconds.
 
-    Raises LabError for an invalid address, header or time, and for a variable that is not set. None of these messages
-    holds a secret.
+    LabError for an invalid address, header or time, and for a variable that is not set; no message contains a secret.
     """
     if not 0.1 <= timeout_s <= LONGEST_S:  # also for NaN
         raise LabError(f"--timeout {timeout_s:g} is not possible.", f"Give a number from 0.1 to {LONGEST_S:,g}.")
@@ -103,7 +101,7 @@ def access(
         or printable(url) != url
         or not parts.path.isascii()
     ):
-        raise LabError("That is not the address of a server.", "Write it as http://HOST:PORT/v1.")
+        raise LabError("This is not a valid server address.", "Write it as http://HOST:PORT/v1.")
     path = parts.path.rstrip("/")
     for interface in _INTERFACES:
         path = path.removesuffix(interface)
@@ -112,7 +110,7 @@ def access(
     clean = urlunsplit((parts.scheme, address + port, path or "/v1", "", ""))
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     if not (user + password).isprintable():
-        raise LabError("The user or password in the address has control characters.", "Write it without them.")
+        raise LabError("The user or password in the address contains control characters.", "Write it without them.")
     credentials = f"{user}:{password}" if user or password else None
     asked = Access(clean, api_key_env, tuple(_header(header) for header in headers), credentials, timeout_s)
     key(asked)
@@ -123,19 +121,19 @@ def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     name, value = name.strip(), value.strip()
     if not colon or not name.replace("-", "").replace("_", "").isalnum() or not (name + value).isascii():
-        raise LabError("A header is not written as NAME: VALUE.", "For instance --header 'X-Team: lab'.")
+        raise LabError("A header is not of the form NAME: VALUE.", "Write, for example, --header 'X-Team: lab'.")
     if not value.isprintable():
-        raise LabError(f"The header {name} has a value with control characters.", "Write it without them.")
+        raise LabError(f"The value of the header {name} contains control characters.", "Write it without them.")
     return name, value
 
 
 def key(asked: Access) -> str | None:
-    """The key, from the environment. LabError where the variable is not set, or holds what cannot be sent."""
+    """The key from the environment. LabError if the variable is not set, or HTTP cannot send its value."""
     if asked.api_key_env is None:
         return None
     value = os.environ.get(asked.api_key_env, "").strip()
     if not value:
-        raise LabError(f"The environment variable {asked.api_key_env} is not set.", "Put the key of the server there.")
+        raise LabError(f"The environment variable {asked.api_key_env} is not set.", "Set it to the server's key.")
     if not value.isascii() or not value.isprintable():
         raise LabError(
             f"The key in {asked.api_key_env} has characters that HTTP cannot send.", "Set it again, as one line."
@@ -144,7 +142,7 @@ def key(asked: Access) -> str | None:
 
 
 def all_headers(asked: Access) -> list[tuple[str, str]]:
-    """The headers that let a request in, and those of the user."""
+    """The user's headers and the credentials."""
     headers = list(asked.headers)
     names = {name.lower() for name, _ in headers}
     if "authorization" not in names and (value := key(asked)):
@@ -155,9 +153,9 @@ def all_headers(asked: Access) -> list[tuple[str, str]]:
 
 
 def masked(text: str, asked: Access) -> str:
-    """`text` with *** in place of every secret of `asked`, and of every PIECE characters of one.
+    """`text` with *** in place of every PIECE characters of a secret of `asked`, or a shorter secret.
 
-    In upper or lower case, as it is, as JSON or a URL writes it, or as a part of something in base64.
+    Finds it in upper or lower case, plain, in JSON or URL encoding, or as a part of base64 text.
     """
     values = [part for _, value in all_headers(asked) for part in re.split(r"[\s=;,]+", value)]
     credentials = asked.credentials or ""
@@ -175,7 +173,7 @@ def masked(text: str, asked: Access) -> str:
 
 @lru_cache(maxsize=8)
 def _pieces(secrets: tuple[str, ...]) -> dict[int, set[str]]:
-    """What `masked` looks for, in lower case, by its length."""
+    """The strings that `masked` looks for, in lower case, by length."""
     pieces: dict[int, set[str]] = {}
     for secret in secrets:
         if len(secret) > 3 and secret.lower() not in _NO_SECRETS:
@@ -186,10 +184,10 @@ def _pieces(secrets: tuple[str, ...]) -> dict[int, set[str]]:
 
 
 def _forms(secret: str) -> set[str]:
-    """How a secret may be written, in lower case."""
+    """The encodings of a secret, in lower case."""
     data = secret.encode()
     forms = {secret, json.dumps(secret)[1:-1], quote(secret, safe=""), "".join(f"%{byte:02x}" for byte in data)}
-    for n in range(3):  # bytes before it in the same group of three; characters that others share are cut off
+    for n in range(3):  # bytes before it in the same group of three; without characters shared with other bytes
         whole = base64.b64encode(bytes(n) + data).decode().rstrip("=")
         inside = whole[(0, 2, 3)[n] : len(whole) if (n + len(data)) % 3 == 0 else -1]
         forms |= {inside, inside.translate(str.maketrans("+/", "-_"))} if len(inside) > 3 else set()
@@ -202,7 +200,7 @@ def hidden(text: str, asked: Access) -> str:
 
 
 def _masked_in(value: Any, asked: Access) -> Any:
-    """JSON with every string masked except the names of fields, which are never printed unmasked."""
+    """JSON with every string masked, except field names, which are never printed unmasked."""
     if isinstance(value, dict):
         return {name: _masked_in(part, asked) for name, part in value.items()}
     if isinstance(value, list):
@@ -220,10 +218,10 @@ def is_loopback(asked: Access) -> bool:
 
 
 def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S) -> JsonReply:
-    """GET `url`, or POST `body` to it, and read a JSON object. Never raises for what a server does."""
+    """GET `url`, or POST `body` to it, and read a JSON object. A server's failure is in the reply, not an exception."""
     import httpx2
 
-    has_tls = url.startswith("https:")  # else no certificates are loaded, which takes longer than most answers
+    has_tls = url.startswith("https:")  # loading certificates takes longer than most answers
     timeout_s = min(timeout_s, asked.timeout_s)
     try:
         with (
@@ -234,35 +232,35 @@ def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: 
             for part in response.iter_bytes():
                 text += part
                 if time.monotonic() > until:
-                    return JsonReply(response.status_code, None, f"no whole answer within {timeout_s:g} s")
+                    return JsonReply(response.status_code, None, f"no complete answer within {timeout_s:g} s")
                 if len(text) > MOST_ANSWER_BYTES:
-                    return JsonReply(response.status_code, None, f"more than {MOST_ANSWER_BYTES:,} bytes came")
+                    return JsonReply(response.status_code, None, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
     except httpx2.TimeoutException:
         return JsonReply(None, None, f"no answer within {timeout_s:g} s")
     except (httpx2.RemoteProtocolError, httpx2.ReadError):
         return JsonReply(None, None, hidden(_not_http(url), asked))
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as problem:
         return JsonReply(None, None, hidden(str(problem), asked) or type(problem).__name__)
-    headers = {name: value for name, value in response.headers.items() if name != "content-encoding"}  # it is undone
+    headers = {name: value for name, value in response.headers.items() if name != "content-encoding"}  # decoded
     return read_json(text, response.status_code, headers, asked)
 
 
 def _not_http(url: str) -> str:
-    """What a program says that does not answer as HTTP wants it."""
+    """A description of a program that does not answer in HTTP."""
     parts, begin = urlsplit(url), b""
     with suppress(OSError), socket.create_connection((parts.hostname or "", parts.port or 80), GREETING_S) as peer:
         peer.settimeout(GREETING_S)
         peer.sendall(b"GET / HTTP/1.0\r\n\r\n")
         begin = peer.recv(100)
     if begin.startswith(b"\x15\x03"):  # an alert
-        return "what answers there speaks TLS, and the address begins with http://"
+        return "the server uses TLS, but the address begins with http://"
     if not begin:
         return "the connection ended without an answer"
-    return f'what answers there does not speak HTTP: it began with "{begin.decode("latin-1").strip()}"'
+    return f'the program there does not use HTTP: its answer begins with "{begin.decode("latin-1").strip()}"'
 
 
 def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Access) -> JsonReply:
-    """The JSON object in `text`, or the reason why it has none. The names of `headers` are in lower case."""
+    """The JSON object in `text`, or why there is none. The names of `headers` are in lower case."""
     try:
         raw = json.loads(text)
         parsed = _masked_in(raw, asked)
@@ -272,7 +270,7 @@ def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Acces
         raw = parsed = None
     words = error_in(parsed) if parsed is not None else _first_words(text, headers)
     if status in (401, 403):  # servers quote the key
-        words = "the server does not let this key in" if asked.api_key_env else "the server wants a key"
+        words = "the server rejects this key" if asked.api_key_env else "the server requires a key"
     if status == 200:
         return JsonReply(status, parsed, hidden(words, asked)[:300] if words else None, raw)
     named = {"location": "to", "retry-after": "Retry-After:"}
@@ -282,13 +280,13 @@ def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Acces
 
 
 def _first_words(text: bytes, headers: Mapping[str, str]) -> str:
-    """The type of a body that is not a JSON object, and how it begins, without the tags of a page."""
+    """The type of a body that is not a JSON object, and its beginning without HTML tags."""
     kind = headers.get("content-type", "").partition(";")[0].strip() or "a body without a type"
     if (coding := headers.get("content-encoding", "identity")) != "identity":
-        return f"{kind}, compressed though that was not asked for (Content-Encoding: {coding}; switch that off)"
+        return f"{kind}, compressed without being asked (Content-Encoding: {coding}; turn that off)"
     plain = re.sub(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>", " ", text[:20_000].decode(errors="replace"))
     begin = " ".join(plain.split())[:160]
-    return f'{kind}, which begins "{begin}"' if begin else f"{kind}, empty"
+    return f'{kind}, beginning with "{begin}"' if begin else f"{kind}, empty"
 
 
 def _base64(text: str) -> str:

@@ -1,11 +1,11 @@
-"""The client's process as its parent sees it.
+"""The client's process, seen from the parent.
 
     asked = access("http://127.0.0.1:8080/v1")
     with Client(asked) as client:
         for reply in client.run(plan):
             ...
 
-A reply is there soon after its request has ended, while others run: what has ended is kept when the rest is given up.
+A reply arrives soon after its request has ended, while others run, so it is kept even if the plan is abandoned.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHILD = "from lab.endpoints.client_process import serve; serve()"
 
 
 class ClientDied(LabError):
-    """The client's process ended while requests ran."""
+    """The client's process ended during a plan."""
 
 
 class Client:
@@ -39,9 +39,7 @@ class Client:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self.start_ns: int | None = (
-            None  # of the last plan that ended, by the clock that all processes of a machine share
-        )
+        self.start_ns: int | None = None  # of the last plan that ended, by the system-wide clock
         self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
         self._stderr_path = Path(self._folder.name) / "stderr"
         self._n_plans = 0
@@ -54,23 +52,23 @@ class Client:
         self.pid = pids.get()
 
     def run(self, plan: SendPlan, watch: Callable[[], None] = lambda: None) -> Iterator[Reply]:
-        """Send the requests of a plan; each reply as it ends, as `batches` does. `watch` is called now and then."""
+        """Send the requests of a plan and yield each reply when it has ended. Calls `watch` every POLL_S."""
         watch()
         for replies in self.batches(plan, POLL_S):
             watch()
             yield from replies
 
     def batches(self, plan: SendPlan, poll_s: float) -> Iterator[Iterator[Reply]]:
-        """Send the requests of a plan, and every `poll_s` give those that have ended since the last time, if any.
+        """Send the requests of a plan, and every `poll_s` yield the replies since the last time.
 
-        Raises ClientDied if the process ends before they do. Who stops asking before the end gives the plan up: the
-        process ends, with what is in flight, and `given_up` has what had ended.
+        Raises ClientDied if the process ends early. Closing this iterator early kills the process with all requests in
+        flight; `given_up` returns the remaining replies.
         """
         path = Path(self._folder.name) / f"plan-{self._n_plans}"
         self._n_plans += 1
         path.touch()
         request = {"access": self._access, "plan": plan, "path": str(path)}
-        with suppress(OSError):  # it is dead; the listener says so
+        with suppress(OSError):  # the process has ended; the listener reports it
             stdin: IO[bytes] = self._process.stdin  # type: ignore[assignment]
             stdin.write(to_json(request).encode() + b"\n")
             stdin.flush()
@@ -87,25 +85,25 @@ class Client:
         path.unlink()
         if answer is DIED:
             self._replies.put(DIED)  # for the next plan
-            raise ClientDied(self._cause_of_death(), "The requests that had ended are kept.")
+            raise ClientDied(self._cause_of_death(), "The finished requests are kept. Try again.")
         parsed = json.loads(answer)
         if "error" in parsed:
             raise LabError(parsed["error"], parsed["hint"])
         self.start_ns = parsed["start_ns"]
 
     def _read(self, file: IO[bytes]) -> Iterator[Reply]:
-        """The replies that were written whole since the last time."""
+        """The complete replies since the last time."""
         while True:
             begun = file.tell()
             line = file.readline()
-            if not line.endswith(b"\n"):  # the client is still writing it
+            if not line.endswith(b"\n"):  # still being written
                 file.seek(begun)
                 return
             number, request, text = line.decode().split(SEPARATOR)
             yield Reply(int(number), from_json(Request, request), masked(json.loads(text), self._access))
 
     def given_up(self) -> Iterator[Reply]:
-        """All that had ended of the last plan, when it was given up; nothing where it was not."""
+        """All finished requests of the last plan, if it was abandoned; otherwise nothing."""
         with suppress(FileNotFoundError), (Path(self._folder.name) / f"plan-{self._n_plans - 1}").open("rb") as file:
             yield from self._read(file)
 
@@ -114,7 +112,7 @@ class Client:
         return hidden(cause_of_death("The client's process", self._process.wait(), lines), self._access)
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process, and delete the temporary files."""
         self._process.kill()
         wait_for_end(self._process, self._listener)
         self._folder.cleanup()

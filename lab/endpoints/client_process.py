@@ -1,7 +1,7 @@
-"""The client's end: requests sent and stamped in a process of its own, so that nothing else makes a stamp late.
+"""Send requests and stamp their events in a separate process, so that no other work delays a stamp.
 
-The process reads one plan after the other from its stdin, and writes each request to a file when it has ended. Nothing
-crosses the pipe while requests run. All requests share one asyncio loop.
+The process reads plans from its stdin, and writes each request to a file when it has ended. Nothing crosses the pipe
+while requests run. All requests share one asyncio loop.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from lab.endpoints.send_plan import SEPARATOR, SendPlan, fresh_nonce
 from lab.errors import LabError
 
 PREPARE_S = 0.1
-"""How long before its time a request gets its connection."""
+"""A request's connection is opened this long before its time."""
 
 PAUSE_S = 0.25
-"""How long a user waits after a failure: a server that refuses at once is not asked thousands of times a second."""
+"""A user's pause after a failure. Without it a server that rejects at once would get thousands of requests a second."""
 
 
 def serve() -> None:
-    """Run plans from stdin until it ends."""
+    """Run plans from stdin until it closes."""
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # nothing else may write there
+    os.dup2(2, 1)  # other output goes to stderr
     replies.write(f"{os.getpid()}\n".encode())
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
@@ -54,7 +54,7 @@ def serve() -> None:
             answer: dict[str, str | int] = {"start_ns": start_ns}
         except LabError as problem:
             answer = {"error": problem.what, "hint": problem.hint}
-        except Exception:  # a bug: the parent shows the traceback as the last words
+        except Exception:  # a bug: the parent shows the traceback
             traceback.print_exc()
             os._exit(1)
         replies.write(json.dumps(answer).encode() + b"\n")
@@ -63,20 +63,20 @@ def serve() -> None:
 def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
     for line in sys.stdin.buffer:
         requests.put(line)
-    os._exit(0)  # the parent is gone
+    os._exit(0)  # the parent has ended
 
 
 def _run(access: Access, plan: SendPlan, path: Path) -> int:
-    """Send the requests of a plan; returns when it began."""
+    """Send the requests of a plan. Returns the time of its start."""
     arrivals = Arrivals()
     with path.open("wb") as file, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(arrivals)) as runner:
         gc.collect()
-        gc.freeze()  # a search for garbage takes milliseconds; without what is here already, microseconds
+        gc.freeze()  # shortens garbage collections from milliseconds to microseconds
         return runner.run(_run_plan(target(access, plan.api, arrivals, plan.path), plan, file))
 
 
 async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> int:
-    """All requests, each written to `file` when it has ended. Returns when the plan began."""
+    """Send all requests, and write each to `file` when it has ended. Returns the time of the start."""
     n_channels = min(plan.n_at_once, plan.n_all)
     times_ns = plan.times_ns
     n_first = n_channels if times_ns is None else min(n_channels, sum(ns <= PREPARE_S * 1e9 for ns in times_ns))
@@ -97,16 +97,16 @@ async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> int:
 
 @dataclass
 class _Load:
-    """A plan while it runs: what all requests share."""
+    """The state of a running plan, shared by all requests."""
 
     plan: SendPlan
     to: Target
     file: IO[bytes]
-    numbers: Iterator[int]  # of requests that are not sent yet
+    numbers: Iterator[int]  # of requests not yet sent
     start_ns: int
-    n_wanted: int = 0  # requests in flight, or waited for, that were due before the plan's `stop_s`
+    n_wanted: int = 0  # requests in flight, or still to send, that are due before the plan's `stop_s`
     n_lost: int = 0  # requests in a row
-    over: asyncio.Event = field(default_factory=asyncio.Event)  # set while nothing is wanted
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # set while n_wanted is 0
     rng: random.Random = field(default_factory=random.Random)
 
     @property
@@ -114,18 +114,18 @@ class _Load:
         return self.plan.most_lost is not None and self.n_lost >= self.plan.most_lost
 
     def is_late(self, due_ns: int) -> bool:
-        """Whether what is due then is due after the stop."""
+        """Whether this time is after the plan's stop."""
         return self.plan.stop_s is not None and due_ns > self.plan.stop_s * 1e9
 
     def count(self, n_wanted: int) -> None:
-        """So many more that were due before the stop."""
+        """Add to `n_wanted`."""
         self.n_wanted += n_wanted
         (self.over.clear if self.n_wanted else self.over.set)()
 
     async def send(
         self, number: int, channel: Channel, is_wanted: bool, over: asyncio.Event, scheduled_ns: int | None = None
     ) -> Request:
-        """Send request `number` over `channel`, and write down how it went. `over`: see `exchange`."""
+        """Send request `number` over `channel`, and write the result to the file. `over`: see `exchange`."""
         ask = self.plan.ask(number)
         if ask.nonce is not None:
             ask = dataclasses.replace(ask, body=ask.body.replace(ask.nonce, fresh_nonce(self.rng), 1))
@@ -139,9 +139,9 @@ class _Load:
 
 
 async def _user(channel: Channel, load: _Load, group: asyncio.TaskGroup) -> None:
-    """Send one request after the other: whichever is next when the last answer has arrived.
+    """Send one request after the other, each when the last answer has arrived.
 
-    That answer is read meanwhile, so a pause after a failure may come one request late.
+    The answer is parsed meanwhile, so a pause after a failure may come one request late.
     """
     sent: list[asyncio.Task[Request]] = []
 
@@ -161,7 +161,7 @@ async def _user(channel: Channel, load: _Load, group: asyncio.TaskGroup) -> None
 
 
 async def _open_loop(channels: list[Channel], times_ns: tuple[int, ...], load: _Load, group: asyncio.TaskGroup) -> None:
-    """Send each request at its time, over the channel that was used last of those that are free."""
+    """Send each request at its time, over the free channel that was used last."""
     free = asyncio.LifoQueue[Channel]()
     for channel in reversed(channels):
         free.put_nowait(channel)
@@ -183,7 +183,7 @@ async def _open_loop(channels: list[Channel], times_ns: tuple[int, ...], load: _
 
 
 async def _until_nearly(load: _Load, scheduled_ns: int, is_wanted: bool) -> None:
-    """Sleep until a request's connection must be prepared, or the request is not needed any more."""
+    """Sleep until it is time to prepare a request's connection, or the request is no longer needed."""
     left_s = (load.start_ns + scheduled_ns - time.perf_counter_ns()) / 1e9 - PREPARE_S
     if left_s > 0 and is_wanted:
         await asyncio.sleep(left_s)
@@ -193,6 +193,6 @@ async def _until_nearly(load: _Load, scheduled_ns: int, is_wanted: bool) -> None
 
 
 async def _warm(channel: Channel, to: Target) -> None:
-    """Open a connection ahead of time. Where that fails, the request will fail, and say it."""
+    """Open a connection ahead of time. If that fails, the request itself will fail and report it."""
     with suppress(OSError, TimeoutError):
         await channel.open(to)

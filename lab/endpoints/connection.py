@@ -1,10 +1,9 @@
-"""One connection to a server: bytes get a stamp the moment they are there, and are read later.
+"""A connection to a server: bytes are stamped when they arrive, and parsed later.
 
-The stamp is taken when select() returns (Arrivals): the bytes had arrived, and nothing of Python has been run for them.
-Parsing HTTP costs as much as some arrivals lie apart, and would make those of other requests late. So while a chunked
-answer lasts, its bytes only wait here, each with its stamp; when the end came, or no byte for a while, or too many
-wait, they are read one by one. All connections of a plan share one Turn: between two pieces of such work, of
-whichever request, the loop looks for arrivals.
+The stamp is taken when select() returns (Arrivals), before any Python code runs for the bytes. Parsing HTTP takes as
+long as the gap between some arrivals, and would delay the stamps of other requests. So the bytes of a chunked answer
+wait here with their stamps until the answer has ended, no byte came for a while, or too many wait. All connections of a
+plan share one Turn, which lets the loop check for arrivals between two pieces of parsing work.
 """
 
 from __future__ import annotations
@@ -21,40 +20,40 @@ from datetime import UTC, datetime
 from lab.endpoints.send_plan import SendPlan
 
 HELD_S = 0.5
-"""How long nothing must arrive before held bytes are read although no end was seen."""
+"""After this time without new bytes, held bytes are parsed before the end of the answer."""
 
 MOST_HELD = 1 << 20
-"""Bytes that are held before they are read although no end was seen."""
+"""Held bytes beyond which parsing begins before the end of the answer."""
 
 MOST_WAITING = 1 << 22
-"""Bytes that wait before the server has to pause."""
+"""Unparsed bytes beyond which the client pauses the server."""
 
 READ_AFTER_S = 0.005
-"""How long after its end an answer is read: until then the server, on the same cores, has taken the next request."""
+"""Delay before an ended answer is parsed, so that the server (on the same cores) can accept the next request first."""
 
 FRESH_S = 2.0
-"""How long an idle connection is used again: servers hang up after 5 s (uvicorn, cpp-httplib), just when one sends."""
+"""An idle connection is reused within this time. Servers hang up after 5 s (uvicorn, cpp-httplib)."""
 
 _PINGS = re.compile(rb"(?:[0-9a-fA-F]++\r\n|:[^\r\n]*+|event: ?ping[\r\n]+data:[^\r\n]*+|data: ?(?=[\r\n])|[\r\n])*+")
 """Bytes that only keep a connection open: comments, pings, events without data, and the frames of chunks."""
 
-_END = b"\r\n0\r\n\r\n"  # of chunked encoding, or of anything in it: then reading goes on
+_END = b"\r\n0\r\n\r\n"  # the end of a chunked answer; if a chunk's content ends so, reading continues
 
 
 class Stalled(Exception):
-    """Nothing but pings for too long."""
+    """The server sent only pings for too long."""
 
 
 class Endless(Exception):
-    """More events than the request can need."""
+    """The server sent more events than the request can need."""
 
 
 class TimedOut(Exception):
-    """The answer was not whole in time. What had arrived has been read."""
+    """The answer was not complete in time. All bytes that arrived have been read."""
 
 
 class Arrivals(selectors.SelectSelector):
-    """select(), and when it last returned. It keeps times to some 50 us (epoll: 1 ms), for up to 1,000 sockets."""
+    """select(), with the time of its last return. Its timeouts are exact to about 50 us (epoll: 1 ms)."""
 
     ns = 0
 
@@ -65,45 +64,45 @@ class Arrivals(selectors.SelectSelector):
 
 
 class Turn:
-    """Lets one piece of work be done for each look of the loop at its sockets."""
+    """Allows one piece of work each time that the loop has polled its sockets."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def wait(self) -> None:
-        """Until it is this task's turn to work."""
+        """Wait for this task's turn."""
         async with self._lock:
             await asyncio.sleep(0)
 
 
 class Connection(asyncio.Protocol):
-    """A socket, and the answer that comes through it now."""
+    """A socket, and the answer that is arriving."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
         self._transport: asyncio.Transport | None = None
         self._answer: Incoming | None = None
-        self._free_ns = 0  # since when it has been free
+        self._free_ns = 0  # when it became free
         self.is_open = False
         self.was_used = False
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request can be sent: it is open and free, and has not been for so long that a server hangs up."""
+        """Whether a request can be sent: it is open and free, and was used within FRESH_S."""
         is_fresh = time.perf_counter_ns() - self._free_ns < FRESH_S * 1e9
         return self.is_open and self._answer is None and is_fresh
 
     def begin(self, answer: Incoming) -> None:
-        """What arrives from now on belongs to that answer."""
+        """Assign all further bytes to `answer`."""
         self.was_used, self._answer = True, answer
 
     def free(self, answer: Incoming) -> None:
-        """That answer is over."""
+        """Release the connection, if `answer` still uses it."""
         if self._answer is answer:
             self._answer, self._free_ns = None, time.perf_counter_ns()
 
     def abort(self, answer: Incoming | None = None) -> None:
-        """Hang up; with `answer` only if that one still comes."""
+        """Hang up; with `answer` only if that one still uses the connection."""
         if answer is None or self._answer is answer:
             self.is_open = False
             if self._transport:
@@ -114,7 +113,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def pause(self, is_paused: bool) -> None:
-        """Let the server wait with more, or not."""
+        """Pause or resume reading, so that the server has to wait."""
         if self._transport and not self._transport.is_closing():
             (self._transport.pause_reading if is_paused else self._transport.resume_reading)()
 
@@ -138,8 +137,8 @@ class Connection(asyncio.Protocol):
 class Incoming:
     """One request and its answer on a connection.
 
-    A chunked answer that has arrived whole frees its connection at once: the next request needs not wait until this
-    one is read. `over` is set then.
+    A complete chunked answer frees its connection and sets `over` before it is parsed, so that the next request need
+    not wait.
     """
 
     connection: Connection
@@ -147,19 +146,19 @@ class Incoming:
     most_events: int  # of the answer
     turn: Turn
     over: asyncio.Event
-    due_ns: int | None = None  # the request is not written before
+    due_ns: int | None = None  # the planned time of sending
     started_at: str = ""
     sent_ns: int | None = None  # when the request was written
     first_ns: int | None = None  # when the first byte of the answer arrived
-    last_ns: int | None = None  # when the last one did
-    _moved_ns: int | None = None  # when something other than a ping arrived
+    last_ns: int | None = None  # when the last byte arrived
+    _moved_ns: int | None = None  # when something other than a ping last arrived
     _n_events: int = 0
     _waiting: deque[tuple[int, bytes]] = field(default_factory=deque)
     _n_waiting: int = 0
     _tail: bytes = b""
     _is_open: bool = True
     _is_held: bool = True
-    _is_whole: bool = False  # and nothing of it was read yet
+    _is_whole: bool = False  # complete, and not yet read
     _is_good: bool = False  # whether the connection can be used again after a chunked answer
     _is_paused: bool = False
     _problem: Exception | None = None
@@ -172,7 +171,6 @@ class Incoming:
     # the connection's side
 
     def add(self, ns: int, data: bytes) -> None:
-        """Bytes that have arrived."""
         self.last_ns = ns
         self._waiting.append((ns, data))
         self._n_waiting += len(data)
@@ -184,7 +182,7 @@ class Incoming:
             self._is_good = self._is_held and b" 200" in head[:12] and b"\nconnection: close" not in head
         is_ping = _PINGS.fullmatch(data) is not None
         self._n_events += 0 if is_ping else data.count(b"data:")
-        if not is_ping or not self._n_events:  # a server may send pings for as long as it reads the prompt
+        if not is_ping or not self._n_events:  # during prefill a server may send pings for any time
             self._moved_ns = ns
         self._tail = self._tail[-len(_END) :] + data[-len(_END) :]
         is_whole = self._tail.endswith(_END)
@@ -195,7 +193,7 @@ class Incoming:
         if not self._is_held or is_whole or self._n_waiting > MOST_HELD:
             self._release()
         if self._n_events > self.most_events and self._is_open:
-            self.lose(Endless(f"more than {self.most_events:,} events came"))
+            self.lose(Endless(f"more than {self.most_events:,} events arrived"))
             self.connection.abort(self)
         if self._n_waiting > MOST_WAITING and not self._is_paused:
             self._is_paused = True
@@ -214,7 +212,7 @@ class Incoming:
     # the side of the one that sends and reads
 
     async def send(self, request: bytes) -> None:
-        """Write the request, when it is due: all is ready by then."""
+        """Write the request at its planned time."""
         while self.due_ns is not None and (left_ns := self.due_ns - time.perf_counter_ns()) > 0:
             await asyncio.sleep(left_ns / 1e9)
         self.sent_ns = time.perf_counter_ns()
@@ -222,7 +220,7 @@ class Incoming:
         self.started_at = utc_now()
 
     async def read(self) -> tuple[int, bytes]:
-        """The next bytes, and when they arrived; none at the end of the connection."""
+        """The next bytes with their stamp; empty at the end of the connection."""
         while self._is_open and (self._is_held or not self._waiting):
             await self._wait()
         if self._is_whole:
@@ -243,7 +241,7 @@ class Incoming:
         return ns, data
 
     async def _wait(self) -> None:
-        """Until bytes may be read, or for HELD_S. Raises Stalled or TimedOut, when all that came has been read."""
+        """Wait up to HELD_S for bytes to read. Raises Stalled or TimedOut after all arrived bytes have been read."""
         now = time.perf_counter_ns()
         left_s = self.plan.timeout_s - (now - (self.sent_ns or 0)) / 1e9
         is_stalled = self._moved_ns is not None and (now - self._moved_ns) / 1e9 > self.plan.stall_s
@@ -264,7 +262,7 @@ class Incoming:
             self._reader = None
 
     def end(self, is_reusable: bool) -> None:
-        """Nothing more is read: free the connection, or hang up."""
+        """Stop reading: free the connection, or hang up."""
         if is_reusable:
             self.connection.free(self)
         else:
@@ -275,7 +273,7 @@ class Incoming:
 async def connect(
     host: str, port: int, timeout_s: float, arrivals: Arrivals, certificates: ssl.SSLContext | None
 ) -> Connection:
-    """A new connection. Raises OSError (certificates included) or TimeoutError."""
+    """A new connection. Raises OSError (also for certificates) or TimeoutError."""
     tls = {"ssl": certificates, "server_hostname": host} if certificates else {}
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""One request over one connection, from its first byte to its last, and every way in which it can fail."""
+"""One request over one connection: send it, read and parse its answer, and classify its failures."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from lab.endpoints.send_plan import MOST_ANSWER_BYTES, MOST_LINE_BYTES, Ask, Sen
 
 CONNECT_S = 10.0
 GRACE_S = 10.0
-"""How long the reading of what had arrived in time may take."""
+"""Additional time for reading the bytes that arrived before the timeout."""
 
 HUNG_UP_S = 1.0
-"""Within how long a request is lost that crossed the end of its connection."""
+"""A request fails within this time if the server closed the connection just before."""
 
 MOST_ERROR_BYTES = 64_000
-"""Bytes that are read of an answer that is an error."""
+"""Maximum bytes read of an error answer."""
 
 MOST_HEAD_BYTES = 100_000
 MOST_EVENTS, SPARE_EVENTS = 8, 100
-"""An answer may have MOST_EVENTS times the tokens that were asked for as events, and SPARE_EVENTS more."""
+"""An answer may have MOST_EVENTS events for each requested token, and SPARE_EVENTS more."""
 
 
 @dataclass
@@ -45,11 +45,11 @@ class Target:
     arrivals: Arrivals
     turn: Turn
     certificates: ssl.SSLContext | None
-    hangs_up: bool = False  # whether the server was seen to end a connection after an answer, without a word
+    hangs_up: bool = False  # whether the server closed a connection after an answer without announcing it
 
 
 def target(access: Access, api: str, arrivals: Arrivals, path: str | None = None) -> Target:
-    """Where the requests for an interface (or for another path) go, and the headers that they all have."""
+    """The target for an interface (or for another path), with the headers of all requests."""
     import httpx2
 
     url = urlsplit(access.interface(api) if path is None else access.root + path)
@@ -69,23 +69,22 @@ def target(access: Access, api: str, arrivals: Arrivals, path: str | None = None
         headers=[("Host", url.netloc), *(fixed | given).items()],
         arrivals=arrivals,
         turn=Turn(),
-        certificates=httpx2.create_ssl_context() if is_encrypted else None,  # reads the system's, which takes a while
+        certificates=httpx2.create_ssl_context() if is_encrypted else None,  # slow: reads the system's certificates
     )
 
 
 @dataclass
 class Channel:
-    """What requests are sent over, one after the other: a connection, which may have to be opened anew."""
+    """Sends requests one after the other over a connection, and reopens it if necessary."""
 
     connection: Connection | None = None
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request can be sent at once."""
         return self.connection is not None and self.connection.is_ready
 
     async def open(self, to: Target) -> Connection:
-        """A new connection, if the last one cannot be used. Raises OSError or TimeoutError."""
+        """The connection, newly opened if the last one cannot be used. Raises OSError or TimeoutError."""
         was_used = self.connection is not None and self.connection.was_used
         if self.connection is None or not self.is_ready or (to.hangs_up and was_used):
             self.close()
@@ -99,7 +98,7 @@ class Channel:
 
 
 class _Failure(Exception):
-    """The class of a failure, and what happened."""
+    """The class of a failure, and a description."""
 
     def __init__(self, failure: str, error: str) -> None:
         super().__init__(failure)
@@ -108,7 +107,7 @@ class _Failure(Exception):
 
 @dataclass
 class _Exchange:
-    """A request, and what has arrived of its answer."""
+    """A request, and the part of its answer that has arrived."""
 
     ask: Ask
     plan: SendPlan
@@ -125,7 +124,7 @@ class _Exchange:
     is_stream: bool = False
 
     async def send(self, connection: Connection, over: asyncio.Event, due_ns: int | None) -> None:
-        """Send the request when it is due, and read its answer. Raises _Failure for all that can go wrong."""
+        """Send the request at its planned time, and read its answer. Raises _Failure for every failure."""
         n_gen, path = self.ask.asked.n_gen, self.plan.path
         most_events = MOST_EVENTS * n_gen + SPARE_EVENTS if path is None else MOST_ANSWER_BYTES
         answer = self.answer = Incoming(connection, self.plan, most_events, self.to.turn, over, due_ns)
@@ -135,13 +134,13 @@ class _Exchange:
                 await answer.send(self._as_http(http))
                 await self._read(http, answer)
         except Stalled:
-            raise _Failure(kinds.STALLED, f"nothing but pings came for {self.plan.stall_s:g} s") from None
+            raise _Failure(kinds.STALLED, f"only pings arrived for {self.plan.stall_s:g} s") from None
         except Endless as problem:
-            error = f"{problem} where at most {n_gen:,} tokens were asked for: the server ignores that limit"
+            error = f"{problem} for at most {n_gen:,} requested tokens: the server ignores that limit"
             raise _Failure(kinds.TOO_LARGE, error) from None
         except (TimedOut, TimeoutError):
             raise _Failure(
-                kinds.TIMEOUT, f"the answer was not whole after {self.plan.timeout_s:g} s (--timeout)"
+                kinds.TIMEOUT, f"the answer was not complete after {self.plan.timeout_s:g} s (--timeout)"
             ) from None
         except h11.LocalProtocolError:  # its message may hold a header
             raise _Failure(kinds.BAD_REQUEST, "the request cannot be written as HTTP") from None
@@ -151,14 +150,14 @@ class _Exchange:
             answer.end(is_reusable=http.our_state is h11.DONE and http.their_state is h11.DONE)
 
     def _as_http(self, http: h11.Connection) -> bytes:
-        """The whole request: head and body leave together."""
+        """The request with headers and body, to be sent in one write."""
         body = self.ask.body.encode()
         headers = [*self.to.headers, ("Content-Length", str(len(body)))]
         head = h11.Request(method="POST", target=self.to.path, headers=headers)
         return b"".join(http.send(part) or b"" for part in (head, h11.Data(data=body), h11.EndOfMessage()))
 
     async def _read(self, http: h11.Connection, answer: Incoming) -> None:
-        """Read the answer. Raises _Failure where it is not a stream."""
+        """Read the answer. Raises _Failure if it is not a stream."""
         is_whole, headers, ns = self.plan.path is not None, dict[str, str](), 0
         while not isinstance(event := http.next_event(), h11.EndOfMessage):
             if event is h11.NEED_DATA:
@@ -187,15 +186,15 @@ class _Exchange:
         raise _Failure(failure, answered.error or "")
 
     def _add(self, ns: int, data: bytes) -> None:
-        """Keep bytes of the body. Raises _Failure where they are too many."""
+        """Keep bytes of the body. Raises _Failure for too many."""
         self.pieces.append((ns, data))
         self.n_bytes += len(data)
         end = max(data.rfind(b"\n"), data.rfind(b"\r"))
         self.n_line = self.n_line + len(data) if end < 0 else len(data) - end - 1
         if self.n_line > MOST_LINE_BYTES:
-            raise _Failure(kinds.LONG_LINE, f"{self.n_line:,} bytes came without the end of a line")
+            raise _Failure(kinds.LONG_LINE, f"{self.n_line:,} bytes arrived without a line end")
         if self.n_bytes > MOST_ANSWER_BYTES:
-            raise _Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes came")
+            raise _Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
 
     def is_lost_unread(self, failure: _Failure) -> bool:
         """Whether the connection ended at once and without an answer."""
@@ -204,19 +203,19 @@ class _Exchange:
         return failure.failure == kinds.LOST and self.answer.first_ns is None and age_s <= HUNG_UP_S
 
     async def parse(self) -> None:
-        """Make events of the stream. What it says itself of a failure counts more than that the connection was lost."""
+        """Parse the stream into events. An error in the stream takes precedence over a lost connection."""
         if not self.is_stream:
             return
         sent_ns = (self.answer.sent_ns if self.answer else None) or 0
         stream = self.stream = await _parsed(self.pieces, sent_ns, self.to.turn)
         is_lost = self.problem is not None and self.problem.failure == kinds.LOST
         if stream.failure is None:
-            self.problem = None if is_lost else self.problem  # all had arrived
+            self.problem = None if is_lost else self.problem  # the answer was complete
         elif self.problem is None or (is_lost and stream.failure == kinds.ERROR_INSIDE):
             self.problem = _Failure(stream.failure, stream.error or "")
 
     def request(self, start_ns: int, scheduled_ns: int | None) -> Request:
-        """The request as it went, in a plan that began then."""
+        """The request with its results, in a plan that began at `start_ns`."""
         answer, problem, stream = self.answer, self.problem, self.stream
         sent_ns = answer.sent_ns if answer else None
 
@@ -247,10 +246,10 @@ class _Exchange:
 async def exchange(
     channel: Channel, to: Target, ask: Ask, plan: SendPlan, start_ns: int, over: asyncio.Event, scheduled_ns: int | None
 ) -> tuple[Request, str]:
-    """Send a request, once, at its time, and read its answer. Gives it and its text; never raises for a server.
+    """Send a request at its planned time, and read its answer. Returns it with its text; failures are in the request.
 
-    A server that hangs up after each answer (llama-server does, unsaid) may never read a request that crosses the end
-    of its connection: that one goes out again over a new one, and so do all later ones.
+    A server that closes the connection after each answer (llama-server does, without announcing it) may miss a request
+    sent at that moment. That request is repeated over a new connection, and later ones use new connections too.
     """
     own = _Exchange(ask, plan, to, channel.is_ready)
     due_ns = None if scheduled_ns is None else start_ns + scheduled_ns
@@ -283,13 +282,13 @@ async def _open(channel: Channel, to: Target) -> Connection:
 
 
 def _may_be_stream(headers: dict[str, str]) -> bool:
-    """Whether a body with these headers may be a stream of events, whatever it is called."""
+    """Whether a body with these headers may be a stream of events, even if its type says otherwise."""
     kind = headers.get("content-type", "").lower()
     return headers.get("content-encoding", "identity") == "identity" and "json" not in kind and "html" not in kind
 
 
 async def _parsed(pieces: list[Piece], sent_ns: int, turn: Turn) -> Stream:
-    """The events, one for each turn."""
+    """Parse the events, one in each turn."""
     reader = StreamReader(sent_ns)
     for _ in reader.read(pieces):
         await turn.wait()
@@ -297,7 +296,7 @@ async def _parsed(pieces: list[Piece], sent_ns: int, turn: Turn) -> Stream:
 
 
 async def rehearse() -> None:
-    """Parse an answer without a network, so that the first real one finds all modules loaded."""
+    """Parse an answer without a network, so that all modules are loaded before the first real one."""
     http = h11.Connection(h11.CLIENT)
     http.send(h11.Request(method="POST", target="/", headers=[("Host", "localhost")]))
     http.receive_data(b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\ndata: [DONE]\n\n")

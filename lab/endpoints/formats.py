@@ -1,12 +1,11 @@
-"""What OpenAI-compatible servers take and write: bodies of requests, fields of answers, events of streams.
+"""The formats of OpenAI-compatible servers: bodies of requests, fields of answers, events of streams.
 
-The body has options that this server was seen to take. A stream is read after the request has ended: which event was
-complete at which byte, and so when. Servers differ in their JSON, so nothing is taken for granted: what is not of the
-expected type is not there.
+A body contains the options that this server accepts. A stream is parsed after the request has ended; an event's time is
+that of its last byte. Servers differ in their JSON, so a field of an unexpected type counts as missing.
 
-Source of a stream's lines and fields: WHATWG HTML, 9.2 Server-sent events (a line ends with LF, CR LF or CR alone; a
-byte order mark at the beginning is skipped). Differently from there, an event whose data is empty counts as a ping:
-servers send it to keep the connection open.
+Lines and fields of a stream follow WHATWG HTML, 9.2 Server-sent events (a line ends with LF, CR LF or CR; a byte order
+mark at the beginning is skipped). In addition, an event with empty data counts as a ping: servers send it to keep the
+connection open.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ TIMINGS = "timings_per_token"
 NO_CACHE = "cache_prompt"
 MAX_COMPLETION = "max_completion_tokens"
 OPTIONS = (INCLUDE_USAGE, CONTINUOUS_USAGE, IGNORE_EOS, TOKEN_IDS, TIMINGS, NO_CACHE)
-"""Options that are not in every server."""
+"""Options that only some servers have."""
 
 OPENAI_OPTIONS = (INCLUDE_USAGE, MAX_COMPLETION)
-"""Those that OpenAI's own server takes; it refuses a request with any other."""
+"""The options of OpenAI's server, which rejects a request with any other."""
 
 
 def temperature(options: tuple[str, ...]) -> float | None:
-    """0, or None where the server's models may refuse any (OpenAI's that reason)."""
+    """0, or None if the server's models may reject a temperature (OpenAI's reasoning models)."""
     return None if MAX_COMPLETION in options else 0.0
 
 
@@ -63,7 +62,7 @@ def body(
 
 
 def prompt_fields(api: str, prompt: str) -> dict[str, Any]:
-    """A prompt, as either interface takes it."""
+    """The fields of a prompt for this interface."""
     return {"messages": [{"role": "user", "content": prompt}]} if api == CHAT else {"prompt": prompt}
 
 
@@ -89,7 +88,7 @@ def error_in(parsed: dict[str, Any]) -> str | None:
 
 
 def usage_of(usage: dict[str, Any] | None, timings: dict[str, Any] | None = None) -> Usage | None:
-    """The counts of tokens of an answer, as servers write them."""
+    """The token counts of an answer, from the fields of different servers."""
     usage, timings = usage or {}, timings or {}
     prompt, completion = as_dict(usage.get("prompt_tokens_details")), as_dict(usage.get("completion_tokens_details"))
     cached = (prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), timings.get("cache_n"))
@@ -157,7 +156,7 @@ def reasoning_of(message: dict[str, Any]) -> str:
 
 
 def text_of(choice: dict[str, Any]) -> str:
-    """All that was generated in an answer that was not streamed, reasoning included."""
+    """The generated text of an answer that was not streamed, with reasoning."""
     message = as_dict(choice.get("message"))
     return reasoning_of(message) + as_text(message.get("content")) + as_text(choice.get("text"))
 
@@ -169,17 +168,17 @@ def n_logprobs(value: Any) -> int | None:
 
 
 Piece = tuple[int, bytes]
-"""Bytes of the body of an answer, and when they arrived."""
+"""When bytes of an answer's body arrived, and the bytes."""
 
 _COUNTS = {"token ids": False, "usage": True, "timings": True, "logprobs": False}
-"""What says how many tokens are in an event, the best first, and whether it is a running total."""
+"""The sources of an event's token count, the best first, and whether each is a running total."""
 
 _FIELDS = ("event", "data", "id", "retry")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """What a stream was."""
+    """The contents of a stream."""
 
     events: Events
     text: str
@@ -193,7 +192,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class _Event:
-    """One event: its kind, when it was complete, its bytes on the wire, and its tokens by each of _COUNTS."""
+    """An event: its kind, when it was complete, its bytes on the wire, and its token count by each of _COUNTS."""
 
     kind: str
     ns: int
@@ -203,7 +202,7 @@ class _Event:
 
 @dataclass
 class StreamReader:
-    """Makes events of the body of an answer, whose stamps count from `sent_ns`."""
+    """Parses the body of an answer into events, with stamps relative to `sent_ns`."""
 
     sent_ns: int
     _events: list[_Event] = field(default_factory=list)
@@ -215,13 +214,13 @@ class StreamReader:
     _failure: tuple[str, str] | None = None  # the first one
 
     def read(self, pieces: Sequence[Piece]) -> Iterator[None]:
-        """Read all, and stop after each event, so that others can work in between."""
+        """Parse all pieces; yields after each event, so that other tasks can run."""
         name, n_bytes, is_begun = "", 0, False
         data: list[str] = []
         for ns, line, n in _lines(pieces):
             n_bytes += n
             if n and not line.endswith((b"\n", b"\r")) and line.strip() not in (b"data: [DONE]", b""):
-                self._fail(kinds.HALF_LINE, f"the answer ends in the middle of a line of {len(line):,} bytes")
+                self._fail(kinds.HALF_LINE, f"the answer ends within a line, after {len(line):,} of its bytes")
                 return
             text = line.decode(errors="replace").rstrip("\r\n")
             field_name, _, value = text.partition(":")
@@ -239,14 +238,14 @@ class StreamReader:
             n_bytes = 0
             yield
         has_content = any(event.kind in kinds.GENERATED for event in self._events)
-        missing = "the answer was complete: no finish_reason and no"
+        missing = "before the answer was complete: it has no finish_reason and no"
         if self._finish_reason is None and not self._is_done:
-            self._fail(kinds.CUT_OFF, f"the connection ended before {missing} [DONE] came")
+            self._fail(kinds.CUT_OFF, f"the connection ended {missing} [DONE]")
         elif self._finish_reason is None and has_content and self._usage is None:
-            self._fail(kinds.CUT_OFF, f"[DONE] came before {missing} count of tokens came")
+            self._fail(kinds.CUT_OFF, f"[DONE] came {missing} token count")
 
     def stream(self) -> Stream:
-        """All that was read."""
+        """The parsed stream."""
         usage = usage_of(self._usage, self._timings)
         columns = ((event.ns - self.sent_ns, event.n_bytes, event.kind) for event in self._events)
         arrive_ns, n_bytes, kind = zip(*columns, strict=True) if self._events else ((), (), ())
@@ -270,7 +269,7 @@ class StreamReader:
         self._events.append(_Event(kind, ns, n_bytes))
 
     def _add_event(self, name: str, data: str, ns: int, n_bytes: int) -> None:
-        """An event by its name and its data."""
+        """Add an event with this name and data."""
         if data.strip() == "[DONE]":
             self._is_done = True
             return self._add(kinds.DONE, ns, n_bytes)
@@ -290,10 +289,10 @@ class StreamReader:
         self._add_chunk(chunk, ns, n_bytes)
 
     def _add_chunk(self, chunk: dict[str, Any], ns: int, n_bytes: int) -> None:
-        """An event that is a part of an answer."""
+        """Add an event with a part of the answer."""
         choice, usage, timings = first(chunk.get("choices")), as_dict(chunk.get("usage")), as_dict(chunk.get("timings"))
         if as_count(usage.get("prompt_tokens")) or as_count(usage.get("completion_tokens")):
-            self._usage = usage  # Ollama has one of zeros in each chunk of a completion
+            self._usage = usage  # Ollama sends zeros in each chunk of a completion
         self._timings = timings or self._timings
         if isinstance(choice.get("finish_reason"), str):
             self._finish_reason = choice["finish_reason"]
@@ -320,7 +319,7 @@ class StreamReader:
         self._events.append(_Event(kind, ns, n_bytes, counts))
 
     def _tokens(self, n_all: int | None) -> tuple[tuple[int, ...] | None, str | None]:
-        """Tokens per event, from the first of _COUNTS that counts all events with content, and not too many tokens."""
+        """Tokens per event and their source: the first of _COUNTS with a count for all content, at most `n_all`."""
         for name, is_running_total in _COUNTS.items():
             column = _counted(self._events, name, is_running_total)
             if column is not None and (n_all is None or sum(column) <= n_all):
@@ -329,12 +328,12 @@ class StreamReader:
 
 
 def _lines(pieces: Sequence[Piece]) -> Iterator[tuple[int, bytes, int]]:
-    """Each line with its end (the last one may lack it), when it was complete, and its bytes on the wire.
+    """When each line was complete, the line with its end, and its bytes on the wire.
 
-    In the end comes an empty line of 0 bytes, since some servers leave out the last one.
+    Adds an empty line of 0 bytes at the end, because some servers omit the last one.
     """
     begun: list[bytes] = []
-    n_before = 0  # bytes that belong to the next line and are not in it: a mark, or the LF of a CR LF in two pieces
+    n_before = 0  # skipped bytes that count with the next line: a byte order mark, or the LF of a split CR LF
     ns, last = 0, b""
     for i, (ns, data) in enumerate(pieces):
         skipped = codecs.BOM_UTF8 if i == 0 else b"\n" if last == b"\r" else b""
@@ -354,7 +353,7 @@ def _lines(pieces: Sequence[Piece]) -> Iterator[tuple[int, bytes, int]]:
 
 
 def _counted(events: Sequence[_Event], name: str, is_running_total: bool) -> tuple[int, ...] | None:
-    """Tokens per event; None where an event with content has no count, or the first of them has 0 tokens."""
+    """Tokens per event; None if an event with content has no count, or the first of them has 0 tokens."""
     column: list[int] = []
     total = 0
     for event in events:

@@ -1,12 +1,11 @@
-"""A server without a model in a process of its own, whose every event is sent at a known time.
+"""A server without a model in a separate process; it sends every event at a known time.
 
     with null_server("20.0") as server:
         Client(access(server.url))
 
-It streams chats like an OpenAI-compatible server, a token in each event, `gap_ms` milliseconds apart. Events are
-scheduled by one clock, from the moment at which the request was whole. When each was really sent is kept: GET
-/null/sent gives a list of `streams` in the order in which they came, with the `seed` of the request and for each event
-with content `due_ns` and `sent_ns`. (The null server of the tests, which can do more, is made of the same parts.)
+It streams chats like an OpenAI-compatible server, with one token in each event, `gap_ms` milliseconds apart, scheduled
+from the arrival of the request's last byte. GET /null/sent returns the list of `streams` in order of arrival, with the
+request's `seed` and for each event with content `due_ns` and `sent_ns`. (The tests' null server has the same parts.)
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodi
 STREAM_END = b"0\r\n\r\n"
 
 FIRST_MS = 20.0
-"""From the whole request to the first event with content."""
+"""From the last byte of the request to the first event with content."""
 
 N_PROMPT = 8
-"""Tokens of every prompt, as the server counts them."""
+"""The token count that the server reports for every prompt."""
 
 
 @dataclass(frozen=True)
 class NullServer:
-    """A null server that runs."""
+    """A running null server."""
 
     url: str
     pid: int
@@ -48,7 +47,7 @@ class NullServer:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Bytes to send, when (ms after the whole request), and how many tokens are in them."""
+    """Bytes to send, when (ms after the request), and their number of tokens."""
 
     at_ms: float
     data: bytes
@@ -57,7 +56,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Question:
-    """A request as it came, and when it was whole."""
+    """A request, and when its last byte arrived."""
 
     method: str
     path: str
@@ -67,12 +66,12 @@ class Question:
 
 
 Respond = Callable[[asyncio.StreamWriter, Question], Awaitable[bool]]
-"""Writes the answer to a question. False where the connection has to be closed."""
+"""Writes the answer to a request. Returns False if the connection must be closed."""
 
 
 @contextmanager
 def null_server(settings: str, child: str = CHILD) -> Iterator[NullServer]:
-    """A null server on a port of this machine, which ends with the block. `settings`: one line for its process."""
+    """A null server on this machine until the end of the block. `settings`: one line for its process."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", child, str(Path(__file__).parents[2])],
         stdin=subprocess.PIPE,
@@ -85,7 +84,7 @@ def null_server(settings: str, child: str = CHILD) -> Iterator[NullServer]:
         stdin.flush()
         pid, _, port = stdout.readline().decode().strip().partition(" ")
         if not port:
-            raise LabError("The null server did not start.", "Run it again; a firewall may forbid 127.0.0.1.")
+            raise LabError("The null server did not start.", "Try again. A firewall may block 127.0.0.1.")
         yield NullServer(f"http://127.0.0.1:{port}/v1", int(pid))
     finally:
         process.kill()
@@ -95,7 +94,7 @@ def null_server(settings: str, child: str = CHILD) -> Iterator[NullServer]:
 
 
 def serve() -> None:
-    """The child's end: read the milliseconds between two events, print the port, answer until stdin ends."""
+    """The child's end: read the gap in milliseconds, print the port, answer until stdin closes."""
     gap_ms = float(sys.stdin.readline())
     streams: list[dict[str, Any]] = []
 
@@ -114,9 +113,9 @@ def serve() -> None:
 
 
 def serve_with(answer: Respond) -> None:
-    """Print the process id and the port, and answer until stdin ends."""
+    """Print the process id and the port, and answer until stdin closes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())  # its times are exact to some 50 us
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())  # its timeouts are exact to about 50 us
     loop.run_until_complete(_serve(answer))
 
 
@@ -147,7 +146,7 @@ async def _question(reader: asyncio.StreamReader) -> Question:
 
 
 def _chunks(n_tokens: int, gap_ms: float) -> Iterator[Chunk]:
-    """The events of an answer: a role, each token, the reason of the end, the usage, and [DONE]."""
+    """The events of an answer: a role, each token, the finish reason, the usage, and [DONE]."""
 
     def event(n: int, *choices: dict[str, Any]) -> bytes:
         usage = {"prompt_tokens": N_PROMPT, "completion_tokens": n, "total_tokens": N_PROMPT + n}
@@ -167,7 +166,7 @@ def _chunks(n_tokens: int, gap_ms: float) -> Iterator[Chunk]:
 
 
 async def send(writer: asyncio.StreamWriter, chunks: Sequence[Chunk], received_ns: int, log: dict[str, Any]) -> None:
-    """Send each chunk at its time, and keep of those with tokens when they were due and sent."""
+    """Send each chunk at its time, and log when those with tokens were due and sent."""
     for chunk in chunks:
         due_ns = received_ns + round(chunk.at_ms * 1e6)
         await until(due_ns)
@@ -180,7 +179,6 @@ async def send(writer: asyncio.StreamWriter, chunks: Sequence[Chunk], received_n
 
 
 async def until(due_ns: int) -> None:
-    """Sleep until that moment."""
     while (left_ns := due_ns - time.perf_counter_ns()) > 0:
         await asyncio.sleep(left_ns / 1e9)
 

@@ -1,8 +1,8 @@
-"""What a server can do, found out by asking it.
+"""Find out what a server can do.
 
-Questions that generate nothing come first (models, settings, version). Then at most MOST_PROBES requests of a few
-tokens: chat or completions, with all options that the lab has a use for, and with fewer where a server refuses those
-that it does not know. What cannot be seen is `unknown`, never a guess.
+First come requests that generate nothing (models, settings, version). Then follow at most MOST_PROBES requests of a few
+tokens: chat or completions, with all options that the lab can use, or fewer if the server rejects unknown ones. A
+capability that cannot be observed is `unknown`.
 
 Sources of the addresses: llama.cpp tools/server/README.md (/props); vLLM, /version; Ollama docs/api.md (/api/version);
 docs.sglang.io native_api (/get_server_info, /server_info); lmstudio.ai/docs/developer/rest (/api/v0/models).
@@ -42,14 +42,14 @@ from lab.endpoints.send_plan import SendPlan
 from lab.errors import LabError, printable
 
 MOST_PROBES = 10
-"""Requests for tokens that a probe sends at most, besides one for the counting of prompts."""
+"""Maximum number of requests that generate tokens, besides one for counting prompts."""
 
 N_SHORT, N_LONG = 4, 48
 SHORT = "Say yes."
 LONG = "Count from one to five in words, then stop. " + "Do not write anything else. " * 12
 
 SAY_S = 5.0
-"""How often it is said that an answer is still waited for."""
+"""Interval of the progress messages while waiting for an answer."""
 
 _LADDER = (
     options.OPTIONS,
@@ -61,9 +61,9 @@ _LADDER = (
 
 @dataclass(frozen=True)
 class Probed:
-    """What a server is: the endpoint, the model that was asked, and all models that it names.
+    """The endpoint, the model to measure, and all models that the server lists.
 
-    `own_name` is the server's own name of the model, which is sent to it; it may quote a secret, `model` does not.
+    `own_name` is the server's name of the model, for requests; it may contain a secret, which `model` masks.
     """
 
     endpoint: Endpoint
@@ -80,10 +80,10 @@ def probe(
     api: str | None = None,
     say: Callable[[str], object] = lambda words: None,
 ) -> Probed:
-    """Find out what a server can do with a model (None: its only one), through chat or completions (None: either).
+    """Examine a server with a model (None: its only one), through chat or completions (None: either).
 
-    `say` is called with a sentence every few seconds while an answer is waited for. Raises LabError where no
-    server answers, the model is not clear, or no request comes back as a stream.
+    Calls `say` with a sentence every few seconds while it waits. LabError if no server answers, the choice of the model
+    is unclear, or no answer is a stream.
     """
     listed = ask(access, f"{access.url}/models")
     if listed.status is None:
@@ -91,7 +91,7 @@ def probe(
     has_list = isinstance(as_dict(listed.parsed).get("data"), list)
     if listed.status in (401, 403) or (model is None and not has_list):
         answered = listed.error or "200, JSON without `data`"
-        raise LabError(f"{access.url}/models lists no models, it answered: {answered}", _hint(access, listed.status))
+        raise LabError(f"{access.url}/models lists no models. Its answer: {answered}", _hint(access, listed.status))
     own_names = model_names(listed.raw)
     models = tuple(hidden(name, access) for name in own_names)
     shown = choose_model(models, None if model is None else hidden(model, access))
@@ -108,19 +108,19 @@ def probe(
 
 
 def _hint(access: Access, status: int | None) -> str:
-    """What to do about an answer with this status; None: about no answer."""
+    """What to do about an answer with this status (None: no answer)."""
     if status in (401, 403):
         name = access.api_key_env
         hint = f"Check the key in the environment variable {name}." if name else ""
-        return hint or "Name the environment variable that holds the key: --api-key-env NAME"
+        return hint or "Name the environment variable that contains the key: --api-key-env NAME"
     if status == 429:
-        return "The server limits how often it may be asked. Wait, then try again."
-    other = "without TLS begins with http://" if access.url.startswith("https:") else "with TLS begins with https://"
+        return "The server limits the rate of requests. Wait, then try again."
+    other = "http:// for a server without TLS" if access.url.startswith("https:") else "https:// for a server with TLS"
     if status is None:
-        return f"Start the server, or check the address. The address of a server {other}."
+        return f"Start the server, or check the address (use {other})."
     if 300 <= status < 400:
-        return "The lab follows no redirection. Give the address to which it leads."
-    return f"Check the address (that of a server {other}), or name a model with --model."
+        return "The lab does not follow redirects. Give the target address."
+    return f"Check the address (use {other}), or name a model with --model."
 
 
 def model_names(parsed: dict[str, Any] | None) -> tuple[str, ...]:
@@ -129,13 +129,13 @@ def model_names(parsed: dict[str, Any] | None) -> tuple[str, ...]:
 
 
 def _entries(parsed: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """What an answer of /v1/models says of each model."""
+    """The entries of an answer of /v1/models."""
     data = as_dict(parsed).get("data")
     return [as_dict(entry) for entry in data] if isinstance(data, list) else []
 
 
 def choose_model(models: tuple[str, ...], asked: str | None) -> str:
-    """The model to ask. Raises LabError where the server has several and none was named, or another one was."""
+    """The model to measure. LabError if the server has several and none was named, or lacks the named one."""
     if asked is not None and (not models or asked in models):
         return asked
     of_that_file = [model for model in models if short_name(model) == asked]
@@ -145,12 +145,12 @@ def choose_model(models: tuple[str, ...], asked: str | None) -> str:
     if asked is not None:
         raise LabError(f"The server has no model {asked}.", f"It has {names}.")
     if len(models) != 1:
-        raise LabError(f"The server has {len(models) or 'no'} models.", f"Name one with --model: {names or 'its name'}")
+        raise LabError(f"The server lists {len(models) or 'no'} models.", f"Name one: --model {names or 'NAME'}")
     return models[0]
 
 
 def describe(access: Access, listed: JsonReply, model: str) -> tuple[str | None, str | None, ServerSettings | None]:
-    """Which server it is, its version, and its settings, as far as it gives them. `model` is its own name for it."""
+    """The server's program, version and settings, as far as it reports them. `model` is its name of the model."""
     if (props := _get(access, "/props")) and "default_generation_settings" in props:
         generation = as_dict(props["default_generation_settings"])
         settings = ServerSettings(
@@ -184,11 +184,11 @@ class _Asking:
 
     client: Client
     timeout_s: float
-    model: str  # the server's own name
+    model: str  # the server's name of it
     say: Callable[[str], object]
 
     def send(self, api: str, prompt: str, n_gen: int, accepted: tuple[str, ...], ignore_eos: bool | None) -> Request:
-        """One request; while it lasts, `say` is told how long it has."""
+        """Send one request; `say` gets the waiting time."""
         temperature = options.temperature(accepted)
         asked = Asked(n_prompt=None, n_gen=n_gen, temperature=temperature, ignore_eos=ignore_eos)
         began = said = time.monotonic()
@@ -212,7 +212,7 @@ class _Asking:
 def _first_answer(
     access: Access, asking: _Asking, shown: str, apis: tuple[str, ...]
 ) -> tuple[str, tuple[str, ...], Request]:
-    """The first interface and set of options with which a short request comes back as a stream."""
+    """The first interface and set of options for which a short request returns a stream."""
     problem: Request | None = None
     for api in apis:
         for accepted in _LADDER:
@@ -226,21 +226,21 @@ def _first_answer(
                 405,
             ):
                 break
-        if problem is None or problem.http_status in (404, 405):  # an interface that is there says more
+        if problem is None or problem.http_status in (404, 405):  # the error of an existing interface says more
             problem = request
         if request.failure in (kinds.REFUSED, kinds.TIMEOUT, kinds.STALLED, kinds.TOO_LARGE):
             break
-    cause = f"{problem.failure}: {problem.error}" if problem else "nothing was asked"
-    hint = "Look into the server's log; some servers load a model only on its first request: try again."
+    cause = f"{problem.failure}: {problem.error}" if problem else "no request was sent"
+    hint = "Try again (some servers load a model on its first request), or read the server's log."
     if problem and (problem.http_status in (401, 403, 429) or 300 <= (problem.http_status or 0) < 400):
         hint = _hint(access, problem.http_status)
     elif problem and problem.failure == kinds.NO_STREAM:
-        hint = "Check that the address is that of the server itself: a proxy or a login may answer in its place."
-    raise LabError(f"The server at {access.url} streams no answer of {shown} ({cause}).", hint)
+        hint = "Check that the address is the server's own: a proxy or a login page may answer instead."
+    raise LabError(f"The server at {access.url} does not stream an answer of {shown} ({cause}).", hint)
 
 
 def _pair(asking: _Asking, api: str, accepted: tuple[str, ...]) -> tuple[Request, Request | None]:
-    """The same prompt, whose answer is short, without and with ignore_eos. No cache is forbidden here."""
+    """The same prompt with a short answer, without and with ignore_eos, and with the server's cache."""
     takes = tuple(option for option in accepted if option != options.NO_CACHE)
     free = asking.send(api, LONG, N_LONG, takes, False)
     if options.IGNORE_EOS not in takes:
@@ -249,7 +249,7 @@ def _pair(asking: _Asking, api: str, accepted: tuple[str, ...]) -> tuple[Request
 
 
 def _that_work(accepted: tuple[str, ...], first: Request, free: Request, forced: Request | None) -> Iterator[str]:
-    """The options that were seen to have an effect, and those whose effect cannot be seen."""
+    """The accepted options, without those that visibly had no effect."""
     usage = times.n_generated(first) is not None
     does = {
         options.INCLUDE_USAGE: usage,
@@ -273,28 +273,28 @@ def _capabilities(
     usage, by = times.n_generated(first), first.tokens_by
     yield _seen("usage in streams", usage is not None, f"the stream counts {usage} tokens", "no counts in the stream")
     yield _seen("token ids", by == "token ids", "in every event", "none in the stream")
-    yield _seen("tokens per event", by is not None, f"from {by}", "no event says how many tokens it has")
+    yield _seen("tokens per event", by is not None, f"from {by}", "events do not say how many tokens they contain")
     yield Capability("ignore_eos", *_ignores_eos(free, forced))
     cached = [request.usage.cached_tokens for request in requests if request.usage]
     n_cached = max((n for n in cached if n is not None), default=None)
     how = f"a repeated prompt: {n_cached} tokens from a cache"
-    yield _seen("cached tokens", n_cached is not None, how, "a repeated prompt came back without such a count")
+    yield _seen("cached tokens", n_cached is not None, how, "the answer to a repeated prompt has no such count")
     counting = counter.by if counter else None
     yield Capability("tokenize", YES if counting == prompts.TOKENIZE else NO, _COUNTING[counting])
     n_slots = settings.n_slots if settings else None
     how = f"{plural(n_slots or 0, 'slot')}, a context of {settings.n_ctx if settings else None} tokens"
-    yield _seen("settings", n_slots is not None, how, "the server gives no number of slots")
+    yield _seen("settings", n_slots is not None, how, "the server does not report its number of slots")
     reasons = any(kinds.REASONING in request.events.kind for request in requests)
     yield Capability("reasoning field", YES if reasons else UNKNOWN, "seen" if reasons else "no answer had reasoning")
     yield _seen("server timings", first.timings is not None, "llama-server's `timings`", "none in the stream")
 
 
 def _streaming(first: Request, requests: Sequence[Request]) -> Capability:
-    """Whether events came one by one: the short answer had several, and no long one came at once."""
+    """Whether events arrived one by one: the short answer had several, and no long one arrived at once."""
     n_content = [len(times.generated(request)) for request in requests]
     long = [request for request, n in zip(requests, n_content, strict=True) if n >= times.AT_ONCE_EVENTS]
     if long and all(map(times.came_at_once, long)):
-        how = f"{max(n_content)} events with content arrived at once: the answer was held back until its end"
+        how = f"{max(n_content)} events with content arrived at once: the answer was buffered until its end"
         return Capability("streaming", NO, how)
     n_first = len(times.generated(first))
     how = f"an answer of {N_SHORT} tokens came as {n_first} events"
@@ -302,9 +302,9 @@ def _streaming(first: Request, requests: Sequence[Request]) -> Capability:
 
 
 _COUNTING = {
-    prompts.TOKENIZE: "prompts are sized by the server's own tokenizer",
-    prompts.USAGE: "no /tokenize; prompts are sized by the usage of small requests",
-    None: "no /tokenize, and no usage: prompts cannot be sized",
+    prompts.TOKENIZE: "the server's tokenizer counts the tokens of prompts",
+    prompts.USAGE: "no /tokenize; the usage of small requests counts the tokens of prompts",
+    None: "no /tokenize and no usage: the tokens of prompts cannot be counted",
 }
 
 
@@ -313,17 +313,17 @@ def _seen(name: str, is_there: bool, how: str, how_not: str) -> Capability:
 
 
 def _ignores_eos(free: Request, forced: Request | None) -> tuple[str, str]:
-    """Whether an answer that ends by itself without ignore_eos goes on to its limit with it."""
+    """Whether an answer that stops early without ignore_eos continues to its limit with it."""
     if forced is None:
-        return NO, "the server refuses requests with it"
+        return NO, "the server rejects requests with it"
     ends = [request.finish_reason for request in (free, forced) if request.status == OK]
     if ends == ["stop", "length"]:
-        return YES, f"an answer that ended by itself had {N_LONG} tokens with it"
+        return YES, f"an answer that stops early without it kept generating to {N_LONG} tokens"
     if ends[1:] == ["stop"]:
-        return NO, "an answer ended by itself with it too"
+        return NO, "an answer stopped early despite it"
     if ends == ["length", "length"]:
-        return UNKNOWN, f"the answer also had all {N_LONG} tokens without it, so its effect cannot be seen"
-    return UNKNOWN, "the server gives no finish_reason"
+        return UNKNOWN, f"the answer had all {N_LONG} tokens even without it, so its effect is not visible"
+    return UNKNOWN, "the server sends no finish_reason"
 
 
 def _get(access: Access, path: str) -> dict[str, Any] | None:

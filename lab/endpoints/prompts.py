@@ -1,14 +1,13 @@
-"""Tokens as a server counts them: prompts of exactly n of its tokens, and those of an answer.
+"""Count tokens with the server's tokenizer: make prompts of exactly n tokens, and count the tokens of answers.
 
-The tokenizer is not here. A server with /tokenize counts any text (of a chat with its template around it). Without it,
-a request for one token tells with its usage how long its prompt was: a few of these find the number of words. A prompt
-begins with a nonce of eight letters, so that no cache knows its beginning; what was sent for counting gets another one
-afterwards.
+A server with /tokenize counts any text (a chat with its template). Without it, the usage of a request for one token
+says how long its prompt was; a few such requests find the number of words. A prompt begins with a nonce of eight
+letters, so that no cache contains its beginning; after counting by usage it gets a new one.
 
-The tokens of an answer whose stream did not count them: llama_cpp.server streams no usage at all. The same request with
-the same seed, not streamed, says how many tokens it had, and costs one more generation. It counts only where its answer
-is the same too: a cache or another batch changes the last bits of a sum, and with them the text. Else the text is
-tokenised, which may join what was generated apart.
+If a stream has no token counts (llama_cpp.server streams no usage), the lab repeats the request with the same seed and
+without streaming, which reports them for the price of one more generation. The count is valid only if the answer is the
+same: a cache or another batch changes the last bits of a sum, and so the text. Otherwise the answer's text is
+tokenized, which may join separately generated tokens.
 
 Sources: llama.cpp tools/server/README.md (POST /tokenize, POST /apply-template); vLLM
 vllm/entrypoints/serve/tokenize/protocol.py (POST /tokenize with `prompt` or `messages`, answer with `count`);
@@ -47,24 +46,24 @@ from lab.errors import LabError
 TOKENIZE, USAGE, TWIN = "tokenize", "usage", "twin"
 
 MOST_COUNTS = 24
-"""How often a text is counted for one prompt."""
+"""Maximum number of counts for one prompt."""
 
 FILLERS = (" a", " the", " x", " 1", ".")
-"""What makes a prompt a little longer; in most vocabularies one token each."""
+"""Texts that make a prompt a little longer; in most vocabularies one token each."""
 
 NEAR = 50
-"""Where counting costs a prefill, the last n/50 tokens of a prompt may be fillers."""
+"""If counting costs a prefill, the last n/50 tokens of a prompt may be fillers."""
 
 Count = Callable[[str], int | None]
 
 
 class NotCounted(LabError):
-    """A server that counted tokens before does not any more."""
+    """A server that counted tokens before no longer does."""
 
 
 @dataclass(frozen=True)
 class Counter:
-    """How a server counts the tokens of a prompt, everything that it adds included."""
+    """A server's way to count the tokens of a prompt, with everything that it adds."""
 
     by: str  # tokenize, usage
     count: Count
@@ -72,28 +71,28 @@ class Counter:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, and its tokens as the server counted them."""
+    """A prompt with the server's token count; its text begins with `nonce`."""
 
     text: str
     n_tokens: int
     counted_by: str
-    nonce: str  # how the text begins
+    nonce: str
 
     @property
     def body(self) -> str:
-        """The text after its nonce."""
+        """The text after the nonce."""
         return self.text.removeprefix(self.nonce)
 
 
 def counter(access: Access, endpoint: Endpoint, model: str) -> Counter | None:
-    """The first way of counting that this server has. It is tried on one word."""
+    """The first way of counting that works on this server, tried on one word."""
     ways = [Counter(TOKENIZE, count) for count in _tokenizers(access, endpoint.api, model)]
     ways.append(Counter(USAGE, lambda text: by_usage(access, endpoint, model, text)))
     return next((way for way in ways if way.count("word") is not None), None)
 
 
 def _tokenizers(access: Access, api: str, model: str, is_prompt: bool = True) -> tuple[Count, ...]:
-    """The ways in which servers count the tokens of a prompt, or of any other text."""
+    """The ways in which servers count the tokens of a prompt, or of another text."""
     return (
         lambda text: n_items(token_ids(access, api, text, is_prompt)),
         lambda text: by_messages(access, api, model, text),
@@ -102,10 +101,10 @@ def _tokenizers(access: Access, api: str, model: str, is_prompt: bool = True) ->
 
 
 def token_ids(access: Access, api: str, text: str, is_prompt: bool = True) -> Any:
-    """Tokens by llama-server's /tokenize, of a chat after its /apply-template; of a prompt with what begins one."""
+    """Tokens by llama-server's /tokenize (a chat after /apply-template); a prompt gets its special tokens."""
     if api == CHAT:
         chat = ask(access, f"{access.root}/apply-template", prompt_fields(api, text))
-        applied = as_dict(chat.raw).get("prompt")  # only the server sees it
+        applied = as_dict(chat.raw).get("prompt")  # unmasked, and only sent to the server
         if chat.status != 200 or not isinstance(applied, str):
             return None
         text = applied
@@ -114,7 +113,7 @@ def token_ids(access: Access, api: str, text: str, is_prompt: bool = True) -> An
 
 
 def tokenize_fields(text: str, is_prompt: bool = True) -> dict[str, Any]:
-    """What llama-server's /tokenize is asked."""
+    """The body for llama-server's /tokenize."""
     return {"content": text, "add_special": is_prompt, "parse_special": is_prompt}
 
 
@@ -125,7 +124,7 @@ def by_messages(access: Access, api: str, model: str, text: str) -> int | None:
 
 
 def by_extras(access: Access, api: str, model: str, text: str) -> int | None:
-    """Tokens by the /extras/tokenize/count of llama_cpp.server, which knows no chats."""
+    """Tokens by llama_cpp.server's /extras/tokenize/count, which does not support chats."""
     if api == CHAT:
         return None
     answer = ask(access, f"{access.root}/extras/tokenize/count", {"model": model, "input": text})
@@ -142,23 +141,23 @@ def by_usage(access: Access, endpoint: Endpoint, model: str, text: str) -> int |
 
 
 def least(how: Counter) -> int:
-    """Tokens of the shortest prompt: a nonce, and what the server adds. LabError where the server stops counting."""
+    """Tokens of the shortest prompt: a nonce, and what the server adds. LabError if the server stops counting."""
     return _counted(how, fresh_nonce(random.Random()))
 
 
 def impossible(n: int, n_least: int) -> LabError:
-    """Why a prompt of n tokens cannot be, where the shortest one has `n_least`."""
+    """The error for a prompt shorter than the shortest possible one."""
     return LabError(
         f"A prompt of {n:,} token{'s' * (n != 1)} is not possible: the shortest one has {n_least:,}.",
-        "Its first letters and the template of a chat take that many (--api completions has no template).",
+        "Its first letters and the chat template need that many (--api completions has no template).",
     )
 
 
 def make(n: int, how: Counter, source: str, rng: random.Random, start: int = 0) -> Prompt:
     """A prompt of n tokens: a nonce, then words of `source` from word `start` on.
 
-    Raises LabError where n is less than what the server adds to any prompt, or the server stops counting. Where no
-    text of exactly n tokens turns up within MOST_COUNTS, it is the longest one below n; `n_tokens` says so.
+    LabError if n is less than the shortest prompt, or the server stops counting. If no text of exactly n tokens is
+    found within MOST_COUNTS, the prompt is the longest one below n (see `n_tokens`).
     """
     words = source.split()
     words = words[start % len(words) :] + words[: start % len(words)]
@@ -177,7 +176,7 @@ def make(n: int, how: Counter, source: str, rng: random.Random, start: int = 0) 
     n_least = count(head)
     if n_least > n:
         raise impossible(n, n_least)
-    n_enough = n - n // NEAR if how.by == USAGE else n  # each of its counts prefills a prompt: fillers do the rest
+    n_enough = n - n // NEAR if how.by == USAGE else n  # counting by usage prefills a prompt: fillers do the rest
     k = _most_words(n, n_least, n_enough, lambda k: count(first_words(k)))
     text = _filled(first_words(k), n, count, counts)
     n_tokens = counts[text]
@@ -195,19 +194,17 @@ def _counted(how: Counter, text: str) -> int:
     n_tokens = how.count(text)
     if n_tokens is None:
         raise NotCounted(
-            f"The server did not say how many tokens a prompt of {len(text):,} characters has, though it did before.",
+            f"The server no longer reports token counts (asked for a prompt of {len(text):,} characters).",
             "Check that it still runs (its log may say why), then try again.",
         )
     return n_tokens
 
 
 def _most_words(n: int, n_least: int, n_enough: int, count: Callable[[int], int]) -> int:
-    """How many words fit into n tokens (`n_enough` will do): between two that are known by a straight line, and by
-    halves where that does not close in.
-    """
+    """How many words fit into n tokens (`n_enough` suffices): linear interpolation, and every fourth time bisection."""
     aim = (n + n_enough) / 2
     low, n_low = 0, n_least
-    high, n_high = 0, 0  # 0: none is known that is too many
+    high, n_high = 0, 0  # 0: no upper bound yet
     for turn in range(MOST_COUNTS - 10):
         if n_low >= n_enough or high - low == 1:
             break
@@ -226,7 +223,7 @@ def _most_words(n: int, n_least: int, n_enough: int, count: Callable[[int], int]
 
 
 def _filled(text: str, n: int, count: Callable[[str], int], counts: Mapping[str, int]) -> str:
-    """`text` with fillers until it has n tokens; the best one where no filler fits. `counts`: those known so far."""
+    """`text` with fillers up to n tokens, or as close as they get. `counts` has the texts counted so far."""
     fillers = list(FILLERS)
     while fillers and counts[text] < n and len(counts) < MOST_COUNTS:
         missing = n - counts[text]
@@ -241,10 +238,9 @@ def _filled(text: str, n: int, count: Callable[[str], int], counts: Mapping[str,
 
 
 def counted(access: Access, api: str, model: str, sent: Ask, reply: Reply) -> Request:
-    """The request with a count of its tokens, where it had none. `usage.counted_by` says how; unchanged where none can.
+    """The request with a token count (`usage.counted_by` says how), if it had none and counting is possible.
 
-    The twin is tried first where a seed fixes what is generated and the prompt that was sent is known, else the
-    tokenizer.
+    Tries the twin first if there is a seed and the prompt that was sent is known, then the tokenizer.
     """
     request = reply.request
     if request.status != OK or times.n_generated(request) is not None:
@@ -256,7 +252,7 @@ def counted(access: Access, api: str, model: str, sent: Ask, reply: Reply) -> Re
 
 
 def twin(access: Access, api: str, sent: Ask, reply: Reply) -> Usage | None:
-    """The counts of the same request, not streamed. None where its answer is not the same."""
+    """The counts of the same request without streaming. None if its answer is not the same."""
     answer = ask_whole(access, api, sent.body)
     usage = usage_of(as_dict(as_dict(answer.parsed).get("usage")))
     if answer.status != 200 or usage is None or usage.completion_tokens is None:
@@ -265,11 +261,11 @@ def twin(access: Access, api: str, sent: Ask, reply: Reply) -> Usage | None:
     has_same_limit = choice.get("finish_reason") == reply.request.finish_reason == "length"
     if not has_same_limit and (not reply.text or text_of(choice) != reply.text):
         return None
-    return dataclasses.replace(usage, cached_tokens=None, counted_by=TWIN)  # the twin finds the prompt of the first one
+    return dataclasses.replace(usage, cached_tokens=None, counted_by=TWIN)  # the twin's prompt was cached
 
 
 def ask_whole(access: Access, api: str, body: str) -> JsonReply:
-    """The answer to a request with this body, not streamed."""
+    """The answer to a request with this body, without streaming."""
     fields = json.loads(body)
     for name in ("stream", "stream_options", TIMINGS):
         fields.pop(name, None)

@@ -1,7 +1,7 @@
-"""The client's own error, against a server whose every event has a known time.
+"""Measure the client's timing error with a server that sends every event at a known time.
 
-An event is sent at one time and stamped at another; the difference is what the client adds (the kernel's loopback and
-the waking of the process included). Figures of a server that are not far above it say more about the client.
+The error is the time from an event's sending to its stamp, with the kernel's loopback and the wake-up of the process.
+Figures of a server that are not much larger than this error say more about the client than about the server.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from lab.endpoints.send_plan import Ask, Reply, SendPlan
 from lab.errors import LabError
 
 WANTED_MEDIAN_US, WANTED_P99_US = 100.0, 1000.0
-"""What the error may be, at 16 streams on 2 cores."""
+"""Limits for the error with 16 streams on 2 cores."""
 
 
 @dataclass(frozen=True)
 class SelfTest:
-    """The error of the client with `n_streams` streams at a time, in microseconds."""
+    """The client's error with `n_streams` concurrent streams, in microseconds."""
 
     n_streams: int
     n_events: int
-    rate: float  # events per second, of all streams
+    rate: float  # events per second of all streams
     median_us: float
     p99_us: float
     max_us: float
-    server_late_median_us: float  # how late the null server itself sent: the machine's part
+    server_late_median_us: float  # how late the null server sent: the machine's part of the error
     server_late_p99_us: float
 
 
 def selftest(
     streams: Sequence[int] = (1, 16), n_tokens: int = 200, gap_ms: float = 20.0, n_rounds: int = 2
 ) -> list[SelfTest]:
-    """Measure the client with each number of streams: in each stream `n_rounds` requests of `n_tokens` events."""
+    """Measure the client with each number of streams; each stream has `n_rounds` requests of `n_tokens` events."""
     tests = []
     for n_streams in streams:
         with null_server(str(gap_ms)) as server:
@@ -49,9 +49,9 @@ def selftest(
 
 
 def client_error(n_streams: int = 1, seconds: float = 1.0) -> tuple[int, int] | None:
-    """The client's error now, with `n_streams` streams at a time: the median and the 99th percentile, in ns.
+    """The client's error now, with `n_streams` streams: median and 99th percentile, in ns.
 
-    Measured for `seconds` against a null server. None where that cannot be done.
+    Runs for about `seconds` with a null server. None if that fails.
     """
     gap_ms = min(20.0, 5.0 * n_streams)
     try:
@@ -92,19 +92,19 @@ def _ask(seed: int, n_tokens: int) -> Ask:
 
 
 def _errors_ns(reply: Reply, sent_ns: list[int], start_ns: int) -> list[int]:
-    """The stamp of each event with content - when it was sent. Raises LabError where the client missed one."""
+    """The stamp of each event with content, minus the time of its sending. LabError if the client missed one."""
     request = reply.request
     indices = times.generated(request)
     if request.status != OK or request.sent_ns is None or len(indices) != len(sent_ns):
         raise LabError(
-            f"Of {len(sent_ns)} events of the null server {len(indices)} arrived ({request.failure or 'no failure'}).",
-            "Run it again on a quiet machine; if it fails again, that is a bug of the lab.",
+            f"Only {len(indices)} of {len(sent_ns)} null-server events arrived ({request.failure or 'no error'}).",
+            "Run it again on a quiet machine. If it fails again, this is a bug of the lab.",
         )
     began_ns = start_ns + request.sent_ns
     return [began_ns + request.events.arrive_ns[i] - ns for i, ns in zip(indices, sent_ns, strict=True)]
 
 
 def _share_us(values_ns: list[int], share: float) -> float:
-    """The value that this share of all does not exceed, in microseconds."""
+    """The quantile `share` of the values, in microseconds."""
     ordered = sorted(values_ns)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1e3

@@ -1,4 +1,4 @@
-"""What crosses between the lab and the client's process: a plan of requests, and each request as it went."""
+"""The data that the lab and the client's process exchange: a plan of requests, and each reply."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from dataclasses import dataclass
 from lab.core.request import Asked, Request
 
 MOST_AT_ONCE = 900
-"""Requests in flight: select() knows no more than 1,024 files."""
+"""Maximum requests in flight: select() supports at most 1,024 files."""
 
 SEPARATOR = "\t"
-"""Between the number, the request and the text of a reply, which are one line: only a whole line is a reply."""
+"""Separates the number, the request and the text of a reply in its line."""
 
 TIMEOUT_S = 600.0
 STALL_S = 60.0
 MOST_LINE_BYTES = 10_000_000
-"""Bytes without the end of a line after which a stream counts as broken."""
+"""Maximum bytes of a line of a stream."""
 
 MOST_ANSWER_BYTES = 64_000_000
-"""Bytes of one answer that are kept."""
+"""Maximum bytes of an answer."""
 
 
 def fresh_nonce(rng: random.Random) -> str:
-    """Eight letters: in nearly all vocabularies a token each, so as many tokens whichever they are."""
+    """Eight random letters; in nearly all vocabularies each is one token."""
     return " ".join(rng.choice(string.ascii_letters) for _ in range(8))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One request to send: the JSON text of its body.
+    """One request to send, with the JSON text of its body.
 
-    `nonce` is how the prompt in it begins; where it is given, each sending gets another one (`fresh_nonce`), so that no
-    cache knows the prompt though an ask is sent several times.
+    If `nonce`, the beginning of the prompt, is given, each sending gets another one, so that no cache contains it.
     """
 
     asked: Asked
@@ -43,7 +42,7 @@ class Ask:
 
     def of_length(self, n_gen: int) -> Ask:
         """The same request for an answer of another length."""
-        old, new = (f'_tokens": {n},' for n in (self.asked.n_gen, n_gen))  # no text of JSON has a quote that is bare
+        old, new = (f'_tokens": {n},' for n in (self.asked.n_gen, n_gen))  # unique: JSON escapes quotes in texts
         return dataclasses.replace(
             self, asked=dataclasses.replace(self.asked, n_gen=n_gen), body=self.body.replace(old, new, 1)
         )
@@ -51,14 +50,13 @@ class Ask:
 
 @dataclass(frozen=True, kw_only=True)
 class SendPlan:
-    """What to send: `n_requests` requests (None: one for each time, else for each ask), round and round of the asks.
+    """What to send: `n_requests` requests (None: one for each of `times_ns`, or for each ask), cycling through `asks`.
 
-    With an `order` it is round and round of that: which ask, and how many tokens its answer is to have.
-
-    Without `times_ns` they are sent one after the other by `n_at_once` users. With it each is sent at its time, counted
-    from the start of the plan, with at most `n_at_once` in flight. A request that is due after `stop_s` is sent only
-    while one that was due before is in flight: so those end under the load under which they began. After `most_lost`
-    requests in a row that got no connection, or lost it, no further one is sent.
+    With `order` it cycles through that instead: the index of the ask, and the number of tokens of its answer. Without
+    `times_ns`, `n_at_once` users send one request after the other. With it each request is sent at its time from the
+    start of the plan, with at most `n_at_once` in flight. A request due after `stop_s` is sent only while one due
+    before is in flight, so that those end under the same load. After `most_lost` requests in a row without a
+    connection, or with a lost one, the plan sends no more.
     """
 
     asks: tuple[Ask, ...]
@@ -67,11 +65,11 @@ class SendPlan:
     n_requests: int | None = None
     times_ns: tuple[int, ...] | None = None
     timeout_s: float = TIMEOUT_S  # for a whole request
-    stall_s: float = STALL_S  # without a byte after the first one, or with nothing but pings after the first event
+    stall_s: float = STALL_S  # without a byte after the first one, or with only pings after the first event
     stop_s: float | None = None
     order: tuple[tuple[int, int], ...] = ()
     most_lost: int | None = None
-    path: str | None = None  # what is asked instead of the interface, such as /tokenize; its answer is not a stream
+    path: str | None = None  # used instead of the interface, such as /tokenize; the answer is not a stream
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_at_once <= MOST_AT_ONCE:
@@ -83,13 +81,13 @@ class SendPlan:
 
     @property
     def n_all(self) -> int:
-        """Requests that are sent at most."""
+        """Maximum number of requests."""
         if self.n_requests is not None:
             return self.n_requests
         return len(self.asks if self.times_ns is None else self.times_ns)
 
     def ask(self, number: int) -> Ask:
-        """What to send as request `number`."""
+        """The request with this number."""
         if not self.order:
             return self.asks[number % len(self.asks)]
         index, n_gen = self.order[number % len(self.order)]
@@ -98,7 +96,7 @@ class SendPlan:
 
 @dataclass(frozen=True)
 class Reply:
-    """How a request of a plan went, and what it generated (reasoning included)."""
+    """A finished request of a plan, and the generated text with reasoning."""
 
     index: int
     request: Request

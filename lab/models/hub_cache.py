@@ -1,9 +1,8 @@
-"""The hub's cache on this disk: which files are whole, and where a download grows until it is.
+"""The hub's cache on this disk: complete files and partial downloads. Does not use the network.
 
-The layout is huggingface_hub's documented one, shared with other tools: a repo's folder holds the bytes in
-`blobs/SHA256`, links to them in `snapshots/COMMIT/FILE`, and in `refs/REVISION` the commit of a branch or tag. The
-library finds and deletes files. It has no way to put a file in that it did not download, so `settle` does that.
-Nothing here asks the network.
+The layout is huggingface_hub's documented one, shared with other tools: a repo's folder has the bytes in
+`blobs/SHA256`, links to them in `snapshots/COMMIT/FILE`, and the commit of a branch or tag in `refs/REVISION`. The
+library finds and deletes files, but cannot add a file that it did not download; `settle` does that.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from pathlib import Path
 from lab.errors import LabError
 
 PARTIAL = ".mini-lab.incomplete"
-"""How partial files end: `hf cache prune` knows the last part, and no other tool writes to the name."""
+"""Suffix of partial files: `hf cache prune` knows .incomplete, and no other tool writes to this name."""
 
 NO_SPACE = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file on the hub; `sha256` and `n_bytes` are what the catalog expects, None where it does not say."""
+    """A file on the hub; `sha256` and `n_bytes` are the catalog's, None if it has none."""
 
     repo: str
     file: str
@@ -37,7 +36,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A whole file in the cache; `revision` is its commit, `sha256` is None where its blob has another name."""
+    """A complete file in the cache; `revision` is its commit, `sha256` is None if its blob has another name."""
 
     path: Path
     revision: str
@@ -46,7 +45,7 @@ class Pulled:
 
 @dataclass(frozen=True)
 class Slot:
-    """What the hub announces of a file before its first byte, and the file's places in the cache."""
+    """The hub's metadata of a file, and the file's paths in the cache."""
 
     url: str
     commit: str
@@ -60,19 +59,19 @@ class Slot:
 
     @property
     def n_partial(self) -> int:
-        """Bytes that an earlier download left."""
+        """Bytes of the partial file."""
         return self.partial.stat().st_size if self.partial.exists() else 0
 
 
 def check(remote: Remote) -> None:
-    """Raises LabError where a name would lead out of the cache."""
+    """LabError for a name that would lead outside the cache."""
     for what, path in (("repo", remote.repo), ("file", remote.file), ("revision", remote.revision)):
         if {"", ".", ".."} & set(path.split("/")) or re.search(r"[\\:\x00-\x1f]", path):
             raise LabError(f"{path!r} is not the name of a {what} on the hub.", "Write it as hf:OWNER/REPO/FILE.gguf")
 
 
 def root() -> Path:
-    """The cache's folder, without links in it."""
+    """The cache's folder, with links resolved."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).resolve()
@@ -84,13 +83,13 @@ def folder(repo: str) -> Path:
 
 
 def names(repo: str) -> list[str]:
-    """The .gguf files of a repo that have a name here, in whatever revision."""
+    """The .gguf files of a repo in the cache, of any revision."""
     snapshots = folder(repo) / "snapshots"
     return sorted({"/".join(path.relative_to(snapshots).parts[1:]) for path in snapshots.glob("*/**/*.gguf")})
 
 
 def find(remote: Remote) -> Pulled | None:
-    """The whole file in the cache, None where there is none; the file is not read. Raises OSError."""
+    """The complete file in the cache, if any; does not read it. Raises OSError."""
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(remote.repo, remote.file, root(), remote.revision)
@@ -104,12 +103,12 @@ def find(remote: Remote) -> Pulled | None:
 
 
 def blob_of(name: Path) -> Path:
-    """The blob that a name links to; the name itself where the system has no links."""
+    """The blob that a name links to, or the name itself if it is not a link."""
     return Path(os.path.normpath(name.parent / name.readlink())) if name.is_symlink() else name
 
 
 def slot(remote: Remote, commit: str, etag: str, url: str = "", n_bytes: int | None = None) -> Slot:
-    """The places of a file that the hub announces."""
+    """The paths of a file with this metadata."""
     base = folder(remote.repo)
     return Slot(
         url=url,
@@ -125,7 +124,7 @@ def slot(remote: Remote, commit: str, etag: str, url: str = "", n_bytes: int | N
 
 
 def checked_sha256(remote: Remote, path: Path, place: Slot) -> str:
-    """The sha256 of the file at `path`. Where it is not the one announced or expected: deletes it, raises LabError."""
+    """The sha256 of the file at `path`. If it is not the announced or expected one, deletes the file; LabError."""
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()
@@ -134,23 +133,23 @@ def checked_sha256(remote: Remote, path: Path, place: Slot) -> str:
         return sha256
     drop(path)
     raise LabError(
-        f"{remote.file} of {remote.repo} came with wrong bytes: {size:,} bytes with sha256 {sha256} instead of "
-        f"{size if place.n_bytes is None else place.n_bytes:,} with {wanted}. The file was deleted.",
-        "Pull it again. If this repeats, something on the way (a proxy, a mirror) changes the file.",
+        f"{remote.file} of {remote.repo} arrived damaged: {size:,} bytes with sha256 {sha256} instead of "
+        f"{size if place.n_bytes is None else place.n_bytes:,} with {wanted}. The lab deleted the file.",
+        "Pull it again. If this repeats, a proxy or mirror changes the file.",
     )
 
 
 def settle(place: Slot) -> None:
-    """Give a checked file its names; the partial file becomes the blob. Raises OSError."""
+    """Move a checked partial file to its blob, and create its names. Raises OSError."""
     if not place.blob.exists() and not place.name.exists():
         place.partial.replace(place.blob)
     if not place.name.exists():
-        place.name.unlink(missing_ok=True)  # a link to nothing
+        place.name.unlink(missing_ok=True)  # a dangling link
         try:
             place.name.symlink_to(os.path.relpath(place.blob, place.name.parent))
-        except OSError:  # Windows without the right to make links: the file itself moves, as in huggingface_hub
+        except OSError:  # Windows without the right to create links: move the file, as in huggingface_hub
             place.blob.replace(place.name)
-    place.partial.unlink(missing_ok=True)  # where another tool was quicker
+    place.partial.unlink(missing_ok=True)  # if another tool was faster
     if place.ref:
         place.ref.parent.mkdir(parents=True, exist_ok=True)
         fresh = place.ref.with_name(f"{place.ref.name}.{os.getpid()}.tmp")
@@ -159,7 +158,7 @@ def settle(place: Slot) -> None:
 
 
 def drop(blob: Path) -> int:
-    """Delete a blob of the cache, after every name that links to it; the bytes freed. Raises OSError."""
+    """Delete a blob of the cache with every name that links to it. Returns the bytes freed. Raises OSError."""
     from huggingface_hub import scan_cache_dir
 
     cache = scan_cache_dir(root())
@@ -168,31 +167,30 @@ def drop(blob: Path) -> int:
     plan.execute()
     if not blob.exists():
         return plan.expected_freed_size
-    n_bytes = blob.stat().st_size  # without a name, or in a repo with a broken link, which the library does not list
+    n_bytes = blob.stat().st_size  # the library misses blobs without a name, or in a repo with a broken link
     blob.unlink()
     return n_bytes
 
 
 def check_space(remote: Remote, place: Slot) -> None:
-    """Raises LabError where the disk has no room for what is missing of the file."""
+    """LabError if the disk has too little space for the rest of the file."""
     n_bytes = place.n_bytes or remote.n_bytes or 0
     if n_bytes - place.n_partial > shutil.disk_usage(place.partial.parent).free:
         raise full(remote, place)
 
 
 def full(remote: Remote, place: Slot) -> LabError:
-    """The disk has no room for what is missing of the file."""
+    """The error for a full disk."""
     n_bytes = place.n_bytes or remote.n_bytes
-    needed = f"{n_bytes - place.n_partial:,} more bytes are" if n_bytes else "more is"
+    needed = f"{n_bytes - place.n_partial:,} more bytes" if n_bytes else "more space"
     free = shutil.disk_usage(place.partial.parent).free
     return LabError(
-        f"The disk is too full for {remote.file}: {needed} needed in {root()}, {free:,} bytes are free.",
-        "Free some space there, or set HF_HOME to a folder on another disk. What has come so far is kept.",
+        f"The disk is too full for {remote.file}: it needs {needed} in {root()}; {free:,} bytes are free.",
+        "Free some space there, or set HF_HOME to a folder on another disk. The partial download is kept.",
     )
 
 
 def unusable(problem: OSError) -> LabError:
-    """The cache's folder cannot be read or written."""
     where = problem.filename or root()
     return LabError(
         f"The hub's cache cannot be used: {problem.strerror or problem} ({where}).",
@@ -201,5 +199,5 @@ def unusable(problem: OSError) -> LabError:
 
 
 def as_sha256(text: str) -> str | None:
-    """`text` if it is a sha256: files that git itself keeps have a shorter name."""
+    """`text` if it is a sha256. Blobs of files in git itself have shorter names."""
     return text if re.fullmatch(r"[0-9a-f]{64}", text) else None

@@ -1,7 +1,7 @@
-"""From a spec to a file on this machine: one that is here, one pulled from the hub, or one that the lab makes.
+"""From a SPEC to a file on this machine: find it, pull it from the hub, or make it.
 
-What the lab makes itself (synthetic and re-quantised models) is made once and kept in a cache folder of its
-own; downloads go to the standard hub cache, where other tools find them too.
+Models that the lab makes (synthetic or re-quantized) are in its own cache folder; downloads go to the standard hub
+cache, which other tools share.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lab.models.hub_cache import Remote
 from lab.process.worker import Worker
 
 ShowTransfer = Callable[[str, int, int | None], None]
-"""Called with what is being done, the bytes done and the total bytes (None where that is not known)."""
+"""Called with a description of the work, the bytes done and the total bytes (None: unknown)."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A model that can be measured. `n_bytes` is its file's size, or about its download's; None for shapes."""
+    """A model that can be measured. `n_bytes` is the size of its file or download; None for shapes."""
 
     spec: str
     quantization: str | None
@@ -38,7 +38,7 @@ class Listed:
 
 
 def locate(spec: Spec) -> ModelFile | None:
-    """The file of `spec` where it is on this machine already; nothing is fetched or made."""
+    """The file of `spec` if it is on this machine; does not fetch or make it."""
     if spec.path:
         return ModelFile(printable(spec.path.stem), FILE, spec.path)
     if (remote := _cached_remote(spec)) and (pulled := hub.cached(remote)):
@@ -51,7 +51,7 @@ def locate(spec: Spec) -> ModelFile | None:
 
 
 def obtain(spec: Spec, worker: Worker, watch: ShowTransfer, fetch: bool = True) -> ModelFile:
-    """The file of `spec`, pulled or made where it is not here. With `fetch` False that is a LabError instead."""
+    """The file of `spec`, pulled or made if necessary. Without `fetch` a missing file is a LabError."""
     if here := locate(spec):
         return here
     if not fetch:
@@ -64,16 +64,16 @@ def obtain(spec: Spec, worker: Worker, watch: ShowTransfer, fetch: bool = True) 
 
 
 def how_to_get(spec: Spec) -> str:
-    """The command that puts the model on this machine."""
+    """The command that pulls or makes the model."""
     verb = "make" if spec.source == SYNTHETIC or base_is_here(spec) else "pull"
     return f"lab models {verb} {spec.text}"
 
 
 def remove(spec: Spec) -> int:
-    """Delete what was pulled (whole or in part) or made of `spec`; the bytes freed, 0 where there was nothing."""
+    """Delete the pulled (whole or partial) or made file of `spec`. Returns the bytes freed, 0 if there was none."""
     here = locate(spec)
     if here and here.source in (FILE, EMBEDDED):
-        raise LabError(f"{spec.text} was not put here by the lab.", "Delete it yourself if you mean to.")
+        raise LabError(f"The lab did not create {spec.text}, so it does not delete it.", "Delete it yourself.")
     if here and here.source != HUB:
         n_bytes = here.path.stat().st_size
         here.path.unlink()
@@ -83,12 +83,12 @@ def remove(spec: Spec) -> int:
 
 
 def listing() -> list[Listed]:
-    """The catalog, and what is in the cache folder of made models."""
+    """The catalog, and the files in the cache folder of made models."""
     rows = []
     for entry in catalog.entries().values():
         source = EMBEDDED if entry.embedded else HUB if entry.repo else "shape only"
         here = None
-        with suppress(LabError):  # the embedded package is not installed
+        with suppress(LabError):  # the embedded model's package is not installed
             here = locate(catalog.parse(entry.name)) if entry.embedded or entry.repo else None
         n_bytes = here.path.stat().st_size if here else entry.n_bytes
         rows.append(Listed(entry.name, entry.quantization, n_bytes, here is not None, source, entry.about))
@@ -96,7 +96,7 @@ def listing() -> list[Listed]:
 
 
 def _listed_file(path: Path) -> Listed | None:
-    """The row of a file in the cache folder, whoever put it there; None where it cannot be read (any more)."""
+    """The row of a file in the cache folder, whoever created it; None if it cannot be read."""
     try:
         if not path.is_file():
             return None
@@ -106,17 +106,17 @@ def _listed_file(path: Path) -> Listed | None:
     source, name, quantization = [*path.stem.split("--"), "", ""][:3]
     text = f"synthetic:{name}:{quantization}" if source == SYNTHETIC else f"{name}:{quantization}"
     is_made = False
-    with suppress(LabError):  # of a model that is not in the catalog (any more)
+    with suppress(LabError):  # of a model that is no longer in the catalog
         is_made = bool(name) and _made_path(catalog.parse(text)) == path
     if not is_made:
-        about = "not made by the lab under this name: measure it by its path"
+        about = "not made by the lab: measure it by its path"
         return Listed(printable(str(path)), None, n_bytes, True, FILE, about)
-    about = "random weights" if source == SYNTHETIC else "re-quantised: real speed, not the quality of a proper one"
+    about = "random weights" if source == SYNTHETIC else "re-quantised: real speed, but lower quality"
     return Listed(text, quantization, n_bytes, True, source, about)
 
 
 def cache_folder() -> Path:
-    """The folder of made models: $MINI_LAB_CACHE, else that of earlier versions if it exists, else the platform's."""
+    """The folder of made models: $MINI_LAB_CACHE, or that of earlier versions if it exists, or the platform's."""
     import platformdirs
 
     if chosen := os.environ.get("MINI_LAB_CACHE"):
@@ -127,7 +127,7 @@ def cache_folder() -> Path:
 
 
 def _make(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
-    """Make the model. Where another process is making it, wait for that and use its file."""
+    """Make the model, or wait for another process that is making it."""
     target = _made_path(spec)
     assert spec.quantization is not None and target is not None
     _need_quantization(spec.quantization, worker)
@@ -175,37 +175,37 @@ def _requantize(spec: Spec, target: Path, worker: Worker, watch: ShowTransfer) -
 
 
 def _quantize(base: Path, target: Path, quantization: str, worker: Worker, watch: ShowTransfer) -> None:
-    """llama.cpp's quantizer, into a partial file that gets its name when it is whole."""
+    """Run llama.cpp's quantizer; the file gets its name when it is complete."""
     part = target.with_suffix(".part")
     try:
-        watch(f"quantising to {quantization}", 0, None)
-        worker.quantize(base, part, quantization, lambda done: watch(f"quantising to {quantization}", done, None))
+        watch(f"quantizing to {quantization}", 0, None)
+        worker.quantize(base, part, quantization, lambda done: watch(f"quantizing to {quantization}", done, None))
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
 
 
 def _choose(spec: Spec) -> Remote:
-    """The file of the asked quantization in the spec's repo."""
+    """The file with the requested quantization in the SPEC's repo."""
     assert spec.repo is not None and spec.quantization is not None
     names = hub.files(spec.repo, spec.revision)
     fitting = _fitting(names, spec.quantization)
     if not fitting:
         raise LabError(
-            f"{spec.repo} has no file of quantization {spec.quantization}.",
+            f"{spec.repo} has no file with quantization {spec.quantization}.",
             f"It has: {', '.join(names[:12]) or 'no .gguf file'}.",
         )
     return Remote(spec.repo, fitting[0], spec.revision)
 
 
 def _fitting(names: list[str], quantization: str) -> list[str]:
-    """The names that name this quantization, the shortest first."""
+    """The names that contain this quantization, the shortest first."""
     wanted = re.compile(rf"(?<![A-Z0-9]){re.escape(quantization)}(?![A-Z0-9_])", re.IGNORECASE)
     return sorted((name for name in names if wanted.search(name)), key=len)
 
 
 def _cached_remote(spec: Spec) -> Remote | None:
-    """The file on the hub that `spec` means; None where only the hub could say which."""
+    """The file on the hub that `spec` names; None if that requires asking the hub."""
     if spec.repo is None:
         return None
     if spec.file and not _wants_another_quantization(spec):
@@ -239,7 +239,7 @@ def _name(spec: Spec) -> str:
 
 
 def _made_path(spec: Spec) -> Path | None:
-    """Where the lab keeps `spec` if it makes it itself: SOURCE--NAME--QUANTIZATION.gguf."""
+    """The path of a model that the lab makes: SOURCE--NAME--QUANTIZATION.gguf; None for others."""
     is_made = spec.source == SYNTHETIC or _wants_another_quantization(spec)
     if spec.entry is None or spec.quantization is None or not is_made:
         return None
@@ -252,14 +252,14 @@ def _need_quantization(name: str, worker: Worker) -> None:
     if name not in known:
         close = " or ".join(difflib.get_close_matches(name, known, n=3))
         offer = f"Did you mean {close}?" if close else "Common ones: Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16."
-        raise LabError(f"llama.cpp knows no quantization {name!r}.", offer)
+        raise LabError(f"llama.cpp has no quantization {name!r}.", offer)
 
 
 def _need_room(target: Path, n_bytes: int) -> None:
-    """LabError where the disk of the cache folder has less than n_bytes free. Raises OSError."""
+    """LabError if the cache folder's disk has less than n_bytes free. Raises OSError."""
     free = shutil.disk_usage(target.parent).free
     if free < n_bytes:
         raise LabError(
-            f"{target.name} needs about {n_bytes / 1e9:.1f} GB on the disk; {free / 1e9:.1f} GB are free.",
+            f"{target.name} needs about {n_bytes / 1e9:.1f} GB in {target.parent}; {free / 1e9:.1f} GB are free.",
             "Remove models (lab models remove), or set MINI_LAB_CACHE to a folder on another disk.",
         )

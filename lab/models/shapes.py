@@ -1,7 +1,6 @@
-"""A model without its file: how large it is and what it computes, from the catalog's shape alone.
+"""Describe a model without its file, from its shape in the catalog and a quantization.
 
-Ceilings and predictions need no weights: the shape says how many there are, and a quantization how many bytes each
-takes.
+Ceilings and predictions need the number and the size of the weights, but not their values.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from lab.models.synthetic import Tensor
 from lab.process.worker import Worker
 
 MIXES = {"Q4_K_M": "Q4_K", "Q5_K_M": "Q5_K", "Q6_K": "Q6_K", "IQ4_XS": "IQ4_XS"}
-"""Quantizations that mix types, and the type of most of their weights."""
+"""Quantizations that mix types, with the type of most weights."""
 
 COMMON_QUANTIZATIONS = ("Q4_0", "Q4_K_M", "Q8_0", "F16")
 USUAL = "Q4_K_M"
-"""Taken where neither the user nor the catalog names a quantization."""
+"""Used if neither the user nor the catalog names a quantization."""
 
 NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
-"""What llama.cpp's quantizer takes where rows are no multiple of 256 weights."""
+"""The types that llama.cpp's quantizer uses instead if a row is not a multiple of 256 weights."""
 
 
 def parse(text: str) -> Spec:
-    """What `text` means, where a shape is enough: a model without a file to get is its shape with random weights."""
+    """`catalog.parse`, but a model that the catalog has only as a shape becomes synthetic."""
     try:
         return catalog.parse(text)
     except LabError:
@@ -43,9 +42,9 @@ def parse(text: str) -> Spec:
 
 
 def find(worker: Worker, text: str) -> Model:
-    """The model that `text` names: from its file's header where it is here, else from its shape in the catalog.
+    """The model that `text` names: from its file's header if it is here, or else from its shape in the catalog.
 
-    A quantization whose mix of types only a file tells is made where the file that it is made from is here.
+    If the quantization's mix of types is known only from a file, makes that file if its base is here.
     """
     spec = parse(text)
     file = locate(spec)
@@ -62,7 +61,7 @@ def find(worker: Worker, text: str) -> Model:
 
 
 def by_quantization(entry: Entry) -> dict[str, Model]:
-    """The model in common quantizations, without a file; those whose mix of types is not known are left out."""
+    """The model in common quantizations, without a file; omits those with an unknown mix of types."""
     models = {}
     for quantization in COMMON_QUANTIZATIONS:
         with suppress(LabError):
@@ -71,7 +70,7 @@ def by_quantization(entry: Entry) -> dict[str, Model]:
 
 
 def model_of(entry: Entry, quantization: str) -> Model:
-    """A model of the catalog as its header would tell it, without a file."""
+    """A model of the catalog with the fields that its file's header would have."""
     tensors = _tensors(entry.shape, quantization)
     by_type = {kind: sum(t.n_bytes for t in own) for kind, own in grouped(tensors, lambda t: t.type).items()}
     sizes = {tensor.name: tensor.n_bytes for tensor in tensors}
@@ -101,18 +100,18 @@ def model_of(entry: Entry, quantization: str) -> Model:
 
 
 def tensors(entry: Entry, quantization: str) -> tuple[placement.Tensor, ...]:
-    """The tensors that such a model's file has."""
+    """The tensors of such a model's file."""
     return tuple(placement.Tensor(tensor.name, tensor.n_bytes) for tensor in _tensors(entry.shape, quantization))
 
 
 def _tensors(shape: Shape, quantization: str) -> list[Tensor]:
-    """The tensors of a shape in a quantization; those of MIXES as llama.cpp's quantizer mixes their types."""
+    """The tensors of a shape in a quantization; for MIXES with the types that llama.cpp's quantizer chooses."""
     if quantization in synthetic.QUANTIZATIONS:
         return synthetic.tensors(shape, quantization)
     if quantization not in MIXES:
         raise LabError(
-            f"The mix of types in {quantization} is known only from a file.",
-            f"Get one (lab models make synthetic:NAME:{quantization}), or take one of: "
+            f"The lab cannot tell the mix of types in {quantization} without a file.",
+            f"Make one (lab models make synthetic:NAME:{quantization}), or use one of: "
             f"{', '.join((*synthetic.QUANTIZATIONS, *MIXES))}.",
         )
     mixed = []
@@ -132,7 +131,7 @@ def _tensors(shape: Shape, quantization: str) -> list[Tensor]:
 
 
 def _type_in_layer(shape: Shape, quantization: str, part: str, layer: int) -> str:
-    """The type of a matrix (llama_tensor_get_type_impl in llama.cpp's src/llama-quant.cpp): some get more bits."""
+    """The type of a matrix, as in llama_tensor_get_type_impl of llama.cpp's src/llama-quant.cpp."""
     n, kind = shape.n_layer, MIXES[quantization]
     is_value, is_down = part in ("attn_v", "attn_qkv"), part in ("ffn_down", "ffn_down_exps")
     is_better = layer < n // 8 or layer >= 7 * n // 8 or (layer - n // 8) % 3 == 2  # use_more_bits

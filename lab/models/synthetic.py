@@ -1,9 +1,8 @@
-"""A model of a known shape with random weights: measure a Llama 3.2 3B without downloading one.
+"""Write a model of a known shape with random weights, for example to measure a Llama 3.2 3B without downloading it.
 
-How fast a model runs depends on its shape and the types of its tensors, not on what its weights say. So
-the architecture, the tensor names and types and the vocabulary's size are the real ones, and the weights
-are random: never zeros, which caches and kernels may like better than numbers, and scaled as an untrained
-model's are (standard deviation 1 / sqrt(inputs)), so that activations stay finite.
+A model's speed depends on its shape and the types of its tensors, not on the values of its weights. So architecture,
+tensor names, types and the size of the vocabulary are those of the real model. The weights are random, because zeros
+may be faster in caches and kernels, with standard deviation 1 / sqrt(inputs), so that activations stay finite.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from lab.errors import LabError
 from lab.models.catalog import Shape
 
 QUANTIZATIONS = ("Q4_0", "Q4_1", "Q8_0", "F16", "MXFP4_MOE")
-"""What is written directly. llama.cpp's quantizer makes the others out of these."""
+"""Quantizations that the lab writes directly; llama.cpp's quantizer makes the others from these."""
 
 ARCHITECTURES = ("llama", "phi3", "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt-oss", "smollm3")
 
@@ -30,7 +29,7 @@ _FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "MXFP4_MOE": 38}  # LL
 
 @dataclass(frozen=True)
 class Tensor:
-    """A matrix (or a vector, rows = 1) as GGUF names it: `columns` inputs, `rows` outputs, for each of `n_expert`."""
+    """A matrix (or a vector, rows = 1) with its GGUF name: `columns` inputs, `rows` outputs, for each of `n_expert`."""
 
     name: str
     rows: int
@@ -49,17 +48,17 @@ class Tensor:
 
     @property
     def dimensions(self) -> tuple[int, ...]:
-        """As GGUF has them: the inner one first."""
+        """The dimensions in GGUF's order, the inner one first."""
         outer = (self.rows, self.n_expert) if self.n_expert > 1 else (self.rows,) if self.rows > 1 else ()
         return (self.columns, *outer)
 
 
 def tensors(shape: Shape, quantization: str) -> list[Tensor]:
-    """The tensors of a model of this shape, with the types that llama.cpp's quantizer gives them.
+    """The tensors of a model of this shape, with the types that llama.cpp's quantizer chooses.
 
-    Vectors and the routers of experts stay F32. The output matrix (with tied embeddings: the embedding table)
-    becomes Q6_K in the 4-bit mixes; MXFP4_MOE has experts in MXFP4 and all else in Q8_0; a type whose blocks do not
-    divide a row gives way to Q8_0.
+    Vectors and the routers of experts stay F32. The output matrix (with tied embeddings the embedding table) is Q6_K in
+    the 4-bit mixes. MXFP4_MOE has experts in MXFP4 and all else in Q8_0. A type whose block does not divide a row is
+    replaced by Q8_0.
     """
     main = "Q8_0" if quantization == "MXFP4_MOE" else quantization
     output = "Q6_K" if quantization.startswith("Q4") else main
@@ -69,13 +68,13 @@ def tensors(shape: Shape, quantization: str) -> list[Tensor]:
     listed.append(_vector("output_norm.weight", shape.n_embd))
     for i in range(shape.n_layer):
         layer = [*_attention(shape, main), *_feed_forward(shape, main), *_experts(shape, quantization)]
-        layer.sort(key=_place)  # a tensor's random numbers depend on its place, which must not change
+        layer.sort(key=_place)  # a tensor's random numbers depend on this order, so it must not change
         listed += [dataclasses.replace(tensor, name=f"blk.{i}.{tensor.name}") for tensor in layer]
     return listed
 
 
 def _place(tensor: Tensor) -> int:
-    """Output matrices first, then the other matrices, norms, biases."""
+    """The order in a layer: output matrices, other matrices, norms, biases."""
     if tensor.rows == 1:
         return 4 if tensor.name.endswith(".weight") else 5
     return {"attn_output.weight": 0, "ffn_down.weight": 1}.get(tensor.name, 2 if tensor.name[0] == "a" else 3)
@@ -102,7 +101,7 @@ def _attention(shape: Shape, kind: str) -> list[Tensor]:
 
 
 def _feed_forward(shape: Shape, kind: str) -> list[Tensor]:
-    """The feed-forward tensors of a layer: its norms, and of models without experts the matrices."""
+    """The feed-forward tensors of a layer: its norms, and the matrices of models without experts."""
     listed = [] if shape.arch == "gpt-oss" else [_vector("ffn_norm.weight", shape.n_embd)]
     if shape.arch == "gemma3":
         listed.append(_vector("post_ffw_norm.weight", shape.n_embd))
@@ -115,7 +114,7 @@ def _feed_forward(shape: Shape, kind: str) -> list[Tensor]:
 
 
 def _experts(shape: Shape, quantization: str) -> list[Tensor]:
-    """The experts of a layer and the router that chooses among them."""
+    """The experts of a layer, and their router."""
     n, n_ff = shape.n_expert, shape.n_ff_expert
     if not n or not n_ff:
         return []
@@ -145,16 +144,17 @@ def write(
     watch: Callable[[int, int], None] = lambda done, total: None,
     types: Mapping[str, str] | None = None,
 ) -> None:
-    """Write such a model to `path`, tensor by tensor; the same seed gives the same bytes.
+    """Write such a model to `path`; the same seed gives the same bytes.
 
-    `watch` is told the bytes written and the total. `types` (by tensor name) overrides the quantization's
-    own choice. The file appears under its name only when it is whole. LabError where the disk is full.
+    Calls `watch` with the bytes written and the total. `types` (by tensor name) overrides the quantization's types. The
+    file gets its name when it is complete. LabError if the disk is full.
     """
     if quantization not in QUANTIZATIONS:
-        raise LabError(f"{quantization} is not written directly.", f"Directly: {', '.join(QUANTIZATIONS)}.")
+        raise LabError(f"{quantization} cannot be written directly.", f"Use one of: {', '.join(QUANTIZATIONS)}.")
     if shape.arch not in ARCHITECTURES:
         raise LabError(
-            f"Synthetic models of architecture {shape.arch} are not known.", f"Known: {', '.join(ARCHITECTURES)}."
+            f"Synthetic models of architecture {shape.arch} are not supported.",
+            f"Supported: {', '.join(ARCHITECTURES)}.",
         )
     planned = [
         dataclasses.replace(tensor, type=(types or {}).get(tensor.name, tensor.type))
@@ -180,7 +180,7 @@ def _write(
     import numpy as np
 
     writer = gguf.GGUFWriter(path, shape.arch)
-    # A neutral name: llama.cpp reads a model's family out of some names and then expects its tokens.
+    # A neutral name: from some names llama.cpp derives a model's family and then expects its tokens.
     writer.add_name("random weights")
     writer.add_file_type(file_type)
     writer.add_context_length(shape.n_ctx_train)
@@ -221,7 +221,7 @@ def _write(
 
 
 class _Random:
-    """What the writer takes for an array: the size of a tensor, and random weights made as they are written."""
+    """Acts as an array for the writer, but creates the random weights only when they are written."""
 
     def __init__(self, tensor: Tensor, generator: Any) -> None:
         self._tensor, self._generator = tensor, generator
@@ -238,9 +238,9 @@ class _Random:
 
 
 def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
-    """n random weights (a multiple of the type's block) of standard deviation `scale`, as bytes.
+    """n random weights (a multiple of the type's block) with standard deviation `scale`, as bytes.
 
-    Block layouts are those of ggml-common.h. Quants are uniform; a factor makes up for their spread.
+    The block layouts are those of ggml-common.h. Quants are uniform; the block's factor corrects for their spread.
     """
     import numpy as np
 
@@ -273,7 +273,7 @@ def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
     elif kind == "MXFP4":  # a power of two, then 32 quants of -6 to 6
         blocks[:, 0] = 127 + round(math.log2(scale / 2.93))
     else:
-        raise LabError(f"Random weights of type {kind} are not known.", f"Use one of: {', '.join(QUANTIZATIONS)}.")
+        raise LabError(f"Random weights of type {kind} are not supported.", f"Use one of: {', '.join(QUANTIZATIONS)}.")
     return blocks.reshape(-1)
 
 
