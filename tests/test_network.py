@@ -155,7 +155,7 @@ def test_the_picture_has_a_line_for_each_bandwidth_and_every_run() -> None:
     (axes,) = figure.axes
     assert sum(len(list(line.get_xdata())) == 3 for line in axes.lines) == 3  # type: ignore[arg-type]
     labels = axes.get_legend_handles_labels()[1]
-    assert labels[:2] == ["predicted, bandwidth not limited", "predicted, 1 Gbit/s"]
+    assert labels[:2] == ["predicted, unlimited bandwidth", "predicted, 1 Gbit/s"]
 
 
 def test_a_network_costs_less_when_it_is_wider_and_more_when_it_is_slower(tmp_path: Path) -> None:
@@ -175,8 +175,8 @@ def test_a_network_costs_less_when_it_is_wider_and_more_when_it_is_slower(tmp_pa
 
 def test_without_ceilings_the_table_has_the_networks_part_only(tmp_path: Path) -> None:
     _, text, _ = run_lab("network", "--results", tmp_path, "-o", tmp_path)
-    assert "a token                    2 round trips" in text
-    assert "The network's part only. The ceilings" in text and "lab ceilings" in text
+    assert "per token                  2 round trips" in text
+    assert "Only the network's part is known. The ceilings" in text and "lab ceilings" in text
     assert not list(tmp_path.iterdir())
 
 
@@ -204,7 +204,7 @@ def test_what_is_no_bandwidth(text: str) -> None:
         ({"n_servers": 17}, "--servers 17 is not possible"),
         ({"n_prompt": 0}, "A prompt length of 0"),
         ({"n_gen": 1}, "--gen 1 leaves nothing to decode"),
-        ({"n_prompt": 10**8}, "are no context"),
+        ({"n_prompt": 10**8}, "are too many"),
         ({"device": "no-such-device"}, "no-such-device"),
         ({"model": "no-such-model"}, "no-such-model"),
     ],
@@ -231,7 +231,7 @@ def test_a_plan_says_what_its_servers_cost(embedded: Path) -> None:
     per_token = planned["decode"]["bytes_out"] + planned["decode"]["bytes_back"]
     at = planned["at"]["1 Gbit/s"]["token_s"]
     assert at == pytest.approx(2 * planned["round_trip_s"] + per_token / 3 / 1.25e8)
-    assert "a token: 2 round trips" in text and "at 10 Gbit/s" in text
+    assert "per token: 2 round trips" in text and "at 10 Gbit/s" in text
 
 
 def test_without_servers_a_plan_has_no_network(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_settings_say_what_differs_and_what_is_not_known() -> None:
     machine = dataclasses.replace(MACHINE, llama_cpp_commit="0c1e570-dirty")
     record = make_record(machine=machine, model=dataclasses.replace(MODEL, quantization="Q8_0"))
     answers = {one.name: one.same for one in overhead_parts.settings(record, make_request())}
-    assert answers["file of the model"] == answers["llama.cpp"] == YES
+    assert answers["model file"] == answers["llama.cpp"] == YES
     assert answers["quantization"] == "no"
     assert answers["threads"] == answers["cache types"] == "unknown"
 
@@ -197,8 +197,8 @@ def test_settings_say_what_differs_and_what_is_not_known() -> None:
 def test_sentences_name_the_largest_parts_and_whether_processes_differ_as_much() -> None:
     (row,) = overhead_parts.rows([run_of(0)], [make_request(0)])
     first, why, *_ = overhead_parts.sentences([row])
-    assert "376.2% slower to the first token of 20 prompt tokens" in first
-    assert first.index("engine, otherwise +47.0") < first.index("scheduling +18.0") < first.index("tokenising +7.0")
+    assert "376.2 % slower to the first token of 20 prompt tokens" in first
+    assert first.index("engine difference +47.0") < first.index("scheduling +18.0") < first.index("tokenising +7.0")
     assert "compare its threads, ubatch, flash attention and cache types" in why
     varied = [run_of(0), run_of(1, 30.0)]
     (row,) = overhead_parts.rows(varied, [make_request(0), make_request(1)])
@@ -209,7 +209,7 @@ def test_the_table_the_json_and_the_picture_have_all_parts(tmp_path: Path, capsy
     runs, requests = [run_of(0)], [make_request(0)]
     overhead_views.print_parts(runs, requests, console.console())
     shown = capsys.readouterr().out
-    for name in (*overhead_parts.ORDER, overhead_parts.UNEXPLAINED, "it does not say"):
+    for name in (*overhead_parts.ORDER, overhead_parts.UNEXPLAINED, "not reported"):
         assert name in shown
     (document,) = overhead_views.as_rows(runs, requests)
     ttft = document["rows"][0]["phases"][0]

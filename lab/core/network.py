@@ -1,18 +1,17 @@
-"""What a step costs on the network where layers lie on llama.cpp's RPC servers: bytes, round trips, and so seconds.
+"""The network cost of a step with layers on llama.cpp's RPC servers: bytes, round trips, and thus seconds.
 
-The scheduler (ggml_backend_sched_compute_splits of ggml-backend.cpp) walks the devices in the order of the layers. To
-each server the client sends the step's inputs, the hidden state, and which graph to compute; none of these is answered,
-so nobody waits. Then it asks for the hidden state that comes out, or after the last layers for the logits, and this
-answer it must have before it can go on. So a step waits for one answer of each server in turn, and all that is sent
-before is on its way meanwhile: its time is that of the computing, plus a round trip for each server, plus the bytes
-over the bandwidth. The hidden state goes through the client, out of one server and into the next.
+The scheduler (ggml_backend_sched_compute_splits of ggml-backend.cpp) walks the devices in the order of the layers. The
+client sends each server the step's inputs, the hidden state, and the graph to compute, without waiting for answers.
+Then it asks for the resulting hidden state, or after the last layers for the logits, and waits for this answer. So a
+step waits for one answer of each server in turn: its time is that of computing, plus a round trip for each server, plus
+the bytes over the bandwidth. The hidden state passes through the client from one server to the next.
 
-A graph is sent whole where its shape is new (another number of tokens, or another 256 positions), else one word says
-that the last one is to be computed again. So a prefill step sends it, and one decode step of 256.
+The client sends a whole graph if its shape is new (another number of tokens, or another 256 positions), else a short
+message to compute the last one again. So every prefill step sends it, and one decode step of 256.
 
-The sizes are those of the messages in ggml-rpc.cpp, protocol 7.0. Left out: what is asked when a model is loaded or a
-shape is seen for the first time in a process (the lab warms up before it measures), the heads of TCP packets (6 % of an
-Ethernet's bandwidth), and TCP's slow start after a pause.
+The sizes are those of the messages in ggml-rpc.cpp, protocol 7.0. Not included: requests when a model is loaded or a
+shape is first seen in a process (the lab warms up before it measures), the headers of TCP packets (6 % of Ethernet's
+bandwidth), and TCP's slow start after a pause.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from lab.core.placement import CPU
 from lab.core.record import DECODE, PREFILL, Model, Settings
 
 HEAD_BYTES, SIZE_BYTES = 9, 8
-"""Of a request: one for the command, eight for the size of its data. Of an answer: the size."""
+"""Request: one byte for the command, eight for the size of its data. Answer: the size."""
 
 TENSOR_BYTES = 296
-"""struct rpc_tensor: how a tensor is described."""
+"""struct rpc_tensor, the description of a tensor."""
 
 SET_BYTES = HEAD_BYTES + TENSOR_BYTES + 9
 """SET_TENSOR without its data."""
@@ -54,18 +53,18 @@ KNOWN_LAYERS = {
     "smollm3": (41.5, 30.5),  # every fourth layer has no positions
 }
 OTHER_LAYER = KNOWN_LAYERS["llama"]
-"""Taken for an architecture that was not counted; in a decode step of 256 it matters."""
+"""Used for an architecture that was not counted; it matters in one decode step of 256."""
 
 WITHOUT_FLASH, ROTATED = (5, 5), (6, 6)
-"""What a layer has more without flash attention; with keys, or with values, that are rotated."""
+"""More tensors and nodes of a layer without flash attention; with rotated keys or values."""
 
 LAST_LAYER, OUTPUT, ADDITION = (3, 2), (5, 3), (1, 1)
-"""What the last layer has more; the output; the sum at the end of a layer whose parts come from the CPU."""
+"""More tensors and nodes of the last layer; the output; the sum at the end of a layer with parts from the CPU."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What passes between the client and its servers, and how many answers are waited for, one after the other."""
+    """The bytes between the client and its servers, and the number of answers that it waits for in turn."""
 
     bytes_out: int = 0
     bytes_back: int = 0
@@ -82,7 +81,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class StepShape:
-    """What of a step decides its traffic."""
+    """The properties of a step that decide its traffic."""
 
     n_tokens: int
     n_past: int
@@ -91,27 +90,27 @@ class StepShape:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Layers in a row on one device, by number; that of the output is the number of layers."""
+    """Consecutive layers on one device, by number; the output has the number of layers."""
 
     device: str
     layers: range
 
 
 def seconds(traffic: Traffic, link: Link) -> float:
-    """What the traffic adds. Of a prefill of several steps at most that: servers compute while others send."""
+    """The time that the traffic adds; an upper bound for a prefill of several steps, in which others compute."""
     transfer_s = traffic.n_bytes / link.bytes_per_s if link.bytes_per_s else 0.0
     return traffic.n_round_trips * link.round_trip_s + transfer_s
 
 
 def is_remote(device: str) -> bool:
-    """Whether llama.cpp's name of a device is that of one behind an RPC server."""
+    """Whether a device, by llama.cpp's name, is behind an RPC server."""
     return re.fullmatch(r"RPC\d+", device) is not None
 
 
 def of_request(
     model: Model, settings: Settings, layers: Sequence[str], n_prompt: int, n_gen: int
 ) -> dict[str, Traffic] | None:
-    """The traffic of a prompt (PREFILL) and of all decode steps (DECODE) of a request; None where it is not known."""
+    """The traffic of a prompt (PREFILL) and of all decode steps (DECODE) of a request; None if unknown."""
     ubatch = min(settings.n_ubatch, settings.n_batch)
     prefill = [
         StepShape(min(ubatch, n_prompt - first), first, int(first + ubatch >= n_prompt))
@@ -130,8 +129,8 @@ def of_steps(
 ) -> list[Traffic] | None:
     """The traffic of steps of one sequence, one after the other, the first with a new graph.
 
-    `layers` are the devices of the layers by name, the output last. None where llama.cpp would cut a layer into parts
-    (--split-mode tensor, --no-kv-offload, --n-cpu-moe, --override-tensor), or the model's layers are not known.
+    `layers` are the devices of the layers by name, the output last. None if llama.cpp would split a layer
+    (--split-mode tensor, --no-kv-offload, --n-cpu-moe, --override-tensor), or the model's layers are unknown.
     """
     is_cut = settings.split_mode == "tensor" or settings.kv_offload is False
     if is_cut or settings.n_cpu_moe or settings.override_tensor:
@@ -170,12 +169,12 @@ def _of_step(model: Model, settings: Settings, segments: Sequence[_Segment], ste
 
 
 def _answer(n_bytes: int) -> Traffic:
-    """A tensor that is asked for and waited for; an empty one is not asked for."""
+    """The request and answer for a tensor; none for an empty one."""
     return Traffic(GET_BYTES, SIZE_BYTES + n_bytes, 1) if n_bytes else Traffic()
 
 
 def _inputs(model: Model, settings: Settings, layers: range, step: StepShape) -> list[int]:
-    """Bytes of what these layers need besides: positions, and for each kind of cache where to write, and the mask."""
+    """Bytes of further inputs of these layers: positions, and for each kind of cache the cells to write and a mask."""
     windows = _windows(model)
     wanted = {windows[layer] for layer in layers if layer < len(windows)}
     if not wanted:
@@ -214,7 +213,7 @@ def _windows(model: Model) -> tuple[int, ...]:
 
 
 def _n_positions(model: Model, settings: Settings, step: StepShape) -> dict[int, int]:
-    """For each kind of cache (by its window; 0: sees everything) the positions that the step's mask has."""
+    """The positions in the step's mask for each kind of cache (by its window; 0: all positions)."""
     used = memory.padded(step.n_past + step.n_tokens)
     return {window: min(memory.n_cells(window, settings), used) for window in sorted(set(_windows(model)))}
 
@@ -229,7 +228,7 @@ def _width_of_values(model: Model) -> int:
 
 
 def _rotations(model: Model, settings: Settings) -> list[int]:
-    """Rows of the matrices that quantized keys and values are rotated by (llama_kv_cache's build_input_k_rot)."""
+    """Rows of the matrices that rotate quantized keys and values (llama_kv_cache's build_input_k_rot)."""
     rotations, keys = [], model.head_dim or 0
     if "q" in settings.type_k and keys % 64 == 0:
         rotations.append(next(n for n in (1024, 512, 256, 128, 64) if keys % n == 0))

@@ -1,16 +1,15 @@
-"""The same model in process and through a server, in turns: what does the way through the server cost?
+"""`lab overhead`: the same model in process and through a server, in turns.
 
-A server is slower than the bench of the same model for many reasons at once: HTTP, templates and tokenisers, waiting
-for a slot, samplers, a stream that is written while the model computes, other settings. Here both get the same tokens
-and lengths, one after the other in random order, in blocks; each block has a fresh engine in process, and asks the
-server for each piece of the way by itself. What the pieces show is in overhead_parts.py.
+A server is slower than the model in process for many reasons: HTTP, templates and tokenisers, waiting for a slot,
+samplers, a stream that is written while the model computes, other settings. Here both get the same tokens and lengths,
+one after the other in random order, in blocks. Each block has a fresh engine in process, and measures each part of the
+server separately. overhead_parts.py evaluates the parts.
 
-llama-server's /tokenize reads a question whole before it looks for what to tokenise: a question without that is HTTP
-and the client alone. /apply-template does for its question what a chat does first, /tokenize what follows (llama.cpp
-tools/server/server-context.cpp). All are sent by the client that sends the measured requests, so its own cost is in
-each of them.
+llama-server's /tokenize reads the whole question before it looks for the text to tokenise: a question without text
+costs HTTP and the client alone. /apply-template does the first step of a chat, /tokenize the next (llama.cpp
+tools/server/server-context.cpp). The client of the measured requests sends all of them, so each includes its cost.
 
-Idle threads of llama.cpp spin for a moment before they sleep, so after each turn nothing is done for SETTLE_S.
+Idle threads of llama.cpp spin for a moment before they sleep, so the lab waits SETTLE_S after each turn.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ N_SAMPLINGS = 32
 N_WARMUP_GEN = 4
 LINE_BYTES = 40_000
 N_QUESTIONS = 5
-"""Of each kind in a block."""
+"""Questions of each kind in a block."""
 
 LLAMA_SERVER = "llama-server"
 
@@ -66,7 +65,7 @@ IDLE = {
     "mirostat": 0.0,
     "dynatemp_range": 0.0,
 }
-"""Samplers that the lab cannot time, at the values at which they do nothing."""
+"""Samplers that the lab cannot time, at the values that disable them."""
 
 GIVEN = "as the server was given"
 """The source of prompts, in the settings of a record."""
@@ -74,7 +73,7 @@ GIVEN = "as the server was given"
 
 @dataclass(frozen=True)
 class Turns:
-    """What is measured: a server, and a plan for the same model in process."""
+    """A server, and a plan for the same model in process."""
 
     server: Server
     plan: Plan
@@ -100,8 +99,8 @@ def overhead(
 
         lines = lab.overhead("http://127.0.0.1:8080/v1", "MODEL.gguf", "512", gen=64)
 
-    `options` are those of `lab.measure` that say how to reach a server, and the settings of the engine: give those with
-    which the server was started. LabError where the server cannot be reached, or has another model.
+    `options` are those of `lab.measure` for reaching a server, and the settings of the engine (give those of the
+    server). LabError if the server cannot be reached, or has another model.
     """
     how = reaching_of(options)
     settings = {name: value for name, value in options.items() if name not in how}
@@ -121,13 +120,13 @@ def prepare(
     blocks: int = N_BLOCKS,
     **asked: Any,
 ) -> Turns:
-    """Check what can be checked before. LabError for what cannot be."""
+    """Check everything in advance. LabError for impossible values."""
     if not 1 <= blocks <= 1000:
         raise LabError(f"--blocks {blocks} is not possible.", "Give a whole number from 1 to 1,000.")
     if gen < 2:
-        raise LabError(f"--gen {gen} is not possible.", "Give 2 or more: the first token shows no decode.")
+        raise LabError(f"--gen {gen} is not possible.", "Give at least 2: the first token needs no decode step.")
     if asked.get("prompt") == prompts.RANDOM:
-        raise LabError("A server cannot be given random tokens.", "Use --prompt text, or a file.")
+        raise LabError("Servers do not accept random tokens.", "Use --prompt text, or a file.")
     lengths = parse_lengths(prompt_len)
     plan = make_plan(worker, lengths, gen, blocks, **asked)
     if plan.refused:
@@ -148,9 +147,9 @@ def new_file(turns: Turns, folder: Path) -> Path:
 
 
 def execute(turns: Turns, path: Path, watch: ShowStatus) -> Iterator[Record | RequestRecord]:
-    """Measure in blocks. Each line is appended to `path` as soon as it is whole, and yielded.
+    """Measure in blocks. Each finished line is appended to `path` and yielded.
 
-    A request that fails, or an engine that refuses, leaves its line, and the block goes on.
+    A failed request or run leaves its line, and the block goes on.
     """
     chance = random.Random(turns.plan.seed)
     with results.unless_empty(path):
@@ -205,24 +204,24 @@ def _text(plan: Plan) -> str:
 
 
 def _check(ids: Sequence[int] | None, n_tokens: int, turns: Turns) -> None:
-    """LabError where the server's tokens cannot be those of the model in process."""
+    """LabError if the server's tokens cannot be those of the model in process."""
     if ids is None:
         return
     n_vocab = turns.plan.model.n_vocab
     if len(ids) != n_tokens or (n_vocab is not None and max(ids) >= n_vocab):
         raise LabError(
             f"The server's tokens are not those of {turns.plan.model.name}.",
-            "Name the file of the model that the server has: -m MODEL.gguf",
+            "Give the model file of the server: -m MODEL.gguf",
         )
 
 
 def _through(
     turns: Turns, path: Path, case: Case, block: int, prompt: Prompt, sampling_ns: tuple[int, ...] | None
 ) -> RequestRecord:
-    """The request of a block, with its pieces."""
+    """The request of a block, with the times of its parts."""
     server = turns.server
     ask = server.ask(prompt, server.asked(prompt, case.n_prompt, case.n_gen, seed=turns.plan.seed, repeat=block))
-    request = _send(server, dataclasses.replace(ask, nonce=None))  # the very prompt that the engine gets
+    request = _send(server, dataclasses.replace(ask, nonce=None))  # the same prompt as in process
     time.sleep(SETTLE_S)
     of_way = pieces(server, prompt.text, ask, sampling_ns)
     return server.record(path.stem, dataclasses.replace(request, pieces=of_way))
@@ -240,7 +239,7 @@ def _send(server: Server, ask: Ask) -> Request:
 
 
 def token_ids(server: Server, text: str) -> list[int] | None:
-    """The tokens that the server makes of a prompt, its template included. None where it does not give them."""
+    """The server's tokens of a prompt with its template. None if it does not return them."""
     if server.endpoint.server != LLAMA_SERVER:
         return None
     ids = server_prompts.token_ids(server.access, server.endpoint.api, text)
@@ -248,7 +247,7 @@ def token_ids(server: Server, text: str) -> list[int] | None:
 
 
 def pieces(server: Server, text: str, sent: Ask, sampling_ns: tuple[int, ...] | None) -> Pieces:
-    """The pieces of the way of a request for the prompt `text`."""
+    """The times of the parts of a request for the prompt `text`."""
     if server.endpoint.server != LLAMA_SERVER:
         return Pieces(http_ns=_times(server, {}, None) or (), sampling_ns=sampling_ns)
     is_chat = server.endpoint.api == CHAT
@@ -262,7 +261,7 @@ def pieces(server: Server, text: str, sent: Ask, sampling_ns: tuple[int, ...] | 
 
 
 def samplers(server: Server) -> tuple[tuple[str, float], ...] | None:
-    """The samplers that a measured request goes through, and their values; None where the lab cannot time them."""
+    """The samplers of a measured request and their values; None if the lab cannot time them."""
     props = ask(server.access, f"{server.access.root}/props").parsed
     params = as_dict(as_dict(as_dict(props).get("default_generation_settings")).get("params"))
     names = params.get("samplers")
@@ -275,9 +274,9 @@ def samplers(server: Server) -> tuple[tuple[str, float], ...] | None:
 
 
 def _times(server: Server, fields: Mapping[str, Any], path: str | None) -> tuple[int, ...] | None:
-    """From the sending of a question to the first byte of its answer, N_QUESTIONS times.
+    """The times from sending a question to the first byte of its answer, N_QUESTIONS times; None without answers.
 
-    Without `path` the interface itself is asked, for nothing: it refuses at once. None where no answer came.
+    Without `path` it sends an empty request to the interface, which rejects it immediately.
     """
     question = Ask(asked=Asked(n_prompt=None, n_gen=0), body=json.dumps(fields))
     plan = SendPlan(asks=(question,), api=server.endpoint.api, n_requests=N_QUESTIONS, path=path, timeout_s=60.0)
@@ -288,7 +287,7 @@ def _times(server: Server, fields: Mapping[str, Any], path: str | None) -> tuple
 
 
 def _whole(server: Server, sent: Ask) -> ServerTimings | None:
-    """The server's times of the same request, not streamed, with another nonce."""
+    """The server's times of the same request without streaming, with another nonce."""
     nonce = fresh_nonce(random.Random())
     text = sent.body if sent.nonce is None else sent.body.replace(sent.nonce, nonce, 1)
     answer = server_prompts.ask_whole(server.access, server.endpoint.api, text)

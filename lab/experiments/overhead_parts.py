@@ -1,16 +1,14 @@
-"""What the way through a server is made of: the time to the first token, and of each further one, part by part.
+"""The parts of a server's TTFT and TPOT, the settings of both sides, and sentences on them.
 
-Every part is measured by itself; what their sum leaves of the whole is named "not explained". Of TTFT, in the order of
-the way: HTTP and the client (a question of the same size that the server only reads), the template of a chat, the
-tokeniser, waiting for a slot (until llama-server sends the head of its answer, as soon as it begins with the prompt:
-server-context.cpp, `is_begin`), then the model. Of TPOT: the engine, choosing a token as the server does, and the
-stream (the same request, not streamed, has none).
+Every part is measured separately; the rest of the whole is "not explained". The parts of TTFT, in order: HTTP and the
+client (a question of the same size that the server only reads), the chat template, the tokeniser, waiting for a slot
+(until llama-server sends the head of its answer, when it begins with the prompt: server-context.cpp, `is_begin`), and
+the model. The parts of TPOT: the engine, sampling as in the server, and the stream (the same request without streaming
+has none).
 
-`prompt_ms` and `predicted_ms` of llama-server begin with the prompt's first step and end with a chosen token
-(server-common.h, `server_slot_stats`), as TTFT and TPOT of a run in process do. What they differ by is a part too:
-other settings, or the draw of the process.
-
-Here are also the settings of both sides, as far as the server gives its own, and what the parts show in words.
+`prompt_ms` and `predicted_ms` of llama-server begin with the prompt's first step and end with a sampled token
+(server-common.h, `server_slot_stats`), like TTFT and TPOT of a run in process. Their difference is a part too: other
+settings, or variation between processes.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ from lab.core.request import NO, UNKNOWN, YES, Request, RequestRecord
 from lab.core.request_times import figures
 
 TTFT, TPOT = "TTFT", "TPOT"
-ENGINE = "engine, as in process"
+ENGINE = "engine in process"
 SAMPLING = "sampling"
-OTHERWISE = "engine, otherwise"
+OTHERWISE = "engine difference"
 STREAM = "stream"
 HTTP = "HTTP and client"
 TEMPLATE = "templating"
@@ -41,7 +39,7 @@ UNEXPLAINED = "not explained"
 ORDER = (ENGINE, SAMPLING, OTHERWISE, STREAM, HTTP, TEMPLATE, TOKENIZE, SLOT)
 
 PartTimes = dict[str, float | None]
-"""Milliseconds of each part of a block; None where the server does not let it be measured."""
+"""Milliseconds of each part of a block; None if it cannot be measured on the server."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +53,16 @@ class PartTime:
 
     @property
     def is_noise(self) -> bool:
-        """Whether blocks differ on which side of zero it lies, or it comes out negative: noise around zero."""
+        """Whether the part is negative, or its sign differs between blocks."""
         return self.ms < 0 or self.low_ms < 0 < self.high_ms
 
 
 @dataclass(frozen=True)
 class Phase:
-    """TTFT or TPOT: both wholes, the parts of the server's, and what these leave of it. Means, in ms.
+    """TTFT or TPOT in process and through the server, and the parts of the latter. Means, in ms.
 
-    `spread` is how far the engines of the blocks lay apart in process: (largest - smallest) / median.
-    `hidden` names parts that this server does not let be measured: they are in what is not explained.
+    `spread` is the spread of the engines in process over the blocks: (largest - smallest) / median. `hidden` names
+    parts that cannot be measured on this server: they are in the unexplained rest.
     """
 
     name: str
@@ -80,11 +78,11 @@ class Phase:
 
     @property
     def unexplained(self) -> float:
-        """The share of the whole."""
+        """The unexplained share of the whole."""
         return self.unexplained_ms / self.server_ms
 
     def ms(self, name: str) -> float | None:
-        """Of a part; None where it was not measured."""
+        """The time of a part; None if not measured."""
         return next((part.ms for part in self.parts if part.name == name), None)
 
 
@@ -100,13 +98,13 @@ class LengthParts:
 
     @property
     def n_middle(self) -> int:
-        """Blocks that the means are of."""
+        """The number of blocks in the means."""
         return self.n_blocks - 2 * (self.n_blocks // 4)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What one block measured of one length: the same tokens in process and through the server."""
+    """The run and the request of one block and length: the same tokens in process and through the server."""
 
     run: Run
     request: Request
@@ -114,7 +112,7 @@ class Pair:
 
 
 def pairs(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[Pair]:
-    """Runs and the requests that belong to them, where both went well and no part of the prompt was cached."""
+    """Successful runs with their successful requests; without those whose prompt was partly cached."""
     runs = {
         (record.session, record.run.block, record.run.n_prompt, record.run.n_gen): record
         for record in records
@@ -152,7 +150,7 @@ def _blocks(
     of_run: Callable[[Run], float | None],
     parts: Callable[[Pair, float, float], PartTimes],
 ) -> list[tuple[float, float, PartTimes]]:
-    """Of each block in which both wholes are known: that in process, that of the server, and the parts of this."""
+    """For each block with both wholes: that in process, that of the server, and its parts."""
     both = ((pair, _ms(of_run(pair.run)), _ms(of_request(pair.request))) for pair in alike)
     return [(run, its, parts(pair, run, its)) for pair, run, its in both if run is not None and its is not None]
 
@@ -166,7 +164,7 @@ def parts_of_ttft(pair: Pair, engine_ms: float, server_ms: float) -> PartTimes:
         for column in ((pieces.template_ns, pieces.tokenize_ns) if pieces else (None, None))
     )
     prompt = timings.prompt_ms if timings else None
-    begun = _ms(pair.request.headers_ns)  # the head of the answer: the slot has begun
+    begun = _ms(pair.request.headers_ns)  # the head of the answer: the slot began
     is_head_early = prompt is not None and begun is not None and begun < server_ms - prompt / 2
     slot = None
     if is_head_early and begun is not None:
@@ -199,7 +197,7 @@ def parts_of_tpot(pair: Pair, engine_ms: float, _: float) -> PartTimes:
 
 
 def _choosing_ms(run: Run) -> float:
-    """Of a token, in process: the median."""
+    """The median sampling time of a token in process."""
     steps = run.steps
     first = phases.n_prefill_steps(run)
     pairs = zip(steps.ready_ns[first:], steps.end_ns[first:], strict=True)
@@ -207,14 +205,14 @@ def _choosing_ms(run: Run) -> float:
 
 
 def _per_token_ms(gen_ms: float | None, n_gen: int | None) -> float | None:
-    """Of llama-server's time of generation, which has one step less than tokens."""
+    """The time per token from llama-server's generation time, which has one step fewer than tokens."""
     return None if gen_ms is None or n_gen is None or n_gen < 2 else gen_ms / (n_gen - 1)
 
 
 def _phase(name: str, blocks: Sequence[tuple[float, float, PartTimes]]) -> Phase | None:
-    """Means over the middle half of the blocks, by how much longer the server took; the ranges are those of all.
+    """Means over the middle half of the blocks, ordered by the extra time of the server; ranges over all blocks.
 
-    Means add up, which medians do not; without the outer blocks one that was disturbed does not count for all.
+    Means add up, unlike medians; leaving out the outer blocks limits the weight of a disturbed one.
     """
     if not blocks:
         return None
@@ -251,15 +249,15 @@ def _median_ms(column_ns: Sequence[int]) -> float | None:
 
 
 HIDDEN = "threads, ubatch, flash attention and cache types"
-"""Settings of the engine that no server gives."""
+"""Settings of the engine that no server reports."""
 
 LEAST = 0.001
-"""Of the whole: smaller parts are not named in sentences."""
+"""Sentences leave out parts below this share of the whole."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting on both sides; None where it is not known. `same`: yes, no or unknown."""
+    """One setting on both sides; None if unknown. `same`: yes, no or unknown."""
 
     name: str
     in_process: str | None
@@ -268,7 +266,7 @@ class Setting:
 
 
 def settings(record: Record, request: RequestRecord) -> list[Setting]:
-    """What can be held against each other, and what only the side in process gives."""
+    """The settings of both sides, and those that only the side in process reports."""
     own, model = record.settings, record.model
     theirs = request.endpoint.settings
     build = theirs.build if theirs else None
@@ -277,7 +275,7 @@ def settings(record: Record, request: RequestRecord) -> list[Setting]:
     slots = f"{theirs.n_slots}, each of {theirs.n_ctx:,} tokens" if theirs and theirs.n_slots and theirs.n_ctx else None
     threads = str(own.n_threads) + ("" if own.n_threads == own.n_threads_batch else f", prefill {own.n_threads_batch}")
     return [
-        _held("file of the model", model.file.rpartition("/")[2], theirs.model_file if theirs else None),
+        _held("model file", model.file.rpartition("/")[2], theirs.model_file if theirs else None),
         _held("quantization", model.quantization, theirs.quantization if theirs else None),
         Setting("llama.cpp", commit, build, same_build),
         Setting("slots", f"1, of {own.n_ctx:,} tokens", slots, UNKNOWN),
@@ -294,13 +292,13 @@ def _held(name: str, own: str | None, theirs: str | None) -> Setting:
 
 
 def sentences(rows: Sequence[LengthParts]) -> list[str]:
-    """What the parts show, in words."""
+    """Sentences on the parts."""
     words = []
     for row in rows:
         if not shown.is_firm(row.doubts):
             words.append(
-                f"With prompts of {row.n_prompt:,} tokens half of the blocks or more were disturbed: what the server "
-                "costs cannot be told. Measure again while no other program runs."
+                f"No verdict for prompts of {row.n_prompt:,} tokens: at least half of the blocks were disturbed. "
+                "Measure again while no other program runs."
             )
             continue
         for phase in row.phases:
@@ -324,10 +322,9 @@ def _difference(row: LengthParts, phase: Phase) -> str:
     parts = [f"{part.name} {_signed(part.ms)}" for part in named] + [f"not explained {_signed(phase.unexplained_ms)}"]
     noise = [part.name for part in phase.parts if part.is_noise]
     around = f" Noise around zero: {', '.join(noise)}." if noise else ""
-    return (
-        f"The server is {abs(more_ms) / phase.in_process_ms:.1%} {way} {what} ({digits(phase.server_ms)} instead of "
-        f"{digits(phase.in_process_ms)} ms): in ms, {', '.join(parts)}.{around}"
-    )
+    both = f"{digits(phase.server_ms)} instead of {digits(phase.in_process_ms)} ms"
+    percent = 100 * abs(more_ms) / phase.in_process_ms
+    return f"The server is {percent:.1f} % {way} {what}, {both}. In ms: {', '.join(parts)}.{around}"
 
 
 def _signed(ms: float) -> str:
@@ -335,25 +332,21 @@ def _signed(ms: float) -> str:
 
 
 def _otherwise(phase: Phase) -> str | None:
-    """Whether the engine in the server differs by more than engines in process do."""
+    """A sentence on whether the engine in the server differs by more than engines in process do."""
     ms = phase.ms(OTHERWISE)
     if ms is None or abs(ms) < LEAST * phase.server_ms:
         return None
-    share = abs(ms) / phase.in_process_ms
-    if share <= phase.spread:
-        return (
-            f"{phase.name}: the engine in the server differs by {share:.1%}; engines in process differed as much from "
-            f"block to block ({phase.spread:.1%}), so this may be its process, or the machine."
-        )
-    return (
-        f"{phase.name}: the engine in the server differs by {share:.1%}, engines in process from block to block by "
-        f"{phase.spread:.1%}: compare its {HIDDEN}, which it does not say, with those above."
-    )
+    share, spread = 100 * abs(ms) / phase.in_process_ms, 100 * phase.spread
+    of_blocks = f"The server's engine differs by {share:.1f} % in {phase.name}, engines in process by {spread:.1f} %"
+    if share <= spread:
+        return f"{of_blocks} between blocks: this can be variation between processes, or the machine."
+    return f"{of_blocks} between blocks: compare the server's {HIDDEN} (which it does not report) with those above."
 
 
 def _hidden(phase: Phase) -> str | None:
     if not phase.hidden:
         return None
     return (
-        f"{phase.name}: {', '.join(phase.hidden)} cannot be measured on this server, and lie in what is not explained."
+        f"{phase.name}: {', '.join(phase.hidden)} cannot be measured on this server and are part of what is not "
+        "explained."
     )

@@ -1,6 +1,5 @@
-"""A model in process and through a server, as text: the parts of the difference, and settings of both sides.
-
-The picture: TTFT and TPOT in process, and through a server, whose parts are stacked.
+"""A model in process and through a server: the parts of the difference and the settings of both sides, as text, and a
+picture with TTFT and TPOT of both.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 WHOLE, IN_PROCESS = "through the server", "in process"
 LLAMA_SERVER = "llama-server"
 CAPTION = (
-    "TTFT and TPOT in process, and below it through the server, in parts. What is not explained is hatched; parts "
-    "below zero are noise."
+    "TTFT and TPOT in process (above) and through the server (below), in parts. The unexplained rest is hatched; "
+    "parts below zero are noise."
 )
 
 
@@ -43,7 +42,7 @@ def has_both(records: Sequence[Record], requests: Sequence[RequestRecord]) -> bo
 
 
 def print_parts(records: Sequence[Record], requests: Sequence[RequestRecord], out: Console) -> None:
-    """Prints for each server its settings and those in process, the parts, and what they show; else nothing."""
+    """Prints for each server the settings of both sides, the parts, and sentences on them."""
     print_sections(sections(records, requests), out)
 
 
@@ -57,8 +56,8 @@ def _section(ours: Sequence[Record], theirs: Sequence[RequestRecord]) -> Section
     record, request = _first(ours, theirs)
     columns: Columns = (
         ("name", lambda one: one.name),
-        ("in process", lambda one: one.in_process or "not known"),
-        ("server", lambda one: one.server or "it does not say"),
+        ("in process", lambda one: one.in_process or "unknown"),
+        ("server", lambda one: one.server or "not reported"),
         ("note", lambda one: "differs" if one.same == NO else ""),
     )
     phases = [_of_phase(row, phase) for row in rows for phase in row.phases]
@@ -74,7 +73,7 @@ def _section(ours: Sequence[Record], theirs: Sequence[RequestRecord]) -> Section
 
 
 def _of_phase(row: LengthParts, phase: Phase) -> Section:
-    """The parts of a phase, what is not explained, and both wholes."""
+    """The parts of a phase, the unexplained rest, and both wholes."""
     blocks = plural(row.n_blocks, "block")
     if row.n_middle < row.n_blocks:
         blocks = f"the middle {row.n_middle} of {blocks}"
@@ -85,13 +84,13 @@ def _of_phase(row: LengthParts, phase: Phase) -> Section:
             part.name,
             digits(part.ms),
             f"{100 * part.ms / phase.server_ms:.1f}",
-            f"{digits(part.low_ms)} {digits(part.high_ms)}{' (noise around 0)' if part.is_noise else ''}",
+            f"{digits(part.low_ms)} to {digits(part.high_ms)}{' (noise)' if part.is_noise else ''}",
         )
         for part in phase.parts
     ]
     return Section(
         f"{what}; means of {blocks}{disturbed}",
-        headings=("part", "ms", "% of the\nwhole", "least and\nmost ms"),
+        headings=("part", "ms", "% of the\nwhole", "range\nms"),
         cells=[
             *parts,
             (UNEXPLAINED, digits(phase.unexplained_ms), f"{100 * phase.unexplained:.1f}", ""),
@@ -126,7 +125,7 @@ def finished(record: RequestRecord) -> str:
     """A line on a request of a block."""
     one = figures(record.request)
     if one.status != OK or one.ttft_ns is None:
-        what = one.failure or "no token came"
+        what = one.failure or "no token"
     else:
         tpot = f", TPOT {digits(one.tpot_ns / 1e6)} ms" if one.tpot_ns is not None else ""
         what = f"TTFT {digits(one.ttft_ns / 1e6)} ms{tpot}"
@@ -134,7 +133,7 @@ def finished(record: RequestRecord) -> str:
 
 
 def failures(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[str]:
-    """What failed, and requests that do not count, in words."""
+    """Failures, and requests that do not count."""
     words = [
         f"In process, repeat {record.run.repeat + 1}: {record.run.error}" for record in records if record.run.error
     ]
@@ -144,20 +143,20 @@ def failures(records: Sequence[Record], requests: Sequence[RequestRecord]) -> li
         if one.status != OK:
             words.append(f"{name}: {one.failure}: {one.error}")
         elif not one.asked.warmup and one.is_warm:
-            words.append(f"{name}: {one.n_cached:,} tokens of the prompt came from a cache; it is left out.")
+            words.append(f"{name}: {one.n_cached:,} tokens of the prompt came from a cache, so it does not count.")
         elif not one.asked.warmup and one.is_short:
-            words.append(f"{name}: the answer ended after {one.n_generated:,} tokens; it is left out.")
+            words.append(f"{name}: the answer ended after {one.n_generated:,} tokens, so it does not count.")
     return words
 
 
 def cannot(endpoint: Endpoint) -> list[str]:
-    """What cannot be told apart on this server, said before it is measured."""
+    """Parts that cannot be separated on this server, for a message before the measurement."""
     if endpoint.server == LLAMA_SERVER:
         return []
-    words = ["It gives no times of its own: scheduling, its engine and its stream cannot be told apart."]
-    words.append("Its tokens are not known: the engine gets other tokens of the same text, as many as it counted.")
+    words = ["The server reports no times: scheduling, its engine and its stream cannot be separated."]
+    words.append("Its token ids are unknown: the engine gets the same number of other tokens of the same text.")
     if endpoint.api == CHAT:
-        words.append("Its template and its tokeniser cannot be timed by themselves.")
+        words.append("Its template and its tokeniser cannot be timed separately.")
     return words
 
 
@@ -174,10 +173,10 @@ def _as_row(row: LengthParts) -> dict[str, Any]:
 
 
 SHADES = dict(zip(ORDER, (*COLOURS[:6], "#F0E442", GUIDE), strict=True))
-"""The colour of each part, in all pictures the same."""
+"""The colour of each part, the same in all pictures."""
 
 SIZE = (9.0, 2.2)
-"""Inches: how wide, and how high for each length."""
+"""Inches: the width, and the height for each length."""
 
 
 def drawings(lines: Sequence[Record | RequestRecord]) -> dict[str, Callable[[Figure], Figure]]:
@@ -188,10 +187,9 @@ def drawings(lines: Sequence[Record | RequestRecord]) -> dict[str, Callable[[Fig
 
 
 def plot_parts(rows: Sequence[LengthParts], title: str, figure: Figure) -> Figure:
-    """A row of two axes for each length: TTFT, and TPOT. Above, in process; below, the parts through the server.
+    """A row of two axes for each length: TTFT and TPOT, in process above, the parts through the server below.
 
-    The parts follow one another; those below zero, which are noise, go back from their end, in a thin bar of their own.
-    What is not explained is hatched.
+    Parts are stacked; those below zero (noise) go back from the end in a thin bar. The unexplained rest is hatched.
     """
     figure.set_size_inches(SIZE[0], 1.4 + SIZE[1] * len(rows))
     axes = figure.subplots(len(rows), 2, squeeze=False)

@@ -1,7 +1,4 @@
-"""What networks would cost, as text.
-
-What is printed of a model that is not on this machine: its sizes, and how to get it.
-"""
+"""The cost of networks as text; the sizes of a model that is not on this machine, and how to get it."""
 
 from __future__ import annotations
 
@@ -24,17 +21,17 @@ from lab.show.console import Grid, grid_of
 from lab.why.network_prediction import NetworkPrediction
 
 USUAL = (1e9 / 8, 1e10 / 8)
-"""Bytes a second of networks that are sold: 1 and 10 Gbit/s."""
+"""Bytes per second of common networks: 1 and 10 Gbit/s."""
 
 LEFT_OUT = (
-    "A prompt of several steps costs at most what is said: one server computes while another is waited for. "
-    "Bytes are those of llama.cpp's messages: an Ethernet carries 94 % of its name. TCP's slow start after a pause is "
-    "not in it, so where a token takes over 0.2 s the logits can take some round trips more."
+    "For a prompt of several steps the cost is an upper bound, because servers compute while others send. Ethernet "
+    "carries 94 % of its nominal bandwidth. TCP's slow start after a pause is not included: if a token takes over "
+    "0.2 s, the logits can need a few more round trips."
 )
 
 
 def print_network(answer: NetworkPrediction, out: Console) -> None:
-    """Prints the traffic, the cost of each network, and what it rests on."""
+    """Prints the traffic, the cost of each network, and the basis."""
     model, n_tokens = answer.model, answer.n_gen - 1
     counts = Counter(answer.layers[:-1]).values()
     layers = str(max(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
@@ -42,18 +39,18 @@ def print_network(answer: NetworkPrediction, out: Console) -> None:
     out.print(Text(f"{model.name} {model.quantization or ''} over {servers}, {layers} layers each", style="bold"))
     decode = answer.decode
     token = Traffic(*(round(n / n_tokens) for n in (decode.bytes_out, decode.bytes_back, decode.n_round_trips)))
-    for name, traffic in (("a token", token), (f"a prompt of {answer.n_prompt:,} tokens", answer.prompt)):
+    for name, traffic in (("per token", token), (f"prompt of {answer.n_prompt:,} tokens", answer.prompt)):
         out.print(f"{name:27}{_in_words(traffic)}")
-    grid = grid_of("round trip", "bandwidth", "a token\n+ ms", "of it\nwaiting", "a prompt\n+ s", "decode\ntokens/s")
+    grid = grid_of("round trip", "bandwidth", "per token\n+ ms", "waiting\n%", "per prompt\n+ s", "decode\ntokens/s")
     for cost in answer.costs:
         rates = None if cost.decode_tps is None else [digits(rate) for rate in cost.decode_tps]
         grid.add_row(
             milliseconds(cost.link.round_trip_s),
             bandwidth(cost.link.bytes_per_s),
             digits(1e3 * cost.token_s),
-            f"{cost.waiting_s / cost.token_s:.0%}",
+            f"{100 * cost.waiting_s / cost.token_s:.0f}",
             digits(cost.prompt_s),
-            "-" if rates is None else rates[0] if rates[0] == rates[1] else f"{rates[0]} to {rates[1]}",
+            "-" if rates is None else rates[0] if rates[0] == rates[1] else f"{rates[0]}-{rates[1]}",
         )
     out.print(grid)
     if answer.local is not None:
@@ -64,7 +61,7 @@ def print_network(answer: NetworkPrediction, out: Console) -> None:
 
 
 def planned(plan: Plan) -> dict[str, Any] | None:
-    """What a plan's servers would cost, for JSON; None without servers, or where it is not known."""
+    """The network cost of a plan's servers, for JSON; None without servers, or if unknown."""
     cost = plan_needs.network_of(plan)
     if cost is None:
         return None
@@ -73,17 +70,17 @@ def planned(plan: Plan) -> dict[str, Any] | None:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """The same in words; how wide the network is nobody has measured."""
+    """The same in words, for common bandwidths, because the real one is not measured."""
     cost = plan_needs.network_of(plan)
     if cost is None:
         return []
     decode, n_tokens = cost.decode, cost.n_gen - 1
     mean = Traffic(*(round(n / n_tokens) for n in (decode.bytes_out, decode.bytes_back, decode.n_round_trips)))
-    lines = [f"network  the servers answer in {milliseconds(cost.round_trip_s)}; a token: {_in_words(mean)}"]
+    lines = [f"network  the servers answer in {milliseconds(cost.round_trip_s)}; per token: {_in_words(mean)}"]
     for width in USUAL:
         token, prompt = digits(1e3 * cost.token_s(width)), digits(1e3 * cost.prompt_s(width))
         where = f"at {bandwidth(width)} "
-        words = f"+ {token} ms a token, at most + {prompt} ms a prompt of {cost.n_prompt:,} tokens"
+        words = f"+ {token} ms per token, at most + {prompt} ms per prompt of {cost.n_prompt:,} tokens"
         lines.append(f"         {where:14}{words}")
     return lines
 
@@ -98,7 +95,7 @@ def _size(n_bytes: int) -> str:
 
 
 def sizes_table(by_quantization: Mapping[str, Mapping[str, Any]]) -> Grid:
-    """A row for each quantization: the file's size, what a decode step reads, and the context that fits."""
+    """A row for each quantization: the file's size, the bytes read per decode step, and the context that fits."""
     grid = grid_of("quantization", "MB", "MB read per decode step", "context that fits")
     for quantization, figures in by_quantization.items():
         read, fits = figures["weight_bytes_per_decode_step"], figures["n_ctx_that_fits"]
@@ -112,9 +109,9 @@ def sizes_table(by_quantization: Mapping[str, Mapping[str, Any]]) -> Grid:
 
 
 def how_to_get(spec: Spec, entry: Entry, commands: list[str]) -> list[str]:
-    """Where the shape is from, and the commands that get the file, or make one with random weights."""
+    """The source of the shape, and the commands that download the file or make one with random weights."""
     n_bytes = entry.n_bytes if spec.quantization in (None, entry.quantization) else None
-    lines = [f"Computed from the shape ({entry.shape_source}). The context is for the memory that is free now."]
+    lines = [f"Computed from the shape ({entry.shape_source}). The context fits into the memory that is free now."]
     if spec.source != SYNTHETIC:
         download = f" (a download of about {n_bytes / 1e6:,.0f} MB)" if n_bytes else ""
         lines.append(f"To get it: {commands[0]}{download}")

@@ -1,7 +1,7 @@
-"""What a network would cost a model over several RPC servers, before there is one.
+"""Predicts the cost of a network for a model over several RPC servers.
 
-The network's part is arithmetic (lab/core/network.py). The computing is that of one server with all layers, since the
-servers compute one after the other: predicted as `lab predict` does, where it can be.
+The network's part is computed (lab/core/network.py). The time of computing is that of one server with all layers,
+because servers compute one after the other; it is predicted as in `lab predict`, if possible.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from lab.why.prediction import Prediction
 
 @dataclass(frozen=True)
 class Cost:
-    """What a network adds to a token and to a prompt (at most), and the tokens a second that are left (a range)."""
+    """The time that a network adds per token and per prompt (at most), and the resulting tokens per second (range)."""
 
     link: Link
     token_s: float
-    waiting_s: float  # of a token: for answers, whatever the bandwidth
+    waiting_s: float  # per token, for answers, at any bandwidth
     prompt_s: float
     decode_tps: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
 class NetworkPrediction:
-    """A model over servers that have the same number of layers each: its traffic, and what networks would cost."""
+    """A model over servers with equally many layers: its traffic, and the cost of networks."""
 
     model: Model
     layers: tuple[str, ...]
@@ -53,7 +53,7 @@ class NetworkPrediction:
 
     @property
     def local_s(self) -> float | None:
-        """A token's time without a network: what to expect, or the middle of the range."""
+        """A token's time without a network: the expected time, or the middle of the range."""
         if self.local is None:
             return None
         return self.local.tpot_expected_s or math.sqrt(math.prod(self.local.tpot_s))
@@ -68,10 +68,10 @@ def predict(
     device: str | None = None,
     results: str | Path = "results",
 ) -> NetworkPrediction:
-    """What each network costs. `device` is what each server computes on (models/devices.toml); None: this machine.
+    """The cost of each network. `device` is the device of each server (models/devices.toml); None: this machine.
 
-    LabError for an unknown model or device, for lengths and servers that cannot be, and for a model whose traffic is
-    not known. Where this machine's own time cannot be predicted, `basis` says why.
+    LabError for an unknown model or device, for impossible lengths and servers, and for a model whose traffic is
+    unknown. If the time of computing cannot be predicted, `basis` has the reason.
     """
     if not 1 <= n_servers <= MAX_SERVERS:
         raise LabError(f"--servers {n_servers} is not possible.", f"llama.cpp takes 1 to {MAX_SERVERS}.")
@@ -82,23 +82,23 @@ def predict(
         shape, settings = shapes.find(worker, model), make_plan(worker, [1], 1, 1).settings
     if shape.n_layer is not None and n_servers > shape.n_layer:
         raise LabError(
-            f"{shape.name} has {shape.n_layer} layers: too few for {n_servers} servers.", "Give fewer --servers."
+            f"{shape.name} has {shape.n_layer} layers, too few for {n_servers} servers.", "Give fewer --servers."
         )
     layers = evenly(shape.n_layer or 0, n_servers)
     settings = dataclasses.replace(settings, n_ctx=memory.padded(n_prompt + n_gen))
     traffic = network.of_request(shape, settings, layers, n_prompt, n_gen)
     if traffic is None:
         raise LabError(
-            f"What {shape.name} sends is not known: {shape.uncounted or 'its header does not tell its layers'}.",
-            "Take another model.",
+            f"The traffic of {shape.name} is unknown: {shape.uncounted or 'its header does not describe its layers'}.",
+            "Use another model.",
         )
     where, local = None, None
     try:
         computing = prediction.predictions([n_prompt], n_gen, model, device, results)
         where, local = computing.where, computing.rows[0]
-        basis = f"Computing on {where}, as lab predict has it. {computing.basis}"
+        basis = f"Computing on {where}, predicted as in lab predict. {computing.basis}"
     except LabError as problem:
-        basis = f"The network's part only. {problem.what} {problem.hint}"
+        basis = f"Only the network's part is known. {problem.what} {problem.hint}"
     costs = tuple(_cost(link, traffic[PREFILL], traffic[DECODE], n_gen - 1, local) for link in links)
     return NetworkPrediction(
         *(shape, layers, n_prompt, n_gen, traffic[PREFILL], traffic[DECODE]), where, local, basis, costs
@@ -106,7 +106,7 @@ def predict(
 
 
 def evenly(n_layer: int, n_servers: int) -> tuple[str, ...]:
-    """The devices of the layers, the output last, where all servers have the same share."""
+    """The devices of the layers, the output last, with equal shares for all servers."""
     return tuple(f"RPC{device}" for device in placement.layers(n_layer, -1, (1.0,) * n_servers))
 
 
