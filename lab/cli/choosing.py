@@ -1,9 +1,10 @@
-"""The board: one request on many devices, or the results of many machines as a page."""
+"""Choosing a device: one request on many devices, results of many machines as a page, and what others published."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from lab.errors import LabError
 
 if TYPE_CHECKING:
     from lab.why.candidates import Candidate
+    from lab.why.published import Row
 
 
 def _listed(texts: tuple[str, ...]) -> list[str]:
@@ -165,3 +167,37 @@ def _as_json(one: Candidate) -> dict[str, Any]:
     values["device"] = one.device.about if one.device else None
     values["price"] = one.price.price if one.price else None
     return values
+
+
+@click.command(cls=Command)
+@click.option("--device", "-d", metavar="NAME", help="Devices whose name contains this, or a kind such as apple.")
+@click.option("--model", "-m", metavar="NAME", help="Models whose name or quantization contains this.")
+@click.option("--source", metavar="NAME", help="Sources whose name contains this.")
+@as_json_option()
+def published(device: str | None, model: str | None, source: str | None, as_json: bool) -> None:
+    """List measurements that other people published, with source and date.
+
+    \b
+      lab published                              # how many each source has
+      lab published -d rtx-4090 -m llama-2-7b    # one line for each entry
+
+    They are mean rates of whole tests, collected from llama.cpp's scoreboards and other pages in
+    models/published.csv. A row that breaks a rule, such as one above the limit by memory bandwidth, names the rule. lab
+    predict learns from the others.
+    """
+    from lab.show.text_published import chosen
+    from lab.why import published as file
+
+    rows = chosen(file.rows(), model=model, source=source, device=device)
+    print_published(rows, as_json, is_summary=not (device or model or source))
+
+
+def print_published(rows: Sequence[Row], as_json: bool, is_summary: bool = False) -> None:
+    """Print published measurements as a table, as a summary of their sources, or as JSON."""
+    from lab.show import console, text_published
+    from lab.show.section import print_section
+
+    if as_json:
+        console.print_json({"rows": [dataclasses.asdict(row) for row in rows]})
+        return
+    print_section(text_published.summary(rows) if is_summary else text_published.section(rows), console.console())

@@ -15,7 +15,7 @@ GROUPS = {
         *("prompt-len", "gen", "max-len", "every", "sequences", "shared-prompt", "prefix-len", "suffix-len", "chunk"),
         *("streams", "max-stall", "draft", "draft-len", "concurrency", "rate", "arrivals", "replay", "slo", "prompt"),
         *("only", "quick", "types", "again", "servers", "latency", "bandwidth", "results", "seed", "users", "kind"),
-        *("memory", "prices", "watts", "kwh"),
+        *("memory", "prices", "watts", "kwh", "source"),
     ),
     "How often": (
         *("repeat", "until", "max-repeats", "max-minutes", "blocks", "rounds", "warmup", "duration", "max-requests"),

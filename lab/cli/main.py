@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from lab.cli import running
-from lab.cli.choosing import board
+from lab.cli.choosing import board, print_published, published
 from lab.cli.comparing import compare, export, import_, repeatability
 from lab.cli.experimenting import claims, experiments
 from lab.cli.explaining import ceilings, doctor, explain, predict, words
@@ -29,7 +29,7 @@ from lab.errors import LabError
 GROUPS = {
     "Measure": ("measure", "sweep", "ab"),
     "Understand": ("ceilings", "explain", "claims", "words", "show", "plot", "report"),
-    "Compare and choose": ("compare", "repeatability", "predict", "board"),
+    "Compare and choose": ("compare", "repeatability", "predict", "board", "published"),
     "Serve many": ("batch", "prefix", "stall", "speculate"),
     "Servers": ("server", "load", "overhead", "client"),
     "Files": ("models", "export", "import"),
@@ -113,7 +113,11 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
     from lab.analysis.request_table import alone
     from lab.show import claim_views, console, overhead_views, text_load, text_places, text_requests, text_results
     from lab.show.section import print_sections
+    from lab.why.published import read
 
+    if all(Path(name).suffix == ".csv" for name in results):
+        print_published([row for name in results for row in read(Path(name))], as_json)
+        return
     reading = running.read_runs(results, "place") if placement else running.read(results)
     records = list(reading.records)
     if placement:
@@ -257,6 +261,7 @@ for command in (
     explain,
     predict,
     board,
+    published,
     doctor,
     words,
     export,

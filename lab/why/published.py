@@ -40,6 +40,7 @@ class Row:
     tps: float
     date: str
     marks: tuple[str, ...] = ()
+    url: str = ""
 
     @property
     def seconds(self) -> float:
@@ -54,9 +55,13 @@ def rows() -> tuple[Row, ...]:
 
 
 def read(path: Path) -> tuple[Row, ...]:
-    """The rows of such a file."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return tuple(row_of(line) for line in csv.DictReader(file))
+    """The rows of such a file. LabError where it is none."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return tuple(row_of(line) for line in csv.DictReader(file))
+    except (OSError, KeyError, ValueError, AttributeError, csv.Error) as problem:
+        what = f"{path} is not a table of published measurements: {problem}."
+        raise LabError(what, "Its columns must be those of models/published.csv.") from None
 
 
 def row_of(line: dict[str, str]) -> Row:
@@ -73,6 +78,7 @@ def row_of(line: dict[str, str]) -> Row:
         float(line["tps"]),
         line["collected"],
         tuple(line["marks"].split()),
+        line["url"],
     )
 
 
