@@ -194,7 +194,7 @@ def test_results_that_are_broken_or_newer(tmp_path: Path) -> None:
     assert "schema 7" in err and "the line is truncated" in err
     assert run_lab("show", tmp_path / "none.jsonl")[0] == 1
     path.write_bytes(b"nonsense\n")
-    assert "There is no run in" in run_lab("show", path)[2]
+    assert "contains no runs" in run_lab("show", path)[2]
 
 
 def long_measurement(folder: Path) -> tuple[Any, psutil.Process]:

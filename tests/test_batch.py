@@ -247,7 +247,7 @@ def test_what_is_made_for_plain_runs_says_that_these_are_none(tmp_path: Path) ->
     for record in session():
         results.append(tmp_path / "a.jsonl", record)
     code, _, err = run_lab("export", tmp_path / "a.jsonl")
-    assert code == 1 and "only experiments here, which llama-bench has no rows for" in err
+    assert code == 1 and "only experiments, and llama-bench's format has no rows" in err
 
 
 def test_the_command_that_makes_a_batch_again() -> None:

@@ -386,7 +386,7 @@ def test_a_model_of_the_hub_is_pulled_and_measured(tmp_path: Path, monkeypatch: 
         assert model.revision == server.repos["owner/tiny"].commit
         assert server.n_bytes == path.stat().st_size  # once, although it was measured twice
         assert obtain.locate(catalog.parse("hf:owner/tiny:Q4_0")) is not None
-        assert "was not there" in run_lab("models", "remove", "hf:owner/tiny:Q8_0")[1]
+        assert "not on this machine" in run_lab("models", "remove", "hf:owner/tiny:Q8_0")[1]
         assert "freed" in run_lab("models", "remove", "hf:owner/tiny:Q4_0")[1]
         assert obtain.locate(catalog.parse("hf:owner/tiny/tiny-Q4_0.gguf")) is None
 

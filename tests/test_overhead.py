@@ -295,7 +295,7 @@ def test_what_cannot_be_is_said_before(planted: str, fake_worker: FakeWorker) ->
             with pytest.raises(LabError, match=words):
                 overhead_blocks.prepare(server, fake_worker, **asked)  # type: ignore[arg-type]
     code, _, error = run_lab("overhead")
-    assert code == 1 and "Which server?" in error
+    assert code == 1 and "No server is given" in error
     code, _, error = run_lab("overhead", "--url", planted, "--timeout", 0)
     assert code == 1 and "--timeout 0 is not possible" in error
 

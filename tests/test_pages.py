@@ -32,7 +32,7 @@ PAGES = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 ]
-GENERATED = ["lab/README.md", "lab/cli/README.md", "results/README.md"]
+GENERATED = ["README.md", "lab/README.md", "lab/cli/README.md", "results/README.md"]
 SAMPLES = sorted((ROOT / "results").glob("sample-*.jsonl"))
 PLAIN = ["README.md", "INSTALL.md", "results/README.md", "lab/README.md"]
 """Pages that follow the rules of "Write plainly" in CONTRIBUTING.md."""

@@ -126,10 +126,11 @@ def export(results: tuple[str, ...], form: str, kind: str | None, table: str | N
     if form == "llama-bench":
         plain = [record for record in reading.records if record.run.lever is None]
         if not reading.records:
-            raise LabError("llama-bench has no rows for requests to servers.", "Use --format csv or parquet.")
+            raise LabError("llama-bench's format has no rows for requests to servers.", "Use --format csv or parquet.")
         if not plain:
             raise LabError(
-                "There are only experiments here, which llama-bench has no rows for.", "Use --format csv or parquet."
+                "The results are only experiments, and llama-bench's format has no rows for these.",
+                "Use --format csv or parquet.",
             )
         if n := sum(bool(disturbances.disturbances(record)) for record in plain):
             note(f"{n} of {len(plain)} runs were disturbed. llama-bench has no column for that; --format csv has one.")
@@ -245,7 +246,7 @@ def repeatability(sessions: int, pause: float, out: str, as_json: bool, **asked:
         def why_not(records: Sequence[Record]) -> str:
             timed = [record for record in records if record.run.status == OK and not record.run.warmup]
             if not timed:
-                return "no run went well."
+                return "no run succeeded."
             return f"{'; '.join(disturbances.sentences(timed))}." if disturbances.is_doubtful(timed) else ""
 
         folder = Path(out)
@@ -267,7 +268,7 @@ def repeatability(sessions: int, pause: float, out: str, as_json: bool, **asked:
         stdout.print(f"failed {line}")
     if not spreads:
         raise LabError(
-            "Too few sessions went well and undisturbed to know how much sessions differ.",
-            "Close what else runs, and run lab repeatability again: the sessions that count are kept.",
+            "Too few sessions succeeded undisturbed to estimate how much sessions differ.",
+            "Close other programs and run lab repeatability again: the sessions that count are kept.",
         )
-    stdout.print("lab compare now claims differences between sessions of this machine only beyond that.")
+    stdout.print("From now on lab compare reports only larger differences between sessions of this machine.")

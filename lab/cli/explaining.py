@@ -82,8 +82,8 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
         except KeyboardInterrupt:
             left = probing.unknown(model, plan.settings, extra, where, probing.kept(folder, lambda text: None))
             lacking = f"{len(left)} of {len(todo)} kernels are missing. The same command measures them."
-            state = f"The set is incomplete: {lacking}" if left else "Every kernel is known, some of fewer rounds."
-            err.print(f"\nInterrupted. What was measured is kept in {folder}. {state}")
+            state = f"The set is incomplete: {lacking}" if left else "Every kernel was measured, some in fewer rounds."
+            err.print(f"\nInterrupted. Finished measurements are kept in {folder}. {state}")
             sys.exit(EXIT_INTERRUPTED)
     for sentence in warnings:
         err.print(f"{sentence}", style="yellow")
@@ -123,7 +123,7 @@ def explain(
     reading = read_runs(results, "explain")
     records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
     if not records:
-        raise LabError("There is no run that went well, so nothing to explain.", "Look at the errors: lab show RESULTS")
+        raise LabError("No run succeeded, so there is nothing to explain.", "Look at the errors: lab show RESULTS")
     given = ceilings_of(reading, folder)
     setups, documents = table.setups(table.runs(records)), []
     for number, (label, setup) in enumerate(setups):

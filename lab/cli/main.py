@@ -83,7 +83,7 @@ def main() -> None:
     except click.ClickException as problem:
         problem.show()
         if "unexpected extra argument" in problem.format_message():
-            click.echo("Several lengths or models are written with commas: --prompt-len 10,100,1000", err=True)
+            click.echo("Separate several lengths or models with commas: --prompt-len 10,100,1000", err=True)
         sys.exit(running.EXIT_FAILED)
     except OSError as problem:
         if problem.errno != errno.ENOSPC:
@@ -158,7 +158,7 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
     reading = running.read(results)
     records, first = list(reading.records), Path(results[0])
     if not running.any_good(reading.measured):
-        raise LabError("There is nothing to draw: no run went well.", "Look at the errors: lab show RESULTS")
+        raise LabError("There is nothing to draw: no run succeeded.", "Look at the errors: lab show RESULTS")
     for sentence in text_results.imported(records):
         running.note(sentence)
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
@@ -193,7 +193,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     if path.suffix != ".html":
         raise LabError(f"A page's name must end in .html, and {path} does not.", "For example: --out report.html")
     if path.resolve() in {Path(each).resolve() for each in results}:
-        raise LabError(f"{path} would be overwritten by its own report.", "Choose another name: --out report.html")
+        raise LabError(f"--out {path} would overwrite the results.", "Choose another name: --out report.html")
     others = running.nearby(results, reading.records).records
     known = running.ceilings_of(reading, ceilings)
     judged = running.verdicts_of(reading.records, results, known)

@@ -40,7 +40,9 @@ def models(context: click.Context, as_json: bool) -> None:
         console.print_json([dataclasses.asdict(row) for row in rows])
         return
     console.console().print(text_setup.models_table(rows))
-    click.echo("\nShapes can be measured with random weights: --model synthetic:NAME. Any file: --model PATH.gguf")
+    click.echo(
+        "\nTo measure a shape with random weights: --model synthetic:NAME. To measure any file: --model PATH.gguf"
+    )
 
 
 @models.command()
@@ -126,7 +128,7 @@ def remove(specs: tuple[str, ...]) -> None:
 
     for text in specs:
         freed = delete(catalog.parse(text))
-        click.echo(f"{text}: {freed / 1e6:,.0f} MB freed" if freed else f"{text}: was not there")
+        click.echo(f"{text}: {freed / 1e6:,.0f} MB freed" if freed else f"{text}: not on this machine")
 
 
 def _obtain(specs: tuple[str, ...]) -> None:

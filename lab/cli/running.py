@@ -41,7 +41,7 @@ def read(results: tuple[str, ...]) -> Contents:
     for sentence in reading.skipped:
         note(sentence)
     if not (reading.records or reading.requests):
-        raise LabError(f"There is no run in {' '.join(results)}.", "Measure some: lab measure")
+        raise LabError(f"{' '.join(results)} contains no runs.", "Measure some: lab measure")
     return reading
 
 
@@ -50,8 +50,8 @@ def read_runs(results: tuple[str, ...], what: str) -> Contents:
     reading = read(results)
     if not reading.records:
         raise LabError(
-            f"There are only requests to servers in {' '.join(results)}, and no steps of an engine to {what}.",
-            "Measure the model in process: lab measure -m MODEL. What the requests show: lab show RESULTS",
+            f"{' '.join(results)} contains only requests to servers, and no steps of the engine to {what}.",
+            "Measure the model in process: lab measure -m MODEL. To see the requests: lab show RESULTS",
         )
     return reading
 

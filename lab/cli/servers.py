@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 URL = click.option("--url", metavar="URL", help="A server that speaks OpenAI's API: http://127.0.0.1:8080/v1")
 REACHING = [
-    click.option("--api", type=click.Choice(["chat", "completions"]), help="Which interface.  [default: the server's]"),
+    click.option("--api", type=click.Choice(["chat", "completions"]), help="API to use.  [default: the server's]"),
     click.option("--api-key-env", metavar="NAME", help="The environment variable that holds the server's key."),
     click.option(
         "--header",
@@ -115,23 +115,25 @@ def client(streams: str, as_json: bool) -> None:
     if as_json:
         console.print_json([dataclasses.asdict(test) for test in tests])
         return
-    grid = console.grid_of("streams", "events", "events/s", "median us", "99 % us", "most us", "server late, 99 % us")
+    grid = console.grid_of("streams", "events", "events/s", "median us", "99 % us", "max us", "server late, 99 % us")
     for test in tests:
         values = test.rate, test.median_us, test.p99_us, test.max_us, test.server_late_p99_us
         grid.add_row(f"{test.n_streams}", f"{test.n_events:,}", *(f"{value:,.0f}" for value in values))
     out = console.console()
     out.print(grid)
     out.print(
-        f"From the moment an event is sent until it is stamped. Wanted with 16 streams: {WANTED_MEDIAN_US:.0f} us in "
-        f"the median, {WANTED_P99_US:,.0f} us in 99 %. Figures of a server near that say more about the client."
+        f"Time from sending an event to its time stamp. Goal with 16 streams: a median of {WANTED_MEDIAN_US:.0f} us, "
+        f"99 % below {WANTED_P99_US:,.0f} us. A server's times close to these errors are not reliable."
     )
 
 
 @click.command(cls=Command, first=("url", "concurrency", "rate", "prompt-len", "gen", "slo"))
 @with_options(
-    click.option("--url", required=True, metavar="URL", help="A server of OpenAI's API: http://127.0.0.1:8080/v1"),
-    click.option("--concurrency", "-c", help="Numbers of users, each with one request at a time: 1,4,16."),
-    click.option("--rate", metavar="LIST", help="Instead: requests per second, whatever the server does: 0.5,1."),
+    click.option(
+        "--url", required=True, metavar="URL", help="A server that speaks OpenAI's API: http://127.0.0.1:8080/v1"
+    ),
+    click.option("--concurrency", "-c", help="Numbers of users, each with one request at a time.  [default: 1,2,4,8]"),
+    click.option("--rate", metavar="LIST", help="Instead of users: requests per second, sent on schedule: 0.5,1."),
     click.option(
         "--arrivals",
         type=click.Choice(["poisson", "constant"]),
@@ -200,7 +202,7 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     if dry_run:
         _print_plan(plan, output.as_json)
         return
-    confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to learn what it can do", yes)
+    confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to examine it", yes)
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         text_out = err if output.as_json else console.console()
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
@@ -238,7 +240,9 @@ def _collect_load(
     except KeyboardInterrupt as interrupt:
         kept = results.read([path]).requests if path.exists() else ()
         n = len(kept)
-        err.print(f"\nInterrupted. {plural(n, 'request')} in {path}" if n else "\nInterrupted: nothing had ended.")
+        err.print(
+            f"\nInterrupted. {plural(n, 'request')} in {path}" if n else "\nInterrupted before a request was finished."
+        )
         return [loads.sample(record.request) for record in kept], interrupt
     return samples, None
 
@@ -309,10 +313,10 @@ def _print_plan(plan: LoadPlan, as_json: bool) -> None:
     out = console.console()
     out.print(f"loads    {', '.join(arms)}; in {plural(rounds, 'round')}")
     out.print(f"lengths  {load.lengths}")
-    out.print(f"windows  {load.warmup_s:g} s of warm-up and {load.duration_s:g} s that count, each")
+    out.print(f"windows  {load.warmup_s:g} s of warm-up, then {load.duration_s:g} s that count")
     out.print(f"order    {'; '.join(window.label for window in plan.windows)}")
     out.print(f"at most  {plural(plan.n_most, 'request')}")
-    out.print(f"takes    {duration(plan.seconds)}, and what the last requests of each window take")
+    out.print(f"takes    {duration(plan.seconds)}, and the time of the last requests of each window")
 
 
 def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
@@ -328,7 +332,7 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
     err = console.console(stderr=True)
     text_out = err if output.as_json else console.console()
     model = asked["model"] if "model" in options else None
-    err.print("looking at the server ...")
+    err.print("examining the server ...")
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
         plan = through_server.make_plan(server, wanted)
@@ -383,7 +387,7 @@ def _send_and_show(plan: ServerPlan, output: Output, stream: bool) -> None:
     click.option("--prompt-len", "-p", default="512", show_default=True, help="Prompt lengths, as for measure."),
     click.option("--gen", "-n", type=TOKENS, default=64, show_default=True, help="Tokens to generate."),
     click.option("--blocks", default=6, show_default=True, help="Blocks; each measures both sides once."),
-    click.option("--prompt", default="text", show_default=True, help="What prompts are cut from, as for measure."),
+    click.option("--prompt", default="text", show_default=True, help="Text of the prompts, as for measure."),
     *ENGINE,
     SEED,
     out_option("Folder for the results and the plot."),
@@ -409,7 +413,7 @@ def overhead(url: str | None, served_model: str | None, yes: bool, blocks: int, 
     from lab.show import console, overhead_views, text_endpoint
 
     if url is None:
-        raise LabError("Which server?", "Name it: --url http://127.0.0.1:8080/v1")
+        raise LabError("No server is given.", "Give its address: --url http://127.0.0.1:8080/v1")
     err, output = console.console(stderr=True), Output.taken_from(asked)
     confirm(url, f"about {15 * blocks} requests for each length", yes)
     how = reaching_of(asked)
@@ -433,7 +437,7 @@ def overhead(url: str | None, served_model: str | None, yes: bool, blocks: int, 
             path,
             err,
             tell=tell,
-            where=lambda lines, path: f"What had ended is in {path}" if lines else "",
+            where=lambda lines, path: f"Finished runs and requests are in {path}" if lines else "",
         )
     has_all = _show_overhead(lines, path, output)
     if problem:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WARNING = (
     "Warning: {endpoint} is open to the network. llama.cpp calls its RPC server fragile and insecure, and says: never "
     "run it on an open network. It asks for no password and encrypts nothing; whoever reaches this port can read and "
-    "change this process. Use it only where every machine in the network is yours, and end it afterwards."
+    "change this process. Use it only in a network where every machine is yours, and stop it afterwards."
 )
 
 
@@ -70,4 +70,4 @@ def _introduce(server: RpcServer, n_threads: int, folder: Path | None) -> None:
     click.echo(f"speaks   llama.cpp RPC {server.version} at {server.endpoint}")
     for address in machine.own_addresses() if host == "0.0.0.0" else [host]:
         click.echo(f"use it   lab measure --rpc {address}:{port}")
-    click.echo("Ctrl-C ends it.", err=True)
+    click.echo("Press Ctrl-C to stop it.", err=True)

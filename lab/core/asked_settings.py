@@ -69,14 +69,14 @@ class AskedSettings:
     threads_batch: int | None = _setting(
         None, "Threads for prefill.  [default: as --threads]", most=MAX_THREADS, record_name="n_threads_batch"
     )
-    batch: int = _setting(2048, "Largest batch; caps --ubatch.", "-b", most=2**30, record_name="n_batch")
+    batch: int = _setting(2048, "Largest batch in tokens; caps --ubatch.", "-b", most=2**30, record_name="n_batch")
     ubatch: int = _setting(512, "Tokens per prefill step.", "-u", most=2**30, record_name="n_ubatch")
     n_gpu_layers: int | str | None = _setting(
         None,
         "Layers to offload; the output layer counts as one. 0: none; auto: as many as fit.  [default: all]",
         "-ngl",
     )
-    flash_attn: str = _setting("auto", "Flash attention.", "-fa", choices=("on", "off", "auto"))
+    flash_attn: str = _setting("auto", "Use flash attention.", "-fa", choices=("on", "off", "auto"))
     cache_type_k: str = _setting(
         "f16",
         f"Type of the K cache: {', '.join(CACHE_TYPES)}.",
@@ -102,7 +102,7 @@ class AskedSettings:
         choices=SPLIT_MODES,
     )
     tensor_split: str | Sequence[float] | None = _placing(
-        "Shares of the devices, such as 3,1.  [default: by free memory]", "-ts"
+        "How to divide the model among devices, such as 3,1.  [default: by free memory]", "-ts"
     )
     main_gpu: int | None = _placing("With --split-mode none: which device.  [default: 0]", "-mg", least=0, most=10_000)
     n_cpu_moe: int | None = _placing(
@@ -113,11 +113,11 @@ class AskedSettings:
         "-ot",
         metavar="PATTERN=BUFFER",
     )
-    kv_offload: bool | None = _placing("KV cache on the devices.  [default: on]", "-nkvo")
+    kv_offload: bool | None = _placing("Keep the KV cache on the devices.  [default: on]", "-nkvo")
     op_offload: bool | None = _placing(
         "Let a GPU compute prefill for layers in RAM.  [default: on, with layers on a device]", "-nopo"
     )
-    mmap: bool | None = _placing("Map the file into memory.  [default: llama.cpp's choice]")
+    mmap: bool | None = _placing("Map the model file into memory (mmap).  [default: llama.cpp's choice]")
     repack: bool | None = _placing(
         "Repack weights on the CPU for its fastest kernels (CPU_REPACK, AMX).  [default: on]", "-nr"
     )

@@ -173,5 +173,5 @@ def check_side(given: Iterable[str], url: str | None) -> None:
         )
     raise LabError(
         f"{', '.join(wrong)} {are} only for the lab's own engine, not for a server.",
-        f"Leave {'it' if one else 'them'} out: a server has settings of its own.",
+        f"Leave {'it' if one else 'them'} out: a server has its own settings.",
     )

@@ -72,7 +72,7 @@ def execute(
             raise LabError(
                 f"{number - n_good} of {number} sessions do not count, so at most {n_good + n_sessions - number} of "
                 f"{n_sessions} can; {FEWEST_SESSIONS} are needed.",
-                "Close what else runs, and run lab repeatability again: the sessions that count are kept.",
+                "Close other programs and run lab repeatability again: the sessions that count are kept.",
             )
 
 

@@ -70,7 +70,7 @@ class Wanted:
         """What a server will be sent, at most."""
         n_runs = len(self.cases) * (self.n_repeat + 1)
         most = max(case.n_prompt + case.n_gen for case in self.cases)
-        return f"{n_runs:,} requests for up to {most:,} tokens each, and small ones to learn what it can do"
+        return f"{n_runs:,} requests for up to {most:,} tokens each, and small ones to examine it"
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
                 "There are only experiments here; what can be explained is runs of lab measure.",
                 "What limits an experiment, its own table says: lab show RESULTS",
             )
-        raise LabError("There is no run that went well, so nothing to explain.", "Look at the errors: lab show RESULTS")
+        raise LabError("No run succeeded, so there is nothing to explain.", "Look at the errors: lab show RESULTS")
     by_length = grouped(timed, lambda one: (one[1].n_prompt, one[1].n_gen, one[0] == DECODE))
     return [_explained(repeats, ceilings) for _, repeats in sorted(by_length.items())]
 
