@@ -51,7 +51,7 @@ QUANTIZATION = r"(?:mostly |all )?((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4)(?: - (Sma
 TEST = r"(?:pp *(\d*))?(?: *\+ *)?(?:tg *(\d*))?(?: *@ *d *(\d+))?"
 UNIT = r"(?:tok(?:en)?s?|t)/s(?:ec)?|tps"
 LENGTHS = {"pp": 512, "tg": 128}
-"""llama-bench's own, of a column that names none."""
+ASSUMED = "the columns name no lengths: read as llama-bench's defaults, pp512 and tg128"
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,8 @@ def read(text: str, device: str | None = None, model: str | None = None) -> tupl
         if _reader(named) and not _ends_in_test(cells) and (has_unit or not heads or _is_rule(following)):
             heads = named
             flash_attn, said = said.flash_attn, dataclasses.replace(said, flash_attn=None)
-            problems += [f"line {number}: {sentence}" for sentence in _assumed(heads)]
+            if _reader(heads) is _of_scoreboard and not any(re.search(r"(?:pp|tg) *\d", head) for head in heads):
+                problems.append(f"line {number}: {ASSUMED}")
             continue
         if _is_rule(following) or (not heads and len(_cells(following)) == len(cells) > 2 and not _ends_in_test(cells)):
             heads, is_unknown = [], True
@@ -275,13 +276,6 @@ def _column_test(head: str) -> tuple[str | None, tuple[int, int, int]] | None:
         return None
     test = _test(found[2]) or _test(found[2].replace(found[3], f"{found[3]}{LENGTHS[found[3]]}"))
     return (found[1] and found[1].upper(), test) if test else None
-
-
-def _assumed(heads: Sequence[str]) -> list[str]:
-    """A sentence where columns of a scoreboard do not name the length of their test."""
-    if _reader(heads) != _of_scoreboard or any(re.search(r"(?:pp|tg) *\d", head) for head in heads):
-        return []
-    return ["the columns name no lengths: read as llama-bench's defaults, pp512 and tg128"]
 
 
 def _ends_in_test(cells: Sequence[str]) -> bool:

@@ -1,48 +1,48 @@
-"""Requests as other tools would have reported them: the same events, by the tools' definitions and field names.
+"""Requests as other tools would report them: the same events, by the tools' definitions and field names.
 
-Each tool writes a JSON document for each of its runs, of all requests that are no warm-up, also of those whose prompt
-came from a cache. What a tool would give as 0 for want of a value is None here.
+Each tool writes a JSON document per run, over all requests except warm-ups, including those whose prompt was cached.
+Where a tool would write 0 for an unknown value, this writes None. Times start when the request is sent.
 
-AIPerf: ai-dynamo/aiperf, src/aiperf/metrics/types/*.py (one file for each figure) and, for what counts as content,
-src/aiperf/endpoints/openai_chat.py and openai_completions.py; percentiles: src/aiperf/metrics/metric_dicts.py. Version
-0.13.0, the document profile_export_aiperf.json, with the server's counts of tokens (--use-server-token-count).
+AIPerf 0.13.0 (ai-dynamo/aiperf: src/aiperf/metrics/types/*.py, one file per figure; metrics/metric_dicts.py for
+percentiles; endpoints/openai_chat.py and openai_completions.py for what counts as content), the document
+profile_export_aiperf.json with the server's token counts (--use-server-token-count):
 
-- time_to_first_token: the first response with text, reasoning or a tool call - the sending; time_to_first_output_token
-  the first that is not reasoning only; time_to_second_token the gap between the first two responses, whatever is in
-  them.
-- request_latency: the last response with content - the sending.
-- inter_token_latency: (request_latency - time_to_first_token) / (n - 1). With --per-chunk-usage it would subtract the
-  tokens of the first response; that is the lab's TPOT.
-- inter_chunk_latency: the gaps between responses with content; one list of all requests.
+- time_to_first_token: to the first response with text, reasoning or a tool call; time_to_first_output_token: to the
+  first with more than reasoning; time_to_second_token: the gap between the first two responses, whatever they hold.
+- request_latency: to the last response with content.
+- inter_token_latency: (request_latency - time_to_first_token) / (n - 1). With --per-chunk-usage AIPerf subtracts the
+  tokens of the first response from n, which gives the lab's TPOT.
+- inter_chunk_latency: the gaps between responses with content, as one list of all requests.
 - output_token_throughput_per_user: 1 / inter_token_latency; e2e_output_token_throughput: n / request_latency;
-  prefill_throughput_per_user: tokens of the prompt / time_to_first_token.
+  prefill_throughput_per_user: prompt tokens / time_to_first_token.
 - Throughput: over benchmark_duration, from the first sending to the end of the last request.
 
-GuideLLM: vllm-project/guidellm, src/guidellm/schemas/base/request_stats.py (figures of a request),
-src/guidellm/backends/openai/http.py and request_handlers.py (what is timed), src/guidellm/benchmark/schemas/metrics.py
-and src/guidellm/schemas/base/statistics.py (summaries). Version 0.8.1.
+GuideLLM 0.8.1 (vllm-project/guidellm: src/guidellm/schemas/base/request_stats.py for figures of a request and
+statistics.py for summaries; backends/openai/http.py and request_handlers.py for what is timed;
+benchmark/schemas/metrics.py):
 
-- time_to_first_token_ms: the first line with text, reasoning or a tool call - the first write of the request;
-  time_to_first_output_token_ms: the first that is not reasoning only.
-- request_latency, in seconds: the end of the stream - the first write.
-- time_per_output_token_ms: (the last such line - the first write) / n, so TTFT is in it. Weighted by n.
-- inter_token_latency_ms: the mean of a request, (last - first) / (n - 1), also where several tokens came first.
-  Weighted by n - 1. Gaps between tokens are not kept, so neither a stall nor a bundle can be seen in it.
-- n by the usage, else one token for each line with content.
-- Percentiles are the smallest value that so many weights do not exceed; standard deviations those of the population.
-- Rates: of them only the means are given here, counts over the time from the first sending to the last end.
+- time_to_first_token_ms and time_to_first_output_token_ms: as in AIPerf, by lines of the stream. All times start at the
+  first write of the request.
+- request_latency, in seconds: to the end of the stream.
+- time_per_output_token_ms: time to the last line with content / n, so it includes TTFT. Weighted by n.
+- inter_token_latency_ms: the mean of a request, (last - first) / (n - 1), even if several tokens came first. Weighted
+  by n - 1. It keeps no gaps between tokens, so stalls and bundled tokens do not show.
+- n: by the usage, else one token per line with content.
+- A percentile is the smallest value that this share of the weights does not exceed; standard deviations are the
+  population's.
+- Rates: only the means are written here, as counts over the time from the first sending to the last end.
 
-`vllm bench serve`: vllm-project/vllm, vllm/benchmarks/lib/endpoint_request_func.py (what is timed) and
-vllm/benchmarks/serve.py (`calculate_metrics`, the names of the JSON), version 0.33.0.
+`vllm bench serve` 0.33.0 (vllm-project/vllm: vllm/benchmarks/lib/endpoint_request_func.py for what is timed, serve.py
+`calculate_metrics` for the names):
 
-- ttft: the first chunk that it takes for a token - the sending. In a chat that is content, reasoning (under the name
-  `reasoning` only; a record does not say which name there was), a tool call, or an empty content without a role; in
-  completions any chunk with a choice, also an empty one at the beginning or the one with the reason of the end.
-- itl: the time between such chunks, however many tokens are in them. One list of all requests.
-- e2el: the last such chunk - the sending.
-- tpot: (e2el - ttft) / (n - 1), also where several tokens came in the first chunk. n by the usage.
+- ttft: to the first chunk that it takes for a token. In a chat: content, reasoning (only under the name `reasoning`; a
+  record does not say which name it was), a tool call, or empty content without a role. In completions: any chunk with a
+  choice, even an empty one at the beginning or the one with the finish reason.
+- itl: the time between such chunks, however many tokens they hold, as one list of all requests.
+- e2el: to the last such chunk. tpot: (e2el - ttft) / (n - 1), even if several tokens came in the first chunk; n by the
+  usage.
 - Throughput: requests or tokens over the time from the first sending to the last end. Percentiles are linear between
-  ranks, standard deviations those of the population.
+  ranks, standard deviations the population's.
 """
 
 from __future__ import annotations
