@@ -254,6 +254,11 @@ def test_bad_input_gets_its_sentence(tmp_path: Path, text: str, said: str) -> No
     assert said in str(problem.value)
 
 
+def test_a_pipe_in_the_text_is_not_a_row(tmp_path: Path) -> None:
+    _, skipped = read(tmp_path, LLAMA_BENCH + "\nRun as ./llama-bench -fa 1 | tee log.txt, or ask | me.\n")
+    assert [sentence.split(":")[0] for sentence in skipped] == ["line 11 skipped", "line 13 skipped"]
+
+
 def test_a_table_of_another_tool_does_not_hide_the_others(tmp_path: Path) -> None:
     prices = "| name | price | shop | x | y | z | a | b |\n|-|-|-|-|-|-|-|-|\n| RTX | 5 | 1 | 1 | 1 | 1 | 1 | 1 |\n\n"
     records, skipped = read(tmp_path, LLAMA_BENCH + "\n" + prices + LLAMA_BENCH)

@@ -123,6 +123,8 @@ def read(text: str, device: str | None = None, model: str | None = None) -> tupl
             heads, is_unknown = [], True
             problems.append(f"line {number}: a table with the columns {', '.join(cells)}, which the lab cannot read")
             continue
+        if "|" in line[1:] and line[0] != "|" and len(cells) != len(heads) and not _ends_in_test(cells):
+            continue  # text, such as a shell's pipe
         try:
             made = _rows(heads, cells, dataclasses.replace(said, flash_attn=flash_attn))
         except ValueError as problem:
