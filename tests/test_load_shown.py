@@ -528,7 +528,7 @@ def test_lab_report_has_loads_and_carries_them(file_of_loads: Path, tmp_path: Pa
     status, _, _ = run_lab("report", file_of_loads, "--out", page)
     assert status == 0
     text = page.read_text()
-    assert "How much load does tiny stand through llama-server?" in text
+    assert "How much load can tiny handle through llama-server?" in text
     assert text.count("<svg") == 6
     assert "within TTFT 500 ms, TPOT 100 ms): between 1 and 16 users." in text
     assert "lab load --url http://127.0.0.1:1/v1 --model tiny --api chat --concurrency 1,16 --prompt-len 10" in text
@@ -586,7 +586,7 @@ def test_loads_are_a_table_and_pictures_in_python() -> None:
     assert list(rows.n_ok) == [120, 120, 0] and rows.ttft_median_s.isna().tolist() == [False, False, True]
     assert "The timeline of requests" in texts(lab.plot_arms(records, "timeline"))
     assert lab.arms([make_record()]).empty
-    with pytest.raises(LabError, match="no request is of a load"):
+    with pytest.raises(LabError, match="no request is part of a load"):
         lab.plot_arms([make_record()])
     with pytest.raises(LabError, match="no picture 'wrong'"):
         lab.plot_arms(records, "wrong")

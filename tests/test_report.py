@@ -104,7 +104,7 @@ def test_warnings_stand_beside_the_figures_that_they_concern() -> None:
     row = text[text.index('<th scope="row">20</th>') :]
     assert "! 20 prompt tokens: other processes used 2.9 cores in both runs" in row[: row.index("</table>")]
     assert "Unreliable: measure again" in row
-    assert "(random weights)" in Page(text).text and "the text means nothing" in Page(text).text
+    assert "(random weights)" in Page(text).text and "the text is meaningless" in Page(text).text
     quiet = [make_record(make_run(20, 9, i), model=random) for i in range(2)]
     both = page.html([*(dataclasses.replace(each, model=random) for each in noisy), *quiet], [])
     assert both.count("other processes used") == 1  # the quiet runs of the same length have their own table
@@ -177,7 +177,7 @@ def test_a_page_on_several_kinds_of_results_has_a_chapter_for_each() -> None:
     assert {link[1:] for link in links} <= {tag.get("id") for _, tag in html.tags}
     assert "Runs : 4 setups" in html.text and "Sweeps : How fast is tiny Q4_0 on" in html.text
     assert html.text.count("have no length in common") == 1  # one sentence on all that is not compared
-    assert "What limited 5 others is not known, for lack of ceilings" in html.text
+    assert "The limits of 5 other setups are unknown without ceilings" in html.text
     assert "By the medians" not in text.partition("<main>")[0]  # answers stand in the chapter of comparisons
 
 

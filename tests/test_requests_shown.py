@@ -284,7 +284,7 @@ def y_of(line: Any) -> list[float]:
 def test_the_picture_of_ttft_has_points_medians_and_a_guide_in_proportion() -> None:
     ax = lab.plot_prefill(session())
     assert ax.get_ylabel() == "TTFT (s)" and (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    assert labels_of(ax) == ["median over requests", "requests", "in proportion: 1.51 ms a token, as at 100"]
+    assert labels_of(ax) == ["median over requests", "requests", "proportional: 1.51 ms per token (as measured at 100)"]
     median, points, _ = ax.get_lines()
     assert y_of(median) == pytest.approx([0.061, 0.151])
     assert len(x_of(points)) == 6
@@ -304,7 +304,7 @@ def test_an_engine_and_a_server_share_pictures_of_ttft_and_decode() -> None:
     ]
     assert y_of(ax.get_lines()[0]) == pytest.approx([0.021])  # TTFT: 20 ms of prefill, 1 ms to choose
     decode = lab.plot_decode(both)
-    assert decode.get_ylabel() == "time since the token before (ms)"
+    assert decode.get_ylabel() == "time since the previous token (ms)"
     assert len(labels_of(decode)) == 3
     assert "in process and through" in decode.get_title()
 
@@ -320,10 +320,10 @@ def test_tokens_that_came_together_have_a_gap_of_0_and_a_line_of_means() -> None
 
 def test_without_tokens_per_event_the_gaps_are_named_inter_chunk_latency() -> None:
     ax = lab.plot_decode([served(n_tokens=None, n_gen=9)])
-    assert "inter-chunk latency" in ax.get_title() and ax.get_ylabel() == "time since the event before (ms)"
+    assert "inter-chunk latency" in ax.get_title() and ax.get_ylabel() == "time since the previous event (ms)"
     assert y_of(ax.get_lines()[0]) == [10] * 4
     both = lab.plot_decode([served(n_tokens=None, n_gen=9), served(n_prompt=10)])
-    assert both.get_ylabel() == "time since the token or event before (ms)"
+    assert both.get_ylabel() == "time since the previous token or event (ms)"
     assert labels_of(both) == [
         "after 10 prompt tokens, between tokens",
         "after 100 prompt tokens, between events",
@@ -343,7 +343,7 @@ def test_warm_and_short_ones_are_lines_of_their_own() -> None:
     ax = lab.plot_prefill([served(), served(n_prompt=10), served(cached=90, first_ms=5), served(n_gen=9, usage=None)])
     assert labels_of(ax)[:2] == ["median over requests", "requests"]
     assert "warm: median" in labels_of(ax)
-    assert labels_of(ax)[-1] == "in proportion: 0.500 ms a token, as at 100"  # not that of the warm one
+    assert labels_of(ax)[-1] == "proportional: 0.500 ms per token (as measured at 100)"  # not that of the warm one
 
 
 @pytest.mark.parametrize("draw", [lab.plot_prefill, lab.plot_decode])
@@ -494,7 +494,7 @@ def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path
     path = lab.report(tmp_path / "page.html", records)
     text = path.read_text()
     assert "<h1>How fast does tiny answer through llama-server?</h1>" in text
-    assert "Of a prompt of 100 tokens the first token arrives after 151 ms; after it each token takes 10.0 ms" in text
+    assert "The first token of 100 prompt tokens arrives after 151 ms, each further token takes 10.0 ms" in text
     assert "llama-server at http://127.0.0.1:1/v1, through chat" in text and "4 slots" in text
     assert "what the server can do" in text and "streaming" in text
     assert "failed: 1 of 7 requests (stalled)" in text

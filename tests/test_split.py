@@ -302,7 +302,7 @@ def test_steps_that_were_not_waited_for_are_not_shown_as_timed() -> None:
     once = dataclasses.replace(timed, settings=dataclasses.replace(timed.settings, prefill_wait="end"))
     rows = table.steps([once])
     assert rows[rows.kind == "prefill"].compute_ms.isna().all() and rows[rows.kind == "decode"].compute_ms.notna().all()
-    thin = "inside each run, step by step"
+    thin = "steps of each run"
     for record, is_drawn in ((timed, True), (once, False)):
         assert (thin in [line.get_label() for line in plot_runs.plot_prefill([record]).lines]) == is_drawn
     assert claims_of_time.growth_of_steps([once]) is None

@@ -1,6 +1,6 @@
-"""The setup of a run or a request as columns of a table: everything that must be equal for two to be repeats.
+"""The setup of a run or a request as columns of a table: everything that repeats have in common.
 
-Of a server only some of it is visible: which it is, and what it says of its settings.
+A server shows only a part of its setup: its name and the settings that it reports.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PLACING = tuple(name for name, setting in table().items() if setting.is_placing and name != "rpc")
-"""Settings of where a model runs; its servers are named by the machine."""
+"""Settings of placement. The machine's label names RPC servers."""
 
 SERVING = ("server", "api", "n_slots", "slot_ctx", "model_file", "quantization")
-"""Of requests: the server and its address, and what it says of itself. A table without requests lacks these columns."""
+"""For requests: the server, its address and what it reports. A table without requests lacks these columns."""
 
 SETUP = (
     "model",
@@ -49,13 +49,13 @@ SETUP = (
     "sweep_every",
     "variant",
 )
-"""What must be equal, apart from n_prompt and n_gen, for runs to be repeats of each other."""
+"""Runs are repeats of each other if these, n_prompt and n_gen are equal."""
 
 IDENTITY = ("model_sha256", "devices", "power", "ram_gb", "os", "llama_cpp_commit", "system_info", "prompt_sha256")
-"""Parts of a setup that are shown only where nothing else differs between two setups."""
+"""Parts of a setup that a label shows only if nothing else tells its setup from the others."""
 
 OF_CLIENT = ("machine", "power", "ram_gb", "os")
-"""Parts of the setup of a request that are of the machine of the client."""
+"""Parts of a request's setup that describe the client's machine."""
 
 
 def fields(table: pd.DataFrame) -> list[str]:
@@ -64,12 +64,12 @@ def fields(table: pd.DataFrame) -> list[str]:
 
 
 def of_engine_only() -> list[str]:
-    """The names of SETUP that no request has: what a server does not show of its engine."""
+    """The names of SETUP that no request has, because a server does not show them."""
     return [name for name in SETUP if name not in ("model", *SERVING, *OF_CLIENT, "variant")]
 
 
 def differing(table: pd.DataFrame, n_setups: int) -> list[str]:
-    """The fewest fields in which setups differ: those that people chose before those of IDENTITY."""
+    """The fewest fields in which setups differ: chosen fields before those of IDENTITY."""
     if table.variant.nunique() == n_setups:
         return ["variant"]
     names: list[str] = []
@@ -85,8 +85,18 @@ def differing(table: pd.DataFrame, n_setups: int) -> list[str]:
     return names if {"model", "machine"} & set(names) else ["model", *names]
 
 
+def label(row: pd.Series, rows: Sequence[pd.Series], names: Sequence[str]) -> str:
+    """The named fields of a setup in words, without details that do not tell it from the other rows."""
+    kept = list(names)
+    for name in [name for name in reversed(names) if name in (*IDENTITY, "kv_unified")]:
+        fewer = [other for other in kept if other != name]
+        if sum(named(one, fewer) == named(row, fewer) for one in rows) == 1:
+            kept = fewer
+    return ", ".join(named(row, kept))
+
+
 def named(row: pd.Series, names: Sequence[str]) -> list[str]:
-    """The named fields of a setup in words. Without a sweep or a variant these two are left out."""
+    """The named fields of a setup in words. A missing sweep or variant is left out."""
     words = []
     for name in names:
         value = row[name]
@@ -111,27 +121,27 @@ def is_request(row: Any) -> bool:
 
 
 def unset(name: str) -> str:
-    """What it means that a field of a setup has no value: there is none, llama.cpp chose it, or it is not known."""
+    """The meaning of a missing value of a field: none, chosen by llama.cpp, or unknown."""
     if name == "server":
         return "in process"
     return "none" if name in ("sweep_every", "variant", "api") else "default" if name in PLACING else "unknown"
 
 
 def model_label(record: Record) -> str:
-    """Name and quantization as titles show them, and whether the weights are random or re-quantised."""
+    """Name and quantization for titles, and whether the weights are random or re-quantized."""
     model = record.model
     origin = {"synthetic": " (random weights)", "requantized": " (re-quantised)"}.get(model.source, "")
     return f"{model.name}{'' if model.quantization is None else f' {model.quantization}'}{origin}"
 
 
 def server_label(endpoint: Endpoint) -> str:
-    """Such as "llama-server b6000 at http://127.0.0.1:8080/v1". A server at another address is another server."""
+    """Such as "llama-server b6000 at http://127.0.0.1:8080/v1". Another address is another server."""
     words = [word for word in (endpoint.server or "server", endpoint.version) if word]
     return f"{' '.join(words)} at {endpoint.url}"
 
 
 def of_run(record: Record) -> dict[str, Any]:
-    """The setup of a run. What the record does not say is None."""
+    """The setup of a run; None for what the record does not contain."""
     settings, own = record.settings, ("flash_attn", "devices", *PLACING)
     return {
         "model": model_label(record),
@@ -154,7 +164,7 @@ def of_run(record: Record) -> dict[str, Any]:
 
 
 def of_request(record: RequestRecord) -> dict[str, Any]:
-    """The setup of a request: the server, what it says of itself, and the machine of the client. The rest is None."""
+    """The setup of a request: the server, what it reports, and the client's machine. Other fields are None."""
     endpoint = record.endpoint
     settings = endpoint.settings or ServerSettings()
     return dict.fromkeys(SETUP) | {
@@ -177,7 +187,7 @@ def _ram_gb(record: Record | RequestRecord) -> int | None:
 
 
 def _placing(settings: Settings) -> dict[str, Any]:
-    """The settings of PLACING, lists as one string; None where llama.cpp chooses."""
+    """The settings of PLACING, lists as one string; None if llama.cpp chooses."""
     values = {name: getattr(settings, table()[name].record_name or name) for name in PLACING}
     words = {
         name: ",".join(f"{part:g}" if isinstance(part, float) else part for part in value)
@@ -189,7 +199,7 @@ def _placing(settings: Settings) -> dict[str, Any]:
 
 
 def _offload_devices(record: Record) -> str | None:
-    """All devices that layers could be offloaded to, such as "2 x NVIDIA H200". None where no device is known."""
+    """All devices for offloading, such as "2 x NVIDIA H200". None if no device is known."""
     if not record.machine.devices:
         return None
     return machine.in_words(machine.accelerators(record.machine.devices)) or "none"

@@ -124,13 +124,15 @@ def firm(rows: pd.DataFrame) -> pd.DataFrame:
 def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     """Each setup of a table (of runs, steps or a summary): its label, and its rows.
 
-    The label has the fewest fields in which the setups differ; with a single setup, model, server and machine.
+    The label has the fewest fields in which the setup differs from the others; for a single setup, model, server and
+    machine.
     """
-    groups = table.groupby(setup_columns.fields(table), dropna=False, sort=False)
+    groups = [rows for _, rows in table.groupby(setup_columns.fields(table), dropna=False, sort=False)]
     names = ["model", *(["server"] if "server" in table else []), "machine"]
-    if groups.ngroups > 1:
-        names = setup_columns.differing(table, groups.ngroups)
-    return [(", ".join(setup_columns.named(rows.iloc[0], names)), rows) for _, rows in groups]
+    if len(groups) > 1:
+        names = setup_columns.differing(table, len(groups))
+    firsts = [rows.iloc[0] for rows in groups]
+    return [(setup_columns.label(first, firsts, names), rows) for first, rows in zip(firsts, groups, strict=True)]
 
 
 def _rows_of(record: Record | RequestRecord, index: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, axes, ticks, titles, legends, labels, and how a picture is written to files.
+"""Shared by all pictures: colours, axes, ticks, titles, legends, labels, and writing files.
 
 Colours are Okabe and Ito's, which colour-blind readers can tell apart, and markers differ as well. What was measured is
 drawn solid; dashes are predictions and fitted laws. A legend stands below its axes, where it covers no data.
@@ -27,7 +27,7 @@ INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HOLLOW = "disturbed runs (hollow)"
 DASHES = ((0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 2)))
-"""Line styles of predictions, so that two of them on top of each other can be told apart."""
+"""Line styles of predictions, so that two overlapping lines stay distinguishable."""
 
 MOST_SERIES = 6
 """Series that share axes; more get small multiples."""
@@ -40,7 +40,7 @@ LETTERS, TITLE_LETTERS, HANDLE = 13, 11, 8
 
 
 def drawn(draw: Callable[[Figure], Any], size: tuple[float, float]) -> Figure:
-    """A figure of `size` inches that `draw` has drawn into. Dollar signs in names are no formulas."""
+    """A figure of `size` inches that `draw` has drawn into. Dollar signs in names do not start formulas."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -51,7 +51,7 @@ def drawn(draw: Callable[[Figure], Any], size: tuple[float, float]) -> Figure:
 
 
 def write(draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[float, float] = (8, 5)) -> list[Path]:
-    """Draw a figure and write it as `<stem>.png` and `.svg`. LabError where they cannot be written."""
+    """Draw a figure and write it as `<stem>.png` and `.svg`. LabError if they cannot be written."""
     figure = drawn(draw, size)
     paths = [folder / f"{stem}.{kind}" for kind in ("png", "svg")]
     for path in paths:
@@ -69,7 +69,7 @@ def new_figure(size: tuple[float, float] = (8, 5)) -> Figure:
 
 
 def new_axes() -> Axes:
-    """Axes of a figure of their own, for notebooks."""
+    """Axes of a new figure, for notebooks."""
     import matplotlib
 
     figure = new_figure()  # outside: the first one makes pyplot interactive, which the context would take back
@@ -85,13 +85,13 @@ def figure_of(ax: Axes) -> Figure:
 
 
 def styles(n: int) -> list[dict[str, Any]]:
-    """Colour and marker of each of n series. Of more than there are colours, shades."""
+    """Colour and marker of each of n series; shades if there are more series than colours."""
     colours = COLOURS if n <= len(COLOURS) else shades(n)
     return [{"color": colours[i], "marker": MARKERS[i % len(MARKERS)]} for i in range(n)]
 
 
 def shades(n: int) -> list[Any]:
-    """n colours from dark to light, for what has an order."""
+    """n colours from dark to light, for ordered series."""
     import matplotlib
 
     return [matplotlib.colormaps["viridis"](0.9 * i / max(1, n - 1)) for i in range(n)]
@@ -156,7 +156,7 @@ def points(ax: Axes, x: Iterable[float], y: Iterable[float], disturbed: Iterable
 
 
 def over_lengths(ax: Axes, lengths: Iterable[float]) -> None:
-    """A logarithmic x axis of lengths, with ticks at those that were measured, as far as their numbers have room."""
+    """A logarithmic x axis of lengths, with ticks at the measured lengths that have room for their numbers."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     known = sorted(set(lengths))
@@ -173,14 +173,14 @@ def over_lengths(ax: Axes, lengths: Iterable[float]) -> None:
 
 
 def in_proportion(ax: Axes, lengths: Sequence[float], per_token: Mapping[float, float]) -> None:
-    """A guide that is proportional to the length, through the point with the least time per token.
+    """A guide proportional to the length, through the point with the least time per token. None for a single length.
 
-    `per_token` has the lengths at which so many seconds per token were measured. Of one length there is no guide.
+    `per_token` maps seconds per token to the length at which they were measured.
     """
     if len(set(lengths)) < 2:
         return
     cheapest = min(per_token)
-    label = f"in proportion: {digits(1e3 * cheapest)} ms a token, as at {per_token[cheapest]:,.0f}"
+    label = f"proportional: {digits(1e3 * cheapest)} ms per token (as measured at {per_token[cheapest]:,.0f})"
     ends = [min(lengths), max(lengths)]
     ax.plot(ends, [n * cheapest for n in ends], color=GUIDE, ls="--", lw=1.2, label=label)
 

@@ -43,8 +43,8 @@ def report(
 
         lab.report("results/page.html", records, [lab.ceilings()])
 
-    `ceilings` of any machines: those that fit explain the records. `others` are further sessions of these machines:
-    they show how much sessions differ. Claims are judged anew, unless `judged`. LabError where it cannot be written.
+    `ceilings` of any machines: the matching ones explain the records. `others` are more sessions of these machines:
+    they show how much sessions vary. Claims are judged again, unless `judged`. LabError if it cannot be written.
     """
     path = Path(path)
     text = html(records, ceilings, at_least, others, judged)
@@ -107,7 +107,7 @@ def html(
 
 
 def _gist(kinds: Sequence[Section]) -> list[str]:
-    """What chapters say first: their own sentences, else the first one of each part."""
+    """The first words of chapters: their own sentences, otherwise the first one of each part."""
     return [
         str(line)
         for kind in kinds
@@ -116,7 +116,7 @@ def _gist(kinds: Sequence[Section]) -> list[str]:
 
 
 def _title(kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -> str:
-    """The question of a page; of several kinds of results how many sessions, or which kinds, of what, and where."""
+    """The question of a page; for several kinds of results the number of sessions or the kinds, models and machine."""
     if len(kinds) == 1:
         return kinds[0].question
     if labels := [label for own in compared if own for label, _ in table.setups(table.runs(own))]:
@@ -162,6 +162,6 @@ def template(name: str) -> Any:
 
 
 def _drawer() -> Callable[[Picture], str]:
-    """What draws the pictures of a page; their numbers keep their ids apart."""
+    """The function that draws the pictures of a page. Its numbers keep ids unique."""
     numbers: Iterator[int] = itertools.count(1)
     return lambda picture: svg.inline(picture.draw, f"picture-{next(numbers)}", picture.size)

@@ -35,30 +35,30 @@ if TYPE_CHECKING:
 Lines = Sequence[Record | RequestRecord]
 
 OF_RUNS = (
-    "A generation is two jobs: prefill reads the prompt, decode writes one token after another. TTFT is the time to "
-    "the first token, TPOT the time of each further one, E2E the whole. A figure is the median over runs; below it "
-    "stands its 95 % interval or, for fewer than 6 runs, their range. A bar is prefill's share of the whole time."
+    "A run has two phases: prefill processes the prompt, decode generates one token after another. TTFT is the time to "
+    "the first token, TPOT the time per further token, E2E the time of the whole run. Figures are medians over runs, "
+    "with 95 % intervals or, for fewer than 6 runs, ranges. A bar shows prefill's share of the time."
 )
 OF_REQUESTS = (
-    f"{text_requests.MEANINGS} A figure is the median over requests; below it stands its 95 % interval or, for fewer "
-    "than 6 requests, their range."
+    f"{text_requests.MEANINGS} Figures are medians over requests, with 95 % intervals or, for fewer than 6 requests, "
+    "ranges."
 )
 CAPTIONS = {
-    "prefill": "Prefill: time until the prompt is processed. Points are runs, the line their median; the dashed "
-    "line is what the time would be in proportion.",
-    "ab": "Each variant against the first, block by block: left of 1 it is faster. Bars are intervals of ratios.",
-    "decode": "Decode: time of each generated token. Points are tokens, the line their running median.",
-    "sweep": "Both curves in one walk through the context. Points are runs, the dashed line the fitted law.",
+    "prefill": "Prefill: time until the prompt is processed. Points are runs, the line is their median. The dashed "
+    "line is proportional to the length.",
+    "ab": "Each variant against the first, block by block. Left of 1 it is faster. Bars are intervals of ratios.",
+    "decode": "Decode: time of each generated token. Points are tokens, the line is their running median.",
+    "sweep": "Both curves in one pass through the context. Points are runs, the dashed line is the fitted law.",
 }
 CAPTIONS_OF_REQUESTS = {
-    "prefill": "TTFT: time until the first token arrives. Points are requests, the line their median; the dashed line "
-    "is what the time would be in proportion.",
-    "decode": "The gaps of each answer. Points are gaps between tokens or, where the server does not say how many "
-    "tokens are in an event, between events; the line is their running median, or mean.",
+    "prefill": "TTFT: time until the first token arrives. Points are requests, the line is their median. The dashed "
+    "line is proportional to the length.",
+    "decode": "The gaps of each answer. Points are gaps between tokens or, if the server does not count tokens per "
+    "event, between events. The line is their running median, or mean.",
 }
 SIZES = {"ab": WIDE, "sweep": TALL}
 MANY = 3
-"""Of more setups than this only those of one model are compared with each other."""
+"""With more setups than this, only setups of the same model are compared."""
 
 
 def runs(timed: Sequence[Record], has_pictures: bool = True) -> list[Section]:
@@ -136,7 +136,7 @@ def requests(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Se
 def overhead(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Section]:
     """Sessions that measured the same tokens in process and through a server."""
     parts = overhead_views.sections(timed, alone)
-    question = "What does a server add to the time of the engine?"
+    question = "How much time does a server add?"
     return [Section("In process and through a server", name="ways", question=question, parts=parts)] if parts else []
 
 
@@ -150,9 +150,9 @@ def loads(of_loads: Sequence[RequestRecord]) -> list[Section]:
         Section(
             "Under load",
             name="loads",
-            question="How much load do these servers stand?"
+            question="How much load can these servers handle?"
             if n_servers > 1
-            else f"How much load does {first.model} stand through {server}?",
+            else f"How much load can {first.model} handle through {server}?",
             sentences=text_load.all_capacities(of_loads),
             parts=text_load.sections(of_loads),
         )
@@ -160,9 +160,9 @@ def loads(of_loads: Sequence[RequestRecord]) -> list[Section]:
 
 
 def compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]) -> tuple[bool, list[Section]]:
-    """Comparisons of setups, or of sessions of one: a part for each group with lengths in common.
+    """Comparisons of setups, or of sessions of one setup: a part for each group with common lengths.
 
-    Also whether all setups are in one group.
+    Also returns whether all setups are in one group.
     """
     try:
         groups = comparison.groups(records)
@@ -177,7 +177,7 @@ def compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], 
         differ = text_compare.differences(cluster)
         parts.append(
             Section(
-                "In what they differ" if differ else "",
+                "Differences" if differ else "",
                 words=[f"The base is {names[0]}."],
                 headings=["", *names] if differ else [],
                 cells=[[field, *values] for field, values in differ.items()],
@@ -186,16 +186,16 @@ def compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], 
         )
         parts.append(Section(sentences=text_compare.how_compared(cluster, found, at_least)))
     n_alone = sum(len(cluster) == 1 for cluster in clusters)
-    rest = f"{plural(n_alone, 'setup')} of {len(groups)} have no length in common with another setup of their model"
+    rest = f"{n_alone} of {len(groups)} setups have no length in common with another setup of their model"
     left_out = [f"{rest}, so {'it is' if n_alone == 1 else 'they are'} not compared."] if n_alone else []
-    title = "Which is faster, and how sure is it?"
+    title = "Which is faster, and how certain is that?"
     return not n_alone and len(clusters) == 1, [
         Section(title, name="compared", words=left_out, sentences=answers, parts=parts)
     ]
 
 
 def _clusters(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups that can be compared with the first of each; of many groups only those of one model."""
+    """Groups that can be compared with the first of each cluster; with many groups only groups of one model."""
     clusters: list[list[Group]] = []
     for group in groups:
         keys = _measured(group, len(groups) > MANY)
@@ -208,7 +208,7 @@ def _clusters(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def _measured(group: Group, by_model: bool) -> set[tuple[Any, ...]]:
-    """What was measured of a group: the model where that counts, experiments and lengths."""
+    """The measurements of a group: experiments, lengths and, if it counts, the model."""
     rows = group.rows
     model = rows.model.iloc[0].split(" ")[0] if by_model else ""
     return {
@@ -217,14 +217,14 @@ def _measured(group: Group, by_model: bool) -> set[tuple[Any, ...]]:
 
 
 def _relabelled(cluster: Sequence[Group]) -> list[Group]:
-    """The same groups, named by what they differ in among themselves."""
+    """The same groups, labelled by the differences among them."""
     import pandas as pd
 
     return [Group(label, rows) for label, rows in table.setups(pd.concat([group.rows for group in cluster]))]
 
 
 def whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
-    """What limited each setup; of several whose ceilings are not known one sentence."""
+    """What limited each setup; one sentence on all setups without ceilings."""
     plain = [record for record in timed if record.run.lever is None]
     if not plain:
         return []
@@ -237,12 +237,12 @@ def whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
             except LabError as problem:
                 problems.append(problem.what)
     if len(problems) > 1:
-        problems = [f"What limited {len(problems)} others is not known, for lack of ceilings: {problems[0]}"]
+        problems = [f"The limits of {len(problems)} other setups are unknown without ceilings: {problems[0]}"]
     return [Section("Why, and how fast could it be?", name="why", words=problems, parts=parts)]
 
 
 def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings]) -> Section:
-    """What limited runs of one setup and one n_gen. LabError where the ceilings of their machine are not known."""
+    """What limited runs of one setup and one n_gen. LabError without ceilings of their machine."""
     first = records[0]
     ceilings = probing.need(known, where.of_record(first), False, label)
     rows = roofline.explain(records, ceilings)
@@ -259,7 +259,7 @@ def failed(rest: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Secti
 
 
 def setups(good: Lines) -> Section:
-    """What was measured: machine, build, model and settings; of several setups those in which they differ."""
+    """Machine, build, model and settings; for several setups a table of the differences."""
     by_facts = {tuple(facts.items()): facts for facts in map(_facts, good)}
     known = list(by_facts.values())
     names = list(dict.fromkeys(name for facts in known for name in facts))
@@ -284,7 +284,7 @@ def _facts_of_run(record: Record) -> dict[str, str]:
     flash = settings.flash_attn_resolved or settings.flash_attn
     named = text_setup.facts(record.machine, record.model)
     if record.model.source == "synthetic":
-        named["weights"] = "random: the time is that of the real model's shape, the text means nothing"
+        named["weights"] = "random: timing is that of the real model's shape, the text is meaningless"
     parts = {
         f"{plural(settings.n_threads, 'thread')} ({settings.n_threads_batch} for prefill)": settings.n_threads,
         f"batch {settings.n_batch}": settings.n_batch,
@@ -299,9 +299,9 @@ def _facts_of_run(record: Record) -> dict[str, str]:
 
 
 def _facts_of_request(record: RequestRecord) -> dict[str, str]:
-    """The server, the model, and the machine of the client, in words. What is not known is left out."""
+    """The server, the model, and the machine of the client. Unknown parts are left out."""
     endpoint, settings = record.endpoint, record.endpoint.settings
-    named = " ".join(word for word in (endpoint.server or "a server without a name", endpoint.version) if word)
+    named = " ".join(word for word in (endpoint.server or "an unnamed server", endpoint.version) if word)
     parts = (
         {
             f"{settings.n_slots} slots": settings.n_slots,
@@ -321,11 +321,11 @@ def _time(label: str, rows: pd.DataFrame) -> str:
     """A sentence on the longest prompt of a setup of requests."""
     row = table.summary(rows).iloc[-1]
     n = text_requests.length(row.n_prompt)
-    words = f"of a prompt of {n} tokens the first token arrives after {wording.seconds(row.ttft_s)}"
+    words = f"the first token of {n} prompt tokens arrives after {wording.seconds(row.ttft_s)}"
     if row.tpot_ms > 0 and not row.n_bounds:
-        words += f"; after it each token takes {wording.seconds(row.tpot_ms / 1e3)}"
-        words += f" ({wording.digits(1e3 / row.tpot_ms)} a second)"
+        words += f", each further token takes {wording.seconds(row.tpot_ms / 1e3)}"
+        words += f" ({wording.digits(1e3 / row.tpot_ms)} tokens/s)"
     elif row.tpot_low_ms > 0:
         ends = (wording.seconds(ms / 1e3) for ms in (row.tpot_low_ms, row.tpot_high_ms))
-        words += f"; after it each token takes {' to '.join(ends)}"
+        words += f", each further token takes {' to '.join(ends)}"
     return f"{label}: {words}." if label else f"{words[:1].upper()}{words[1:]}."

@@ -1,6 +1,6 @@
 """The pictures of loads: latency over load, throughput against latency, and requests over time.
 
-Each request is a point, and lines are what the table gives: medians, and percentiles that some request is beyond.
+Each request is a point. Lines are the medians and percentiles of the table.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis import load_figures, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Arm, Round, Sample
+from lab.core.lists import plural
 from lab.core.record import Machine, Record
 from lab.core.request import CLOSED, Endpoint, RequestRecord
 from lab.core.request_times import Figures
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TAILS = ("95 % of the requests are faster", "99 % of the requests are faster")
+TAILS = ("95th percentile", "99th percentile")
 
 WIDE = 12
-"""Where the largest value is so many times the smallest median, an axis of latencies is logarithmic."""
+"""If the largest value exceeds the smallest median by more than this factor, an axis of latencies is logarithmic."""
 
 
 def plot_throughput(shown: Sequence[ArmFigures], title: str, figure: Figure) -> None:
-    """Tokens per second of all users over median TTFT, and over median TPOT: a point a load, its range over rounds."""
+    """Tokens per second of all users over median TTFT and median TPOT: a point per load, with its range over rounds."""
     names = [name for name in ("ttft", "tpot") if any(getattr(one, name) and one.tokens_tps for one in shown)]
     axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     is_bound = any(one.tpot_is_bound for one in shown)
@@ -56,7 +57,7 @@ def plot_throughput(shown: Sequence[ArmFigures], title: str, figure: Figure) -> 
 
 
 def _along(low: float, high: float) -> list[float]:
-    """Places on a bar, which labels keep clear of."""
+    """Positions on a bar, which labels avoid."""
     return [low + (high - low) * i / 20 for i in range(21)]
 
 
@@ -68,17 +69,17 @@ def _median_and_range(latency: Latency, factor: float) -> tuple[float, float, fl
 def _throughput_panel(
     ax: Axes, known: Sequence[tuple[ArmFigures, tuple[float, float, float], Rate]]
 ) -> list[tuple[float, float, str]]:
-    """Draws the points, and returns the words that belong to them."""
+    """Draws the points, and returns their labels."""
     xs = [middle for _, (middle, _, _), _ in known]
     ys = [rate.value for _, _, rate in known]
     x_range = _to_ends([of for _, of, _ in known])
     y_range = _to_ends([(rate.value, rate.low, rate.high) for _, _, rate in known])
     n = max(len(one.arm.rounds) for one, _, _ in known)
-    what = "a number of users" if known[0][0].arm.load.arrivals == CLOSED else "a rate of requests"
+    what = "number of users" if known[0][0].arm.load.arrivals == CLOSED else "request rate"
     ax.plot(xs, ys, color=GUIDE, lw=1, zorder=1)
     style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 7, "color": COLOURS[0], "zorder": 2}
     if n > 1:
-        label = f"{what}, and its range over {n} rounds"
+        label = f"{what}, with range over {n} rounds"
         ax.errorbar(xs, ys, xerr=x_range, yerr=y_range, capsize=3, label=label, **style)
     else:
         ax.plot(xs, ys, label=what, **style)
@@ -93,7 +94,7 @@ def _throughput_panel(
 
 
 def _to_ends(ranges: Sequence[tuple[float, float, float]]) -> list[list[float]]:
-    """How far the low and the high ends are from each middle: never negative, as a median of all need not be inside."""
+    """The distance of both ends from each middle, at least 0: the median of all can lie outside the rounds' range."""
     return [[max(0, middle - low) for middle, low, _ in ranges], [max(0, high - middle) for middle, _, high in ranges]]
 
 
@@ -105,10 +106,10 @@ FAILED = (COLOURS[1], COLOURS[3], COLOURS[6], COLOURS[2], COLOURS[5])
 
 
 def plot_timeline(arms: Sequence[Arm], title: str, figure: Figure) -> None:
-    """A bar a request of the first round of each load: waiting for the first token, then being answered.
+    """A bar per request of the first round of each load: waiting for the first token, then receiving the answer.
 
-    The steady window is shaded. A failure is a mark where the request was due. Of more than 6
-    loads the smallest, the largest and some between are drawn; of more than 150 requests, evenly spread ones.
+    The steady window is shaded. A failure is a mark at the time when the request was due. Of more than 6 loads the
+    smallest, the largest and some between are drawn; of more than 150 requests, evenly spread ones.
     """
     chosen = list(arms)
     if len(arms) > MOST_PANELS:
@@ -157,8 +158,8 @@ def _style(number: int) -> tuple[str, str]:
 
 def _name_bars(ax: Axes, classes: Sequence[str], is_open: bool) -> None:
     """Entries for the legend."""
-    wait = "waiting for its first token" + (", from its intended time" if is_open else "")
-    for label, colour in ((wait, WAITING), ("being answered", ANSWERED), ("steady window: what counts", GRID)):
+    wait = "waiting for the first token" + (", from the intended time" if is_open else "")
+    for label, colour in ((wait, WAITING), ("receiving the answer", ANSWERED), ("steady window (measured)", GRID)):
         ax.fill_between([], [], color=colour, alpha=0.5 if colour == GRID else 1, label=label)
     for number, name in enumerate(classes):
         colour, marker = _style(number)
@@ -166,10 +167,10 @@ def _name_bars(ax: Axes, classes: Sequence[str], is_open: bool) -> None:
 
 
 MOST_POINTS = 400
-"""Points of a load: of more requests, evenly spread ones of their order."""
+"""Maximum number of points of a load; of more requests, evenly spread ones are drawn."""
 
 WIDTH = 0.16
-"""Over how much of the distance to a load's neighbour its points are spread, to each side."""
+"""Horizontal spread of a load's points to each side, as a share of the distance to the next load."""
 
 TITLES = {
     "load": "Latency over load",
@@ -187,7 +188,7 @@ def title(endpoint: Endpoint, model: str, machine: Machine) -> str:
 
 
 def size(name: str) -> tuple[float, float]:
-    """Inches of the picture of that name."""
+    """Size of a picture in inches."""
     return (11, 7) if name.startswith("timeline") else (11, 5)
 
 
@@ -196,26 +197,26 @@ def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", fig
 
         lab.plot_arms(lab.load(url, concurrency="1,2,4"), "throughput")
 
-    LabError where there is nothing to draw.
+    LabError if there is nothing to draw.
     """
     sessions = load_figures.sessions(records)
     if not sessions:
-        raise LabError("There is nothing to draw: no request is of a load.", "Make some: lab load --url URL")
+        raise LabError("There is nothing to draw: no request is part of a load.", "Measure some: lab load --url URL")
     one = sessions[0]
     n_slots = one.endpoint.settings.n_slots if one.endpoint.settings else None
     drawn = drawings(one.samples, title(one.endpoint, one.model, one.machine), n_slots)
     if name not in drawn:
-        raise LabError(f"There is no picture {name!r} of this load.", f"There is: {', '.join(drawn)}")
+        raise LabError(f"There is no picture {name!r} of this load.", f"Choose one of: {', '.join(drawn)}")
     figure = figure or canvas.new_figure(size(name))
     drawn[name](figure)
     return figure
 
 
 def drawings(samples: Sequence[Sample], title: str, n_slots: int | None = None) -> dict[str, Callable[[Figure], Any]]:
-    """What draws the pictures that there is data for: load, throughput, timeline.
+    """The functions that draw the pictures with data: load, throughput, timeline.
 
-    Of open loops beside closed ones, or of several lengths, each has its own: load-2, ... `n_slots` of the server are
-    drawn beside its users.
+    Open and closed loops, and several lengths, have separate pictures: load-2, ... `n_slots` of the server are drawn
+    beside its users.
     """
     groups: dict[tuple[bool, str], list[ArmFigures]] = {}
     for arm in loads.arms(samples):
@@ -236,13 +237,13 @@ def drawings(samples: Sequence[Sample], title: str, n_slots: int | None = None) 
 
 def _window(shown: Sequence[ArmFigures]) -> str:
     load, n = shown[0].arm.load, max(len(one.arm.rounds) for one in shown)
-    return f"window of {load.duration_s:g} s, {n} round{'s' * (n > 1)}"
+    return f"{load.duration_s:g} s window, {plural(n, 'round')}"
 
 
 def plot_latency(shown: Sequence[ArmFigures], title: str, n_slots: int | None, figure: Figure) -> None:
-    """TTFT and TPOT over the load: a point a request, lines of the median and of percentiles.
+    """TTFT and TPOT over the load: a point per request, lines for the median and percentiles.
 
-    Limits are lines of dots and dashes; where users are more than the server's slots, the slots are a dotted line.
+    Limits are dash-dotted lines. If there are more users than slots of the server, the slots are a dotted line.
     """
     slo = next((one.arm.load.slo for one in shown if one.arm.load.slo), None)
     has_tpot = any(one.tpot for one in shown)
@@ -302,7 +303,7 @@ def _latency_panel(
 
 
 def _thinned(ordered: Sequence[float]) -> list[float]:
-    """At most MOST_POINTS of ordered values, evenly spread, with both ends."""
+    """At most MOST_POINTS of ordered values, evenly spread, including both ends."""
     if len(ordered) <= MOST_POINTS:
         return list(ordered)
     return [ordered[i * (len(ordered) - 1) // (MOST_POINTS - 1)] for i in range(MOST_POINTS)]
@@ -317,7 +318,7 @@ def _load_axis(ax: Axes, shown: Sequence[ArmFigures], n_slots: int | None) -> No
     ax.set_xlabel("users" if is_closed else "requests per second")
     n_inside = sum(level is not None and n_slots is not None and level <= n_slots for level in levels)
     if is_closed and n_slots is not None and n_inside < len(levels):
-        words = f"right of it: more users than the server's {n_slots} slot{'s' * (n_slots > 1)}"
+        words = f"to the right: more users than the server's {plural(n_slots, 'slot')}"
         ax.axvline(n_inside - 0.5, color=GUIDE, ls=":", lw=1.4, label=words)
 
 

@@ -1,9 +1,8 @@
-"""The pictures of runs, and of requests to servers: what a prompt costs, what each further token costs, both laws of a
-sweep, and how the variants of a trial compare.
+"""The pictures of runs and of requests to servers: prefill, decode, both laws of a sweep, and the variants of a trial.
 
-Every point of every run is drawn, those of disturbed runs hollow; the line over them is a median. A server shows no
-prefill, so a picture with requests has TTFT of both. What is not cold, or is shorter than asked for, is drawn too, and
-named. Experiments and loads have pictures of their own.
+All points of all runs are drawn, hollow for disturbed runs; the line is a median. A server does not show prefill, so a
+picture with requests shows TTFT of both. Warm requests and short answers are drawn and named. Experiments and loads
+have separate pictures.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ if TYPE_CHECKING:
 Records = Sequence[Record | RequestRecord]
 
 RUNNING = 15
-"""Places that the line of a decode plot takes the median, or the mean, of."""
+"""Positions in the running median, or mean, of a decode plot."""
 
 OFF = 0.05
-"""Where the table's TPOT differs from the line of the decode plot by more than this, the legend says why."""
+"""If the table's TPOT differs from the line of the decode plot by more than this share, the legend says why."""
 
 PREFILL_TITLE = "Prefill: time until the prompt is processed"
 
 HEADROOM = 1.35
-"""The upper end of a decode plot, over what 95 % of the gaps of its slowest line are below."""
+"""The upper end of a decode plot, relative to the 95th percentile of the gaps of its slowest line."""
 
 WIDE = 12
-"""Where the slowest line of a decode plot takes more than so many times the fastest, the axis is logarithmic."""
+"""If the slowest line of a decode plot is slower than the fastest by more than this factor, the axis is logarithmic."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Runs or requests that make one line of a picture: its name, rows of `lab.runs`, and the number of its setup."""
+    """The runs or requests of one line of a picture: its name, rows of `lab.runs`, and the number of its setup."""
 
     name: str
     rows: pd.DataFrame
@@ -70,7 +69,7 @@ class Gaps:
 
 @dataclass(frozen=True)
 class GapLine:
-    """Answers that make one line of a decode plot. `setup` is empty where there is only one."""
+    """The answers of one line of a decode plot. `setup` is empty if there is only one."""
 
     setup: str
     n_prompt: int
@@ -84,24 +83,24 @@ class GapLine:
 
     @property
     def is_mean(self) -> bool:
-        """Whether tokens came together, so that a median of gaps would say nothing."""
+        """Whether tokens arrived together, so that the median gap means nothing."""
         return any(one.came_together for one in self.answers)
 
     @property
     def ms(self) -> list[float]:
-        """All gaps in order, without those of tokens that came with others."""
+        """All gaps in order, without those of tokens that arrived together."""
         return sorted(ms for one in self.answers for ms in one.ms if ms > 0)
 
 
 def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = False) -> Axes:
     """Prefill time against prompt length, both logarithmic: points are runs, the thick line their medians.
 
-    Where there are requests to servers it is TTFT. With `by_session` sessions of one setup are drawn apart.
+    With requests to servers it shows TTFT. With `by_session` each session of a setup is a line.
 
         lab.plot_prefill(records)
 
-    Thin lines are single runs, step by step. The dashed grey line is proportional to the length, at the lowest
-    time per token that was measured. More than six setups have a panel each.
+    Thin lines are the steps of single runs. The dashed grey line is proportional to the length, at the lowest measured
+    time per token. More than six setups have a panel each.
     """
     timed, rows = _timed(records, by_session)
     is_ttft = bool(request_table.alone(timed))
@@ -117,7 +116,7 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
     for line, one in zip(lines, axes, strict=True):
         style, is_alone = styles[0 if has_panels else line.setup], has_panels or not line.name
         if not is_ttft:
-            _inside(one, steps, line.rows, style["color"], "inside each run, step by step" if is_alone else "_")
+            _inside(one, steps, line.rows, style["color"], "steps of each run" if is_alone else "_")
         medians = line.rows.groupby("n_prompt")[figure].median()
         label = f"median over {_kind(timed)}s" if is_alone else f"{line.name}: median"
         at = {"marker": "_", "ms": 16} if len(medians) == 1 else {}
@@ -140,16 +139,16 @@ def plot_prefill(records: Records, ax: Axes | None = None, by_session: bool = Fa
 
 
 def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = False) -> Axes:
-    """Decode time per token (ITL) against the token's place in the generation, one line a prompt length.
+    """Decode time per token (ITL) against the token's position in the generation, one line per prompt length.
 
         lab.plot_decode(records)
 
     Points are tokens of all repeats (hollow: of disturbed runs); the line is the running median of the per-token
     medians. Points above the axis are counted and marked at its upper edge. Setups of very different speed get a
-    logarithmic axis; more than six lines get a panel for each setup, or for each length where these are more.
+    logarithmic axis. More than six lines get a panel for each setup, or for each length if there are more lengths.
 
-    Where a server does not say how many tokens are in an event, gaps are those between events (inter-chunk latency).
-    Tokens that came together have gaps of 0, and the line is a running mean.
+    If a server does not say how many tokens are in an event, gaps are between events (inter-chunk latency). Tokens that
+    arrived together have gaps of 0, and the line is a running mean.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -175,13 +174,13 @@ def plot_decode(records: Records, ax: Axes | None = None, by_session: bool = Fal
     middles = [statistics.median(line.ms) for line in lines if line.ms]
     is_log = bool(middles) and max(middles) > WIDE * min(middles) and not any(line.is_mean for line in lines)
     what, title = _what(lines)
-    first = " (the first comes after TTFT)" if request_table.alone(timed) else " (the first comes out of prefill)"
+    first = " (the first ends TTFT)" if request_table.alone(timed) else " (prefill produces the first)"
     for one in dict.fromkeys(axes):
         one.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         one.set_yscale("log" if is_log else "linear")
         one.set_ylim(0.7 * min(middles) if is_log else 0, top)
     x_label = f"generated {what}{'' if has_panels else first}"
-    canvas.name_axes(axes, x_label, f"time since the {what} before (ms)")
+    canvas.name_axes(axes, x_label, f"time since the previous {what} (ms)")
     canvas.finish(axes, f"{title}\n{_subject(timed, rows)}")
     return axes[0]
 
@@ -218,31 +217,31 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
             ax.set_ylim(bottom=0)
             ax.set_xlim(left=0)
     subject = _subject(records, table.runs(records))
-    canvas.finish(list(axes.flat), f"Prefill and decode over one walk through the context\n{subject}")
+    canvas.finish(list(axes.flat), f"Prefill and decode in one pass through the context\n{subject}")
     return figure
 
 
 def _laws(left: Axes, right: Axes, runs: pd.DataFrame, style: dict[str, Any], name: str) -> None:
-    """The runs of one setup and the fitted laws. Of one setup the legend says what points and dashes are."""
+    """The runs of one setup and the fitted laws. With a single setup the legend explains points and dashes."""
     summary = table.summary(runs)
     prefill, decode = sweep_laws.prefill_law(summary), sweep_laws.decode_law(summary)
-    drawn = "_" if name else "runs, and their range"
+    drawn = "_" if name else "runs and their range"
     _band(left, runs, runs.n_prompt, "prefill_s", style, drawn if prefill else name or drawn)
     if prefill:
         law = f"{seconds(prefill.a)} + {seconds(prefill.b)} P + {seconds(prefill.c)} P\u00b2"
         lengths = [summary.n_prompt.max() * i / 100 for i in range(101)]
-        law = f"{name}prefill law fitted: " + unbroken(law)
+        law = f"{name}fitted prefill law: " + unbroken(law)
         left.plot(lengths, [prefill.seconds(n) for n in lengths], ls="--", lw=1.8, color=style["color"], label=law)
     if runs.tpot_ms.notna().any():
         _band(right, runs, sweep_laws.positions_of(runs), "tpot_ms", style, drawn if decode else name or drawn)
     if decode:
-        law = f"{name}decode law fitted: " + unbroken(f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p")
+        law = f"{name}fitted decode law: " + unbroken(f"{seconds(decode.w / 1e3)} + {seconds(decode.k / 1e3)} p")
         ends = [0, sweep_laws.positions_of(summary).max()]
         right.plot(ends, [decode.ms(p) for p in ends], ls="--", lw=1.8, color=style["color"], label=law)
 
 
 def drawings(records: Records, stacked: bool = False, by_session: bool = False) -> dict[str, Callable[[Figure], Any]]:
-    """What draws the plots that there is data for, by their names: ab, prefill, decode, sweep.
+    """The functions that draw the plots with data, by their names: ab, prefill, decode, sweep.
 
     Requests that ran alone share the plots of plain runs. Runs of `lab ab` have ratios in place of prefill times.
     """
@@ -282,7 +281,7 @@ def _timed(records: Records, by_session: bool) -> tuple[list[Record | RequestRec
 
 
 def _experiments_apart(records: Sequence[Record]) -> list[Record]:
-    """Timed runs that went well and are no experiment: those have pictures of their own."""
+    """Successful timed runs, without experiments, which have separate pictures."""
     return [record for record in records if record.run.is_timed and record.run.lever is None]
 
 
@@ -291,7 +290,7 @@ def _kind(records: Records) -> str:
 
 
 def _lines(rows: pd.DataFrame) -> Iterator[Line]:
-    """The setups, each with its warm requests and its short answers apart."""
+    """The setups, with warm requests and short answers as separate lines."""
     setups = table.setups(rows) if len(rows) else []
     for number, (label, own) in enumerate(setups):
         kinds = {"warm": "warm", "short": "short answers"}
@@ -304,7 +303,7 @@ def _lines(rows: pd.DataFrame) -> Iterator[Line]:
 
 
 def _inside(ax: Axes, steps: pd.DataFrame, rows: pd.DataFrame, colour: Any, label: str) -> None:
-    """Thin lines: the prefill steps of each run where they were timed one by one; imported runs have none."""
+    """Thin lines: the prefill steps of each run if each was timed. Imported runs have none."""
     if steps.empty:
         return
     is_timed = (steps.kind == PREFILL) & steps.compute_ms.notna()
@@ -315,7 +314,7 @@ def _inside(ax: Axes, steps: pd.DataFrame, rows: pd.DataFrame, colour: Any, labe
 
 
 def _gap_lines(timed: Records, rows: pd.DataFrame) -> list[GapLine]:
-    """A line for each length of each setup; where some gaps are of tokens and some of events, it says which."""
+    """A line for each length of each setup; it names its kind of gaps if both kinds exist."""
     gaps = {number: _gaps(timed[number], is_hollow) for number, is_hollow in zip(rows.run, rows.disturbed, strict=True)}
     has_both = len({one.of_tokens for one in gaps.values() if one.ms}) > 1
     made = []
@@ -329,7 +328,7 @@ def _gap_lines(timed: Records, rows: pd.DataFrame) -> list[GapLine]:
 
 
 def _gaps(record: Record | RequestRecord, is_disturbed: bool) -> Gaps:
-    """The gaps of a run of the engine, or of a request: between tokens where these are known, else between events."""
+    """The gaps of a run of the engine, or of a request: between tokens if known, otherwise between events."""
     if isinstance(record, Record):
         return Gaps([ns / 1e6 for ns in phases.itl_ns(record.run)], True, False, bool(is_disturbed))
     by_token, by_event = times.itl_ns(record.request), times.chunk_gaps_ns(record.request)
@@ -339,28 +338,28 @@ def _gaps(record: Record | RequestRecord, is_disturbed: bool) -> Gaps:
 
 
 def _what(lines: Sequence[GapLine]) -> tuple[str, str]:
-    """What gaps are between, and the title."""
+    """The kind of gaps, and the title."""
     kinds = {one.of_tokens for line in lines for one in line.answers}
     if len(kinds) > 1:
         return "token or event", "Decode: time between tokens, or between events with tokens"
     if kinds == {True}:
         return "token", "Decode: time per generated token"
-    return "event", "Decode: inter-chunk latency, the time between events with tokens"
+    return "event", "Decode: time between events with tokens (inter-chunk latency)"
 
 
 def _note(line: GapLine, top: float, has_tpot: bool) -> str:
-    """What is to be known of a line: that it is a mean, TPOT where that lies off it, and points above the axis."""
+    """The note of a line: that it is a mean, TPOT if that differs, and points above the axis."""
     note = ", running mean" if line.is_mean else ""
     if has_tpot and not line.is_mean and all(one.of_tokens for one in line.answers):
         tpot_ms = statistics.median(statistics.fmean(one.ms) for one in line.answers)
         is_off = abs(tpot_ms / statistics.median(_running(line)) - 1) > OFF
-        note += f" (TPOT {digits(tpot_ms)} ms is a mean over tokens)" if is_off else ""
+        note += f" (TPOT {digits(tpot_ms)} ms: mean over tokens)" if is_off else ""
     n_above = sum(ms > top for ms in line.ms)
     return note + (f" ({n_above:,} point{'s' * (n_above > 1)} above the axis)" if n_above else "")
 
 
 def _running(line: GapLine) -> list[float]:
-    """At each place the centre of the neighbouring places' centres."""
+    """At each position the median (or mean) of the neighbouring positions' medians."""
     centre = statistics.fmean if line.is_mean else statistics.median
     by_place = itertools.zip_longest(*(one.ms for one in line.answers))
     middle = [centre([ms for ms in of_place if ms is not None]) for of_place in by_place]
@@ -388,7 +387,7 @@ def _band(ax: Axes, runs: pd.DataFrame, x: pd.Series, figure: str, style: dict[s
 
 
 def _subject(records: Records, rows: pd.DataFrame) -> str:
-    """Model, machine and repeats of runs; of requests also server and client."""
+    """Model, machine and repeats of runs; for requests also server and client."""
     n = rows.groupby([*setup_columns.fields(rows), "n_prompt", "n_gen"], dropna=False).size()
     fewest, most = int(n.min()), int(n.max())
     repeats = f"{most} repeat{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} repeats"
@@ -401,7 +400,7 @@ def _subject(records: Records, rows: pd.DataFrame) -> str:
 
 
 def where(records: Sequence[Record]) -> str:
-    """The model and the machine of runs, or how many there are."""
+    """The model and the machine of runs, or the number of each."""
     machines = [machine.label(record.machine, record.settings) for record in records]
     n_computers = len({(record.machine.cpu, record.machine.ram_bytes) for record in records})
     models = _one_of([setup_columns.model_label(record) for record in records], "models")

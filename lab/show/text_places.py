@@ -1,4 +1,4 @@
-"""What of a model lies where, as tables: as planned, and as llama.cpp said it."""
+"""The placement of a model as tables: as planned, and as llama.cpp reported it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PARTS = {"model": "weights", "KV": "KV cache", "RS": "recurrent state", "compute
 
 
 def rows(plan: Plan) -> list[dict[str, Any]] | None:
-    """What goes where for the case of a plan that needs most, device by device; None where all stays on the CPU.
+    """The placement for the largest case of a plan, device by device; None if everything stays on the CPU.
 
-    Bytes; None is what cannot be worked out. Devices that share a memory have the same `has_bytes`, named in `shares`.
+    In bytes; None if unknown. Devices that share a memory have the same `has_bytes`; `shares` names them.
     """
     used = machine.used(plan.machine, plan.settings)
     if not used:
@@ -55,7 +55,7 @@ def rows(plan: Plan) -> list[dict[str, Any]] | None:
 
 
 def plan_table(planned: Sequence[dict[str, Any]]) -> Grid:
-    """What goes where, one row per device."""
+    """The placement, one row per device."""
     grid = grid_of("device", "layers", "weights MB", "KV cache MB", "compute MB", "needs MB", "has MB")
     for row in planned:
         layers = NOT_ESTIMATED if row["layers"] is None else ranges(row["layers"], row["output_layer"])
@@ -66,9 +66,9 @@ def plan_table(planned: Sequence[dict[str, Any]]) -> Grid:
 
 
 def recorded(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """For each setup where llama.cpp put it, of the run that took most: devices with layers, and bytes by part.
+    """The placement of each setup by llama.cpp, for its largest run: devices with layers, and bytes by part.
 
-    `devices` is None where the records do not say, as those of older versions and imported ones.
+    `devices` is None if the records do not contain it (older versions, imported results).
     """
     placed = []
     for label, part in table.setups(table.runs(records)) if records else ():
@@ -80,7 +80,7 @@ def recorded(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _by_device(placement: Placement, record: Record) -> list[dict[str, Any]]:
-    """Of each device its layers, the output last, and the bytes of llama.cpp's buffers, by part and by name."""
+    """The layers of each device, the output last, and the bytes of llama.cpp's buffers, by part and by name."""
     buffers = [(device_of(buffer, record.machine.devices), buffer) for buffer in placement.buffers]
     names = dict.fromkeys([*placement.layers, *(device for device, _ in buffers)])
     found = []
@@ -104,11 +104,11 @@ def _by_device(placement: Placement, record: Record) -> list[dict[str, Any]]:
 
 
 def print_recorded(placed: Sequence[dict[str, Any]], out: Console) -> None:
-    """Prints where each setup lay, a table for each."""
+    """Prints the placement of each setup."""
     for setup in placed:
-        out.print(f"\n{setup['setup']}: where it lay, in llama.cpp's own words", highlight=False)
+        out.print(f"\n{setup['setup']}: placement reported by llama.cpp", highlight=False)
         if setup["devices"] is None:
-            out.print("not recorded (a record of an older version, or of another tool)")
+            out.print("not recorded (an older version of the lab, or another tool)")
             continue
         parts = [part for part in PARTS if part != "RS" or any(row["bytes"].get(part) for row in setup["devices"])]
         grid = grid_of("device", "layers", *(f"{PARTS[part]} MB" for part in parts), "in")
