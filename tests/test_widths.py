@@ -50,9 +50,9 @@ def test_no_number_of_any_table_is_broken_or_cut(command: tuple[str, ...], monke
 def test_columns_that_others_imply_give_way_first_and_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    grid = grid_of("prompt\ntokens", "TTFT\ns", "E2E\ns", "note")
-    grid.add_row("1,000", "0.123-0.456", "12.3-45.6", "words that can be broken between them")
-    Console(width=40).print(grid)
+    grid = grid_of("prompt\ntokens", "prefill\ns", "TTFT\ns", "E2E\ns", "note")
+    grid.add_row("1,000", "0.1", "0.123-0.456", "12.3-45.6", "words that can be broken between them")
+    Console(width=46).print(grid)
     out = capsys.readouterr().out
     assert "0.123-0.456" not in out and "12.3-45.6" in out
     assert "Columns hidden (narrow terminal): TTFT s" in " ".join(out.split())

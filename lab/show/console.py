@@ -37,7 +37,8 @@ TEXT_COLUMNS = {
 """Headings of columns that hold text."""
 
 GIVES_WAY = (
-    *("TTFT\ns", "E2E\ns", "E2E s", "prefill\n% of E2E", "prefill\ntokens/s", "interval", "n", "threads", "buffer"),
+    "TTFT\ns",  # if there is a column of prefill, which implies it
+    *("E2E\ns", "E2E s", "prefill\n% of E2E", "prefill\ntokens/s", "interval", "n", "threads", "buffer"),
     *("intensity", "KV cache\nMB", "KV cache MB", "TFLOP/s", "tokens/s", "decode\ntokens/s"),
 )
 """Headings of the columns that a narrow terminal hides, in this order. Other columns imply the first ones."""
@@ -94,7 +95,7 @@ class Grid:
     def _rank(self, index: int) -> tuple[int, int]:
         """The order of hiding: first the columns of GIVES_WAY, then numbers from the right, then text."""
         heading = self.headings[index]
-        if heading in GIVES_WAY:
+        if heading in GIVES_WAY and (heading != GIVES_WAY[0] or "prefill\ns" in self.headings):
             return GIVES_WAY.index(heading), 0
         return len(GIVES_WAY) + (heading in TEXT_COLUMNS), -index
 
