@@ -199,10 +199,10 @@ def test_sentences_name_the_largest_parts_and_whether_processes_differ_as_much()
     first, why, *_ = overhead_parts.sentences([row])
     assert "376.2 % slower to the first token of 20 prompt tokens" in first
     assert first.index("engine difference +47.0") < first.index("scheduling +18.0") < first.index("tokenising +7.0")
-    assert "compare its threads, ubatch, flash attention and cache types" in why
+    assert "compare the server's threads, ubatch, flash attention and cache types" in why
     varied = [run_of(0), run_of(1, 30.0)]
     (row,) = overhead_parts.rows(varied, [make_request(0), make_request(1)])
-    assert any("differed as much from block to block" in words for words in overhead_parts.sentences([row]))
+    assert any("variation between processes" in words for words in overhead_parts.sentences([row]))
 
 
 def test_the_table_the_json_and_the_picture_have_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
