@@ -99,7 +99,7 @@ def test_other_programs_are_never_called_broken() -> None:
     assert checks.of_others(0.9, busy, None).verdict == LOOK
     fewer = checks.of_threads(CHANGE, {"decode": MUCH}, 2, 2, True)
     shown = checks.of_others(0.9, busy, fewer)
-    assert shown.verdict == LOOK and shown.effects == {"decode": MUCH} and "decode 2x as fast" in shown.words
+    assert shown.verdict == LOOK and shown.effects == {"decode": MUCH} and "decode 1.99x as fast" in shown.words
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_the_worst_is_shown_first_and_the_exit_status_tells(planted: type[Plante
     status, out, _ = run_lab("doctor", "-m", mini, "-t", "8")
     assert status == 1
     table, words = out.split("\n\n", 2)[1:]
-    assert words.startswith("threads (broken): With 2 instead of 8: prefill 10x as fast (10 to 10)")
+    assert words.startswith("threads (broken): With 2 instead of 8: prefill 10.0x as fast (10.0-10.0)")
     assert "lab measure --threads 2" in words
     assert max(map(len, table.splitlines())) <= 80
     status, out, _ = run_lab("doctor", "-m", mini, "--json")

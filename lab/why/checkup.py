@@ -1,7 +1,7 @@
-"""A checkup of this machine, this build and these settings: what `lab doctor` reads and measures, in about a minute.
+"""`lab doctor`: reads and measures this machine, build and settings in about a minute.
 
-What changes one thing is measured both ways in turns, in fresh engines where the engine is concerned. What follows from
-it is said in checks.py.
+Each changed setting is measured both ways in turns, in fresh engines if it concerns the engine. checks.py has the
+verdicts.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from lab.why.checks import BROKEN, FINE, LOOK, UNKNOWN, Change, Check, Effect
 from lab.why.probing import gbps
 
 N_BLOCKS, N_TURNS = 3, 2
-"""Six pairs, the fewest that give an interval of 95 %."""
+"""Six pairs, the fewest for a 95 % interval."""
 
 LENGTHS, N_GEN, RUN_S, MOST_RUN_S = (512, 256, 128, 64, 32), 16, 0.8, 10.0
-"""A run of a trial has the longest of these prompts that takes RUN_S; where 32 tokens take MOST_RUN_S there is none."""
+"""A trial uses the longest of these prompts that takes up to RUN_S; there is none if 32 tokens take MOST_RUN_S."""
 
 AS_IT_IS = "as it is"
 
 
 @dataclass(frozen=True)
 class Checkup:
-    """All checks. Model and settings are None where the engine could not plan a run."""
+    """All checks. Model and settings are None if the engine could not plan a run."""
 
     machine: Machine
     model: Model | None
@@ -57,7 +57,7 @@ class Checkup:
 
     @property
     def causes(self) -> list[Check]:
-        """What is broken, then what is worth a look; the largest effect that was measured first."""
+        """The broken checks, then those worth a look; the largest measured effect first."""
 
         def rank(check: Check) -> tuple[bool, float]:
             return check.verdict != BROKEN, -max((one.ratio.estimate for one in check.effects.values()), default=0.0)
@@ -66,7 +66,7 @@ class Checkup:
 
 
 def in_turns(as_it_is: Callable[[], float], changed: Callable[[], float]) -> Effect | None:
-    """The effect of a change, from what two functions measure in the order A B B A, block by block."""
+    """The effect of a change, from two functions that measure in the order A B B A, block by block."""
     sides: tuple[list[list[float]], list[list[float]]] = [], []
     for _ in range(N_BLOCKS):
         first, *middle, last = as_it_is(), changed(), changed(), as_it_is()
@@ -76,7 +76,7 @@ def in_turns(as_it_is: Callable[[], float], changed: Callable[[], float]) -> Eff
 
 
 def changes(plan: Plan, best: int) -> list[Change]:
-    """The settings that are tried another way. `best`: the threads that are the default here."""
+    """The settings to try with another value. `best`: the default number of threads."""
     settings, n_all = plan.settings, (plan.model.n_layer or 10_000) + 1
     n, on_gpu = _n_threads(settings), settings.n_gpu_layers
     tried = []
@@ -94,14 +94,14 @@ def changes(plan: Plan, best: int) -> list[Change]:
     if 0 <= on_gpu < n_all and machine.accelerators(plan.machine.devices):
         figure, command = f"{on_gpu} of {n_all} on devices", "lab measure --n-gpu-layers auto"
         most = {"n_gpu_layers": "auto", "device": None}
-        tried.append(Change("layers", figure, "With all that fit", command, most))
+        tried.append(Change("layers", figure, "With all layers that fit", command, most))
     return tried
 
 
 def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROOT) -> Checkup:
     """Check machine, build and settings, in about a minute. An engine that fails is one of the checks.
 
-    LabError at once for settings that `make_plan` refuses.
+    LabError for settings that `make_plan` rejects.
     """
     began, swapped, best = time.monotonic(), limits.swap(), limits.default_threads(root)
     chosen = {name: value for name, value in asked.items() if value is not None}
@@ -153,7 +153,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = limits.ROO
 
 
 def _planned(worker: Worker, given: dict[str, Any]) -> Plan | LabError:
-    """The plan of a short run; where the engine cannot plan one, why. LabError for settings that cannot be."""
+    """The plan of a short run, or the error of the engine. LabError for impossible settings."""
     worker.use(placing.backend(AskedSettings(rpc=given.get("rpc"), lib=given.get("lib"))))
     try:
         builds.of_worker(worker)
@@ -166,7 +166,7 @@ def _planned(worker: Worker, given: dict[str, Any]) -> Plan | LabError:
 
 
 def _product(worker: Worker) -> Effect | None:
-    """An F32 product on one core by ggml, and by NumPy's BLAS. Not on a Mac, whose BLAS runs on a coprocessor."""
+    """An F32 product on one core by ggml against NumPy's BLAS. Not on a Mac, where BLAS uses a coprocessor."""
     probe = Probe(MUL_MAT, "F32", 512, 512, None, 128, 2**21, 1, None, 0.1)
     if sys.platform == "darwin":
         return None
@@ -179,7 +179,7 @@ def _flop_ns(worker: Worker, probe: Probe) -> float:
 
 
 def _disk(plan: Plan) -> Check:
-    """Pieces of the model's file, from the disk and from the page cache in turns. Before anything maps it."""
+    """Pieces of the model's file, read from the disk and from the page cache in turns, before anything maps it."""
     n_bytes, places, cold = plan.file.path.stat().st_size, itertools.count(), list[float]()
 
     def read(from_disk: bool) -> float:
@@ -194,7 +194,7 @@ def _disk(plan: Plan) -> Check:
 
 
 def _quantization(worker: Worker, plan: Plan) -> list[Check]:
-    """The kernels of the model's largest matrix against those of Q4_0 or Q8_0, where the CPU computes with them."""
+    """The kernels of the model's largest matrix against those of Q4_0 or Q8_0, if the CPU computes with them."""
     settings, known = plan.settings, matrices(plan.model) or ()
     kind = probe_plan.used_types(plan.model)[0] if known else ""
     fits = [m for m in known if m.type == kind and m.part in (ATTENTION, FEED_FORWARD) and not m.columns % 32]
@@ -226,7 +226,7 @@ def _quantization(worker: Worker, plan: Plan) -> list[Check]:
 def _settings(
     worker: Worker, plan: Plan, given: dict[str, Any], best: int, found: list[Check], watch: ShowStatus
 ) -> list[Record]:
-    """Try each change side by side with what was asked for. Adds the checks to `found`; returns the unchanged runs."""
+    """Try each change side by side with the given settings. Adds checks to `found`; returns the unchanged runs."""
     case, first = _case(plan, worker, watch)
     base, n = list[Record](), _n_threads(plan.settings)
     has_room = 2 * plan.memory(plan.cases[0]).total_bytes < limits.memory_available()
@@ -264,7 +264,7 @@ def _n_threads(settings: Settings) -> int:
 
 
 def _case(plan: Plan, worker: Worker, watch: ShowStatus) -> tuple[Case | None, Record]:
-    """The case of the trials' runs, chosen by a short run, which is returned too; None where a run takes too long."""
+    """The case of the trials' runs, chosen by a short run, which is returned too; None if a run takes too long."""
     if plan.refused:
         raise LabError(" ".join(plan.refused.values()), "Take a smaller model, or end other programs.")
     engine, case = WarmEngine(plan, worker, Reporter(watch, [], plan.n_tokens)), Case(LENGTHS[-1], 4)
@@ -280,7 +280,7 @@ def _case(plan: Plan, worker: Worker, watch: ShowStatus) -> tuple[Case | None, R
 
 
 def _effects(records: Sequence[Record], name: str) -> dict[str, Effect]:
-    """What a change did to both phases."""
+    """The effects of a change on both phases."""
     effects = {}
     for phase, figure in (("prefill", phases.prefill_ns), ("decode", phases.tpot_ns)):
         sides: dict[str, dict[int, list[float]]] = {AS_IT_IS: {}, name: {}}
@@ -293,7 +293,7 @@ def _effects(records: Sequence[Record], name: str) -> dict[str, Effect]:
 
 
 def _engine(base: Sequence[Record]) -> Check:
-    """That it runs, and how fast."""
+    """The check of the engine, with its rates."""
     runs = [record.run for record in base]
     prefill = statistics.median(run.n_prompt * 1e9 / (phases.prefill_ns(run) or 1) for run in runs)
     decode = statistics.median(1e9 / (phases.tpot_ns(run) or 1) for run in runs)
@@ -301,14 +301,14 @@ def _engine(base: Sequence[Record]) -> Check:
 
 
 def _others(records: Sequence[Record]) -> list[str]:
-    """What other programs and the host took while these ran, in words."""
+    """Sentences on the CPU time that other programs and the host took during these runs."""
     own, causes = [disturbances.disturbances(record) for record in records], (disturbances.OTHERS, disturbances.STEAL)
     amounts = {cause: [amounts[cause] for amounts in own if cause in amounts] for cause in causes}
     return [cause.sentence(max(known)) for cause, known in amounts.items() if known]
 
 
 def _cores_of_others(records: Sequence[Record]) -> float | None:
-    """The median over runs of the cores that other programs used; None where the system does not tell."""
+    """The median over runs of the cores used by other programs; None if the system does not report them."""
     noises = [record.run.noise for record in records if record.run.noise]
     known = [(noise, noise.samples.others_ms) for noise in noises if noise.samples and noise.samples.others_ms]
     return statistics.median(max(0.0, disturbances.cores(*pair)[0]) for pair in known) if known else None

@@ -1,12 +1,11 @@
-"""Why this fast: what a run cost, next to what the machine's own kernels could have done.
+"""Explains the time of a run: its cost compared with the best of the machine's own kernels.
 
-A phase's least time is the sum of its kernels at their ceilings: every weight type at the columns of its steps,
-and attention over the positions it looked back at. Measured time beyond that is overhead (norms, softmax,
-threads that wait for each other, small matrices that do not fill a core). Below it lie the two classical roofs:
-arithmetic (FLOPs over the machine's best FLOP/s) and memory traffic (bytes over its best bytes/s). Which of the
-three is nearest is the limit; attention is one of its own where it takes most of the time. Williams, Waterman &
-Patterson, "Roofline" (2009). Where layers lie on several devices,
-each has its own kernels, and what moves between them takes time too (step_kernels.py).
+A phase's least time is the sum of its kernels at their ceilings: every weight type at the columns of its steps, and
+attention over its positions. Measured time beyond that is overhead (norms, softmax, threads that wait for each other,
+small matrices that do not fill a core). Below are the two classical roofs: arithmetic (FLOPs over the machine's best
+FLOP/s) and memory traffic (bytes over its best bytes/s). The nearest of the three is the limit; attention is a separate
+limit if it takes most of the time. Williams, Waterman & Patterson, "Roofline" (2009). With layers on several devices,
+each has its own kernels, and the copies between them take time too (step_kernels.py).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from lab.why.step_kernels import Kernels, Layers
 ARITHMETIC, TRAFFIC, KERNEL, OVERHEAD = "arithmetic", "memory traffic", "the kernel", "overhead"
 ATTENTION = "attention"
 READERS = (MUL_MAT, MUL_MAT_ID, plain_read.READ)
-"""Probes whose bytes are read from the device's own memory, all of them."""
+"""Probes that read all of their bytes from the device's own memory."""
 
 OVERHEAD_SHARE = 0.5
 """A phase that spends more than this share outside its kernels is limited by overhead."""
@@ -38,7 +37,7 @@ ATTENTION_SHARE = 0.5
 """A phase that spends more than this share in attention is limited by attention."""
 
 BEYOND = 1.005
-"""A phase that reaches more than this of its ceiling shows that the ceiling is wrong: its shares would mislead."""
+"""A phase above this share of its ceiling shows that the ceiling is wrong, and so are its parts."""
 
 KERNEL_FACTOR = 1.5
 """Kernels slower than both arithmetic and memory traffic by this factor are the limit."""
@@ -53,13 +52,13 @@ class Roof:
 
     @property
     def ridge(self) -> float:
-        """FLOPs per byte from which on arithmetic is the limit."""
+        """FLOPs per byte above which arithmetic is the limit."""
         return self.gflops / self.gbps
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a phase needs on one device at least; of decode a token."""
+    """The least time of a phase on one device; for decode per token."""
 
     device: str  # by llama.cpp's name
     kernels: Kernels
@@ -67,9 +66,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Explained:
-    """One phase at one length: medians over runs. A decode figure is that of a token.
+    """One phase at one length: medians over runs. Figures of decode are per token.
 
-    `of_request` is the phase's share of the whole request, as `prefill_share` of lab.runs has it: the median over runs.
+    `of_request` is the phase's share of the whole request, as `prefill_share` in lab.runs: the median over runs.
     """
 
     n_prompt: int
@@ -83,11 +82,11 @@ class Explained:
     arithmetic_s: float
     traffic_s: float
     limit: str
-    choosing_s: float  # not in measured_s: picking a token
-    harness_s: float  # nor this: from one step to the next
-    least_s: float  # in its kernels, and between devices
-    shares: tuple[Share, ...] = ()  # of each device, where there are several
-    between_s: float | None = None  # what moves between these, at least; None: one device, or not measured
+    choosing_s: float  # sampling; not in measured_s
+    harness_s: float  # from one step to the next; not in measured_s
+    least_s: float  # in its kernels and between devices
+    shares: tuple[Share, ...] = ()  # by device, if there are several
+    between_s: float | None = None  # least time of copies between devices; None: one device, or not measured
     overlaps: bool = False  # the devices work at the same time
     of_request: float = 0.0
     n_runs: int = 1
@@ -107,12 +106,12 @@ class Explained:
 
     @property
     def of_ceiling(self) -> float:
-        """The part of its kernels' best that the phase reached."""
+        """The share of its kernels' best that the phase reached."""
         return self.least_s / self.measured_s
 
 
 def roof(ceilings: Ceilings, layers: Layers = ()) -> Roof:
-    """The best that any probe reached. With `layers` on several devices: as if each did its share of the work so."""
+    """The best of all probes. With `layers` on several devices, weighted by their shares of the layers."""
     best = {where.measured_on(one): _roof(one) for one in where.each_device(ceilings)}
     if len(best) == 1 or not layers or not set(layers) <= set(best):
         return _roof(ceilings)
@@ -131,11 +130,11 @@ def _roof(ceilings: Ceilings) -> Roof:
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
-    """Every length and phase of one setup's runs: what it cost, what it reached, and what limited it.
+    """The cost, rates and limit of every length and phase of one setup's runs.
 
         rows = lab.explain(records, lab.ceilings())
 
-    LabError where there is nothing to explain, or a ceiling is missing.
+    LabError if there is nothing to explain, or a ceiling is missing.
     """
     timed = []
     for record in records:
@@ -147,8 +146,8 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
     if not timed:
         if any(record.run.lever for record in records):
             raise LabError(
-                "There are only experiments here; what can be explained is runs of lab measure.",
-                "What limits an experiment, its own table says: lab show RESULTS",
+                "There are only experiments here; lab explain needs runs of lab measure.",
+                "The tables of experiments include predictions: lab show RESULTS",
             )
         raise LabError("No run succeeded, so there is nothing to explain.", "Look at the errors: lab show RESULTS")
     by_length = grouped(timed, lambda one: (one[1].n_prompt, one[1].n_gen, one[0] == DECODE))
@@ -156,7 +155,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> list[Explained]:
 
 
 def _explained(repeats: Sequence[tuple[str, Run, Record]], ceilings: Ceilings) -> Explained:
-    """A phase at one length: the medians of its runs, what limited it, and what speaks against it."""
+    """A phase at one length: the medians of its runs, its limit and its doubts."""
     rows = [_phase(phase, run, record, ceilings) for phase, run, record in repeats]
     first, measured_s = rows[0], statistics.median(row.measured_s for row in rows)
     best = roof(ceilings, where.layers_of(repeats[0][2]))
@@ -179,10 +178,7 @@ def _explained(repeats: Sequence[tuple[str, Run, Record]], ceilings: Ceilings) -
 
 
 def _phase(phase: str, run: Run, record: Record, ceilings: Ceilings) -> Explained:
-    """A phase of one run, of decode the mean of a token, before it is known what limited it.
-
-    LabError where what its steps cost is not known.
-    """
+    """A phase of one run (decode: the mean per token), without its limit. LabError if the cost of steps is unknown."""
     model, settings, steps = record.model, record.settings, run.steps
     last, layers = phases.n_prefill_steps(run) - 1, where.layers_of(record)
     chosen = [i for i, kind in enumerate(steps.kind) if (kind == PREFILL) == (phase == PREFILL)]

@@ -1,8 +1,8 @@
-"""What any step would take on this machine: a step of several sequences, of a chunk of a prompt, or of both at once.
+"""Predicts the time of any step on this machine: of several sequences, of a chunk of a prompt, or of both.
 
-The law is that of `lab predict`: kernels at their ceilings times a factor, plus what every layer costs. Runs teach the
-factors of decode (one token in a step) and of prefill (a full ubatch); a step in between takes a factor in between, on
-a logarithmic scale of its tokens.
+The law is that of `lab predict`: kernels at their ceilings times a factor, plus a cost per layer. The factors of decode
+(one token in a step) and of prefill (a full ubatch) are fitted to runs; a step in between takes an interpolated factor,
+on a logarithmic scale of its tokens.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class StepPrediction:
     settings: Settings
     ceilings: Ceilings
     fit: Fit
-    n_runs: int  # that the fit was learned from
+    n_runs: int  # behind the fit
 
     def seconds(self, n_tokens: int, n_past: int, n_outputs: int, others: Sequence[cost.Span] = ()) -> float | None:
-        """One step, as `cost.step` describes it; None where its cost is not known, or a kernel was not probed."""
+        """Seconds of a step, as described by `cost.step`; None if its cost is unknown, or a kernel was not probed."""
         try:
             kernels = step_kernels.total(self.model, self.settings, self.ceilings, n_tokens, n_past, n_outputs, others)
         except LabError:
@@ -44,7 +44,7 @@ class StepPrediction:
         return max(kernels.total_s, own * (factor * kernels.total_s + rest))
 
     def prefill(self, n_tokens: int, n_past: int = 0, n_outputs: int = 1) -> float | None:
-        """A prompt of n_tokens after n_past, in steps of up to n_ubatch."""
+        """Seconds of a prompt of n_tokens after n_past, in steps of up to n_ubatch."""
         steps = learning.prompt_steps(n_tokens, self.settings, n_past, n_outputs)
         times = [self.seconds(*step) for step in steps]
         return None if None in times else sum(seconds or 0.0 for seconds in times)
@@ -56,7 +56,7 @@ class StepPrediction:
 
     @property
     def basis(self) -> str:
-        """What it is based on, in words."""
+        """The basis of the prediction, in a sentence."""
         learned = (
             f"{plural(self.n_runs, 'run')} of this machine" if self.n_runs else "no runs of this machine (lab measure)"
         )
@@ -72,9 +72,9 @@ class StepPrediction:
 
 
 def prediction_for(record: Record, known: Sequence[Ceilings], runs: Sequence[Record]) -> StepPrediction | None:
-    """For the setup of a record, from ceilings and runs of its machine; None where no ceilings are known.
+    """The prediction for the setup of a record, from ceilings and runs of its machine; None without ceilings.
 
-    Only plain runs teach (no experiment), and not those of the record's own session.
+    It uses only plain runs (no experiments) of other sessions.
     """
     ceilings = probing.known(known, where.of_record(record))
     if ceilings is None:
@@ -83,7 +83,7 @@ def prediction_for(record: Record, known: Sequence[Ceilings], runs: Sequence[Rec
 
 
 def taught_by(runs: Sequence[Record], record: Record, ceilings: Ceilings) -> StepPrediction:
-    """For the setup of a record, from these runs; from the ceilings alone where the runs do not teach enough."""
+    """The prediction for the setup of a record, from these runs, or from the ceilings alone if they are too few."""
     try:
         learned = learning.learn(runs, ceilings, learning.offload_of(record.model, record.settings))
     except LabError:
