@@ -131,12 +131,16 @@ def read(text: str, device: str | None = None, model: str | None = None) -> tupl
             problems.append(f"line {number} skipped: {problem}")
             continue
         said = dataclasses.replace(said, is_used=True)
-        rows += [{**row, "line": number} for row in made]
+        rows += [{**row, "line": number} for row in made if isinstance(row, dict)]
+        problems += [f"line {number}, {problem}" for problem in made if isinstance(problem, str)]
     return [_named(row, device, model) for row in rows], problems + _unnamed(rows, device, model)
 
 
-def _rows(heads: Sequence[str], cells: Sequence[str], said: Said) -> list[Row]:
-    """The tests of a row; without a head for each cell, by llama-bench's last two. ValueError says what is wrong."""
+def _rows(heads: Sequence[str], cells: Sequence[str], said: Said) -> Sequence[Row | str]:
+    """The tests of a row, or what is wrong with one of them; without a head for each cell, by llama-bench's last two.
+
+    ValueError says what is wrong with the row.
+    """
     reader = _reader(heads)
     if reader and len(heads) == len(cells):
         return reader(dict(zip(heads, cells, strict=True)), said)
@@ -148,7 +152,7 @@ def _rows(heads: Sequence[str], cells: Sequence[str], said: Said) -> list[Row]:
     raise ValueError(f"it has {len(cells)} columns, and the head of the table has {len(heads)}")
 
 
-def _reader(heads: Sequence[str]) -> Callable[[Cells, Said], list[Row]] | None:
+def _reader(heads: Sequence[str]) -> Callable[[Cells, Said], Sequence[Row | str]] | None:
     """What reads the rows below these heads."""
     names = set(heads)
     if heads[-2:] == ["test", "t/s"]:
@@ -174,8 +178,8 @@ def _of_llama_bench(cells: Cells, said: Said) -> list[Row]:
     return [said.row(test, rate, **known, variant=", ".join(others) or None)]
 
 
-def _of_scoreboard(cells: Cells, said: Said) -> list[Row]:
-    chip, *_ = cells.values()
+def _of_scoreboard(cells: Cells, said: Said) -> list[Row | str]:
+    chip = next(iter(cells.values())).replace(",", "")
     cores = next((cell for head, cell in cells.items() if "gpu cores" in head and cell), None)
     commit = re.fullmatch(r"[0-9a-f]{6,40}", cells.get("commit") or cells.get("build") or "")
     known = {
@@ -183,15 +187,17 @@ def _of_scoreboard(cells: Cells, said: Said) -> list[Row]:
         "flash_attn": said.flash_attn,
         "build_commit": commit and commit[0],
     }
-    rows = []
+    tests: list[Row | str] = []
     for head, cell in cells.items():
         column = _column_test(head)
         if column and not re.fullmatch(r"-*|n/?a|\?", cell, re.IGNORECASE):  # an empty cell was not measured
             quantization, test = column
-            rows.append(
-                said.row(test, _rate(cell), **known, **({"quantization": quantization} if quantization else {}))
-            )
-    return rows
+            own = {"quantization": quantization} if quantization else {}
+            try:
+                tests.append(said.row(test, _rate(cell), **known, **own))
+            except ValueError as problem:
+                tests.append(f"column {head}: {problem}")
+    return tests
 
 
 def _of_localscore(cells: Cells, said: Said) -> list[Row]:
@@ -310,7 +316,7 @@ def _number(words: str) -> float:
 
 def _named(row: Row, device: str | None, model: str | None) -> Row:
     """With a device, a name of the model and its quantization; `device` and `model` are what the text does not name."""
-    words = row["model_type"] or model or "unknown model"
+    words, device = row["model_type"] or model or "unknown model", device and device.replace(",", "")
     found = re.search(QUANTIZATION, words)
     size = f"_{found[2][0]}" if found and found[2] in ("Small", "Medium", "Large") else ""
     known: Row = {"model_name": words[: found.start()].strip(" -.") if found else words}
