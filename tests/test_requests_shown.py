@@ -284,7 +284,7 @@ def y_of(line: Any) -> list[float]:
 def test_the_picture_of_ttft_has_points_medians_and_a_guide_in_proportion() -> None:
     ax = lab.plot_prefill(session())
     assert ax.get_ylabel() == "TTFT (s)" and (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    assert labels_of(ax) == ["median over requests", "requests", "proportional: 1.51 ms per token (as measured at 100)"]
+    assert labels_of(ax) == ["median over requests", "requests", "proportional (1.51 ms per token at 100)"]
     median, points, _ = ax.get_lines()
     assert y_of(median) == pytest.approx([0.061, 0.151])
     assert len(x_of(points)) == 6
@@ -343,7 +343,7 @@ def test_warm_and_short_ones_are_lines_of_their_own() -> None:
     ax = lab.plot_prefill([served(), served(n_prompt=10), served(cached=90, first_ms=5), served(n_gen=9, usage=None)])
     assert labels_of(ax)[:2] == ["median over requests", "requests"]
     assert "warm: median" in labels_of(ax)
-    assert labels_of(ax)[-1] == "proportional: 0.500 ms per token (as measured at 100)"  # not that of the warm one
+    assert labels_of(ax)[-1] == "proportional (0.500 ms per token at 100)"  # not that of the warm one
 
 
 @pytest.mark.parametrize("draw", [lab.plot_prefill, lab.plot_decode])

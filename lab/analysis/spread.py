@@ -195,7 +195,7 @@ def _side(figure: str, rows: Sequence[dict[str, Any]], spread: Spread) -> Side:
 
 
 def is_of_one_source(base: Side, other: Side) -> bool:
-    """Whether neither is energy, or both are energy from the same single source."""
+    """Whether both are energy from the same single source, or none is energy."""
     return base.sources == other.sources and len(base.sources) < 2
 
 

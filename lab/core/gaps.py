@@ -1,6 +1,6 @@
-"""The gaps between the tokens of running answers: before a long prompt came, and while it was prefilled.
+"""The gaps between the tokens of running answers, before a long prompt arrives and during its prefill.
 
-All streams get a token in the same steps, so one list of gaps is that of every stream.
+All streams get a token in the same steps, so they share one list of gaps.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from lab.core.record import DECODE, MIXED, PREFILL, Run
 
 STALL = 2.0
-"""A gap of more than STALL times the usual one is a stall."""
+"""A gap longer than STALL times the usual gap is a stall."""
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """Of one run. `ends_s`: when the token after each gap came, in s since the newcomer's prompt came.
+    """The gaps of one run. `ends_s`: when the token after each gap arrived, in s since the new prompt arrived.
 
-    The first n_before gaps came before it, the next n_during while it was prefilled. `newcomer_s` is the newcomer's
-    TTFT, `n_steps` how many steps its prompt took.
+    The first n_before gaps are before the new prompt, the next n_during are during its prefill. `newcomer_s` is the new
+    request's TTFT, `n_steps` the number of its prefill steps.
     """
 
     ends_s: tuple[float, ...]
@@ -32,22 +32,22 @@ class Gaps:
 
     @property
     def usual_s(self) -> float:
-        """The median before the prompt came."""
+        """The median gap before the prompt arrived."""
         return statistics.median(self.gaps_s[: self.n_before])
 
     @property
     def during_s(self) -> tuple[float, ...]:
-        """Those in which the prompt was prefilled."""
+        """The gaps during prefill of the prompt."""
         return self.gaps_s[self.n_before : self.n_before + self.n_during]
 
     @property
     def n_stalls(self) -> int:
-        """How many of these are more than STALL times the usual one."""
+        """The number of stalls among these."""
         return sum(gap > STALL * self.usual_s for gap in self.during_s)
 
 
 def of(run: Run) -> Gaps | None:
-    """The gaps of a run of `lab stall`; None for other runs, and where the steps do not show them."""
+    """The gaps of a run of `lab stall`; None for other runs, and if the steps do not show them."""
     steps, lever = run.steps, run.stall
     decode = [i for i, kind in enumerate(steps.kind) if kind == DECODE]
     if lever is None or lever.n_streams < 1 or (lever.chunk is not None and lever.chunk < 1):
@@ -75,6 +75,6 @@ def of(run: Run) -> Gaps | None:
 
 
 def figures(run: Run) -> dict[str, float]:
-    """What runs are compared by: gap_ms, the longest gap while the prompt was prefilled, and newcomer_s."""
+    """The compared figures: gap_ms, the longest gap during prefill of the prompt, and newcomer_s."""
     known = of(run)
     return {} if known is None else {"gap_ms": 1e3 * max(known.during_s), "newcomer_s": known.newcomer_s}

@@ -1,6 +1,6 @@
-"""What else the machine did around and during a run, as records keep it.
+"""The load of the machine around and during a run, as records store it.
 
-All values come from the operating system or the GPU's driver; what these do not give is None.
+All values come from the operating system or the GPU's driver. Unavailable values are None.
 """
 
 from __future__ import annotations
@@ -10,40 +10,40 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """How an NVIDIA GPU is doing. `slowed` names what holds its clock down (heat, power brake), if anything does."""
+    """The state of an NVIDIA GPU. `slowed` names what limits its clock (heat, power brake), if anything does."""
 
     name: str
     clock_mhz: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None
     slowed: str | None = None
-    n_others: int | None = None  # processes on it other than the engine; None where they cannot be told apart
-    others_percent: int | None = None  # the most of its time that those used, in a sample of the driver since the start
+    n_others: int | None = None  # processes on it other than the engine; None if indistinguishable
+    others_percent: int | None = None  # their largest share of its time in a sample of the driver since the start
 
 
 @dataclass(frozen=True)
 class NoiseReading:
-    """What else the machine was doing, from the operating system. Counters are since its start."""
+    """The load of the machine, from the operating system. Counters start at boot."""
 
     load_1min: float | None = None
     cpu_busy_s: float | None = None  # all processes, on all cores that the lab may run on
     cpu_steal_s: float | None = None  # taken by the host of a virtual machine
-    cpu_pressure_s: float | None = None  # time in which some task waited for a core (Linux PSI)
+    cpu_pressure_s: float | None = None  # time during which some task waited for a core (Linux PSI)
     cpu_mhz: float | None = None
     memory_available_bytes: int | None = None
-    memory_pressure_s: float | None = None  # time in which some task waited for memory (Linux PSI)
+    memory_pressure_s: float | None = None  # time during which some task waited for memory (Linux PSI)
     own_cpu_s: float | None = None  # the part of cpu_busy_s that is the lab's and its engine's
-    switches: int | None = None  # how often the engine's main thread was put off a core (on Windows: left one)
-    n_throttled: int | None = None  # how often cores were slowed down by heat
+    switches: int | None = None  # preemptions of the engine's main thread (on Windows: context switches)
+    n_throttled: int | None = None  # how often heat slowed cores
     gpus: tuple[Gpu, ...] | None = None
-    quota_wait_s: float | None = None  # time for which a container's quota of CPU time was used up
+    quota_wait_s: float | None = None  # time during which a container's CPU quota was used up
 
 
 @dataclass(frozen=True)
 class NoiseSamples:
-    """What else the machine did during a run, ten times a second: each row covers the time since the row before.
+    """The load of the machine during a run, ten times a second. A row covers the time since the previous row.
 
-    A column that the system does not give is None.
+    A column that the system does not report is None.
     """
 
     at_ms: tuple[int, ...]  # since the first reading
@@ -59,37 +59,37 @@ class NoiseSamples:
 
 
 PACKAGE, DRAM, GPU, BATTERY = "package", "dram", "gpu", "battery"
-"""What a counter of energy covers: a CPU with all that is on its chip, its memory, a graphics card, a whole laptop."""
+"""What an energy counter covers: a CPU package, its memory, a graphics card, a whole laptop."""
 
 
 @dataclass(frozen=True)
 class EnergyCounter:
-    """What a counter of energy counted during a run. Which counters there are: runner/energy.py."""
+    """The values of an energy counter during a run. runner/energy.py lists the counters."""
 
     name: str  # such as package 0, dram 0, gpu 0, battery BAT0
     covers: str  # PACKAGE, DRAM, GPU or BATTERY
-    used_mj: tuple[int, ...]  # millijoules in each row of the samples: since the row before
+    used_mj: tuple[int, ...]  # millijoules in each row of the samples
     idle_w: float | None = None  # its mean in the second before the session's first model was loaded
 
 
 @dataclass(frozen=True)
 class Energy:
-    """The counters of energy that could be read during a run, and where in their samples its first step began."""
+    """The energy counters of a run, and the time in their samples at which its first step began."""
 
     counters: tuple[EnergyCounter, ...]
-    first_start_ms: float | None = None  # since the first reading; None where the engine's clock is not the lab's
+    first_start_ms: float | None = None  # since the first reading; None if the engine has another clock
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Readings around a run. A sentinel is the same short decode before and after: the median of its steps."""
+    """Readings around a run. A sentinel is the same short decode before and after it: the median of its steps."""
 
     before: NoiseReading
     after: NoiseReading
     samples: NoiseSamples | None = None
     sentinel_before_ns: int | None = None
     sentinel_after_ns: int | None = None
-    energy: Energy | None = None  # None where no counter could be read, and in records of older versions
+    energy: Energy | None = None  # None without a readable counter, and in records of older versions
 
     def __post_init__(self) -> None:
         n_rows = 0 if self.samples is None else len(self.samples.at_ms)

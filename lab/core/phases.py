@@ -5,8 +5,8 @@
     |------- TTFT ----------------------------------|--- the n_gen - 1 decode steps -|
     |------- E2E --------------------------------------------------------------------|
 
-Times are in nanoseconds as recorded; a figure that a run cannot give (it failed, or is too short) is
-None. Tokenising the prompt is in none of them.
+Times are in nanoseconds as recorded. A figure is None if the run failed or is too short for it. No figure includes
+tokenization of the prompt.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from lab.core.record import DECODE, FORGET, OK, PREFILL, Run, Settings, Steps
 
 
 def by_length(run: Run) -> tuple[Run, ...]:
-    """A sweep as the runs that it stands for, one per length; any other run is itself alone.
+    """A sweep as separate runs, one per length; any other run unchanged.
 
-    The run for a length has all prefill steps up to it, one after the other, and the tokens generated there:
-    what a run of that length alone would have done.
+    The run for a length has all prefill steps up to it and the tokens generated there, as a separate run of that length
+    would have.
     """
     if run.every is None or not run.steps.kind:
         return (run,)
@@ -60,15 +60,15 @@ class _Step(NamedTuple):
 
 
 def n_prefill_steps(run: Run) -> int:
-    """How many of the first steps are prefill."""
+    """The number of prefill steps."""
     return run.steps.kind.count(PREFILL)
 
 
 def times_prefill_steps(settings: Settings) -> bool:
-    """Whether `ready_ns` of each prefill step is when it was done: else only that of the last one, and their sum, say.
+    """Whether each prefill step is timed: its `ready_ns` is when it was done. Otherwise only the last one's is.
 
-    Not where they were waited for once. Nor behind an RPC server: llama.cpp waits there for logits only, and without
-    them until the step is sent (ggml_backend_rpc_synchronize).
+    False if the run waited once for all steps. False with an RPC server: there llama.cpp waits for logits only, and for
+    steps without logits until they are sent (ggml_backend_rpc_synchronize).
     """
     on_servers = settings.devices is None or any(name.startswith("RPC") for name in settings.devices)
     is_remote = bool(settings.rpc) and settings.n_gpu_layers != 0 and on_servers
@@ -76,7 +76,7 @@ def times_prefill_steps(settings: Settings) -> bool:
 
 
 def prefill_ns(run: Run) -> int | None:
-    """Last prefill step's logits ready - first step's start. Comparable with llama-bench `pp`."""
+    """From the first step's start to the logits of the last prefill step. Comparable with llama-bench `pp`."""
     if run.totals is not None:
         return run.totals.prefill_ns
     n_prefill = n_prefill_steps(run)
@@ -84,7 +84,7 @@ def prefill_ns(run: Run) -> int | None:
 
 
 def ttft_ns(run: Run) -> int | None:
-    """Time to first token: prefill plus choosing one token."""
+    """Time to first token: prefill plus sampling one token."""
     n_prefill = n_prefill_steps(run)
     return None if run.status != OK or not n_prefill else run.steps.end_ns[n_prefill - 1] - run.steps.start_ns[0]
 
@@ -130,6 +130,6 @@ def e2e_ns(run: Run) -> int | None:
 
 
 def between_steps_ns(run: Run) -> tuple[int, ...]:
-    """The harness's own time: from each step's `end_ns` to the next step's `start_ns`."""
+    """The lab's own time between steps: from each `end_ns` to the next `start_ns`."""
     steps = run.steps
     return tuple(start - end for end, start in zip(steps.end_ns, steps.start_ns[1:], strict=False))

@@ -1,7 +1,6 @@
-"""A value as it is shown, with everything that speaks against it.
+"""A value with its doubts, as tables, sentences, pictures and JSON show it.
 
-Tables, sentences, pictures and JSON are made from values of this type, or from rows that have `doubts` of their own, so
-that a figure keeps its doubts wherever it appears.
+They use values of this type, or rows with `doubts`, so that a figure keeps its doubts wherever it appears.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ DISTURBED, PARTLY, FEW = "disturbed", "partly disturbed", "too few runs"
 EXTRAPOLATED, ASSUMED, ABOVE = "extrapolated", "assumed", "above its ceiling"
 LOADED, INCOMPLETE = "ceilings of a loaded machine", "incomplete ceilings"
 KINDS = (DISTURBED, PARTLY, FEW, EXTRAPOLATED, ASSUMED, ABOVE, LOADED, INCOMPLETE)
-"""Every kind of doubt, in the order in which doubts are named.
+"""All kinds of doubt, in the order in which they are named.
 
-DISTURBED: half of the runs or more were disturbed, so their median is not to be trusted. PARTLY: fewer were, and the
-median stands. FEW: too few runs for an interval. ABOVE: faster than its ceiling, so the ceiling is wrong. LOADED:
-other programs ran while the ceilings were measured. INCOMPLETE: the session that measured the ceilings ended early.
+DISTURBED: at least half of the runs were disturbed, so their median is unreliable. PARTLY: fewer were, so the median is
+reliable. FEW: too few runs for an interval. ABOVE: faster than its ceiling, so the ceiling is wrong. LOADED: other
+programs ran while the ceilings were measured. INCOMPLETE: the session that measured the ceilings ended early.
 """
 
 MARK, NOT_TO_BE_TRUSTED = "!", "!!"
-"""What stands beside a figure of which some runs were disturbed, and beside one that nothing is concluded from."""
+"""The marks of a figure with some disturbed runs, and of an unreliable figure."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Shown:
 
 
 def of_runs(n: int, n_disturbed: int, fewest: int) -> tuple[str, ...]:
-    """The doubts of a median over n runs, of which `fewest` would give an interval."""
+    """The doubts of a median over n runs; an interval needs `fewest` runs."""
     disturbed = (DISTURBED,) if 2 * n_disturbed >= n > 0 else (PARTLY,) if n_disturbed else ()
     return disturbed + ((FEW,) if n < fewest else ())
 
@@ -47,15 +46,15 @@ def may_promise(doubts: Sequence[str]) -> bool:
 
 
 def is_firm(doubts: Sequence[str]) -> bool:
-    """Whether something may be concluded from it."""
+    """Whether a figure with these doubts is reliable."""
     return may_promise(doubts) and ABOVE not in doubts
 
 
 def mark(doubts: Sequence[str]) -> str:
-    """What a table has beside it; "" for nothing."""
+    """The mark of a figure in a table; "" without one."""
     return NOT_TO_BE_TRUSTED if not is_firm(doubts) else MARK if PARTLY in doubts else ""
 
 
 def all_of(many: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The doubts of what is made of several figures."""
+    """The doubts of a result from several figures."""
     return tuple(kind for kind in KINDS if any(kind in doubts for doubts in many))

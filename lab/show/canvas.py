@@ -180,7 +180,7 @@ def in_proportion(ax: Axes, lengths: Sequence[float], per_token: Mapping[float, 
     if len(set(lengths)) < 2:
         return
     cheapest = min(per_token)
-    label = f"proportional: {digits(1e3 * cheapest)} ms per token (as measured at {per_token[cheapest]:,.0f})"
+    label = f"proportional ({digits(1e3 * cheapest)} ms per token at {per_token[cheapest]:,.0f})"
     ends = [min(lengths), max(lengths)]
     ax.plot(ends, [n * cheapest for n in ends], color=GUIDE, ls="--", lw=1.2, label=label)
 

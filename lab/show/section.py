@@ -1,6 +1,6 @@
-"""One thing that is shown: a title, a table, sentences, warnings, pictures, and parts that are sections themselves.
+"""A section of output: a title, a table, sentences, warnings, pictures, and parts, which are sections too.
 
-The files beside this one make sections of records. Here they are printed; page.html.jinja writes them as HTML.
+The other files of this folder make sections from records. This file prints them; page.html.jinja writes them as HTML.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNKNOWN = "-"
-"""The cell of a figure that is not known."""
+"""The cell of an unknown figure."""
 
 MOST_LINES = 6
 """Notes, warnings and sentences that a terminal shows below a table; --details shows all."""
 
 LONG = 20
-"""Letters of the longest cell that is not broken between words on a page."""
+"""Cells with more letters than this wrap on a page."""
 
 SMALL, WIDE, TALL = (5.0, 3.9), (10.0, 4.6), (5.0, 7.6)
 """Sizes of pictures on a page, in inches."""
 
 Columns = Sequence[tuple[str, Callable[[Any], Any]]]
-"""Of each column the heading, with the unit in a second line, and what makes its cell (text, or a Cell) of a row."""
+"""For each column the heading, with the unit in a second line, and the function that makes its cell from a row."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: the figure, in lines below it what is printed small. On a page it may be a link, or styled."""
+    """A cell of a table: the figure, and lines below it in small print. On a page it may be a link, or styled."""
 
     text: str
     link: str = ""
@@ -57,7 +57,7 @@ def as_cell(cell: str | Cell) -> Cell:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture: its name in files, its caption, what draws it, and its size on a page in inches."""
+    """A picture: its name in files, its caption, the function that draws it, and its size on a page in inches."""
 
     name: str
     caption: str
@@ -74,11 +74,11 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """What is shown together, in the order of the fields."""
+    """A section, shown in the order of the fields."""
 
     title: str = ""
-    about: str = ""  # what the table shows of it
-    name: str = ""  # of an experiment in JSON; where links on a page lead to
+    about: str = ""  # the contents of the table
+    name: str = ""  # of an experiment in JSON; the target of links on a page
     question: str = ""  # that it answers
     words: Sequence[str] = ()  # paragraphs before the table
     facts: dict[str, str] = field(default_factory=dict)
@@ -91,8 +91,8 @@ class Section:
     links: Sequence[Cell] = ()  # to other sections of a page
     pictures: Sequence[Picture] = ()
     parts: Sequence[Section] = ()
-    rows: Sequence[Any] = ()  # what the cells were made of, for JSON
-    more: dict[str, list[Any]] = field(default_factory=dict)  # what JSON has besides
+    rows: Sequence[Any] = ()  # the source of the cells, for JSON
+    more: dict[str, list[Any]] = field(default_factory=dict)  # additional parts of JSON
 
     @property
     def caption(self) -> str:
@@ -104,17 +104,17 @@ class Section:
 
     @property
     def said(self) -> str:
-        """All sentences of it and its parts: what its pictures show, for readers who cannot see them."""
+        """All sentences of the section and its parts: a text alternative for its pictures."""
         return " ".join([*self.sentences, *(part.said for part in self.parts)]).strip()
 
     def is_text(self, column: int) -> bool:
-        """Whether a column holds text, which is aligned to the left and broken between words."""
+        """Whether a column contains text, which is left-aligned and wraps."""
         cells = [line[column] for line in self.lines]
         return self.headings[column] in TEXT_COLUMNS or any(len(cell.lines[0]) > LONG for cell in cells)
 
 
 def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> dict[str, Any]:
-    """The fields of a Section with a table of these rows; a column in which nothing is known is left out."""
+    """The fields of a Section with a table of these rows. Columns without known figures are left out."""
     lines = [[show(row) for _, show in columns] for row in rows]
     kept = [
         i for i in range(len(columns)) if keep_all or any(as_cell(line[i]).text not in ("", UNKNOWN) for line in lines)
@@ -127,7 +127,7 @@ def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> dic
 
 
 def numbered(by_session: Sequence[Sequence[Picture]]) -> list[Picture]:
-    """The pictures of sessions; of several sessions each name begins with the number of its session."""
+    """The pictures of sessions. With several sessions each name begins with the number of its session."""
     if len(by_session) == 1:
         return list(by_session[0])
     return [
@@ -138,7 +138,7 @@ def numbered(by_session: Sequence[Sequence[Picture]]) -> list[Picture]:
 
 
 def numbered_alike(pictures: Sequence[Picture]) -> list[Picture]:
-    """The same pictures; those of one name are numbered."""
+    """The same pictures; pictures of equal name are numbered."""
     names = [picture.name for picture in pictures]
     return [
         picture if names.count(name) == 1 else dataclasses.replace(picture, name=f"{name}-{1 + names[:i].count(name)}")
@@ -188,7 +188,7 @@ def _marked(warning: str) -> Text:
 
 
 def grid_of(section: Section) -> Grid:
-    """The table of a section; all lines of a cell but the first are dim."""
+    """The table of a section. All lines of a cell except the first are dim."""
     grid = Grid(tuple(section.headings))
     for line in section.lines:
         grid.add_row(*map(_dimmed, line))
