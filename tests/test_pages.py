@@ -1,5 +1,6 @@
 """The pages: short where they must be, and naming only what is there: files, links, commands, functions, code."""
 
+import ast
 import contextlib
 import io
 import json
@@ -37,10 +38,14 @@ SAMPLES = sorted((ROOT / "results").glob("sample-*.jsonl"))
 PLAIN = ["README.md", "INSTALL.md", "results/README.md", "lab/README.md"]
 """Pages that follow the rules of "Write plainly" in CONTRIBUTING.md."""
 
+PRINTED = [path for wing in ("show", "analysis") for path in sorted((ROOT / "lab" / wing).glob("*.py"))]
+"""Files whose strings and docstrings follow them too."""
+
 STUMBLES = r"""(?ix)\b(
     is\ no\ (name|text|noise|path|number|error|stream)  | so\ (many|much|few)\b(?!\ that)
     | of\ (which|whom)\b  | rests?\ on  | the\ begin\b  | nothing\ is\ claimed  | given\ up
     | by\ itself  | likewise  | as\ of\b  | neither\ is  | differs?\ from\ itself  | all\ of\ it\b  | until\ now
+    | do\ not\ trust  | lack\ of\ room  | says?\ of\ (its|it)\b  | off\ by\ [\d.]+\s?%  | \d+%\ (of|at)\b
 )"""
 """Phrases that readers stumbled over."""
 
@@ -67,6 +72,13 @@ def test_the_front_page_is_short() -> None:
 @pytest.mark.parametrize("page", PLAIN)
 def test_phrases_that_readers_stumbled_over_do_not_come_back(page: str) -> None:
     assert [found[0] for found in re.finditer(STUMBLES, prose(page))] == []
+
+
+@pytest.mark.parametrize("path", PRINTED, ids=lambda path: path.name)
+def test_nor_do_they_in_strings_and_docstrings_of_what_is_printed(path: Path) -> None:
+    constants = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+    strings = (" ".join(value.split()) for value in constants if isinstance(value, str))
+    assert [found[0] for text in strings for found in re.finditer(STUMBLES, text)] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -110,7 +110,7 @@ def plot_where(rows: Sequence[Explained], subject: str, ax: Axes | None = None) 
     ax.set_xlabel("prompt length (tokens)" + (" + generated tokens" if len(gens) > 1 else ""))
     ax.set_ylabel("share of the request's time (%)")
     n_gen = f"{max(gens):,} generated tokens" if len(gens) == 1 else "generated tokens"
-    note = "\n!: some runs were disturbed; !!: do not trust these" if any(map(shown.mark, doubts)) else ""
+    note = "\n!: some runs were disturbed; !!: unreliable" if any(map(shown.mark, doubts)) else ""
     canvas.finish([ax], f"Where the time goes: prompt and {n_gen}\n{subject}{note}")
     return ax
 
