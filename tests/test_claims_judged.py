@@ -14,14 +14,14 @@ import pytest
 
 from lab.analysis import disturbances, spread
 from lab.core.levers import Batch, Prefix, Speculation, Stall
-from lab.core.record import FAILED, Ceilings, Device, Model, Rate, Record, Settings
+from lab.core.record import DECODE, FAILED, PREFILL, Ceilings, Device, Model, Rate, Record, Settings
 from lab.experiments import batching, claim_parts, claims_of_hardware, prefix_cache, stall_chunks
 from lab.experiments import claim as claim_rules
 from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Condition, Evidence, Judgement
 from lab.experiments.claim_verdicts import CLAIMS
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.runner.cases import Case
-from lab.why import datasheet
+from lab.why import datasheet, published
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, steps_of
 
 EVEN = (1.0, 1.004, 0.998, 1.002, 0.997, 1.001)
@@ -382,6 +382,18 @@ def test_a_criterion_is_made_of_its_conditions(claim: Claim) -> None:
     assert "is at least 7" in other.criterion and claim.criterion != other.criterion
 
 
+def reach(prefill: tuple[float, float], decode: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has runs on devices of the datasheets reach these shares of their limits."""
+
+    def times(model: Model, settings: Settings, device: datasheet.Device, n_prompt: int, n_gen: int) -> dict[str, Any]:
+        limits = datasheet.limits(model, settings, device, n_prompt, n_gen)
+        assert limits is not None and limits[0] is not None
+        shares = {PREFILL: (limits[0], prefill), DECODE: (limits[1], decode)}
+        return {phase: (limit / high, limit / high, limit / low) for phase, (limit, (low, high)) in shares.items()}
+
+    monkeypatch.setattr(published, "times", times)
+
+
 @pytest.mark.parametrize(
     ("prefill", "decode", "verdict"),
     [
@@ -393,15 +405,14 @@ def test_a_criterion_is_made_of_its_conditions(claim: Claim) -> None:
 def test_the_share_of_prefill_of_a_7b_is_judged_by_its_prediction(
     prefill: tuple[float, float], decode: tuple[float, float], verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasheet, "PREFILL_SHARE", prefill)
-    monkeypatch.setattr(datasheet, "DECODE_SHARE", decode)
+    reach(prefill, decode, monkeypatch)
     judgement = judged(22, *lengths())
     assert judgement.verdict == verdict, judgement.words
     assert "Predicted" in judgement.words and "measured here, 1,000 + 200" in [one.name for one in judgement.figures]
 
 
 def test_a_prediction_that_contradicts_nothing_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasheet, "DECODE_SHARE", (0.2, 0.8))
+    reach((0.25, 0.70), (0.2, 0.8), monkeypatch)
     judgement = judged(23, *lengths(100))
     assert judgement.verdict == UNTESTABLE and "there is no such GPU here" in judgement.words
 
@@ -507,7 +518,8 @@ def test_an_interval_is_made_of_what_there_is(n: int, low: float, high: float) -
         ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
         ("NVIDIA GeForce RTX 3060", "rtx-3060"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop"),
-        ("NVIDIA GeForce RTX 2080 SUPER", None),
+        ("NVIDIA GeForce RTX 2080 SUPER", "rtx-2080-super"),
+        ("NVIDIA GeForce GTX 980", None),
     ],
 )
 def test_the_device_of_a_run_is_that_of_its_accelerator(description: str, name: str | None) -> None:

@@ -149,7 +149,7 @@ def test_a_peak_is_published_or_follows_from_the_architecture() -> None:
 def test_a_basis_says_whether_its_figures_were_found_again() -> None:
     assert "whitepaper; checked: Wikipedia)" in datasheet.basis(datasheet.find_device("RTX 4090"))
     own = datasheet.from_entry("small", "mine", WHOLE)
-    assert "(b; not found again when this list was checked)" in datasheet.basis(own)
+    assert "(b; unchecked)" in datasheet.basis(own)
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,7 @@ def test_published_decode_rates_lie_in_the_predicted_range() -> None:
     for name, rate in PUBLISHED.items():
         low, high = prediction.elsewhere(model, WIDE, datasheet.find_device(name), 100, 100).tpot_s
         inside.append(1 / high <= rate <= 1 / low)
-    assert sum(inside) >= 6
+    assert sum(inside) >= 6  # some of them are among the rows that were learned from
 
 
 @pytest.mark.parametrize(("gbps", "tps"), [(1008, 29), (936, 27), (2039, 58), (800, 23)])
@@ -348,7 +348,7 @@ def test_all_devices_are_shown_fastest_first_with_what_does_not_fit() -> None:
     code, out, _ = run_lab("predict", "-d", "all", "-m", "llama-3.3-70b", "-p", "1000,2000", "-n", 10)
     assert code == 0 and out.count("llama-3.3-70b Q4_0") == 2
     assert out.index("h200") < out.index("rtx-4090") < out.index("raspberry-pi-5")
-    assert "GB of 24.0" in " ".join(out.split()) and "datasheet's bandwidth" in out
+    assert "GB of 24.0" in " ".join(out.split()) and "that others published for" in out
     assert f"Devices of one kind only: --device {', '.join(datasheet.kinds())}." in out
     code, out, _ = run_lab("predict", "-d", "all", "-m", "llama-3.2-1b", "-p", "100", "-n", 10, "--json")
     rows = json.loads(out)["rows"]
@@ -376,7 +376,11 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     assert code == 0, err
     assert "does not fit" in out and "1008 GB/s" in out
     document = json.loads(run_lab("predict", "-m", "llama-3.2-3b", "-d", "m4", "-p", "100", "--json")[1])
+    assert 0 < document["rows"][0]["prefill_limit_s"] < document["rows"][0]["prefill_expected_s"]
+    document = json.loads(run_lab("predict", "-m", "llama-3.2-3b", "-d", "raspberry-pi-5", "-p", "100", "--json")[1])
     assert document["rows"][0]["prefill_limit_s"] is None and document["rows"][0]["tpot_limit_s"] > 0
+    basis = " ".join(run_lab("predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--results", tmp_path)[1].split())
+    assert "Measured by others on NVIDIA GeForce RTX 3060 12 GB, llama-2-7b: Q4_0 prefill 2,137.5 to 2,407.7" in basis
     assert "no device named" in run_lab("predict", "-d", "abacus")[2]
     assert "not measured" in run_lab("predict", "--results", tmp_path)[2]
     assert "leaves nothing to decode" in run_lab("predict", "-n", "1", "-d", "m4")[2]

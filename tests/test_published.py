@@ -1,12 +1,19 @@
 """Published measurements: how rows are cleaned, and what is learned from them."""
 
+import dataclasses
+import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lab.core import stats
 from lab.core.record import DECODE, PREFILL
+from lab.experiments.claims_of_hardware import order_of_machines
+from lab.models import catalog, shapes
 from lab.why import datasheet, published
-from tests.bench import clean_published
+from tests.bench import clean_published, learn_published
+from tests.conftest import SETTINGS
 
 RAW = {
     "source": "localscore",
@@ -79,3 +86,63 @@ def test_the_file_is_what_the_rules_make_of_it() -> None:
         }
         assert row.marks or datasheet.find_device(row.device).name == row.device
         assert row.phase in (DECODE, PREFILL) and row.tps > 0
+
+
+@pytest.mark.parametrize("phase", [DECODE, PREFILL])
+def test_the_learned_figures_are_what_the_rows_teach(phase: str) -> None:
+    known = published.learned()[phase]
+    own = [row for row in learn_published.clean(published.rows()) if row.phase == phase]
+    again = learn_published.fit(own, phase)
+    assert again.share == pytest.approx(known.share, rel=1e-3)
+    assert again.constant == pytest.approx(known.constant, rel=1e-3)
+    for name, values in again.factors.items():
+        assert known.factors[name] == pytest.approx(values, rel=2e-3), name
+    assert all(0.8 <= one["inside"] / one["n_rows"] <= 1 for one in known.ranges.values())
+    errors = [abs(learn_published.error(known, row)) for row in own]
+    assert sorted(errors)[len(errors) // 2] < 0.1  # these rows were seen; tests/bench/published.py leaves them out
+
+
+def test_nothing_is_predicted_faster_than_the_limit() -> None:
+    settings = dataclasses.replace(SETTINGS, n_ubatch=512)
+    for name in ("smollm2-135m", "llama-3.2-1b", "llama-3.3-70b"):
+        model = shapes.model_of(catalog.find(name), "Q4_0")
+        for device in datasheet.devices().values():
+            limits = datasheet.limits(model, settings, device, 512, 128)
+            assert limits is not None
+            least = {PREFILL: limits[0], DECODE: limits[1]}
+            found = published.times(model, settings, device, 512, 128)
+            assert set(found) == {phase for phase, limit in least.items() if limit is not None}
+            for phase, (expected, fast, slow) in found.items():
+                assert 0.999 * (least[phase] or 0) <= fast <= expected <= slow, (device.name, phase)
+
+
+def test_a_range_is_wider_for_what_nobody_published() -> None:
+    known = published.learned()[DECODE]
+    row = next(row for row in published.rows() if row.backend == "CUDA" and row.phase == DECODE and not row.marks)
+    case = published.case_of(row)
+    assert case is not None
+    low, high = known.range(case)
+    tried: list[dict[str, Any]] = [{"model": "foo"}, {"backend": "SYCL"}, {"quantization": "IQ2_S"}]
+    for changes in tried:
+        wider = known.range(dataclasses.replace(case, **changes))
+        assert wider[0] < low and wider[1] / wider[0] > high / low, changes
+
+
+def test_partial_pooling_draws_a_factor_with_few_rows_to_its_kind() -> None:
+    known = published.learned()[DECODE]
+    counts = [row.quantization for row in published.rows() if not row.marks and row.phase == DECODE]
+    assert counts.count("Q6_K") < 5 and abs(known.factors["quantization"]["Q6_K"] - 1) < 0.1
+    assert set(known.factors["quantization"]) == set(counts)
+
+
+def test_the_claim_about_bandwidth_says_what_published_rows_say() -> None:
+    rates: dict[str, list[float]] = {}
+    for row in published.rows():
+        if not row.marks and (row.model, row.quantization, row.phase) == ("llama-2-7b", "Q4_0", DECODE):
+            rates.setdefault(row.device, []).append(row.tps)
+    devices = [datasheet.find_device(name) for name in rates]
+    medians = [statistics.median(own) for own in rates.values()]
+    by_bandwidth = stats.rank_correlation([device.gbps for device in devices], medians)
+    by_peak = stats.rank_correlation([device.peak_tflops or 0 for device in devices], medians)
+    assert f"On {len(devices)} published devices" in order_of_machines.note
+    assert f"is {by_bandwidth:.2f} with bandwidth and {by_peak:.2f} with the peak" in order_of_machines.note

@@ -231,7 +231,7 @@ def _on_several(
 ) -> None:
     """What `--device all` or a kind shows: a table of its devices for each prompt length."""
     from lab.show import console, text_why
-    from lab.why import datasheet, prediction
+    from lab.why import datasheet, prediction, published
 
     shape, by_length = prediction.predictions_on(prompt_len, gen, model, names, results, **asked)
     if as_json:
@@ -240,12 +240,12 @@ def _on_several(
             for rows_of_length in by_length.values()
             for device, row, fits in rows_of_length
         ]
-        console.print_json({"basis": datasheet.BASIS, "rows": rows})
+        console.print_json({"basis": published.basis(), "rows": rows})
         return
     out = console.console()
     for n, rows_of_length in by_length.items():
         text_why.print_devices(shape, n, gen, rows_of_length, out)
-    out.print(datasheet.BASIS)
+    out.print(published.basis())
     if len({datasheet.find_device(name).kind for name in names}) > 1:
         out.print(f"Devices of one kind only: --device {', '.join(datasheet.kinds())}.")
 

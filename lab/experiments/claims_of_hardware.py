@@ -125,7 +125,8 @@ def device_of(record: Record) -> datasheet.Device | None:
     Condition("The rank correlation (Kendall) of decode rates with bandwidth, minus that with FLOP/s,", ABOVE_0),
     needs=("lengths",),
     note="For one model on at least 4 machines with known bandwidth and peak (ceilings, or a GPU's datasheet). It must "
-    "also hold without any one of them.",
+    "also hold without any one of them. On 64 published devices with Llama 2 7B Q4_0 (models/published.csv) the rank "
+    "correlation is 0.75 with bandwidth and 0.61 with the peak.",
     ignores_disturbances=True,
 )
 def order_of_machines(evidence: Evidence) -> Measured:

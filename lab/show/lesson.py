@@ -24,7 +24,7 @@ from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
 from lab.show import answers, console, lesson_server, levers, text_compare, text_results, text_why
 from lab.show.section import print_sections
-from lab.why import advice, datasheet, prediction, probing, roofline, step_kernels, where
+from lab.why import advice, datasheet, prediction, probing, published, roofline, step_kernels, where
 from lab.why.datasheet import Device
 from lab.why.roofline import Explained, Roof
 
@@ -184,7 +184,7 @@ def devices(model: Model, settings: Settings, n_prompt: int, n_gen: int, names: 
 
 def devices_basis() -> None:
     """Print what the ranges of `devices` are based on."""
-    print(datasheet.BASIS)
+    print(published.basis())
 
 
 def device(name: str) -> Device:

@@ -13,8 +13,8 @@ from lab.core.request import Slo
 from lab.show import canvas
 from lab.show.canvas import COLOURS, GUIDE, INK, MARKERS
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.why import published
 from lab.why.candidates import HERE, MEASURED, PREDICTED, Candidate, Span
-from lab.why.datasheet import BASIS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,7 +116,7 @@ def _sentences(candidates: Sequence[Candidate], slo: Slo | None, kwh: float | No
     if kwh is not None:
         sentences.append("The cost per million tokens is that of the energy of decode.")
     if any(one.kind == PREDICTED for one in candidates):
-        sentences.append(BASIS)
+        sentences.append(published.basis())
     return sentences
 
 

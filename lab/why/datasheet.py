@@ -27,20 +27,6 @@ from lab.why import learning, probing, step_kernels, where
 from lab.why.learning import DEVIATIONS, INSIDE, MODEL, PRIOR, SESSION, Learned
 from lab.why.where import Where
 
-DECODE_SHARE, PREFILL_SHARE = (0.55, 0.80), (0.25, 0.70)
-"""Shares of the datasheet's bandwidth, and of its FLOP/s, that llama.cpp reaches on GPUs.
-
-Decode: seven published runs of Llama 3.2 3B Q4_K_M (geerlingguy/ai-benchmarks) reach 0.58 to 0.72.
-Prefill: a rule of thumb, because published prompts differ too much; it is the least certain figure here.
-"""
-
-BASIS = (
-    f"Expected: {100 * DECODE_SHARE[0]:.0f} to {100 * DECODE_SHARE[1]:.0f} % of the datasheet's bandwidth in decode "
-    f"(from published runs), {100 * PREFILL_SHARE[0]:.0f} to {100 * PREFILL_SHARE[1]:.0f} % of its FP16 peak in "
-    "prefill (a rule of thumb). Without a published peak, prefill is not predicted."
-)
-
-
 ALL = "all"
 """Stands for all devices, where a kind is allowed."""
 
@@ -211,10 +197,11 @@ def _has_memory(device: Device, sizes: Sequence[float]) -> bool:
 
 
 def basis(device: Device) -> str:
-    """The basis of a prediction for a device, in sentences."""
-    peak = f" and {device.tflops:g} TFLOP/s" if device.tflops else "; no FP16 peak"
-    checked = f"checked: {device.checked}" if device.checked else "not found again when this list was checked"
-    return f"From the datasheet: {device.gbps:g} GB/s{peak} ({device.source}; {checked}). {BASIS}"
+    """The figures of a device with their source, in a sentence."""
+    peak = f" and {device.peak_tflops:g} TFLOP/s" if device.peak_tflops else "; no known peak"
+    peak += "" if device.tflops or not device.peak_tflops else f" ({device.architecture}: from its FP32 peak)"
+    checked = f"checked: {device.checked}" if device.checked else "unchecked"
+    return f"From the datasheet: {device.gbps:g} GB/s{peak} ({device.source}; {checked})."
 
 
 KERNEL_SHARE = 0.78
@@ -222,11 +209,6 @@ KERNEL_SHARE = 0.78
 
 CEILINGS_AND_RUNS, RUNS, CEILINGS = "its ceilings and runs", "its runs", "its ceilings"
 Shares = dict[str, tuple[float, float]]
-
-
-def datasheet_shares() -> Shares:
-    """The shares assumed for a device without measurements."""
-    return {DECODE: DECODE_SHARE, PREFILL: PREFILL_SHARE}
 
 
 @dataclass(frozen=True)
@@ -281,7 +263,8 @@ def limits(
     if step is None or token is None:
         return None
     weights_s = token.weight_bytes * -(-n_prompt // settings.n_ubatch) / device.gbps / 1e9
-    prefill_s = None if device.tflops is None else max(step.flops / device.tflops / 1e12, weights_s)
+    peak = device.peak_tflops
+    prefill_s = None if peak is None else max(step.flops / peak / 1e12, weights_s)
     return prefill_s, token.n_bytes / device.gbps / 1e9
 
 
@@ -298,7 +281,7 @@ def shares_of(device: Device, own: Sequence[Record], model: Model) -> Shares | N
     if not by_phase[DECODE]:
         return None
     ways = [INSIDE, SESSION] + ([] if any(record.model.name == model.name for record in own) else [MODEL])
-    shares = datasheet_shares()
+    shares: Shares = {}
     for phase, groups in by_phase.items():
         medians = [statistics.median(group) for group in groups.values()]
         if medians:

@@ -28,7 +28,7 @@ from lab.process.worker import Worker
 from lab.runner.cases import Plan
 from lab.runner.plan import check_lengths, make_plan, parse_lengths
 from lab.runner.plan_needs import memory_for
-from lab.why import datasheet, learning, probing, roofline, step_kernels, where
+from lab.why import datasheet, learning, probing, published, roofline, step_kernels, where
 from lab.why.datasheet import KERNEL_SHARE, Device, Own, Shares
 from lab.why.learning import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Case, Learned, Step, Uncertainty
 
@@ -61,7 +61,7 @@ def basis_here(learned: Learned) -> str:
 def basis_of(device: Device, own: Own | None) -> str:
     """The basis of a prediction for a device of the datasheets, in sentences."""
     if own is None:
-        return datasheet.basis(device)
+        return f"{datasheet.basis(device)} {published.basis(device)}"
     if own.learned is not None:
         return basis_here(own.learned).replace("on this machine", "on such a device")
     if own.shares is None:
@@ -182,7 +182,7 @@ def predictions(
     if chosen:
         own = datasheet.find(chosen, *kept(folder), plan.model, plan.settings)
         rows = [on_device(plan.model, plan.settings, chosen, own, n, gen) for n in lengths]
-        basis = basis_of(chosen, own)
+        basis = " ".join(filter(None, [basis_of(chosen, own), published.measured(chosen, plan.model)]))
         rows = [with_misfit(row, plan.model, plan.settings, chosen.memory_bytes) for row in rows]
         return Predictions(plan.model, chosen.about, rows, needed, chosen.memory_bytes, basis)
     place = where.of(plan.machine, plan.model, plan.settings)
@@ -329,16 +329,30 @@ def elsewhere(
     n_gen: int,
     shares: Shares | None = None,
 ) -> Prediction:
-    """A run on a device that reaches these shares of its datasheet's figures."""
-    shares = datasheet.datasheet_shares() if shares is None else shares
+    """A run on a device that reaches these shares of its datasheet's figures; for other phases as published runs do."""
     least = datasheet.limits(model, settings, device, n_prompt, n_gen)
     if least is None:
         raise step_kernels.not_known(model)
-    prefill_s, token_s = least
-    (slow, fast), (slow_token, fast_token) = shares[PREFILL], shares[DECODE]
-    prefill = (math.nan, math.nan) if prefill_s is None else (prefill_s / fast, prefill_s / slow)
-    tpot = token_s / fast_token, token_s / slow_token
-    return Prediction(n_prompt, n_gen, prefill_s, prefill, token_s, tpot, doubts=(shown.ASSUMED,))
+    unknown = None, math.nan, math.nan
+    learned: dict[str, tuple[float | None, float, float]] = {PREFILL: unknown}
+    learned |= published.times(model, settings, device, n_prompt, n_gen)
+    for phase, limit in zip((PREFILL, DECODE), least, strict=True):
+        if shares and limit and phase in shares:
+            slow, fast = shares[phase]
+            learned[phase] = None, limit / fast, limit / slow
+    (prefill, *prefill_s), (tpot, *tpot_s) = learned[PREFILL], learned[DECODE]
+    ranges = (prefill_s[0], prefill_s[1]), (tpot_s[0], tpot_s[1])
+    return Prediction(
+        n_prompt,
+        n_gen,
+        least[0],
+        ranges[0],
+        least[1],
+        ranges[1],
+        prefill,
+        tpot,
+        doubts=(shown.ASSUMED,) if shares else (),
+    )
 
 
 def checked_lengths(prompt_len: str | Sequence[int], gen: int) -> tuple[int, ...]:
