@@ -50,6 +50,9 @@ FILE = r"([^\s/\\\"'`|<>()]{1,200})\.gguf\b"
 QUANTIZATION = r"(?:mostly |all )?((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4)(?: - (Small|Medium|Large|[\d.]+ bpw)| MoE)?$"
 TEST = r"(?:pp *(\d*))?(?: *\+ *)?(?:tg *(\d*))?(?: *@ *d *(\d+))?"
 UNIT = r"(?:tok(?:en)?s?|t)/s(?:ec)?|tps"
+MOST = 100
+"""Letters of a cell, or of a table's columns, that a sentence repeats."""
+
 LENGTHS = {"pp": 512, "tg": 128}
 ASSUMED = "the columns name no lengths: read as llama-bench's defaults, pp512 and tg128"
 
@@ -121,7 +124,9 @@ def read(text: str, device: str | None = None, model: str | None = None) -> tupl
             continue
         if _is_rule(following) or (not heads and len(_cells(following)) == len(cells) > 2 and not _ends_in_test(cells)):
             heads, is_unknown = [], True
-            problems.append(f"line {number}: a table with the columns {', '.join(cells)}, which the lab cannot read")
+            problems.append(
+                f"line {number}: a table that the lab cannot read, with the columns {', '.join(cells)[:MOST]}"
+            )
             continue
         if "|" in line[1:] and line[0] != "|" and len(cells) != len(heads) and not _ends_in_test(cells):
             continue  # text, such as a shell's pipe
@@ -170,7 +175,7 @@ def _of_llama_bench(cells: Cells, said: Said) -> list[Row]:
     others = [f"{head} {cell}" for head, cell in cells.items() if head not in shown]
     test, rate = _test(cells["test"]), _rate(cells["t/s"])
     if test is None:
-        raise ValueError(f"{cells['test']!r} is not a test such as pp512 or tg128 @ d4096")
+        raise ValueError(f"{cells['test'][:MOST]!r} is not a test such as pp512 or tg128 @ d4096")
     if params := re.fullmatch(r"([\d.,]+) ([MB])", cells.get("params", "")):
         known["model_n_params"] = round(_number(params[1]) * {"M": 1e6, "B": 1e9}[params[2]])
     if re.fullmatch(r"(CPU|BLAS|,)+", str(known.get("backends"))):
@@ -206,7 +211,7 @@ def _of_localscore(cells: Cells, said: Said) -> list[Row]:
         return []  # the progress of a row that is printed again
     test = _test(cells["test"])
     if test is None or not test[0] or not test[1]:
-        raise ValueError(f"{cells['test']!r} is not a test such as pp1024+tg16")
+        raise ValueError(f"{cells['test'][:MOST]!r} is not a test such as pp1024+tg16")
     known = {"variant": "LocalScore (llamafile)", "build_commit": None}
     if len(said.titles) == 2:
         known |= {"gpu_info": said.titles[0].rpartition(" - ")[0].replace(",", ""), "model_type": said.titles[1]}
@@ -296,7 +301,7 @@ def _rate(cell: str) -> float:
     try:
         rate = _number(words)
     except ValueError:
-        raise ValueError(f"{cell!r} is not a rate in tokens/s") from None
+        raise ValueError(f"{cell[:MOST]!r} is not a rate in tokens/s") from None
     if rate <= 0:
         raise ValueError(f"{cell!r} is not a rate above 0")
     return rate
