@@ -124,9 +124,7 @@ def read(text: str, device: str | None = None, model: str | None = None) -> tupl
             continue
         if _is_rule(following) or (not heads and len(_cells(following)) == len(cells) > 2 and not _ends_in_test(cells)):
             heads, is_unknown = [], True
-            problems.append(
-                f"line {number}: a table that the lab cannot read, with the columns {', '.join(cells)[:MOST]}"
-            )
+            problems.append(f"line {number}: an unknown kind of table (columns: {', '.join(cells)[:MOST]})")
             continue
         if "|" in line[1:] and line[0] != "|" and len(cells) != len(heads) and not _ends_in_test(cells):
             continue  # text, such as a shell's pipe
