@@ -285,7 +285,7 @@ def test_the_command_says_what_it_can_do_first_and_measures(
     asked = ("-m", "plain", "-p", "20,60", "-n", 5, "-r", 2, "--out", tmp_path, "--api-key-env", "THE_KEY")
     status, out, err = run_lab("measure", "--url", null.url, *asked, "--header", f"X-Team: {KEY}2", "--no-plot")
     assert status == 0, err
-    assert out.index("as seen in") < out.index("What cannot be seen of it") < out.index("5 tokens asked for")
+    assert out.index("as seen in") < out.index("Not visible through this server") < out.index("5 tokens requested")
     assert "20 prompt tokens, repeat 2: TTFT" in err and "left" in err
     (path,) = tmp_path.glob("*.jsonl")
     assert KEY not in out + err + path.read_text() and str(path) in out
@@ -317,7 +317,7 @@ def test_options_of_the_other_kind_are_refused_by_name(null: NullServer) -> None
         (("--url", null.url, "--until", "2%"), ("--until is only for the lab's own engine",)),
         (("--api", "chat", "--yes"), ("--api, --yes are only for a server", "--url http")),
         (("--api-key-env", "X"), ("--api-key-env is only for a server",)),
-        (("--url", null.url), (f"The server has {len(MODELS)} models",)),
+        (("--url", null.url), (f"The server lists {len(MODELS)} models",)),
         (("--url", null.url, "-m", "no-such"), ("no model no-such",)),
     ):
         status, out, err = run_lab("measure", *asked)
