@@ -376,7 +376,9 @@ def test_a_real_model_with_windows_is_refused_before_it_is_loaded(real: Worker, 
 
 @pytest.mark.usefixtures("undisturbed")
 def test_prefix_command(tmp_path: Path) -> None:
-    code, out, err = run_lab("prefix", "-p", "16,40", "-s", "8", "-r", "1", "-t", "1", "-o", tmp_path)
+    code, out, err = run_lab(
+        "prefix", "--prefix-len", "16,40", "--suffix-len", "8", "-r", "1", "-t", "1", "-o", tmp_path
+    )
     assert code == 0, err
     assert "time to first token with a prefix cold" in out and "the logits match the uncached prompt exactly" in out
     assert len(list(tmp_path.glob("*-prefix.png"))) == 1 and not list(tmp_path.glob(".lab-states*"))
@@ -386,4 +388,4 @@ def test_prefix_command(tmp_path: Path) -> None:
         ("prefix", 40, True),
     ]
     assert {one["name"] for one in document["break_even"]} >= {"RAM", "disk", "10 Gbit/s"}
-    assert "--prefix-len 0 is not possible" in run_lab("prefix", "-p", "0", "-o", tmp_path)[2]
+    assert "--prefix-len 0 is not possible" in run_lab("prefix", "--prefix-len", "0", "-o", tmp_path)[2]

@@ -535,7 +535,23 @@ def test_the_newcomer_computes_what_it_would_alone(embedded: Path) -> None:
 
 
 def test_stall_command(mini: Path, tmp_path: Path) -> None:
-    few = ["stall", "-m", mini, "--prompt", "random", "-p", "48", "-s", "1", "-r", "1", "-t", "1", "-o", tmp_path]
+    few = [
+        "stall",
+        "-m",
+        mini,
+        "--prompt",
+        "random",
+        "-p",
+        "48",
+        "--streams",
+        "1",
+        "-r",
+        "1",
+        "-t",
+        "1",
+        "-o",
+        tmp_path,
+    ]
     code, out, err = run_lab(*few, "--max-stall", "20s", "--json")
     assert code == 0, err
     (verdict,) = json.loads(out)["max_stall"]

@@ -90,7 +90,7 @@ def test_a_model_that_cannot_forget_is_measured_but_not_swept(tmp_path: Path) ->
     common += ["-o", tmp_path]
     code, out, err = run_lab("measure", "-p", "20", *common)
     assert code == 0, err
-    code, out, err = run_lab("sweep", "-p", "40", "-e", "10", *common)
+    code, out, err = run_lab("sweep", "--max-len", "40", "-e", "10", *common)
     assert code == 1
     assert "which this model (recurrent or sliding window) cannot do" in out
 
@@ -98,7 +98,7 @@ def test_a_model_that_cannot_forget_is_measured_but_not_swept(tmp_path: Path) ->
 @pytest.mark.usefixtures("undisturbed")
 def test_sweep_command(tmp_path: Path) -> None:
     code, out, _ = run_lab(
-        "sweep", "-p", "256", "-e", "32", "-u", "32", "-n", "3", "-r", "2", "-t", "1", "-o", tmp_path
+        "sweep", "--max-len", "256", "-e", "32", "-u", "32", "-n", "3", "-r", "2", "-t", "1", "-o", tmp_path
     )
     assert code == 0
     assert "at each length" in out and "Prefill law: T(P) = " in out and "Decode law: t(p) = " in out
