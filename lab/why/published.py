@@ -18,15 +18,8 @@ from lab.core import cost
 from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, PREFILL, Model, Settings
 from lab.errors import LabError
-from lab.models import catalog, shapes
 from lab.models.catalog import data_file
-from lab.why import datasheet
 from lab.why.datasheet import Device
-
-USUAL_LENGTH = 1024
-"""Tokens of a prompt whose length is not published."""
-
-UBATCH = 512
 
 
 @dataclass(frozen=True)
@@ -49,11 +42,6 @@ class Row:
     date: str
     marks: tuple[str, ...] = ()
     url: str = ""
-
-    @property
-    def seconds(self) -> float:
-        """Of a token in decode, of the whole prompt in prefill."""
-        return (1 if self.phase == DECODE else self.n_prompt or USUAL_LENGTH) / self.tps
 
     @property
     def runtime(self) -> str:
@@ -112,17 +100,7 @@ class Work:
         return max(self.n_bytes / device.gbps / 1e9, compute_s)
 
 
-@cache
-def work(name: str, quantization: str, phase: str, n_prompt: int) -> Work | None:
-    """The work on a model of the catalog; None where it, or its quantization, is unknown."""
-    try:
-        model = shapes.model_of(catalog.find(name), quantization)
-    except LabError:
-        return None
-    return work_of(model, phase, n_prompt)
-
-
-def work_of(model: Model, phase: str, n_prompt: int, n_ubatch: int = UBATCH) -> Work | None:
+def work_of(model: Model, phase: str, n_prompt: int, n_ubatch: int) -> Work | None:
     """The work of a token after `n_prompt` others, or of a prompt of that length."""
     layers = model.n_layer or 0
     if phase == DECODE:
@@ -132,26 +110,6 @@ def work_of(model: Model, phase: str, n_prompt: int, n_ubatch: int = UBATCH) -> 
     n_steps = -(-n_prompt // n_ubatch)
     pairs = (model.n_head or 0) * n_prompt * n_prompt / 2
     return Work(step.weight_bytes * n_steps, step.flops, layers * n_steps, 4 * layers * pairs) if step else None
-
-
-def marks_of(row: Row) -> tuple[str, ...]:
-    """Why a row cannot be used: its device or model is unknown, or it breaks a limit."""
-    device = datasheet.called(row.device)
-    done = work(row.model, row.quantization, row.phase, row.n_prompt or (0 if row.phase == DECODE else USUAL_LENGTH))
-    marks = [] if device else ["unknown-device"]
-    if done is None:
-        return (*marks, "unknown-model")
-    if device is None:
-        return tuple(marks)
-    model = shapes.model_of(catalog.find(row.model), row.quantization)
-    if device.memory_gb and (model.n_bytes or 0) > 0.95 * device.memory_gb * 2**30:
-        marks.append("does-not-fit")
-    least = done.least_s(device, row.gpu_share)
-    if least is None:
-        marks.append("no-peak")
-    elif row.seconds < least:
-        marks.append("above-bandwidth" if row.phase == DECODE else "above-peak")
-    return tuple(marks)
 
 
 def backend_of(device: Device) -> str:
@@ -256,16 +214,6 @@ def learned() -> dict[str, Learned]:
     """By phase, from models/learned.toml."""
     with data_file("learned.toml").open("rb") as file:
         return {phase: Learned(**entry) for phase, entry in tomllib.load(file).items()}
-
-
-def case_of(row: Row) -> Case | None:
-    """None for a row whose device or model is unknown."""
-    device, n_prompt = datasheet.called(row.device), row.n_prompt or USUAL_LENGTH
-    done = work(row.model, row.quantization, row.phase, n_prompt)
-    if device is None or done is None:
-        return None
-    what = row.backend, row.runtime, row.model, row.quantization, row.flash_attn
-    return Case(row.phase, device, row.gpu_share, *what, done, n_prompt)
 
 
 def case_for(model: Model, settings: Settings, device: Device, phase: str, n_prompt: int) -> Case | None:

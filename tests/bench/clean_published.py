@@ -15,8 +15,10 @@ from pathlib import Path
 
 from lab.core.record import DECODE, PREFILL
 from lab.errors import LabError
-from lab.models import catalog
+from lab.models import catalog, shapes
 from lab.why import datasheet, published
+from lab.why.published import Row
+from tests.bench.learn_published import USUAL_LENGTH, seconds, work
 
 OUT = Path(__file__).parents[2] / "models" / "published.csv"
 
@@ -47,6 +49,26 @@ BACKENDS = {
     "arc": "Vulkan",
     "small": "Vulkan",
 }
+
+
+def marks_of(row: Row) -> tuple[str, ...]:
+    """Why a row cannot be used: its device or model is unknown, or it breaks a limit."""
+    device = datasheet.called(row.device)
+    done = work(row.model, row.quantization, row.phase, row.n_prompt or (0 if row.phase == DECODE else USUAL_LENGTH))
+    marks = [] if device else ["unknown-device"]
+    if done is None:
+        return (*marks, "unknown-model")
+    if device is None:
+        return tuple(marks)
+    model = shapes.model_of(catalog.find(row.model), row.quantization)
+    if device.memory_gb and (model.n_bytes or 0) > 0.95 * device.memory_gb * 2**30:
+        marks.append("does-not-fit")
+    least = done.least_s(device, row.gpu_share)
+    if least is None:
+        marks.append("no-peak")
+    elif seconds(row) < least:
+        marks.append("above-bandwidth" if row.phase == DECODE else "above-peak")
+    return tuple(marks)
 
 
 def chip_of(line: dict[str, str]) -> tuple[str, float | None]:
@@ -131,7 +153,7 @@ def cleaned(line: dict[str, str]) -> dict[str, str]:
         "as_published": name,
         "marks": "",
     }
-    marks = list(published.marks_of(published.row_of(row)))
+    marks = list(marks_of(published.row_of(row)))
     if SERIES.search(line["as_published"]):
         marks = ["unclear-device"] + [mark for mark in marks if mark != "unknown-device"]
     if HOSTS.search(line["as_published"]):

@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from lab.core.record import DECODE, PREFILL
-from lab.why import published
-from lab.why.published import Case, Learned, Row
+from lab.errors import LabError
+from lab.models import catalog, shapes
+from lab.why import datasheet, published
+from lab.why.published import Case, Learned, Row, Work
 
 OUT = Path(__file__).parents[2] / "models" / "learned.toml"
 PHASES = DECODE, PREFILL
@@ -32,6 +35,9 @@ PRIOR = {
     "constant": (0.5, 3),
 }
 """Standard deviation of a factor's levels (of logarithms) before any row was seen, and the levels it counts as."""
+
+USUAL_LENGTH, UBATCH = 1024, 512
+"""Tokens of a prompt whose length is not published, and of a step."""
 
 START = {DECODE: (0.6, 20.0), PREFILL: (0.6, 1.0)}
 HEAVY = 3
@@ -51,10 +57,28 @@ def clean(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if not row.marks]
 
 
+def seconds(row: Row) -> float:
+    """Of a token in decode, of the whole prompt in prefill."""
+    return (1 if row.phase == DECODE else row.n_prompt or USUAL_LENGTH) / row.tps
+
+
+@cache
+def work(name: str, quantization: str, phase: str, n_prompt: int) -> Work | None:
+    """The work on a model of the catalog; None where it, or its quantization, is unknown."""
+    try:
+        model = shapes.model_of(catalog.find(name), quantization)
+    except LabError:
+        return None
+    return published.work_of(model, phase, n_prompt, UBATCH)
+
+
+@cache
 def case_of(row: Row) -> Case:
-    case = published.case_of(row)
-    assert case is not None
-    return case
+    n_prompt = row.n_prompt or USUAL_LENGTH
+    done = work(row.model, row.quantization, row.phase, n_prompt)
+    assert done is not None, row
+    what = row.backend, row.runtime, row.model, row.quantization, row.flash_attn
+    return Case(row.phase, datasheet.find_device(row.device), row.gpu_share, *what, done, n_prompt)
 
 
 def fit(rows: Sequence[Row], phase: str) -> Learned:
@@ -62,7 +86,7 @@ def fit(rows: Sequence[Row], phase: str) -> Learned:
     cases = [case_of(row) for row in rows]
     base = np.array([case.base_s for case in cases], dtype=float)
     extra = np.array([case.extra for case in cases])
-    times = np.log([row.seconds for row in rows])
+    times = np.log([seconds(row) for row in rows])
     columns: list[tuple[str, str]] = [("", "share"), ("", "constant")]
     for name in FACTORS:
         columns += [(name, level) for level in sorted({case.levels[name] for case in cases})]
@@ -117,7 +141,7 @@ def error(learned: Learned, row: Row) -> float:
     """Logarithm of the measured over the predicted time."""
     expected = learned.expected_s(case_of(row))
     assert expected is not None
-    return math.log(row.seconds / expected)
+    return math.log(seconds(row) / expected)
 
 
 def left_out(rows: Sequence[Row], phase: str, key: Callable[[Row], str]) -> Errors:
@@ -153,8 +177,8 @@ def is_inside(learned: Learned, row: Row, off: float) -> bool:
     low, high = learned.range(case_of(row))
     case = case_of(row)
     least = case.work.least_s(case.device, case.gpu_share) or 0.0
-    expected = row.seconds / math.exp(off)
-    return max(least, low * expected) <= row.seconds * (1 + 1e-9) and row.seconds <= high * expected
+    expected = seconds(row) / math.exp(off)
+    return max(least, low * expected) <= seconds(row) * (1 + 1e-9) and seconds(row) <= high * expected
 
 
 def learn(rows: Sequence[Row], phase: str) -> tuple[Learned, Errors]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from lab.core.record import DECODE
 from lab.why import published
 from lab.why.published import Learned, Row
+from tests.bench.clean_published import marks_of
 from tests.bench.learn_published import PHASES, Errors, case_of, clean, error, fit, is_inside, left_out, ranges
 
 WANTED = {DECODE: 0.12, "prefill": 0.20}
@@ -72,7 +73,7 @@ def shuffled(rows: Sequence[Row], seed: int) -> list[Row]:
         times = [row.tps for row in own]
         chance.shuffle(times)
         found += [replace(row, tps=tps) for row, tps in zip(own, times, strict=True)]
-    return [row for row in found if row.marks or not published.marks_of(row)]
+    return [row for row in found if row.marks or not marks_of(row)]
 
 
 def main() -> None:
