@@ -114,7 +114,7 @@ def test_beyond_the_training_context_it_goes_on_and_says_so(tmp_path: Path, embe
     how = ("-n", "2", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path / "out")
     code, out, err = run_lab("measure", "-m", small, "-p", "40", *how)
     assert code == 0 and "40" in out
-    assert "beyond the 32 tokens that small was trained for: the timing holds, the text does not" in err
+    assert "exceed the 32 tokens that small was trained for: timing is valid; text quality is not" in err
 
 
 def test_a_length_that_does_not_fit_is_reported_and_the_others_are_measured(tmp_path: Path) -> None:

@@ -329,7 +329,7 @@ def test_a_shared_prompt_takes_its_place_once_in_one_cache(fake_worker: FakeWork
 
 def test_more_tokens_than_a_run_can_have_are_refused(fake_worker: FakeWorker, model_file: Path) -> None:
     worker: Any = fake_worker
-    with pytest.raises(LabError, match="would choose 1,280,000 tokens"):
+    with pytest.raises(LabError, match="would generate 1,280,000 tokens"):
         batching.plan(worker, "256", "20", 5000, model=str(model_file))
 
 

@@ -92,13 +92,13 @@ def test_a_session_goes_on_with_the_setting_that_helps_and_says_so(
     assert {getattr(record.settings, field) for record in others} == {value}
     assert {record.run.status for record in others} == {OK}
     (note,) = [status.note for status in seen if status.note]
-    assert note == crash.run.error and f"The session goes on with {option}" in note
+    assert note == crash.run.error and f"The session continues with {option}" in note
 
 
 def test_the_table_says_with_what_it_was_measured(tmp_path: Path) -> None:
     measured(Faulty(lambda settings, n: settings.repack is not False), tmp_path)
     status, out, _ = run_lab("show", tmp_path / "results")
-    assert status == 0 and "The session goes on with --no-repack" in out and "repack default" in out
+    assert status == 0 and "The session continues with --no-repack" in out and "repack default" in out
 
 
 def test_a_run_that_dies_is_made_again_with_the_setting(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_crash_that_does_not_come_again_is_told_and_tried_again(tmp_path: Path
     deaths = iter([True])
     records, _ = measured(Faulty(lambda settings, n: next(deaths, False)), tmp_path)
     assert outcome(records) == ALL_WELL
-    assert "the crash did not come again" in str(records[0].run.error)
+    assert "the crash did not repeat" in str(records[0].run.error)
     assert {record.settings.repack for record in records} == {None}
 
 
@@ -137,7 +137,7 @@ def test_a_cause_needs_the_crash_before_and_after(tmp_path: Path) -> None:
     """It dies at first and again, runs with the first change, and then without it too: that was not the cause."""
     fates = iter([True, True, False])
     records, _ = measured(Faulty(lambda settings, n: next(fates, False)), tmp_path)
-    assert not any("goes on with" in str(record.run.error) for record in records)
+    assert not any("continues with" in str(record.run.error) for record in records)
 
 
 def test_a_kill_from_outside_is_no_crash(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_trials_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(diagnosis, "time", type("Clock", (), {"monotonic": staticmethod(lambda: next(moments))}))
     worker = Faulty(lambda settings, n: n == 32)
     records, _ = measured(worker, tmp_path)
-    assert "why was not found within 30 s" in str(records[0].run.error)
+    assert "The cause was not found within 30 s" in str(records[0].run.error)
     assert worker.deaths <= 5
 
 
@@ -223,10 +223,10 @@ def engine() -> Iterator[Worker]:
 @pytest.mark.parametrize(
     ("fault", "words", "option"),
     [
-        ("kernel", r"SIGILL.*So does a plain product in the CPU's memory", None),
-        ("repacked", r"SIGSEGV.*The cause is the layouts that weights are repacked to", "--no-repack"),
+        ("kernel", r"SIGILL.*A plain matrix product on the CPU", None),
+        ("repacked", r"SIGSEGV.*The cause is the repacked layouts of weights", "--no-repack"),
         ("threads", r"SIGABRT.*The cause is several threads", "--threads 1"),
-        ("once", r"SIGSEGV.*did not come again", None),
+        ("once", r"SIGSEGV.*did not repeat", None),
     ],
 )
 def test_the_cause_of_a_planted_fault_is_named(
@@ -246,7 +246,7 @@ def test_the_cause_of_a_planted_fault_is_named(
 @needs_linux
 def test_a_build_that_ends_while_it_starts_is_told_in_a_sentence(engine: Worker, tmp_path: Path) -> None:
     engine.use(Backend(str(faults.plant("start", tmp_path))))
-    with pytest.raises(LabError, match=r"SIGILL.*llama.cpp ends while it is started") as problem:
+    with pytest.raises(LabError, match=r"SIGILL.*llama.cpp crashed at its start") as problem:
         builds.of_worker(engine)
     assert not isinstance(problem.value, WorkerDied) and "Build the llama.cpp" in problem.value.hint
 
@@ -277,7 +277,7 @@ def test_a_measurement_goes_on_and_nothing_is_lost(mini: Path, tmp_path: Path, p
     asked = ("-m", mini, "--prompt", "random", "-p", "8,40", "-n", "4", "-r", "1", "-t", "1", "--lib", libraries)
     status, out, err = run_lab("measure", *asked, "--no-plot", "-o", tmp_path / "out", "--json")
     document = json.loads(out)
-    assert status == 1 and "Finding out why" in err
+    assert status == 1 and "Looking for the cause" in err
     assert [row["n_prompt"] for row in document["rows"]] == [8]
     (failure,) = document["failures"]
     assert failure.startswith("40 prompt tokens") and "also with each of --no-repack" in failure

@@ -344,7 +344,7 @@ def test_an_engine_that_dies_is_the_first_check_and_the_others_are_made(planted:
     [
         ({"threads": 0}, "--threads 0 is not possible"),
         ({"model": "no-such-model"}, "no-such-model"),
-        ({"lib": "/no/such/folder"}, "there is no such folder"),
+        ({"lib": "/no/such/folder"}, "no such folder"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_anything_is_measured(
@@ -359,12 +359,12 @@ def test_an_engine_that_cannot_plan_is_the_first_check(
     planted: type[Planted], mini: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ends(worker: object) -> None:
-        raise LabError("llama.cpp ends while it is started.", "Build it here.")
+        raise LabError("llama.cpp crashed at its start.", "Build it here.")
 
     monkeypatch.setattr(builds, "of_worker", ends)
     found = checkup.examine({"model": str(mini)}, lambda status: None)
     assert (found.checks[0].name, found.checks[0].verdict) == ("engine", BROKEN)
-    assert "ends while it is started" in found.checks[0].words
+    assert "crashed at its start" in found.checks[0].words
 
 
 def test_a_neighbour_is_named_and_not_the_threads(

@@ -270,7 +270,7 @@ def test_a_machine_without_counters_says_so(tmp_path: Path, no_gpu: GpuWatch) ->
     nothing = counters(no_gpu, tmp_path)
     assert (nothing.readable, nothing.problems) == ((), ())
     line = text_compare.which(nothing)
-    assert line.startswith("unknown: this machine has no RAPL (Linux has it")
+    assert line.startswith("unknown: this machine has no RAPL (on Linux")
     assert line.endswith(", no NVIDIA GPU that nvidia-ml-py finds, no battery that Linux shows")
 
 
@@ -304,7 +304,7 @@ def test_a_locked_counter_is_named_with_what_to_do(tmp_path: Path, no_gpu: GpuWa
     made = counters(no_gpu, tmp_path)
     assert [counter.name for counter in made.readable] == ["dram 0"]
     (problem,) = made.problems
-    assert "root alone" in problem and "sudo chmod a+r" in problem
+    assert "Only root can read RAPL" in problem and "sudo chmod a+r" in problem
     assert text_compare.which(made) == f"dram 0 (RAPL); {problem}"
 
 
@@ -319,7 +319,7 @@ def test_nvml_counts_where_the_gpu_does(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert (second.name, second.read(), second.wraps_at) == ("gpu 1", 123_457, None)
     nvml.nvmlDeviceGetTotalEnergyConsumption = refuse
     made = counters(GpuWatch([]), tmp_path)
-    assert not made.readable and made.problems[0].startswith("gpu 0, gpu 1: no counter")
+    assert not made.readable and made.problems[0].startswith("gpu 0, gpu 1: no energy counter")
     monkeypatch.setitem(sys.modules, "pynvml", stand_in())  # a library that does not know the question
     assert not counters(GpuWatch([]), tmp_path).readable
 

@@ -87,19 +87,19 @@ def test_machine_names_the_build(build: Path) -> None:
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="there is no such folder"):
+    with pytest.raises(LabError, match="no such folder"):
         builds.folder_of(str(tmp_path / "nowhere"))
 
 
 def test_a_folder_without_libraries(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="no libllama in this folder"):
+    with pytest.raises(LabError, match="this folder contains no libllama"):
         builds.folder_of(str(tmp_path))
 
 
 def test_the_folder_above_is_answered_with_the_right_one(build: Path) -> None:
     with pytest.raises(LabError) as problem:
         builds.folder_of(str(build.parent))
-    assert problem.value.hint == f"It is below: --lib {build}"
+    assert problem.value.hint == f"Use --lib {build}"
 
 
 def test_a_broken_library(libllama: Callable[[bytes], Path]) -> None:
@@ -139,10 +139,10 @@ def test_libraries_that_crash(monkeypatch: pytest.MonkeyPatch, libllama: Callabl
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
-        ({"layout": {**FITTING.layout, FIELD: "512"}}, f"{FIELD} is 512, where the installed ones have 2048"),
-        ({"layout": {**FITTING.layout, "tensor type 43": "NEW"}}, "tensor type 43 is NEW, where .* unknown"),
-        ({"layout": {FIELD: "2048"}}, "the size of llama_context_params is unknown, where .* 160"),
-        ({"version": "0.26.0"}, r"of ggml 0\.26\.0; .* is made for ggml 0\.25\.3"),
+        ({"layout": {**FITTING.layout, FIELD: "512"}}, f"{FIELD} is 512, but 2048 in the installed"),
+        ({"layout": {**FITTING.layout, "tensor type 43": "NEW"}}, "tensor type 43 is NEW, but unknown"),
+        ({"layout": {FIELD: "2048"}}, "the size of llama_context_params is unknown, but 160"),
+        ({"version": "0.26.0"}, r"have ggml 0\.26\.0; .* needs ggml 0\.25\.3"),
     ],
 )
 def test_libraries_of_another_version(theirs: dict[str, object], words: str, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_libllama_that_works_with_libraries_of_another_folder(build: Path) -> 
     names = {path.name for path in build.iterdir()}
     ggml = next(name for name in names if "ggml-base" in name)
     moved = dataclasses.replace(FITTING, paths=(str(build / LIBLLAMA), f"/somewhere/{ggml}"))
-    with pytest.raises(LabError, match=f"does not work with the {ggml} there, but with /somewhere/{ggml}"):
+    with pytest.raises(LabError, match=f"does not load its own {ggml}, but /somewhere/{ggml}"):
         builds.compare(FITTING, moved, build.resolve())
     packaged = dataclasses.replace(FITTING, paths=(str(build / LIBLLAMA), "/usr/lib/libggml.so.7"))
     builds.compare(FITTING, packaged, build.resolve())  # ggml is a package of its own there

@@ -165,7 +165,7 @@ def test_progress_is_told_with_time_left(bench: Any, seen: list[Status]) -> None
     timed = [status for status in seen if status.doing == "decode"]
     assert [status.n_runs_done for status in timed] == [0, 1, 2, 3]
     assert all(status.n_runs == 4 and status.left_s is not None for status in timed)
-    assert {"loading the model", "making room", "warming up"} <= {status.doing for status in seen}
+    assert {"loading the model", "creating the context", "warming up"} <= {status.doing for status in seen}
 
 
 def test_streamed_text_is_what_was_generated(fake_worker: FakeWorker, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_an_answer_that_was_held_back_has_no_ttft(tmp_path: Path) -> None:
             status, out, err = run_lab("measure", "--url", server.url, *options)
             assert status == 0, err
             paths += (tmp_path / name).glob("*.jsonl")
-    assert "TTFT and TPOT are not visible, only E2E is" in out
+    assert "Only E2E is visible, not TTFT and TPOT" in out
     assert "6 of 6 answers arrived at once (64 events)" in out and "E2E 0.2" in err
     assert "TPOT\n" not in out and "TTFT of a prompt" not in out
     kept = lab.read(paths).requests

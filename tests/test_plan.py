@@ -55,9 +55,9 @@ def test_what_is_not_a_length_is_said(text: str) -> None:
     [
         ({"prompt_len": "0"}, "prompt length of 0"),
         ({"prompt_len": [-5]}, "prompt length of -5"),
-        ({"prompt_len": []}, "No prompt length"),
-        ({"prompt_len": "10,20,10"}, "10 is given 2 times"),
-        ({"prompt_len": "1-5000"}, "More than 1,000"),
+        ({"prompt_len": []}, "no prompt length"),
+        ({"prompt_len": "10,20,10"}, "10 occurs 2 times"),
+        ({"prompt_len": "1-5000"}, "more than 1,000"),
         ({"gen": 0}, "--gen 0"),
         ({"gen": 10**8}, "from 1 to 1,048,576"),
         ({"repeat": 0}, "--repeat 0"),
@@ -67,7 +67,7 @@ def test_what_is_not_a_length_is_said(text: str) -> None:
         ({"threads": 10**12}, "from 1 to 512"),
         ({"n_gpu_layers": -5}, "--n-gpu-layers -5"),
         ({"prompt": "~nobody-of-that-name/text"}, "cannot be read"),
-        ({"model": "x" * 5000}, "cannot be a path"),
+        ({"model": "x" * 5000}, "is not a valid path"),
         ({"prompt_len": "9" * 5000}, "not a prompt length"),
         ({"prompt": "/no/such/text"}, "cannot be read"),
         ({"model": "smolm2-135"}, "no model named"),
@@ -86,7 +86,7 @@ def test_close_names_are_offered(fake_worker: FakeWorker) -> None:
 def test_beyond_the_training_context_is_a_warning(fake_worker: FakeWorker, model_file: Path) -> None:
     made = plan(fake_worker, model_file, prompt_len="10,996,2000")
     assert "996 and 2,000 prompt tokens" in made.warnings[0]
-    assert "the timing holds" in made.warnings[0]
+    assert "timing is valid" in made.warnings[0]
     assert not plan(fake_worker, model_file, prompt_len="10,995").warnings
 
 
@@ -155,7 +155,7 @@ def _shape(n_layer: int, n_head_kv: int | None, head_dim: int) -> Any:
 
 def test_more_threads_than_cores_are_warned_of(fake_worker: FakeWorker, model_file: Path) -> None:
     n = n_cores_usable() or 1
-    assert "everything becomes many times slower" in plan(fake_worker, model_file, threads=n + 1).warnings[0]
+    assert "every step becomes many times slower" in plan(fake_worker, model_file, threads=n + 1).warnings[0]
     assert not plan(fake_worker, model_file, threads=n).warnings
 
 

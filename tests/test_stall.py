@@ -207,7 +207,7 @@ REFUSED = [
     ((300, "0", "1"), {}, "--chunk 0 is not possible"),
     ((300, "64", "256"), {}, "--streams 256 is not possible"),
     ((0, "64", "1"), {}, "A prompt length of 0 cannot be measured"),
-    ((30_000, "1", "99"), {}, "would choose 2,9"),
+    ((30_000, "1", "99"), {}, "would generate 2,9"),
     ((300, "64", "1"), {"max_stall": "soon"}, "--max-stall soon must be a time"),
 ]
 

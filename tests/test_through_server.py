@@ -118,7 +118,7 @@ def test_without_a_tokenizer_one_prompt_serves_all_repeats_with_another_nonce(tm
     settings = NullSettings(models={"m": Behaviour(has_cache=True, usage=RUNNING, **FAST)}, has_tokenize=False)
     with null_server(settings) as started, connect(started.url, "m") as server:
         records, _ = run(server, tmp_path, prompt_len="60", repeat=3)
-        assert any("has no tokenizer to ask" in sentence for sentence in make_plan(server, wanted("60")).unseen)
+        assert any("has no tokenizer endpoint" in sentence for sentence in make_plan(server, wanted("60")).unseen)
     assert {record.request.asked.counted_by for record in records} == {"usage"}
     assert len({record.request.asked.prompt_sha256 for record in records}) == 1
     assert all(record.request.usage.prompt_tokens == 60 for record in records)
@@ -134,7 +134,7 @@ def test_an_answer_that_the_stream_did_not_count_is_counted_by_a_twin(null: Null
 
 
 def test_a_server_that_cannot_count_prompts_is_refused(plain: Server) -> None:
-    with pytest.raises(LabError, match="cannot be counted"):
+    with pytest.raises(LabError, match="cannot count the tokens of prompts"):
         make_plan(dataclasses.replace(plain, counter=None), wanted("20"))
 
 
@@ -143,7 +143,7 @@ def test_a_server_that_cannot_count_prompts_is_refused(plain: Server) -> None:
     [
         ({"prompt_len": "0"}, "length of 0"),
         ({"prompt_len": "ten"}, "'ten' is not a prompt length"),
-        ({"prompt_len": [5, 5]}, "5 is given 2 times"),
+        ({"prompt_len": [5, 5]}, "5 occurs 2 times"),
         ({"gen": 0}, "--gen 0"),
         ({"repeat": 0}, "--repeat 0"),
         ({"prompt": "random"}, "--prompt random"),
@@ -242,19 +242,19 @@ def test_what_cannot_be_measured_is_said_before() -> None:
         return " ".join(through_server.not_visible(endpoint, counter, n_gen))
 
     best = words(endpoint_that(all_known))
-    assert "TTFT stands for it" in best and "shown apart" in best and "cannot be seen from here" in best
+    assert "the lab shows TTFT" in best and "shown separately" in best and "are not visible" in best
     for endpoint, sentence in (
-        (endpoint_that(all_known, streaming=UNKNOWN), "holds tokens back"),
+        (endpoint_that(all_known, streaming=UNKNOWN), "If it buffers tokens"),
         (endpoint_that(all_known, usage_in_streams=NO), "one more generation"),
-        (endpoint_that(all_known, tokens_per_event=NO), "TPOT lies between two bounds"),
-        (endpoint_that(all_known, cached_tokens=NO), "nobody can say whether a run was warm"),
+        (endpoint_that(all_known, tokens_per_event=NO), "TPOT is a range"),
+        (endpoint_that(all_known, cached_tokens=NO), "it is not known whether a run was warm"),
         (endpoint_that(all_known, ignore_eos=NO), "may end before 64 tokens (as seen)"),
         (endpoint_that(all_known, "SGLang"), "share the template"),
-        (endpoint_that(None), "how long its context is"),
+        (endpoint_that(None), "does not report its context length"),
         (endpoint_that(ServerSettings(n_slots=1, n_ctx=4096)), "one request at a time"),
     ):
         assert sentence in words(endpoint) and sentence not in best
-    assert "has no tokenizer to ask" in words(endpoint_that(all_known), usage)
+    assert "has no tokenizer endpoint" in words(endpoint_that(all_known), usage)
     assert "may end before" not in words(endpoint_that(all_known, ignore_eos=NO), n_gen=1)
 
 
@@ -298,7 +298,7 @@ def test_the_command_as_json(null: NullServer, tmp_path: Path) -> None:
     assert status == 1  # a length was refused
     assert document["model"] == "plain" and document["endpoint"]["url"] == null.url
     assert [row["n_prompt"] for row in document["rows"]] == [20]
-    assert len(document["failures"]) == 1 and any("TTFT stands" in sentence for sentence in document["unseen"])
+    assert len(document["failures"]) == 1 and any("the lab shows TTFT" in sentence for sentence in document["unseen"])
     assert "as seen in" in err
 
 

@@ -240,7 +240,8 @@ def ask(asked: Access, url: str, body: dict[str, Any] | None = None, timeout_s: 
     except (httpx2.RemoteProtocolError, httpx2.ReadError):
         return JsonReply(None, None, hidden(_not_http(url), asked))
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as problem:
-        return JsonReply(None, None, hidden(str(problem), asked) or type(problem).__name__)
+        words = re.sub(r"^\[Errno -?\d+\] ", "", str(problem))
+        return JsonReply(None, None, hidden(words, asked) or type(problem).__name__)
     headers = {name: value for name, value in response.headers.items() if name != "content-encoding"}  # decoded
     return read_json(text, response.status_code, headers, asked)
 

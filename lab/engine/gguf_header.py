@@ -219,6 +219,8 @@ def _check_magic(path: Path) -> None:
             magic = file.read(4)
     except OSError as problem:
         raise LabError(f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions.") from None
+    if not magic:
+        raise LabError(f"{path.name} is empty.", "Get the file again.")
     if magic != b"GGUF":
         raise LabError(
             f"{path.name} is not a GGUF file (it begins with {magic!r}).", "Give a model in llama.cpp's format, GGUF."

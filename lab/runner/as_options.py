@@ -1,4 +1,4 @@
-"""A record's settings as the options of a command that makes them again."""
+"""The command-line options that reproduce a record's settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.runner import machine
 
 
 def options(record: Record) -> list[tuple[str, ...]]:
-    """The model and the settings of a record as options, without those that are the default everywhere."""
+    """The model and the settings of a record as options, without defaults."""
     model, settings = record.model, record.settings
     all_layers = -1 if model.n_layer is None else model.n_layer + 1
     chosen = {name: getattr(settings, setting.record_name or name) for name, setting in table().items()}
@@ -21,7 +21,7 @@ def options(record: Record) -> list[tuple[str, ...]]:
         chosen["threads_batch"] = None
     if settings.n_gpu_layers == (all_layers if machine.accelerators(record.machine.devices) else 0):
         chosen["n_gpu_layers"] = None
-    if settings.lib is not None:  # how its path began is not in a record
+    if settings.lib is not None:  # a record has only the end of the path
         chosen["lib"] = settings.lib.rpartition(" ")[0]
     if model.source == catalog.SYNTHETIC:
         chosen["prompt"] = None  # always random
@@ -39,7 +39,7 @@ def options(record: Record) -> list[tuple[str, ...]]:
 
 
 def option(name: str, value: object) -> tuple[str, ...]:
-    """An option with its value as it is typed; of what is on or off --NAME or --no-NAME."""
+    """An option with its value, or --NAME or --no-NAME for an on/off setting."""
     if isinstance(value, bool) and name != "kv_unified":
         return (flag(name if value else f"no-{name}"),)
     if isinstance(value, (tuple, list)):
@@ -48,10 +48,7 @@ def option(name: str, value: object) -> tuple[str, ...]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a part of a command line, as a POSIX shell splits it; on Windows a backslash belongs to a path.
-
-    ValueError for a quotation that does not end.
-    """
+    """Split a command line like a POSIX shell, but on Windows keep backslashes. ValueError for an open quote."""
     lexer = shlex.shlex(text, posix=True)
     lexer.whitespace_split, lexer.commenters = True, ""
     if os.name == "nt":

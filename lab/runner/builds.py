@@ -1,15 +1,14 @@
-"""The build of llama.cpp: whether it fits this CPU; another one in place of the installed one, and how records name it.
+"""Check that a build of llama.cpp fits the CPU and the Python bindings, and name it for records.
 
-A build made with `-march=native`, as the README's is, needs every instruction set of the CPU that it was built on: on a
-CPU without one of them it ends with SIGILL. A build that leaves out what the CPU has runs, but more slowly. Both can be
-seen before a model is loaded. The names are llama.cpp's (`llama_print_system_info`, from ggml-cpu/ggml-cpu.cpp); on x86
-and arm64 it prints what the compiler was told, not what the CPU has. Two things stay unseen: what the compiler uses and
-llama.cpp does not print (GFNI, for instance), and an older x86 CPU emulated by qemu, because /proc/cpuinfo then
-describes the host.
+A build with `-march=native`, such as the README's, needs every instruction set of the CPU that it was built on, and
+ends with SIGILL on a CPU without one of them. A build that omits an instruction set of the CPU runs more slowly. Both
+are visible before a model is loaded, in `llama_print_system_info` (ggml-cpu/ggml-cpu.cpp), which on x86 and arm64
+prints what the compiler was told. Not visible are instruction sets that llama.cpp does not print (such as GFNI), and an
+older x86 CPU emulated by qemu, because /proc/cpuinfo then describes the host.
 
-llama-cpp-python takes its libraries from the folder in an environment variable. Its bindings are made for one version
-of llama.cpp: with libraries of another one values would land in wrong fields, and nothing would complain. So before
-anything is measured the installed libraries and the others are loaded, each in a process of its own, and compared.
+An environment variable tells llama-cpp-python the folder of its libraries. Its bindings fit one version of llama.cpp;
+with another version values would silently arrive in wrong fields. So the lab loads the installed libraries and the
+others, each in a separate process, and compares them before it measures.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ _ELSEWHERE = {
     "SME": {"sme", "arm.FEAT_SME"},
     "SME2": {"sme2", "arm.FEAT_SME2"},
 }
-"""llama.cpp's names, each with Linux's in /proc/cpuinfo and then macOS's in sysctl, where it has one."""
+"""llama.cpp's names, each with those of Linux (/proc/cpuinfo) and macOS (sysctl)."""
 
 
 def cpu_features() -> frozenset[str] | None:
-    """The instruction sets of this CPU, in llama.cpp's names; None where the system does not list them (Windows).
+    """The instruction sets of this CPU, in llama.cpp's names; None if the system does not list them (Windows).
 
-    Sources: the `flags` (x86) or `Features` (arm) of /proc/cpuinfo, of which every core must have one; on macOS sysctl.
+    Sources: the `flags` (x86) or `Features` (arm) that all cores in /proc/cpuinfo have; on macOS sysctl.
     """
     arm = platform.machine().lower() in ("arm64", "aarch64")
     if sys.platform != "darwin":
-        # Under emulation of another architecture /proc/cpuinfo has the host's lines, which have the other name.
+        # Under emulation of another architecture /proc/cpuinfo has the host's lines, with the other name.
         lines = re.findall(rf"^{'Features' if arm else 'flags'}\s*:(.*)$", limits.system_text("/proc/cpuinfo"), re.M)
         listed = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
     elif arm:
@@ -73,36 +72,35 @@ def cpu_features() -> frozenset[str] | None:
 
 
 def built_for(system_info: str) -> frozenset[str]:
-    """The instruction sets that this build of llama.cpp uses, from the text of `llama_print_system_info`."""
+    """The instruction sets of this build of llama.cpp, from the text of `llama_print_system_info`."""
     return frozenset(name for name in re.findall(r"(\w+) = 1\b", system_info) if name in _ELSEWHERE)
 
 
 def missing(system_info: str) -> frozenset[str] | None:
-    """What this build uses and this CPU lacks: with any, the build ends with SIGILL. None where the CPU is unknown."""
+    """Instruction sets that this build uses and this CPU lacks, so that it ends with SIGILL; None: CPU unknown."""
     cpu = cpu_features()
     return None if cpu is None else built_for(system_info) - cpu
 
 
 def unused(system_info: str) -> frozenset[str] | None:
-    """What this CPU has and this build leaves out. None where the CPU is unknown."""
+    """Instruction sets that this CPU has and this build does not use; None: CPU unknown."""
     cpu = cpu_features()
     return None if cpu is None else cpu - built_for(system_info)
 
 
 _LIBRARY = re.compile(r"(?:lib)?(llama|ggml(?:-[\w-]+)?)\.(?:so|dylib|dll|\d)[\w.]*")
 _LIBLLAMA = ("libllama.so", "libllama.dylib", "llama.dll", "libllama.dll")
-_BUILD = "Build the llama.cpp that is in the source distribution of the installed llama-cpp-python (see the README)."
+_BUILD = "Build the llama.cpp in the source distribution of the installed llama-cpp-python (see the README)."
 
 
 BUILD_HERE = "python3 -m uv sync --reinstall-package llama-cpp-python --no-cache-dir"
-"""The command that builds the installed llama.cpp anew."""
+"""The command that rebuilds the installed llama.cpp."""
 
 
 def of_worker(worker: Worker) -> Build:
-    """The build that a worker runs on.
+    """A worker's build. LabError if it needs instructions that this CPU lacks, or crashes when it starts.
 
-    LabError where it was compiled for instructions that this CPU lacks (an environment, a container image or a cache of
-    another machine), also where it ends for that before it can say so.
+    This happens with an environment, a container image or a cache from another machine.
     """
     hint = _BUILD if worker.backend.lib else f"Build it here: {BUILD_HERE}"
     try:
@@ -110,8 +108,7 @@ def of_worker(worker: Worker) -> Build:
     except WorkerDied as death:
         if not death.is_crash:
             raise
-        words = "llama.cpp ends while it is started, as a build for another CPU does."
-        raise LabError(f"{death.what} {words}", hint) from None
+        raise LabError(f"{death.what} llama.cpp crashed at its start, like a build for another CPU.", hint) from None
     if lacking := sorted(missing(build.system_info) or ()):
         words = f"This build of llama.cpp needs {', '.join(lacking)}, which this CPU does not have."
         raise LabError(words, hint)
@@ -119,26 +116,26 @@ def of_worker(worker: Worker) -> Build:
 
 
 def folder_of(asked: str | None) -> str | None:
-    """The folder of the libraries that were asked for, or that LLAMA_CPP_LIB_PATH names; None: the installed ones.
+    """The folder of the libraries from --lib or LLAMA_CPP_LIB_PATH; None: the installed ones.
 
-    LabError where it is missing, holds no libllama, or libraries that do not fit the bindings.
+    LabError if it is missing, contains no libllama, or its libraries do not fit the bindings.
     """
     lib = asked or os.environ.get(LIB_VARIABLE)
     if not lib:
         return None
     path = _path(lib)
     if not path.is_dir():
-        raise LabError(f"--lib {lib}: there is no such folder.", "Name the one where libllama lies, such as build/bin.")
+        raise LabError(f"--lib {lib}: no such folder.", "Give the folder that contains libllama, such as build/bin.")
     if not _has_libllama(path):
         below = [name for name in ("bin", "lib", "build/bin", "llama_cpp/lib") if _has_libllama(path / name)]
-        hint = f"It is below: --lib {Path(lib) / below[0]}" if below else _BUILD
-        raise LabError(f"--lib {lib}: there is no libllama in this folder.", hint)
+        hint = f"Use --lib {Path(lib) / below[0]}" if below else _BUILD
+        raise LabError(f"--lib {lib}: this folder contains no libllama.", hint)
     _check(path, _sum(_files(path)))
     return str(path)
 
 
 def name_of(asked: str | None) -> str | None:
-    """As records have it: the last two parts of the folder's path, and 8 hex digits of a sum over its libraries."""
+    """The name in records: the last two parts of the folder's path, and 8 hex digits of the libraries' checksum."""
     lib = asked or os.environ.get(LIB_VARIABLE)
     if not lib:
         return None
@@ -147,13 +144,13 @@ def name_of(asked: str | None) -> str | None:
 
 
 def short(lib: str) -> str:
-    """The last two parts of a folder's path: what is before them may be private."""
+    """The last two parts of a folder's path; the others may be private."""
     return "/".join(_path(lib).parts[1:][-2:])
 
 
 @functools.cache
 def _check(path: Path, _: str) -> None:
-    """LabError where the libraries with this sum do not fit the bindings."""
+    """LabError if the libraries with this checksum do not fit the bindings."""
     with Worker() as worker:
         own = worker.libraries()
         worker.use(Backend(str(path)))
@@ -167,16 +164,16 @@ def _check(path: Path, _: str) -> None:
 
 
 def compare(own: Libraries, theirs: Libraries, path: Path) -> None:
-    """LabError that says in what the libraries in a folder differ from those that the bindings were made for."""
+    """LabError if the libraries in a folder differ from those that the bindings need."""
     elsewhere = [file for file in map(Path, theirs.paths) if file.parent.resolve() != path]
     if elsewhere and (path / elsewhere[0].name).exists():
         raise LabError(
-            f"--lib {path}: its libllama does not work with the {elsewhere[0].name} there, but with {elsewhere[0]}.",
-            "Unset LD_LIBRARY_PATH; where the folder was moved or copied, name the one that was built in.",
+            f"--lib {path}: its libllama does not load its own {elsewhere[0].name}, but {elsewhere[0]}.",
+            "Unset LD_LIBRARY_PATH. If the folder was moved or copied, give the folder where it was built.",
         )
     if own.version.split(".")[:2] != theirs.version.split(".")[:2]:
         raise LabError(
-            f"--lib {path}: these libraries are of ggml {theirs.version}; the installed llama-cpp-python is made for "
+            f"--lib {path}: these libraries have ggml {theirs.version}; the installed llama-cpp-python needs "
             f"ggml {own.version}.",
             _BUILD,
         )
@@ -184,8 +181,8 @@ def compare(own: Libraries, theirs: Libraries, path: Path) -> None:
         here, there = own.layout.get(what, "unknown"), theirs.layout.get(what, "unknown")
         if here != there:
             raise LabError(
-                f"--lib {path}: these libraries do not fit the installed llama-cpp-python: {what} is {there}, where "
-                f"the installed ones have {here}.",
+                f"--lib {path}: these libraries do not fit the installed llama-cpp-python: {what} is {there}, but "
+                f"{here} in the installed libraries.",
                 _BUILD,
             )
 
@@ -199,14 +196,14 @@ def _has_libllama(path: Path) -> bool:
 
 
 def _files(path: Path) -> tuple[tuple[Path, int, int], ...]:
-    """llama.cpp's libraries in a folder, each with its size and when it was changed."""
+    """llama.cpp's libraries in a folder, each with size and modification time."""
     files = [file for file in sorted(path.iterdir()) if _LIBRARY.fullmatch(file.name) and file.is_file()]
     return tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
 
 @functools.cache
 def _sum(files: tuple[tuple[Path, int, int], ...]) -> str:
-    """SHA-256 over the libraries. A file that has several names, as versions have, counts once."""
+    """SHA-256 over the libraries. A file with several names (of versions) counts once."""
     sums = set()
     for file, _, _ in files:
         library = _LIBRARY.fullmatch(file.name)

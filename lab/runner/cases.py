@@ -1,8 +1,8 @@
-"""What is planned, as data: cases, the plan that holds them, and the run that a failure leaves.
+"""The data of a plan: its cases, and the run that records a failure.
 
-A case is one thing that is measured again and again, and becomes a script. A plain case is a prompt of so many tokens
-and so many generated ones. An experiment (lab/experiments) has cases with a lever, and writes their scripts itself. A
-plan says which cases are measured, of which model on which machine, in which order.
+A case is measured repeatedly and becomes a script. A plain case has a number of prompt tokens and of generated tokens.
+An experiment (lab/experiments) has cases with a lever and writes their scripts itself. A plan says which cases of which
+model are measured on which machine, and in which order.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from lab.runner import prompts
 
 @dataclass(frozen=True)
 class Case:
-    """What a run does, whatever its prompts say: runs of one case are repeats of each other.
+    """What a run does, apart from the text of its prompts: runs of one case are repeats of each other.
 
-    `sequences`: how many tokens each sequence will have at its end; empty where there is one, of n_prompt + n_gen.
-    `text`: what its prompts are cut from, as `--prompt` names it; None: what all are cut from.
+    `sequences`: the final number of tokens of each sequence; empty for one sequence of n_prompt + n_gen. `text`: the
+    source of its prompts, as in `--prompt`; None: the plan's.
     """
 
     n_prompt: int
@@ -45,17 +45,17 @@ class Case:
 
     @property
     def n_generated(self) -> int:
-        """Tokens that a measured run generates: n_gen, in a sweep as often as it stops to decode."""
+        """Tokens that a run generates: n_gen, in a sweep at each stop."""
         return self.n_gen * (1 if self.every is None else -(-self.n_prompt // self.every))
 
     @property
     def name(self) -> str:
-        """In progress lines and in errors."""
+        """The name in progress lines and errors."""
         return name_of(self.n_prompt, self.lever)
 
 
 Text = Callable[[int, int], list[int]]
-"""Gives sequence i a prompt of n tokens."""
+"""Returns a prompt of n tokens for sequence i."""
 
 
 def measured_run(case: Case, text: Text, settings: Settings) -> list[Operation]:
@@ -67,7 +67,7 @@ def measured_run(case: Case, text: Text, settings: Settings) -> list[Operation]:
 
 
 def with_room(settings: Settings, cases: Sequence[Case]) -> Settings:
-    """The settings of a context in which each of these cases can run, one after the other.
+    """The settings of a context that is large enough for each of these cases.
 
     Sequences share one cache (`kv_unified`), or have one each, all of the same size.
     """
@@ -80,13 +80,13 @@ def with_room(settings: Settings, cases: Sequence[Case]) -> Settings:
 
 
 def named(case: Case) -> dict[str, Any]:
-    """The fields of a run that say what it did."""
+    """The fields of a run that identify its case."""
     lever = {name: case.lever for name, kind in LEVERS.items() if isinstance(case.lever, kind)}
     return {"n_prompt": case.n_prompt, "n_gen": case.n_gen, "every": case.every, **lever}
 
 
 def is_of_draft(case: Case) -> bool:
-    """Whether a draft model takes part."""
+    """Whether the case uses a draft model."""
     return isinstance(case.lever, Speculation) and case.lever.draft not in (None, LOOKUP)
 
 
@@ -108,13 +108,13 @@ def failed_run(case: Case, repeat: int, problem: LabError, warmup: bool = False)
 
 
 def utc_now() -> str:
-    """This moment, as records have it."""
+    """The current time in the format of records."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True)
 class Until:
-    """When repeats are enough: intervals within +- `share` of their medians; at most so many repeats or minutes."""
+    """When to stop: intervals within +- `share` of their medians, or the maximum of repeats or minutes."""
 
     share: float
     max_repeats: int
@@ -123,7 +123,7 @@ class Until:
 
 @dataclass(frozen=True)
 class Draft:
-    """A model that guesses for another one: its file, and its header."""
+    """A draft model: its file, and its header."""
 
     file: catalog.ModelFile
     model: Model
@@ -131,7 +131,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be measured. `refused` says of cases that cannot fit why not; `write` makes a case's script."""
+    """What will be measured. `refused` says why a case does not fit; `write` makes a case's script."""
 
     file: catalog.ModelFile
     model: Model
@@ -143,26 +143,25 @@ class Plan:
     refused: dict[Case, str]
     warnings: tuple[str, ...]
     until: Until | None = None
-    is_more_if_cheap: bool = False  # cases that cost little get further rounds
+    is_more_if_cheap: bool = False  # quick cases get more rounds
     write: Callable[[Case, Text, Settings], list[Operation]] = measured_run
     draft: Draft | None = None
     backend: Backend = DEFAULT_BACKEND
-    tensors: tuple[Tensor, ...] = ()  # of the model's file, where layers go to devices
-    free: Mapping[str, int] = field(default_factory=dict)  # bytes of each device
-    round_trips_s: tuple[float, ...] = ()  # to each RPC server, as it answered before
-    auto: AskedSettings | None = None  # where as many layers as fit go to devices
-    part: str | None = None  # of `lab claims`: written into every run, as is_quick
+    tensors: tuple[Tensor, ...] = ()  # of the model's file, if layers go to devices
+    free: Mapping[str, int] = field(default_factory=dict)  # free bytes of each device
+    round_trips_s: tuple[float, ...] = ()  # to each RPC server
+    auto: AskedSettings | None = None  # set if as many layers as fit go to devices
+    part: str | None = None  # of `lab claims`: written into every run, like is_quick
     is_quick: bool | None = None
 
     @property
     def order(self) -> list[tuple[int, Case]]:
-        """(repeat, case) of every run that is sure to be made, round by round."""
+        """(repeat, case) of every planned run, round by round."""
         possible = [case for case in self.cases if case not in self.refused]
         return [run for repeat in range(self.n_repeat) for run in self.round(repeat, possible)]
 
     @property
     def seed(self) -> int:
-        """Of the order of runs, and of the prompts."""
         return self.settings.seed or 0
 
     def round(self, repeat: int, cases: Sequence[Case]) -> list[tuple[int, Case]]:
@@ -170,7 +169,7 @@ class Plan:
         return shuffled(sorted(cases, key=lambda case: (case.n_prompt, self.cases.index(case))), self.seed, repeat)
 
     def n_tokens(self, case: Case) -> tuple[int, int]:
-        """How many tokens a run of it prefills, and how many it chooses."""
+        """Tokens that a run of this case prefills, and tokens that it chooses."""
         if case.lever is None:
             return case.n_prompt, case.n_generated
         operations = self.write(case, lambda sequence, n: [0] * n, self.settings)
@@ -184,7 +183,7 @@ class Plan:
 
 
 def shuffled(cases: Sequence[Case], seed: int, repeat: int) -> list[tuple[int, Case]]:
-    """(repeat, case) once for each of `cases`, in an order that the seed and the repeat decide."""
+    """(repeat, case) once for each of `cases`, in an order given by the seed and the repeat."""
     order = list(cases)
     random.Random(f"{seed} {repeat}").shuffle(order)
     return [(repeat, case) for case in order]

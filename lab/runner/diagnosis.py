@@ -1,8 +1,9 @@
-"""What ended the engine in native code: one setting at a time is changed, in fresh processes, until a small job runs.
+"""Diagnose a crash of llama.cpp: change one setting at a time until a small job runs.
 
-A signal says that llama.cpp died, not why. So a small job (load the model, make a context, read a few tokens, write a
-few) is made again: first unchanged, then with one setting changed. A cause is named only where the job runs with the
-change and then dies again without it. Each trial has a process of its own and may take TRIAL_S; all together SECONDS.
+A signal says that llama.cpp crashed, not why. So the lab repeats a small job (load the model, make a context, read and
+generate a few tokens), first unchanged, then with one setting changed. It names a cause only if the job runs with the
+change and then crashes again without it. Each trial runs in a new process for at most TRIAL_S; all together take at
+most SECONDS.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ from lab.runner.cases import Plan
 SECONDS, TRIAL_S = 30.0, 10.0
 
 N_GEN = 4
-"""Tokens that the small job writes."""
+"""Tokens that the small job generates."""
 
 Job = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that avoids a part of llama.cpp: the option, the fields of Settings, and the part in words."""
+    """A change that avoids a part of llama.cpp: the option, the fields of Settings, and the part in words."""
 
     option: str
     fields: dict[str, object]
     avoids: str
 
 
-REPACKED = Change("--no-repack", {"repack": False}, "the layouts that weights are repacked to (AMX, CPU_REPACK)")
+REPACKED = Change("--no-repack", {"repack": False}, "the repacked layouts of weights (AMX, CPU_REPACK)")
 ONE_THREAD = Change("--threads 1", {"n_threads": 1, "n_threads_batch": 1}, "several threads")
 
 
 class Diagnosed(WorkerDied):
-    """A death in native code, and what was found out about it.
+    """A crash in native code with its diagnosis.
 
-    `change` is the one that makes the small job run, None where none was found. `is_lasting`: the unchanged job died
-    again, so whatever is done in the same way will.
+    `change` makes the small job run; None if none was found. `is_lasting`: the unchanged job crashed again, so that
+    further runs will crash too.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class Diagnosed(WorkerDied):
 
 
 def of_job(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> WorkerDied:
-    """Why the engine died with a plan's settings. The job reads at most `n_prompt` tokens, in one step.
+    """Why the engine crashed with a plan's settings. The job reads at most `n_prompt` tokens, in one step.
 
-    Deaths that were no crash of native code come back as they are, and those beside RPC servers, whose end takes the
-    engine along. The worker is left without a model.
+    Returns `death` unchanged if it was not a crash, or with RPC servers, whose end also ends the engine. Leaves the
+    worker without a model.
     """
     if not death.is_crash or worker.backend.rpc:
         return death
@@ -74,7 +75,7 @@ def of_job(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> Work
 
 
 def of_probe(worker: Worker, probe: Probe, death: WorkerDied) -> WorkerDied:
-    """Why the engine died while it timed a kernel. The worker is left in a fresh process."""
+    """Why the engine crashed while it timed a kernel. Leaves the worker with a new process."""
     if not death.is_crash or worker.backend.rpc:
         return death
     short = dataclasses.replace(probe, seconds=0.0)
@@ -92,20 +93,19 @@ def of_probe(worker: Worker, probe: Probe, death: WorkerDied) -> WorkerDied:
 
 
 def changes(settings: Settings) -> list[Change]:
-    """The changes that are any to these settings, that of the device first."""
+    """The changes that differ from these settings, that of the device first."""
     none = dict.fromkeys(("devices", "split_mode", "tensor_split", "main_gpu", "n_cpu_moe", "prefill_wait"))
     changes = [REPACKED]
     if settings.n_gpu_layers:
-        changes.insert(0, Change("--n-gpu-layers 0", {"n_gpu_layers": 0, **none}, "the device that the layers lie on"))
-    if settings.type_v in ("f16", "bf16", "f32"):  # llama.cpp has other V caches with flash attention only
+        changes.insert(0, Change("--n-gpu-layers 0", {"n_gpu_layers": 0, **none}, "the device of the layers"))
+    if settings.type_v in ("f16", "bf16", "f32"):  # other V caches need flash attention
         changes.append(Change("--flash-attn off", {"flash_attn": "off"}, "flash attention"))
     changes.append(ONE_THREAD)
-    changes.append(Change("--no-mmap", {"mmap": False}, "the mapping of the model's file into memory"))
+    changes.append(Change("--no-mmap", {"mmap": False}, "memory mapping of the model's file"))
     return [change for change in changes if changed(settings, change) != settings]
 
 
 def changed(settings: Settings, change: Change) -> Settings:
-    """The settings with a change."""
     return dataclasses.replace(settings, **change.fields)  # type: ignore[arg-type]
 
 
@@ -114,29 +114,29 @@ def _find(
 ) -> Diagnosed:
     until = time.monotonic() + SECONDS
     if (again := _runs(worker, job, until)) is not False:
-        came = "A small job of the same kind ran afterwards: the crash did not come again."
-        unknown = f"Its cause was not found: a small job of the same kind did not end within {TRIAL_S:.0f} s."
-        hint = "Measure again; if it returns, build llama.cpp here: "
-        return Diagnosed(death, came if again else unknown, hint + BUILD_HERE, False)
+        passed = "A small job of the same kind ran afterwards: the crash did not repeat."
+        unknown = f"The cause was not found: a small job of the same kind did not end within {TRIAL_S:.0f} s."
+        hint = "Measure again. If it crashes again, build llama.cpp here: "
+        return Diagnosed(death, passed if again else unknown, hint + BUILD_HERE, False)
     if product is not None and _runs(worker, product, until) is False:
-        found = "So does a plain product in the CPU's memory, with one thread: this build does not run on this CPU."
+        found = "A plain matrix product on the CPU with one thread crashes too: this build does not run on this CPU."
         return Diagnosed(death, found, f"Build llama.cpp here: {BUILD_HERE}", True)
     for change, trial in trials:
         if _runs(worker, trial, until) and _runs(worker, job, until) is False:
             found = (
-                f"The cause is {change.avoids}: a small job runs with {change.option}, and ended in the same way "
-                "before and after it without."
+                f"The cause is {change.avoids}: a small job runs with {change.option}, and crashed in the same way "
+                "before and after that without it."
             )
             return Diagnosed(death, found, f"Add {change.option}, or build llama.cpp here: {BUILD_HERE}", True, change)
     tried = ", ".join(change.option for change, _ in trials)
-    found = f"A small job ends in the same way, also with each of {tried}."
+    found = f"A small job crashes in the same way, also with each of {tried}."
     if time.monotonic() > until:
-        found = f"A small job ends in the same way; why was not found within {SECONDS:.0f} s."
+        found = f"A small job crashes in the same way. The cause was not found within {SECONDS:.0f} s."
     return Diagnosed(death, found, f"Build llama.cpp here: {BUILD_HERE}", True)
 
 
 def _runs(worker: Worker, job: Job, until: float) -> bool | None:
-    """Whether a job runs in a fresh process; None where it did not end in time, or was refused."""
+    """Whether a job runs in a new process; None if it did not end in time, or failed without a crash."""
     seconds = min(TRIAL_S, until - time.monotonic())
     if seconds <= 0:
         return None
@@ -152,7 +152,6 @@ def _runs(worker: Worker, job: Job, until: float) -> bool | None:
 
 
 def small_job(worker: Worker, plan: Plan, settings: Settings, n_prompt: int) -> None:
-    """The small job. Random tokens: what they are does not matter."""
     vocabulary = worker.load(plan.file.path, settings, plan.draft.file.path if plan.draft else None)
     worker.new_context(dataclasses.replace(settings, n_ctx=n_prompt + N_GEN, n_seq_max=1))
     tokens = prompts.random_ids(n_prompt, vocabulary.n_vocab, vocabulary.bos, plan.seed, 0)
@@ -160,6 +159,6 @@ def small_job(worker: Worker, plan: Plan, settings: Settings, n_prompt: int) -> 
 
 
 def _product(worker: Worker, model: Model) -> None:
-    """A product with weights of the type that most of the model has, in the CPU's plain memory, by one thread."""
+    """A product with weights of the model's most common type, without repacking, on the CPU with one thread."""
     kind = max(model.tensor_bytes, key=lambda kind: model.tensor_bytes[kind])
     worker.probe(Probe(MUL_MAT, kind, 64, 256, None, 32, 1, 1, None, 0.0, repack=False))

@@ -1,19 +1,19 @@
-"""Counters of energy: which this machine has, and what they count while a run lasts.
+"""Read the machine's energy counters while a run lasts.
 
-- RAPL: Linux shows the counters of Intel's and AMD's CPUs as zones in /sys/class/powercap/intel-rapl:*. Read are the
-  packages and, where it is a zone of its own, their memory (dram). The other zones would count twice: core and uncore
-  are parts of a package, psys contains it, and intel-rapl-mmio:* is the same package by another way. Microjoules, which
-  begin again after max_energy_range_uj; updated about every millisecond; readable by root alone since Linux 5.10.
+- RAPL: Linux shows the counters of Intel and AMD CPUs as zones in /sys/class/powercap/intel-rapl:*. The lab reads the
+  packages and their memory (dram), if it is a separate zone. The other zones would count twice: core and uncore are
+  parts of a package, psys contains it, and intel-rapl-mmio:* is another interface to it. The unit is microjoules; the
+  counter wraps at max_energy_range_uj, updates about every millisecond, and since Linux 5.10 only root can read it.
 - NVML: millijoules of a whole graphics card since its driver was loaded; Volta and newer; updated every 20 to 100 ms.
-  A card without the counter has no energy here: power is not summed up instead.
-- A battery: what is left in it (energy_now; or charge_now, times voltage_now), on Linux, while it discharges. It counts
-  the whole laptop, coarsely and rarely: phases of less than some ten seconds get no figure. `psutil`, with which other
-  systems would have to be read, knows percents only, which are no joules.
+  A card without the counter gets no energy figure; the lab does not integrate its power instead.
+- A battery: its remaining energy (energy_now, or charge_now times voltage_now), on Linux, while it discharges. It
+  counts the whole laptop, and updates coarsely and rarely, so phases shorter than about ten seconds get no figure. On
+  other systems `psutil` gives only percentages, which cannot be converted to joules.
 
-A counter that cannot be read has no figure, and `counters` says what to do. Where one of several of a kind cannot (one
-of two packages, say), none of that kind has a figure: their sum would be too small. `root` is the folder that stands
-for `/`. Sources: docs.kernel.org, power/powercap; its ABI/testing, sysfs-class-powercap and sysfs-class-power; Intel's
-Software Developer's Manual, volume 3B, "RAPL Interfaces"; NVIDIA's NVML API reference,
+A counter that cannot be read gets no figure, and `counters` says what to do. If one of several counters of a kind
+cannot be read (such as one of two packages), none of that kind gets a figure: the sum would be too small. `root`
+replaces `/`. Sources: docs.kernel.org, power/powercap; its ABI/testing, sysfs-class-powercap and sysfs-class-power;
+Intel's Software Developer's Manual, volume 3B, "RAPL Interfaces"; NVIDIA's NVML API reference,
 nvmlDeviceGetTotalEnergyConsumption; its period: PETSc's manual, PetscLogGpuEnergyMeter; CVE-2020-8694.
 """
 
@@ -32,32 +32,32 @@ from lab.runner.gpu_watch import GpuWatch
 from lab.runner.limits import ROOT, system_number, system_text
 
 IDLE_S, EVERY_S = 1.0, 0.1
-"""How long the machine is watched while the lab does nothing, and how often."""
+"""Duration of the idle measurement, and the interval of its samples."""
 
 BATTERY_S = 1.0
-"""How often a battery is asked: it updates more rarely, and the question can take long."""
+"""Interval of reading a battery: it updates less often, and a read can take long."""
 
 LOCKED = (
-    "RAPL may be read by root alone; until the next start for all: "
+    "Only root can read RAPL. To allow all users until the next boot: "
     "sudo chmod a+r /sys/class/powercap/intel-rapl:*/{energy_uj,max_energy_range_uj}"
 )
 
 
 @dataclass(frozen=True)
 class Counter:
-    """One counter: its name, what it covers (as in core/noise.py), how it is read, and its unit."""
+    """An energy counter: its name, what it covers (as in core/noise.py), a function that reads it, and its unit."""
 
     name: str
     covers: str
-    read: Callable[[], int | None]  # units used since some moment; None where it cannot be read
+    read: Callable[[], int | None]  # units used since some moment; None if it cannot be read
     mj_per_unit: float
-    wraps_at: int | None = None  # units after which it begins again; None: it does not
-    source: str = ""  # RAPL, NVML; of a battery: that it is coarse
+    wraps_at: int | None = None  # units at which it starts from 0 again
+    source: str = ""  # RAPL, NVML; coarse for a battery
 
 
 @dataclass(frozen=True)
 class Counters:
-    """The counters that can be read, a sentence for each kind that is there but cannot, and what there is none of."""
+    """The readable counters, a sentence for each kind that cannot be read, and the missing kinds."""
 
     readable: tuple[Counter, ...] = ()
     problems: tuple[str, ...] = ()
@@ -65,7 +65,6 @@ class Counters:
 
 
 def counters(gpus: GpuWatch, root: Path = ROOT) -> Counters:
-    """The counters of this machine."""
     kinds = (_rapl(root), _nvml(gpus), _batteries(root))
     return Counters(
         tuple(counter for kind in kinds for counter in kind.readable),
@@ -90,9 +89,7 @@ def _rapl(root: Path) -> Counters:
         if read() is None:
             locked.add(covers)
     if not of_zones:
-        return Counters(
-            missing=("RAPL (Linux has it for Intel's and AMD's CPUs; few virtual machines and containers do)",)
-        )
+        return Counters(missing=("RAPL (on Linux with Intel and AMD CPUs; rarely in virtual machines and containers)",))
     readable = tuple(counter for counter in of_zones if counter.covers not in locked)
     return Counters(readable, (LOCKED,) if locked else ())
 
@@ -103,7 +100,7 @@ def _nvml(gpus: GpuWatch) -> Counters:
     reads = [functools.partial(gpus.energy_mj, index) for index in range(gpus.n_gpus)]
     silent = [f"gpu {index}" for index, read in enumerate(reads) if read() is None]
     if silent:
-        return Counters(problems=(f"{', '.join(silent)}: no counter (NVIDIA GPUs from Volta on have one)",))
+        return Counters(problems=(f"{', '.join(silent)}: no energy counter (NVIDIA GPUs have one since Volta)",))
     return Counters(tuple(Counter(f"gpu {i}", GPU, read, 1.0, source="NVML") for i, read in enumerate(reads)))
 
 
@@ -128,7 +125,7 @@ def _batteries(root: Path) -> Counters:
 
 
 class _Battery:
-    """Millijoules that a battery gave since the first call; None from the moment on in which it does not discharge."""
+    """Millijoules that a battery supplied since the first call; None as soon as it does not discharge."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -152,7 +149,7 @@ class _Battery:
         return self._given_mj + (before[0] - left[0]) * (before[1] + left[1]) / 2
 
     def _units_left(self) -> tuple[int, float] | None:
-        """Microwatt hours, 3.6 mJ each; or microampere hours, which at so many microvolts are 3.6e-6 mJ times these."""
+        """The remaining units, and millijoules of each: uWh have 3.6 mJ, uAh have 3.6e-6 mJ per microvolt."""
         energy_now, charge, voltage = (
             system_number(self._folder / name) for name in ("energy_now", "charge_now", "voltage_now")
         )
@@ -162,7 +159,7 @@ class _Battery:
 
 
 class EnergyWatch:
-    """Reads all counters whenever `sample` is called. `idle_w` are those of `idle_watts`."""
+    """Reads all counters at each call of `sample`. `idle_w` comes from `idle_watts`."""
 
     def __init__(self, gpus: GpuWatch, idle_w: Mapping[str, float]) -> None:
         self._counters = counters(gpus).readable
@@ -171,7 +168,6 @@ class EnergyWatch:
 
     @property
     def has_counters(self) -> bool:
-        """Whether there is anything to read."""
         return bool(self._counters)
 
     def sample(self) -> None:
@@ -180,7 +176,7 @@ class EnergyWatch:
             self._rows.append(tuple(counter.read() for counter in self._counters))
 
     def finish(self, first_start_ms: float | None = None) -> Energy | None:
-        """What each counter counted from one sample to the next. None where none could be read to the end."""
+        """What each counter counted between samples. None if no counter could be read in every sample."""
         used, broken = list[EnergyCounter](), set[str]()
         for counter, readings in zip(self._counters, zip(*self._rows, strict=True), strict=True):
             column = energy.used_mj(readings, counter.mj_per_unit, counter.wraps_at)
@@ -194,10 +190,10 @@ class EnergyWatch:
 
 @functools.lru_cache(maxsize=1)
 def idle_watts(session: str) -> Mapping[str, float]:
-    """The mean watts of each counter, by its name, in the next IDLE_S seconds, which the lab spends waiting.
+    """Mean watts of each counter, by name, while the lab waits for IDLE_S; other programs count too.
 
-    Once in a session, before its first model is loaded; whatever else runs counts too. Without a counter nothing is
-    waited for. A battery is too coarse for it and has none.
+    Measured once in a session, before the first model is loaded. Does not wait without a counter. Batteries are too
+    coarse and get no figure.
     """
     watch = EnergyWatch(GpuWatch([]), {})
     if not watch.has_counters:

@@ -1,6 +1,6 @@
-"""How the NVIDIA GPUs are doing, and what other processes compute on them.
+"""Read the state of NVIDIA GPUs, and their use by other processes.
 
-Read through NVML (nvidia-ml-py), where it is installed and finds a GPU. Source: NVIDIA's NVML API reference.
+Uses NVML (nvidia-ml-py), if it is installed and finds a GPU. Source: NVIDIA's NVML API reference.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from typing import Any
 from lab.core.noise import Gpu
 
 SLOWED_BY = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
-"""Bits of NVML's clock throttle reasons (nvml.h) that mean trouble."""
+"""The bits of NVML's clock throttle reasons (nvml.h) that indicate a problem."""
 
 EVERY_S = 1.0
-"""How often the driver is asked who uses a GPU: it samples that some times a second, and a question costs time."""
+"""Interval of asking the driver who uses a GPU. The driver samples a few times a second, and a query takes time."""
 
 
 class GpuWatch:
-    """Reads the GPUs; `own` are the process ids whose work on them is no noise."""
+    """Reads the GPUs. `own` are the process ids of the measurement itself."""
 
     def __init__(self, own: Collection[int]) -> None:
         self._own = frozenset(own)
         self._nvml, self._handles = _start()
-        self._since = time.time_ns() // 1000  # the driver's own stamps: microseconds of the system's clock
+        self._since = time.time_ns() // 1000  # like the driver's stamps: microseconds of the system clock
         self._most: list[int | None] = [None] * len(self._handles)
         self._sampled = time.monotonic()
 
     def sample(self) -> None:
-        """Ask what others use, unless the last time was less than EVERY_S ago."""
+        """Update the use by others, at most every EVERY_S."""
         if self._handles and time.monotonic() - self._sampled >= EVERY_S:
             self._ask_for_others()
 
     def read(self) -> tuple[Gpu, ...] | None:
-        """The GPUs now. None where there is no NVML, or no GPU that it knows."""
+        """The current state of the GPUs. None without NVML, or without a GPU."""
         if self._nvml is None:
             return None
         self._ask_for_others()
@@ -42,16 +42,16 @@ class GpuWatch:
 
     @property
     def n_gpus(self) -> int:
-        """How many GPUs NVML knows."""
+        """The number of GPUs that NVML lists."""
         return len(self._handles)
 
     def energy_mj(self, index: int) -> int | None:
-        """Millijoules that a GPU has used since its driver was loaded; None where it counts none (before Volta)."""
+        """Millijoules that a GPU has used since its driver was loaded; None without a counter (before Volta)."""
         used = self._ask("nvmlDeviceGetTotalEnergyConsumption", self._handles[index])
         return None if used is None else int(used)
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        """What NVML answers; None where this driver or GPU does not have it."""
+        """NVML's answer; None if this driver or GPU does not support the function."""
         try:
             return getattr(self._nvml, function)(*arguments)
         except (self._nvml.NVMLError, AttributeError):
@@ -74,8 +74,8 @@ class GpuWatch:
     def _others(self, handle: Any) -> set[int] | None:
         """The other processes that compute on a GPU.
 
-        None where the engine is not among those that NVML names: then it does not use this GPU, or the ids are those
-        of another namespace (a container's host).
+        None if NVML does not list the engine: it does not use this GPU, or the ids belong to another namespace (a
+        container's host).
         """
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         ids = {process.pid for process in processes or ()}
@@ -91,19 +91,19 @@ class GpuWatch:
                 self._most[i] = max(percent, self._most[i] or 0)
 
     def _percent_of_others(self, handle: Any) -> int | None:
-        """Of the GPU's time, what others used in the last sample since this watch began; None where it is not known."""
+        """Percent of the GPU's time that others used in the last sample since this watch began; None if unknown."""
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(handle, self._since)
         except AttributeError:
             return None
-        except self._nvml.NVMLError as problem:  # "not found" is the answer where nobody used it
+        except self._nvml.NVMLError as problem:  # "not found" means that nobody used the GPU
             return 0 if getattr(problem, "value", None) == self._nvml.NVML_ERROR_NOT_FOUND else None
         latest = {sample.pid: sample for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
         return int(min(100, sum(sample.smUtil for pid, sample in latest.items() if pid not in self._own)))
 
 
 def _start() -> tuple[Any, list[Any]]:
-    """NVML and the handles of its GPUs; (None, []) where there is none."""
+    """NVML and the handles of its GPUs; (None, []) without NVML."""
     try:
         import pynvml
     except ImportError:

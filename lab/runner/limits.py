@@ -1,11 +1,11 @@
-"""What of the machine this process may use: cores and memory, with the limits of containers.
+"""The cores and the memory that this process may use, including the limits of containers.
 
-And what the operating system says of power, clocks, memory modules and GPUs, without measuring. Unknown is None.
+Also what the operating system reports about power, clocks, memory modules and GPUs. Unknown is None.
 
-Linux limits processes by control groups; containers, systemd, Slurm and Kubernetes use them. A process is in one group
-of each hierarchy, and the limits of all groups above it count too. Version 2 has one hierarchy, version 1 has one for
-each controller; some systems mount both. `root` is the folder that stands for `/`. Sources: docs.kernel.org,
-admin-guide/cgroup-v2, admin-guide/cgroup-v1/memory and scheduler/sched-bwc; proc(5) for mountinfo.
+Linux limits processes by control groups, which containers, systemd, Slurm and Kubernetes use. A process is in one group
+of each hierarchy, and the limits of all groups above it apply too. Version 2 has one hierarchy, version 1 has one for
+each controller; some systems mount both. `root` replaces `/`. Sources: docs.kernel.org, admin-guide/cgroup-v2,
+admin-guide/cgroup-v1/memory and scheduler/sched-bwc; proc(5) for mountinfo.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from lab.core.asked_settings import MAX_THREADS
 
 ROOT = Path("/")
 UNLIMITED = 1 << 60
-"""Version 1 writes "no limit" as the largest number of bytes that it can count, which is near 2**63."""
+"""Version 1 writes "no limit" as its largest number of bytes, near 2**63."""
 
 
 def own_cores() -> tuple[int, ...] | None:
-    """The logical cores that this process may run on, by number; None where the system does not limit them."""
+    """The numbers of the logical cores that this process may run on; None if the system does not limit them."""
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
 
 
 def n_cores_usable(root: Path = ROOT) -> float | None:
-    """Logical cores whose time this process may use: a fraction where a container's quota of CPU time is one."""
+    """Logical cores that this process may use; a fraction if a container limits its CPU time."""
     cores, quota = own_cores(), cpu_quota(root)
     n = os.cpu_count() if cores is None else len(cores)
     return n if n is None or quota is None or quota >= n else quota
 
 
 def default_threads(root: Path = ROOT) -> int:
-    """Threads where the user names none: one for each fast physical core that this process may use.
+    """The default number of threads: one for each fast physical core that this process may use.
 
-    Two threads of one physical core share its arithmetic. A step lasts as long as its slowest thread, so a slow core
-    delays the fast ones. All NUMA nodes count, because each brings memory bandwidth; a container's quota of CPU time
-    limits the number. On a machine without slow cores this is llama-bench's default.
+    Two threads on one physical core share its arithmetic units. A step lasts as long as its slowest thread, so a slow
+    core delays the fast ones. All NUMA nodes count, because each adds memory bandwidth; a container's CPU quota limits
+    the number. On a machine without slow cores this is llama-bench's default.
     """
     import psutil
 
@@ -53,7 +53,7 @@ def default_threads(root: Path = ROOT) -> int:
 
 
 def memory_available(root: Path = ROOT) -> int:
-    """Bytes that can be taken without swapping, as the operating system (or a Linux container) counts them."""
+    """Bytes that can be allocated without swapping, according to the system and the container."""
     import psutil
 
     available, left = int(psutil.virtual_memory().available), memory_left(root)
@@ -61,9 +61,9 @@ def memory_available(root: Path = ROOT) -> int:
 
 
 def memory_left(root: Path = ROOT) -> int | None:
-    """Bytes that the groups of this process leave to it; None where none of them has a limit.
+    """Bytes left within the limits of this process's groups; None without a limit.
 
-    The page cache that a group did not use lately (`inactive_file`) can be taken, so it does not count as used.
+    A group's inactive page cache (`inactive_file`) can be reclaimed, so it does not count as used.
     """
     left = []
     for folder in _groups("memory", root):
@@ -81,7 +81,7 @@ def memory_left(root: Path = ROOT) -> int | None:
 
 
 def swap() -> tuple[int, int, int]:
-    """Bytes of swap: in use, all that there is, and read back since the start."""
+    """Bytes of swap: in use, in total, and read back since boot."""
     import psutil
 
     counted = psutil.swap_memory()
@@ -89,7 +89,7 @@ def swap() -> tuple[int, int, int]:
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """Cores' worth of CPU time that the groups of this process allow, a fraction; None where there is no limit."""
+    """CPU time that the groups of this process allow, in cores (a fraction); None without a limit."""
     quotas = []
     for folder in _groups("cpu", root):
         quota, _, period = system_text(folder / "cpu.max").strip().partition(" ")
@@ -101,10 +101,7 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
 
 def throttled_s(root: Path = ROOT) -> float | None:
-    """Seconds for which a group of this process was halted because its quota of CPU time was used up.
-
-    None where no group counts them.
-    """
+    """Seconds during which a group of this process was halted by its CPU quota; None if no group counts them."""
     seconds = []
     for folder in _groups("cpu", root):
         counts = _counts(folder / "cpu.stat")
@@ -116,7 +113,7 @@ def throttled_s(root: Path = ROOT) -> float | None:
 
 
 def _groups(controller: str, root: Path) -> list[Path]:
-    """The folders of this process's groups, from the innermost to the outermost that is mounted here."""
+    """The folders of this process's groups, from the innermost to the outermost that is mounted."""
     paths: dict[str, str] = {}
     for controllers, path in re.findall(r"^\d+:([^:\n]*):(.*)$", system_text(root / "proc/self/cgroup"), re.MULTILINE):
         paths |= dict.fromkeys(controllers.split(","), path)  # version 2 names none
@@ -127,7 +124,7 @@ def _groups(controller: str, root: Path) -> list[Path]:
             continue
         path = PurePosixPath(group)
         below = path.relative_to(inside) if path.is_relative_to(inside) else PurePosixPath()
-        if ".." in below.parts:  # outside of what this namespace shows
+        if ".." in below.parts:  # outside this namespace
             below = PurePosixPath()
         folders += [mount_point / folder for folder in (below, *below.parents)]
     return list(dict.fromkeys(folders))
@@ -137,7 +134,7 @@ _MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .* - (cgroup2?) \S+ (\S+)$", re.M
 
 
 def _mounts(controller: str, root: Path) -> list[tuple[bool, str, Path]]:
-    """Where groups are mounted: whether of version 2, which group is mounted there, and the mount point."""
+    """The mounts of groups: whether it is version 2, which group is mounted, and the mount point."""
     mounts = []
     for *escaped, file_system, options in _MOUNT.findall(system_text(root / "proc/self/mountinfo")):
         inside, mount_point = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), name) for name in escaped)
@@ -147,16 +144,16 @@ def _mounts(controller: str, root: Path) -> list[tuple[bool, str, Path]]:
 
 
 def _counts(path: Path) -> dict[str, int]:
-    """A file of lines `name count`."""
+    """The counts in a file with lines `name count`."""
     pairs = [line.split() for line in system_text(path).splitlines()]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
 def _n_fast_cores(root: Path) -> int | None:
-    """Fast physical cores among those that this process may run on; None where the system does not tell.
+    """Fast physical cores among those that this process may run on; None if the system does not say.
 
-    macOS counts its performance cores. Linux names Intel's in /sys/devices/cpu_core (ABI/testing,
-    sysfs-bus-event_source-devices); of Arm's it gives the capacity of each core relative to the fastest one
+    macOS counts performance cores. Linux lists Intel's in /sys/devices/cpu_core (ABI/testing,
+    sysfs-bus-event_source-devices); for Arm it gives each core's capacity relative to the fastest one
     (sysfs-devices-system-cpu), or its highest frequency.
     """
     if sys.platform == "darwin":
@@ -172,9 +169,9 @@ def _n_fast_cores(root: Path) -> int | None:
 
 
 def _at_least_half_as_fast(folders: Mapping[int, Path]) -> set[int]:
-    """The logical cores that are at least half as fast as the fastest; all of them where their speeds are not known.
+    """The logical cores with at least half the speed of the fastest; all if the speeds are unknown.
 
-    If as many slow cores as fast ones share the work equally, they make it faster only above one half.
+    If equally many slow and fast cores share the work equally, slow cores help only above half the speed.
     """
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         speeds = {n: system_number(folder / name) or 0 for n, folder in folders.items()}
@@ -184,13 +181,13 @@ def _at_least_half_as_fast(folders: Mapping[int, Path]) -> set[int]:
 
 
 def _cpu_list(text: str) -> set[int]:
-    """The numbers in a list as Linux writes it: `0-3,8` has 0, 1, 2, 3 and 8."""
+    """The numbers in Linux's list format: `0-3,8` is 0, 1, 2, 3 and 8."""
     ranges = [part.partition("-") for part in text.strip().split(",") if part]
     return {n for first, _, last in ranges for n in range(int(first), int(last or first) + 1)}
 
 
 def system_text(path: str | Path) -> str:
-    """A system file's text; empty where this system has no such file."""
+    """A system file's text; empty if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -198,18 +195,18 @@ def system_text(path: str | Path) -> str:
 
 
 def system_number(path: Path) -> int | None:
-    """The whole number, not below 0, in a system file; None where there is none to read."""
+    """The non-negative integer in a system file, if any."""
     text = system_text(path).strip()
     return int(text) if text.isdecimal() else None
 
 
 def sysctl(name: str) -> str | None:
-    """What macOS answers for `name`; None where it does not."""
+    """macOS's value of `name`, if any."""
     return answer("sysctl", "-n", name)
 
 
 def answer(*command: str) -> str | None:
-    """What a program of the system prints; None where there is none, it fails, or prints nothing."""
+    """The output of a system program; None if it is missing, fails, or prints nothing."""
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -218,14 +215,14 @@ def answer(*command: str) -> str | None:
 
 
 OWN_GOVERNOR = ("intel_pstate", "amd-pstate-epp")
-"""Drivers with which the governor `powersave` is the usual one: they choose the clock by the energy preference."""
+"""Drivers whose usual governor is `powersave`: they choose the clock by the energy preference."""
 
 VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
-"""PCI vendors of GPUs that llama.cpp can use: not of servers' consoles and virtual displays."""
+"""PCI vendors of GPUs that llama.cpp can use; others are server consoles and virtual displays."""
 
 
 def power_savers(root: Path = ROOT) -> list[str] | None:
-    """What holds the CPU's clock down to save power, in words; None where Linux has no files about it."""
+    """The power-saving settings that lower the CPU's clock, in words; None if Linux has no files about them."""
     cpus = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
     supplies = sorted((root / "sys/class/power_supply").glob("*/status"))
     profile = system_text(root / "sys/firmware/acpi/platform_profile").strip()
@@ -244,7 +241,7 @@ def power_savers(root: Path = ROOT) -> list[str] | None:
 
 
 def clock_ghz(root: Path = ROOT) -> tuple[float, float] | None:
-    """The clock of the core that is fastest now, and the highest that any core can have."""
+    """The highest current clock of a core, and the highest possible one."""
     cpus = list((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
     now = max((system_number(cpu / "scaling_cur_freq") or 0 for cpu in cpus), default=0)
     most = max((system_number(cpu / "cpuinfo_max_freq") or 0 for cpu in cpus), default=0)
@@ -252,14 +249,14 @@ def clock_ghz(root: Path = ROOT) -> tuple[float, float] | None:
 
 
 def modules_gbps() -> float | None:
-    """10^9 bytes/s that the memory modules transfer, if each has a channel of its own. Only root may ask (Linux)."""
+    """Peak bandwidth of the memory modules in 10^9 bytes/s, if each has its own channel. Needs root on Linux."""
     modules = (answer("dmidecode", "-t", "memory") or "").split("Memory Device")
     fields = [re.findall(r"(?:Data Width|Configured Memory Speed): (\d+) (?:bits|MT/s)", text) for text in modules]
     return sum(int(pair[0]) / 8 * int(pair[1]) / 1e3 for pair in fields if len(pair) == 2) or None
 
 
 def gpus(root: Path = ROOT) -> list[str]:
-    """The GPUs that the system lists and llama.cpp has a backend for, such as `NVIDIA 10de:2684`."""
+    """The system's GPUs that llama.cpp has a backend for, such as `NVIDIA 10de:2684`."""
     if sys.platform == "darwin":
         return ["Apple GPU"] if platform.machine() == "arm64" else []
     found = []

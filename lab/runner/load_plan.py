@@ -1,12 +1,12 @@
-"""What a load will be, before anything is sent: its arms, its rounds, the times of its requests, and how many at most.
+"""Plan a load: its arms, its rounds, the times of its requests, and their maximum number.
 
 An arm is a level of load: a number of users, a rate, or a replay. Each round measures every arm once, in random order,
 because servers and machines drift. One arm in one round is a window: a warm-up, then the steady window.
 
-Prompts and answers have one length, a distribution of lengths, or those of a file. A distribution becomes
-a pool of at most MOST_VALUES equally likely values, its quantiles: so a few prompts, each sized exactly, have its
-shape. Requests draw from shuffled decks of the pool: after each deck, all values came equally often. Prompts and
-answers are drawn apart from each other.
+Prompts and answers have one length, a distribution of lengths, or those of a file. A distribution becomes a pool of at
+most MOST_VALUES equally likely values, its quantiles, so that a few prompts of exact length represent it. Requests draw
+from shuffled decks of the pool, so that after each deck all values came equally often. Prompts and answers are drawn
+independently.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from lab.runner.servers import Reaching
 MOST_VALUES = 32
 MOST_TOKENS = 10_000_000
 MOST_CALLS = 200_000
-"""Requests that are read from a file."""
+"""Maximum number of requests read from a file."""
 
 OWN = ("n_prompt", "n_gen", "at_s")
 MOONCAKE = ("input_length", "output_length", "timestamp")
-"""Names in files to replay: the lab's, and those of the traces of Mooncake (FAST '25; timestamp in milliseconds).
+"""Field names in replay files: the lab's, and those of Mooncake's traces (FAST '25; timestamp in milliseconds).
 
 Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces."""
 
@@ -45,25 +45,25 @@ DEFAULT_CONCURRENCY = "1,2,4,8"
 WARMUP_S, DURATION_S, ROUNDS = 5.0, 15.0, 3
 MAX_REQUESTS = 2000
 MOST_DRAWN = 20_000
-"""Lengths that are drawn for a window; then they come again."""
+"""Maximum number of lengths drawn for a window; then they repeat."""
 
 TIMEOUT_S, STALL_S = 300.0, 60.0
 MOST_LOST = 20
-"""Requests in a row without a connection after which a server counts as gone."""
+"""A server counts as gone after this number of requests in a row without a connection."""
 
 MOST_ARMS, MOST_ROUNDS = 50, 100
 LONGEST_S = 86_400.0
 MOST_REQUESTS = 10_000_000
 LEAST_RATE, MOST_RATE = 0.001, 10_000.0
 REST = 2.0
-"""The times of an open loop cover REST times its windows: the load goes on while their requests end."""
+"""An open loop has times for REST times its window, because the load continues until the window's requests end."""
 
 Numbers = str | float | Sequence[float]
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """A length, or a distribution of lengths: how it was written, and its pool of values in ascending order."""
+    """A length or a distribution of lengths: its text, and its pool of values in ascending order."""
 
     asked: str
     values: tuple[int, ...]
@@ -71,7 +71,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request of a file to replay: tokens of the prompt and of the answer, and when it came."""
+    """A request of a replay file: tokens of the prompt and of the answer, and its time."""
 
     n_prompt: int
     n_gen: int
@@ -79,16 +79,13 @@ class Call:
 
 
 def parse(option: str, text: str | int) -> Lengths:
-    """`512`, `100-1000` (all lengths between alike), `normal:MEAN,SD`, `lognormal:MEDIAN,SIGMA` (of the logarithm).
-
-    LabError for anything else, and for lengths below 1.
-    """
+    """`512`, `100-1000` (uniform), `normal:MEAN,SD`, `lognormal:MEDIAN,SIGMA` (of the logarithm), or LabError."""
     words = in_digits(str(text).strip())
     hint = f"Write {option} as 512, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm)."
     if match := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", words):
         low, high = int(match[1]), int(match[2] or match[1])
         if low > high:
-            raise LabError(f"{option} {words} begins above its end.", hint)
+            raise LabError(f"{option} {words} begins with the larger number.", hint)
         values = _uniform(low, high)
     elif match := re.fullmatch(r"(normal|lognormal):(\d{1,9}(?:\.\d+)?),\s*(\d{1,9}(?:\.\d+)?)", words):
         middle, spread = float(match[2]), float(match[3])
@@ -97,7 +94,7 @@ def parse(option: str, text: str | int) -> Lengths:
         normal = [spread * NormalDist().inv_cdf((i + 0.5) / MOST_VALUES) for i in range(MOST_VALUES)]
         values = [round(middle + z if match[1] == "normal" else middle * math.exp(z)) for z in normal]
     else:
-        raise LabError(f"{option} {words} is not understood.", hint)
+        raise LabError(f"{option} {words} is not a length.", hint)
     if not 1 <= min(values) <= max(values) <= MOST_TOKENS:
         raise LabError(f"{option} {words} has lengths from {min(values):,} to {max(values):,} tokens.", hint)
     return Lengths(words, tuple(values) if len(set(values)) > 1 else (values[0],))
@@ -111,7 +108,7 @@ def _uniform(low: int, high: int) -> list[int]:
 
 
 def drawn(prompts: Lengths, answers: Lengths, n: int, seed: str) -> tuple[tuple[int, int], ...]:
-    """For n requests: which value of `prompts` (its index), and how many tokens to generate."""
+    """For n requests: the index of a value of `prompts`, and the number of tokens to generate."""
     of_prompts = _decks(range(len(prompts.values)), f"{seed} prompts")
     of_answers = _decks(answers.values, f"{seed} answers")
     return tuple((next(of_prompts), next(of_answers)) for _ in range(n))
@@ -124,9 +121,9 @@ def _decks(values: Sequence[int], seed: str) -> Iterator[int]:
 
 
 def read(path: Path) -> tuple[list[Call], list[str]]:
-    """The requests of a file to replay in the order of their times, and sentences on the lines that are left out.
+    """The requests of a replay file in the order of their times, and sentences about skipped lines.
 
-    Times count from the first one. LabError where no line is good, or only some have a time.
+    Times count from the first request. LabError if no line is valid, or only some have a time.
     """
     calls: list[Call] = []
     bad: dict[str, list[int]] = {}
@@ -151,7 +148,7 @@ def read(path: Path) -> tuple[list[Call], list[str]]:
             'Each line is an object: {"n_prompt": 500, "n_gen": 100, "at_s": 0.25}',
         )
     if 0 < sum(call.at_s is None for call in calls) < len(calls):
-        raise LabError(f"Only some lines of {path} have a time.", "Give each of them at_s, or none.")
+        raise LabError(f"Only some lines of {path} have a time.", "Give at_s in all lines, or in none.")
     calls.sort(key=lambda call: call.at_s or 0.0)
     start_s = calls[0].at_s or 0.0
     return [
@@ -165,7 +162,7 @@ def _at_lines(path: Path, numbers: Sequence[int], problem: str) -> str:
 
 
 def _call(line: bytes) -> Call:
-    """ValueError says what is wrong with a line."""
+    """The request in a line. ValueError says what is wrong with it."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -188,7 +185,7 @@ def _tokens(fields: dict[str, Any], name: str) -> int:
 
 
 def pool(calls: Sequence[Call]) -> tuple[int, ...]:
-    """The lengths of the prompts that stand for those of `calls`: all, or the quantiles where they are too many."""
+    """The prompt lengths that represent those of `calls`: all, or quantiles if there are too many."""
     ordered = sorted(call.n_prompt for call in calls)
     if len(set(ordered)) <= MOST_VALUES:
         return tuple(sorted(set(ordered)))
@@ -197,14 +194,14 @@ def pool(calls: Sequence[Call]) -> tuple[int, ...]:
 
 
 def nearest(values: Sequence[int], n: int) -> int:
-    """The index of the value that is nearest to n."""
+    """The index of the value nearest to n."""
     i = bisect_left(values, n)
     return min((j for j in (i - 1, i) if 0 <= j < len(values)), key=lambda j: abs(values[j] - n))
 
 
 @dataclass(frozen=True)
 class Window:
-    """One arm in one round. `times_ns` are those of an open loop, counted from its start."""
+    """One arm in one round. `times_ns` are the times of an open loop's requests from its start."""
 
     load: Load
     times_ns: tuple[int, ...] | None = None
@@ -235,14 +232,14 @@ class LoadPlan:
 
     @property
     def n_most(self) -> int:
-        """Requests that are sent at most."""
+        """Maximum number of requests."""
         if self.windows[0].times_ns is None:
             return self.max_requests
         return sum(len(window.times_ns or ()) for window in self.windows)
 
     @property
     def seconds(self) -> float:
-        """How long the windows take, without the ends of their last requests."""
+        """Duration of all windows, without the ends of their last requests."""
         return sum(window.stop_s for window in self.windows)
 
     @property
@@ -250,7 +247,7 @@ class LoadPlan:
         return max(call.n_gen for call in self.calls) if self.answers is None else max(self.answers.values)
 
     def order(self, window: Window, n: int) -> tuple[tuple[int, int], ...]:
-        """Of n requests of a window: which prompt, and how many tokens to generate. Alike for all arms of a round."""
+        """For n requests of a window: the prompt's index, and the tokens to generate. Equal for all arms of a round."""
         if self.answers is None:
             values = self.prompts.values
             calls = self.calls[:n]
@@ -259,7 +256,7 @@ class LoadPlan:
 
 
 class LoadOptions(Reaching, total=False):
-    """What a load is to be. Lengths are those of `parse`; without levels there are those of DEFAULT_CONCURRENCY."""
+    """The options of a load. Lengths are those of `parse`; the default levels are DEFAULT_CONCURRENCY."""
 
     concurrency: Numbers | None
     rate: Numbers | None
@@ -279,7 +276,7 @@ def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
     """The plan of a load: a closed loop for each of `concurrency`, an open loop for each `rate`, or a replay.
 
     With `replay` the lengths come from a file, and the times too unless `concurrency` or `rate` is given. LabError for
-    what is not possible, and where more than `max_requests` could be needed.
+    invalid options, and if the load could need more than `max_requests`.
     """
     replay, slo, seed = asked.get("replay"), asked.get("slo"), asked.get("seed", 1)
     prompts, answers = parse("--prompt-len", asked.get("prompt_len", 256)), parse("--gen", asked.get("gen", 64))
@@ -328,31 +325,31 @@ def _checked(option: str, asked: float | None, default: float, least: float, mos
 
 
 def _span_s(calls: Sequence[Call], replay: str | Path | None) -> float:
-    """How long a replay lasts, its last request included; at least 1 s."""
+    """Duration of a replay with its last request; at least 1 s."""
     last_s = calls[-1].at_s
     if last_s is None:
-        raise LabError(f"The requests in {replay} have no times.", "Give --concurrency or --rate to use their lengths.")
+        raise LabError(f"The requests in {replay} have no times.", "Add --concurrency or --rate to use their lengths.")
     return max(1.0, last_s + 0.001)
 
 
 def _rounded(prompts: Lengths, calls: Sequence[Call]) -> list[str]:
-    """A note where prompts will not have the lengths of the file."""
+    """A note if the prompts do not have the exact lengths of the file."""
     values = prompts.values
     differences = sorted(abs(values[nearest(values, call.n_prompt)] - call.n_prompt) / call.n_prompt for call in calls)
     if not differences[-1]:
         return []
     median, most = differences[len(differences) // 2], differences[-1]
     return [
-        f"The prompts have {len(values)} lengths, those nearest to the file's: {median:.1%} off in the median, "
-        f"{most:.0%} at most. Answers have the file's."
+        f"The prompts have {len(values)} lengths, the nearest to the file's: median difference {median:.1%}, at most "
+        f"{most:.0%}. Answers have the file's lengths."
     ]
 
 
 def _arms(base: Load, asked: LoadOptions) -> list[Load]:
-    """A load for each level that is asked for."""
+    """A load for each requested level."""
     concurrency, rate, arrivals = asked.get("concurrency"), asked.get("rate"), asked.get("arrivals", POISSON)
     if concurrency is not None and rate is not None:
-        raise LabError("A load is a closed loop (--concurrency) or an open one (--rate).", "Give one of the two.")
+        raise LabError("--concurrency (closed loop) and --rate (open loop) exclude each other.", "Give one of them.")
     if rate is None:
         users = _numbers("--concurrency", DEFAULT_CONCURRENCY if concurrency is None else concurrency)
         if wrong := [n for n in users if not (1 <= n <= MOST_AT_ONCE and n == int(n))]:
@@ -361,30 +358,31 @@ def _arms(base: Load, asked: LoadOptions) -> list[Load]:
             )
         return [dataclasses.replace(base, concurrency=int(n)) for n in users]
     if arrivals not in (POISSON, CONSTANT):
-        raise LabError(f"--arrivals {arrivals} is not known.", f"It is {POISSON} or {CONSTANT}.")
+        raise LabError(f"--arrivals {arrivals} is not known.", f"Choose {POISSON} or {CONSTANT}.")
     rates = [_checked("--rate", rate, 0, LEAST_RATE, MOST_RATE) for rate in _numbers("--rate", rate)]
     return [dataclasses.replace(base, arrivals=arrivals, rate=rate) for rate in rates]
 
 
 def _numbers(option: str, asked: Numbers) -> list[float]:
-    """Different numbers, from text with commas or as they are."""
+    """The distinct numbers in a list or in text with commas."""
     parts = asked.split(",") if isinstance(asked, str) else asked if isinstance(asked, Sequence) else [asked]
     try:
         numbers = list(dict.fromkeys(float(part) for part in parts))
     except ValueError:
         numbers = []
     if not 1 <= len(numbers) <= MOST_ARMS:
-        raise LabError(f"{option} {asked} is not understood.", f"Give up to {MOST_ARMS} numbers with commas: 1,2,4")
+        raise LabError(f"{option} {asked} is not a list of numbers.", f"Give up to {MOST_ARMS}, with commas: 1,2,4")
     return numbers
 
 
 def _check_number(arms: Sequence[Load], rounds: int, most: int) -> None:
-    """LabError where a closed loop has fewer requests than users, or an open one is sure to need more than `most`."""
+    """LabError if a closed loop has fewer requests than users, or an open loop certainly needs more than `most`."""
     if arms[0].arrivals == CLOSED:
         users = max(arm.concurrency or 0 for arm in arms)
         if most // (len(arms) * rounds) < users:
             raise LabError(
-                f"{most:,} requests in {len(arms) * rounds} windows are not one for each of {users} users.",
+                f"{most:,} requests are too few: {len(arms) * rounds} windows of up to {users} users need at least one "
+                "for each user.",
                 f"Allow more: --max-requests {10 * users * len(arms) * rounds}",
             )
         return
@@ -395,9 +393,9 @@ def _check_number(arms: Sequence[Load], rounds: int, most: int) -> None:
 
 def _too_many(needed: str, most: int) -> LabError:
     return LabError(
-        f"This load could need {needed} requests, with those under which the last ones of each window end; "
-        f"{most:,} are allowed.",
-        "Allow more with --max-requests, or take lower rates, a shorter --duration or fewer --rounds.",
+        f"This load could need {needed} requests (including those after each window, until its last request ends), "
+        f"but --max-requests is {most:,}.",
+        "Increase --max-requests, or use lower rates, a shorter --duration or fewer --rounds.",
     )
 
 
@@ -411,7 +409,7 @@ def _windows(arms: Sequence[Load], rounds: int, calls: Sequence[Call]) -> Iterat
 
 
 def _times_s(load: Load, calls: Sequence[Call]) -> Iterator[float] | None:
-    """When the requests of an open loop are due; None for a closed one."""
+    """The times of an open loop's requests; None for a closed loop."""
     end_s = REST * (load.warmup_s + load.duration_s)
     rng = random.Random(f"{load.seed} {load.rate} {load.round}")
     rate = load.rate or 0.0

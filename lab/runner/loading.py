@@ -1,4 +1,4 @@
-"""Loads on a server: window after window, each request on disk soon after it has ended.
+"""Run a load on a server, window after window, and write each request to disk soon after it has ended.
 
 Between two windows the server is idle: all requests of the last one have ended.
 """
@@ -25,10 +25,10 @@ from lab.runner.server_session import ServerSession, warn_of_failures
 from lab.runner.servers import Server, connect, prompt_text, reaching_of
 
 LOOK_S = 1.0
-"""How often what has ended is read and written down."""
+"""Interval of writing finished requests to disk."""
 
 MOST_STREAMS = 16
-"""Streams with which the client's own error is measured at most."""
+"""Maximum number of streams when measuring the client's error."""
 
 Note = Callable[[str], object]
 
@@ -49,9 +49,9 @@ def load(
     A closed loop for each of `concurrency` (its users), or an open loop for each `rate` (requests per second), or
     the requests of the file `replay`. Lengths are numbers or distributions: "100-1000", "normal:500,100",
     "lognormal:300,0.8". Each round measures every arm once: `warmup` seconds, then `duration` seconds that count.
-    `slo` are limits such as "ttft=1s,tpot=50ms". At most `max_requests` are sent, besides those that learn what the
-    server can do and how long prompts are. Failed requests are records too, and are warned of. The other arguments are
-    those of `lab.measure` with `url`. LabError where no server answers, or it stops answering.
+    `slo` are limits such as "ttft=1s,tpot=50ms". Sends at most `max_requests`, besides those that examine the server
+    and count prompts. Failed requests are records too, with a warning. The other arguments are those of `lab.measure`
+    with `url`. LabError if no server answers, or it stops answering.
     """
     plan = make_plan(**asked)
     text = prompt_text(prompt)
@@ -67,17 +67,17 @@ def load(
 
 
 def new_results_file(plan: LoadPlan, server: Server, folder: Path) -> Path:
-    """Create the session's file, and find out now whether its requests will have room in it."""
+    """Create the session's file, and check that the disk has space for its requests."""
     return server.new_file(folder, plan.n_most, plan.longest_answer)
 
 
 def execute(
     plan: LoadPlan, server: Server, text: str, path: Path, watch: ShowStatus, note: Note
 ) -> Generator[RequestRecord, None, None]:
-    """Measure the plan's windows; yield each record once it is in the file `path`.
+    """Measure the plan's windows; yield each record after it is written to the file `path`.
 
-    `note` is called with sentences that the user should read. LabError when the server is gone. Whoever stops
-    iterating (Ctrl-C) keeps everything that had ended.
+    Calls `note` with sentences for the user. LabError if the server is gone. Stopping early (Ctrl-C) keeps all finished
+    requests.
     """
     shown = _Progress(plan, watch)
     session = ServerSession(server, path, shown.report)
@@ -94,21 +94,21 @@ def execute(
             send_plan = _send_plan(plan, window, server, asks, n_most)
             yield from session.send(send_plan, LOOK_S, lambda: shown.show(session.n_kept), shown.ended)
             if could_count and not session.can_count:
-                note("The server does not count the tokens of its answers: there are no rates of tokens.")
+                note("The server does not count the tokens of its answers, so there are no token rates.")
             lasted_s = shown.lasted_s
             shown.show(session.n_kept, is_over=True)
             session.check_reached(MOST_LOST, f"{window.label}; ")
             if window.times_ns is None and session.n_kept >= n_most and lasted_s < window.stop_s:
                 needed = round(1.2 * n_most * window.stop_s / lasted_s * len(plan.windows), -2)
                 note(
-                    f"{window.label} ended after {lasted_s:.1f} s of {window.stop_s:g} s: its share of --max-requests, "
-                    f"{n_most:,}, was used up. About {needed:,.0f} would do for all."
+                    f"{window.label} ended after {lasted_s:.1f} s of {window.stop_s:g} s: it used its share of "
+                    f"--max-requests ({n_most:,}). Use --max-requests {needed:.0f} for all windows."
                 )
             n_left -= session.n_kept
 
 
 def _asks(plan: LoadPlan, server: Server, text: str, shown: _Progress) -> tuple[Ask, ...]:
-    """A request for each length of prompt, each sized exactly by the server."""
+    """A request for each prompt length, with a prompt of exactly that many of the server's tokens."""
     asks = []
     lengths = plan.prompts.values
     for i, n in enumerate(lengths):
@@ -119,7 +119,7 @@ def _asks(plan: LoadPlan, server: Server, text: str, shown: _Progress) -> tuple[
 
 
 def _send_plan(plan: LoadPlan, window: Window, server: Server, asks: tuple[Ask, ...], n_most: int) -> SendPlan:
-    """At most `n_most` requests of a window."""
+    """The plan of at most `n_most` requests of a window."""
     asked = [dataclasses.replace(ask.asked, load=window.load, repeat=window.load.round) for ask in asks]
     return SendPlan(
         asks=tuple(dataclasses.replace(ask, asked=own) for ask, own in zip(asks, asked, strict=True)),
@@ -137,7 +137,7 @@ def _send_plan(plan: LoadPlan, window: Window, server: Server, asks: tuple[Ask, 
 
 @dataclass
 class _Progress:
-    """What is said while a plan runs."""
+    """The progress messages of a plan."""
 
     plan: LoadPlan
     watch: ShowStatus
@@ -147,16 +147,16 @@ class _Progress:
     n_failed: int = 0  # requests of the window
 
     def begin(self, index: int) -> None:
-        """A window begins."""
+        """Start window `index`."""
         self.index, self.began, self.n_failed = index, time.monotonic(), 0
 
     def ended(self, reply: Reply) -> None:
-        """A request of the window has ended."""
+        """Count a finished request of the window."""
         self.n_failed += reply.request.status != OK
 
     @property
     def lasted_s(self) -> float:
-        """For how long the window has been measured."""
+        """Seconds since the window began."""
         return time.monotonic() - self.began
 
     @property
@@ -167,18 +167,18 @@ class _Progress:
         return "" if self.index is None else f"{windows[self.index].label} of {rounds}"
 
     def report(self, doing: str) -> None:
-        """Say what is done besides sending requests."""
+        """Show work other than sending requests."""
         self.watch(Status(doing, part=self.part))
 
     def show(self, n_kept: int, is_over: bool = False) -> None:
-        """Say how far the window is."""
+        """Show the progress of the window."""
         assert self.index is not None
         window, *later = self.plan.windows[self.index :]
         lasted_s = self.lasted_s
         left_s = 0.0 if is_over else max(0.0, window.stop_s - lasted_s)
         doing = plural(n_kept, "request") + (f", {self.n_failed:,} failed" if self.n_failed else "")
         if not is_over and lasted_s > window.stop_s:
-            doing = f"the last ones end, {doing}"
+            doing = f"waiting for the last requests, {doing}"
         elif not is_over and lasted_s < window.load.warmup_s:
             doing = f"warming up, {doing}"
         elapsed_s = time.monotonic() - self.started

@@ -1,8 +1,4 @@
-"""What machine this is.
-
-A figure means nothing without the machine it was measured on, so every record carries its description. Each fact
-comes from the operating system; where a system does not give it, it is None.
-"""
+"""Describe the machine, for every record. Each fact comes from the operating system, or is None."""
 
 from __future__ import annotations
 
@@ -23,11 +19,11 @@ from lab.runner import limits
 from lab.runner.limits import sysctl, system_text
 
 _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "microsoft basic render")
-"""Parts of the names of Vulkan devices that are programs: Mesa's, Google's, and that of Windows."""
+"""Parts of the names of Vulkan devices in software: Mesa's, Google's, and that of Windows."""
 
 
 def describe(build: Build | None = None, lib: str | None = None) -> Machine:
-    """This machine together with the llama.cpp build that the engine reported. Without an engine: the machine alone."""
+    """This machine, with the llama.cpp build that the engine reported, if any."""
     import psutil
 
     usable, quota = limits.n_cores_usable(), limits.cpu_quota()
@@ -50,17 +46,17 @@ def describe(build: Build | None = None, lib: str | None = None) -> Machine:
 
 
 def cores(machine: Machine) -> float | None:
-    """Logical cores whose time the lab may use there, a fraction where a quota is one; None where it is not known."""
+    """Logical cores that the lab may use there, a fraction with a CPU quota; None if unknown."""
     return machine.n_cores_usable if machine.cpu_quota is None else machine.cpu_quota
 
 
 def accelerators(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices that layers can be offloaded to."""
+    """The devices that layers can be offloaded to (GPUs)."""
     return tuple(device for device in devices if device.type in ("gpu", "igpu"))
 
 
 def by_default(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices that layers go to where none is named: RPC servers, then GPUs, or else integrated ones."""
+    """The default devices for layers: RPC servers, then GPUs, or else integrated GPUs."""
     offload = accelerators(devices)
     remote = tuple(device for device in offload if device.name.startswith("RPC"))
     own = tuple(device for device in offload if device not in remote and device.type == "gpu")
@@ -79,7 +75,7 @@ def own_addresses() -> list[str]:
 
 
 def servers_here(endpoints: Sequence[str]) -> list[int]:
-    """The processes of this machine that listen at these HOST:PORT, as far as the system tells."""
+    """The process ids on this machine that listen at these HOST:PORT, as far as the system says."""
     import psutil
 
     wanted = {tuple(endpoint.rsplit(":", 1)) for endpoint in endpoints}
@@ -88,7 +84,7 @@ def servers_here(endpoints: Sequence[str]) -> list[int]:
     own = {*own_addresses(), "127.0.0.1"}
     try:
         connections = psutil.net_connections("tcp4")
-    except psutil.Error:  # macOS wants more rights for it
+    except psutil.Error:  # macOS requires more rights
         return []
     ports = {port for host, port in wanted if host in own or host.startswith("127.")}
     listening = [(c.pid, tuple(c.laddr)) for c in connections if c.status == psutil.CONN_LISTEN and c.pid]
@@ -96,7 +92,7 @@ def servers_here(endpoints: Sequence[str]) -> list[int]:
 
 
 def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
-    """The devices that layers go to, apart from the CPU, in llama.cpp's order (llama_prepare_model_devices)."""
+    """The devices with layers, except the CPU, in llama.cpp's order (llama_prepare_model_devices)."""
     if settings.n_gpu_layers == 0:
         return ()
     known = {device.name: device for device in accelerators(machine.devices)}
@@ -110,12 +106,12 @@ def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
 
 
 def is_software(device: Device) -> bool:
-    """Whether a GPU is none, but a program that computes on the CPU what one would: its figures are no GPU's."""
+    """Whether a "GPU" is a program that runs on the CPU, so that its figures are not those of a GPU."""
     return any(name in device.description.lower() for name in _SOFTWARE)
 
 
 def describe_device(device: Device) -> str:
-    """The device in words: llama.cpp's, and for one in software that it is. `llvmpipe (software; LLVM 15.0.6)`."""
+    """llama.cpp's description, with a remark for software: `llvmpipe (software; LLVM 15.0.6)`."""
     if not is_software(device):
         return device.description
     name, _, rest = device.description.removesuffix(")").partition(" (")
@@ -129,12 +125,12 @@ def in_words(devices: Sequence[Device]) -> str:
 
 
 def label(machine: Machine, settings: Settings | None = None) -> str:
-    """A short name for titles and tables: the accelerators where layers are on some, else the CPU."""
+    """A short name for titles and tables: the devices with layers, or else the CPU."""
     return named(machine, used(machine, settings) if settings else ())
 
 
 def named(machine: Machine, devices: Sequence[Device]) -> str:
-    """These devices in words; without any, the CPU."""
+    """These devices in words; without devices, the CPU."""
     if devices:
         return in_words(devices)
     n_cores = cores(machine)
@@ -142,7 +138,7 @@ def named(machine: Machine, devices: Sequence[Device]) -> str:
 
 
 def slug(text: str) -> str:
-    """`text` as a part of a file name: lower case, digits, dots and dashes."""
+    """`text` as a part of a file name: lower-case letters, digits, dots and dashes."""
     text = re.sub(r"\(r\)|\(tm\)|\bcpu\b|\bprocessor\b|@.*", " ", text.lower())
     return re.sub(r"[^a-z0-9.]+", "-", text).strip("-.")[:40] or "unknown"
 
@@ -164,7 +160,7 @@ def _cpu_name(root: Path = limits.ROOT) -> str | None:
 def _arm_cores(cpuinfo: str) -> str | None:
     """The cores of an Arm CPU, such as `4 x Cortex-A76, 4 x Cortex-A55`; None for other CPUs.
 
-    The names are those of models/arm_cores.toml. A core that is not in it has its numbers.
+    The names come from models/arm_cores.toml; other cores get their numbers.
     """
     makers, parts = (re.findall(rf"^CPU {what}\s*:\s*(\w+)", cpuinfo, re.MULTILINE) for what in ("implementer", "part"))
     with catalog.data_file("arm_cores.toml").open("rb") as file:
@@ -176,9 +172,10 @@ def _arm_cores(cpuinfo: str) -> str | None:
 
 
 def _emulated_on(root: Path) -> str | None:
-    """The architecture of the kernel where programs of another one are emulated (QEMU, Rosetta); None elsewhere.
+    """The kernel's architecture if this program is emulated on it (QEMU, Rosetta), otherwise None.
 
-    Since 6.1 Linux has it in a file that emulators pass through. i686 and armv8l are 32-bit programs on a 64-bit CPU.
+    Since 6.1 Linux has a file with it, which emulators pass through. i686 and armv8l are 32-bit programs on a 64-bit
+    CPU.
     """
     kernel = system_text(root / "proc/sys/kernel/arch").strip()
     return kernel if kernel and platform.machine() not in (kernel, "i686", "armv8l") else None

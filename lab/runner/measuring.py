@@ -122,12 +122,12 @@ def sweep(
     watch: ShowStatus | None = None,
     **settings: Unpack[SweepKeywords],
 ) -> list[Record]:
-    """Measure prefill and decode at many lengths in one walk through the context: a record for each walk.
+    """Measure prefill and decode at many lengths in one pass through the context; returns a record for each pass.
 
         lab.plot_sweep(lab.sweep(4096, every=256))
 
-    After each `every` prompt tokens `gen` tokens are generated and forgotten again. The other arguments are those
-    of `measure`.
+    After each `every` prompt tokens the sweep generates `gen` tokens and forgets them. The other arguments are those of
+    `measure`.
     """
 
     wanted = with_until(settings)
@@ -168,8 +168,8 @@ def check_side(given: Iterable[str], url: str | None) -> None:
     one, are = len(wrong) == 1, "is" if len(wrong) == 1 else "are"
     if url is None:
         raise LabError(
-            f"{', '.join(wrong)} {are} only for a server, and no --url is given.",
-            "Name the server: --url http://127.0.0.1:8080/v1",
+            f"{', '.join(wrong)} {are} only for a server, but there is no --url.",
+            "Add the server's address: --url http://127.0.0.1:8080/v1",
         )
     raise LabError(
         f"{', '.join(wrong)} {are} only for the lab's own engine, not for a server.",

@@ -1,6 +1,6 @@
-"""What else the machine does while a run lasts: the counters of the operating system, read ten times a second.
+"""Record what else the machine does during a run: counters of the operating system, read ten times a second.
 
-Where a system does not have a counter, its value is None.
+A counter that the system does not have is None.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class NoiseWatch:
-    """Reads what else the machine does while a run lasts: call `sample` ten times a second, then `finish`.
+    """Call `sample` ten times a second during a run, then `finish`.
 
-    `pid` is the engine's process, whose CPU time (with that of this process, and of `servers` that work for it) is not
-    noise. `idle_w` are the watts of each counter of energy while nothing was done (energy.py).
+    The CPU time of this process, of the engine's process (`pid`) and of its RPC `servers` is not noise. `idle_w` has
+    the idle watts of each energy counter (energy.py).
     """
 
     def __init__(self, pid: int, servers: Sequence[int] = (), idle_w: Mapping[str, float] | None = None) -> None:
@@ -46,7 +46,7 @@ class NoiseWatch:
         self._rows = [(0, *self._counters())]
 
     def sample(self) -> None:
-        """Take one more row of samples."""
+        """Read all counters once."""
         at_ms = round((time.perf_counter_ns() - self._started_ns) / 1e6)
         self._energy.sample()
         self._rows.append((at_ms, *self._counters()))
@@ -55,8 +55,8 @@ class NoiseWatch:
     def finish(self, first_start_ns: int | None = None) -> Noise:
         """All readings and samples since the beginning.
 
-        `first_start_ns` is when the run's first step began, by the engine's `time.perf_counter_ns`. Outside of the time
-        that was watched it is of another clock, and not used.
+        `first_start_ns` is when the run's first step began, by the engine's `time.perf_counter_ns`. It is ignored if it
+        is outside this watch's time, because then the engine has another clock.
         """
         self.sample()
         at, *columns = zip(*self._rows, strict=True)
@@ -68,7 +68,7 @@ class NoiseWatch:
         return Noise(self._before, read_noise(self._own, self._gpus), samples, energy=energy)
 
     def _counters(self) -> tuple[int | None, int | None, int | None, int | None]:
-        """CPU time of others, steal and pressure in ms, and how often the engine was put off a core."""
+        """CPU time of others, steal and pressure in ms, and how often the engine was preempted."""
         busy, steal = _cpu_times()
         own, pressure = _own_cpu_s(self._own), _pressure_s("cpu")
         others = None if own is None else round(1e3 * (busy - own))
@@ -76,7 +76,7 @@ class NoiseWatch:
 
 
 def read_noise(own: Sequence[Process], gpus: GpuWatch) -> NoiseReading:
-    """What the machine is doing now. `own` are this process and the engine's. Counters count from its start."""
+    """The state of the machine now, with counters since boot. `own` are the lab's processes, the engine's last."""
     import psutil
 
     busy, steal = _cpu_times()
@@ -103,14 +103,14 @@ def read_noise(own: Sequence[Process], gpus: GpuWatch) -> NoiseReading:
 
 
 def _cpu_times() -> tuple[float, float | None]:
-    """Seconds for which the cores of this process were busy, and that the host of a virtual machine took from them."""
+    """Seconds during which this process's cores were busy, and seconds stolen by the host of a virtual machine."""
     import psutil
 
     cores = _some_cores()
     times = [psutil.cpu_times()]
     if cores is not None:
         by_core = psutil.cpu_times(percpu=True)
-        if max(cores) < len(by_core):  # else some cores are offline, and the list is by no core's number
+        if max(cores) < len(by_core):  # otherwise some cores are offline, and the indices are not core numbers
             times = [by_core[core] for core in cores]
     parts = ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc")
     busy = sum(getattr(row, part, 0.0) for row in times for part in parts)
@@ -119,7 +119,7 @@ def _cpu_times() -> tuple[float, float | None]:
 
 @functools.cache
 def _some_cores() -> tuple[int, ...] | None:
-    """The cores that this process may run on; None where it may run on all."""
+    """The cores that this process may run on; None if it may run on all."""
     cores = own_cores()
     return cores if cores is not None and len(cores) < (os.cpu_count() or 0) else None
 
@@ -129,7 +129,7 @@ def _own_cpu_s(own: Sequence[Process]) -> float | None:
 
     try:
         return round(sum(sum(process.cpu_times()[:2]) for process in own), 2)
-    except psutil.Error:  # the engine has died meanwhile
+    except psutil.Error:  # the engine has died
         return None
 
 
@@ -143,7 +143,7 @@ def _switches(own: Sequence[Process]) -> int | None:
 
 
 def _pressure_s(resource: str) -> float | None:
-    """Seconds in which some task had to wait for `resource`, cpu or memory, since the start."""
+    """Seconds since boot in which some task waited for `resource` (cpu or memory)."""
     match = re.search(r"^some .*total=(\d+)", system_text(f"/proc/pressure/{resource}"), re.MULTILINE)
     return int(match[1]) / 1e6 if match else None
 
@@ -153,6 +153,6 @@ def _ms(seconds: float | None) -> int | None:
 
 
 def _differences(column: Sequence[int | None]) -> tuple[int, ...] | None:
-    """From each value to the next; None where one of them is unknown."""
+    """The differences between successive values; None if one is unknown."""
     known = [value for value in column if value is not None]
     return tuple(b - a for a, b in itertools.pairwise(known)) if len(known) == len(column) else None

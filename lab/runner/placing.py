@@ -1,8 +1,7 @@
-"""Where a model runs: devices, splits, servers and builds, from what the user asked to settings of llama.cpp.
+"""Turn the user's choice of devices, splits, servers and builds into settings of llama.cpp.
 
-And which devices share one memory, where some are behind RPC servers. A server of a CPU reports all memory of its
-machine, so two servers on one machine report it twice. The protocol does not say what a device is; it is concluded from
-addresses and sizes.
+Also finds devices that share one memory. An RPC server of a CPU reports the whole memory of its machine, so two servers
+on one machine report it twice. The protocol does not identify devices; the lab compares addresses and sizes.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from lab.process.wire import Backend
 from lab.runner import builds, machine
 
 AS_ASKED = ("split_mode", "main_gpu", "kv_offload", "op_offload", "mmap", "repack")
-"""Settings that are llama.cpp's own as they were asked for."""
+"""Settings that llama.cpp gets unchanged."""
 
 MOST_DEVICES = 16
 """llama_max_devices() of llama.cpp."""
 
 
 def backend(asked: AskedSettings) -> Backend:
-    """What the engine's process is to be started with. LabError for libraries that do not fit."""
+    """The libraries and servers for the engine's process. LabError for libraries that do not fit."""
     servers = rpc.parse(",".join(parts(asked.rpc))) if asked.rpc else ()
     return Backend(builds.folder_of(asked.lib), servers)
 
 
 def n_layers(asked: AskedSettings, devices: Sequence[Device], model: Model) -> tuple[int, list[str]]:
-    """How many layers go to devices (llama.cpp counts the output as one more, -1 is all), and what to warn of.
+    """The number of layers on devices (the output counts as one, -1: all), and warnings.
 
-    AUTO counts as all, until it is known what fits.
+    AUTO counts as all until plan_needs.py has computed what fits.
     """
     wanted = asked.n_gpu_layers if isinstance(asked.n_gpu_layers, int) else None
     if asked.is_on_cpu:
@@ -45,7 +44,7 @@ def n_layers(asked: AskedSettings, devices: Sequence[Device], model: Model) -> t
     if not machine.accelerators(devices):
         warning = (
             f"--n-gpu-layers {wanted} has no effect: this build of llama.cpp finds no GPU. "
-            "The README says how to install one that does."
+            "INSTALL.md says how to install a build for a GPU."
         )
         return 0, [warning] if wanted else []
     n_all = -1 if model.n_layer is None else model.n_layer + 1
@@ -53,16 +52,13 @@ def n_layers(asked: AskedSettings, devices: Sequence[Device], model: Model) -> t
 
 
 def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device], model: Model) -> dict[str, Any]:
-    """The fields of Settings that say where and how a model lies in memory.
-
-    LabError for what cannot be: an unknown device, a bad split.
-    """
+    """The fields of Settings for a model's placement. LabError for an unknown device or an invalid split."""
     names = _device_names(asked, devices)
     usable = machine.by_default(devices)
     n_used = len(names) if names is not None else len(usable)
     if asked.main_gpu is not None and n_used and asked.main_gpu >= n_used:
         raise LabError(
-            f"--main-gpu {asked.main_gpu}: there is no such device.", f"The first is 0, the last {n_used - 1}."
+            f"--main-gpu {asked.main_gpu}: no such device.", f"The first device is 0, the last {n_used - 1}."
         )
     _check_overrides(asked, machine.accelerators(devices))
     chosen: dict[str, Any] = {
@@ -81,47 +77,47 @@ def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device],
 
 
 def warnings(asked: AskedSettings, devices: Sequence[Device], model: Model) -> list[str]:
-    """What has no effect on this model, or on these devices."""
+    """A sentence for each setting without effect on this model, or on these devices."""
     sentences = []
     if asked.n_cpu_moe and not model.n_expert:
         sentences.append(f"--n-cpu-moe {asked.n_cpu_moe} has no effect: {model.name} has no experts.")
     if asked.prefill_wait == STEP and _is_remote(asked, devices):
         sentences.append(
-            "--prefill-wait step has no effect on steps without logits: an RPC server does not say when it has "
-            "computed them. The time of the whole prompt is right, those of its steps are not."
+            "--prefill-wait step has no effect on steps without logits: an RPC server does not report when they end. "
+            "The time of the whole prompt is valid, those of its steps are not."
         )
     return sentences
 
 
 def _is_remote(asked: AskedSettings, devices: Sequence[Device]) -> bool:
-    """Whether layers may go to a device behind an RPC server."""
+    """Whether layers may go to a device of an RPC server."""
     names = _device_names(asked, devices)
     used = machine.by_default(devices) if names is None else [one for one in devices if one.name in names]
     return any(endpoint_of(device) for device in used)
 
 
 def _check_overrides(asked: AskedSettings, offload: Sequence[Device]) -> None:
-    """LabError for an override that is none. A device's name stands for its buffer."""
+    """LabError for an invalid override. A device's name stands for its buffer."""
     names = [placement.CPU, *(device.name for device in offload)]
     for text in parts(asked.override_tensor):
         pattern, _, buffer = text.rpartition("=")
         if not pattern:
             raise LabError(f"--override-tensor {text} names no buffer.", "Write PATTERN=BUFFER: ffn_.*_exps=CPU")
         if placement.device_of_override(buffer, names) is None:
-            raise LabError(f"--override-tensor {text}: there is no buffer {buffer}.", f"There is: {', '.join(names)}.")
+            raise LabError(f"--override-tensor {text}: no buffer {buffer}.", f"Use one of: {', '.join(names)}.")
         try:
             re.compile(pattern)
             if foreign := re.search(r"\(\?[^:=!]", pattern):
-                raise re.error(f"C++, which llama.cpp reads it with, has no {foreign[0]}")
+                raise re.error(f"llama.cpp uses C++ syntax, which has no {foreign[0]}")
         except re.error as problem:
             raise LabError(
-                f"--override-tensor {text}: {pattern} is no regular expression ({problem}).",
-                "A dot fits any character, .* any text: ffn_.*_exps=CPU",
+                f"--override-tensor {text}: {pattern} is not a valid regular expression ({problem}).",
+                "A dot matches any character, .* any text: ffn_.*_exps=CPU",
             ) from None
 
 
 def _device_names(asked: AskedSettings, devices: Sequence[Device]) -> tuple[str, ...] | None:
-    """The devices that were asked for, by name; None where none was named."""
+    """The names of the requested devices; None if none was named."""
     names = parts(asked.device)
     if not names:
         return None
@@ -131,14 +127,14 @@ def _device_names(asked: AskedSettings, devices: Sequence[Device]) -> tuple[str,
     for name in names:
         if name.lower() not in known:
             offer = f"Layers can go to: {', '.join(known.values())}." if known else "This build finds no GPU."
-            raise LabError(f"--device {name}: there is no such device.", f"{offer} For the CPU alone: --device none")
+            raise LabError(f"--device {name}: no such device.", f"{offer} For the CPU only: --device none")
     if len({name.lower() for name in names}) < len(names):
-        raise LabError(f"--device {','.join(names)} names a device twice.", "Name each once.")
+        raise LabError(f"--device {','.join(names)} names a device twice.", "Name each device once.")
     return tuple(known[name.lower()] for name in names)
 
 
 def _split(asked: str | Sequence[float] | None, n_devices: int) -> tuple[float, ...] | None:
-    """Shares of the devices."""
+    """The shares of the devices in --tensor-split."""
     if not asked:
         return None
     given = parts(asked.replace("/", ",")) if isinstance(asked, str) else tuple(map(str, asked))
@@ -151,13 +147,13 @@ def _split(asked: str | Sequence[float] | None, n_devices: int) -> tuple[float, 
     if len(shares) > min(max(n_devices, 1), MOST_DEVICES):
         raise LabError(
             f"--tensor-split {','.join(given)} has {len(shares)} shares for {n_devices} devices.",
-            "Give one for each, in the order of lab machine.",
+            "Give one share for each device, in the order of lab machine.",
         )
     return shares
 
 
 SAME = 0.01
-"""Sizes that differ by no more than this share are taken for one memory."""
+"""Memory sizes that differ by at most this share count as the same memory."""
 
 
 @dataclass
@@ -179,11 +175,11 @@ class _Memory:
 def shared_memory(
     devices: Sequence[Device], ram_bytes: int | None, own_addresses: Collection[str] = ()
 ) -> list[tuple[frozenset[str], int | None]]:
-    """Groups of devices, by name, that share one memory, and its bytes; each device is in one group.
+    """Groups of devices that share one memory, by name, and the memory's bytes; each device is in one group.
 
-    Devices of two servers at one host count once where their sizes are the same within 1 %. At a loopback address, or
-    at one of `own_addresses`, they count as this machine's own memory where their size is `ram_bytes`. The limit: two
-    equal GPUs behind two servers of one host count once. One server can lend both, and then they count twice.
+    Devices of two servers on one host count as one memory if their sizes are equal within 1 %. At a loopback address or
+    one of `own_addresses` they count as this machine's memory if their size is `ram_bytes`. So two equal GPUs behind
+    two servers of one host wrongly count once; behind one server they count twice.
     """
     own = _Memory(ram_bytes)
     memories = [own]
@@ -208,6 +204,6 @@ def shared_memory(
 
 
 def endpoint_of(device: Device) -> str | None:
-    """HOST:PORT of the server that a device is behind; None for one of this machine."""
+    """HOST:PORT of a device's RPC server; None for a device of this machine."""
     match = re.match(r"RPC server ([\d.]+:\d+)", device.description)
     return match[1] if match else None

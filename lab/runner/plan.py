@@ -1,7 +1,7 @@
-"""The plan: what will be measured, checked before an hour is spent on it.
+"""Make a plan, and check everything that can be known before the first run.
 
-Everything that can be known beforehand is found out here, from the model's header and the machine: wrong
-settings, lengths that cannot fit into memory, lengths that the model was not trained for.
+From the model's header and the machine this finds wrong settings, lengths that do not fit into memory, and lengths that
+the model was not trained for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lab.runner.cases import Case, Plan, Text, Until, with_room
 
 
 def parse_lengths(asked: str | Sequence[int], option: str = "--prompt-len") -> tuple[int, ...]:
-    """Lengths as llama-bench writes them: `10,1000`, `100-500+100`, `512-4096*2`. k stands for 1,000: `8k`, `1.5k`."""
+    """Lengths in llama-bench's format: `10,1000`, `100-500+100`, `512-4096*2`. k means 1,000: `8k`, `1.5k`."""
     if not isinstance(asked, str):
         return tuple(asked)
     lengths: list[int] = []
@@ -40,7 +40,7 @@ def parse_lengths(asked: str | Sequence[int], option: str = "--prompt-len") -> t
         first, last = int(match[1]), int(match[2] or match[1])
         sign, step = match[3] or "+", int(match[4] or 1)
         if step < (2 if sign == "*" else 1) or last < first or (sign == "*" and first == 0):
-            raise LabError(f"The range {part!r} does not grow.", "Write it as first-last+step or first-last*factor.")
+            raise LabError(f"The range {part!r} does not increase.", "Write first-last+step or first-last*factor.")
         while first <= last and len(lengths) <= 1000:
             lengths.append(first)
             first = first * step if sign == "*" else first + step
@@ -48,19 +48,17 @@ def parse_lengths(asked: str | Sequence[int], option: str = "--prompt-len") -> t
 
 
 def check_lengths(lengths: Sequence[int]) -> None:
-    """LabError for what cannot be a list of prompt lengths."""
+    """LabError for an invalid list of prompt lengths."""
     if not lengths:
-        raise LabError("No prompt length is given.", "For example: --prompt-len 10,1000")
+        raise LabError("There is no prompt length.", "Give one, for example: --prompt-len 10,1000")
     if len(lengths) > 1000:
-        raise LabError("More than 1,000 prompt lengths are given.", "Use a larger step: 100-10000+100.")
+        raise LabError("There are more than 1,000 prompt lengths.", "Use a larger step: 100-10000+100.")
     for n in lengths:
         if n < 1:
             raise LabError(f"A prompt length of {n} cannot be measured.", "A prompt has at least 1 token.")
     for n, times in collections.Counter(lengths).items():
         if times > 1:
-            raise LabError(
-                f"Prompt length {n} is given {times} times.", "Give it once; --repeat measures it more often."
-            )
+            raise LabError(f"Prompt length {n} occurs {times} times.", "Give it once; --repeat measures it more often.")
 
 
 DEFAULT_LENGTHS = "10,100,1000"
@@ -68,7 +66,7 @@ DEFAULT_GEN = 64
 DEFAULT_REPEAT = 3
 
 N_PILOT = 8
-"""Rounds of `--until` before it is decided how many more are needed."""
+"""Pilot rounds of `--until`, from which the number of further rounds is computed."""
 
 
 def make_plan(
@@ -84,12 +82,11 @@ def make_plan(
     fetch: bool = True,
     **settings: Unpack[SettingsKeywords],
 ) -> Plan:
-    """Check everything that can be checked before a weight is loaded. LabError where it cannot work.
+    """Check everything that can be checked before the weights are loaded. LabError for a plan that cannot work.
 
-    Without `repeat` three rounds are planned, and lengths that cost little get more. With `every` the plan is a
-    sweep up to its only length; with `until` it has rounds until that is reached. A model that is not on this
-    machine is pulled or made, and `watch` is called with the bytes done; with `fetch` False it is planned from its
-    shape, where the catalog has that, and cannot be run.
+    Without `repeat` the plan has three rounds, and more for quick lengths. With `every` it is a sweep up to its only
+    length; with `until` it has rounds until that accuracy. A missing model is pulled or made, with calls of `watch`;
+    without `fetch` the plan uses its shape in the catalog and cannot be run.
     """
     asked = AskedSettings(**settings)
     worker.use(placing.backend(asked))
@@ -126,7 +123,7 @@ def make_plan(
 
 
 def _cases(prompt_len: str | Sequence[int], gen: int, every: int | None) -> tuple[Case, ...]:
-    """A case for each length. LabError for lengths and numbers that cannot be."""
+    """A case for each length. LabError for invalid numbers."""
     lengths = parse_lengths(prompt_len)
     check_lengths(lengths)
     check_number("gen", gen, MAX_TOKENS)
@@ -134,23 +131,21 @@ def _cases(prompt_len: str | Sequence[int], gen: int, every: int | None) -> tupl
         check_number("every", every, max(lengths))
     cases = tuple(Case(n, gen, every) for n in lengths)
     if (most := max(case.n_generated for case in cases)) > MAX_TOKENS:
-        raise LabError(f"The sweep would generate {most:,} tokens.", f"At most {MAX_TOKENS:,}: use a larger --every.")
+        raise LabError(f"The sweep would generate {most:,} tokens.", f"At most {MAX_TOKENS:,}: increase --every.")
     return cases
 
 
 def _random_prompts(prompt: str, model: str) -> prompts.Source:
-    """What a model with random weights reads. LabError where a text was asked for."""
+    """The prompts of a model with random weights. LabError if the user chose a text."""
     if prompt not in (prompts.TEXT, prompts.RANDOM):
-        raise LabError(
-            f"{model} has random weights: the prompt file {prompt} would mean nothing to it.", "Use --prompt random."
-        )
+        raise LabError(f"{model} has random weights, so it cannot read {prompt}.", "Use --prompt random.")
     return prompts.source(prompts.RANDOM)
 
 
 def _settings(
     asked: AskedSettings, source: prompts.Source, cases: Sequence[Case], n_offloaded: int, here: Machine, model: Model
 ) -> Settings:
-    """What was asked for as settings of llama.cpp, with the lab's choice where nothing was."""
+    """The settings of llama.cpp, with the lab's defaults."""
     n_threads = asked.threads or limits.default_threads()
     return Settings(
         n_ctx=max(case.n_prompt + case.n_gen for case in cases),
@@ -171,23 +166,23 @@ def _settings(
 
 
 def _warnings(asked: AskedSettings, cases: Sequence[Case], here: Machine, model: Model) -> Iterator[str]:
-    """What works, and is hardly meant."""
+    """Warnings about settings that work, but are probably a mistake."""
     yield from placing.warnings(asked, here.devices, model)
     if here.n_cores_usable and max(asked.threads or 1, asked.threads_batch or 1) > here.n_cores_usable:
         yield (
-            f"This machine has {here.n_cores_usable} cores: more threads than that wait for one another, and "
-            "everything becomes many times slower."
+            f"This machine has {here.n_cores_usable} cores: with more threads the threads wait for each other, and "
+            "every step becomes many times slower."
         )
     n_train, n_gen = model.n_ctx_train, cases[0].n_gen
     if beyond := [case.n_prompt for case in cases if n_train and case.n_prompt + n_gen > n_train]:
         yield (
-            f"{join(beyond)} prompt tokens and {n_gen} more go beyond the {n_train:,} tokens that "
-            f"{model.name} was trained for: the timing holds, the text does not."
+            f"{join(beyond)} prompt tokens and {n_gen} more exceed the {n_train:,} tokens that "
+            f"{model.name} was trained for: timing is valid; text quality is not."
         )
 
 
 def checked(plan: Plan) -> Plan:
-    """The plan with the layers on devices that fit, where that was asked for, and the cases that cannot fit."""
+    """The plan with `refused` cases; for --n-gpu-layers auto with as many layers on devices as fit."""
     plan = plan_needs.with_most_layers(plan)
     return dataclasses.replace(plan, refused=plan_needs.too_large(plan))
 
@@ -195,7 +190,7 @@ def checked(plan: Plan) -> Plan:
 def _model(
     worker: Worker, text: str, watch: obtain.ShowTransfer, fetch: bool
 ) -> tuple[catalog.ModelFile, Model, tuple[Tensor, ...], list[str]]:
-    """A model's file and header; without `fetch`, of one that is not here, the shape, its tensors, and a note of it."""
+    """A model's file and header; for a missing model without `fetch` its shape, its tensors, and a note."""
     spec = catalog.parse(text) if fetch else shapes.parse(text)
     if fetch or spec.entry is None or obtain.locate(spec):
         file = obtain.obtain(spec, worker, watch, fetch)
@@ -208,7 +203,7 @@ def _model(
 
 
 def read_header(worker: Worker, file: catalog.ModelFile) -> Model:
-    """The model in a file, and where it is from."""
+    """The model in a file, with its source."""
     return dataclasses.replace(
         worker.read_model(file.path, file.name, file.source),
         repo=file.repo,
@@ -218,15 +213,15 @@ def read_header(worker: Worker, file: catalog.ModelFile) -> Model:
 
 
 def with_cases(plan: Plan, cases: Sequence[Case], write: Callable[[Case, Text, Settings], list[Operation]]) -> Plan:
-    """The same plan for other cases, of a script of their own. LabError for a case that chooses too many tokens."""
+    """The same plan for other cases with their own scripts. LabError for a case that chooses too many tokens."""
     changed = dataclasses.replace(plan, cases=tuple(cases), write=write, settings=with_room(plan.settings, cases))
     changed = checked(changed)
     for case in changed.cases:
         if case not in changed.refused and (n_chosen := changed.n_tokens(case)[1]) > MAX_TOKENS:
-            raise LabError(f"{case.name} would choose {n_chosen:,} tokens.", f"At most {MAX_TOKENS:,} can be.")
+            raise LabError(f"{case.name} would generate {n_chosen:,} tokens.", f"The maximum is {MAX_TOKENS:,}.")
     return changed
 
 
 def join(numbers: Sequence[int]) -> str:
-    """`1,000 and 10,000`: numbers in a sentence."""
+    """Numbers for a sentence, such as `1,000 and 10,000`."""
     return join_and([f"{n:,}" for n in sorted(numbers)])

@@ -1,7 +1,4 @@
-"""What a plan needs: the memory of each device and of the CPU, whether they have it, and what its network costs.
-
-The network is that of RPC servers; its round trips are those in which they answered.
-"""
+"""The memory that a plan needs on each device, whether it fits, and the network time to RPC servers."""
 
 from __future__ import annotations
 
@@ -27,14 +24,14 @@ MOST_TOKENS = 2**31
 
 @dataclass(frozen=True)
 class Room:
-    """Devices that share one memory, and the bytes that are free in it; None where that is not known."""
+    """Devices that share one memory, and its free bytes; None if unknown."""
 
     devices: tuple[str, ...]
     n_bytes: int | None
 
 
 def places(plan: Plan, case: Case) -> tuple[Place, ...] | None:
-    """What of the model goes where for this case alone, the CPU last; None where that cannot be worked out."""
+    """The layers and memory of each device for this case alone, the CPU last; None if they cannot be computed."""
     room = with_room(plan.settings, [case])
     own = _of_model(plan, plan.model, room, plan.tensors)
     if plan.draft is None or own is None:
@@ -49,7 +46,7 @@ def places(plan: Plan, case: Case) -> tuple[Place, ...] | None:
 
 
 def memory(plan: Plan, case: Case) -> Memory:
-    """What a case needs on all devices together; each of them has buffers of its own."""
+    """The memory of a case on all devices together; each device has its own buffers."""
     whole = plan.memory(case)
     where = places(plan, case) if machine.used(plan.machine, plan.settings) else None
     if not where or None in (whole.kv_cache_bytes, whole.compute_bytes):
@@ -67,7 +64,7 @@ def _of_model(
 
 
 def rooms(plan: Plan) -> tuple[Room, ...]:
-    """The memories of the devices that layers go to and of the CPU, and what is free in each."""
+    """The memories of the devices with layers and of the CPU, with their free bytes."""
     free, on_this_machine = _free(plan), limits.memory_available()
     devices = (*machine.used(plan.machine, plan.settings), Device(CPU, "", "cpu", plan.machine.ram_bytes))
     known = []
@@ -80,13 +77,13 @@ def rooms(plan: Plan) -> tuple[Room, ...]:
 
 
 def _free(plan: Plan) -> dict[str, int]:
-    """Bytes that are free on each device; where only all that it has is known, that."""
+    """Free bytes of each device, or its total bytes if only these are known."""
     sizes = {device.name: device.memory_bytes for device in plan.machine.devices if device.memory_bytes}
     return {**sizes, **plan.free}
 
 
 def memory_for(plan: Plan) -> int | None:
-    """Bytes that weights, cache and buffers can have: the devices' where every layer is on one, else RAM too."""
+    """Bytes for weights, cache and buffers: those of the devices; unless all layers are there, those of RAM too."""
     n_layers = plan.settings.n_gpu_layers
     if n_layers == 0:
         return limits.memory_available()
@@ -96,7 +93,7 @@ def memory_for(plan: Plan) -> int | None:
 
 
 def too_large(plan: Plan) -> dict[Case, str]:
-    """Cases whose context cannot fit: asking the system for it all the same could take the machine down."""
+    """The cases that do not fit, with the reason. Allocating them anyway could bring the machine down."""
     refused = {}
     for case in plan.cases:
         if problem := _problem(plan, case):
@@ -105,7 +102,7 @@ def too_large(plan: Plan) -> dict[Case, str]:
 
 
 def with_most_layers(plan: Plan) -> Plan:
-    """The plan with as many layers on devices as fit in all cases, where the user asked for that."""
+    """The plan, for --n-gpu-layers auto with as many layers on devices as fit in all cases."""
     if plan.auto is None or plan.model.n_layer is None or not machine.accelerators(plan.machine.devices):
         return plan
     plans = (_with_layers(plan, n) for n in range(plan.model.n_layer + 1, 0, -1))
@@ -113,7 +110,7 @@ def with_most_layers(plan: Plan) -> Plan:
 
 
 def _with_layers(plan: Plan, n: int) -> Plan:
-    """The plan with n layers on devices, and what follows from it."""
+    """The plan with n layers on devices, and the settings that depend on this."""
     settings = dataclasses.replace(plan.settings, n_gpu_layers=n)
     if plan.auto is not None:
         devices = plan.machine.devices
@@ -122,13 +119,13 @@ def _with_layers(plan: Plan, n: int) -> Plan:
 
 
 def _problem(plan: Plan, case: Case) -> str | None:
-    """Why a case cannot fit; None where it can, or where that is not known."""
+    """Why a case does not fit; None if it fits, or this is unknown."""
     need, room = plan.memory(case), with_room(plan.settings, [case])
     several = f" for {room.n_seq_max:,} sequences" if room.n_seq_max > 1 else ""
     context = f"A context of {room.n_ctx:,} tokens{several}"
     total = (
         f"{context} needs about {need.total_bytes / 1e9:,.1f} GB of memory "
-        f"({(need.kv_cache_bytes or 0) / 1e9:,.1f} GB of it KV cache)"
+        f"(KV cache: {(need.kv_cache_bytes or 0) / 1e9:,.1f} GB)"
     )
     used = machine.used(plan.machine, plan.settings)
     where = places(plan, case) if used else None
@@ -144,7 +141,7 @@ def _problem(plan: Plan, case: Case) -> str | None:
 
 
 def _over(plan: Plan, where: Sequence[Place]) -> Room | None:
-    """The first memory that has less than what is to lie in it."""
+    """The first memory that is too small."""
     for room in rooms(plan):
         if room.n_bytes is not None and needed(room, where) > room.n_bytes:
             return room
@@ -152,12 +149,12 @@ def _over(plan: Plan, where: Sequence[Place]) -> Room | None:
 
 
 def needed(room: Room, where: Sequence[Place]) -> int:
-    """Bytes of all that is to lie in a memory."""
+    """Bytes that a memory must hold."""
     return sum(place.memory.total_bytes for place in where if place.device in room.devices)
 
 
 def _refusal(plan: Plan, case: Case, room: Room, where: Sequence[Place]) -> str:
-    """What does not fit, and the largest number of layers that does."""
+    """A sentence that says what does not fit, and the largest number of layers that fits."""
     n_layers = sum(len(place.layers) for place in where if place.device in room.devices)
     need, have = needed(room, where) / 1e9, (room.n_bytes or 0) / 1e9
     names = [name if name == CPU else _in_words(plan, name) for name in room.devices]
@@ -183,7 +180,7 @@ def _in_words(plan: Plan, name: str) -> str:
 
 @dataclass(frozen=True)
 class PlannedNetwork:
-    """The traffic of a prompt and of the n_gen - 1 tokens after it, and the mean round trip to the servers."""
+    """The traffic of a prompt and of its n_gen - 1 decode steps, and the mean round trip to the servers."""
 
     n_prompt: int
     n_gen: int
@@ -192,16 +189,16 @@ class PlannedNetwork:
     round_trip_s: float
 
     def token_s(self, bytes_per_s: float | None) -> float:
-        """What a network of such a bandwidth adds to each token."""
+        """Seconds that a network with this bandwidth adds to each token."""
         return network.seconds(self.decode, Link(self.round_trip_s, bytes_per_s)) / (self.n_gen - 1)
 
     def prompt_s(self, bytes_per_s: float | None) -> float:
-        """What it adds to the prompt, at most."""
+        """Maximum seconds that it adds to the prompt."""
         return network.seconds(self.prompt, Link(self.round_trip_s, bytes_per_s))
 
 
 def network_of(plan: Plan) -> PlannedNetwork | None:
-    """For the plan's longest plain prompt; None without servers, or where the traffic cannot be worked out."""
+    """The network of the plan's longest plain prompt; None without servers, or if the traffic is unknown."""
     plain = [case for case in plan.cases if case.lever is None and case.every is None and case.n_gen > 1]
     if not plan.round_trips_s or not plain:
         return None

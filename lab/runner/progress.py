@@ -1,7 +1,7 @@
-"""How far a measurement is, what it is doing, and how long it will still take.
+"""Progress of a measurement: what it is doing, how fast, and the remaining time.
 
-The engine only counts; here counts become rates, text, and a forecast from the runs so far. In a notebook a line says
-it, replaced in place: only a running Jupyter kernel gets it; a script that calls the same functions sees nothing.
+The engine only counts tokens; this module derives rates, text, and a forecast from the finished runs. A running Jupyter
+kernel shows it as a line that is replaced in place; a plain script shows nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from lab.runner.cases import Case
 
 @dataclass(frozen=True)
 class Status:
-    """What the lab is doing now. Times in seconds; what is not known yet is None."""
+    """What the lab is doing now. Times are in seconds; None: not known yet."""
 
-    doing: str  # loading the model, making room, warming up, prefill, decode, answering
+    doing: str  # such as loading the model, warming up, prefill, decode, answering
     case: Case | None = None
     repeat: int | None = None
     rate_tps: float | None = None
@@ -35,13 +35,13 @@ class Status:
     n_runs: int = 0
     elapsed_s: float = 0.0
     left_s: float | None = None
-    text: str = ""  # what was generated since the last status, where the text is streamed
-    part: str = ""  # of a session with parts: which of them
-    note: str = ""  # what must be seen at once and stay
+    text: str = ""  # generated since the last status, if text is streamed
+    part: str = ""  # the part of a session with several
+    note: str = ""  # a message that must stay visible
 
     @property
     def words(self) -> str:
-        """What it is doing, for which run, and how fast."""
+        """The status as a line of text."""
         what = self.doing if self.case is None else f"{self.doing}, {self.case.name}"
         rate = f", {self.rate_tps:,.{0 if self.rate_tps >= 10 else 1}f} tokens/s" if self.rate_tps else ""
         run = f"run {min(self.n_runs, self.n_runs_done + 1)} of {self.n_runs}: " if self.n_runs else ""
@@ -52,20 +52,20 @@ ShowStatus = Callable[[Status], None]
 
 WARMING_UP = "warming up"
 ANSWERING = "answering"
-"""What a server does: whether it is at the prompt or at the answer is not known before the end."""
+"""A server's prefill and decode, which the lab cannot distinguish before the end."""
 
 IN_A_RUN = ("prefill", "decode", ANSWERING)
-"""What is done in a run that is measured."""
+"""The values of `doing` during a measured run."""
 
 KERNEL = "kernel"
-"""How what is done begins while the ceilings are measured: kernel 3 of 168."""
+"""The beginning of `doing` while the ceilings are measured: kernel 3 of 168."""
 
 LOOK_S = 0.5
-"""How often something is said of a request that lasts."""
+"""Interval of status messages while a server answers."""
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `3 min 20 s`, `1 h 5 min`."""
+    """Such as `42 s`, `3 min 20 s`, `1 h 5 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -75,9 +75,9 @@ def duration(seconds: float) -> str:
 
 
 class Reporter:
-    """Calls `watch` with what is going on. `todo` is the loop's own list of the (repeat, case) still to come.
+    """Calls `watch` with a Status. `todo` is the loop's own list of the (repeat, case) still to come.
 
-    `n_tokens` says how many tokens a case prefills, and how many it generates.
+    `n_tokens` returns the tokens that a case prefills, and those that it generates.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class Reporter:
         self._started = time.monotonic()
         self._n_learned = 0
         self._forecast: tuple[tuple[int, int], float | None] = (-1, -1), None
-        self._costs: dict[Case, tuple[float, float]] = {}  # seconds a token, prefilled and generated
+        self._costs: dict[Case, tuple[float, float]] = {}  # seconds per prefilled and per generated token
 
     def expect(self, n: int) -> None:
-        """So many more runs have been put on the list."""
+        """Count n more runs on the list."""
         self._n_runs += n
 
     def learn(self, case: Case, run: Run) -> None:
-        """Remember what the tokens of a run cost, for the forecast."""
+        """Use a run's time per token for the forecast."""
         self._n_learned += 1
         steps = run.steps
         lasted = [0, 0]
@@ -104,7 +104,7 @@ class Reporter:
         self._learn(case, lasted[False], lasted[True], self._n_tokens(case)[1])
 
     def learn_request(self, case: Case, request: Request) -> None:
-        """Remember what the tokens of a request cost."""
+        """Use a request's time per token for the forecast."""
         ttft, e2e = times.ttft_ns(request), times.e2e_ns(request)
         if ttft is not None and e2e is not None:
             self._n_learned += 1
@@ -120,10 +120,10 @@ class Reporter:
     def progress_watcher(
         self, case: Case, repeat: int, warmup: bool, pieces: Sequence[bytes]
     ) -> Callable[[Progress], None]:
-        """What to call with a run's progress. With `pieces` (the bytes of each token) its text is reported too."""
+        """A function to call with a run's progress. With `pieces` (the bytes of each token) it reports the text too."""
         started = changed = time.monotonic()
         last = Progress(0, ())
-        first_tokens = (0.0, 0)  # when there were tokens for the first time, and how many
+        first_tokens = (0.0, 0)  # when the first tokens were seen, and how many
         rate: float | None = None
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         n_prefill, n_gen = self._n_tokens(case)
@@ -132,7 +132,7 @@ class Reporter:
             nonlocal changed, last, first_tokens, rate
             now = time.monotonic()
             n = len(progress.token_ids)
-            decoding = n and progress.n_prefilled >= n_prefill  # a sweep decodes in between, which is not reported
+            decoding = n and progress.n_prefilled >= n_prefill  # decode at the stops of a sweep is not reported
             text = ""
             if pieces and not warmup:
                 new = b"".join(pieces[i] for i in progress.token_ids[len(last.token_ids) :])
@@ -154,7 +154,7 @@ class Reporter:
         return look
 
     def answer_watcher(self, case: Case, repeat: int, warmup: bool) -> Callable[[], None]:
-        """What to call again and again while a server answers."""
+        """A function to call repeatedly while a server answers."""
         started, reported = time.monotonic(), -math.inf
         doing = WARMING_UP if warmup else ANSWERING
         whole = self._seconds(*self._n_tokens(case), case)
@@ -178,7 +178,7 @@ class Reporter:
         rest_s: float | None = None,
         text: str = "",
     ) -> None:
-        """Report one status. `rest_s` is what the present run still takes; the forecast of the others is added."""
+        """Report one status. `rest_s` is the remaining time of the current run; adds the forecast for the others."""
         later = self._later()
         left = None if rest_s is None or later is None else rest_s + later
         n_running = 1 if doing in IN_A_RUN else 0
@@ -197,11 +197,11 @@ class Reporter:
         )
 
     def announce(self, sentence: str) -> None:
-        """Report what must be seen at once."""
+        """Report a message that must stay visible."""
         self._watch(Status(sentence, note=sentence))
 
     def _later(self) -> float | None:
-        """Seconds that the runs after the present one will take; computed again when one was added or has ended."""
+        """Forecast in seconds for the runs after the current one; computed again when a run was added or ended."""
         state = len(self._todo), self._n_learned
         if self._forecast[0] != state:
             seconds = [self._seconds(*self._n_tokens(case), case) for _, case in self._todo]
@@ -209,7 +209,7 @@ class Reporter:
         return self._forecast[1]
 
     def _seconds(self, n_prefill: int, n_gen: int, case: Case) -> float | None:
-        """How long so many tokens will take, judged by the run of the most similar case so far."""
+        """Forecast in seconds for these tokens, from the most similar case so far."""
         if not self._costs:
             return None
 
@@ -227,7 +227,7 @@ ShowText = Callable[[str], None]
 
 
 def notebook_line() -> ShowText:
-    """A function that shows a text in place of the one that it showed before; outside a notebook it does nothing."""
+    """A function that shows a text and replaces its last one; outside a notebook it does nothing."""
     kernel = sys.modules.get("ipykernel.zmqshell")
     if kernel is None or not kernel.ZMQInteractiveShell.initialized():
         return lambda text: None
@@ -247,7 +247,7 @@ def notebook_line() -> ShowText:
 
 @contextmanager
 def in_notebook() -> Iterator[Callable[[Status], None]]:
-    """What to call with the statuses of a measurement. The last text is how long it took."""
+    """A function that shows statuses in a notebook; at the end the line shows the total time."""
     show, started = notebook_line(), time.monotonic()
     n_runs = 0
 

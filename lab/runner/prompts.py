@@ -1,8 +1,8 @@
-"""A prompt of exactly n tokens.
+"""Make prompts of exactly n tokens.
 
-Speed hardly depends on what a prompt says, but with real text the generated tokens can be read. The lab has texts of
-different kinds (folder `prompts/`). They are tokenised once, and a prompt is a slice of the tokens, so its length is
-exact. The repeats start at different offsets; past the end a slice goes on from the beginning.
+Speed hardly depends on a prompt's text, but with real text the generated text is readable. The lab has texts of
+different kinds (folder `prompts/`). It tokenizes them once, and a prompt is a slice of the tokens, so its length is
+exact. The repeats start at different offsets; past the end a slice continues from the beginning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TEXT, RANDOM = "text", "random"
 
 @dataclass(frozen=True)
 class Source:
-    """The text that prompts are cut from; None for random prompts."""
+    """The text that prompts are cut from; `text` is None for random prompts."""
 
     name: str
     text: str | None
@@ -28,10 +28,10 @@ class Source:
 
 
 def source(asked: str) -> Source:
-    """The source that --prompt names: `text` (all of the lab's own), some of these by name (`code,table`), `random`
-    (uniform token ids), or a UTF-8 text file.
+    """The source that --prompt names: `text` (all of the lab's texts), some of them (`code,table`), `random` (uniform
+    token ids), or a UTF-8 text file.
 
-    Raises LabError where the file cannot be read, is not UTF-8, or is empty.
+    LabError if the file cannot be read, is not UTF-8, or is empty.
     """
     if asked == RANDOM:
         return Source(RANDOM, None, None)
@@ -44,13 +44,13 @@ def source(asked: str) -> Source:
         text = path.read_text(encoding="utf-8")
     except (OSError, RuntimeError) as problem:
         raise LabError(
-            f"The prompt file {asked} cannot be read: {problem}.",
+            f"The prompt file {asked} cannot be read: {getattr(problem, 'strerror', None) or problem}.",
             f"Use --prompt text, random, a file, or some of {', '.join(own_texts())}.",
         ) from None
     except UnicodeDecodeError:
         raise LabError(f"The prompt file {asked} is not UTF-8 text.", "Convert it, or use --prompt text.") from None
     if not text.strip():
-        raise LabError(f"The prompt file {asked} is empty.", "Put some text into it, or use --prompt text.")
+        raise LabError(f"The prompt file {asked} is empty.", "Write some text to it, or use --prompt text.")
     return Source(printable(path.name), text, _sha256(text))
 
 
@@ -60,19 +60,19 @@ def own_texts() -> list[str]:
 
 
 def offset(seed: int, repeat: int, n_available: int, sequence: int = 0) -> int:
-    """Where in the tokenised text the prompt of a repeat starts, and those of further sequences beside it."""
+    """Where in the tokenized text the prompt of a repeat and sequence starts."""
     return random.Random(_seed(seed, repeat, sequence)).randrange(n_available)
 
 
 def cut(ids: Sequence[int], n: int, start: int, bos: int | None) -> list[int]:
-    """Exactly n token ids: BOS where the model has one, then ids from `start` on, around the end."""
+    """Exactly n token ids: BOS if the model has one, then ids from `start` on, wrapping at the end."""
     n_text = n if bos is None else n - 1
     text = [ids[(start + i) % len(ids)] for i in range(n_text)]
     return text if bos is None else [bos, *text]
 
 
 def random_ids(n: int, n_vocab: int, bos: int | None, seed: int, repeat: int, sequence: int = 0) -> list[int]:
-    """Exactly n token ids drawn uniformly, BOS first where the model has one: what llama-bench does."""
+    """Exactly n uniformly random token ids, with BOS first if the model has one, as in llama-bench."""
     ids = random.Random(_seed(seed, repeat, sequence)).choices(range(n_vocab), k=n)
     return ids if bos is None else [bos, *ids[1:]]
 
@@ -82,7 +82,7 @@ def _seed(seed: int, repeat: int, sequence: int) -> str:
 
 
 def _folder() -> Path:
-    """`prompts/` of a checkout, or the copy inside an installed wheel."""
+    """`prompts/` in the checkout or in an installed wheel."""
     here = Path(__file__).parents[1]
     return here / "data" / "prompts" if (here / "data").is_dir() else here.parent / "prompts"
 

@@ -1,8 +1,8 @@
-"""How much results vary between sessions of this machine: short sessions of one setup, spread over minutes.
+"""Measure how much results vary between sessions of this machine, with short sessions of one setup.
 
-No interval within a session can show what changes from one session to the next. So a few sessions are made, each in
-fresh engines, with pauses between them, and kept in a folder of their own next to the results. `lab compare` learns
-from them (and from all other sessions of equal setup) how large a difference must be to be claimed.
+An interval within a session does not show what changes from one session to the next. So the lab runs a few sessions
+with new engines and pauses between them, and keeps them in a separate folder next to the results. From these (and all
+other sessions of equal setup) `lab compare` derives how large a difference must be to count.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ FOLDER = "repeatability"
 LENGTHS, N_GEN, N_REPEAT = "16,256", 32, 3
 FEWEST_SESSIONS = 4
 MOST_NEARBY = 50_000_000
-"""Bytes of other sessions that are read."""
+"""Maximum bytes read of other sessions."""
 
 
 def check(n_sessions: int, pause_s: float) -> None:
-    """LabError for numbers that are not possible."""
+    """LabError for invalid numbers."""
     if not FEWEST_SESSIONS <= n_sessions <= 1000:
         raise LabError(
             f"--sessions {n_sessions} is not possible.",
@@ -50,9 +50,9 @@ def execute(
     report: Callable[[str], None],
     why_not: Callable[[Sequence[Record]], str],
 ) -> Iterator[Record]:
-    """Make the sessions in `folder`/repeatability, a file each, and yield their records as they are made.
+    """Run the sessions, each into a file in `folder`/repeatability, and yield their records.
 
-    `why_not` says why a session does not count, "" where it does. LabError as soon as too few can count.
+    `why_not` returns why a session does not count, or "". LabError as soon as too few can count.
     """
     check(n_sessions, pause_s)
     n_good = 0
@@ -77,10 +77,9 @@ def execute(
 
 
 def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = ()) -> Contents:
-    """What lies in these folders and in their folders `repeatability`, except the sessions of `measured`.
+    """The results in these folders and their folders `repeatability`, except the sessions of `measured`.
 
-    It shows how much sessions differ. At most MOST_NEARBY bytes are read, the newest files first; those that cannot be
-    read are left out.
+    They show how much sessions differ. Reads at most MOST_NEARBY bytes, the newest files first; skips unreadable files.
     """
     known, contents = {one.session for one in measured}, list(_nearby(folders))
     return Contents(
@@ -96,7 +95,7 @@ def _nearby(folders: Iterable[Path]) -> Iterator[Contents]:
     n_bytes = 0
     newest_first = sorted(filter(Path.is_file, paths), key=lambda path: path.name, reverse=True)  # names: times
     for path in newest_first:
-        with contextlib.suppress(OSError, LabError):  # nobody asked for this file: it need not be readable
+        with contextlib.suppress(OSError, LabError):  # the user did not name this file, so errors do not matter
             n_bytes += path.stat().st_size
             if n_bytes > MOST_NEARBY:
                 break

@@ -1,9 +1,9 @@
-"""When repeats are enough: the rounds that follow the planned ones.
+"""Decide how many rounds follow the planned ones.
 
-By default three rounds are planned; lengths that cost little get more, since that is cheap. With `--until` the spread
-of a fixed number of pilot rounds says, once, how many rounds each length needs; then nothing is looked at until they
-are done. Stopping as soon as an interval happens to be narrow would keep the intervals that are narrow by chance,
-which hold the truth too rarely. Two stages: Stein, "A two-sample test for a linear hypothesis" (1945).
+By default there are three rounds, and more for quick lengths. With `--until` a fixed number of pilot rounds gives the
+spread, from which the lab computes once how many rounds each length needs. It does not stop as soon as an interval is
+narrow: that would prefer intervals that are narrow by chance, which contain the true value too rarely. Two stages:
+Stein, "A two-sample test for a linear hypothesis" (1945).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from lab.core.record import Run
 from lab.runner.cases import Case, Plan, Until
 
 EXTRA_SHARE = 0.25
-"""Of the time of the planned rounds: what further rounds of cheap lengths may take."""
+"""Maximum time of the extra rounds of quick lengths, as a share of the planned rounds' time."""
 
 
 @dataclass(frozen=True)
 class WideRow:
-    """A figure whose interval is too wide: `width` is its farther end's distance over the median, None without one."""
+    """A figure with too wide an interval. `width` is the farther end's relative distance from the median, if any."""
 
     n_prompt: int
     figure: str
@@ -31,17 +31,17 @@ class WideRow:
 
 
 class Rounds:
-    """Counts what was measured, and says which lengths are to be measured once more."""
+    """Keeps the finished runs, and decides which lengths are measured again."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._started = time.monotonic()
-        self._targets: dict[Case, int] | None = None  # runs that each case is to have
+        self._targets: dict[Case, int] | None = None  # planned runs of each case
         self.done: list[tuple[Case, Run]] = []
         self.given_up: set[Case] = set()
 
     def next(self) -> list[tuple[int, Case]]:
-        """(repeat, case) of the runs of one more round; empty where the plan is done."""
+        """(repeat, case) of the runs of one more round; empty if the plan is done."""
         done = [(case, run) for case, run in self.done if case not in self.given_up]
         if not done:
             return []
@@ -55,14 +55,14 @@ class Rounds:
         return self._plan.round(repeat, wanted)
 
     def is_out_of_time(self) -> bool:
-        """Whether no new round shall begin (`--max-minutes`)."""
+        """Whether `--max-minutes` forbids a new round."""
         until = self._plan.until
         if until is None or until.max_minutes is None:
             return False
         return time.monotonic() - self._started >= 60 * until.max_minutes
 
     def _needed(self, done: Sequence[tuple[Case, Run]], until: Until) -> dict[Case, int]:
-        """How many runs each case needs for intervals within the wanted share; of a sweep the worst length counts."""
+        """Runs that each case needs for intervals within the share; in a sweep the worst length counts."""
         needed = {}
         for case in {case for case, _ in done}:
             figures = _figures([run for its_case, run in done if its_case == case])
@@ -71,7 +71,7 @@ class Rounds:
         return needed
 
     def _affordable(self, done: Sequence[tuple[Case, Run]]) -> dict[Case, int]:
-        """Enough runs for an interval, for the cases that cost least; together they take a quarter of the time."""
+        """Enough runs for an interval for the quickest cases, within EXTRA_SHARE of the time."""
         if not self._plan.is_more_if_cheap:
             return {}
         cases = {case for case, _ in done}
@@ -87,7 +87,7 @@ class Rounds:
 
 
 def wide_rows(runs: Sequence[Run], share: float) -> list[WideRow]:
-    """The figures (prefill time, TPOT of each length) whose interval reaches beyond +- `share` of the median."""
+    """The figures (prefill time and TPOT by length) whose interval exceeds +- `share` of the median."""
     wide = []
     for (n_prompt, name), values in sorted(_figures(runs).items()):
         interval, middle = stats.median_interval(values), statistics.median(values)
@@ -98,7 +98,7 @@ def wide_rows(runs: Sequence[Run], share: float) -> list[WideRow]:
 
 
 def _figures(runs: Sequence[Run]) -> dict[tuple[int, str], list[float]]:
-    """Prefill times and TPOTs in ns, by prompt length and name, over the timed runs that went well."""
+    """Prefill times and TPOTs in ns of the successful timed runs, by prompt length and name."""
     figures: dict[tuple[int, str], list[float]] = {}
     timed = (run for run in runs if run.is_timed)
     for leg in (leg for run in timed for leg in phases.by_length(run)):

@@ -1,7 +1,7 @@
-"""Requests to one server on their way into one results file: what `lab measure --url` and `lab load` share.
+"""Send requests to one server and write them to one results file (for `lab measure --url` and `lab load`).
 
-The client's process sends a plan of requests; this one looks now and then at what has ended, and writes it down. It
-sleeps in between, since both share the cores with the server. Whatever ends a plan early, what had ended is kept.
+The client's process sends a plan of requests. This process writes down the finished ones at intervals and sleeps in
+between, because both may share the cores with the server. Finished requests are kept even if a plan ends early.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from lab.errors import LabError
 from lab.runner.servers import Server
 
 GONE = (REFUSED, LOST, NOT_SENT)
-"""Failures that, several times in a row, mean that the server does not answer any more."""
+"""Failures that mean, several times in a row, that the server is gone."""
 
 
 @dataclass
 class ServerSession:
-    """A session while it runs. `report` is called with what it is doing."""
+    """A running session. Calls `report` with what it is doing."""
 
     server: Server
     path: Path
     report: Callable[[str], object]
-    error_ns: tuple[int, int] | None = None  # of the client itself
-    n_lost: int = 0  # requests in a row that failed as in GONE
-    last: Request | None = None  # the last one that ended
-    can_count: bool = True  # tokens of answers whose stream did not
-    _kept: set[int] = field(default_factory=set)  # the requests of the plan that are in the file
-    _asked: dict[Asked, Asked] = field(default_factory=dict)  # thousands of requests share a few of them
+    error_ns: tuple[int, int] | None = None  # the client's timing error
+    n_lost: int = 0  # requests in a row with a failure in GONE
+    last: Request | None = None  # the last finished one
+    can_count: bool = True  # whether the server can count tokens of answers whose stream did not
+    _kept: set[int] = field(default_factory=set)  # the plan's requests that are in the file
+    _asked: dict[Asked, Asked] = field(default_factory=dict)  # shared by thousands of requests
 
     def measure_client(self, n_streams: int) -> None:
-        """Measure the client's own error with `n_streams` streams."""
-        self.report("measuring the client's own error")
+        """Measure the client's timing error with `n_streams` streams."""
+        self.report("measuring the client's timing error")
         self.error_ns = client_error(n_streams)
 
     @property
     def n_kept(self) -> int:
-        """How many requests of the last plan are in the file."""
+        """Requests of the last plan in the file."""
         return len(self._kept)
 
     def send(
@@ -59,10 +59,10 @@ class ServerSession:
         ended: Callable[[Reply], object] = lambda reply: None,
         counts: bool = True,
     ) -> Iterator[RequestRecord]:
-        """Send the requests of a plan; yield each record once it is in the file.
+        """Send the requests of a plan; yield each record after it is written to the file.
 
-        Every `look_s` seconds what has ended is written down: `ended` is called with each reply, then `look`. With
-        `counts` answers whose stream did not count their tokens are counted when all have ended.
+        Every `look_s` seconds writes the finished requests; calls `ended` with each reply, then `look`. With `counts`
+        the server counts the tokens of answers without a count after all have ended.
         """
         self._kept.clear()
         uncounted: list[Reply] = []
@@ -81,7 +81,7 @@ class ServerSession:
         except (KeyboardInterrupt, ClientDied):
             yield from self._keep((*client.given_up(), *uncounted))
             raise
-        except LabError:  # the disk is full: what is left goes where the first of it went
+        except LabError:  # the disk is full: the rest goes to the same rescue file
             with suppress(LabError):
                 self._keep((*client.given_up(), *uncounted))
             raise
@@ -90,28 +90,28 @@ class ServerSession:
             raise
 
     def count_lost(self, request: Request) -> None:
-        """Count requests in a row that did not reach the server, or lost it."""
+        """Count requests in a row with a failure in GONE."""
         self.n_lost = self.n_lost + 1 if request.failure in GONE else 0
         self.last = request
 
     def check_reached(self, most_lost: int, during: str = "") -> None:
-        """LabError where `most_lost` requests in a row did not reach the server, or lost it."""
+        """LabError after `most_lost` requests in a row with a failure in GONE."""
         if self.n_lost >= most_lost and self.last:
             why = f"{self.last.failure}: {(self.last.error or '').rstrip('.')}"
             raise LabError(
                 f"The server at {self.server.endpoint.url} is gone: {self.n_lost} requests in a row failed "
                 f"({during}{why}).",
-                f"Look into its log, and start it again. What had ended is in {self.path}",
+                f"Read its log, and restart it. The finished requests are in {self.path}",
             )
 
     def keep(self, request: Request) -> RequestRecord:
-        """Write down a request that was not sent by a plan."""
+        """Write a request that no plan sent."""
         record = self.server.record(self.path.stem, request, self.error_ns)
         save(self.path, record)
         return record
 
     def _keep(self, replies: Iterable[Reply], uncounted: list[Reply] | None = None) -> list[RequestRecord]:
-        """Write down what is not written yet. What has no count of its tokens goes to `uncounted` instead, if given."""
+        """Write the new replies. Those without a token count go to `uncounted` instead, if given."""
         new = {}
         for reply in replies:
             if reply.index in self._kept:
@@ -126,27 +126,25 @@ class ServerSession:
             n_bytes = self.path.stat().st_size
             try:
                 save(self.path, *new.values())
-            finally:  # Ctrl-C may come when they are written: they shall not be written again
+            finally:  # after Ctrl-C during the write, do not write them again
                 if self.path.stat().st_size > n_bytes:
                     self._kept.update(new)
         return list(new.values())
 
     def _count(self, plan: SendPlan, uncounted: list[Reply]) -> None:
-        """Let the server count the tokens of answers, now that it has nothing else to do."""
+        """Let the idle server count the tokens of answers."""
         for i, reply in enumerate(uncounted):
             if len(uncounted) > 1 and i % 10 == 0:
                 self.report(f"counting the tokens of answers, {i} of {len(uncounted)}")
             request = self.server.counted(plan.ask(reply.index), reply)
-            if (
-                not _is_counted(request) and request.asked.seed is None
-            ):  # only its tokenizer could, and it has none to ask
+            if not _is_counted(request) and request.asked.seed is None:  # it needs a tokenizer, and has none
                 self.can_count = False
                 return
             uncounted[i] = dataclasses.replace(reply, request=request)
 
 
 def warn_of_failures(notes: Iterable[str], errors: Iterable[str | None]) -> None:
-    """Warn of a session's notes, and of its failed requests, in the function that called the caller."""
+    """Python warnings for a session's notes and failed requests, at the line of the user's call."""
     failed = [error for error in errors if error]
     for sentence in (*notes, *([f"{len(failed)} requests failed: {failed[0]}"] if failed else [])):
         warnings.warn(sentence, stacklevel=3)

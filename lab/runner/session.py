@@ -1,9 +1,9 @@
-"""The loop: run after run, each on disk the moment it ends, whatever happens to the next.
+"""The main loop: make all runs of a plan, and write each to disk as soon as it ends.
 
-Runs of different prompt lengths are interleaved in rounds, shuffled within each round, because machines drift: what
-is compared should be measured at about the same time. Every round starts the engine anew, because where a process finds
-its memory makes it some percent faster or slower for as long as it lives: so repeats are independent of each other. The
-engine is warmed up first, untimed and marked, since llama.cpp repacks weights and touches memory on first use.
+Runs of different prompt lengths are interleaved in rounds and shuffled within each round, because machines drift.
+Every round starts a new engine: where a process's memory was allocated makes it some percent faster or slower until it
+ends, so only runs of different processes are independent. Each engine first makes warm-up runs, which do not count,
+because llama.cpp repacks weights and touches memory on first use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def carry_out(
     stream: bool = False,
     run: Callable[[Plan, Worker, Path, ShowStatus, bool], Iterator[Record]] | None = None,
 ) -> list[Record]:
-    """Make a plan and all its runs (`run`: as `execute` does). Warns of what the plan warns of, and of failed runs."""
+    """Make a plan and all its runs (`run`: like `execute`), with warnings of the plan and for failed runs."""
     with Worker() as worker, progress.in_notebook() as watching:
         plan = make(worker)
         path = new_results_file(plan, Path(out))
@@ -48,7 +48,7 @@ def carry_out(
 
 
 def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:
-    """Create the session's file, and find out now whether the runs will have room in it."""
+    """Create the session's file, and check that the disk has space for the runs."""
     n_bytes = 6000 * n_variants * (len(plan.order) + 2 * len(plan.cases))
     for _, case in plan.order:
         n_prefilled, n_chosen = plan.n_tokens(case)
@@ -60,14 +60,13 @@ def new_results_file(plan: Plan, folder: Path, n_variants: int = 1) -> Path:
 def execute(
     plan: Plan, worker: Worker, path: Path, watch: ShowStatus, stream: bool = False, n_starts: int = 1
 ) -> Iterator[Record]:
-    """Make the plan's runs, each appended to `path` the moment it ends, and yield their records.
+    """Make the plan's runs, append each to `path` when it ends, and yield its record.
 
-    A case that fails is reported in its record and the others go on. When the engine dies it is started again;
-    `n_starts` is how often it has been started in this session. Whoever stops iterating (Ctrl-C) keeps everything that
-    has been yielded.
+    A failure becomes a record, and the other cases continue. If the engine dies, it is restarted; `n_starts` counts its
+    starts in this session. Stopping early (Ctrl-C) keeps all finished runs.
     """
     if stream and plan.file.source == catalog.SYNTHETIC:
-        raise LabError("A model with random weights has no text to stream.", "Leave --stream out.")
+        raise LabError("A model with random weights generates no text to stream.", "Omit --stream.")
     with unless_empty(path):
         todo = plan.order
         reporter = Reporter(watch, todo, plan.n_tokens)
@@ -79,7 +78,7 @@ def execute(
 
 
 class _Loop:
-    """A plan while it runs: what is still to do, which cases crashed, and which are given up."""
+    """The state of a running plan: the runs still to do, the crashes of each case, and the abandoned cases."""
 
     def __init__(self, engine: WarmEngine, todo: list[tuple[int, Case]]) -> None:
         self.engine, self.plan, self.todo = engine, engine.plan, todo
@@ -87,7 +86,7 @@ class _Loop:
         self.crashes: collections.Counter[Case] = collections.Counter()
 
     def runs(self) -> Iterator[tuple[Settings, Run]]:
-        """All runs, each with the settings that it had."""
+        """All runs with their settings."""
         for case, reason in self.plan.refused.items():
             yield self.plan.settings, failed_run(case, 0, LabError(reason))
         while self.todo or self._extend():
@@ -98,7 +97,7 @@ class _Loop:
             yield from self._next() if self.engine.warm else self._warm_up()
 
     def _extend(self) -> bool:
-        """Put another round on the list, where one is wanted."""
+        """Add another round to the list, if one is needed."""
         more = self.rounds.next()
         self.todo += more
         self.engine.reporter.expect(len(more))
@@ -112,15 +111,15 @@ class _Loop:
             yield self.engine.settings, run
         except LabError as problem:
             settings, run = self._failed(case, repeat, problem, self.engine.most_crashes)
-            if run.warmup:  # with the change it runs
+            if run.warmup:  # the engine found a setting that works: try again
                 self.todo.insert(0, (repeat, case))
             yield settings, run
             self.engine.recover(problem)
 
     def _warm_up(self) -> Iterator[tuple[Settings, Run]]:
-        """Load, make room and warm up. A failure is that of the largest case, which decides the size of the context.
+        """Load, make a context and warm up. A failure is recorded for the largest case, which sets the context's size.
 
-        LabError where the model cannot be loaded, and no change that a diagnosis found helps.
+        LabError if the model cannot be loaded, and no diagnosed change helps.
         """
         engine = self.engine
         possible = [case for case in self.plan.cases if case not in {*self.plan.refused, *self.rounds.given_up}]
@@ -141,7 +140,7 @@ class _Loop:
     def _failed(
         self, case: Case, repeat: int, problem: LabError, most: int, is_warmup: bool = False
     ) -> tuple[Settings, Run]:
-        """The run of a failure. After `most` deaths the case is given up, unless the engine goes on otherwise."""
+        """The run that records a failure. Abandons the case after `most` crashes, unless a changed setting helps."""
         self.crashes[case] += 1
         settings, words = self.engine.settings, self.engine.mend(problem)
         if is_over := not words and (not isinstance(problem, WorkerDied) or self.crashes[case] >= most):

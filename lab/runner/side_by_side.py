@@ -1,9 +1,9 @@
-"""A against B, side by side: the trial behind `lab ab`.
+"""Measure variants side by side: the trial of `lab ab`.
 
-Machines drift, and every process of llama.cpp is some percent faster or slower than the next, for as long as it lives
-(by where its memory came to lie). So a trial is made of blocks. In each, every variant gets a
-fresh engine, and runs are made in a random order and then in its mirror image (A B B A): a steady drift falls
-on all alike, and every block draws new processes. What is compared later is blocks, not runs.
+Machines drift, and every process of llama.cpp is some percent faster or slower than the next (it depends on where its
+memory was allocated). So a trial consists of blocks. In each block every variant gets a new engine, and the runs have a
+random order and then its reverse (A B B A), so that a steady drift affects all variants equally. The comparison uses
+blocks, not single runs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def ab(
 
         lab.compare(lab.ab([{"threads": 1}, {"threads": 2}]))
 
-    A variant holds settings (and a model, where that differs), `shared` those of all. A notebook shows a line.
+    A variant has its own settings (and model, if it differs), `shared` those of all. A notebook shows a progress line.
     """
     named = [
         (
@@ -74,9 +74,8 @@ def plan(
 ) -> dict[str, Plan]:
     """The plans of variants (words and settings), by name: A, B and so on, and the words. LabError as in `check`.
 
-    Of a folder of libraries the name has the end of its path: names are kept in records.
-
-    `make` makes each: of a plain measurement, or of an experiment.
+    Names are kept in records, so they have only the end of a library folder's path. `make` makes each plan: of a plain
+    measurement, or of an experiment.
     """
     check_number("blocks", n_blocks, 1000)
     if len(variants) > 26:
@@ -92,25 +91,25 @@ def plan(
 
 
 def _public(words: str, lib: str | None) -> str:
-    """The words of a variant with only the end of its folder's path."""
+    """The words of a variant with only the end of the library folder's path."""
     return shlex.join(word.replace(lib, builds.short(lib)) for word in as_options.words(words)) if lib else words
 
 
 def check(plans: dict[str, Plan]) -> None:
-    """LabError where the variants cannot be measured side by side. The keys are the variants' names."""
+    """LabError if the variants cannot be measured side by side. The keys are the variants' names."""
     if len(plans) < 2:
-        raise LabError("A trial needs two variants or more.", 'For example: lab ab "--threads 1" "--threads 2"')
+        raise LabError("A trial needs at least two variants.", 'For example: lab ab "--threads 1" "--threads 2"')
     need = 0
     for name, plan in plans.items():
         if plan.refused:
-            raise LabError(f"{name}: {' '.join(plan.refused.values())}", "Take shorter prompts or a smaller model.")
+            raise LabError(f"{name}: {' '.join(plan.refused.values())}", "Use shorter prompts or a smaller model.")
         need += max(plan.memory(case).total_bytes for case in plan.cases)
     available = limits.memory_available()
     on_cpu = all(plan.settings.n_gpu_layers == 0 for plan in plans.values())
     if on_cpu and need > available:
         raise LabError(
             f"All variants together need about {need / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are available.",
-            "Take a smaller model or shorter prompts, or measure the variants one after the other (lab measure).",
+            "Use a smaller model or shorter prompts, or measure the variants one after the other (lab measure).",
         )
 
 
@@ -122,16 +121,16 @@ def execute(
     new_worker: Callable[[], Worker] = Worker,
     n_turns: int = 2,
 ) -> Iterator[Record]:
-    """Make the trial's runs, each appended to `path` the moment it ends, and yield their records.
+    """Make the trial's runs, append each to `path` when it ends, and yield its record.
 
-    With `n_turns` 1 each variant runs once in a block: more blocks in the same time, and a drift within one counts.
-    A variant that is refused, or whose engine dies twice (once where that is found to last), ends the trial with a
-    LabError, after a record of it; what was measured stays. Where variants use the same RPC servers, a block has one
-    after the other.
+    With `n_turns` 1 each variant runs once in a block: this allows more blocks, but drift within a block counts. A
+    failed variant, or one whose engine crashes twice (once if the crash is known to repeat), is recorded and ends the
+    trial with a LabError; finished runs are kept. In a block, variants with the same RPC servers run one after the
+    other.
     """
     first = next(iter(plans.values()))
     chance = random.Random(first.seed)
-    numbers = list(range(len(first.cases)))  # of the cases, which each variant has of its own
+    numbers = list(range(len(first.cases)))  # indices of the cases of each variant
     per_block = n_turns * len(plans) * len(numbers)
     todo = [(0, case) for plan in plans.values() for case in plan.cases] * (n_turns * n_blocks)
     reporter = Reporter(watch, todo, first.n_tokens)
@@ -144,23 +143,23 @@ def execute(
             engines = {name: WarmEngine(plans[name], workers[name], reporter, idle_w=idle_w) for name in order}
             for name, run in _block(engines, numbers, block, n_turns, todo):
                 engine = engines[name]
-                plans[name] = dataclasses.replace(plans[name], model=engine.model)  # its sum is made once
+                plans[name] = dataclasses.replace(plans[name], model=engine.model)  # keeps the file's checksum
                 line = engine.record(path.stem, dataclasses.replace(run, block=block, variant=name))
                 save(path, line)
                 yield line
         if run.status != OK:
             crashes[name] += 1
             if run.status == FAILED or crashes[name] >= engine.most_crashes:
-                raise LabError(f"{name}: {run.error}", "The runs before this are kept.")
+                raise LabError(f"{name}: {run.error}", "The finished runs are kept.")
             del todo[(n_blocks - block - 1) * per_block :]
 
 
 def _block(
     engines: dict[str, WarmEngine], numbers: Sequence[int], block: int, n_turns: int, todo: list[tuple[int, Case]]
 ) -> Iterator[tuple[str, Run]]:
-    """One block: warm-ups, then runs in the order of `engines` and back. A failed run is the last of its block.
+    """One block: warm-ups, then runs in the order of `engines` and in reverse. A failed run ends its block.
 
-    Variants that share RPC servers cannot be ready at the same time: all runs of one, then of the next.
+    Variants that share RPC servers cannot be loaded at the same time, so all runs of one come before the next.
     """
     one_by_one = _share_servers([engine.plan for engine in engines.values()])
     names, turns = list(engines), range(n_turns)
@@ -191,6 +190,6 @@ def _warm(engine: WarmEngine) -> Iterator[Run]:
 
 
 def _share_servers(plans: Sequence[Plan]) -> bool:
-    """Whether several variants use one RPC server."""
+    """Whether several variants use the same RPC server."""
     servers = [server for plan in plans for server in plan.backend.rpc]
     return len(set(servers)) < len(servers)

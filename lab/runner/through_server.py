@@ -1,9 +1,9 @@
-"""The main job through a server: requests of several prompt lengths, one at a time, each on disk the moment it ends.
+"""Measure a server: send requests of several prompt lengths, one at a time, and write each to disk when it ends.
 
-As with the engine, lengths are interleaved in rounds and shuffled within each, since machines drift. Before the rounds,
-each length is asked for once, untimed and marked: a server, too, loads kernels and touches memory when it sees a length
-for the first time, and some load the model only then. A request that fails is a record, and the rest goes on; a length
-that fails again and again is given up, and so is a server that is gone.
+As with the engine, lengths are interleaved in rounds and shuffled within each round, because machines drift. Before the
+rounds each length gets a warm-up request, which does not count: a server also loads kernels and touches memory when it
+sees a length for the first time, and some load the model only then. A failed request is recorded and the others
+continue; a length that fails repeatedly is abandoned, and the session ends if the server is gone.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from lab.runner.server_session import ServerSession, warn_of_failures
 from lab.runner.servers import Reaching, Server, connect, prompt_text
 
 DEFAULT_LENGTHS = "100,1000"
-"""Without 10: with its template, the shortest prompt of most chats is longer."""
+"""Without 10, because the template alone is longer in most chats."""
 
 WARMUP_GEN = 16
-"""Tokens that a warm-up generates at most."""
+"""Maximum number of tokens that a warm-up generates."""
 
 MAX_FAILURES = 3
-"""Failures in a row of one length after which that length is not measured any more."""
+"""Failures in a row after which a length is abandoned."""
 
 MAX_GONE = 3
-"""Requests in a row that did not reach the server, or lost it, after which the session ends."""
+"""Failures to reach the server in a row after which the session ends."""
 
 PAUSE_S = 1.0
-"""How long is waited after a failure."""
+"""Pause after a failure."""
 
 
 class ServerKeywords(Reaching, total=False):
@@ -58,7 +58,7 @@ class ServerKeywords(Reaching, total=False):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be measured, whatever the server is."""
+    """What to measure, on any server."""
 
     cases: tuple[Case, ...]
     n_repeat: int
@@ -67,7 +67,7 @@ class Wanted:
 
     @property
     def summary(self) -> str:
-        """What a server will be sent, at most."""
+        """The maximum of what a server will be sent."""
         n_runs = len(self.cases) * (self.n_repeat + 1)
         most = max(case.n_prompt + case.n_gen for case in self.cases)
         return f"{n_runs:,} requests for up to {most:,} tokens each, and small ones to examine it"
@@ -75,7 +75,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """What a server will be asked. `refused` says of cases that cannot be why not, `unseen` what will not be seen."""
+    """The requests for a server. `refused` has the reason for each impossible case, `unseen` what is not visible."""
 
     server: Server
     wanted: Wanted
@@ -84,7 +84,7 @@ class ServerPlan:
 
     @property
     def possible(self) -> list[Case]:
-        """The cases that will be tried, from the shortest prompt on."""
+        """The possible cases, the shortest prompt first."""
         return sorted((case for case in self.wanted.cases if case not in self.refused), key=lambda case: case.n_prompt)
 
 
@@ -115,7 +115,7 @@ def wanted(
     prompt: str = TEXT,
     seed: int = 1,
 ) -> Wanted:
-    """What is asked for, checked as far as that goes without a server. LabError for what cannot be."""
+    """The checked arguments of a measurement. LabError for invalid ones."""
     lengths = parse_lengths(DEFAULT_LENGTHS if prompt_len is None else prompt_len)
     check_lengths(lengths)
     n_repeat = DEFAULT_REPEAT if repeat is None else repeat
@@ -126,7 +126,7 @@ def wanted(
 
 
 def make_plan(server: Server, asked: Wanted) -> ServerPlan:
-    """The plan for a server. LabError where it cannot count the tokens of a prompt."""
+    """The plan for a server. LabError if it cannot count the tokens of a prompt."""
     n_least = server_prompts.least(server.how_to_count)
     refused = {}
     for case in asked.cases:
@@ -139,16 +139,16 @@ def make_plan(server: Server, asked: Wanted) -> ServerPlan:
 
 
 def new_results_file(plan: ServerPlan, folder: Path) -> Path:
-    """Create the session's file, and find out now whether the requests will have room in it."""
+    """Create the session's file, and check that the disk has space for the requests."""
     cases = plan.wanted.cases
     return plan.server.new_file(folder, len(cases) * (plan.wanted.n_repeat + 1), cases[0].n_gen)
 
 
 def execute(plan: ServerPlan, path: Path, watch: ShowStatus, stream: bool = False) -> Iterator[RequestRecord]:
-    """Send the plan's requests, each appended to `path` the moment it ends, and yield their records.
+    """Send the plan's requests, append each to `path` when it ends, and yield its record.
 
-    With `stream` the statuses have the generated text, whole, when a request has ended. Raises LabError when the server
-    is gone. Whoever stops iterating (Ctrl-C) keeps everything that has been yielded.
+    With `stream` a status has the complete generated text when a request has ended. LabError if the server is gone.
+    Stopping early (Ctrl-C) keeps all finished requests.
     """
     todo = [run for repeat in range(plan.wanted.n_repeat) for run in shuffled(plan.possible, plan.wanted.seed, repeat)]
     reporter = Reporter(watch, todo, lambda case: (case.n_prompt, case.n_gen))
@@ -178,16 +178,16 @@ def execute(plan: ServerPlan, path: Path, watch: ShowStatus, stream: bool = Fals
 
 @dataclass
 class _Rounds:
-    """A plan while it runs."""
+    """The state of a running plan."""
 
     plan: ServerPlan
     session: ServerSession
     reporter: Reporter
     stream: bool
-    prompts: dict[int, Prompt] = field(default_factory=dict)  # where one for each length has to do
+    prompts: dict[int, Prompt] = field(default_factory=dict)  # one for each length, if counting costs requests
 
     def measure(self, case: Case, repeat: int, warmup: bool) -> Generator[RequestRecord, None, bool]:
-        """Send one request, and give its record. Returns whether it went well."""
+        """Send one request, and yield its record. Returns whether it succeeded."""
         try:
             prompt = self._prompt(case, repeat)
         except server_prompts.NotCounted as problem:
@@ -215,7 +215,7 @@ class _Rounds:
         return is_ok
 
     def _prompt(self, case: Case, repeat: int) -> Prompt:
-        """A prompt that was never sent: cut at another place for each repeat, where counting costs nothing."""
+        """A new prompt: cut at another place for each repeat, or only with another nonce if counting costs requests."""
         asked, n = self.plan.wanted, case.n_prompt
         if n in self.prompts:
             return server_prompts.renewed(self.prompts[n], random.Random())
@@ -226,7 +226,7 @@ class _Rounds:
 
 
 def not_sent(case: Case, repeat: int, reason: str, warmup: bool = False) -> Request:
-    """The request that could not be sent."""
+    """The record of a request that was not sent."""
     return Request(
         asked=Asked(n_prompt=case.n_prompt, n_gen=case.n_gen, repeat=repeat, warmup=warmup),
         started_at=utc_now(),
@@ -238,60 +238,57 @@ def not_sent(case: Case, repeat: int, reason: str, warmup: bool = False) -> Requ
 
 
 def not_visible(endpoint: Endpoint, counter: Counter | None, n_gen: int) -> Iterator[str]:
-    """What is not visible of answers of `n_gen` tokens, from what the server was seen to be able to do."""
+    """What is not visible in answers of `n_gen` tokens, from the server's capabilities."""
     how = {one.name: one.how for one in endpoint.capabilities}
     if endpoint.can("streaming") == NO:
-        yield f"TTFT and TPOT are not visible, only E2E is: {how.get('streaming')}."
+        yield f"Only E2E is visible, not TTFT and TPOT: {how.get('streaming')}."
     elif endpoint.can("streaming") != YES:
         yield (
-            f"Whether the server streams token by token is not known ({how.get('streaming')}): one that holds tokens "
-            "back has a TTFT that is later than its first token."
+            f"It is not known whether the server streams token by token ({how.get('streaming')}). If it buffers "
+            "tokens, TTFT is later than the first token."
         )
-    own = " What the server says of its own times is shown apart." if endpoint.can("server timings") == YES else ""
+    own = " The server's own times are shown separately." if endpoint.can("server timings") == YES else ""
     if endpoint.can("streaming") != NO:
         yield (
-            "Prefill time is not visible from outside: TTFT stands for it, with the server's queue, its tokenizer and "
-            f"its first token in it.{own}"
+            "Prefill time is not visible: the lab shows TTFT, which includes the server's queue, its tokenizer and its "
+            f"first token.{own}"
         )
     if endpoint.can("streaming") != NO and endpoint.can("tokens per event") != YES:
         yield (
-            "No event says how many tokens it holds: gaps are those between events (inter-chunk latency), there is no "
-            "ITL, and TPOT lies between two bounds wherever there are not as many events as tokens."
+            "Events do not say how many tokens they contain: gaps are those between events (inter-chunk latency), not "
+            "ITL, and TPOT is a range unless there are as many events as tokens."
         )
     if endpoint.can("usage in streams") != YES:
         yield (
-            "The stream does not count its tokens: each request is sent once more, not streamed, which costs one more "
-            "generation. Where that answers differently, the server's tokenizer counts, if it has one; else TPOT is "
-            "not known."
+            "The stream does not count its tokens: the lab sends each request once more without streaming, which costs "
+            "one more generation. If that answer differs, the server's tokenizer counts the tokens; without one, TPOT "
+            "is not known."
         )
     if endpoint.can("cached tokens") != YES:
         yield (
-            "The server does not say how much of a prompt came from a cache: nobody can say whether a run was warm. "
-            "Each prompt begins with letters of its own, so only the template before them can have come from one."
+            "The server does not report cached tokens, so it is not known whether a run was warm. Each prompt begins "
+            "with different letters, so only the template before them can come from a cache."
         )
-    elif endpoint.api == CHAT and endpoint.server != "llama-server":  # which takes cache_prompt: false
+    elif endpoint.api == CHAT and endpoint.server != "llama-server":  # which accepts cache_prompt: false
         yield (
-            "All chats share the template before their prompts, which the server may have in a cache: runs for which "
-            "it says so are shown apart, as warm. --api completions has no template."
+            "All chats share the template before their prompts, which the server may cache: runs with cached tokens "
+            "are shown separately, as warm. --api completions has no template."
         )
     if endpoint.can("ignore_eos") != YES and n_gen > 1:
-        yield f"Answers may end before {n_gen:,} tokens ({how.get('ignore_eos')}): those that do are shown apart."
+        yield f"Answers may end before {n_gen:,} tokens ({how.get('ignore_eos')}); these are shown separately."
     yield from _of_settings(endpoint)
     if counter is not None and counter.by == USAGE:
         yield (
-            f"The server has no tokenizer to ask: a prompt of exactly n tokens is found by some requests for one token "
-            f"(at most {MOST_COUNTS}), once for each length; its repeats differ in their first letters only."
+            "The server has no tokenizer endpoint: the lab finds a prompt of exactly n tokens with requests for one "
+            f"token (at most {MOST_COUNTS} for each length). A length's repeats differ only in their first letters."
         )
 
 
 def _of_settings(endpoint: Endpoint) -> Iterator[str]:
     settings = endpoint.settings
     if settings is None or settings.n_ctx is None:
-        yield "The server does not say how long its context is: a prompt that is too long for it fails."
+        yield "The server does not report its context length: a prompt that is too long for it fails."
     if settings is not None and settings.n_slots == 1:
-        yield (
-            "The server works on one request at a time: while it works on somebody else's, a run waits, and its TTFT "
-            "is longer."
-        )
+        yield "The server processes one request at a time: a run that waits for another client's has a longer TTFT."
     else:
-        yield "What others ask the server meanwhile makes these runs slower, and cannot be seen from here."
+        yield "Requests of other clients make these runs slower, and are not visible."

@@ -1,7 +1,7 @@
-"""An engine with a plan's model loaded and a warm context, and every run on it watched for noise.
+"""An engine with a loaded model and a warm context, which watches every run for noise.
 
-Around every timed run stand two readings of the system and two sentinels (a short decode that is always the
-same); while it lasts the parent samples what other processes take, and counters of energy, ten times a second.
+Before and after every timed run it reads the state of the system and times a sentinel (a short decode that is always
+the same). During the run it samples other processes' CPU use and energy counters ten times a second.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ N_WARMUP_PROMPT = 32
 """Prompt tokens of the first warm-up on a CPU."""
 
 FULL_WARMUP_S = 2.0
-"""On a CPU a whole step is warmed up as well if it takes less time than this.
+"""On a CPU the warm-up includes a full step if that takes less time than this.
 
-The first whole step touches the compute buffer's pages for the first time: about 5,000 page faults for a step of 512
-tokens of SmolLM2 (tests/bench/warm_up.py). On one Xeon the first such prefill took 20 ms longer than the next ones,
-which is 1 % of the longest step that is warmed up.
+The first full step touches the pages of the compute buffer: about 5,000 page faults for a step of 512 tokens of SmolLM2
+(tests/bench/warm_up.py). On one Xeon the first such prefill took 20 ms longer than the next ones, which is 1 % of the
+longest step that is warmed up.
 """
 
 N_SENTINEL = 8
-"""Decode steps of a sentinel that count; one before them does not."""
+"""Decode steps of a sentinel that count, after one that does not."""
 
 MAX_CRASHES = 2
-"""Deaths of the engine that a case may have, where they may be chance."""
+"""A case is abandoned after this number of crashes, if they may be chance."""
 
 STATUS_S = 0.5
-"""How often the progress is shown: rarely, since drawing it needs a core."""
+"""Interval of showing the progress; drawing it needs a core."""
 
 
 class WarmEngine:
@@ -69,15 +69,15 @@ class WarmEngine:
         self.warm = False
         self.round = -1  # the repeat for which the engine was started
         self.n_starts = n_starts
-        self.diagnosed: Diagnosed | None = None  # the first crash of native code, and what was found out about it
+        self.diagnosed: Diagnosed | None = None  # the first crash of native code, with its diagnosis
         self._idle_w = idle_w
         self._loaded = False
-        self._sentinel: int | None = None  # the last one's time, on this context
-        self._ids: dict[str, list[int]] = {}  # of every text, by its name
+        self._sentinel: int | None = None  # the time of the last one, on this context
+        self._ids: dict[str, list[int]] = {}  # token ids of every text, by name
         self._pieces: list[bytes] = []
 
     def load(self) -> None:
-        """Load the model, where it is not loaded."""
+        """Load the model, if it is not loaded."""
         if self._loaded:
             return
         if self.model.sha256 is None:
@@ -96,30 +96,30 @@ class WarmEngine:
             if source.text is not None:
                 self._ids[source.name] = self.worker.tokenize(source.text)
                 if not self._ids[source.name]:
-                    raise LabError(f"The prompt {source.name} has no token in this model.", "Use another text.")
+                    raise LabError(f"The prompt {source.name} gives no tokens in this model.", "Use another text.")
         if self.stream:
             self._pieces = self.worker.pieces()
         self._loaded = True
 
     def renew(self) -> None:
-        """Start a fresh engine, without a model."""
+        """Start a new engine, without a model."""
         self.worker.restart()
         self.n_starts += 1
         self.warm = self._loaded = False
 
     def open(self, cases: Sequence[Case]) -> None:
-        """Make a context with room for each of these."""
-        self.reporter.report_status("making room", max(cases, key=lambda case: case.n_prompt))
+        """Create a context that is large enough for each of these cases."""
+        self.reporter.report_status("creating the context", max(cases, key=lambda case: case.n_prompt))
         self._sentinel = None
         with self._explained(N_WARMUP_PROMPT):
             self.settings = self.worker.new_context(with_room(self.plan.settings, cases))
         self._placement = self.worker.placement()
 
     def warm_up(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
-        """On a GPU a short run for every shape of step of these cases; on a CPU a short one and a whole step.
+        """Warm-up runs: on a GPU one for every shape of step of these cases; on a CPU a short run and a full step.
 
-        GPU backends compile kernels and record graphs by shape. On a CPU only the largest step matters, because it
-        touches all of the compute buffer (see FULL_WARMUP_S).
+        GPU backends compile kernels and record graphs for each shape. On a CPU only the largest step matters, because
+        it touches the whole compute buffer (see FULL_WARMUP_S).
         """
         parts: set[int] = set()
         for case in cases:
@@ -143,7 +143,7 @@ class WarmEngine:
         self.warm = True
 
     def _both_waits(self, cases: Collection[Case]) -> Iterator[tuple[Settings, Run]]:
-        """The longest plain prompt of several steps, prefilled with a wait for each step and with one for all."""
+        """Prefill the longest plain prompt of several steps, once waiting for each step and once only at the end."""
         lengths = [case.n_prompt for case in cases if case.lever is None and case.n_prompt > self.settings.n_ubatch]
         for wait in (STEP, END) if lengths else ():
             settings = dataclasses.replace(self.settings, prefill_wait=wait)
@@ -152,9 +152,9 @@ class WarmEngine:
     def run(
         self, case: Case, repeat: int, warmup: bool = False, waits_once: bool | None = None, given: Sequence[int] = ()
     ) -> Run:
-        """One run on the open context. `waits_once`: for the last prefill step only; None: as the settings say.
+        """One run on the open context. `waits_once`: only after the last prefill step; None: as in the settings.
 
-        `given`: the tokens of its only prompt, instead of a cut from the text.
+        `given`: the tokens of its only prompt, instead of a part of the text.
         """
         with self._explained(case.n_prompt):
             return self._run(case, repeat, warmup, waits_once, given)
@@ -185,7 +185,7 @@ class WarmEngine:
         )
         n_known = len(list(scripts.shapes(script)))  # the steps of `speculate` follow
         if sum(outcome.steps.n_tokens[:n_known]) != _n_computed(script):
-            raise LabError(f"The steps do not add up to {case.name}.", "Please report this as a bug.")
+            raise LabError(f"The steps do not add up to {case.name}.", "This is a bug of the lab.")
         self.reporter.learn(case, run)
         return run
 
@@ -198,7 +198,7 @@ class WarmEngine:
         return scripts.wait_once(script) if waits_once else script
 
     def _watched(self, script: Script, case: Case, repeat: int, warmup: bool) -> tuple[Outcome, Noise]:
-        """Run a script between two sentinels, which a warm-up does not have, and see what else the machine does."""
+        """Run a script between two sentinels (not in a warm-up), and record the noise."""
         if not warmup and self._sentinel is None:
             self._sentinel = self._time_sentinel()
         sentinel_before = self._sentinel
@@ -220,47 +220,47 @@ class WarmEngine:
             return outcome, readings
         try:
             self._sentinel = self._time_sentinel()
-        except LabError:  # this run is measured; a dead engine is reported by the next one
+        except LabError:  # this run is complete; the next one reports the dead engine
             self._sentinel = None
         return outcome, dataclasses.replace(
             readings, sentinel_before_ns=sentinel_before, sentinel_after_ns=self._sentinel
         )
 
     def record(self, session: str, run: Run, settings: Settings | None = None) -> Record:
-        """A run as a line of a results file, with what the plan says of all its runs."""
+        """A run as a line of a results file, with the plan's fields."""
         run = dataclasses.replace(run, part=self.plan.part, is_quick=self.plan.is_quick)
         return Record(session, self.plan.machine, self.model, settings or self.settings, run)
 
     @contextlib.contextmanager
     def _explained(self, n_prompt: int) -> Iterator[None]:
-        """Where native code ends the engine, find out why, once: the death then says it (Diagnosed)."""
+        """Diagnose the first crash of native code, and raise it as Diagnosed."""
         try:
             yield
         except WorkerDied as death:
             if self.diagnosed or not death.is_crash:
                 raise
-            self.reporter.report_status(f"{death.what} Finding out why (at most {diagnosis.SECONDS:.0f} s)")
+            self.reporter.report_status(f"{death.what} Looking for the cause (at most {diagnosis.SECONDS:.0f} s)")
             found = diagnosis.of_job(self.worker, self.plan, n_prompt, death)
             self.diagnosed = found if isinstance(found, Diagnosed) else None
             raise found from None
 
     @property
     def most_crashes(self) -> int:
-        """After so many deaths in runs of one case, that case is given up: one where it is known that they last."""
+        """Crashes after which a case is abandoned: 1 if the diagnosis says that they repeat."""
         return 1 if self.diagnosed and self.diagnosed.is_lasting else MAX_CRASHES
 
     def mend(self, problem: LabError) -> str:
-        """Go on with the setting that a diagnosis found. Says so at once, and returns what it said; "" for none."""
+        """Change to the setting that a diagnosis found, and announce it. Returns the message; "" without a change."""
         if not isinstance(problem, Diagnosed) or problem.change is None:
             return ""
         self.plan = dataclasses.replace(self.plan, settings=diagnosis.changed(self.plan.settings, problem.change))
         self.settings = self.plan.settings
-        words = f"{problem.what} The session goes on with {problem.change.option}, which is not what was asked for."
+        words = f"{problem.what} The session continues with {problem.change.option}, which you did not ask for."
         self.reporter.announce(words)
         return words
 
     def recover(self, problem: LabError) -> None:
-        """After a failure: a dead engine is started again; one that only refused can go on."""
+        """Restart a dead engine; after other failures it can continue."""
         if isinstance(problem, WorkerDied):
             self.renew()
 
@@ -273,18 +273,18 @@ class WarmEngine:
         return round(statistics.median(times[2:] or times))
 
     def _source(self, case: Case) -> prompts.Source:
-        """What the prompts of a case are cut from."""
+        """The source of a case's prompts."""
         return self.plan.prompt if case.text is None else prompts.source(case.text)
 
     def _text(self, source: prompts.Source, repeat: int, sequence: int, n: int) -> list[int]:
-        """A prompt of n tokens; those of a run's sequences begin at different places."""
+        """A prompt of n tokens; the prompts of a run's sequences begin at different places."""
         seed, bos, offset = self.plan.seed, self._vocabulary.bos, self._offset(source, repeat, sequence)
         if offset is None:
             return prompts.random_ids(n, self._vocabulary.n_vocab, bos, seed, repeat, sequence)
         return prompts.cut(self._ids[source.name], n, offset, bos)
 
     def _offset(self, source: prompts.Source, repeat: int, sequence: int) -> int | None:
-        """Where in the tokenised text the prompt of a sequence begins; None for random prompts."""
+        """Where in the tokenized text the prompt of a sequence begins; None for random prompts."""
         if source.text is None:
             return None
         return prompts.offset(self.plan.seed, repeat, len(self._ids[source.name]), sequence)

@@ -23,15 +23,15 @@ from tests.bench import llama_bench
 from tests.conftest import run_process
 
 EXPECTED = {
-    "kernel": "So does a plain product",
-    "repacked": "goes on with --no-repack",
-    "flash": "goes on with --flash-attn off",
-    "threads": "goes on with --threads 1",
-    "mapped": "goes on with --no-mmap",
-    "long": "A small job ends in the same way",
-    "two": "A small job ends in the same way",
-    "once": "did not come again",
-    "load": "A small job ends in the same way",
+    "kernel": "A plain matrix product",
+    "repacked": "continues with --no-repack",
+    "flash": "continues with --flash-attn off",
+    "threads": "continues with --threads 1",
+    "mapped": "continues with --no-mmap",
+    "long": "A small job crashes in the same way",
+    "two": "A small job crashes in the same way",
+    "once": "did not repeat",
+    "load": "A small job crashes in the same way",
     "start": "do not run here",
     "native": "needs AMX_INT8, which this CPU does not have",
 }

@@ -129,7 +129,7 @@ def measure(worker: Worker, path: Path, prompt: str, stage: list[str]) -> None:
     else:
         text = worker.tokenize(plan.prompt.text)
         if not text:
-            raise LabError("The prompt has no token in this model.")  # in measure.py's words
+            raise LabError("The prompt gives no tokens in this model.")  # in measure.py's words
         ids = prompts.cut(text, 8, prompts.offset(1, 0, len(text)), vocabulary.bos)
     stage[0] = "new_context"
     worker.new_context(plan.settings)
