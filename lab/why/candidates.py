@@ -187,9 +187,9 @@ def _here(plan: Plan, n_prompt: int, n_gen: int, users: int, kept: Kept) -> list
     try:
         ceilings = probing.need(kept[1], place, False, HERE)
         learned = learning.learn(kept[0], ceilings, learning.offload_of(plan.model, plan.settings))
-    except LabError:  # neither ceilings nor runs: the table says how to get them
+        predicted = prediction.here(plan.model, plan.settings, ceilings, learned, n_prompt, n_gen)
+    except LabError:  # no ceilings of these weight types, or no runs: the table says how to get them
         return []
-    predicted = prediction.here(plan.model, plan.settings, ceilings, learned, n_prompt, n_gen)
     available = memory_for(plan)
     predicted = prediction.with_misfit(predicted, plan.model, plan.settings, available)
     steps = StepPrediction(plan.model, plan.settings, ceilings, learned.fit, learned.n_runs)
