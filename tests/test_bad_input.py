@@ -120,7 +120,7 @@ def test_beyond_the_training_context_it_goes_on_and_says_so(tmp_path: Path, embe
 def test_a_length_that_does_not_fit_is_reported_and_the_others_are_measured(tmp_path: Path) -> None:
     code, out, err = run_lab("measure", "-p", "10,1000000000", "-n", "2", "-r", "1", "-t", "1", "-o", tmp_path)
     assert code == 1
-    assert "1,000,000,000 prompt tokens will not be tried" in err
+    assert "1,000,000,000 prompt tokens will be skipped" in err
     assert "needs about 24,064" in out
     outcomes = {r.run.n_prompt: r.run.status for r in results.read([tmp_path]).records if not r.run.warmup}
     assert outcomes == {10: OK, 1_000_000_000: FAILED}

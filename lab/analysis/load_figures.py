@@ -1,11 +1,11 @@
-"""The figures of an arm of a load: latencies with their tails, rates with their range over rounds, and what went wrong.
+"""The figures of an arm of a load: latencies with percentiles, rates with their range over rounds, and failures.
 
-Latencies are of the requests that were due inside the steady window and went well. In an open loop TTFT and E2E count
-from the intended time: a client or a server that is late does not make the wait shorter. A percentile is a value that
-was measured (nearest rank), and is given only where some request was slower.
+Latencies are of the successful requests that were due inside the steady window. In an open loop TTFT and E2E count from
+the intended time, so that a late client or server does not shorten the wait. A percentile is a measured value (nearest
+rank) and is given only if some request was slower.
 
-Requests of one round wait in the same queue: they are no replicates of each other. So what is compared of two sessions
-are the medians of rounds, a row a round, as if each were a run.
+Requests of one round wait in the same queue, so they are not replicates of each other. Sessions are therefore compared
+by the medians of rounds, with one row per round, as if each were a run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FEWEST = 8
-"""Requests in each half of the windows from which on the halves are compared."""
+"""Requests that each half of the windows needs for a comparison of the halves."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class Latency:
-    """One latency of `n` requests, in seconds. A percentile is None where no request is beyond it: n is too small."""
+    """One latency of `n` requests, in seconds. A percentile is None if no request exceeds it: n is too small."""
 
     n: int
     median_s: float
@@ -70,23 +70,23 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmFigures:
-    """What an arm showed. None where it is not known."""
+    """The figures of an arm; None if unknown."""
 
     arm: Arm
     n: int  # requests that were due inside the steady windows
     n_ok: int
     failures: dict[str, int]  # by class
-    errors: dict[str, str]  # of each class the words that came most often
+    errors: dict[str, str]  # the most frequent error text of each class
     n_failed_outside: int  # in the warm-up, and after the window
-    n_short: int  # answers with fewer tokens than were asked for
-    n_warm: int  # requests of whose prompt a part came from a cache
+    n_short: int  # answers with fewer tokens than requested
+    n_warm: int  # requests with cached prompt tokens
     tokens_tps: Rate | None
-    is_spread: bool  # whether tokens of some were spread over events
+    is_spread: bool  # whether tokens were spread evenly over events
     requests_ps: Rate | None
     user_tps: float | None  # 1 / median TPOT (as AIPerf's output token throughput per user)
     ttft: Latency | None
     tpot: Latency | None
-    tpot_is_bound: bool  # where tokens per event are not known: TPOT is at most that
+    tpot_is_bound: bool  # tokens per event are unknown, so TPOT is an upper bound
     e2e: Latency | None
     stall_s: float | None  # the longest pause inside an answer
     late_median_s: float | None  # of sending, in an open loop
@@ -150,7 +150,7 @@ def tpot_s(figures: Figures) -> float | None:
 
 
 def tpot_bound_s(figures: Figures) -> float | None:
-    """TPOT at most."""
+    """The upper bound of TPOT."""
     return _seconds(figures.tpot_bounds_ns[1] if figures.tpot_bounds_ns else None)
 
 
@@ -159,7 +159,7 @@ def e2e_s(figures: Figures) -> float | None:
 
 
 def latency(arm: Arm, of: Callable[[Figures], float | None]) -> Latency | None:
-    """One latency of the arm's requests that have it; None where none has."""
+    """One latency of the arm's requests; None if no request has it."""
     by_round = [sorted(values(one.inside, of)) for one in arm.rounds]
     ordered = sorted(value for own in by_round for value in own)
     if not ordered:
@@ -175,18 +175,18 @@ def latency(arm: Arm, of: Callable[[Figures], float | None]) -> Latency | None:
 
 
 def values(requests: Sequence[Sample], of: Callable[[Figures], float | None]) -> list[float]:
-    """One figure of the requests that went well and have it."""
+    """One figure of the successful requests that have it."""
     return [value for one in requests if one.is_ok and (value := of(one.figures)) is not None]
 
 
 def tail(ordered: Sequence[float], share: float) -> Tail | None:
-    """The value that `share` of the ordered ones do not exceed, by the nearest rank. None where none is beyond it."""
+    """The percentile of ordered values by the nearest rank; None if no value exceeds it."""
     rank = math.ceil(round(share * len(ordered), 9))
     return Tail(ordered[rank - 1], len(ordered) - rank) if 0 < rank < len(ordered) else None
 
 
 def rate(rounds: Sequence[Round], of: Callable[[Round], float | None]) -> Rate | None:
-    """A rate over the windows of rounds. None where one of them has none."""
+    """A rate over the windows of rounds; None if a round has none."""
     known = [one for one in rounds if one.length_s]
     by_round = [of(one) for one in known]
     rates = [value for value in by_round if value is not None]
@@ -197,7 +197,7 @@ def rate(rounds: Sequence[Round], of: Callable[[Round], float | None]) -> Rate |
 
 
 def _goodput(arm: Arm, slo: Slo) -> Rate | None:
-    """Requests that were due in the windows and met every limit, per second."""
+    """Requests per second that were due in the windows and met every limit."""
     return rate(arm.rounds, lambda one: sum(due.figures.meets(slo) for due in one.inside) / one.length_s)
 
 
@@ -224,7 +224,7 @@ def _seconds(ns: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class LoadSession:
-    """The requests of one session of loads, and where they went."""
+    """The requests of one session of loads, and their endpoint."""
 
     name: str
     endpoint: Endpoint
@@ -242,7 +242,7 @@ def sessions(records: Sequence[Record | RequestRecord]) -> list[LoadSession]:
 
 
 def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
-    """What is compared: the rows of runs, and of requests that ran alone, that count; of loads one row a round."""
+    """The compared rows: of runs and of requests that ran alone, and one row per round of a load."""
     import pandas as pd
 
     plain = [one for one in records if isinstance(one, Record) or one.request.asked.load is None]
@@ -272,7 +272,7 @@ def _round_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
 
 
 def _same(arm: Arm) -> dict[str, Any]:
-    """What rounds of an arm share. `n_prompt` and `n_gen` are 0 where requests differ in them: the lever says how."""
+    """The shared columns of an arm's rounds. `n_prompt` and `n_gen` are 0 if requests differ in them; see the lever."""
     asked = [one.figures for of_round in arm.rounds for one in of_round.all]
     prompts = {request_table.n_prompt(one) or 0 for one in asked}
     answers = {one.asked.n_gen for one in asked}
@@ -303,11 +303,11 @@ def _median(arm: Arm, of: Callable[[Figures], float | None], factor: float) -> f
 
 
 def arms(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
-    """One row an arm of each session of loads: rates, latencies, attainment (NaN or None where not known).
+    """One row per arm of each session of loads: rates, latencies, attainment (NaN or None if unknown).
 
         lab.arms(lab.load(url, concurrency="1,4"))[["load", "tokens_tps", "ttft_median_s", "ttft_p95_s"]]
 
-    What each figure is stands in analysis/loads.py and py.
+    analysis/loads.py defines the figures.
     """
     import pandas as pd
 
@@ -321,7 +321,7 @@ def arms(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
 
 
 def as_row(shown: ArmFigures) -> dict[str, Any]:
-    """The figures of an arm by name and unit. `_beyond`: how many requests are beyond a percentile."""
+    """The figures of an arm by name and unit. `_beyond`: the number of requests that exceed a percentile."""
     arm = shown.arm
     row: dict[str, Any] = {"load": arm.label, "n_rounds": len(arm.rounds), "n_cut_off": arm.n_cut_off}
     row |= {"window_s": [one.length_s for one in arm.rounds], "is_overloaded": arm.is_overloaded}

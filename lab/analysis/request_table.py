@@ -1,7 +1,7 @@
-"""Requests as rows of the same tables as runs, with what only a request has.
+"""Requests as rows of the same tables as runs, with additional columns.
 
-Prefill is not visible through a server: a row has TTFT, and no prefill time. A request whose prompt
-came in part from a cache, or whose answer is shorter than asked for, is measured, but is not a repeat of the others.
+A server does not show prefill, so a row has TTFT and no prefill time. A request with cached prompt tokens, or with a
+shorter answer than requested, is measured but is not a repeat of the others.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ FIGURES = (
     *("first_output_s", "stall_ms", "tpot_low_ms", "tpot_high_ms", "n_answer"),
     *("server_prompt_s", "server_decode_s"),
 )
-"""Figures that only requests have. `tpot_low_ms` and `tpot_high_ms` are TPOT at least and at most; the last two are
-llama-server's own times."""
+"""Figures of requests only. `tpot_low_ms` and `tpot_high_ms` are bounds of TPOT; the last two are times reported by
+llama-server."""
 
 KINDS = ("warm", "short")
-"""What sets requests of equal setup and length apart: whether a part of the prompt came from a cache, and whether the
-answer was shorter than asked for. None where the server does not say it."""
+"""Requests of equal setup and length differ in these: cached prompt tokens, and an answer that is shorter than
+requested. None if the server does not report it."""
 
 
 def loads_of(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
-    """The requests that were a part of a load."""
+    """The requests of loads."""
     return [one for one in records if isinstance(one, RequestRecord) and one.request.asked.load is not None]
 
 
@@ -46,12 +46,12 @@ def of_engine(records: Sequence[Record | RequestRecord]) -> list[Record]:
 
 
 def went_well(record: RequestRecord) -> bool:
-    """Whether it ended well and is not a warm-up."""
+    """Whether a request succeeded and is not a warm-up."""
     return record.request.status == OK and not record.request.asked.warmup
 
 
 def is_measured(record: RequestRecord) -> bool:
-    """Whether it is a measurement like the others: it went well, cold as far as known, and its answer is whole."""
+    """Whether a request is a repeat of the others: successful, not known to be warm, with a full answer."""
     if not went_well(record):
         return False
     one = figures(record.request)
@@ -59,7 +59,7 @@ def is_measured(record: RequestRecord) -> bool:
 
 
 def measured(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count: timed, gone well, of requests those that ran alone, cold, with a whole answer."""
+    """The rows that count: timed and successful; for requests also alone, not known to be warm, with a full answer."""
     rows = rows[(rows.status == OK) & ~rows.warmup]
     if "server" not in rows:
         return rows
@@ -68,12 +68,12 @@ def measured(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def n_prompt(one: Figures) -> int | None:
-    """Tokens of the prompt: as asked for, else as the server counted them."""
+    """Tokens of the prompt: as requested, otherwise as counted by the server."""
     return first_known((one.asked.n_prompt, one.asked.n_prompt_counted, one.n_prompt))
 
 
 def run_row(record: RequestRecord, index: int) -> dict[str, Any]:
-    """The row of `lab.runs` of a request. Figures of an engine are left out; a time that is not derivable is NaN."""
+    """The row of `lab.runs` for a request, without figures of an engine. Unknown times are NaN."""
     one = figures(record.request)
     asked, timings = one.asked, one.timings
     low, high = one.tpot_bounds_ns or (None, None)

@@ -2,7 +2,7 @@
 
 Rates are computed here and never stored. A figure of several runs is their median with its interval: a mean with a
 standard deviation says little on machines where another process can halve a rate for seconds. A sweep has one row
-for each of its prompt lengths. A request to a server is a row like a run (request_table.py).
+per prompt length. A request to a server is a row like a run (request_table.py).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decode_ms", "e2e_s", "prefill_share")
-"""Of a run; `decode_ms` is decode compute per token, without choosing it (what llama-bench counts)."""
+"""Figures of a run. `decode_ms` is decode compute per token without sampling (as llama-bench counts)."""
 
 _OF_RUNS = ("engine", *FIGURES, "energy_source", *energy.FIGURES)
-"""Columns that requests do not have, or that they may all lack."""
+"""Columns that requests can lack."""
 
 
 def runs(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
-    """One row a run or request, warm-ups and failures included: setup, figures (NaN where there is none), status.
+    """One row per run or request, including warm-ups and failures: setup, figures (NaN if missing), status.
 
         lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
 
-    A sweep has one row per length; `run` is the number of the record. An experiment has its words in `lever`, and
-    figures of its own (core/lever_figures.py). Joules and watts are of what `energy_source` names, whole and idle
-    included (core/energy.py). Where there are requests, there are columns that only they have: `server`, `warm`, ...
-    (request_table.py); a request of a load has the words of the load in `lever`.
+    A sweep has one row per length; `run` is the number of the record. An experiment has a description in `lever` and
+    its own figures (core/lever_figures.py). Joules and watts cover what `energy_source` names, including idle power
+    (core/energy.py). Requests add columns: `server`, `warm`, ... (request_table.py); a request of a load has the load's
+    description in `lever`.
     """
     import pandas as pd
 
@@ -48,9 +48,10 @@ def runs(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
 
 
 def steps(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
-    """One row a step. `run` is the row of its run in `runs`; `itl_ms` is NaN for prefill steps. Requests have none.
+    """One row per step. `run` is the row of its run in `runs`. Requests have no steps.
 
-    So is `compute_ms` where single ones were not timed: of these `ready_s` is when a step was submitted, but the last.
+    `itl_ms` is NaN for prefill steps. `compute_ms` is NaN for prefill steps that were not timed one by one: their
+    `ready_s` is the time of submission, except for the last step.
 
     lab.steps(records).groupby("kind").compute_ms.median()
     """
@@ -62,15 +63,14 @@ def steps(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per setup and length over the timed runs that went well and are no experiment.
+    """One row per setup and length over the successful timed runs, without experiments.
 
         lab.summary(lab.runs(records))
 
-    Columns: `repeats`, how many of them were `disturbed`, the `doubts` (core/shown.py) that all figures of the row
-    have, and of each figure the median, the ends of its
-    95 % interval (`_low`, `_high`; NaN for fewer than 6 runs), and the range (`_min`, `_max`). Figures of energy are
-    among them where a run has some; a row whose runs have them from different sources has none. Requests that are
-    `warm`, or `short` of the tokens asked for, have rows of their own.
+    Columns: `repeats`, how many of them were `disturbed`, the `doubts` (core/shown.py) of all figures of the row, and
+    for each figure the median, the ends of its 95 % interval (`_low`, `_high`; NaN for fewer than 6 runs), and its
+    range (`_min`, `_max`). Figures of energy are included if a run has some, unless the sources of a row's runs differ.
+    Requests that are `warm`, or `short` of the requested tokens, have separate rows.
     """
     import pandas as pd
 
@@ -110,14 +110,14 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def shown_in(row: Mapping[str, Any], figure: str, scale: float = 1.0) -> Shown:
-    """A figure of a row of `summary` with its interval, or its range where runs are too few for one."""
+    """A figure of a row of `summary` with its interval, or its range if runs are too few for one."""
     ends = ("low", "high") if row[f"{figure}_low"] == row[f"{figure}_low"] else ("min", "max")
     low, high = (scale * row[f"{figure}_{end}"] if row["repeats"] > 1 else None for end in ends)
     return Shown(scale * row[figure], low, high, row["repeats"], row["doubts"])
 
 
 def firm(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `summary` that something may be concluded from."""
+    """The reliable rows of `summary`."""
     return rows[[shown.is_firm(doubts) for doubts in rows.doubts]] if len(rows) else rows
 
 
@@ -142,7 +142,7 @@ def _rows_of(record: Record | RequestRecord, index: int) -> list[dict[str, Any]]
 
 
 def _without_failed(row: dict[str, Any]) -> dict[str, Any]:
-    """The row; of one that failed, what came before the failure is no measurement."""
+    """The row; without figures if the run failed."""
     failed = set() if row["status"] == OK else {*FIGURES, *request_table.FIGURES}
     return {name: float("nan") if name in failed else value for name, value in row.items()}
 

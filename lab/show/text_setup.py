@@ -1,4 +1,4 @@
-"""What is measured, as text: the machine and its build, the models, and a plan."""
+"""Setups as text: the machine and its build, the models, and a plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def describe(here: Machine, model: Model | None = None) -> list[str]:
 
 
 def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
-    """The same by name: machine, build, model. What is unknown is left out."""
+    """The same by name: machine, build, model. Unknown parts are left out."""
     ram = f", {here.ram_bytes / 1e9:.0f} GB" if here.ram_bytes else ""
     kind = ", virtual machine" if here.virtual else ""
     power = f", on {here.power}" if here.power else ""
@@ -51,7 +51,7 @@ def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
 
 
 def amx(system_info: str) -> list[str]:
-    """Lines on whether this build uses AMX, the matrix instructions of Intel's Xeons; none where the CPU lacks them.
+    """Lines on whether this build uses AMX, the matrix instructions of Intel Xeons; none if the CPU lacks them.
 
     The cost of a build without AMX was measured on one Xeon (llama-bench, 512 tokens of prompt, 64 generated).
     """
@@ -67,7 +67,7 @@ def amx(system_info: str) -> list[str]:
 
 
 def models_table(rows: Sequence[Listed]) -> Grid:
-    """The models that can be measured. A size after ~ is that of a download."""
+    """The available models. A size after ~ is the size of a download."""
     grid = grid_of("name", "quantization", "MB", "on disk", "from", "what it is")
     for row in rows:
         size = "-" if row.n_bytes is None else f"{'' if row.on_disk else '~'}{row.n_bytes / 1e6:,.0f}"
@@ -90,12 +90,12 @@ def describe_model(
         return "unknown" if n is None else f"{wording.digits(n / 1e6)} MB"
 
     heads = f"{model.n_head} heads of {model.head_dim}, {model.n_head_kv} for keys and values"
-    tied = {True: "tied to the embedding", False: "of its own", None: "unknown"}[model.tied_embeddings]
+    tied = {True: "tied to the embedding", False: "separate", None: "unknown"}[model.tied_embeddings]
     types = ", ".join(f"{kind} {megabytes(n)}" for kind, n in sorted(model.tensor_bytes.items(), key=lambda kv: -kv[1]))
     cache = ", ".join(f"{megabytes(n_bytes)} at {n:,}" for n, n_bytes in kv_bytes.items())
     position = "unknown" if kv_per_position is None else f"{kv_per_position:,.0f}"
     reason = f" ({model.uncounted})" if model.uncounted else ""
-    fits = f"unknown{reason}" if n_ctx_fits is None else f"a context of up to about {n_ctx_fits:,} tokens"
+    fits = f"unknown{reason}" if n_ctx_fits is None else f"a context of about {n_ctx_fits:,} tokens"
     return [
         f"name      {model.name} {model.quantization or ''} ({model.source})",
         f"file      {path or 'not on this machine'}, {megabytes(model.n_bytes)}",
@@ -104,7 +104,7 @@ def describe_model(
         f"tensors   {types}",
         f"decode    reads {megabytes(bytes_per_step)} of weights per step",
         f"KV cache  {position} bytes per position (F16): {cache}",
-        f"fits      {fits} in the memory that is free now",
+        f"fits      {fits} in the currently free memory",
     ]
 
 
@@ -139,7 +139,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
 
 
 def plan_table(plan: Plan) -> Grid:
-    """Runs and estimated memory of a plan, one row per case."""
+    """The runs and estimated memory of a plan, one row per case."""
     grid = grid_of("case", "runs", "KV cache MB", "memory MB", "note")
     for case in plan.cases:
         memory = plan_needs.memory(plan, case)
@@ -154,12 +154,12 @@ def plan_table(plan: Plan) -> Grid:
 
 
 def notes(plan: Plan) -> list[str]:
-    """What `--n-gpu-layers auto` came to, and which cases will not be tried."""
+    """The result of `--n-gpu-layers auto`, and the cases that will be skipped."""
     sentences = []
     if plan.auto and plan.model.n_layer is not None and machine.accelerators(plan.machine.devices):
         n, n_all = plan.settings.n_gpu_layers, plan.model.n_layer + 1
         sentences.append(f"--n-gpu-layers auto: {n} of {n_all} layers go to devices (the output counts as one).")
     if plan.refused:
         names = "; ".join(case.name for case in plan.refused)
-        sentences.append(f"{names} will not be tried: {' '.join(plan.refused.values())}")
+        sentences.append(f"{names} will be skipped: {' '.join(plan.refused.values())}")
     return sentences
