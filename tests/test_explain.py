@@ -227,7 +227,7 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     code, _, err = run_lab("explain", sample, "--ceilings", tmp_path / "other", "--no-plot")
     assert code == 1 and "another machine or build" in err and "--force" in err
     code, out, err = run_lab("ceilings", "-u", "64", "-t", "1", "--types", "", "-o", tmp_path)
-    assert code == 0 and "(today)" in out and "Every kernel is known already." in err and "FLOPs per byte" in out
+    assert code == 0 and "(today)" in out and "All kernels are measured already." in err and "FLOPs per byte" in out
     code, out, err = run_lab("explain", tmp_path, "--ceilings", tmp_path, "--details")
     assert code == 0, err
     assert "layers/attention/" in out and "Not in these times: sampling" in out
@@ -241,7 +241,7 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     assert "fitted to 3 runs of smollm2-135m Q4_1 on this machine" in out
 
 
-@pytest.mark.parametrize(("types", "says"), [("FOO", "no weight type"), ("F32", "no weight type")])
+@pytest.mark.parametrize(("types", "says"), [("FOO", "not a weight type"), ("F32", "not a weight type")])
 def test_types_that_cannot_be_probed_are_refused_before_anything_is_measured(
     tmp_path: Path, types: str, says: str
 ) -> None:

@@ -402,7 +402,7 @@ def test_a_server_that_ends_under_a_probe_is_a_sentence(tmp_path: Path) -> None:
         with RpcServer("127.0.0.1", 0, n_threads=1) as short_lived:
             worker.use(Backend(None, (short_lived.endpoint,)))
             here = dataclasses.replace(MACHINE, devices=worker.build.devices)
-        with pytest.raises(WorkerDied, match="It was measuring Q8_0, 1 column, RPC0"):
+        with pytest.raises(WorkerDied, match="It happened while measuring Q8_0, 1 column, RPC0"):
             probing.run_probes(worker, Where(here, ("RPC0",)), [probe(MUL_MAT, "RPC0")], lambda what: None, tmp_path)
 
 

@@ -157,7 +157,7 @@ def plan_lines(session: Session) -> list[str]:
 
 def plan_table(session: Session) -> Grid:
     """The table of `--dry-run`: the parts with their runs, memory, time and claims."""
-    grid = grid_of("part", "what it is", "runs", "memory MB", "about", "claims")
+    grid = grid_of("part", "what it is", "runs", "memory MB", "time", "claims")
     for name, seconds in session.expected_s.items():
         trials = session.trials.get(name, [])
         needed = [

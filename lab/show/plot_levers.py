@@ -114,10 +114,10 @@ def plot_prefix(rows: Sequence[prefix_cache.Row], records: Sequence[Record], sub
         _runs(ax, of_runs, **style, ms=7)
         if pays and pays.is_measured and pays.n_tokens is not None:
             ax.axvline(pays.n_tokens, color=style["color"], ls=":", lw=1.4)
-    promised = [(row.n_prefix, row.promised_s + row.cold_s - row.prefix_s) for row in alike if row.promised_s]
-    if promised:
+    predicted = [(row.n_prefix, row.promised_s + row.cold_s - row.prefix_s) for row in alike if row.promised_s]
+    if predicted:
         label = "cold, predicted from prefill times"
-        ax.plot(*zip(*promised, strict=True), color=GUIDE, ls="--", lw=1.2, label=label)
+        ax.plot(*zip(*predicted, strict=True), color=GUIDE, ls="--", lw=1.2, label=label)
     canvas.over_lengths(ax, lengths)
     ax.set_xlabel("length of the prefix (tokens)")
     ax.set_yscale("log")

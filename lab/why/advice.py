@@ -1,13 +1,13 @@
-"""What would make it faster here: the same kernels' ceilings, asked about other settings.
+"""Changes that should make runs faster here, predicted from the same kernels' ceilings.
 
-A lever replaces one part of a phase by another whose ceiling is known (weights of another type, another number of
-threads, other attention) and leaves everything else, overhead included, as it was measured. So its gain is a
-prediction, and each lever names the command that tries it.
+A lever replaces one part of a phase by another with a known ceiling (weights of another type, another number of
+threads, other attention) and keeps everything else, including overhead, as measured. Its gain is a prediction, and each
+lever has the command that tries it.
 
-`experiments` predicts what batch, prefix and speculate gain on this machine. They need steps that the explained runs
-did not have: one token of each of several sequences, the rest of a prompt, several positions of one sequence. The times
-of such steps are predicted from the kernels' ceilings and from the explained runs (step_prediction.py). An experiment
-is named only where it is predicted to gain and all its kernels have a ceiling.
+`experiments` predicts the gains of batch, prefix and speculate on this machine. They need steps that the explained runs
+do not have: one token of each of several sequences, the rest of a prompt, several positions of one sequence. The times
+of such steps are predicted from the kernels' ceilings and the explained runs (step_prediction.py). An experiment is
+listed only if it is predicted to gain and all its kernels have a ceiling.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ SMALL_CACHE = "q8_0"
 
 @dataclass(frozen=True)
 class Lever:
-    """A change, by what factor it is predicted to speed each phase up, and how to find out.
+    """A change, its predicted speed-up of each phase, and the command that tries it.
 
-    Without any factor the change is worth a trial, but no probe says what it gains.
+    Without factors the change is possible, but its gain cannot be predicted from the probes.
     """
 
     change: str
@@ -49,7 +49,7 @@ class Lever:
     decode_gain: float | None  # after a prompt of decode_at tokens: the shortest, of attention the longest
     prefill_at: int
     decode_at: int
-    command: str | None  # None: no name that the lab could get or make it by
+    command: str | None  # None: the lab cannot download or make that model
 
     @property
     def best(self) -> float:
@@ -61,10 +61,10 @@ class Lever:
 
 
 def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> list[Lever]:
-    """The three largest that the ceilings know of, for one setup's explained rows. Disturbed rows promise nothing.
+    """The three levers with the largest gains, for one setup's explained rows; disturbed rows predict nothing.
 
-    Where attention is a limit, flash attention comes first, then a smaller KV cache. The commands measure what was
-    promised: the same lengths, tokens and settings, but for the change.
+    If attention is a limit, flash attention comes first, then a smaller KV cache. The commands measure the predicted
+    case: the same lengths, tokens and settings, except for the change.
     """
     model, settings = record.model, record.settings
     known, rows = matrices(model), [row for row in rows if shown.may_promise(row.doubts)]
@@ -93,7 +93,7 @@ def levers(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> lis
 
 
 def _flash_attention(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> Lever | None:
-    """Flash attention switched the other way, where both ways were probed and it gains."""
+    """Flash attention switched on or off, if both were probed and the change gains."""
     settings = record.settings
     if not any((rate.op, rate.type) == (PLAIN_ATTENTION, settings.type_k.upper()) for rate in ceilings.rates):
         return None
@@ -106,9 +106,9 @@ def _flash_attention(rows: Sequence[Explained], record: Record, ceilings: Ceilin
 
 
 def _small_cache(rows: Sequence[Explained], record: Record, ceilings: Ceilings) -> Lever | None:
-    """A KV cache in SMALL_CACHE, where attention limits decode; without a factor where attention on it was not probed.
+    """A KV cache in SMALL_CACHE if attention limits decode; without a factor if its attention was not probed.
 
-    llama.cpp packs the values only with flash attention, and only heads whose size is a multiple of a block.
+    llama.cpp packs values only with flash attention, and only heads whose size is a multiple of a block.
     """
     model, settings = record.model, record.settings
     is_limited = any(row.limit == roofline.ATTENTION and row.phase == "decode" for row in rows)
@@ -145,7 +145,7 @@ def _other_types(model: Model, settings: Settings, known: Sequence[Matrix], ceil
 
 
 def _command(rows: Sequence[Explained], record: Record, changed: Mapping[str, tuple[object, object]]) -> str:
-    """The trial of options from an old to a new value, at the lengths that the gains are promised for."""
+    """The `lab ab` command for options with an old and a new value, at the lengths of the predicted gains."""
     lengths = ",".join(str(n) for n in sorted({min(row.n_prompt for row in rows), max(row.n_prompt for row in rows)}))
     replaced = {*changed, *(["--threads-batch"] if "--threads" in changed else [])}
     shared = [word for option in options(record) if option[0] not in replaced for word in option]
@@ -164,9 +164,9 @@ def _lever(
     command: str | None,
     at_longest: bool = False,
 ) -> Lever | None:
-    """The gains of another model or other settings; None where a ceiling for it is missing.
+    """The gains of another model or other settings; None if a ceiling is missing.
 
-    Decode is taken after the shortest prompt, or the longest.
+    The gain of decode is that after the shortest prompt, or the longest.
     """
     gains: dict[str, float] = {}
     ordered = sorted(rows, key=lambda row: row.n_prompt)
@@ -195,9 +195,9 @@ def _typical_step(row: Explained, settings: Settings) -> tuple[int, int, int]:
 
 
 def _with_type(model: Model, known: Sequence[Matrix], old: str, new: str) -> Model:
-    """The model with its layers' matrices of one type in another, where their rows can be packed in it.
+    """The model with its layers' matrices of one type in another, if their rows can be packed in it.
 
-    Embedding and output matrix stay as they are.
+    Embedding and output matrix keep their type.
     """
     sizes = {kind: float(n_bytes) for kind, n_bytes in model.tensor_bytes.items()}
     changed = []
@@ -213,19 +213,19 @@ def _with_type(model: Model, known: Sequence[Matrix], old: str, new: str) -> Mod
 
 SEQUENCES = (2, 4, 8, 16)
 SUFFIX = 64
-"""Tokens after the prefix, at most: what `lab prefix` has by default."""
+"""Most tokens after the prefix: the default of `lab prefix`."""
 
 DRAFT_LENGTHS = range(1, 9)
 NOT_OF_SPECULATE = (("--kv-unified", "on"), ("--prompt", "random"))
-"""It has one sequence only, and random tokens cannot be guessed: it takes the lab's texts instead."""
+"""Options that `lab speculate` does not get: it has one sequence, and uses the lab's texts instead of random tokens."""
 
 ACCEPTANCE = 0.8
-"""The share of right guesses for which a speed-up is named."""
+"""The acceptance for which a speed-up is predicted."""
 
 
 @dataclass(frozen=True)
 class BatchLever:
-    """n_seq sequences decoded together: tokens per second in all, and of each, over those of one alone."""
+    """n_seq sequences decoded together: tokens per second in total and per user, over those of one sequence."""
 
     n_seq: int
     total_gain: float
@@ -238,9 +238,9 @@ class BatchLever:
 
 @dataclass(frozen=True)
 class PrefixLever:
-    """The first n_prefix tokens of a prompt cached: seconds to the first token without that, and how many it saves.
+    """The first n_prefix tokens of a prompt cached: TTFT in seconds without the cache, and the seconds saved.
 
-    The saving is the prefix's share of the measured prefill, less what a copy takes at the memory's best rate.
+    The saving is the prefix's share of the measured prefill, minus a copy at the memory's best rate.
     """
 
     n_prefix: int
@@ -254,11 +254,10 @@ class PrefixLever:
 
 @dataclass(frozen=True)
 class SpeculationLever:
-    """Tokens guessed ahead, and verified in one step; the guessing itself is taken to cost nothing.
+    """Tokens drafted and verified in one step; drafting is assumed to cost nothing.
 
-    With `n_draft` tokens guessed ahead it pays if at least `least_acceptance` of the guesses are right; every other
-    draft length needs a larger share. With the share `acceptance` the best draft length is `best_n_draft`, and the
-    speed-up `gain`.
+    Drafts of `n_draft` tokens pay from an acceptance of `least_acceptance`; every other draft length needs more. At
+    `acceptance` the best draft length is `best_n_draft`, and the speed-up is `gain`.
     """
 
     n_draft: int
@@ -276,7 +275,7 @@ ExperimentLever = BatchLever | PrefixLever | SpeculationLever
 
 
 def experiments(rows: Sequence[Explained], records: Sequence[Record], ceilings: Ceilings) -> list[ExperimentLever]:
-    """Those that are predicted to gain, for one setup's explained rows and the records that they explain."""
+    """The experiments with a predicted gain, for one setup's explained rows and their records."""
     plain = [record for record in records if record.run.lever is None]
     rows = [row for row in rows if shown.may_promise(row.doubts)]
     if not plain or not rows:
@@ -287,7 +286,7 @@ def experiments(rows: Sequence[Explained], records: Sequence[Record], ceilings: 
 
 
 def _batch(rows: Sequence[Explained], record: Record, prediction: StepPrediction) -> BatchLever | None:
-    """The largest of SEQUENCES that pays: in all LEAST_GAIN times as many tokens per second as any smaller number."""
+    """The largest of SEQUENCES that pays: in total LEAST_GAIN times the tokens per second of any smaller number."""
     row = _shortest_decode(rows)
     if row is None:
         return None
@@ -304,7 +303,7 @@ def _batch(rows: Sequence[Explained], record: Record, prediction: StepPrediction
 
 
 def _prefix(rows: Sequence[Explained], record: Record, prediction: StepPrediction) -> PrefixLever | None:
-    """Of the longest prompt within what the model was trained for: that much `lab prefix` takes."""
+    """The gain for the longest prompt within the trained context, which `lab prefix` needs."""
     trained = record.model.n_ctx_train
     known = [row for row in rows if row.phase == "prefill" and (trained is None or row.n_prompt < trained)]
     row = max(known, key=lambda row: row.n_prompt, default=None)
@@ -325,7 +324,7 @@ def _prefix(rows: Sequence[Explained], record: Record, prediction: StepPredictio
 
 
 def _speculation(rows: Sequence[Explained], record: Record, prediction: StepPrediction) -> SpeculationLever | None:
-    """Also None where guesses that are all right would not pay, and for random weights: what they write is noise."""
+    """None if even full acceptance would not pay, and for random weights, whose text is noise."""
     row = _shortest_decode(rows)
     if row is None or record.model.source == catalog.SYNTHETIC or _forgets(record):
         return None
@@ -350,7 +349,7 @@ def _speculation(rows: Sequence[Explained], record: Record, prediction: StepPred
 
 
 def _shortest_decode(rows: Sequence[Explained]) -> Explained | None:
-    """Decode after the shortest prompt; of these the longest answer."""
+    """Decode after the shortest prompt, with the longest answer."""
     decode = [row for row in rows if row.phase == "decode"]
     return min(decode, key=lambda row: (row.n_prompt, -row.n_gen), default=None)
 
@@ -361,12 +360,12 @@ def _middle(row: Explained) -> int:
 
 
 def _forgets(record: Record) -> bool:
-    """Whether layers keep only the last positions: such a cache can neither be copied nor cut."""
+    """Whether layers keep only the last positions; such a cache cannot be copied and cut."""
     return any(record.model.windows or ())
 
 
 def _fits(record: Record, n_seq: int, n_tokens: int) -> bool:
-    """Whether n_seq sequences fit into the machine's memory, as far as that is known."""
+    """Whether n_seq sequences fit into the machine's memory; true if its size is unknown."""
     n_ctx = n_seq * memory.padded(n_tokens)
     need = memory.of_context(record.model, dataclasses.replace(record.settings, n_ctx=n_ctx, n_seq_max=n_seq))
     sizes = [record.machine.ram_bytes]
@@ -378,7 +377,7 @@ def _fits(record: Record, n_seq: int, n_tokens: int) -> bool:
 def _experiment_command(
     name: str, sizes: Mapping[str, object], record: Record, but: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """The experiment at the lengths of the explained runs, on their model and settings, but for these."""
+    """The command of an experiment with the lengths, model and settings of the explained runs, without `but`."""
     shared = [option for option in options(record) if option not in but]
     words = [str(word) for option in [*sizes.items(), *shared] for word in option]
     return f"lab {name} {shlex.join(words)}"

@@ -1,15 +1,15 @@
-"""What the runs of a machine teach about runs that were not made: a fit, and how far off its predictions may be.
+"""A fit to the runs of a machine that predicts other runs, and the errors of these predictions.
 
-The fit: a phase takes its kernels' least time, times a factor of at least 1 (one for prefill, one for decode), plus
-what every layer costs in addition: per step (threads that meet) and per token (norms, activations, copies). No cost is
-negative. A setup that has runs of its own also takes what these differ from that on average. All runs of one setup at
-one length are one point: their median.
+The fit: a phase takes its kernels' least time, times a factor of at least 1 (one for prefill, one for decode), plus a
+cost of every layer per step (thread synchronization) and per token (norms, activations, copies). No cost is negative. A
+setup with runs of its own is corrected by their mean deviation. All runs of one setup at one length are one point:
+their median.
 
-How far off: points are held out of the fit and predicted from the others. Each way of going beyond what was learned
-from (a longer or shorter context, another model, another quantization, other settings) has a variance of its own: the
-mean squared error of the points that were held out in this way, together with a figure of the lab's own bench where few
-or none could be (PRIOR). So has what lies inside of it, and what changes from one session to the next. Points of
-disturbed runs add theirs by their share of all points. The variances of all that apply to a prediction are added.
+The errors: points are held out of the fit and predicted from the others. Each kind of extrapolation (a longer or
+shorter context, another model, another quantization, other settings) has a variance: the mean squared error of the
+points held out in this way, combined with a figure of the lab's benchmark (PRIOR). Predictions without extrapolation
+and differences between sessions have a variance too. Points of disturbed runs add theirs by their share of all points.
+The variances that apply to a prediction are added.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lab.why.step_kernels import Layers, Parts
 from lab.why.where import Where
 
 PRIOR_FACTOR = 1.05
-"""What the factor on kernels is taken to be in each phase: counts as one more point."""
+"""The prior factor on kernels in each phase; it counts as one more point."""
 
 Step = tuple[int, int, int]
 """n_tokens, n_past, n_outputs of a step."""
@@ -59,23 +59,23 @@ as another model does.
 """
 
 PRIOR_WEIGHT = 4
-"""As how many groups of held-out points a figure of PRIOR counts."""
+"""A figure of PRIOR counts as this number of groups of held-out points."""
 
 DEVIATIONS = 2.0
 """Half the width of a range, in standard deviations."""
 
 MOST_LENGTHS = 12
-"""Lengths at which points are parted: a sweep has hundreds."""
+"""Most lengths at which points are split: a sweep has hundreds."""
 
 NEAR = 1.5
-"""Lengths up to this factor times the longest learned from do not count as extrapolation."""
+"""Lengths up to this factor times the longest measured one do not count as extrapolation."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A phase of a run, as far as predictions differ.
+    """The properties of a phase of a run that decide its prediction.
 
-    `length`: tokens of the prompt, of decode the positions that its tokens look back at.
+    `length`: tokens of the prompt; for decode the positions before its tokens.
     """
 
     phase: str
@@ -86,13 +86,13 @@ class Case:
 
     @property
     def setup(self) -> tuple[object, ...]:
-        """What lengths of one phase share that were measured alike."""
+        """The properties shared by all lengths of one phase in one setup."""
         return self.phase, self.shape, self.quantization, self.settings
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a phase's time is made of: the columns of the fit. Of decode those of one step."""
+    """The parts of a phase's time, the columns of the fit. For decode those of one step."""
 
     kernels_s: float
     layer_steps: float
@@ -103,7 +103,7 @@ class Costs:
 class Point:
     """The median of the runs of one setup at one length: seconds of prefill, or of one decode step.
 
-    Of runs that nothing disturbed, where there are such. One run is a point too, before it is merged with its repeats.
+    Undisturbed runs count if there are any. One run is a point too, before it is merged with its repeats.
     """
 
     n_prompt: int
@@ -118,7 +118,7 @@ class Point:
 class Fit:
     """Seconds = factor x kernels + per_layer_step_s x layers x steps + per_layer_value_s x layers x tokens x width.
 
-    A setup that was learned from takes `own` times that, but not less than its kernels.
+    A measured setup takes `own` times that, but not less than its kernels.
     """
 
     prefill_factor: float
@@ -135,7 +135,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Learned:
-    """A fit to this machine's runs, and what it was fitted to."""
+    """A fit to this machine's runs, with its points."""
 
     fit: Fit
     points: tuple[Point, ...]
@@ -144,12 +144,12 @@ class Learned:
 
     @cached_property
     def uncertainty(self) -> Uncertainty:
-        """How far off predictions of the fit may be."""
+        """The errors of the fit's predictions."""
         return Uncertainty(self.points, _known(self.points), tuple(_hold_out(self.points)))
 
 
 def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") -> Learned:
-    """What runs of this machine teach that had as much on the same devices. LabError where there are too few."""
+    """The fit to runs of this machine with the same offload and devices. LabError if there are too few."""
     phases_of = [(record, _phases(record, ceilings, offload)) for record in records]
     used = [(record, found) for record, found in phases_of if found]
     runs = [run for _, found in used for run in found]
@@ -157,18 +157,18 @@ def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") 
     points = tuple(map(_median, by_length.values()))
     if {point.case.phase for point in points} != {PREFILL, DECODE}:
         raise LabError(
-            "There are too few runs of this machine to learn from: at least one with prefill and decode is needed, and "
-            "ceilings for its weight types.",
-            "Measure some: lab measure, then lab ceilings",
+            "There are too few runs of this machine to predict from. At least one with prefill and decode is needed, "
+            "and ceilings for its weight types.",
+            "Measure them: lab measure, then lab ceilings",
         )
     models = {f"{record.model.name} {record.model.quantization or ''}".strip() for record, _ in used}
     return Learned(fit(points), points, tuple(sorted(models)), len(used))
 
 
 def fit(points: Sequence[Point]) -> Fit:
-    """The coefficients that bring the points' seconds nearest, by relative error; factors are at least 1.
+    """The coefficients with the least relative errors of the points; factors are at least 1.
 
-    How a setup differs from them is the geometric mean of its points, and of one point more that does not differ.
+    The deviation of a setup is the geometric mean over its points and one more point without deviation.
     """
     rows = [(_columns(point.case.phase, point.costs), point.seconds) for point in points]
     rows += [((1.0, 0.0, 0.0, 0.0), PRIOR_FACTOR), ((0.0, 1.0, 0.0, 0.0), PRIOR_FACTOR)]
@@ -185,7 +185,7 @@ def fit(points: Sequence[Point]) -> Fit:
 
 
 def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case:
-    """The case that a phase of a model is, under some settings."""
+    """The case of a phase of a model under some settings."""
     shape = model.arch, model.n_layer, model.n_embd, model.n_ff, model.n_head, model.n_head_kv, model.n_vocab
     threads = settings.n_threads if phase == DECODE else settings.n_threads_batch
     layers = settings.n_gpu_layers if offload_of(model, settings) == "part" else None
@@ -206,7 +206,7 @@ def prompt_steps(n_tokens: int, settings: Settings, n_past: int = 0, n_outputs: 
 
 
 def costs_of(model: Model, steps: Sequence[Step], parts_of: Callable[[Step], Parts], overlaps: bool = False) -> Costs:
-    """Of some steps. LabError where what a step's kernels cost is not known. `overlaps`: the devices are a pipeline."""
+    """The costs of some steps. LabError if a kernel's cost is unknown. `overlaps`: the devices are a pipeline."""
     kernels_s = step_kernels.least_s([parts_of(step) for step in steps], overlaps)
     layers, width = model.n_layer or 0, (model.n_embd or 0) + (model.n_ff or 0)
     return Costs(kernels_s, layers * len(steps), layers * sum(n for n, _, _ in steps) * width)
@@ -215,7 +215,7 @@ def costs_of(model: Model, steps: Sequence[Step], parts_of: Callable[[Step], Par
 def step_costs(
     model: Model, settings: Settings, ceilings: Ceilings, layers: Layers | None = None
 ) -> Callable[[Step], Parts]:
-    """What a step's kernels cost, remembered: the runs that a sweep stands for share most of their steps."""
+    """The cached cost of a step's kernels: the runs of a sweep share most of their steps."""
 
     @cache
     def parts_of(step: Step) -> Parts:
@@ -237,7 +237,7 @@ def offload_of(model: Model, settings: Settings) -> str:
 
 
 def _phases(record: Record, ceilings: Ceilings, offload: str) -> list[Point]:
-    """The phases of a record's run, each as a point; none where nothing can be learned from it."""
+    """The phases of a record's run, each as a point; none if it is unusable for the fit."""
     run, settings = record.run, record.settings
     is_here = where.same(record.machine, ceilings.machine) and offload_of(record.model, settings) == offload
     if not (run.is_timed and run.totals is None and run.lever is None and is_here and _is_on(record, ceilings)):
@@ -259,7 +259,7 @@ def _phases(record: Record, ceilings: Ceilings, offload: str) -> list[Point]:
 
 
 def _is_on(record: Record, ceilings: Ceilings) -> bool:
-    """Whether a run was made on the devices that ceilings are of."""
+    """Whether a run was made on the devices of the ceilings."""
     parts = where.each_device(ceilings)
     of_ceilings = Where(ceilings.machine, tuple(where.measured_on(one) for one in parts))
     is_same = where.same_devices(where.of_record(record), of_ceilings)
@@ -267,7 +267,7 @@ def _is_on(record: Record, ceilings: Ceilings) -> bool:
 
 
 def _steps_of(run: Run) -> Iterator[tuple[str, int, list[Step], float]]:
-    """Of a run's prefill and of its mean decode step: the phase, its length, its steps, and its seconds."""
+    """The phase, length, steps and seconds of a run's prefill and of its mean decode step."""
     steps = run.steps
     if min((*steps.n_tokens, run.n_prompt), default=0) < 1 or min(steps.n_past, default=-1) < 0:
         return  # a file may hold anything
@@ -281,7 +281,7 @@ def _steps_of(run: Run) -> Iterator[tuple[str, int, list[Step], float]]:
 
 
 def _median(runs: Sequence[Point]) -> Point:
-    """The median of one setup at one length: of each session first, so that none outweighs another."""
+    """The median of one setup at one length, from the medians of sessions, so that each counts the same."""
     runs = [run for run in runs if not run.is_disturbed] or runs
     sessions = grouped(((session, s) for run in runs for session, s in run.by_session.items()), lambda one: one[0])
     by_session = {session: statistics.median(seconds for _, seconds in own) for session, own in sessions.items()}
@@ -298,7 +298,7 @@ def _columns(phase: str, costs: Costs) -> tuple[float, float, float, float]:
 
 @dataclass(frozen=True)
 class Known:
-    """What the points of one phase cover: from which to which length, which models, quantizations and settings."""
+    """The lengths, models, quantizations and settings of the points of one phase."""
 
     shortest: float
     longest: float
@@ -306,7 +306,7 @@ class Known:
     settings: set[object]
 
     def beyond(self, case: Case) -> dict[str, float]:
-        """In which ways a case lies beyond, and how far: in doublings of the length, else 1."""
+        """The kinds of extrapolation of a case, and how far: in doublings of the length, else 1."""
         ways = {}
         if case.length > NEAR * self.longest:
             ways[LONGER] = math.log2(case.length / self.longest)
@@ -323,7 +323,7 @@ class Known:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A point that was predicted from others: log(measured / predicted), and in which ways it lay beyond them."""
+    """A point predicted from others: log(measured / predicted), and its kinds of extrapolation."""
 
     group: str  # points of one group were held out together, so they are one piece of information
     case: Case
@@ -333,26 +333,26 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """What was learned from, by phase, and the errors of points that were held out of it."""
+    """The coverage of the points by phase, and the errors of held-out points."""
 
     points: tuple[Point, ...]
     known: dict[str, Known]
     held_out: tuple[HeldOut, ...]
 
     def factor(self, case: Case) -> float:
-        """By what factor a range reaches to either side of the expectation."""
+        """The factor by which a range extends to both sides of the expected time."""
         disturbed = statistics.fmean(point.is_disturbed for point in self.points if point.case.phase == case.phase)
         ways = {INSIDE: 1.0, SESSION: 1.0, DISTURBED: disturbed, **self.known[case.phase].beyond(case)}
         variance = sum(distance * self.variance(case.phase, way) for way, distance in ways.items())
         return math.exp(DEVIATIONS * math.sqrt(variance))
 
     def fastest(self, phase: str) -> float:
-        """The smallest part of its kernels' least time that a point took: 1, or less where ceilings are too low."""
+        """The smallest ratio of a point to its kernels' least time: 1, or less if ceilings are too low."""
         alike = [point for point in self.points if point.case.phase == phase]
         return min(1.0, *(point.seconds / point.costs.kernels_s for point in alike))
 
     def variance(self, phase: str, way: str) -> float:
-        """Of one way: the mean over the groups that were held out and PRIOR, which counts as PRIOR_WEIGHT groups."""
+        """The variance of one kind: the mean over held-out groups and PRIOR, which counts as PRIOR_WEIGHT groups."""
         if way == SESSION:
             squares = _between_sessions([point for point in self.points if point.case.phase == phase])
         else:
@@ -365,7 +365,7 @@ class Uncertainty:
 
 
 def _known(points: Sequence[Point]) -> dict[str, Known]:
-    """What points cover, by phase."""
+    """The coverage of points, by phase."""
     known = {}
     for phase, cases in grouped((point.case for point in points), lambda case: case.phase).items():
         lengths, by_shape = [case.length for case in cases], grouped(cases, lambda case: case.shape)
@@ -375,7 +375,7 @@ def _known(points: Sequence[Point]) -> dict[str, Known]:
 
 
 def _hold_out(points: Sequence[Point]) -> Iterator[HeldOut]:
-    """Points predicted from others, in every way in which some can be held out."""
+    """Points predicted from others, for every way to hold some out."""
     for group, held in _splits(points):
         is_held = set(map(id, held))
         kept = [point for point in points if id(point) not in is_held]
@@ -391,7 +391,7 @@ def _hold_out(points: Sequence[Point]) -> Iterator[HeldOut]:
 
 
 def _splits(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
-    """What is held out together: a name (empty: that of each point's setup), and which points these are."""
+    """The groups to hold out: a name (empty: that of each point's setup) and the points."""
     lengths = sorted({point.n_prompt for point in points})
     lengths = sorted({lengths[i * (len(lengths) - 1) // MOST_LENGTHS] for i in range(MOST_LENGTHS + 1)})
     for n in lengths[1:-1]:
@@ -410,7 +410,7 @@ def _splits(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
 
 
 def _between_sessions(points: Sequence[Point]) -> dict[str, list[float]]:
-    """By session: squared deviations of its medians from those of all sessions, of points that several measured."""
+    """Squared deviations of each session's medians from those of all sessions, for points of several sessions."""
     squares: dict[str, list[float]] = {}
     for point in points:
         n = len(point.by_session)

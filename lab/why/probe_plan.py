@@ -1,9 +1,9 @@
-"""Which kernels to probe for a model: the types and shapes that it really has, and how much memory to go through.
+"""Chooses the kernels to probe for a model: its types and shapes, and the memory to read.
 
-Each type of weights is probed in the shape that holds most of its bytes, at many sizes of step; a second shape that
-holds a good part of them at the smallest and the largest only. Attention is probed over short and long contexts (the
-query heads that share a key find it in a cache at some lengths, and fetch it from memory one by one at others), with
-flash attention and without.
+Each type of weights is probed in the shape that holds most of its bytes, at many sizes of step; a second shape with a
+large share of them only at the smallest and the largest size. Attention is probed over short and long contexts (query
+heads that share a key find it in a cache at some lengths, and read it from memory one by one at others), with and
+without flash attention.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ COLUMNS = (1, 2, 4, 8, 32, 128)
 """Batch sizes between decode and prefill; a full ubatch is added."""
 
 SECONDS = 0.2
-"""How long a probe is repeated in a round."""
+"""Seconds of repetitions of a probe in a round."""
 
 MIN_SHARE = 0.01
-"""Types that hold less than this of what a decode step reads are not probed."""
+"""Types with less than this share of the bytes of a decode step are not probed."""
 
 SECOND_SHARE = 0.2
-"""A second shape is probed where it holds so much of its type."""
+"""A second shape is probed from this share of its type."""
 
 MOST_ROWS, MOST_OUTPUTS = 16_384, 8
 """The most rows of a probed matrix, and the most tokens for an output matrix, so that a pass does not take seconds."""
@@ -66,7 +66,7 @@ def probes(model: Model, settings: Settings, types: Sequence[str] = (), device: 
     known, layers = shape.matrices(model), shape.heads(model)
     if known is None or layers is None:
         reason = f" ({model.uncounted})" if model.uncounted else ""
-        raise LabError(f"What {model.name} computes is not known from its header{reason}.", "Take another model.")
+        raise LabError(f"The kernels of {model.name} cannot be derived from its header{reason}.", "Use another model.")
     by_type = _shapes(model)
     in_layers = {kind for kind, group in by_type.items() if any(m.part not in (OUTPUT, EMBEDDING) for m in group)}
     extra = {kind: _shapes_for(model, known, kind) for kind in types if kind not in in_layers}
@@ -148,14 +148,14 @@ def _shapes_for(model: Model, known: Sequence[Matrix], kind: str) -> list[Matrix
     LabError where none can.
     """
     if kind not in BLOCKS or kind == "F32":
-        raise LabError(f"{kind} is no weight type that the lab knows.", f"Known: {', '.join(BLOCKS)}.")
+        raise LabError(f"{kind} is not a weight type that the lab can probe.", f"Known: {', '.join(BLOCKS)}.")
     fitting = [m for m in known if m.part not in (OUTPUT, EMBEDDING) and m.columns % BLOCKS[kind][0] == 0]
     groups = ([m for m in fitting if (m.part == EXPERTS) == experts] for experts in (True, False))
     largest = [max(group, key=lambda m: m.n_weights) for group in groups if group]
     if not largest:
         raise LabError(
-            f"{kind} packs {BLOCKS[kind][0]} weights together; no matrix of {model.name} is so wide.",
-            "Leave the type out, or give a model that fits: -m MODEL",
+            f"{kind} packs {BLOCKS[kind][0]} weights together; no matrix of {model.name} is wide enough.",
+            "Leave the type out, or use another model: -m MODEL",
         )
     return [dataclasses.replace(m, type=kind) for m in largest]
 

@@ -1,10 +1,9 @@
-"""What this machine can do at best: the rates of llama.cpp's own kernels, measured one by one.
+"""Measures ceilings: the best rates of llama.cpp's own kernels on this machine, one by one.
 
-A roof has two parts: how fast weights can be read (one column: a decode step) and how fast they can be
-multiplied (many columns: a prefill step). Both depend on the weights' type, because each type has a kernel of
-its own; so a ceiling is measured for each type that a model uses, in the shapes it has there (probe_plan.py), in the
-buffer its weights get. A plain read of memory, without any kernel, tells how much of a slow rate is the kernel's
-doing. The best pass of several rounds counts: a ceiling is what the machine can do, not what it did in a bad moment.
+A roof has two parts: the rate of reading weights (one column: a decode step) and of multiplying them (many columns: a
+prefill step). Both depend on the weights' type, because each type has its own kernel. So the lab measures a ceiling for
+each type that a model uses, in its shapes (probe_plan.py) and in the buffer of its weights. A plain read of memory
+without a kernel shows whether the kernel or the memory is slow. The best pass of several rounds counts.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ SETUP_S, GB_S, SURE_S = 0.1, 0.9, 10
 """Seconds that a probe takes besides its repetitions, on a core of an EPYC: each one, and for 10^9 bytes of random
 weights. The forecast trusts this as much as SURE_S seconds of measuring."""
 
-HINT = "Measure them there: lab ceilings"
+HINT = "Measure them on that machine: lab ceilings"
 
 
 def ceilings(
@@ -54,7 +53,7 @@ def ceilings(
     out: str | Path = "results",
     **asked: Unpack[SettingsKeywords],
 ) -> Ceilings:
-    """This machine's ceilings for a model (a SPEC), measured where they are not known; kept in `out`.
+    """This machine's ceilings for a model (a SPEC), measured if unknown, and kept in `out`.
 
         best = lab.ceilings("smollm2-135m", types=["Q8_0"], threads=2)
 
@@ -79,35 +78,35 @@ def ceilings(
 
 
 def expected_s(todo: Sequence[Probe]) -> float:
-    """About how many seconds these probes take in all their rounds, on a machine that does nothing else."""
+    """The estimated seconds of these probes in all rounds, on a quiet machine."""
     return ROUNDS * sum(map(_probe_s, todo))
 
 
 def _probe_s(probe: Probe) -> float:
-    """What one of them is expected to take in one round."""
+    """The estimated seconds of one probe in one round."""
     return probe.seconds + SETUP_S + GB_S * probe.n_bytes / 1e9
 
 
 def announcement(todo: Sequence[Probe]) -> str:
-    """How much will be measured, and about how long it takes."""
+    """The number of kernels to measure, and the estimated time."""
     if not todo:
-        return "Every kernel is known already."
+        return "All kernels are measured already."
     size = f"{len(todo)} kernel{'s' * (len(todo) != 1)} to measure in {ROUNDS} rounds"
-    time_words = f"about {duration(expected_s(todo))}, longer while other programs use the cores"
-    return f"{size}: {time_words}. Ctrl-C keeps what is measured."
+    time_words = f"about {duration(expected_s(todo))}, longer if other programs use the cores"
+    return f"{size}: {time_words}. Ctrl-C keeps the measured kernels."
 
 
 def obtain(
     worker: Worker, where: Where, todo: Sequence[Probe], watch: ShowStatus, warn: Callable[[str], None], folder: Path
 ) -> Ceilings:
-    """Measure these probes (those that are `unknown`), keep them in `folder`, and return all that it knows of `where`.
+    """Measure these probes (those that are `unknown`), keep them in `folder`, and return all ceilings of `where`.
 
-    `watch` is told what is being measured, `warn` what disturbed it.
+    `watch` gets the status, `warn` the disturbances.
     """
     if todo and (words := run_probes(worker, where, todo, watch, folder)):
         warn(
             f"While the ceilings were measured, {words}, in each of {ROUNDS + MOST_EXTRA_ROUNDS} rounds. "
-            "Some may be too low: measure once more (--again)."
+            "Some can be too low. Measure again: --again"
         )
     best = known(kept(folder, lambda sentence: None), where)
     assert best is not None
@@ -197,10 +196,8 @@ def _timed(worker: Worker, probe: Probe) -> Rate:
     try:
         return worker.probe(probe)
     except WorkerDied as problem:
-        hint = (
-            "Is the device still there? It may lack this kernel: leave the type out (--types), or take another model."
-        )
-        death = WorkerDied(f"{problem.what} It was measuring {_describe(probe)}.", hint, problem.status)
+        hint = "Is the device still there? It may lack this kernel: leave the type out (--types), or use another model."
+        death = WorkerDied(f"{problem.what} It happened while measuring {_describe(probe)}.", hint, problem.status)
         raise diagnosis.of_probe(worker, probe, death) from None
 
 
@@ -291,13 +288,13 @@ def doubt_words(ceilings: Ceilings) -> list[str]:
         label, n = places.label(places.measured_on(one)), len(one.missing or ())
         if one.disturbed:
             sentences.append(
-                f"While the ceilings of {label} were measured, {one.disturbed}. Some may be too low, so no limit and "
-                "no gain is derived from them. Measure again while no other program runs: lab ceilings --again"
+                f"While the ceilings of {label} were measured, {one.disturbed}. Some can be too low, so the lab names "
+                "no limits or gains. Measure again while no other program runs: lab ceilings --again"
             )
         if n:
             sentences.append(
-                f"The ceilings of {label} are incomplete: they ended before {n} of {n + len(one.rates)} probes. "
-                "Only what is there is used. Measure the rest: lab ceilings"
+                f"The ceilings of {label} are incomplete: {n} of {n + len(one.rates)} probes are missing. Measure the "
+                "rest: lab ceilings"
             )
     return sentences
 
@@ -325,22 +322,22 @@ def need(given: Sequence[Ceilings], where: Where, force: bool, what: str) -> Cei
         other = others[-1]
         label = places.device_label(other.machine, places.measured_on(other))
         raise LabError(
-            f"The ceilings that are known are of another machine or build ({label}, "
+            f"The known ceilings are of another machine or build ({label}, "
             f"llama.cpp {other.machine.llama_cpp_commit}), not of {what}.",
-            f"{hint}. Or use these all the same: --force",
+            f"{hint}. Or use these anyway: --force",
         )
     raise LabError(f"The ceilings of {what} are not measured.", hint)
 
 
 def lines(ceilings: Ceilings | None) -> list[Ceilings]:
-    """What a file has of ceilings: a line for each device."""
+    """Ceilings as lines of a file, one for each device."""
     if ceilings is None:
         return []
     return [dataclasses.replace(one, others=None) for one in places.each_device(ceilings)]
 
 
 def missing(wanted: Sequence[Probe], ceilings: Ceilings | None) -> list[Probe]:
-    """The probes that `ceilings` does not answer yet."""
+    """The probes that are not in `ceilings` yet."""
     have = {key(rate) for rate in ceilings.rates} if ceilings else set()
     return [probe for probe in wanted if key(probe) not in have]
 

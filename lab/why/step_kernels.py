@@ -105,9 +105,11 @@ def total(
 
 
 def not_known(model: Model) -> LabError:
-    """What a step of a model costs is not known."""
+    """The error for a model whose steps have an unknown cost."""
     reason = f" ({model.uncounted})" if model.uncounted else ""
-    return LabError(f"What a step of {model.name} costs is not known from its header{reason}.", "Take another model.")
+    return LabError(
+        f"The cost of a step of {model.name} cannot be derived from its header{reason}.", "Use another model."
+    )
 
 
 def parts(
