@@ -38,7 +38,8 @@ SAMPLES = sorted((ROOT / "results").glob("sample-*.jsonl"))
 PLAIN = ["README.md", "INSTALL.md", "results/README.md", "lab/README.md"]
 """Pages that follow the rules of "Write plainly" in CONTRIBUTING.md."""
 
-PRINTED = [path for wing in ("show", "analysis") for path in sorted((ROOT / "lab" / wing).glob("*.py"))]
+WINGS = ("show", "analysis", "runner", "models", "endpoints", "process", "engine")
+PRINTED = [path for wing in WINGS for path in sorted((ROOT / "lab" / wing).glob("*.py"))]
 """Files whose strings and docstrings follow them too."""
 
 STUMBLES = r"""(?ix)\b(

@@ -1,8 +1,8 @@
 """The data of a plan: its cases, and the run that records a failure.
 
 A case is measured repeatedly and becomes a script. A plain case has a number of prompt tokens and of generated tokens.
-An experiment (lab/experiments) has cases with a lever and writes their scripts itself. A plan says which cases of which
-model are measured on which machine, and in which order.
+An experiment (lab/experiments) has cases with a lever and writes their scripts itself. A plan has a model, a machine,
+the cases to measure, and their order.
 """
 
 from __future__ import annotations
