@@ -51,7 +51,7 @@ def compare(
     details: bool,
     as_json: bool,
 ) -> None:
-    """Compare machines, builds, models or settings, with uncertainty.
+    """Compare machines, builds, models or settings.
 
     \b
       lab compare before.jsonl after.jsonl
@@ -102,7 +102,7 @@ def compare(
 @click.option("--table", type=click.Choice(TABLES), help="Which table, for csv and parquet.  [default: runs]")
 @click.option("--out", "-o", metavar="FILE", help="Write into this file.  [default: stdout]")
 def export(results: tuple[str, ...], form: str, kind: str | None, table: str | None, out: str | None) -> None:
-    """Export results as llama-bench's columns, tables, or figures of other tools.
+    """Export results in the formats of llama-bench and others.
 
     \b
       lab export results/FILE.jsonl --format csv --table steps -o steps.csv
@@ -166,7 +166,7 @@ def _for_tool(results: tuple[str, ...], form: str) -> str:
 @click.option("--model", metavar="NAME", help="The model, for a text that does not name it.")
 @out_option("Folder for the results files.")
 def import_(files: tuple[str, ...], device: str | None, model: str | None, out: str) -> None:
-    """Import results of llama-bench, scoreboards and other tools, to show and compare them.
+    """Import results of llama-bench, scoreboards and others.
 
     \b
       lab import bench.json                    # llama-bench -o json (jsonl, csv)
@@ -213,7 +213,7 @@ def _write(data: bytes, out: str | None) -> None:
     as_json_option("text"),
 )
 def repeatability(sessions: int, pause: float, out: str, as_json: bool, **asked: Any) -> None:
-    """Measure how much results vary between sessions on this machine.
+    """Measure how much results vary between sessions.
 
     \b
       lab repeatability                     # about five minutes

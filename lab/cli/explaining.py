@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     as_json_option(),
 )
 def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> None:
-    """Measure the best that this machine can do, kernel by kernel.
+    """Measure the highest rate of each kernel on this machine.
 
     \b
       lab ceilings                          # a minute or two on two cores
@@ -104,7 +104,7 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
 def explain(
     results: tuple[str, ...], folder: str, force: bool, out: str | None, no_plot: bool, details: bool, as_json: bool
 ) -> None:
-    """Explain results: what limited each phase, and what would make it faster.
+    """Explain what limited each phase, and what would help.
 
     \b
       lab explain results/FILE.jsonl
@@ -188,7 +188,7 @@ def _explained(
     as_json_option(),
 )
 def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json: bool, **asked: Any) -> None:
-    """Predict a model's speed on this machine or on another device.
+    """Predict a model's speed on this machine or another device.
 
     \b
       lab predict -m llama-3.2-3b:Q4_0 -p 10,1k

@@ -147,7 +147,7 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
 @click.argument("results", nargs=-1, required=True)
 @PLOTS_OUT
 def plot(results: tuple[str, ...], out: str | None) -> None:
-    """Draw the plots of saved results (files or folders), all in one picture.
+    """Draw the plots of saved results (files or folders).
 
     \b
       lab plot results/FILE.jsonl
@@ -174,14 +174,15 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
 @click.option("--ceilings", default=running.RESULTS, show_default=True, help="Folder with the ceilings.")
 @AT_LEAST
 def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: float) -> None:
-    """Write results as one page for the browser, with the data inside.
+    """Write results as one page for the browser.
 
     \b
       lab report results/FILE.jsonl
       lab report results/ --out report.html
 
-    The page needs no network and no script, so you can mail it or put it on any server. lab show and lab compare
-    read the records in it. If the ceilings of a machine are known (lab ceilings), it says what limited each phase.
+    The page contains the data and needs no network and no script, so you can mail it or put it on any server. lab show
+    and lab compare read the records in it. If the ceilings of a machine are known (lab ceilings), it says what limited
+    each phase.
     """
     from lab.experiments.claim_session import known_ceilings
     from lab.show import page
@@ -207,7 +208,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
 @LIB
 @as_json_option(help="Everything that is known, as one JSON document.")
 def machine(rpc: str | None, lib: str | None, as_json: bool) -> None:
-    """Show details of this machine, the llama.cpp build and its devices.
+    """Show this machine, the llama.cpp build and its devices.
 
     \b
       lab machine

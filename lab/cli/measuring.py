@@ -102,7 +102,7 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     DRY_RUN,
 )
 def sweep(max_len: int, **asked: Any) -> None:
-    """Measure both curves, prefill and decode, in one pass through the context.
+    """Measure prefill and decode in one pass through the context.
 
     \b
       lab sweep

@@ -56,7 +56,7 @@ def network(
     no_plot: bool,
     as_json: bool,
 ) -> None:
-    """Predict what a network costs a model that is split over RPC servers.
+    """Predict the cost of splitting a model over RPC servers.
 
     \b
       lab network -m llama-3.2-3b

@@ -68,7 +68,7 @@ AS_JSON = as_json_option()
 @with_options(SERVED_MODEL, *REACHING, TIMEOUT)
 @AS_JSON
 def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) -> None:
-    """Show what the server at URL can do: token counts, usage, caches, slots.
+    """Show what a server can do: token counts, caches, slots.
 
     \b
       lab server http://127.0.0.1:8080/v1
@@ -395,7 +395,7 @@ def _send_and_show(plan: ServerPlan, output: Output, stream: bool) -> None:
     click.option("--no-plot", is_flag=True, help="Draw no plot."),
 )
 def overhead(url: str | None, served_model: str | None, yes: bool, blocks: int, **asked: Any) -> None:
-    """Show where a server loses time compared with the same model in process.
+    """Show where a server loses time, part by part.
 
     \b
       lab overhead --url http://127.0.0.1:8080/v1 -m MODEL.gguf --threads 4

@@ -30,13 +30,14 @@ WARNING = (
     "--open-network", is_flag=True, help="Allow a --host that other machines can reach. There is no password."
 )
 def rpc_server(host: str, port: int, device: str | None, threads: int | None, cache: bool, open_network: bool) -> None:
-    """Lend this machine's devices to the lab on another machine, until Ctrl-C.
+    """Lend this machine's devices to another machine.
 
     \b
       lab rpc-server
       lab rpc-server --host 192.168.1.20 --open-network --cache
 
-    It is llama.cpp's own RPC server, which serves one client at a time. Never run it on an open network.
+    Runs until Ctrl-C. It is llama.cpp's own RPC server, which serves one client at a time. Never run it on an open
+    network.
     """
     from lab.process.rpc_server import RpcServer, cache_folder
     from lab.runner import limits

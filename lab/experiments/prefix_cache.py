@@ -426,7 +426,7 @@ TABLE = Table(
 EXPERIMENT = Experiment(
     name="prefix",
     chapter="Cached prefixes",
-    about="""Measure the time to first token when the beginning of a prompt is cached.
+    about="""Measure the time to first token with a cached prefix.
 
     \b
       lab prefix --prefix-len 256,1k,4k --suffix-len 64

@@ -212,7 +212,7 @@ def _again(runs: Sequence[Run]) -> dict[str, object]:
 EXPERIMENT = Experiment(
     name="speculate",
     chapter="Speculative decoding",
-    about="""Measure speculative decoding: what drafts and their verification cost, and what they gain.
+    about="""Measure what speculative decoding costs and gains.
 
     \b
       lab speculate --draft lookup --draft-len 1-8

@@ -289,7 +289,7 @@ TABLE = Table(
 EXPERIMENT = Experiment(
     name="stall",
     chapter="Stalls",
-    about="""Prefill a long prompt in chunks beside running answers, and time their stalls.
+    about="""Measure stalls of running answers during a long prefill.
 
     \b
       lab stall --prompt-len 4096 --chunk 64,256,1024 --streams 1,4
