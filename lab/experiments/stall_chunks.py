@@ -123,7 +123,7 @@ class Piece:
 
 
 def expected(prediction: StepPrediction, n_prompt: int, lever: Stall) -> tuple[float, float] | None:
-    """Predicted seconds: the longest gap, and the newcomer's TTFT; None where a step cannot be predicted."""
+    """Predicted seconds: the longest gap, and the new request's TTFT; None if a step cannot be predicted."""
     if lever.chunk is None:
         alone, step = prediction.prefill(n_prompt), _seconds(prediction, answering(lever, n_prompt))
         return None if alone is None or step is None else (alone + step, alone)

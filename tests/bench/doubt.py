@@ -38,8 +38,8 @@ N_REPEATS = 6
 WIDTHS = (60, 80, 100)
 
 FIRM = (
-    r"was limited by",
-    r"Predicted: ",
+    r" limits (prefill|decode)",
+    r"Predicted for ",
     r"\d(\.\d+)?x as fast",
     r"is (slower|faster) than",
     r"is the fastest",
@@ -224,7 +224,8 @@ def problems(name: str, texts: dict[str, str]) -> list[str]:
         want("attention" in texts["explain error"] and not texts["explain 80"], "explain does without attention")
     want("extrapolated" in texts.get("predict", "extrapolated"), "the prediction does not say that it extrapolates")
     if name == "quiet":
-        want("was limited by" in texts["explain 80"] and "Predicted: " in texts["page"], "a quiet sample is not firm")
+        is_firm = " limits prefill" in texts["explain 80"] and "Predicted for " in texts["page"]
+        want(is_firm, "a quiet sample is not firm")
         want("Prefill took" in texts["show 80"] and "!" not in texts["show 80"], "a quiet sample is marked")
     return wrong
 
