@@ -199,7 +199,7 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
     On this machine the range is wider for prompts longer than those measured here and for other models, quantizations
     or settings.
 
-    If --results contains runs or ceilings of another device, they replace the assumptions from its datasheet.
+    For another device the range is learned from what others published. Its runs or ceilings in --results replace that.
     """
     from lab.show import console, text_why
     from lab.why import datasheet, prediction

@@ -100,13 +100,13 @@ class Work:
         return max(self.n_bytes / device.gbps / 1e9, compute_s)
 
 
-def work_of(model: Model, phase: str, n_prompt: int, n_ubatch: int) -> Work | None:
-    """The work of a token after `n_prompt` others, or of a prompt of that length."""
+def work_of(model: Model, phase: str, n_prompt: int, n_ubatch: int, kinds: tuple[str, str]) -> Work | None:
+    """The work of a token after `n_prompt` others, or of a prompt of that length; `kinds`: of the cache."""
     layers = model.n_layer or 0
     if phase == DECODE:
-        token = cost.step(model, 1, n_prompt, 1, "f16", "f16")
+        token = cost.step(model, 1, n_prompt, 1, *kinds)
         return Work(token.n_bytes, 0.0, layers, 0.0) if token else None
-    step = cost.step(model, n_prompt, 0, 1, "f16", "f16")
+    step = cost.step(model, n_prompt, 0, 1, *kinds)
     n_steps = -(-n_prompt // n_ubatch)
     pairs = (model.n_head or 0) * n_prompt * n_prompt / 2
     return Work(step.weight_bytes * n_steps, step.flops, layers * n_steps, 4 * layers * pairs) if step else None
@@ -218,7 +218,7 @@ def learned() -> dict[str, Learned]:
 
 def case_for(model: Model, settings: Settings, device: Device, phase: str, n_prompt: int) -> Case | None:
     """A prediction's; None for a model that cannot be counted."""
-    done = work_of(model, phase, n_prompt, settings.n_ubatch)
+    done = work_of(model, phase, n_prompt, settings.n_ubatch, (settings.type_k, settings.type_v))
     flash = {"on": True, "off": False}.get(settings.flash_attn)
     names = backend_of(device), "llama.cpp", model.name, model.quantization or ""
     return Case(phase, device, 1.0, *names, flash, done, n_prompt) if done else None

@@ -69,7 +69,7 @@ def work(name: str, quantization: str, phase: str, n_prompt: int) -> Work | None
         model = shapes.model_of(catalog.find(name), quantization)
     except LabError:
         return None
-    return published.work_of(model, phase, n_prompt, UBATCH)
+    return published.work_of(model, phase, n_prompt, UBATCH, ("f16", "f16"))
 
 
 @cache
