@@ -11,6 +11,7 @@ from lab.core import results
 from lab.core.record import Device, Record, Steps
 from lab.core.shown import Shown
 from lab.errors import LabError
+from lab.models import catalog, shapes
 from lab.show import board_page
 from lab.show.board_page import MEASURED, PREDICTED, PUBLISHED, BoardRow
 from lab.why import contributions
@@ -64,6 +65,21 @@ def test_measured_published_and_predicted_are_told_apart_and_come_in_this_order(
     assert kinds == [MEASURED, MEASURED, PUBLISHED, PREDICTED]
     assert "nobody measured it" in text and "by others, as their source says it" in text
     assert "nobody measured it" not in board_page.html(measured)
+
+
+def test_published_rates_of_the_same_models_and_predictions_for_other_devices_are_rows() -> None:
+    llama = shapes.model_of(catalog.find("llama-2-7b"), "Q4_0")
+    records = [dataclasses.replace(record, model=llama) for record in machines()]
+    rows = board_page.other_rows(records, [])
+    assert {row.kind for row in rows} == {PUBLISHED, PREDICTED} and {row.model for row in rows} == {"llama-2-7b Q4_0"}
+    one = next(row for row in rows if row.device == "rtx-5090" and row.kind == PUBLISHED)
+    assert one.decode and one.decode.value > 100 and one.source and one.date
+    guessed = next(row for row in rows if row.kind == PREDICTED and row.prefill and row.decode)
+    assert guessed.decode and guessed.decode.low and guessed.decode.high
+    assert guessed.decode.low < guessed.decode.value < guessed.decode.high
+    assert not {row.device for row in rows if row.kind == PREDICTED} & {
+        row.device for row in rows if row.kind == PUBLISHED
+    }
 
 
 def test_disturbed_rates_are_marked_and_unknown_ones_are_a_dash() -> None:

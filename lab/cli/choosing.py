@@ -91,7 +91,8 @@ def _page(results: tuple[str, ...], out: str, check: bool) -> None:
     contents = read(results)
     for sentence in contents.skipped:
         note(sentence)
-    click.echo(f"page     {board_page.write_board(out, contents.records, contents.ceilings)}")
+    records, known = contents.records, contents.ceilings
+    click.echo(f"page     {board_page.write_board(out, records, known, board_page.other_rows(records, known))}")
 
 
 def _request(

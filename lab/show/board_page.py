@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,12 +22,14 @@ from lab.analysis import setup_columns, table
 from lab.analysis.wording import digits
 from lab.core import results, shown
 from lab.core.lines import to_json
-from lab.core.record import Ceilings, Record
+from lab.core.lists import grouped
+from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record
 from lab.core.shown import Shown
 from lab.errors import LabError
 from lab.runner.machine import slug
 from lab.show import page
 from lab.show.section import UNKNOWN
+from lab.why import prediction, published
 
 MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
 KINDS = {
@@ -33,6 +37,9 @@ KINDS = {
     PUBLISHED: "by others, as their source says it",
     PREDICTED: "by lab predict, from a datasheet: nobody measured it",
 }
+GENERATED = 128
+"""Tokens that a predicted request generates."""
+
 NEAR = 512
 """The prompt length, in tokens, that prefill is compared at: of the measured lengths the nearest one counts."""
 
@@ -83,7 +90,8 @@ def write_board(
 ) -> Path:
     """Write the board of these runs into `folder`: index.html, and a report and a results file of each measured row.
 
-    `known`: ceilings, which reports explain runs by. `others`: published and predicted rows. Returns the index.
+    `known`: ceilings, which reports explain runs by. `others`: published and predicted rows (`other_rows`). Returns the
+    index.
     LabError where no run went well or the folder cannot be written.
     """
     folder = Path(folder)
@@ -152,6 +160,54 @@ def _decode_rate(row: Mapping[str, Any]) -> Shown | None:
     """Of imported runs, whose TPOT is unknown, that of decode compute."""
     compute = _rate(row, "decode_ms")
     return _rate(row, "decode_tps") or (compute and Shown(1e3 / compute.value, None, None, compute.n, compute.doubts))
+
+
+def other_rows(records: Sequence[Record], known: Sequence[Ceilings]) -> list[BoardRow]:
+    """What others published of the models of these records, and predictions for the devices that nobody did."""
+    models = [record.model for record in records]
+    of_others = list(published_rows(models))
+    taken = {f"{row.device} {row.model}" for row in of_others}
+    return [*of_others, *predicted_rows(records, known, taken)]
+
+
+def published_rows(models: Collection[Model]) -> Iterator[BoardRow]:
+    """A row for each device, backend and source that published rates of these models; marked rows are left out."""
+    wanted = {(model.name, model.quantization) for model in models}
+    clean = [row for row in published.rows() if not row.marks and (row.model, row.quantization) in wanted]
+    by_place = grouped(clean, lambda row: (row.device, row.gpu_share, row.backend, row.source))
+    for (device, share, backend, source), of_place in by_place.items():
+        for (name, quantization), rows in grouped(of_place, lambda row: (row.model, row.quantization)).items():
+            prefill, decode = ([row for row in rows if row.phase == phase] for phase in (PREFILL, DECODE))
+            yield BoardRow(
+                PUBLISHED,
+                device if share == 1 else f"{device} ({share:.0%} of the GPU's cores)",
+                f"{name} {quantization}",
+                Shown(prefill[0].tps, None, None, 1) if prefill else None,
+                Shown(decode[0].tps, None, None, 1) if decode else None,
+                (prefill[0].n_prompt if prefill else None, None),
+                backend,
+                source,
+                max(row.date for row in rows),
+            )
+
+
+def predicted_rows(records: Sequence[Record], known: Sequence[Ceilings], taken: Collection[str]) -> Iterator[BoardRow]:
+    """A row for each model of the records on each device of the list that is not `taken` already, where it fits."""
+    firsts = {(one.model.name, one.model.quantization): one for one in records if one.run.is_timed}
+    for first in firsts.values():
+        label = f"{first.model.name} {first.model.quantization}"
+        with suppress(LabError):  # a model that the lab's arithmetic does not know
+            rows = prediction.on_devices(first.model, first.settings, NEAR, GENERATED, (), records, known)
+            for device, row, _ in rows:
+                if not row.misfit and f"{device.name} {label}" not in taken:
+                    prefill = _from_span(row.prefill_s, NEAR)
+                    yield BoardRow(PREDICTED, device.name, label, prefill, _from_span(row.tpot_s, 1), (NEAR, NEAR))
+
+
+def _from_span(seconds: tuple[float, float], n_tokens: int) -> Shown | None:
+    """The rate of so many tokens whose time lies in a range; its value is the middle on a logarithmic scale."""
+    low, high = seconds
+    return Shown(n_tokens / math.sqrt(low * high), n_tokens / high, n_tokens / low, 1) if low == low else None
 
 
 def _rate(row: Mapping[str, Any], figure: str) -> Shown | None:
