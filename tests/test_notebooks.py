@@ -75,11 +75,19 @@ def problems(cells: list[Any], schema: int = SCHEMA) -> list[str]:
     return found
 
 
+def assert_pictures(cells: list[Any]) -> None:
+    """Each cell that draws has a picture below it."""
+    for cell in cells:
+        draws = re.match(r"lab\.plot_|lesson\.draw", cell.source) is not None
+        assert not draws or any("image/png" in output.get("data", {}) for output in cell.outputs), cell.source
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_stored_outputs_are_whole_and_of_this_schema(name: str) -> None:
     cells = [cell for cell in stored(name).cells if cell.cell_type == "code"]
     assert problems(cells) == []
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert_pictures(cells)
     outputs = [output for cell in cells for output in cell.outputs]
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= (1 if name.startswith("04") else 3)
     assert (ROOT / "notebooks" / f"{name}.ipynb").stat().st_size < 1_500_000
@@ -211,9 +219,7 @@ def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
     assert all(printed(cell).startswith("No answer yet") for cell in checks)
     assert [printed(cell) for cell in tagged(cells, "right")] == ["Right.\n"] * len(checks)
     assert all(printed(cell).startswith("Not yet. Hint: ") for cell in tagged(cells, "wrong"))
-    for cell in cells:
-        draws = re.match(r"lab\.plot_|lesson\.draw", cell.source) is not None
-        assert not draws or any("image/png" in output.get("data", {}) for output in cell.outputs), cell.source
+    assert_pictures(cells)
     shown = [output.data["text/plain"] for cell in cells for output in cell.outputs if "data" in output]
     assert any(re.fullmatch(r"\d+ runs? in \d+ s", text) for text in shown)  # the progress line, when it is over
 

@@ -164,5 +164,6 @@ def draw_all(drawings: Iterable[Callable[[Figure], object]]) -> None:
     import matplotlib.pyplot as plt
 
     for draw in drawings:
+        figure = plt.figure(figsize=(10, 4.6), layout="constrained")  # first: a new backend would stay non-interactive
         with matplotlib.rc_context({"text.parse_math": False}):
-            draw(plt.figure(figsize=(10, 4.6), layout="constrained"))
+            draw(figure)
