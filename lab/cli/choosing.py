@@ -53,7 +53,7 @@ def board(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Find the machine for a model, or make a page of many machines' results.
+    """Find the machine for a model, or make a page of results.
 
     \b
       lab board -m llama-3.1-8b -p 8k -n 300  # devices that hold it; their speed
@@ -176,7 +176,7 @@ def _as_json(one: Candidate) -> dict[str, Any]:
 @click.option("--source", metavar="NAME", help="Sources whose name contains this.")
 @as_json_option()
 def published(device: str | None, model: str | None, source: str | None, as_json: bool) -> None:
-    """List measurements that other people published, with source and date.
+    """List what other people measured and published.
 
     \b
       lab published                              # how many each source has

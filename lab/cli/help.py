@@ -14,9 +14,9 @@ GROUPS = {
     "What to measure": (
         *("prompt-len", "gen", "max-len", "every", "sequences", "shared-prompt", "prefix-len", "suffix-len", "chunk"),
         *("streams", "max-stall", "draft", "draft-len", "concurrency", "rate", "arrivals", "replay", "slo", "prompt"),
-        *("only", "quick", "types", "again", "servers", "latency", "bandwidth", "results", "seed", "users", "kind"),
-        *("memory", "prices", "watts", "kwh", "source"),
+        *("only", "quick", "types", "again", "servers", "latency", "bandwidth", "results", "seed", "users"),
     ),
+    "Filters and costs": ("source", "kind", "memory", "at-least", "prices", "watts", "kwh"),
     "How often": (
         *("repeat", "until", "max-repeats", "max-minutes", "blocks", "rounds", "warmup", "duration", "max-requests"),
         *("sessions", "pause"),
@@ -32,7 +32,7 @@ GROUPS = {
     ),
     "Server": ("url", "api", "api-key-env", "header", "timeout", "yes", "host", "port", "cache", "open-network"),
     "Output": (
-        *("out", "report", "no-plot", "json", "details", "stream", "dry-run", "placement", "base", "at-least"),
+        *("out", "report", "no-plot", "json", "details", "stream", "dry-run", "placement", "base"),
         *("ceilings", "force", "format", "as", "table", "check"),
     ),
 }

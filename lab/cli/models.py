@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @as_json_option()
 @click.pass_context
 def models(context: click.Context, as_json: bool) -> None:
-    """List the models that can be measured; with a command: info, pull, make, remove.
+    """List models, or get, make or remove one (a subcommand).
 
     \b
     Every command that takes a model (SPEC) accepts
