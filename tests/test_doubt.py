@@ -53,7 +53,7 @@ def test_nothing_is_concluded_from_disturbed_rows(n_disturbed: int, mark: str, i
     assert rows.repeats.astype(str).str.cat(map(shown.mark, rows.doubts)).tolist() == ["6", mark]
     sentences = " ".join(text_results.findings(rows))
     assert ("Prefill of 40 tokens took" in sentences) == is_firm
-    assert ("Findings leave out the disturbed runs of 40 prompt tokens" in sentences) != is_firm
+    assert ("No findings from the runs of 40 prompt tokens" in sentences) != is_firm
     assert ("(unreliable: its runs were disturbed)" in text_results.times("", table.runs(records))[0]) != is_firm
     assert any("lab measure --prompt-len 20,40" in sentence for sentence in text_results.warnings(records)) != is_firm
     lead = page.html(records, []).partition("<main>")[0]

@@ -73,7 +73,7 @@ def test_ceilings_without_repacking_are_apart() -> None:
     packed, unpacked = (probing.known([FAST, plain], place) for place in (here, there))
     assert packed and packed.rates == FAST.rates
     assert unpacked and unpacked.rates == plain.rates and unpacked.repack is False
-    with pytest.raises(LabError, match="without repacking are not measured") as problem:
+    with pytest.raises(LabError, match="without repacking have not been measured") as problem:
         probing.need([FAST], there, False, "these runs")
     assert problem.value.hint.endswith("lab ceilings --no-repack")
     with pytest.raises(LabError) as problem:
@@ -122,7 +122,7 @@ def test_between_measured_columns_lies_a_straight_line_on_logarithms() -> None:
     one = probing.gbps(rates.rates[0])
     assert step_kernels.product_s_per_byte(rates, BIG, feed_forward("Q8_0"), 4, 2) == pytest.approx(1 / one / 1e9)
     assert step_kernels.product_s_per_byte(rates, BIG, feed_forward("Q8_0"), 99, 2) == pytest.approx(1 / one / 1e9)
-    with pytest.raises(LabError, match="Q4_0 with 2 threads are not measured"):
+    with pytest.raises(LabError, match="Q4_0 with 2 threads have not been measured"):
         step_kernels.product_s_per_byte(rates, BIG, feed_forward("Q4_0"), 1, 2)
 
 
@@ -207,7 +207,7 @@ def test_commands_on_ceilings_that_are_known(worker: Worker, tmp_path: Path, emb
     samples = Path("results") / "sample-sweep-smollm2-135m-amd-epyc.jsonl", "results/sample-smollm2-135m-amd-epyc.jsonl"
     assert run_lab("explain", samples[1], "--ceilings", tmp_path, "--no-plot")[0] == 0  # it brings its ceilings
     code, _, err = run_lab("explain", samples[0], "--ceilings", tmp_path)
-    assert code == 1 and "lab ceilings" in err and "are not measured" in err
+    assert code == 1 and "lab ceilings" in err and "have not been measured" in err
     arguments = ["-p", "16,64,128", "-n", "4", "-r", "1", "--no-plot", "-u", "64", "-t", "1", "-o", tmp_path]
     assert run_lab("measure", *arguments)[0] == 0
     plan = make_plan(worker, [1], 1, 1, ubatch=64, threads=1)

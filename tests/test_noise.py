@@ -100,18 +100,18 @@ def test_threads_without_a_core_are_reported_as_what_was_measured() -> None:
     quiet = on(2, 2, 2, 0)
     used, waited = disturbances.sentences([on(2, 2, 2, 0.9), quiet])
     assert used == "other processes used 0.9 cores in 1 of 2 runs"
-    assert waited.startswith("2 threads had only 1.1 cores in 1 of 2 runs")
-    assert "and waited for each other (use --threads 1 or stop" in waited
+    assert waited.startswith("only 1.1 cores were free for 2 threads in 1 of 2 runs")
+    assert "(use --threads 1 or stop" in waited
     assert "use --threads 5" in disturbances.sentences([on(8, 8, 8, 2.5)])[1]
     assert disturbances.sentences([on(8, 8, 5, 2.5), quiet]) == []
-    assert "1 thread had only 0.1 cores in" in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
+    assert "only 0.1 cores were free for 1 thread in" in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
     assert "--threads" not in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
 
 
 def test_the_host_of_a_virtual_machine_takes_cores_too() -> None:
     samples = NoiseSamples((1000, 2000), (400, 400), (500, 500), None, None)
     record = make_record(make_run(noise=Noise(READING, READING, samples)), machine=TWO_CORES)
-    assert disturbances.sentences([record])[-1].startswith("2 threads had only 1.1 cores in the only run")
+    assert disturbances.sentences([record])[-1].startswith("only 1.1 cores were free for 2 threads in the only run")
 
 
 def test_a_used_up_quota_is_seen() -> None:

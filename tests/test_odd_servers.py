@@ -169,7 +169,7 @@ def test_an_answer_that_was_held_back_has_no_ttft(tmp_path: Path) -> None:
             assert status == 0, err
             paths += (tmp_path / name).glob("*.jsonl")
     assert "Only E2E is visible, not TTFT and TPOT" in out
-    assert "6 of 6 answers arrived at once (64 events)" in out and "E2E 0.2" in err
+    assert "6 of 6 answers arrived in one piece (64 events)" in out and "E2E 0.2" in err
     assert "TPOT\n" not in out and "TTFT of a prompt" not in out
     kept = lab.read(paths).requests
     assert kept[0].endpoint.can("streaming") == NO
@@ -188,7 +188,7 @@ def test_a_load_says_that_answers_were_held_back(tmp_path: Path) -> None:
         options = ("-c", 2, "-p", 20, "-n", 16, "--warmup", 0, "--duration", 0.5, "--rounds", 1, "--no-plot")
         status, out, err = run_lab("load", "--url", server.url, *options, "--out", tmp_path)
     assert status == 0, err
-    assert "answers arrived at once (16 events)" in out and "only E2E is" in out
+    assert "answers arrived in one piece (16 events)" in out and "TTFT and TPOT are unknown" in out
 
 
 # Endless streams
@@ -356,7 +356,7 @@ def test_a_load_says_the_words_of_the_server(tmp_path: Path) -> None:
         options = ("-c", 2, "-p", 20, "-n", 5, "--warmup", 0, "--duration", 1, "--rounds", 1, "--no-plot")
         status, out, err = run_lab("load", "--url", server.url, *options, "--out", tmp_path)
     assert status == 0, err
-    assert "error inside a 200, such as: KV cache is full)." in out
+    assert "error inside a 200, for example KV cache is full)." in out
 
 
 # Counts
@@ -374,7 +374,7 @@ def test_a_server_that_contradicts_itself_is_told(n: int, words: str, tmp_path: 
         options = ("-p", 20, "-n", 64, "-r", 1, "--out", tmp_path, "--no-plot")
         status, out, err = run_lab("measure", "--url", server.url, *options)
     assert status == 0, err
-    assert f"contradicts itself in 1 of 1 answers: it counted {words}" in out
+    assert "contradict each other in 1 of 1 answers: " in out and words in out
 
 
 def test_counts_that_agree_contradict_nothing() -> None:

@@ -114,7 +114,7 @@ def test_every_picture_has_a_title_units_and_words_that_a_stranger_knows(figure:
     title = figure.get_suptitle() or figure.axes[0].get_title()
     assert "tiny" in title
     shown = " ".join(text.get_text() for text in texts(figure))
-    assert "arm" not in shown.split() and "95 %" not in shown.replace("95 % of the", "").replace("95 % sure", "")
+    assert "arm" not in shown.split() and "95 %" not in shown.replace("95 % of the", "").replace("95 % interval", "")
 
 
 def test_numbers_of_axes_have_separators_and_stand_at_the_measured_lengths() -> None:
@@ -184,7 +184,7 @@ def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
     (row, _) = comparison.compare(records)[0].rows
     assert row.ratio is not None
     shown = " ".join(text.get_text() for text in ax.texts)
-    assert f"{row.estimate:.2f} ({row.ratio.low:.2f} to {row.ratio.high:.2f})" in shown
+    assert f"{row.estimate:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" in shown
     assert plot_trial.sessions(records[:2]) == [] and next(iter(plot_runs.drawings(session()))) == "prefill"
 
 

@@ -70,9 +70,9 @@ def test_a_page_says_what_was_measured() -> None:
     html = Page(page.html(session(), []))
     assert "How fast is tiny Q4_0 on Test CPU, 4 cores?" in html.text
     assert "Prefill of 1,000 tokens takes 2.00 s, each token after it takes 11.0 ms (90.9 tokens/s)." in html.text
-    assert "medians with ranges (95 % intervals from 6 runs on)" in html.text
+    assert "medians; below them the range, or from 6 runs on the 95 % interval" in html.text
     assert "exceed the model's training length of 1,000" in html.text
-    assert "The ceilings of tiny Q4_0, Test CPU, 4 cores, 5 tokens generated are not measured." in html.text
+    assert "The ceilings of tiny Q4_0, Test CPU, 4 cores, 5 tokens generated have not been measured." in html.text
     assert "lab measure --prompt-len 10,100,1000 --gen 5 --repeat 2" in html.text
     assert "<title>" in page.html(session(), []) and "Which is faster" not in html.text
 
@@ -94,7 +94,7 @@ def test_what_limited_it_is_told_where_the_ceilings_are_known() -> None:
     other = dataclasses.replace(FAST, machine=dataclasses.replace(MACHINE, cpu="Another"))
     assert "of another machine or build" in Page(page.html(timed(1.1), [other])).text
     blind = dataclasses.replace(FAST, rates=FAST.rates[-1:])
-    assert "are not measured" in Page(page.html(timed(1.1), [blind])).text
+    assert "have not been measured" in Page(page.html(timed(1.1), [blind])).text
 
 
 def test_warnings_stand_beside_the_figures_that_they_concern() -> None:
@@ -263,7 +263,7 @@ def test_a_report_needs_a_run_and_a_good_name(tmp_path: Path) -> None:
     code, out, _ = run_process("report", tmp_path / "a.jsonl")
     assert code == 0 and out.strip() == str(tmp_path / "a.html")
     code, _, err = run_lab("report", tmp_path / "a.html")
-    assert code == 1 and "overwritten" in err
+    assert code == 1 and "would overwrite" in err
 
 
 def test_a_measurement_and_a_trial_end_with_a_report(tmp_path: Path) -> None:

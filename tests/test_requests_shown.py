@@ -163,7 +163,7 @@ def test_the_table_has_medians_ranges_and_what_they_show(capsys: pytest.CaptureF
 
 
 def test_six_requests_have_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "medians with 95 % intervals" in shown(session(n=6), capsys)
+    assert "medians; below them the 95 % interval" in shown(session(n=6), capsys)
 
 
 def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
@@ -472,7 +472,7 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
     for wrong, words in (
         (("explain", file), "only requests to servers"),
         (("show", "--placement", file), "only requests to servers"),
-        (("export", file), "llama-bench has no rows"),
+        (("export", file), "no rows for requests to servers"),
         (("export", "--format", "csv", "--table", "steps", file), "have no steps"),
         (("compare", file), "nothing to compare"),
     ):

@@ -259,7 +259,7 @@ def test_a_draft_model_reads_the_prompt_and_is_recorded(
         ({"lengths": "0"}, "--draft-len 0 is not possible"),
         ({"lengths": "1,x"}, "'x' is not a draft length"),
         ({"lengths": "2,2"}, "--draft-len has 2 twice"),
-        ({"lengths": "8-1"}, "does not grow"),
+        ({"lengths": "8-1"}, "does not increase"),
         (
             {"lengths": "8", "ubatch": 8},
             "8 drafted tokens and the token before them do not fit into one step of 8",

@@ -249,9 +249,9 @@ def test_two_devices_of_a_kind_are_measured_once() -> None:
 def test_of_several_devices_a_missing_one_is_named() -> None:
     record = record_of(placed(("CPU", 4), ("CUDA0", 13)), dataclasses.replace(WIDE, n_gpu_layers=13), 0.5)
     assert probing.known(KNOWN[1:], where.of_record(record)) is None
-    with pytest.raises(LabError, match=r"The ceilings of CPU \(Test CPU, 4 cores\), for this are not measured"):
+    with pytest.raises(LabError, match=r"The ceilings of CPU \(Test CPU, 4 cores\), for this have not been measured"):
         probing.need(KNOWN[1:], where.of_record(record), False, "this")
-    with pytest.raises(LabError, match="The ceilings of RPC0 are not measured"):
+    with pytest.raises(LabError, match="The ceilings of RPC0 have not been measured"):
         pair = probing.need(KNOWN, where.of_record(record), False, "this")
         layers = ("RPC0",) * (N_LAYER + 1)
         step_kernels.parts(BIG, record.settings, pair, 1, 0, 1, layers=layers)

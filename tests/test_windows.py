@@ -78,7 +78,7 @@ def default_encodings(source: str) -> list[int]:
     """The lines that read or write text in the encoding of whatever system they run on."""
     lines = []
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call):
+        if not isinstance(node, ast.Call) or "formatter" in ast.unparse(node.func):  # click's write_text writes help
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         named = {keyword.arg: keyword.value for keyword in node.keywords}

@@ -237,8 +237,8 @@ def _too_few_cores(records: Sequence[Record]) -> list[str]:
     fewer = max(1, math.floor(left))
     option = f"use --threads {fewer} or " if fewer < threads else ""
     return [
-        f"{plural(threads, 'thread')} had only {_cores(max(0.0, left))} in {_runs(len(short), len(records))} and "
-        f"waited for each other ({option}stop other programs)"
+        f"only {_cores(max(0.0, left))} were free for {plural(threads, 'thread')} in {_runs(len(short), len(records))} "
+        f"({option}stop other programs)"
     ]
 
 

@@ -51,7 +51,7 @@ def compare(
     details: bool,
     as_json: bool,
 ) -> None:
-    """Compare machines, builds, models or settings.
+    """Compare saved results: machines, builds, models, settings.
 
     \b
       lab compare before.jsonl after.jsonl
@@ -166,7 +166,7 @@ def _for_tool(results: tuple[str, ...], form: str) -> str:
 @click.option("--model", metavar="NAME", help="The model, for a text that does not name it.")
 @out_option("Folder for the results files.")
 def import_(files: tuple[str, ...], device: str | None, model: str | None, out: str) -> None:
-    """Import results of llama-bench, scoreboards and others.
+    """Import results from llama-bench and public scoreboards.
 
     \b
       lab import bench.json                    # llama-bench -o json (jsonl, csv)
@@ -213,7 +213,7 @@ def _write(data: bytes, out: str | None) -> None:
     as_json_option("text"),
 )
 def repeatability(sessions: int, pause: float, out: str, as_json: bool, **asked: Any) -> None:
-    """Measure how much results vary between sessions.
+    """Repeat a measurement, and show how much results vary.
 
     \b
       lab repeatability                     # about five minutes

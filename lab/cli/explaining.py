@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     as_json_option(),
 )
 def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> None:
-    """Measure the highest rate of each kernel on this machine.
+    """Measure how fast this machine's basic operations can be.
 
     \b
       lab ceilings                          # a minute or two on two cores
@@ -254,7 +254,7 @@ def _on_several(
 @with_options(MODEL, *ENGINE)
 @as_json_option(help="One JSON document on stdout, for bug reports.")
 def doctor(as_json: bool, **asked: Any) -> None:
-    """Check why the lab does not run, or runs too slowly.
+    """Find out why the lab fails or is slow.
 
     \b
       lab doctor                            # about a minute

@@ -17,7 +17,7 @@ GROUPS = {
         *("only", "quick", "types", "again", "servers", "latency", "bandwidth", "results", "seed", "users"),
     ),
     "Filters and costs": ("source", "kind", "memory", "at-least", "prices", "watts", "kwh"),
-    "How often": (
+    "Number of runs": (
         *("repeat", "until", "max-repeats", "max-minutes", "blocks", "rounds", "warmup", "duration", "max-requests"),
         *("sessions", "pause"),
     ),

@@ -174,7 +174,7 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
 @click.option("--ceilings", default=running.RESULTS, show_default=True, help="Folder with the ceilings.")
 @AT_LEAST
 def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: float) -> None:
-    """Write results as one page for the browser.
+    """Write results as one HTML page with the raw data inside.
 
     \b
       lab report results/FILE.jsonl

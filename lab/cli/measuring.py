@@ -33,14 +33,15 @@ from lab.cli.servers import REACHING, TIMEOUT, URL
         "-p",
         default="10,100,1000",
         show_default=True,
-        help="Prompt lengths in tokens: 10,1000,8k (k: 1,000), or ranges: 100-500+100, 512-4096*2.",
+        help="Prompt lengths in tokens: 10,1000,8k (k: 1,000), or ranges: 100-500+100 (steps of 100), 512-4096*2 "
+        "(doubling).",
     ),
     click.option("--gen", "-n", type=TOKENS, default=64, show_default=True, help="Tokens to generate in each run."),
     click.option(
         "--repeat",
         "-r",
         type=int,
-        help="Runs of each prompt length, each in a fresh engine.  [default: 3; 6 for quick lengths]",
+        help="Runs of each prompt length; each round loads the model anew.  [default: 3; 6 where that is quick]",
     ),
     *UNTIL,
     *SETTINGS,
@@ -49,7 +50,7 @@ from lab.cli.servers import REACHING, TIMEOUT, URL
     click.option(
         "--stream",
         is_flag=True,
-        help="Print the generated text as it comes (from a server: when the answer is complete).",
+        help="Print the text while it is generated; from a server, when the answer is complete.",
     ),
     DRY_RUN,
     URL,
@@ -57,18 +58,18 @@ from lab.cli.servers import REACHING, TIMEOUT, URL
     TIMEOUT,
 )
 def measure(context: click.Context, url: str | None, **asked: Any) -> None:
-    """Time every token of generations at several prompt lengths.
+    """Time every token of answers to prompts of several lengths.
 
     \b
       lab measure                           # about half a minute on two cores
       lab measure --prompt-len 10,1k,10k --gen 200 --model llama-3.2-3b
 
-    Each run prefills a prompt and generates --gen tokens. Its time stamps go into a new file in --out as soon as it
-    ends. Exit status: 0 if all runs succeeded, 1 if some failed, 130 after Ctrl-C.
+    Each run prefills a prompt and generates --gen tokens. The command makes one new file in --out, and each run
+    becomes a line of it as soon as it ends. Exit status: 0 if all runs succeeded, 1 if some failed, 130 after Ctrl-C.
 
-    With --url the lab measures a server instead, one request at a time: by default three requests each with 100 and
-    1,000 prompt tokens. --model is then the server's name for a model (optional if it has only one), and options of
-    the engine are rejected. The lab first prints which figures it can and cannot get from this server.
+    With --url the lab measures a server instead, one request at a time: by default three requests with 100 prompt
+    tokens and three with 1,000. --model is then the server's name for a model (optional if it has only one), and
+    options of the engine are rejected. The lab first prints which figures it can and cannot get from this server.
     """
     from lab.runner.measuring import ONLY_SERVER, check_side
 
@@ -102,7 +103,7 @@ def measure(context: click.Context, url: str | None, **asked: Any) -> None:
     DRY_RUN,
 )
 def sweep(max_len: int, **asked: Any) -> None:
-    """Measure prefill and decode in one pass through the context.
+    """Measure prefill and decode at many lengths in a single run.
 
     \b
       lab sweep
@@ -130,7 +131,7 @@ def sweep(max_len: int, **asked: Any) -> None:
     *OUTPUT,
 )
 def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str | None, **asked: Any) -> None:
-    """Compare settings or models side by side on this machine.
+    """Measure settings or models in alternation, and compare them.
 
     \b
       lab ab "--flash-attn on" "--flash-attn off" --prompt-len 256,2k

@@ -56,7 +56,7 @@ def network(
     no_plot: bool,
     as_json: bool,
 ) -> None:
-    """Predict the cost of splitting a model over RPC servers.
+    """Predict the time lost by splitting a model over a network.
 
     \b
       lab network -m llama-3.2-3b

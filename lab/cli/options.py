@@ -79,7 +79,7 @@ MODEL = click.option(
     "-m",
     default="smollm2-135m",
     show_default=True,
-    help="A model: a name, a file, or another SPEC (see lab models).",
+    help="A model: a name, a .gguf file, or another form (see lab models --help).",
 )
 
 
@@ -126,7 +126,7 @@ UNTIL = [
         "--until",
         type=Share(),
         metavar="SHARE",
-        help="Repeat until every median is this accurate in 95 % of sessions, such as 2%.",
+        help="Repeat until every median is known to within this share (95 % confidence), such as 2%.",
     ),
     click.option("--max-repeats", default=30, show_default=True, help="With --until: maximum number of rounds."),
     click.option("--max-minutes", type=float, help="With --until: start no round after this many minutes."),

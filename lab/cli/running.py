@@ -286,7 +286,8 @@ class Output:
         plain = [record for record in runs if record.run.lever is None and record.run.part is None]
         if out and any_good(plain):
             ceilings = " ".join(["lab ceilings", *_of_engine(plain[0])])
-            out.print(f"next     what limited it: {ceilings} && lab explain {path}; a page to share: lab report {path}")
+            out.print(f"next     what limited each phase: {ceilings} && lab explain {path}")
+            out.print(f"next     a page to share: lab report {path}")
         return files
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 URL = click.option("--url", metavar="URL", help="A server that speaks OpenAI's API: http://127.0.0.1:8080/v1")
 REACHING = [
-    click.option("--api", type=click.Choice(["chat", "completions"]), help="API to use.  [default: the server's]"),
+    click.option("--api", type=click.Choice(["chat", "completions"]), help="API to use.  [default: detected]"),
     click.option("--api-key-env", metavar="NAME", help="The environment variable that holds the server's key."),
     click.option(
         "--header",

@@ -60,20 +60,26 @@ class AskedSettings:
 
     prompt: str = _setting(
         "text",
-        "Text of the prompts: text (all of the lab's texts), some of them (code,table,story), random, or a file.",
+        "Source of the prompts: text (all built-in texts), some of them by name (code,table,story), random, or a file.",
     )
     seed: int = _setting(1, "Seed for the order of runs and for the prompts.")
     threads: int | None = _setting(
-        None, "Threads for decode.  [default: fast physical cores]", "-t", most=MAX_THREADS, record_name="n_threads"
+        None,
+        "Threads for decode.  [default: number of fast physical cores]",
+        "-t",
+        most=MAX_THREADS,
+        record_name="n_threads",
     )
     threads_batch: int | None = _setting(
         None, "Threads for prefill.  [default: as --threads]", most=MAX_THREADS, record_name="n_threads_batch"
     )
-    batch: int = _setting(2048, "Largest batch in tokens; caps --ubatch.", "-b", most=2**30, record_name="n_batch")
+    batch: int = _setting(
+        2048, "Most tokens per call of llama.cpp; upper limit of --ubatch.", "-b", most=2**30, record_name="n_batch"
+    )
     ubatch: int = _setting(512, "Tokens per prefill step.", "-u", most=2**30, record_name="n_ubatch")
     n_gpu_layers: int | str | None = _setting(
         None,
-        "Layers to offload; the output layer counts as one. 0: none; auto: as many as fit.  [default: all]",
+        "Layers to put on devices; the output layer counts as one. 0: none; auto: as many as fit.  [default: all]",
         "-ngl",
     )
     flash_attn: str = _setting("auto", "Use flash attention.", "-fa", choices=("on", "off", "auto"))
@@ -94,7 +100,9 @@ class AskedSettings:
         record_name="type_v",
     )
     device: str | Sequence[str] | None = _placing(
-        "Devices that hold layers, by name (see lab machine), or none.  [default: all]", "-dev", record_name="devices"
+        "Devices to put layers on, by name (see lab machine); none: the CPU only.  [default: all]",
+        "-dev",
+        record_name="devices",
     )
     split_mode: str | None = _placing(
         "How to split a model over several devices: by layers, or by parts of every tensor.  [default: layer]",
@@ -106,20 +114,20 @@ class AskedSettings:
     )
     main_gpu: int | None = _placing("With --split-mode none: which device.  [default: 0]", "-mg", least=0, most=10_000)
     n_cpu_moe: int | None = _placing(
-        "Keep the experts of the first N layers on the CPU.", "-ncmoe", least=0, most=10_000
+        "Mixture-of-experts models: keep the experts of the first N layers on the CPU.", "-ncmoe", least=0, most=10_000
     )
     override_tensor: str | Sequence[str] | None = _placing(
         "Put tensors whose names match a regular expression into a buffer: ffn_.*_exps=CPU. Commas separate several.",
         "-ot",
         metavar="PATTERN=BUFFER",
     )
-    kv_offload: bool | None = _placing("Keep the KV cache on the devices.  [default: on]", "-nkvo")
+    kv_offload: bool | None = _placing("Keep the KV cache in the devices' memory.  [default: on]", "-nkvo")
     op_offload: bool | None = _placing(
-        "Let a GPU compute prefill for layers in RAM.  [default: on, with layers on a device]", "-nopo"
+        "Let a GPU compute prefill for layers in RAM.  [default: on if a device holds layers]", "-nopo"
     )
     mmap: bool | None = _placing("Map the model file into memory (mmap).  [default: llama.cpp's choice]")
     repack: bool | None = _placing(
-        "Repack weights on the CPU for its fastest kernels (CPU_REPACK, AMX).  [default: on]", "-nr"
+        "Rearrange weights in memory for the CPU's fastest code (CPU_REPACK, AMX).  [default: on]", "-nr"
     )
     rpc: str | Sequence[str] | None = _placing(
         "Use the devices of RPC servers (lab rpc-server), separated by commas.", "-rpc", metavar="HOST:PORT"
@@ -128,12 +136,12 @@ class AskedSettings:
         "Use the llama.cpp libraries in this folder instead of the installed ones.", metavar="FOLDER"
     )
     prefill_wait: str | None = _placing(
-        "Wait for each prefill step, or only for the last one.  [default: step; end with RPC servers or a "
+        "Time every prefill step, or only the whole prefill.  [default: step; end with RPC servers or a "
         "pipeline of devices]",
         choices=(STEP, END),
     )
     kv_unified: str | bool = _setting(
-        "off", "One KV cache for all sequences, instead of one each.", choices=("on", "off")
+        "off", "One KV cache for all sequences instead of one each; matters with several.", choices=("on", "off")
     )
 
     @property

@@ -295,7 +295,7 @@ TABLE = Table(
 EXPERIMENT = Experiment(
     name="batch",
     chapter="Batches",
-    about="""Decode several sequences together: cost and gain.
+    about="""Measure what decoding several answers together gains.
 
     \b
       lab batch --sequences 1,4,16 --prompt-len 256

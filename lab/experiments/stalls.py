@@ -289,7 +289,7 @@ TABLE = Table(
 EXPERIMENT = Experiment(
     name="stall",
     chapter="Stalls",
-    about="""Measure stalls of running answers during a long prefill.
+    about="""Measure how long a new prompt interrupts running answers.
 
     \b
       lab stall --prompt-len 4096 --chunk 64,256,1024 --streams 1,4

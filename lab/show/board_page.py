@@ -205,7 +205,7 @@ def predicted_rows(records: Sequence[Record], known: Sequence[Ceilings], taken: 
 
 
 def _from_span(seconds: tuple[float, float], n_tokens: int) -> Shown | None:
-    """The rate of so many tokens whose time lies in a range; its value is the middle on a logarithmic scale."""
+    """The rate of n_tokens whose time lies in a range; its value is the middle on a logarithmic scale."""
     low, high = seconds
     return Shown(n_tokens / math.sqrt(low * high), n_tokens / high, n_tokens / low, 1) if low == low else None
 

@@ -117,7 +117,7 @@ def kernels(ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[st
     ]
     if not rows:
         raise LabError(
-            f"The kernels of {', '.join(types)} with {n_threads} threads are not measured at this model's shape.",
+            f"The kernels of {', '.join(types)} with {n_threads} threads have not been measured at this model's shape.",
             "Measure them: lab.ceilings(types=[...], threads=...)",
         )
     headings = ["type", "tokens at once", "GB/s", "GFLOP/s"]

@@ -36,7 +36,7 @@ Lines = Sequence[Record | RequestRecord]
 
 OF_RUNS = (
     "A run has two phases: prefill processes the prompt, decode generates one token after another. TTFT is the time to "
-    "the first token, TPOT the time per further token, E2E the time of the whole run. Figures are medians over runs, "
+    "the first token, TPOT the time per token after it, E2E the time of the whole run. Figures are medians over runs, "
     "with 95 % intervals or, for fewer than 6 runs, ranges. A bar shows prefill's share of the time."
 )
 OF_REQUESTS = (
@@ -45,14 +45,14 @@ OF_REQUESTS = (
 )
 CAPTIONS = {
     "prefill": "Prefill: time until the prompt is processed. Points are runs, the line is their median. The dashed "
-    "line is proportional to the length.",
+    "line shows growth in proportion to the length.",
     "ab": "Each variant against the first, block by block. Left of 1 it is faster. Bars are intervals of ratios.",
     "decode": "Decode: time of each generated token. Points are tokens, the line is their running median.",
     "sweep": "Both curves in one pass through the context. Points are runs, the dashed line is the fitted law.",
 }
 CAPTIONS_OF_REQUESTS = {
     "prefill": "TTFT: time until the first token arrives. Points are requests, the line is their median. The dashed "
-    "line is proportional to the length.",
+    "line shows growth in proportion to the length.",
     "decode": "The gaps of each answer. Points are gaps between tokens or, if the server does not count tokens per "
     "event, between events. The line is their running median, or mean.",
 }
@@ -238,7 +238,7 @@ def whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
                 problems.append(problem.what)
     if len(problems) > 1:
         problems = [f"The limits of {len(problems)} other setups are unknown without ceilings: {problems[0]}"]
-    return [Section("Why, and how fast could it be?", name="why", words=problems, parts=parts)]
+    return [Section("What limits the speed?", name="why", words=problems, parts=parts)]
 
 
 def _why(label: str, records: Sequence[Record], known: Sequence[Ceilings]) -> Section:
@@ -289,7 +289,7 @@ def _facts_of_run(record: Record) -> dict[str, str]:
         f"{plural(settings.n_threads, 'thread')} ({settings.n_threads_batch} for prefill)": settings.n_threads,
         f"batch {settings.n_batch}": settings.n_batch,
         f"ubatch {settings.n_ubatch}": settings.n_ubatch,
-        f"layers on a GPU {settings.n_gpu_layers}": settings.n_gpu_layers,
+        f"{settings.n_gpu_layers} layers on GPUs": settings.n_gpu_layers,
         f"flash attention {flash}": flash,
         f"cache {settings.type_k} and {settings.type_v}": settings.type_k,
         f"prompt {settings.prompt}": settings.prompt,

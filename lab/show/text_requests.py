@@ -40,7 +40,7 @@ OF_SERVER: Columns = (
 
 MEANINGS = (
     "TTFT: from sending the request to the first token, with tokenization, queueing and network (prefill alone is not "
-    "visible). TPOT: time per further token. E2E: whole request."
+    "visible). TPOT: time per token after the first. E2E: whole request."
 )
 
 

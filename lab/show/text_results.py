@@ -37,7 +37,9 @@ COLUMNS = {
 MOST_NAMED = 5
 """Lengths that a sentence lists."""
 
-MEANINGS = "TTFT: time to first token. TPOT: time per further token. E2E: whole run."
+MEANINGS = (
+    "TTFT: time to first token. TPOT: time per token after the first. E2E: from the start of prefill to the last token."
+)
 
 
 def sections(records: Sequence[Record]) -> list[Section]:
@@ -135,7 +137,7 @@ def findings(rows: pd.DataFrame) -> list[str]:
     sentences = [*wording.sentences(firm), *(str(law) for law in laws if law)]
     if lengths:
         some = join(lengths) if len(lengths) <= MOST_NAMED else f"{len(lengths)} lengths up to {lengths[-1]:,}"
-        sentences.append(f"Findings leave out the disturbed runs of {some} prompt tokens.")
+        sentences.append(f"No findings from the runs of {some} prompt tokens: they were disturbed.")
     return sentences
 
 
@@ -181,8 +183,8 @@ def distrust(records: Sequence[Record]) -> list[str]:
     for session in dict.fromkeys(case[0] for case, alike in cases.items() if disturbances.is_doubtful(alike)):
         command = reproduce.command([record for record in records if record.session == session])
         sentences.append(
-            f"Figures marked {NOT_TO_BE_TRUSTED} are unreliable: at least half of their runs were disturbed (session "
-            f"{session}). Measure again while no other program runs{f': {command}' if command else '.'}"
+            f"{NOT_TO_BE_TRUSTED}: other programs disturbed at least half of the runs, so these figures are unreliable "
+            f"(session {session}). Measure again while no other program runs{f': {command}' if command else '.'}"
         )
     return sentences
 
@@ -273,7 +275,7 @@ def below(rows: pd.DataFrame, noun: str) -> str:
     """What a summary shows: medians with intervals or, of few runs (or requests: the noun), with ranges."""
     fewest = stats.fewest_for_interval()
     if rows.repeats.min() >= fewest:
-        return "medians with 95 % intervals"
+        return "medians; below them the 95 % interval"
     if rows.repeats.max() == 1:
         return f"1 {noun} each, so the spread is unknown"
-    return f"medians with ranges (95 % intervals from {fewest} {noun}s on)"
+    return f"medians; below them the range, or from {fewest} {noun}s on the 95 % interval"

@@ -25,7 +25,7 @@ def describe(here: Machine, model: Model | None = None) -> list[str]:
 
 def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
     """The same by name: machine, build, model. Unknown parts are left out."""
-    ram = f", {here.ram_bytes / 1e9:.0f} GB" if here.ram_bytes else ""
+    ram = f", {here.ram_bytes / 1e9:.0f} GB RAM" if here.ram_bytes else ""
     kind = ", virtual machine" if here.virtual else ""
     power = f", on {here.power}" if here.power else ""
     system = f"; {here.os}" if here.os else ""
@@ -44,7 +44,7 @@ def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
             f"{model.n_bytes / 1e6:,.0f} MB" if model.n_bytes else "",
             model.arch or "",
             f"{model.n_layer} layers" if model.n_layer else "",
-            f"trained for {model.n_ctx_train:,} tokens" if model.n_ctx_train else "",
+            f"context of {model.n_ctx_train:,} tokens" if model.n_ctx_train else "",
         ]
         texts["model"] = f"{', '.join(part for part in parts if part)} ({model.source})"
     return texts

@@ -317,7 +317,7 @@ def need(given: Sequence[Ceilings], where: Where, force: bool, what: str) -> Cei
         what = f"{places.label(lacking)} ({places.device_label(where.machine, lacking)}), for {what}"
     hint = "Measure them there, with the settings of the runs: lab ceilings" if lacking else HINT
     if lacking is None and where.repack is False:
-        raise LabError(f"The ceilings of {what} without repacking are not measured.", f"{HINT} --no-repack")
+        raise LabError(f"The ceilings of {what} without repacking have not been measured.", f"{HINT} --no-repack")
     if others:
         other = others[-1]
         label = places.device_label(other.machine, places.measured_on(other))
@@ -326,7 +326,7 @@ def need(given: Sequence[Ceilings], where: Where, force: bool, what: str) -> Cei
             f"llama.cpp {other.machine.llama_cpp_commit}), not of {what}.",
             f"{hint}. Or use these anyway: --force",
         )
-    raise LabError(f"The ceilings of {what} are not measured.", hint)
+    raise LabError(f"The ceilings of {what} have not been measured.", hint)
 
 
 def lines(ceilings: Ceilings | None) -> list[Ceilings]:
