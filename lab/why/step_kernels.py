@@ -266,7 +266,7 @@ def product_s_per_byte(ceilings: Ceilings, model: Model, matrix: Matrix, n_token
         known = {rate.type for rate in ceilings.rates if ceilings.on_gpu or rate.n_threads == n_threads}
         lacking = [kind for kind in used_types(model) if kind not in known] or [matrix.type]
         raise LabError(
-            f"The ceilings of {' and '.join(lacking)} {_on(ceilings, n_threads)} have not been measured on this machine.",
+            f"The ceilings of {' and '.join(lacking)} {_on(ceilings, n_threads)} have not been measured here.",
             f"Run: lab ceilings -m {catalog.spec_of(model)} --types {','.join(lacking)}{_option(ceilings, n_threads)}",
         )
     by_shape = _by_shape(rates, (matrix.rows, matrix.columns))
