@@ -131,6 +131,14 @@ def test_pictures_have_a_bar_for_each_device_and_a_limit_line() -> None:
     assert rates.get_xscale() == "log" and slope == pytest.approx(1)
 
 
+def test_what_others_published_of_the_model_is_in_the_picture() -> None:
+    for model, has_points in (("llama-2-7b:Q4_0", True), ("smollm2-135m:Q8_0", False)):
+        found = board.board([model], 512, 128, devices=["geforce"])
+        pictures = {one.name: one for one in text_board.section(found).pictures}
+        labels = drawn(pictures["bandwidth"].draw, (10, 5)).axes[0].get_legend_handles_labels()[1]
+        assert any("published" in label for label in labels) == has_points
+
+
 def test_the_command(tmp_path: Path) -> None:
     status, out, _ = run_lab("board", "-m", LLAMA, "-d", "rtx-4090,rtx-3090", "-p", "8000", "-n", "300", "-o", tmp_path)
     assert status == 0 and "8,000 tokens in, 300 out" in out

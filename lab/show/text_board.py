@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from lab.analysis import wording
 from lab.core import cost, shown
+from lab.core.record import DECODE
 from lab.core.request import Slo
 from lab.show import canvas
 from lab.show.canvas import COLOURS, GUIDE, INK, MARKERS
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.why import published
 from lab.why import published
 from lab.why.candidates import HERE, MEASURED, PREDICTED, Candidate, Span
 
@@ -189,6 +191,18 @@ def plot_bandwidth(candidates: Sequence[Candidate], ax: Axes) -> None:
         style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
         x = [one.device.gbps for one in own if one.device]
         ax.errorbar(x, middles, yerr=spread, ls="", ms=5, lw=1, **style, label=f"{kind}, predicted")
+    by_name = {one.device.name: one.device.gbps for one in known if one.device}
+    others = [
+        (by_name[row.device], row.tps)
+        for row in published.rows()
+        if not row.marks
+        and row.phase == DECODE
+        and (row.model, row.quantization) == (first.model.name, first.model.quantization)
+        and row.device in by_name
+    ]
+    if others:
+        style = {"color": INK, "mfc": "none", "marker": "s", "ls": "", "ms": 5}
+        ax.plot(*zip(*others, strict=True), **style, label="published by others (short prompts)")
     for one in candidates:
         if one.device is None:
             rate = _middle(one.tps)
