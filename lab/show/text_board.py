@@ -15,7 +15,6 @@ from lab.show import canvas
 from lab.show.canvas import COLOURS, GUIDE, INK, MARKERS
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.why import published
-from lab.why import published
 from lab.why.candidates import HERE, MEASURED, PREDICTED, Candidate, Span
 
 if TYPE_CHECKING:
