@@ -282,7 +282,7 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
     answer = prediction.predictions("512", 6, "big", results=tmp_path)
     assert answer.memory_bytes == 3 * 10**9
     assert "1 run of" in answer.basis
-    with pytest.raises(LabError, match="not measured"):
+    with pytest.raises(LabError, match="not been measured"):
         prediction.predictions("512", 6, "big", results=tmp_path, n_gpu_layers=0)
 
 
@@ -382,7 +382,7 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     basis = " ".join(run_lab("predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--results", tmp_path)[1].split())
     assert "Measured by others on NVIDIA GeForce RTX 3060 12 GB, llama-2-7b: Q4_0 prefill 2,137.5 to 2,407.7" in basis
     assert "no device named" in run_lab("predict", "-d", "abacus")[2]
-    assert "not measured" in run_lab("predict", "--results", tmp_path)[2]
+    assert "not been measured" in run_lab("predict", "--results", tmp_path)[2]
     assert "leaves nothing to decode" in run_lab("predict", "-n", "1", "-d", "m4")[2]
     assert "are too many" in run_lab("predict", "-p", "999999999999", "-d", "m4")[2]
 

@@ -70,7 +70,7 @@ def test_a_page_says_what_was_measured() -> None:
     html = Page(page.html(session(), []))
     assert "How fast is tiny Q4_0 on Test CPU, 4 cores?" in html.text
     assert "Prefill of 1,000 tokens takes 2.00 s, each token after it takes 11.0 ms (90.9 tokens/s)." in html.text
-    assert "medians; below them the range, or from 6 runs on the 95 % interval" in html.text
+    assert "medians; below each its 95 % interval (6 or more runs) or the range" in html.text
     assert "exceed the model's training length of 1,000" in html.text
     assert "The ceilings of tiny Q4_0, Test CPU, 4 cores, 5 tokens generated have not been measured." in html.text
     assert "lab measure --prompt-len 10,100,1000 --gen 5 --repeat 2" in html.text

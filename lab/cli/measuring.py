@@ -50,7 +50,7 @@ from lab.cli.servers import REACHING, TIMEOUT, URL
     click.option(
         "--stream",
         is_flag=True,
-        help="Print the text while it is generated; from a server, when the answer is complete.",
+        help="Print the generated text, token by token (with --url: when the answer is complete).",
     ),
     DRY_RUN,
     URL,
@@ -131,7 +131,7 @@ def sweep(max_len: int, **asked: Any) -> None:
     *OUTPUT,
 )
 def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str | None, **asked: Any) -> None:
-    """Measure settings or models in alternation, and compare them.
+    """Compare settings or models, measured in turns.
 
     \b
       lab ab "--flash-attn on" "--flash-attn off" --prompt-len 256,2k

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @as_json_option()
 @click.pass_context
 def models(context: click.Context, as_json: bool) -> None:
-    """List models, or get, make or remove one (a subcommand).
+    """List models; its subcommands get, make or remove one.
 
     \b
     Every command that takes a model (SPEC) accepts

@@ -60,7 +60,7 @@ class AskedSettings:
 
     prompt: str = _setting(
         "text",
-        "Source of the prompts: text (all built-in texts), some of them by name (code,table,story), random, or a file.",
+        "Where prompts come from: text (all built-in texts), names of some (code,table,story), random, or a file.",
     )
     seed: int = _setting(1, "Seed for the order of runs and for the prompts.")
     threads: int | None = _setting(
@@ -74,7 +74,11 @@ class AskedSettings:
         None, "Threads for prefill.  [default: as --threads]", most=MAX_THREADS, record_name="n_threads_batch"
     )
     batch: int = _setting(
-        2048, "Most tokens per call of llama.cpp; upper limit of --ubatch.", "-b", most=2**30, record_name="n_batch"
+        2048,
+        "Maximum tokens that llama.cpp accepts in one call; --ubatch cannot be larger.",
+        "-b",
+        most=2**30,
+        record_name="n_batch",
     )
     ubatch: int = _setting(512, "Tokens per prefill step.", "-u", most=2**30, record_name="n_ubatch")
     n_gpu_layers: int | str | None = _setting(
@@ -136,12 +140,12 @@ class AskedSettings:
         "Use the llama.cpp libraries in this folder instead of the installed ones.", metavar="FOLDER"
     )
     prefill_wait: str | None = _placing(
-        "Time every prefill step, or only the whole prefill.  [default: step; end with RPC servers or a "
+        "Wait for the device after every prefill step, or only at the end.  [default: step; end with RPC servers or a "
         "pipeline of devices]",
         choices=(STEP, END),
     )
     kv_unified: str | bool = _setting(
-        "off", "One KV cache for all sequences instead of one each; matters with several.", choices=("on", "off")
+        "off", "Share one KV cache among all answers in progress; no effect with one answer.", choices=("on", "off")
     )
 
     @property

@@ -235,7 +235,7 @@ def whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
             try:
                 parts.append(_why(f"{label}, {n_gen:,} tokens generated", alike, known))
             except LabError as problem:
-                problems.append(problem.what)
+                problems.append(f"{problem.what} {problem.hint}")
     if len(problems) > 1:
         problems = [f"The limits of {len(problems)} other setups are unknown without ceilings: {problems[0]}"]
     return [Section("What limits the speed?", name="why", words=problems, parts=parts)]
@@ -291,8 +291,8 @@ def _facts_of_run(record: Record) -> dict[str, str]:
         f"ubatch {settings.n_ubatch}": settings.n_ubatch,
         f"{settings.n_gpu_layers} layers on GPUs": settings.n_gpu_layers,
         f"flash attention {flash}": flash,
-        f"cache {settings.type_k} and {settings.type_v}": settings.type_k,
-        f"prompt {settings.prompt}": settings.prompt,
+        f"KV cache: keys {settings.type_k}, values {settings.type_v}": settings.type_k,
+        f"prompts from {settings.prompt}": settings.prompt,
         f"seed {settings.seed}": settings.seed,
     }
     return named | {"settings": ", ".join(words for words, value in parts.items() if value is not None)}

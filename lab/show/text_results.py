@@ -278,4 +278,4 @@ def below(rows: pd.DataFrame, noun: str) -> str:
         return "medians; below them the 95 % interval"
     if rows.repeats.max() == 1:
         return f"1 {noun} each, so the spread is unknown"
-    return f"medians; below them the range, or from {fewest} {noun}s on the 95 % interval"
+    return f"medians; below each its 95 % interval ({fewest} or more {noun}s) or the range"

@@ -42,7 +42,7 @@ def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
         parts = [
             f"{model.name} {model.quantization or ''}".strip(),
             f"{model.n_bytes / 1e6:,.0f} MB" if model.n_bytes else "",
-            model.arch or "",
+            f"architecture {model.arch}" if model.arch else "",
             f"{model.n_layer} layers" if model.n_layer else "",
             f"context of {model.n_ctx_train:,} tokens" if model.n_ctx_train else "",
         ]
