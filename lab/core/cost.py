@@ -55,7 +55,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Product:
-    """What a step does with weight matrices of one kind: so many of them, times so many tokens.
+    """What a step does with weight matrices of one kind: `n` matrices times `n_tokens` tokens.
 
     `n_used`: of expert matrices, the experts that each token goes through; None for others.
     """
@@ -91,7 +91,7 @@ class Attended:
 
 
 def products(model: Model, n_tokens: int, n_outputs: int) -> list[Product] | None:
-    """The products of a step of n_tokens of which n_outputs get logits; None where the model cannot be counted.
+    """The products of a step of n_tokens; n_outputs of them get logits. None where the model cannot be counted.
 
     The output matrix works only for tokens that get logits, and llama.cpp runs the last layer's feed-forward for
     these alone (but see NEVER_SKIPS).
@@ -182,7 +182,7 @@ def step(
 
 
 def move(model: Model, n_positions: int, type_k: str = "f16", type_v: str = "f16") -> StepCost | None:
-    """The cost of a copy, save or load of so many positions of a sequence: its cache read once and written once.
+    """The cost of a copy, save or load of n_positions of a sequence: its cache read once and written once.
 
     Of layers with a window no more than that is kept. Forgetting costs nothing.
     """

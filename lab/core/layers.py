@@ -13,7 +13,7 @@ DENSE_FIRST = ("cohere2moe", "laguna", "smallthinker")
 """Of each period the first layer sees everything; elsewhere the last one does."""
 
 PERIODS = {
-    # Layers in a period, of which one sees everything.
+    # Layers in a period; one of them sees everything.
     "afmoe": 4,
     "cohere2": 4,
     "cohere2moe": 4,

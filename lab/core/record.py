@@ -276,7 +276,7 @@ class Rate:
     times_ns: tuple[int, ...]
     n_head_kv: int | None = None  # of attention
     n_positions: int | None = None  # of attention: length of the context; None in files of older versions
-    n_expert: int | None = None  # of mul_mat_id: matrices, of which every token uses n_expert_used
+    n_expert: int | None = None  # of mul_mat_id: matrices; every token uses n_expert_used
     n_expert_used: int | None = None
 
 

@@ -82,7 +82,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Condition:
-    """Figures must lie within thresholds, of which one may be missing. `what` names the figures in the criterion."""
+    """Figures must lie within thresholds; one of them may be missing. `what` names the figures in the criterion."""
 
     what: str
     least: float = -math.inf

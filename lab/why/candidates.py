@@ -264,7 +264,7 @@ def largest(
 def read_prices(path: str | Path) -> dict[str, Price]:
     """Prices of devices from a CSV file with the columns device, price and, where known, watts.
 
-    LabError for a file that cannot be read, a column that is missing, an unknown device, or a price that is no number.
+    LabError for a file that cannot be read, a missing column, an unknown device, or a price that is not a number.
     """
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:

@@ -23,7 +23,7 @@ MARGIN = 1.05
 """How far above the maker's figure a rate may lie: clocks and rounding."""
 
 FEWEST_STEPS = 8
-"""Time stamps of so many steps do not repeat by chance."""
+"""The time stamps of this number of steps do not repeat by chance."""
 
 
 def refusals(paths: Iterable[str | Path]) -> list[str]:

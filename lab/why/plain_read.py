@@ -34,7 +34,7 @@ def read_rate(n_threads: int, n_bytes: int | None = None) -> Rate:
 
 
 def flop_ns(seconds: float) -> float:
-    """Nanoseconds per FLOP of F32 products by NumPy's BLAS on one core, by the best pass in so many seconds.
+    """Nanoseconds per FLOP of F32 products by NumPy's BLAS on one core, by the best pass within the given seconds.
 
     Products of 64 x 64 x 64 are the largest that OpenBLAS leaves to one thread (interface/gemm.c: at most
     65,536 x GEMM_MULTITHREAD_THRESHOLD, which is 4).

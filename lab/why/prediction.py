@@ -367,7 +367,7 @@ def checked_lengths(prompt_len: str | Sequence[int], gen: int) -> tuple[int, ...
 
 
 def plan_for(model: str, settings: dict[str, Any]) -> Plan:
-    """This machine and the settings, for a model of which only the shape is needed."""
+    """This machine and the settings, for a model; only its shape is needed."""
     with Worker() as worker:
         shape, plan = shapes.find(worker, model), make_plan(worker, [1], 1, 1, **settings)
     chosen = plan.settings
