@@ -40,7 +40,7 @@ WIDTHS = (60, 80, 100)
 FIRM = (
     r" limits (prefill|decode)",
     r"Predicted for ",
-    r"(?<!about )\b\d+(\.\d+)?x as fast",
+    r"(?<!about )(?<![\d.])\d+(\.\d+)?x as fast",
     r"is (slower|faster) than",
     r"is the fastest",
     r"Prefill took",
