@@ -53,7 +53,7 @@ def board(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Rank devices for a model, or make a page that ranks results.
+    """Rank devices for a model, or make a page of results.
 
     \b
       lab board -m llama-3.1-8b -p 8k -n 300  # devices that hold it; their speed
