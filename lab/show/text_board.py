@@ -12,7 +12,7 @@ from lab.core import cost, shown
 from lab.core.record import DECODE
 from lab.core.request import Slo
 from lab.show import canvas
-from lab.show.canvas import COLOURS, GUIDE, INK, MARKERS
+from lab.show.canvas import COLOURS, GUIDE, INK
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.why import published
 from lab.why.candidates import HERE, MEASURED, PREDICTED, Candidate, Span
@@ -182,12 +182,12 @@ def plot_bandwidth(candidates: Sequence[Candidate], ax: Axes) -> None:
     if token is not None:
         limit = [1e9 * gbps / token.n_bytes for gbps in ends]
         ax.plot(ends, limit, color=INK, lw=1.8, label="limit: bandwidth / bytes read per token")
-    for number, kind in enumerate(sorted({one.device.kind for one in known if one.device})):
+    kinds = sorted({one.device.kind for one in known if one.device})
+    for kind, style in zip(kinds, canvas.styles(len(kinds)), strict=True):
         own = [one for one in known if one.device and one.device.kind == kind]
         middles = [_middle(one.tps) for one in own]
         spread = [[m - one.tps[0] for m, one in zip(middles, own, strict=True)]]
         spread.append([one.tps[1] - m for m, one in zip(middles, own, strict=True)])
-        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
         x = [one.device.gbps for one in own if one.device]
         ax.errorbar(x, middles, yerr=spread, ls="", ms=5, lw=1, **style, label=f"{kind}, predicted")
     by_name = {one.device.name: one.device.gbps for one in known if one.device}
