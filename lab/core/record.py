@@ -193,6 +193,18 @@ class Totals:
     decode_ns: int | None = None  # of n_gen - 1 decode steps, without sampling
 
 
+@dataclass(frozen=True)
+class Tuning:
+    """`lab tune`: its goal, and the stage in which a run was made.
+
+    In the stage `search` runs generate at most a part of the `n_gen` tokens that were asked for.
+    """
+
+    goal: str  # request, ttft, tpot, throughput
+    stage: str  # search, confirm, lengths
+    n_gen: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One executed script, usually a prefilled prompt and n_gen generated tokens: the replicate of every experiment."""
@@ -210,8 +222,8 @@ class Run:
     end_of_generation_at: int | None = None  # index of the first end-of-generation token, which does not stop the run
     noise: Noise | None = None
     every: int | None = None  # a sweep: after each `every` prompt tokens, n_gen tokens were generated and forgotten
-    block: int | None = None  # of `lab ab`: runs of one block were measured side by side
-    variant: str | None = None  # of `lab ab`: the compared settings, in the user's words
+    block: int | None = None  # of `lab ab` and `lab tune`: runs of one block were measured side by side
+    variant: str | None = None  # of `lab ab` and `lab tune`: the compared settings, in the user's words
     totals: Totals | None = None  # imported, without steps
     engine: int | None = None  # number of the engine's start in its session; None in older records
     batch: Batch | None = None
@@ -226,6 +238,7 @@ class Run:
     state_bytes: tuple[int, ...] | None = None  # of each `save`
     logits_differ: tuple[float, ...] | None = None  # largest difference of each row of kept logits from the first
     placement: Placement | None = None  # None in older records
+    tuning: Tuning | None = None
     link: Link | None = None  # the network that a relay emulated before the RPC servers, in addition to the real one
 
     def __post_init__(self) -> None:
