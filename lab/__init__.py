@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lab.analysis.table import summary as summary
     from lab.core.results import read as read
     from lab.experiments.batching import batch as batch
-    from lab.experiments.claim_session import claims as claims
+    from lab.experiments.claims.claim_session import claims as claims
     from lab.experiments.overhead_blocks import overhead as overhead
     from lab.experiments.prefix_cache import prefix as prefix
     from lab.experiments.speculation import speculate as speculate
@@ -57,7 +57,7 @@ _MODULES = {
     "prefix": "experiments.prefix_cache",
     "stall": "experiments.stalls",
     "speculate": "experiments.speculation",
-    "claims": "experiments.claim_session",
+    "claims": "experiments.claims.claim_session",
     "read": "core.results",
     "runs": "analysis.table",
     "steps": "analysis.table",

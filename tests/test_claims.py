@@ -12,8 +12,8 @@ import lab
 from lab.core import results
 from lab.core.record import FAILED, OK, Record
 from lab.errors import LabError
-from lab.experiments import claim_parts, claim_session, claim_verdicts
-from lab.experiments.claim import (
+from lab.experiments.claims import claim_parts, claim_session, claim_verdicts
+from lab.experiments.claims.claim import (
     HOLDS,
     HOLDS_NOT,
     UNSURE,
@@ -25,9 +25,9 @@ from lab.experiments.claim import (
     Judgement,
     Measured,
 )
-from lab.experiments.claim_parts import CEILINGS, PARTS, Asked, Trial
-from lab.experiments.claim_session import Progress, Session
-from lab.experiments.claim_verdicts import CLAIMS, Judged, Verdicts
+from lab.experiments.claims.claim_parts import CEILINGS, PARTS, Asked, Trial
+from lab.experiments.claims.claim_session import Progress, Session
+from lab.experiments.claims.claim_verdicts import CLAIMS, Judged, Verdicts
 from lab.runner import repeatability, side_by_side
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status

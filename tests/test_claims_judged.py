@@ -15,10 +15,11 @@ import pytest
 from lab.analysis import disturbances, spread
 from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import DECODE, FAILED, PREFILL, Ceilings, Device, Model, Rate, Record, Settings
-from lab.experiments import batching, claim_parts, claims_of_hardware, prefix_cache, stall_chunks
-from lab.experiments import claim as claim_rules
-from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Condition, Evidence, Judgement
-from lab.experiments.claim_verdicts import CLAIMS
+from lab.experiments import batching, prefix_cache, stall_chunks
+from lab.experiments.claims import claim as claim_rules
+from lab.experiments.claims import claim_parts, of_hardware
+from lab.experiments.claims.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Condition, Evidence, Judgement
+from lab.experiments.claims.claim_verdicts import CLAIMS
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.runner.cases import Case
 from lab.why import datasheet, published
@@ -523,9 +524,9 @@ def test_an_interval_is_made_of_what_there_is(n: int, low: float, high: float) -
     ],
 )
 def test_the_device_of_a_run_is_that_of_its_accelerator(description: str, name: str | None) -> None:
-    device = claims_of_hardware.device_of(on_gpu(description, 100)[0])
+    device = of_hardware.device_of(on_gpu(description, 100)[0])
     assert (device and device.name) == name
-    assert claims_of_hardware.device_of(lengths(100)[0]) is None
+    assert of_hardware.device_of(lengths(100)[0]) is None
 
 
 def test_in_words_the_failing_conditions_come_first() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lab.core import stats
 from lab.core.record import DECODE, PREFILL
-from lab.experiments.claims_of_hardware import order_of_machines
+from lab.experiments.claims.of_hardware import order_of_machines
 from lab.models import catalog, shapes
 from lab.why import datasheet, published
 from tests.bench import clean_published, learn_published

@@ -12,7 +12,8 @@ from lab.core import cost, phases, prefix_times, results, shape
 from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
 from lab.errors import LabError
-from lab.experiments import claims_of_time, stall_chunks
+from lab.experiments import stall_chunks
+from lab.experiments.claims import of_time
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, PLAIN_ATTENTION, UPLOAD, Backend, Probe
 from lab.process.worker import Worker, WorkerDied
@@ -305,8 +306,8 @@ def test_steps_that_were_not_waited_for_are_not_shown_as_timed() -> None:
     thin = "steps of each run"
     for record, is_drawn in ((timed, True), (once, False)):
         assert (thin in [line.get_label() for line in plot_runs.plot_prefill([record]).lines]) == is_drawn
-    assert claims_of_time.growth_of_steps([once]) is None
-    assert claims_of_time.growth_of_steps([make_record(make_run(40, 5, per_position_ms=0.01))]) is not None
+    assert of_time.growth_of_steps([once]) is None
+    assert of_time.growth_of_steps([make_record(make_run(40, 5, per_position_ms=0.01))]) is not None
 
 
 def test_a_newcomers_steps_count_by_their_sum_where_single_ones_are_not_timed() -> None:

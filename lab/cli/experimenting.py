@@ -18,7 +18,7 @@ from lab.experiments.experiment import Experiment, planning
 from lab.experiments.known import EXPERIMENTS
 
 if TYPE_CHECKING:
-    from lab.experiments.claim_session import Session
+    from lab.experiments.claims.claim_session import Session
 
 
 def _command(experiment: Experiment) -> click.Command:
@@ -87,7 +87,7 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
     claims take at most 25 minutes on two cores with the embedded model. Each run is written to one file as soon as it
     ends. lab show and lab report judge that file again, also after an interrupted session.
     """
-    from lab.experiments import claim_session
+    from lab.experiments.claims import claim_session
     from lab.experiments.common import folder_in
     from lab.process.worker import Worker
     from lab.runner.session import new_results_file

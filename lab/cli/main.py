@@ -184,7 +184,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     and lab compare read the records in it. If the ceilings of a machine are known (lab ceilings), it says what limited
     each phase.
     """
-    from lab.experiments.claim_session import known_ceilings
+    from lab.experiments.claims.claim_session import known_ceilings
     from lab.show import page
 
     reading = running.read(results)

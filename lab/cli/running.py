@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lab.core.record import Ceilings, Record
     from lab.core.request import RequestRecord
     from lab.core.results import Contents
-    from lab.experiments.claim_verdicts import Verdicts
+    from lab.experiments.claims.claim_verdicts import Verdicts
     from lab.runner.cases import Plan
     from lab.runner.progress import ShowStatus
     from lab.show.section import Picture, Section
@@ -97,7 +97,7 @@ def draw(
     sessions of one setup are drawn apart.
     """
     from lab.analysis import request_table
-    from lab.experiments.claim_parts import PARTS
+    from lab.experiments.claims.claim_parts import PARTS
     from lab.show import canvas, levers, overhead_views, plot_runs, plot_why
 
     if not any_good(records):
@@ -123,7 +123,7 @@ def claim_pictures(
 ) -> list[Picture]:
     """The pictures of sessions of claims among the records of these files."""
     from lab.core.lists import grouped
-    from lab.experiments import claim_session
+    from lab.experiments.claims import claim_session
     from lab.show import claim_views, section
 
     by_session = grouped((record for record in records if record.run.part), lambda record: record.session)
@@ -161,7 +161,7 @@ def verdicts_of(
     records: Sequence[Record], results: tuple[str, ...], ceilings: Sequence[Ceilings] = ()
 ) -> list[tuple[str, Verdicts]]:
     """The verdicts of each session of claims among the records of these files, by its name."""
-    from lab.experiments import claim_session, claim_verdicts
+    from lab.experiments.claims import claim_session, claim_verdicts
 
     if not any(record.run.part for record in records):
         return []
@@ -259,7 +259,7 @@ class Output:
         """Draws and writes what was asked for, names it in `out` where given, and returns the files by kind."""
         from lab.analysis.comparison import AT_LEAST
         from lab.analysis.request_table import of_engine
-        from lab.experiments import claim_session
+        from lab.experiments.claims import claim_session
         from lab.show import page
         from lab.why import probing
 

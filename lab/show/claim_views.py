@@ -18,11 +18,11 @@ from lab.analysis.wording import digits
 from lab.core.lists import grouped
 from lab.core.record import Ceilings, Record
 from lab.errors import LabError
-from lab.experiments import claim_verdicts
-from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE
-from lab.experiments.claim_parts import PARTS
-from lab.experiments.claim_session import Session
-from lab.experiments.claim_verdicts import Judged, Verdicts
+from lab.experiments.claims import claim_verdicts
+from lab.experiments.claims.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE
+from lab.experiments.claims.claim_parts import PARTS
+from lab.experiments.claims.claim_session import Session
+from lab.experiments.claims.claim_verdicts import Judged, Verdicts
 from lab.runner.progress import duration
 from lab.show import levers, plot_runs, section, text_results, text_why
 from lab.show.console import Grid, grid_of

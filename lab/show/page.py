@@ -22,7 +22,7 @@ from lab.core.lists import join_and, plural
 from lab.core.record import OK, Ceilings, Record
 from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
-from lab.experiments.claim_verdicts import Verdicts
+from lab.experiments.claims.claim_verdicts import Verdicts
 from lab.runner import machine
 from lab.show import claim_views, page_chapters, reproduce, svg, text_results
 from lab.show.section import Picture, Section

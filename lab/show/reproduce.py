@@ -15,8 +15,9 @@ from lab.analysis import request_table
 from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.request import CONSTANT, RequestRecord
-from lab.experiments import claim_parts, known
-from lab.experiments.claim_verdicts import CLAIMS
+from lab.experiments import known
+from lab.experiments.claims import claim_parts
+from lab.experiments.claims.claim_verdicts import CLAIMS
 from lab.runner.as_options import option, options
 
 

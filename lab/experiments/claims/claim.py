@@ -22,7 +22,7 @@ from lab.core import phases, stats
 from lab.core.lists import grouped, plural
 from lab.core.record import OK, Ceilings, Record, Run
 from lab.errors import LabError
-from lab.experiments.claim_parts import CEILINGS, PARTS
+from lab.experiments.claims.claim_parts import CEILINGS, PARTS
 from lab.experiments.common import need_every_position
 from lab.why import roofline
 

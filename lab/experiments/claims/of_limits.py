@@ -16,9 +16,9 @@ from lab.analysis.wording import digits
 from lab.core import cost, memory, phases, shape
 from lab.core.record import Model, Record, Run
 from lab.errors import LabError
-from lab.experiments import claim as rules
-from lab.experiments.claim import Condition, Evidence, Figure, Measured, claim
-from lab.experiments.claim_parts import CEILINGS
+from lab.experiments.claims import claim as rules
+from lab.experiments.claims.claim import Condition, Evidence, Figure, Measured, claim
+from lab.experiments.claims.claim_parts import CEILINGS
 from lab.models import catalog, shapes
 from lab.why import roofline, step_kernels
 

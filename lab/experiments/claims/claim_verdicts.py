@@ -14,15 +14,15 @@ from typing import Any
 
 from lab.core.lists import grouped, join_and
 from lab.core.record import Ceilings, Record
-from lab.experiments import claim_parts, claims_of_changes, claims_of_hardware, claims_of_limits, claims_of_time
-from lab.experiments.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Evidence, Judgement
-from lab.experiments.claim_parts import CEILINGS
+from lab.experiments.claims import claim_parts, of_changes, of_hardware, of_limits, of_time
+from lab.experiments.claims.claim import HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, Evidence, Judgement
+from lab.experiments.claims.claim_parts import CEILINGS
 from lab.why import probing, where
 from lab.why.where import Where
 
 CLAIMS: tuple[Claim, ...] = tuple(
     sorted(
-        (*claims_of_time.CLAIMS, *claims_of_limits.CLAIMS, *claims_of_changes.CLAIMS, *claims_of_hardware.CLAIMS),
+        (*of_time.CLAIMS, *of_limits.CLAIMS, *of_changes.CLAIMS, *of_hardware.CLAIMS),
         key=attrgetter("number"),
     )
 )

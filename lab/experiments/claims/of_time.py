@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from lab.core import phases, stats
 from lab.core.lists import grouped
 from lab.core.record import PREFILL, Record, Run
-from lab.experiments import claim as rules
-from lab.experiments.claim import ABOVE_0, Condition, Evidence, Figure, Measured, Point, claim
+from lab.experiments.claims import claim as rules
+from lab.experiments.claims.claim import ABOVE_0, Condition, Evidence, Figure, Measured, Point, claim
 
 
 @claim(

@@ -15,11 +15,11 @@ from lab.core import cost, phases, prefix_times, stats
 from lab.core.lists import grouped, plural
 from lab.core.record import Model, Record, Run, Settings
 from lab.errors import LabError
-from lab.experiments import claim as rules
 from lab.experiments import prefix_cache
-from lab.experiments.claim import ABOVE_0, Condition, Evidence, Figure, Measured, claim
-from lab.experiments.claim_parts import CEILINGS
-from lab.experiments.claims_of_limits import TEXTBOOK
+from lab.experiments.claims import claim as rules
+from lab.experiments.claims.claim import ABOVE_0, Condition, Evidence, Figure, Measured, claim
+from lab.experiments.claims.claim_parts import CEILINGS
+from lab.experiments.claims.of_limits import TEXTBOOK
 from lab.models import catalog, shapes
 from lab.runner import machine
 from lab.why import datasheet, prediction, probing, roofline, where

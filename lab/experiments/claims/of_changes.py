@@ -19,9 +19,9 @@ from lab.core.lists import grouped, plural
 from lab.core.record import Record, Run
 from lab.errors import LabError
 from lab.experiments import batching
-from lab.experiments import claim as rules
-from lab.experiments.claim import Condition, Evidence, Figure, Measured, claim
-from lab.experiments.claim_parts import CEILINGS
+from lab.experiments.claims import claim as rules
+from lab.experiments.claims.claim import Condition, Evidence, Figure, Measured, claim
+from lab.experiments.claims.claim_parts import CEILINGS
 from lab.why import learning
 from lab.why.step_prediction import StepPrediction
 

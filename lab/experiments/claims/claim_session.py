@@ -21,10 +21,10 @@ from lab.core.asked_settings import SettingsKeywords
 from lab.core.record import Ceilings, Record
 from lab.core.results import Contents
 from lab.errors import LabError
-from lab.experiments import claim_parts, claim_verdicts
-from lab.experiments.claim import Claim
-from lab.experiments.claim_parts import CEILINGS, PARTS, Asked, Trial
-from lab.experiments.claim_verdicts import CLAIMS, Verdicts
+from lab.experiments.claims import claim_parts, claim_verdicts
+from lab.experiments.claims.claim import Claim
+from lab.experiments.claims.claim_parts import CEILINGS, PARTS, Asked, Trial
+from lab.experiments.claims.claim_verdicts import CLAIMS, Verdicts
 from lab.experiments.common import folder_in, numbers
 from lab.models import catalog
 from lab.process.wire import DEFAULT_BACKEND, Probe
