@@ -22,7 +22,7 @@ from lab.errors import LabError
 from lab.runner import server_session, through_server
 from lab.runner.progress import ANSWERING, WARMING_UP, Status
 from lab.runner.servers import Server, connect
-from lab.runner.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, make_plan, new_results_file, wanted
+from lab.runner.through_server import MAX_FAILURES, MAX_GONE, WARMUP_GEN, execute, fitted, make_plan
 from tests.conftest import run_lab
 from tests.null_server import NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings, null_server
 
@@ -58,11 +58,15 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(through_server, "PAUSE_S", 0.0)
 
 
+def new_file(plan: through_server.ServerPlan, server: Server, folder: Path) -> Path:
+    return server.new_file(folder, plan.n_most, plan.longest_answer)
+
+
 def run(server: Server, folder: Path, seen: list[Status] | None = None, stream: bool = False, **asked: Any) -> Any:
     """The records of a session, and its file."""
-    plan = make_plan(server, wanted(**{"prompt_len": "20,60", "gen": 5, "repeat": 2, **asked}))
-    path = new_results_file(plan, folder)
-    return list(execute(plan, path, (seen if seen is not None else []).append, stream)), path
+    plan = fitted(make_plan(**{"prompt_len": "20,60", "gen": 5, "repeat": 2, **asked}), server)
+    path = new_file(plan, server, folder)
+    return list(execute(plan, server, path, (seen if seen is not None else []).append, stream)), path
 
 
 def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path) -> None:
@@ -118,7 +122,7 @@ def test_without_a_tokenizer_one_prompt_serves_all_repeats_with_another_nonce(tm
     settings = NullSettings(models={"m": Behaviour(has_cache=True, usage=RUNNING, **FAST)}, has_tokenize=False)
     with null_server(settings) as started, connect(started.url, "m") as server:
         records, _ = run(server, tmp_path, prompt_len="60", repeat=3)
-        assert any("has no tokenizer endpoint" in sentence for sentence in make_plan(server, wanted("60")).unseen)
+        assert any("has no tokenizer endpoint" in sentence for sentence in fitted(make_plan("60"), server).unseen)
     assert {record.request.asked.counted_by for record in records} == {"usage"}
     assert len({record.request.asked.prompt_sha256 for record in records}) == 1
     assert all(record.request.usage.prompt_tokens == 60 for record in records)
@@ -135,7 +139,7 @@ def test_an_answer_that_the_stream_did_not_count_is_counted_by_a_twin(null: Null
 
 def test_a_server_that_cannot_count_prompts_is_refused(plain: Server) -> None:
     with pytest.raises(LabError, match="cannot count the tokens of prompts"):
-        make_plan(dataclasses.replace(plain, counter=None), wanted("20"))
+        fitted(make_plan("20"), dataclasses.replace(plain, counter=None))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +156,7 @@ def test_a_server_that_cannot_count_prompts_is_refused(plain: Server) -> None:
 )
 def test_what_makes_no_sense_is_refused_before_a_server_is_asked(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(LabError, match=words):
-        wanted(**asked)
+        make_plan(**asked)
 
 
 def test_a_length_that_fails_again_and_again_is_given_up(plain: Server, tmp_path: Path) -> None:
@@ -165,11 +169,11 @@ def test_a_length_that_fails_again_and_again_is_given_up(plain: Server, tmp_path
 
 def test_a_server_that_is_gone_ends_the_session_and_what_ended_is_kept(tmp_path: Path) -> None:
     with null_server(NullSettings(models=MODELS)) as started, connect(started.url, "plain") as server:
-        plan = make_plan(server, wanted("20", 5, repeat=99))
-        path = new_results_file(plan, tmp_path)
+        plan = fitted(make_plan("20", 5, repeat=99), server)
+        path = new_file(plan, server, tmp_path)
         records = []
         with pytest.raises(LabError, match="is gone: 3 requests in a row failed"):
-            for record in execute(plan, path, lambda status: None):
+            for record in execute(plan, server, path, lambda status: None):
                 records.append(record)
                 if len(records) == 3:
                     os.kill(started.pid, signal.SIGKILL)
@@ -179,17 +183,17 @@ def test_a_server_that_is_gone_ends_the_session_and_what_ended_is_kept(tmp_path:
 
 def test_who_stops_keeps_what_ended(null: NullServer, tmp_path: Path) -> None:
     with connect(null.url, "plain") as server:
-        plan = make_plan(server, wanted("20", 5, repeat=99))
-        path = new_results_file(plan, tmp_path)
-        records = list(itertools.islice(execute(plan, path, lambda status: None), 3))
+        plan = fitted(make_plan("20", 5, repeat=99), server)
+        path = new_file(plan, server, tmp_path)
+        records = list(itertools.islice(execute(plan, server, path, lambda status: None), 3))
         assert list(results.read([path]).requests) == records
-        empty = new_results_file(plan, tmp_path)
+        empty = new_file(plan, server, tmp_path)
 
         def interrupt(status: Status) -> None:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            next(execute(plan, empty, interrupt))
+            next(execute(plan, server, empty, interrupt))
         assert not empty.exists()
 
 
@@ -201,10 +205,10 @@ def test_who_stops_while_an_answer_is_counted_keeps_it(
 
     monkeypatch.setattr(Server, "counted", interrupted)
     with connect(null.url, "uncounted") as server:
-        plan = make_plan(server, wanted([40], 3, 1))
-        path = new_results_file(plan, tmp_path)
+        plan = fitted(make_plan([40], 3, 1), server)
+        path = new_file(plan, server, tmp_path)
         with pytest.raises(KeyboardInterrupt):
-            list(execute(plan, path, lambda status: None))
+            list(execute(plan, server, path, lambda status: None))
     (kept,) = (record.request for record in results.read([path]).requests if not record.request.asked.warmup)
     assert kept.status == OK
 

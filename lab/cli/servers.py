@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from lab.cli.help import Command
 from lab.cli.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, TOKENS, as_json_option, out_option, with_options
-from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, collect, hint, introduce
+from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, Output, any_good, as_json_rows, collect, hint, introduce
 from lab.core.lists import plural
 from lab.errors import LabError
 
@@ -206,7 +206,7 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         text_out = err if output.as_json else console.console()
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
-        path = loading.new_results_file(plan, server, output.folder)
+        path = server.new_file(output.folder, plan.n_most, plan.longest_answer)
         samples, problem = _collect_load(
             lambda watch: loading.execute(plan, server, text, path, watch, note), path, err
         )
@@ -325,55 +325,50 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
     from lab.runner.servers import connect, reaching_of
     from lab.show import console, text_endpoint
 
-    options, output = given(context), Output.taken_from(asked)
-    lengths = asked["prompt_len"] if "prompt_len" in options else None
-    wanted = through_server.wanted(lengths, asked["gen"], asked["repeat"], asked["prompt"], asked["seed"])
-    confirm(url, wanted.summary, asked["yes"])
-    err = console.console(stderr=True)
+    options, output, err = given(context), Output.taken_from(asked), console.console(stderr=True)
+    lengths, model = (asked[name] if name in options else None for name in ("prompt_len", "model"))
+    plan = through_server.make_plan(lengths, asked["gen"], asked["repeat"], asked["prompt"], asked["seed"])
+    confirm(url, plan.summary, asked["yes"])
     text_out = err if output.as_json else console.console()
-    model = asked["model"] if "model" in options else None
     err.print("examining the server ...")
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
-        plan = through_server.make_plan(server, wanted)
+        plan = through_server.fitted(plan, server)
         text_endpoint.print_unseen(plan.unseen, text_out)
         for sentence in plan.refused.values():
             err.print(f"Note: {sentence}", style="yellow")
         if asked["dry_run"]:
-            text_endpoint.print_plan(plan, output.as_json)
+            text_endpoint.print_plan(plan, _known(plan, server) if output.as_json else None)
             return
-        _send_and_show(plan, output, asked["stream"])
+        _send_and_show(plan, server, output, asked["stream"])
 
 
-def _send_and_show(plan: ServerPlan, output: Output, stream: bool) -> None:
-    from lab.runner.through_server import execute, new_results_file
+def _known(plan: ServerPlan, server: Server) -> dict[str, Any]:
+    """The head of JSON."""
+    return {"endpoint": dataclasses.asdict(server.endpoint), "model": server.model, "unseen": plan.unseen}
+
+
+def _send_and_show(plan: ServerPlan, server: Server, output: Output, stream: bool) -> None:
+    from lab.runner.through_server import execute
     from lab.show import console, text_requests
 
-    path, err = new_results_file(plan, output.folder), console.console(stderr=True)
+    path, err = server.new_file(output.folder, plan.n_most, plan.longest_answer), console.console(stderr=True)
     stream_to = console.console(stderr=output.as_json) if stream else None
     records, problem = collect(
-        lambda watch: execute(plan, path, watch, stream), path, err, stream_to, text_requests.finished
+        lambda watch: execute(plan, server, path, watch, stream), path, err, stream_to, text_requests.finished
     )
-    failures = text_requests.failures(records)
     if records:
-        known = {"endpoint": dataclasses.asdict(plan.server.endpoint), "model": plan.server.model}
         output.finish(
             records,
             path,
             lambda out: text_requests.print_requests(records, out),
-            lambda: {
-                **known,
-                "unseen": plan.unseen,
-                "rows": text_requests.as_rows(records),
-                "warnings": text_requests.warnings(records),
-                "failures": failures,
-            },
+            lambda: _known(plan, server) | as_json_rows((), requests=records),
         )
     if any_good(records) and not output.as_json:
         console.console().print(f"next     a page to share: lab report {path}")
     if problem:
         raise problem
-    if failures:
+    if text_requests.failures(records):
         sys.exit(EXIT_FAILED)
 
 

@@ -60,15 +60,10 @@ def load(
         show = watch or watching
         how = reaching_of({**asked, "timeout": plan.timeout_s})
         with connect(url, model, lambda words: show(Status(words)), **how) as server:
-            path = new_results_file(plan, server, Path(out))
+            path = server.new_file(Path(out), plan.n_most, plan.longest_answer)
             records = list(execute(plan, server, text, path, show, notes.append))
     warn_of_failures(notes, [record.request.error for record in records])
     return records
-
-
-def new_results_file(plan: LoadPlan, server: Server, folder: Path) -> Path:
-    """Create the session's file, and check that the disk has space for its requests."""
-    return server.new_file(folder, plan.n_most, plan.longest_answer)
 
 
 def execute(

@@ -100,8 +100,8 @@ def measure(
         from lab.runner import through_server
 
         how = {name: settings.pop(name) for name in ONLY_SERVER if name in settings}
-        asked = through_server.wanted(prompt_len, gen, repeat, **settings)
-        return through_server.measure(url, asked, model, out, watch, stream, **how)
+        plan = through_server.make_plan(prompt_len, gen, repeat, **settings)
+        return through_server.measure(url, plan, model, out, watch, stream, **how)
 
     wanted = with_until(settings)
 

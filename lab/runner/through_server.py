@@ -9,6 +9,7 @@ continue; a length that fails repeatedly is abandoned, and the session ends if t
 from __future__ import annotations
 
 import collections
+import dataclasses
 import random
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -57,40 +58,40 @@ class ServerKeywords(Reaching, total=False):
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What to measure, on any server."""
+class ServerPlan:
+    """What to measure on any server. Of a server that was examined: why it refuses cases, and what is not visible."""
 
     cases: tuple[Case, ...]
     n_repeat: int
     text: str
     seed: int
+    refused: dict[Case, str] = field(default_factory=dict)
+    unseen: tuple[str, ...] = ()
+
+    @property
+    def n_most(self) -> int:
+        """Maximum number of requests, with warm-ups."""
+        return len(self.cases) * (self.n_repeat + 1)
+
+    @property
+    def longest_answer(self) -> int:
+        return self.cases[0].n_gen
 
     @property
     def summary(self) -> str:
         """The maximum of what a server will be sent."""
-        n_runs = len(self.cases) * (self.n_repeat + 1)
-        most = max(case.n_prompt + case.n_gen for case in self.cases)
-        return f"{n_runs:,} requests for up to {most:,} tokens each, and small ones to examine it"
-
-
-@dataclass(frozen=True)
-class ServerPlan:
-    """The requests for a server. `refused` has the reason for each impossible case, `unseen` what is not visible."""
-
-    server: Server
-    wanted: Wanted
-    refused: dict[Case, str]
-    unseen: tuple[str, ...]
+        most = max(case.n_prompt for case in self.cases) + self.longest_answer
+        return f"{self.n_most:,} requests for up to {most:,} tokens each, and small ones to examine it"
 
     @property
     def possible(self) -> list[Case]:
         """The possible cases, the shortest prompt first."""
-        return sorted((case for case in self.wanted.cases if case not in self.refused), key=lambda case: case.n_prompt)
+        return sorted((case for case in self.cases if case not in self.refused), key=lambda case: case.n_prompt)
 
 
 def measure(
     url: str,
-    asked: Wanted,
+    plan: ServerPlan,
     model: str | None,
     out: str | Path,
     watch: ShowStatus | None,
@@ -101,58 +102,55 @@ def measure(
     with progress.in_notebook() as watching:
         show = watch or watching
         with connect(url, model, lambda words: show(Status(words)), **how) as server:
-            plan = make_plan(server, asked)
-            records = list(execute(plan, new_results_file(plan, Path(out)), show, stream))
+            plan = fitted(plan, server)
+            path = server.new_file(Path(out), plan.n_most, plan.longest_answer)
+            records = list(execute(plan, server, path, show, stream))
     sent = [record.request for record in records if record.request.failure != NOT_SENT]
     warn_of_failures(plan.refused.values(), [request.error for request in sent if not request.asked.warmup])
     return records
 
 
-def wanted(
+def make_plan(
     prompt_len: str | Sequence[int] | None = None,
     gen: int = DEFAULT_GEN,
     repeat: int | None = None,
     prompt: str = TEXT,
     seed: int = 1,
-) -> Wanted:
-    """The checked arguments of a measurement. LabError for invalid ones."""
+) -> ServerPlan:
+    """The plan of a measurement, for any server. LabError for invalid arguments."""
     lengths = parse_lengths(DEFAULT_LENGTHS if prompt_len is None else prompt_len)
     check_lengths(lengths)
     n_repeat = DEFAULT_REPEAT if repeat is None else repeat
     for name, value, most in (("gen", gen, MAX_TOKENS), ("repeat", n_repeat, 10_000)):
         if not 1 <= value <= most:
             raise LabError(f"--{name} {value:,} is not possible.", f"Give a whole number from 1 to {most:,}.")
-    return Wanted(tuple(Case(n, gen) for n in lengths), n_repeat, prompt_text(prompt), seed)
+    return ServerPlan(tuple(Case(n, gen) for n in lengths), n_repeat, prompt_text(prompt), seed)
 
 
-def make_plan(server: Server, asked: Wanted) -> ServerPlan:
-    """The plan for a server. LabError if it cannot count the tokens of a prompt."""
+def fitted(plan: ServerPlan, server: Server) -> ServerPlan:
+    """The plan for this server. LabError if it cannot count the tokens of a prompt."""
     n_least = server_prompts.least(server.how_to_count)
     refused = {}
-    for case in asked.cases:
+    for case in plan.cases:
         is_too_short = case.n_prompt < n_least
         too_short = server_prompts.impossible(case.n_prompt, n_least) if is_too_short else None
         if problem := too_short or server.too_long(case.n_prompt, case.n_gen):
             refused[case] = str(problem).replace("\n", " ")
-    not_seen = not_visible(server.endpoint, server.counter, asked.cases[0].n_gen)
-    return ServerPlan(server, asked, refused, tuple(not_seen))
+    unseen = tuple(not_visible(server.endpoint, server.counter, plan.longest_answer))
+    return dataclasses.replace(plan, refused=refused, unseen=unseen)
 
 
-def new_results_file(plan: ServerPlan, folder: Path) -> Path:
-    """Create the session's file, and check that the disk has space for the requests."""
-    cases = plan.wanted.cases
-    return plan.server.new_file(folder, len(cases) * (plan.wanted.n_repeat + 1), cases[0].n_gen)
-
-
-def execute(plan: ServerPlan, path: Path, watch: ShowStatus, stream: bool = False) -> Iterator[RequestRecord]:
+def execute(
+    plan: ServerPlan, server: Server, path: Path, watch: ShowStatus, stream: bool = False
+) -> Iterator[RequestRecord]:
     """Send the plan's requests, append each to `path` when it ends, and yield its record.
 
     With `stream` a status has the complete generated text when a request has ended. LabError if the server is gone.
     Stopping early (Ctrl-C) keeps all finished requests.
     """
-    todo = [run for repeat in range(plan.wanted.n_repeat) for run in shuffled(plan.possible, plan.wanted.seed, repeat)]
+    todo = [run for repeat in range(plan.n_repeat) for run in shuffled(plan.possible, plan.seed, repeat)]
     reporter = Reporter(watch, todo, lambda case: (case.n_prompt, case.n_gen))
-    session = ServerSession(plan.server, path, reporter.report_status)
+    session = ServerSession(server, path, reporter.report_status)
     rounds = _Rounds(plan, session, reporter, stream)
     n_failed: collections.Counter[Case] = collections.Counter()  # in a row
     with unless_empty(path):
@@ -195,9 +193,9 @@ class _Rounds:
             self.session.count_lost(request)
             yield self.session.keep(request)
             return False
-        server = self.plan.server
+        server = self.session.server
         n_gen = min(WARMUP_GEN, case.n_gen) if warmup else case.n_gen
-        of_run = {"seed": self.plan.wanted.seed, "repeat": repeat, "warmup": warmup}
+        of_run = {"seed": self.plan.seed, "repeat": repeat, "warmup": warmup}
         ask = server.ask(prompt, server.asked(prompt, case.n_prompt, n_gen, **of_run), is_sent_once=True)
         plan = SendPlan(asks=(ask,), api=server.endpoint.api, timeout_s=server.access.timeout_s)
         look = self.reporter.answer_watcher(case, repeat, warmup)
@@ -216,10 +214,10 @@ class _Rounds:
 
     def _prompt(self, case: Case, repeat: int) -> Prompt:
         """A new prompt: cut at another place for each repeat, or only with another nonce if counting costs requests."""
-        asked, n = self.plan.wanted, case.n_prompt
+        plan, n = self.plan, case.n_prompt
         if n in self.prompts:
             return server_prompts.renewed(self.prompts[n], random.Random())
-        prompt = self.plan.server.prompt(n, asked.text, asked.seed, repeat)
+        prompt = self.session.server.prompt(n, plan.text, plan.seed, repeat)
         if prompt.counted_by == server_prompts.USAGE:
             self.prompts[n] = prompt
         return prompt

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -39,21 +39,19 @@ def print_unseen(unseen: Sequence[str], out: Console) -> None:
         out.print(f"- {sentence}")
 
 
-def print_plan(plan: ServerPlan, as_json: bool) -> None:
-    """Prints what `--dry-run` shows of a server."""
-    wanted = plan.wanted
-    if as_json:
+def print_plan(plan: ServerPlan, known: dict[str, Any] | None) -> None:
+    """Prints what `--dry-run` shows of a server: as JSON below what is `known` where given."""
+    if known is not None:
         cases = [
-            {"n_prompt": case.n_prompt, "n_gen": case.n_gen, "refused": plan.refused.get(case)} for case in wanted.cases
+            {"n_prompt": case.n_prompt, "n_gen": case.n_gen, "refused": plan.refused.get(case)} for case in plan.cases
         ]
-        known = {"endpoint": dataclasses.asdict(plan.server.endpoint), "model": plan.server.model}
-        print_json({**known, "unseen": plan.unseen, "cases": cases, "repeat": wanted.n_repeat})
+        print_json({**known, "cases": cases, "repeat": plan.n_repeat})
         return
     out = console()
-    rounds, tokens = plural(wanted.n_repeat, "round"), plural(wanted.cases[0].n_gen, "token")
+    rounds, tokens = plural(plan.n_repeat, "round"), plural(plan.longest_answer, "token")
     out.print(f"\nPlan: {rounds}, {tokens} requested")
     grid = grid_of("prompt\ntokens", "requests", "note")
-    for case in wanted.cases:
-        n = "0" if case in plan.refused else f"{wanted.n_repeat}"
+    for case in plan.cases:
+        n = "0" if case in plan.refused else f"{plan.n_repeat}"
         grid.add_row(f"{case.n_prompt:,}", n, plan.refused.get(case, ""))
     out.print(grid)

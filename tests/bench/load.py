@@ -48,7 +48,7 @@ def run(server: Server, keep: Callable[[Any], object], **asked: Any) -> None:
     """A load, as `lab load` measures it; `keep` gets all records."""
     plan = make_plan(prompt_len=40, **asked)
     with tempfile.TemporaryDirectory() as folder:
-        path = loading.new_results_file(plan, server, Path(folder))
+        path = server.new_file(Path(folder), plan.n_most, plan.longest_answer)
         for record in loading.execute(plan, server, prompt_text("text"), path, lambda _: None, lambda _: None):
             keep(record)
 
