@@ -38,7 +38,10 @@ IMPORTERS = {  # the wings or files that may import a third-party library
     "scipy": {"core/stats"},
     "msgspec": {"core/lines"},
     "llama_cpp": {"engine/bindings"},
-    "numpy": {"core/stats", "engine", "why/plain_read", "analysis/table", "models/synthetic"},
+    "numpy": {
+        *("core/stats", "engine", "why/plain_read", "analysis/table", "analysis/tuning", "analysis/tuning_model"),
+        "models/synthetic",
+    },
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub", "models/hub_cache"},
     "platformdirs": {"models/obtain", "process/rpc_server"},

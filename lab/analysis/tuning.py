@@ -5,10 +5,10 @@ decode, and a setting may influence one of them or both. For each phase the loga
 
     speed of the machine in this block + effects of single settings + of pairs + of the whole choice + noise
 
-All effects are normal around 0, or around what the ceilings predict, with the standard deviations below. This is a
-Gaussian process (Rasmussen & Williams, Gaussian Processes for Machine Learning, 2.2), so a run of one choice also tells
-something about choices that share settings with it. The first blocks try each setting alone. Each further block
-measures choices drawn with the probability that they are the best (Thompson, 1933), so contenders get most blocks.
+All effects are normal around 0, or around what the ceilings predict (tuning_model.py). This is a Gaussian process
+(Rasmussen & Williams, Gaussian Processes for Machine Learning, 2.2), so a run of one choice also tells something about
+choices that share settings with it. The first blocks try each setting alone. Each further block measures choices drawn
+with the probability that they are the best (Thompson, 1933), so contenders get most blocks.
 
 The winner of a search looks faster than it is, because it was chosen for being fast. So it is measured again, in blocks
 that chose nothing; only those give the gain.
@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lab.analysis.tuning_model import BLOCK, Choice, covariances, noise_variance
 from lab.core import phases, stats
 from lab.core.asked_settings import table
 from lab.core.levers import Batch
@@ -35,16 +36,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, np.dtype[np.float64]]
-
-SINGLE, PREDICTED, PAIR, WHOLE, BLOCK = 0.3, 0.15, 0.12, 0.03, 1.0
-"""Standard deviations, in logarithms: of a setting's effect without and with a prediction, of the effect of a pair, of
-a whole choice, and of the machine's speed in a block."""
-
-NOISES = (0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25)
-"""Standard deviations of a single run that are considered; the most likely one is taken."""
-
-TAIL = 4.0
-"""Degrees of freedom of the noise (Student's t): a single disturbed run must not decide."""
 
 N_DRAWS = 400
 KNOWN_WITHIN = 0.02
@@ -66,9 +57,6 @@ DEFAULT = "default"
 SEARCH, CONFIRM, LENGTHS = "search", "confirm", "lengths"
 REQUEST, TTFT, TPOT, THROUGHPUT = "request", "ttft", "tpot", "throughput"
 PREFILL, DECODE = "prefill", "decode"
-
-Choice = tuple[tuple[str, Any], ...]
-"""The settings that differ from the default, by name; empty: the default."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +219,7 @@ class Search:
         known = self.predicted.get(phase.name, {})
         parts = [phase.part_of(choice) for choice in (*choices, *(timing.choice for timing in seen))]
         ratios = [known.get(part, 1.0) for part in parts]
-        prior, mean, n = _covariances(parts, bool(known)), np.log(np.array(ratios)), len(choices)
+        prior, mean, n = covariances(parts, bool(known)), np.log(np.array(ratios)), len(choices)
         if not seen:
             return mean, prior
         logs = np.array([math.log(timing.seconds[phase.name]) for timing in seen])
@@ -239,62 +227,9 @@ class Search:
         least = prior[n:, n:] + BLOCK**2 * (blocks[:, None] == blocks[None, :])
         wrong = logs - mean[n:]
         wrong = wrong - wrong.mean()
-        noisy = least + np.diag(_noise(least, wrong))
+        noisy = least + np.diag(noise_variance(least, wrong))
         gain = np.linalg.solve(noisy, prior[n:, :n]).T
         return mean[:n] + gain @ wrong, prior[:n, :n] - gain @ prior[n:, :n]
-
-
-def _covariances(parts: Sequence[Choice], is_predicted: bool) -> Array:
-    """The covariances of the effects of choices: by the settings, the pairs, and the whole that they share.
-
-    Neighbouring values of a number share half of their effect.
-    """
-    import numpy as np
-
-    values: dict[str, set[Any]] = {}
-    for part in parts:
-        for name, value in part:
-            values.setdefault(name, set()).add(value)
-    shared, squares = np.zeros((len(parts), len(parts))), np.zeros((len(parts), len(parts)))
-    whole = np.ones((len(parts), len(parts)))
-    for name, of_name in values.items():
-        ordered = sorted(of_name, key=lambda value: (not isinstance(value, (int, float)), str(type(value)), value))
-        alike = np.eye(len(ordered) + 1)
-        for i, one in enumerate(ordered):
-            for j, other in enumerate(ordered):
-                if type(one) is type(other) is int:
-                    alike[i, j] = 0.5 ** abs(i - j)
-        alike[-1, -1] = 0  # the default's value has no effect
-        places = [ordered.index(dict(part)[name]) if name in dict(part) else -1 for part in parts]
-        own = alike[np.ix_(places, places)]
-        shared, squares = shared + own, squares + own**2
-        whole *= np.equal.outer(places, places)
-    whole *= np.array([bool(part) for part in parts])
-    single = PREDICTED if is_predicted else SINGLE
-    return np.asarray(single**2 * shared + PAIR**2 * (shared**2 - squares) / 2 + WHOLE**2 * whole)
-
-
-def _noise(least: Array, wrong: Array) -> Array:
-    """The variance of each run's noise: the most likely of NOISES, larger for runs far from what the others say."""
-    import numpy as np
-
-    weights = np.ones(len(wrong))
-    for _ in range(3):
-        variance = max((noise**2 / weights for noise in NOISES), key=lambda own: _evidence(least, own, wrong))
-        inverse = np.linalg.inv(least + np.diag(variance))
-        left_out = 1 / np.diag(inverse)  # variances of each run's residual when it is left out
-        residuals = (inverse @ wrong) * left_out
-        weights = np.minimum(1.0, (TAIL + 1) / (TAIL + residuals**2 / left_out))
-    return np.asarray(variance)
-
-
-def _evidence(least: Array, variance: Array, wrong: Array) -> float:
-    """The logarithm of the probability of the runs (Rasmussen & Williams, 2.30), up to a constant."""
-    import numpy as np
-
-    root = np.linalg.cholesky(least + np.diag(variance))
-    half = np.linalg.solve(root, wrong)
-    return float(-0.5 * half @ half - np.log(np.diag(root)).sum())
 
 
 def _simplest(choices: Sequence[Choice], draws: Array) -> int:
