@@ -23,8 +23,8 @@ GROUPS = {
     ),
     "Model": ("model", "served-model"),
     "Engine": (
-        *("threads", "threads-batch", "batch", "ubatch", "flash-attn", "cache-type-k", "cache-type-v", "kv-unified"),
-        *("mmap", "repack", "prefill-wait", "lib"),
+        *("threads", "threads-batch", "poll", "priority", "batch", "ubatch", "flash-attn", "cache-type-k"),
+        *("cache-type-v", "kv-unified", "mmap", "repack", "prefill-wait", "lib"),
     ),
     "Devices": (
         *("device", "n-gpu-layers", "split-mode", "tensor-split", "main-gpu", "n-cpu-moe", "override-tensor"),

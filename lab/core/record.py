@@ -121,6 +121,9 @@ class Settings:
     seed: int | None = None
     n_seq_max: int = 1  # maximum number of sequences
     kv_unified: bool = False  # one cache for all sequences, instead of one each
+    # The context's own thread pool. None: llama.cpp's choice; both None: no pool.
+    poll: int | None = None  # how long waiting threads spin, from 0 to 100
+    priority: int | None = None  # of the threads: -1 low, 0 normal, 1 medium, 2 high, 3 real-time
     # Placement. None: llama.cpp's choice.
     devices: tuple[str, ...] | None = None  # devices for layers, by llama.cpp's names; empty: none
     split_mode: str | None = None  # none, layer, tensor

@@ -287,6 +287,8 @@ def _facts_of_run(record: Record) -> dict[str, str]:
         named["weights"] = "random: timing is that of the real model's shape, the text is meaningless"
     parts = {
         f"{plural(settings.n_threads, 'thread')} ({settings.n_threads_batch} for prefill)": settings.n_threads,
+        f"poll {settings.poll}": settings.poll,
+        f"priority {settings.priority}": settings.priority,
         f"batch {settings.n_batch}": settings.n_batch,
         f"ubatch {settings.n_ubatch}": settings.n_ubatch,
         f"{settings.n_gpu_layers} layers on GPUs": settings.n_gpu_layers,
