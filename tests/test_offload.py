@@ -239,14 +239,14 @@ def test_a_model_that_is_not_here_is_planned_from_its_shape(worker: FakeWorker, 
     pool = tuple(Device(f"RPC{i}", f"RPC server 10.0.0.{i}:50052", "gpu", 16 * gb) for i in range(4))
     worker.build = dataclasses.replace(worker.build, devices=(*pool, DEVICES[-1]))
     worker.free = {device.name: 16 * gb for device in pool}
-    made = make_plan(cast(Worker, worker), "1000", model="llama-3.3-70b:Q4_K_M", fetch=False)
+    made = make_plan(cast(Worker, worker), "1000", model="llama-3.3-70b:Q4_K_M", watch=None)
     assert "planned from its shape" in made.warnings[0] and not made.refused
     rows = text_places.rows(made) or []
     assert [len(row["layers"]) for row in rows] == [21, 20, 20, 20, 0]
     assert sum(row["weights_bytes"] for row in rows) == made.model.n_bytes
     assert all(10 * gb < row["needs_bytes"] < 12 * gb for row in rows[:4])
     worker.free = {device.name: 8 * gb for device in pool}
-    small = make_plan(cast(Worker, worker), "1000", model="llama-3.3-70b:Q4_K_M", fetch=False)
+    small = make_plan(cast(Worker, worker), "1000", model="llama-3.3-70b:Q4_K_M", watch=None)
     assert "RPC0 (RPC server 10.0.0.0:50052) needs" in next(iter(small.refused.values()))
 
 

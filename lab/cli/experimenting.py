@@ -99,7 +99,7 @@ def claims(only: str | None, quick: bool, **asked: Any) -> None:
     err = console.console(stderr=True)
     with Worker() as worker, folder_in(folder) as states:
         with console.transfer(err) as transferring:
-            asked |= {"watch": transferring, "fetch": not dry_run}
+            asked["watch"] = None if dry_run else transferring
             session = claim_session.plan(worker, chosen, quick, states, folder, **asked)
         introduce([session.base], err, err, session.warnings)
         for line in claim_views.plan_lines(session):

@@ -66,7 +66,7 @@ def info(spec: str, as_json: bool) -> None:
     with Worker() as worker:
         file = obtain.locate(wanted)
         if file is None and wanted.entry is None:
-            obtain.obtain(wanted, worker, lambda what, done, total: None, fetch=False)  # says how to get it
+            obtain.obtain(wanted, worker, None)  # says how to get it
         model = worker.read_model(file.path, file.name, file.source) if file else shapes.find(worker, spec)
     path = Path(printable(str(file.path))) if file else None
     figures = {"path": None if path is None else str(path), **_figures(model)}

@@ -323,7 +323,7 @@ def carry_out(
     text_out = err if output.as_json else console.console()
     with Worker() as worker:
         with console.transfer(err) as transferring:
-            plan = make(worker, **settings, watch=transferring, fetch=not dry_run)
+            plan = make(worker, **settings, watch=None if dry_run else transferring)
         introduce([plan], text_out, err, text_setup.notes(plan))
         if dry_run:
             text_setup.print_plan(plan, output.as_json)

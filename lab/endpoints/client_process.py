@@ -10,18 +10,13 @@ import asyncio
 import dataclasses
 import gc
 import json
-import os
-import queue
 import random
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lab.core.lines import from_json, to_json
 from lab.core.record import OK
@@ -30,7 +25,7 @@ from lab.endpoints.access import Access
 from lab.endpoints.connection import Arrivals
 from lab.endpoints.exchange import Channel, Target, exchange, rehearse, target
 from lab.endpoints.send_plan import SEPARATOR, SendPlan, fresh_nonce
-from lab.errors import LabError
+from lab.process import served
 
 PREPARE_S = 0.1
 """A request's connection is opened this long before its time."""
@@ -41,29 +36,12 @@ PAUSE_S = 0.25
 
 def serve() -> None:
     """Run plans from stdin until it closes."""
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # other output goes to stderr
-    replies.write(f"{os.getpid()}\n".encode())
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
-    while True:
-        request = json.loads(requests.get())
-        try:
-            access = from_json(Access, json.dumps(request["access"]))
-            start_ns = _run(access, from_json(SendPlan, json.dumps(request["plan"])), Path(request["path"]))
-            answer: dict[str, str | int] = {"start_ns": start_ns}
-        except LabError as problem:
-            answer = {"error": problem.what, "hint": problem.hint}
-        except Exception:  # a bug: the parent shows the traceback
-            traceback.print_exc()
-            os._exit(1)
-        replies.write(json.dumps(answer).encode() + b"\n")
+    served.serve(lambda: _answer)
 
 
-def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
-    for line in sys.stdin.buffer:
-        requests.put(line)
-    os._exit(0)  # the parent has ended
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    access, plan = from_json(Access, json.dumps(request["access"])), from_json(SendPlan, json.dumps(request["plan"]))
+    return {"start_ns": _run(access, plan, Path(request["path"]))}
 
 
 def _run(access: Access, plan: SendPlan, path: Path) -> int:

@@ -16,7 +16,6 @@ import os
 import selectors
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lab.errors import LabError
+from lab.process.served import end_with_parent
 
 CHILD = "import sys; sys.path.append(sys.argv[1]); from lab.endpoints.null_server import serve; serve()"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -114,14 +114,9 @@ def serve() -> None:
 
 def serve_with(answer: Respond) -> None:
     """Print the process id and the port, and answer until stdin closes."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())  # its timeouts are exact to about 50 us
     loop.run_until_complete(_serve(answer))
-
-
-def _end_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(0)
 
 
 async def _serve(answer: Respond) -> None:

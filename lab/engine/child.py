@@ -1,22 +1,15 @@
-"""The child's end of the worker: answer requests from stdin until it closes.
+"""The child's end of the worker: a method for each request.
 
-The first line of output is the process id. A request is one JSON line, {"verb": ..., and its arguments}; a reply is one
-JSON line, {"value": ...} or {"error": ...}.
+A request is {"verb": ..., and its arguments}, a reply {"value": ...} or {"error": ...} (process/served.py).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import queue
 import shutil
 import sys
-import threading
-import traceback
 import typing
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lab.core.lines import converted, to_json
 from lab.core.placement import Tensor
@@ -24,59 +17,14 @@ from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Operation
 from lab.engine import devices, execute, gguf_header, kernels, llama, logits, native
 from lab.errors import LabError
+from lab.process import served
 from lab.process.wire import Build, Libraries, Outcome, Probe, Vocabulary, map_int64
 
 
 def serve() -> None:
     """Answer requests from stdin until it closes. The child process runs this function."""
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # output of native code goes to stderr
-    replies.write(f"{os.getpid()}\n".encode())
     progress = map_int64(Path(sys.argv[1]))
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
-    child = _started(progress)
-    while True:
-        request = json.loads(requests.get())
-        verb = request.pop("verb")
-        try:
-            if isinstance(child, LabError):
-                raise child
-            answer = {"value": to_json(_call(getattr(child, verb), request))}
-        except LabError as problem:
-            answer = {"error": problem.what, "hint": problem.hint}
-        except Exception:
-            _end_with_traceback()
-        replies.write(json.dumps(answer).encode() + b"\n")
-
-
-def _call(method: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Call a method with arguments from JSON, converted to the types that it declares."""
-    hints = typing.get_type_hints(method)
-    return method(**{name: converted(value, hints[name]) for name, value in arguments.items()})
-
-
-def _started(progress: memoryview[int]) -> _Child | LabError:
-    """The child, or the error of its start, which then answers every request."""
-    try:
-        return _Child(progress)
-    except LabError as problem:
-        return problem
-    except Exception:
-        _end_with_traceback()
-
-
-def _end_with_traceback() -> NoReturn:
-    """After a bug: the parent shows the traceback as the engine's last output."""
-    traceback.print_exc()
-    os._exit(1)
-
-
-def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
-    for line in sys.stdin.buffer:
-        requests.put(line)
-    shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
-    os._exit(0)  # the parent has ended; native code may still run a long step
+    served.serve(lambda: _Child(progress).answer, lambda: shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True))
 
 
 class _Child:
@@ -89,6 +37,12 @@ class _Child:
         self._context: llama.Context | None = None
         self._draft: llama.Loaded | None = None
         self._draft_context: llama.Context | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Call a method with arguments from JSON, converted to the types that it declares."""
+        method = getattr(self, request.pop("verb"))
+        hints = typing.get_type_hints(method)
+        return {"value": to_json(method(**{name: converted(value, hints[name]) for name, value in request.items()}))}
 
     def build(self) -> Build:
         return self._build

@@ -18,6 +18,7 @@ from lab.core.record import Device
 from lab.engine import devices, native
 from lab.engine.bindings import llama_cpp
 from lab.errors import LabError
+from lab.process.served import end_with_parent
 
 STARTING, ACCEPTED, CLOSED = "Starting RPC server v", "Accepted client connection", "Client connection closed"
 """What ggml_backend_rpc_start_server prints. The first line may stay in a buffer until the second."""
@@ -33,7 +34,7 @@ def serve() -> None:
     connection; each client that connects, with its address if known; each client that leaves.
     """
     asked = json.loads(sys.argv[1])
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     reading, writing = os.pipe()
     os.dup2(writing, 1)
@@ -95,11 +96,6 @@ def _report_clients(lines: IO[str], events: IO[str]) -> None:
             _report(events, client=next(iter(native.enable_keepalive()), None))
         elif line.startswith(CLOSED):
             _report(events, closed=True)
-
-
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(0)  # native code may still run a long step
 
 
 def _log_warnings_only() -> None:

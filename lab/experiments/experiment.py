@@ -33,7 +33,6 @@ class Keywords(SettingsKeywords, total=False):
 
     out: str | Path
     watch: Any
-    fetch: bool
 
 
 def for_plan(keywords: Keywords, **defaults: Any) -> dict[str, Any]:

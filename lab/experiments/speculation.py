@@ -126,8 +126,7 @@ def _check_lengths(asked: str | int | Sequence[int], n_gen: int, settings: Setti
 
 def _draft(worker: Worker, spec: str, made: Plan, asked: dict[str, Any]) -> tuple[Draft, list[str]]:
     """The draft model and warnings. LabError for one that cannot draft for the plan's model."""
-    watch = asked.get("watch", lambda what, done, total: None)
-    file = obtain.obtain(catalog.parse(spec), worker, watch, asked.get("fetch", True))
+    file = obtain.obtain(catalog.parse(spec), worker, asked.get("watch", obtain.silently))
     model = read_header(worker, file)
     need_every_position(model)
     random_sides = [one.source == catalog.SYNTHETIC for one in (made.file, file)]

@@ -25,6 +25,10 @@ ShowTransfer = Callable[[str, int, int | None], None]
 """Called with a description of the work, the bytes done and the total bytes (None: unknown)."""
 
 
+def silently(what: str, done: int, total: int | None) -> None:
+    """Shows nothing of a transfer."""
+
+
 @dataclass(frozen=True)
 class Listed:
     """A model that can be measured. `n_bytes` is the size of its file or download; None for shapes."""
@@ -50,11 +54,11 @@ def locate(spec: Spec) -> ModelFile | None:
     return None
 
 
-def obtain(spec: Spec, worker: Worker, watch: ShowTransfer, fetch: bool = True) -> ModelFile:
-    """The file of `spec`, pulled or made if necessary. Without `fetch` a missing file is a LabError."""
+def obtain(spec: Spec, worker: Worker, watch: ShowTransfer | None = silently) -> ModelFile:
+    """The file of `spec`, pulled or made if necessary. With None for `watch` a missing file is a LabError."""
     if here := locate(spec):
         return here
-    if not fetch:
+    if watch is None:
         raise LabError(f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}")
     if spec.source == SYNTHETIC or (_wants_another_quantization(spec) and base_is_here(spec)):
         return _make(spec, worker, watch)

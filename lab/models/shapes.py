@@ -56,7 +56,7 @@ def find(worker: Worker, text: str) -> Model:
         except LabError:
             if not base_is_here(spec):
                 raise
-        file = obtain(spec, worker, lambda what, done, total: None)
+        file = obtain(spec, worker)
     return worker.read_model(file.path, file.name, file.source)
 
 

@@ -78,15 +78,14 @@ def make_plan(
     *,
     every: int | None = None,
     until: Until | None = None,
-    watch: obtain.ShowTransfer = lambda what, done, total: None,
-    fetch: bool = True,
+    watch: obtain.ShowTransfer | None = obtain.silently,
     **settings: Unpack[SettingsKeywords],
 ) -> Plan:
     """Check everything that can be checked before the weights are loaded. LabError for a plan that cannot work.
 
     Without `repeat` the plan has three rounds, and more for quick lengths. With `every` it is a sweep up to its only
     length; with `until` it has rounds until that accuracy. A missing model is pulled or made, with calls of `watch`;
-    without `fetch` the plan uses its shape in the catalog and cannot be run.
+    with None for `watch` the plan uses its shape in the catalog and cannot be run.
     """
     asked = AskedSettings(**settings)
     worker.use(placing.backend(asked))
@@ -96,7 +95,7 @@ def make_plan(
     check_number("repeat", n_repeat, 10_000)
     asked.check()
     source = prompts.source(asked.prompt)
-    file, shape, tensors, notes = _model(worker, model, watch, fetch)
+    file, shape, tensors, notes = _model(worker, model, watch)
     if file.source == catalog.SYNTHETIC:
         source = _random_prompts(asked.prompt, model)
     here = machine.describe(build, builds.name_of(asked.lib))
@@ -212,12 +211,12 @@ def checked(plan: Plan) -> Plan:
 
 
 def _model(
-    worker: Worker, text: str, watch: obtain.ShowTransfer, fetch: bool
+    worker: Worker, text: str, watch: obtain.ShowTransfer | None
 ) -> tuple[catalog.ModelFile, Model, tuple[Tensor, ...], list[str]]:
-    """A model's file and header; for a missing model without `fetch` its shape, its tensors, and a note."""
-    spec = catalog.parse(text) if fetch else shapes.parse(text)
-    if fetch or spec.entry is None or obtain.locate(spec):
-        file = obtain.obtain(spec, worker, watch, fetch)
+    """A model's file and header; for a missing model without `watch` its shape, its tensors, and a note."""
+    spec = catalog.parse(text) if watch else shapes.parse(text)
+    if watch or spec.entry is None or obtain.locate(spec):
+        file = obtain.obtain(spec, worker, watch)
         return file, read_header(worker, file), (), []
     entry = spec.entry
     quantization = spec.quantization or entry.quantization or shapes.USUAL
