@@ -256,7 +256,7 @@ def test_a_model_that_is_not_here_is_planned_from_its_shape(worker: FakeWorker, 
 def test_values_of_python_are_written_as_options() -> None:
     assert option("kv_offload", False) == ("--no-kv-offload",)
     assert option("mmap", True) == ("--mmap",)
-    assert option("kv_unified", True) == ("--kv-unified", "True")
+    assert option("kv_unified", True) == ("--kv-unified", "on")
     assert option("tensor_split", [3, 1.5]) == ("--tensor-split", "3,1.5")
     assert option("override_tensor", ("a=CPU", "b=CPU")) == ("--override-tensor", "a=CPU,b=CPU")
 

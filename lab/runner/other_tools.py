@@ -1,0 +1,191 @@
+"""One setup in the words of every program that runs GGUF models: llama.cpp's own, llama-cpp-python, Ollama, the lab.
+
+`OPTIONS` is the table: a setting of the lab, and what each program calls it. The names are those of llama.cpp's
+common/arg.cpp and tools/llama-bench, of `llama_cpp.Llama`, and of Ollama's documentation (docs/modelfile.mdx, the
+options in docs/api.md, the environment variables in docs/faq.mdx). Ollama computes `num_batch` tokens per prefill step
+and accepts that many for each user in one call (`NewContextParams` in llama/llama.go), so it is the lab's --ubatch.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.core.asked_settings import defaults, table
+from lab.core.memory import padded
+from lab.core.record import Settings
+from lab.runner import as_options
+
+OPTIONS: dict[str, tuple[str | None, str | None, str | None, str | None]] = {
+    # name in record.Settings: llama-server and llama-cli, llama-bench, llama_cpp.Llama, Ollama
+    "n_threads": ("--threads", "--threads", "n_threads", "num_thread"),
+    "n_threads_batch": ("--threads-batch", None, "n_threads_batch", None),
+    "n_batch": ("--batch-size", "--batch-size", "n_batch", None),
+    "n_ubatch": ("--ubatch-size", "--ubatch-size", "n_ubatch", "num_batch"),
+    "flash_attn": ("--flash-attn", "--flash-attn", "flash_attn", "OLLAMA_FLASH_ATTENTION"),
+    "type_k": ("--cache-type-k", "--cache-type-k", "type_k", "OLLAMA_KV_CACHE_TYPE"),
+    "type_v": ("--cache-type-v", "--cache-type-v", "type_v", "OLLAMA_KV_CACHE_TYPE"),
+    "n_gpu_layers": ("--n-gpu-layers", "--n-gpu-layers", "n_gpu_layers", "num_gpu"),
+    "devices": ("--device", "--device", None, None),
+    "split_mode": ("--split-mode", "--split-mode", "split_mode", None),
+    "tensor_split": ("--tensor-split", "--tensor-split", "tensor_split", None),
+    "main_gpu": ("--main-gpu", "--main-gpu", "main_gpu", "main_gpu"),
+    "n_cpu_moe": ("--n-cpu-moe", "--n-cpu-moe", None, None),
+    "override_tensor": ("--override-tensor", "--override-tensor", None, None),
+    "kv_offload": ("--kv-offload", "--no-kv-offload", "offload_kqv", None),
+    "op_offload": ("--op-offload", "--no-op-offload", "op_offload", None),
+    "mmap": ("--load-mode", "--load-mode", "use_mmap", "use_mmap"),
+    "repack": ("--repack", "--repack", None, None),
+    "rpc": ("--rpc", "--rpc", None, None),
+    "lib": (None, None, None, None),
+    "kv_unified": ("--kv-unified", None, None, None),  # only with several users
+}
+"""What each program calls a setting; None: it has no such option."""
+
+LLAMA, BENCH, PYTHON, OLLAMA = range(4)
+"""The columns of OPTIONS."""
+
+OLLAMA_TYPES = ("f16", "q8_0", "q4_0")
+"""Cache types that Ollama knows. It has one type for keys and values."""
+
+GGML_TYPE_BF16 = "30"
+"""Its number in ggml.h; llama-cpp-python has names for the other types of a cache."""
+
+ALL_LAYERS = 999
+"""More than any model has; llama.cpp takes it for all."""
+
+USUAL = {"kv_offload": True, "op_offload": True, "repack": True, "split_mode": "layer"}
+"""What programs do that have no option for it, in addition to the lab's defaults, which are llama.cpp's."""
+
+
+@dataclass(frozen=True)
+class ToolLine:
+    """What to give to a program. `missing`: options of the lab for which the program has none, such as --no-repack."""
+
+    tool: str
+    text: str
+    missing: tuple[str, ...]
+
+
+def command_lines(model: str, settings: Settings, n_prompt: int, n_gen: int, n_users: int = 1) -> list[ToolLine]:
+    """Ready command lines that run a model as `settings` say, with room for `n_users` answers at once.
+
+    `model` is the path of a GGUF file, `n_prompt` and `n_gen` are tokens of one answer. For Ollama the text is a
+    Modelfile that names its environment variables in a comment, for llama-cpp-python an expression. What `settings`
+    leave to llama.cpp is left out, and so are prompts and seeds.
+    """
+    n_ctx = padded(n_prompt + n_gen)
+    one_user = () if n_users == 1 else (f"{n_users} users at once",)
+
+    def shell(tool: str, column: int, *first: object, n_users: int = 1, also_missing: tuple[str, ...] = ()) -> ToolLine:
+        found, missing = _split(settings, column, n_users)
+        words = [word for name, option, value in found for word in _words(name, option, value, column)]
+        return ToolLine(tool, shlex.join([tool, "--model", model, *map(str, first), *words]), also_missing + missing)
+
+    return [
+        shell("llama-server", LLAMA, "--ctx-size", n_users * n_ctx, "--parallel", n_users, n_users=n_users),
+        shell("llama-cli", LLAMA, "--ctx-size", n_ctx, "--predict", n_gen, also_missing=one_user),
+        shell("llama-bench", BENCH, "--n-prompt", n_prompt, "--n-gen", n_gen, also_missing=one_user),
+        _python(model, settings, n_ctx, one_user),
+        _modelfile(model, settings, n_ctx, n_users),
+        _lab(model, settings, n_prompt, n_gen, n_users),
+    ]
+
+
+def _split(settings: Settings, column: int, n_users: int) -> tuple[list[tuple[str, str, Any]], tuple[str, ...]]:
+    """The settings that a program has (name, its option, value), and those that it lacks as options of the lab."""
+    lab_names = {setting.record_name or name: name for name, setting in table().items()}
+    usual = {name: defaults()[own] for name, own in lab_names.items()} | USUAL
+    usual |= {"n_threads_batch": settings.n_threads, "flash_attn": None, "kv_unified": False}
+    found, missing = [], []
+    for name, value in _values(settings, column, n_users).items():
+        option = OPTIONS[name][column]
+        if column in (PYTHON, OLLAMA) and value == "auto":
+            option = None
+        if option == "OLLAMA_KV_CACHE_TYPE":
+            if settings.type_k == settings.type_v and value in OLLAMA_TYPES:
+                found += [(name, option, value)] if name == "type_k" else []
+                continue
+            option = None
+        if option is not None:
+            found.append((name, option, value))
+        elif value != usual[name]:
+            missing.append(shlex.join(as_options.option(lab_names[name], value)))
+    return found, tuple(missing)
+
+
+def _values(settings: Settings, column: int, n_users: int) -> dict[str, Any]:
+    """The settings that were chosen, by their names in OPTIONS."""
+    values = {name: getattr(settings, name) for name in OPTIONS}
+    values["flash_attn"] = settings.flash_attn_resolved or settings.flash_attn
+    values["lib"] = as_options.asked(settings).get("lib")
+    values["kv_unified"] = settings.kv_unified if n_users > 1 else None
+    if settings.n_threads < 1:
+        values |= {"n_threads": None, "n_threads_batch": None}
+    if settings.n_gpu_layers < 0:
+        values["n_gpu_layers"] = ALL_LAYERS
+    if settings.n_gpu_layers == 0:  # as in the lab, devices shall not compute prefill either
+        values |= {"devices": ()} if OPTIONS["devices"][column] else {"op_offload": False if column == PYTHON else None}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _words(name: str, option: str, value: Any, column: int) -> list[str]:
+    """An option of llama.cpp's programs with its value."""
+    if option == "--load-mode":
+        value = "mmap" if value else "none"
+    if isinstance(value, bool):
+        if column == LLAMA:
+            return [option if value else f"--no-{option[2:]}"]
+        value = int(value != option.startswith("--no-"))
+    if isinstance(value, tuple):
+        between = "," if column == LLAMA or name == "rpc" else ";" if name == "override_tensor" else "/"
+        value = between.join(f"{part:g}" if isinstance(part, float) else part for part in value) or "none"
+    return [option, str(value)]
+
+
+def _python(model: str, settings: Settings, n_ctx: int, one_user: tuple[str, ...]) -> ToolLine:
+    """The object of llama-cpp-python."""
+    found, missing = _split(settings, PYTHON, 1)
+
+    def written(name: str, value: Any) -> str:
+        if name in ("type_k", "type_v"):
+            return GGML_TYPE_BF16 if value == "bf16" else f"llama_cpp.GGML_TYPE_{value.upper()}"
+        if name == "split_mode":
+            return f"llama_cpp.LLAMA_SPLIT_MODE_{value.upper()}"
+        return repr(value == "on" if name == "flash_attn" else list(value) if isinstance(value, tuple) else value)
+
+    keywords = "".join(f", {option}={written(name, value)}" for name, option, value in found)
+    text = f"llama_cpp.Llama(model_path={model!r}, n_ctx={n_ctx}{keywords})"
+    return ToolLine("llama-cpp-python", text, one_user + missing)
+
+
+def _modelfile(model: str, settings: Settings, n_ctx: int, n_users: int) -> ToolLine:
+    """Ollama's file for `ollama create`. A relative path would be the name of a model."""
+    found, missing = _split(settings, OLLAMA, n_users)
+    values = {option: value for _, option, value in found} | {"OLLAMA_NUM_PARALLEL": n_users}
+    if "OLLAMA_FLASH_ATTENTION" in values:
+        values["OLLAMA_FLASH_ATTENTION"] = int(values["OLLAMA_FLASH_ATTENTION"] == "on")
+    return ToolLine("Ollama", "\n".join(_lines(Path(model).absolute(), n_ctx, values)), missing)
+
+
+def _lines(model: Path, n_ctx: int, values: Mapping[str, Any]) -> Iterator[str]:
+    environment = [f"{name}={value}" for name, value in values.items() if name.isupper()]
+    yield f"# Start the server with: {' '.join(environment)} ollama serve"
+    yield f"FROM {model}"
+    yield f"PARAMETER num_ctx {n_ctx}"
+    for name, value in values.items():
+        if not name.isupper():
+            yield f"PARAMETER {name} {str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _lab(model: str, settings: Settings, n_prompt: int, n_gen: int, n_users: int) -> ToolLine:
+    """The lab's own command."""
+    asked = as_options.asked(settings)
+    words = [word for name in asked if name not in ("prompt", "seed") for word in as_options.option(name, asked[name])]
+    users = [] if n_users == 1 else ["--sequences", str(n_users)]
+    lengths = ["--prompt-len", str(n_prompt), "--gen", str(n_gen)]
+    name = "measure" if n_users == 1 else "batch"
+    return ToolLine("lab", shlex.join(["lab", name, "--model", model, *users, *lengths, *words]), ())

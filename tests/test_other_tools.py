@@ -1,0 +1,259 @@
+"""Command lines for other programs: llama.cpp's own parser reads them, and llama-cpp-python makes the model."""
+
+import dataclasses
+import inspect
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.core.asked_settings import CACHE_TYPES, SPLIT_MODES, AskedSettings, table
+from lab.core.record import Settings
+from lab.runner import as_options
+from lab.runner.other_tools import BENCH, LLAMA, OPTIONS, PYTHON, command_lines
+from tests import llama_args
+from tests.conftest import SETTINGS
+
+MODEL = "/models/a model.gguf"
+CHOSEN: dict[str, Any] = {
+    "n_batch": 1024,
+    "n_ubatch": 256,
+    "n_threads": 3,
+    "n_threads_batch": 5,
+    "n_gpu_layers": 7,
+    "flash_attn": "on",
+    "type_k": "q8_0",
+    "type_v": "q4_0",
+    "kv_unified": True,
+    "split_mode": "tensor",
+    "tensor_split": (3.0, 1.5),
+    "main_gpu": 1,
+    "n_cpu_moe": 2,
+    "override_tensor": ("ffn_.*_exps=CPU", "attn.*=CPU"),
+    "kv_offload": False,
+    "op_offload": False,
+    "mmap": False,
+    "repack": False,
+}
+ALL = dataclasses.replace(SETTINGS, **CHOSEN)
+"""Every setting differs from its default; without devices and servers, which this machine would have to have."""
+
+needs_parser = pytest.mark.skipif(sys.platform != "linux", reason="the symbol is that of the wheel for Linux")
+
+
+def made(settings: Settings, n_users: int = 1, model: str = MODEL) -> dict[str, str]:
+    return {line.tool: line.text for line in command_lines(model, settings, 500, 64, n_users)}
+
+
+def missing(settings: Settings, n_users: int = 1) -> dict[str, tuple[str, ...]]:
+    return {line.tool: line.missing for line in command_lines(MODEL, settings, 500, 64, n_users)}
+
+
+def test_every_setting_of_the_engine_is_in_the_table() -> None:
+    names = {setting.record_name or name for name, setting in table().items()}
+    assert OPTIONS.keys() == names - {"prompt", "seed", "prefill_wait"}
+
+
+# llama.cpp's programs
+
+
+@needs_parser
+@pytest.mark.parametrize(("program", "n_users"), [("llama-server", 4), ("llama-cli", 1)])
+def test_llama_cpp_reads_what_was_chosen(program: str, n_users: int) -> None:
+    read = llama_args.parse(*shlex.split(made(ALL, n_users)[program]))
+    assert read["tensor_split"][:3] == [3, 1.5, 0]
+    types = {"f16": 1, "q4_0": 2, "q8_0": 8}  # enum ggml_type
+    expected = {
+        "cpuparams.n_threads": 3,
+        "cpuparams_batch.n_threads": 5,
+        "n_batch": 1024,
+        "n_ubatch": 256,
+        "n_gpu_layers": 7,
+        "flash_attn_type": 1,  # LLAMA_FLASH_ATTN_TYPE_ENABLED
+        "cache_type_k": types["q8_0"],
+        "cache_type_v": types["q4_0"],
+        "split_mode": 3,  # LLAMA_SPLIT_MODE_TENSOR
+        "main_gpu": 1,
+        "no_kv_offload": True,
+        "no_op_offload": True,
+        "load_mode": 0,  # LLAMA_LOAD_MODE_NONE
+        "no_extra_bufts": True,
+        "n_ctx": n_users * 768,  # 564 for each, in llama.cpp's steps of 256
+        "n_parallel": n_users,
+        "kv_unified": n_users > 1,
+    }
+    assert expected.items() <= read.items()
+
+
+@needs_parser
+def test_llama_cpp_reads_the_opposite() -> None:
+    opposite = dataclasses.replace(
+        ALL, kv_offload=True, op_offload=True, mmap=True, repack=True, kv_unified=False, n_gpu_layers=0
+    )
+    read = llama_args.parse(*shlex.split(made(opposite, 2)["llama-server"]))
+    names = ("no_kv_offload", "no_op_offload", "no_extra_bufts", "kv_unified", "n_gpu_layers")
+    assert [read[name] for name in names] == [False] * 5
+    assert read["load_mode"] == 1  # LLAMA_LOAD_MODE_MMAP
+
+
+@needs_parser
+@pytest.mark.parametrize("program", llama_args.EXAMPLES)
+def test_every_name_is_in_the_help(program: str) -> None:
+    words = set(llama_args.help_of(program).replace(",", " ").split())
+    names = {option for row in OPTIONS.values() if (option := row[LLAMA])}
+    assert names - words == ({"--kv-unified"} if program == "llama-cli" else set())
+
+
+@needs_parser
+def test_the_parser_refuses_wrong_names_and_values() -> None:
+    with pytest.raises(llama_args.Refused, match="invalid argument: --thread\n"):
+        llama_args.parse("llama-server", "--model", "a.gguf", "--thread", "3")
+    with pytest.raises(llama_args.Refused, match="--cache-type-k"):
+        llama_args.parse("llama-server", "--model", "a.gguf", "--cache-type-k", "q9")
+
+
+def test_llama_bench_has_its_own_way_to_write_values() -> None:
+    devices = dataclasses.replace(ALL, devices=("CUDA0", "CUDA1"), rpc=("a:1", "b:2"))
+    words = shlex.split(made(devices)["llama-bench"])
+    given = dict(zip(words[1::2], words[2::2], strict=True))
+    assert given == {
+        "--model": MODEL,
+        "--n-prompt": "500",
+        "--n-gen": "64",
+        "--threads": "3",
+        "--batch-size": "1024",
+        "--ubatch-size": "256",
+        "--flash-attn": "on",
+        "--cache-type-k": "q8_0",
+        "--cache-type-v": "q4_0",
+        "--n-gpu-layers": "7",
+        "--device": "CUDA0/CUDA1",
+        "--split-mode": "tensor",
+        "--tensor-split": "3/1.5",
+        "--main-gpu": "1",
+        "--n-cpu-moe": "2",
+        "--override-tensor": "ffn_.*_exps=CPU;attn.*=CPU",
+        "--no-kv-offload": "1",
+        "--no-op-offload": "1",
+        "--load-mode": "none",
+        "--repack": "0",
+        "--rpc": "a:1,b:2",
+    }
+    assert given.keys() - {"--model", "--n-prompt", "--n-gen"} == {row[BENCH] for row in OPTIONS.values()} - {None}
+    assert missing(ALL)["llama-bench"] == ("--threads-batch 5",)
+
+
+def test_without_layers_on_devices_no_device_helps() -> None:
+    on_cpu = dataclasses.replace(SETTINGS, n_gpu_layers=0)
+    lines = made(on_cpu)
+    assert all("--device none" in lines[tool] for tool in ("llama-server", "llama-cli", "llama-bench"))
+    assert "op_offload=False" in lines["llama-cpp-python"]
+    assert "PARAMETER num_gpu 0" in lines["Ollama"]
+    assert all(not words for words in missing(on_cpu).values())
+
+
+def test_what_llama_cpp_chooses_is_left_out() -> None:
+    unknown = dataclasses.replace(SETTINGS, n_threads=-1, n_threads_batch=-1, n_gpu_layers=-1)
+    words = shlex.split(made(unknown)["llama-server"])
+    assert "--n-gpu-layers" in words and words[words.index("--n-gpu-layers") + 1] == "999"
+    assert not {"--threads", "--threads-batch", "--repack", "--no-repack", "--load-mode", "--device"} & set(words)
+
+
+# llama-cpp-python
+
+
+def test_llama_cpp_python_makes_the_model(embedded: Path) -> None:
+    import llama_cpp
+
+    settings = dataclasses.replace(SETTINGS, n_threads=1, n_ubatch=64, type_k="q8_0", type_v="q8_0", mmap=True)
+    text = made(settings, model=str(embedded))["llama-cpp-python"]
+    llama = eval(text[:-1] + ", verbose=False)", {"llama_cpp": llama_cpp})
+    params = llama.context_params
+    assert (params.n_ctx, params.n_ubatch, params.n_threads, params.n_threads_batch) == (768, 64, 1, 2)
+    assert (params.type_k, params.flash_attn_type, params.op_offload) == (8, 1, False)
+    llama.close()
+
+
+def test_llama_cpp_python_knows_every_keyword_and_constant() -> None:
+    """`Llama` ignores keywords that it does not know."""
+    import llama_cpp
+    from gguf import GGMLQuantizationType
+
+    known = inspect.signature(llama_cpp.Llama.__init__).parameters
+    assert {option for row in OPTIONS.values() if (option := row[PYTHON])} | {"model_path", "n_ctx"} <= known.keys()
+    given: dict[str, Any] = {}
+    library = type("library", (), {**vars(llama_cpp), "Llama": lambda **keywords: given.update(keywords)})
+    eval(made(ALL)["llama-cpp-python"], {"llama_cpp": library})
+    assert given["model_path"] == MODEL and given["tensor_split"] == [3.0, 1.5] and given["offload_kqv"] is False
+    assert (given["type_k"], given["type_v"], given["split_mode"]) == (8, 2, 3)
+    assert all(hasattr(llama_cpp, f"GGML_TYPE_{name.upper()}") for name in CACHE_TYPES if name != "bf16")
+    assert all(hasattr(llama_cpp, f"LLAMA_SPLIT_MODE_{name.upper()}") for name in SPLIT_MODES)
+    assert (
+        f"type_k={GGMLQuantizationType.BF16.value},"
+        in made(dataclasses.replace(ALL, type_k="bf16"))["llama-cpp-python"]
+    )
+    assert missing(ALL, 3)["llama-cpp-python"] == (
+        *("3 users at once", "--n-cpu-moe 2", "--override-tensor 'ffn_.*_exps=CPU,attn.*=CPU'", "--no-repack"),
+    )
+
+
+def test_flash_attention_is_on_or_off_where_auto_is_unknown() -> None:
+    auto = dataclasses.replace(SETTINGS, flash_attn="auto", flash_attn_resolved=None)
+    assert "flash" not in made(auto)["llama-cpp-python"] and "--flash-attn auto" in made(auto)["llama-server"]
+    assert "--flash-attn auto" in missing(auto)["llama-cpp-python"] and "--flash-attn auto" in missing(auto)["Ollama"]
+    assert "flash_attn=False" in made(dataclasses.replace(auto, flash_attn_resolved="off"))["llama-cpp-python"]
+
+
+# Ollama
+
+
+def test_ollama_gets_a_modelfile_and_an_environment() -> None:
+    settings = dataclasses.replace(ALL, type_v="q8_0", n_threads_batch=3, mmap=True)
+    assert made(settings, 4)["Ollama"].splitlines() == [
+        "# Start the server with: "
+        "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0 OLLAMA_NUM_PARALLEL=4 ollama serve",
+        f"FROM {Path(MODEL).absolute()}",
+        "PARAMETER num_ctx 768",
+        "PARAMETER num_thread 3",
+        "PARAMETER num_batch 256",
+        "PARAMETER num_gpu 7",
+        "PARAMETER main_gpu 1",
+        "PARAMETER use_mmap true",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "lacks"),
+    [
+        ("q8_0", "q8_0", ()),
+        ("f16", "f16", ()),
+        ("q5_1", "q5_1", ("--cache-type-k q5_1", "--cache-type-v q5_1")),
+        ("q8_0", "f16", ("--cache-type-k q8_0",)),
+    ],
+)
+def test_ollama_has_one_cache_type_of_three(k: str, v: str, lacks: tuple[str, ...]) -> None:
+    settings = dataclasses.replace(SETTINGS, type_k=k, type_v=v, flash_attn="on", n_threads_batch=SETTINGS.n_threads)
+    assert missing(settings)["Ollama"] == lacks
+    assert ("OLLAMA_KV_CACHE_TYPE" in made(settings)["Ollama"]) == (not lacks)
+
+
+# The lab
+
+
+@pytest.mark.parametrize("n_users", [1, 4])
+def test_the_lab_asks_for_the_same_settings(n_users: int) -> None:
+    from lab.cli.main import lab
+
+    chosen = dataclasses.replace(ALL, split_mode="none", prompt="code", seed=7)
+    words = shlex.split(made(chosen, n_users)["lab"])
+    command = lab.commands[words[1]]
+    given = command.make_context(words[1], words[2:]).params
+    asked = {name: given[name] for name in table() if name in given}
+    AskedSettings(**asked).check()
+    expected = as_options.asked(dataclasses.replace(chosen, prompt="text", seed=1))
+    written = {name: given[name] for name in expected}
+    assert written == {**expected, "tensor_split": "3,1.5", "override_tensor": "ffn_.*_exps=CPU,attn.*=CPU"}
+    assert (given["model"], given["prompt_len"], given["gen"]) == (MODEL, "500", 64)
+    assert given.get("sequences", "1") == str(n_users)
