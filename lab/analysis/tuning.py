@@ -21,14 +21,16 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lab.analysis.tuning_model import BLOCK, Choice, covariances, noise_variance
+from lab.analysis import tuning_model
+from lab.analysis.tuning_model import BLOCK, covariances, noise_variance
 from lab.core import phases, stats
 from lab.core.asked_settings import table
 from lab.core.levers import Batch
 from lab.core.lists import grouped
-from lab.core.record import Record, Run
+from lab.core.record import Record, Run, Tuning
+from lab.core.request import RequestRecord
 from lab.core.stats import Ratio
 from lab.models import catalog
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, np.dtype[np.float64]]
+
+AnyRecord = TypeVar("AnyRecord", Record, RequestRecord, Record | RequestRecord)
 
 N_DRAWS = 400
 KNOWN_WITHIN = 0.02
@@ -55,8 +59,10 @@ FEWEST_CONFIRMED = 4
 
 DEFAULT = "default"
 SEARCH, CONFIRM, LENGTHS = "search", "confirm", "lengths"
-REQUEST, TTFT, TPOT, THROUGHPUT = "request", "ttft", "tpot", "throughput"
+REQUEST, TTFT, TPOT, THROUGHPUT, GOODPUT = "request", "ttft", "tpot", "throughput", "goodput"
 PREFILL, DECODE = "prefill", "decode"
+
+Choice = tuning_model.Choice
 
 
 @dataclass(frozen=True)
@@ -259,6 +265,17 @@ class Tried:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A run of a session, or with `--serve` a load on a server. `timing` is None if it failed."""
+
+    stage: str
+    variant: str
+    choice: Choice
+    timing: Timing | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class Crossing:
     """After a prompt of n_prompt tokens: the gain of the winner, and the answer lengths for which it is faster.
 
@@ -275,7 +292,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of a session of `lab tune`, made of its records.
+    """The result of a session of `lab tune`, made of its runs, or of its requests (`--serve`).
 
     `gain` is the default's time over the winner's in the blocks of the confirmation, `n_confirmed` in number; None for
     too few. `is_recommended`: the gain is larger than AT_LEAST, with its whole interval. `default` and `winner` are
@@ -288,8 +305,8 @@ class Tuned:
     n_gen: int
     n_users: int
     tried: tuple[Tried, ...]  # the fastest first
-    default: Record
-    winner: Record | None  # None: the default won the search, or nothing was confirmed
+    default: Record | RequestRecord
+    winner: Record | RequestRecord | None  # None: the default won the search, or nothing was confirmed
     choice: Choice
     gain: Ratio | None
     n_confirmed: int
@@ -337,19 +354,22 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     if default is None or default.run.tuning is None:
         return None
     asked, lever = default.run.tuning, default.run.lever
-    of = phases_of(asked.goal, asked.n_gen, isinstance(lever, Batch))
     of_stage = grouped(known, lambda pair: pair[1].stage if pair[1] else None)
-    searched = [record for record, _ in of_stage.get(SEARCH, [])]
     confirmed = [record for record, _ in of_stage.get(CONFIRM, []) if record.run.is_timed]
     winner = next((record for record in confirmed if record.run.variant != DEFAULT), None)
-    gain, n_confirmed, seconds = _confirmed(confirmed, of)
+    measured = []
+    for record, own in known:
+        choice = choice_of(record, default)
+        found = timing(record.run, choice) if own and (own.stage == SEARCH or record.run.is_timed) else None
+        measured.append(Measured(own.stage if own else "", record.run.variant or "", choice, found, record.run.error))
+    tried, gain, n_confirmed, seconds = results(measured, phases_of(asked.goal, asked.n_gen, isinstance(lever, Batch)))
     return Tuned(
         session=default.session,
         goal=asked.goal,
         n_prompt=default.run.n_prompt,
         n_gen=asked.n_gen,
         n_users=lever.n_seq if isinstance(lever, Batch) else 1,
-        tried=_tried(searched, default, of),
+        tried=tried,
         default=default,
         winner=winner,
         choice=() if winner is None else choice_of(winner, default),
@@ -360,47 +380,49 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     )
 
 
-def _tried(searched: Sequence[Record], default: Record, of: Sequence[Phase]) -> tuple[Tried, ...]:
-    by_variant = grouped(searched, lambda record: record.run.variant)
-    choices = {variant: choice_of(own[-1], default) for variant, own in by_variant.items()}
-    search = Search(choices.values(), of)
-    made = {
-        variant: [one for record in own if (one := timing(record.run, choices[variant]))]
-        for variant, own in by_variant.items()
-    }
-    search.learn(one for own in made.values() for one in own)
+def results(
+    measured: Sequence[Measured], of: Sequence[Phase]
+) -> tuple[tuple[Tried, ...], Ratio | None, int, dict[str, tuple[float, float]]]:
+    """Fields of `Tuned`: what was tried in the search, and the gain, the blocks and the medians of the confirmation."""
+    of_stage = grouped(measured, lambda one: one.stage)
+    return _tried(of_stage.get(SEARCH, []), of), *_confirmed(of_stage.get(CONFIRM, []), of)
+
+
+def _tried(searched: Sequence[Measured], of: Sequence[Phase]) -> tuple[Tried, ...]:
+    search = Search([one.choice for one in searched], of)
+    search.learn(one.timing for one in searched if one.timing)
     known = {one.choice: one for one in search.standings()}
     rows = []
-    for variant, own in by_variant.items():
-        errors = [record.run.error for record in own if record.run.error]
-        standing = known[choices[variant]] if made[variant] else None
+    for variant, own in grouped(searched, lambda one: one.variant).items():
+        choice, n_runs = own[-1].choice, sum(one.timing is not None for one in own)
+        standing = known[choice] if n_runs else None
         rows.append(
             Tried(
-                choice=choices[variant],
+                choice=choice,
                 variant=variant,
-                n_runs=len(made[variant]),
+                n_runs=n_runs,
                 seconds=standing.seconds if standing else None,
                 ratio=standing.ratio if standing else None,
-                error=errors[0] if errors else None,
+                error=next((one.error for one in own if one.error), None),
             )
         )
     return tuple(sorted(rows, key=lambda row: (row.seconds is None, row.seconds or 0.0)))
 
 
 def _confirmed(
-    records: Sequence[Record], of: Sequence[Phase]
+    confirmed: Sequence[Measured], of: Sequence[Phase]
 ) -> tuple[Ratio | None, int, dict[str, tuple[float, float]]]:
     """The default's time over the winner's by block, with its interval; the number of blocks; medians by phase.
 
-    Student's t on logarithms of the blocks' ratios: each block has two runs of both in the order ABBA.
+    Student's t on logarithms of the blocks' ratios. A block may have several runs of both, as in the order ABBA.
     """
     totals: dict[int, tuple[float, float]] = {}
     parts: dict[str, list[tuple[float, float]]] = {}
-    for block, own in grouped(records, lambda record: record.run.block).items():
+    for block, own in grouped(confirmed, lambda one: one.timing.block if one.timing else None).items():
         sides: tuple[list[Timing], list[Timing]] = [], []
-        for record in own:
-            if one := timing(record.run, ()):
-                sides[record.run.variant != DEFAULT].append(one)
+        for measured in own:
+            if measured.timing:
+                sides[measured.variant != DEFAULT].append(measured.timing)
         if not all(sides):
             continue
         means = {
@@ -454,9 +476,16 @@ def _range(more_first: float, more_each: float) -> tuple[int | None, int | None,
     return (math.ceil(at), None, True) if more_each < 0 else (None, math.floor(at), True)
 
 
-def without(records: Iterable[Record]) -> list[Record]:
+def tuning_of(record: Record | RequestRecord) -> Tuning | None:
+    """What a record says about `lab tune`; None for the records of other commands."""
+    if isinstance(record, Record):
+        return record.run.tuning
+    return record.request.asked.load.tuning if record.request.asked.load else None
+
+
+def without(records: Iterable[AnyRecord]) -> list[AnyRecord]:
     """The records that are not of `lab tune`."""
-    return [record for record in records if record.run.tuning is None]
+    return [record for record in records if tuning_of(record) is None]
 
 
 def changed_words(names: Collection[str]) -> str:

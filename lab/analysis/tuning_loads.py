@@ -1,0 +1,136 @@
+"""What loads on a server say about the choices of its options, for `lab tune --serve`.
+
+The lab starts the server with the options of a choice, and a closed loop puts load on it. One such load is a *window*.
+Its figure is in seconds, so that less is better for every goal: the median TTFT, TPOT or E2E, the seconds per generated
+token of all users together, or the seconds per answer within the limits (1 / goodput).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from lab.analysis import load_figures, loads, tuning
+from lab.analysis.load_figures import ArmFigures
+from lab.analysis.tuning import (
+    CONFIRM,
+    DEFAULT,
+    GOODPUT,
+    THROUGHPUT,
+    TPOT,
+    TTFT,
+    Choice,
+    Measured,
+    Phase,
+    Timing,
+    Tuned,
+)
+from lab.core.lists import grouped
+from lab.core.record import Record
+from lab.core.request import NOT_SENT, Load, RequestRecord
+
+NONE_GOOD = 0.5
+"""Answers within the limits for which a window without any counts, because a ratio needs a number above 0."""
+
+
+def of_sessions(records: Sequence[Record | RequestRecord]) -> list[Tuned]:
+    """The results of all sessions of `lab tune --serve` among the records in which the default was measured."""
+    asked = [one for one in records if isinstance(one, RequestRecord) and tuning.tuning_of(one)]
+    made = [tuned(own) for own in grouped(asked, lambda one: one.session).values()]
+    return [one for one in made if one]
+
+
+def tuned(records: Sequence[RequestRecord]) -> Tuned | None:
+    """The result of one session; None if the default was not measured."""
+    windows = [one for own in _windows(records).values() if (one := measured(own))]
+    if not any(one.timing for one in windows if one.variant == DEFAULT):
+        return None
+    confirmed = {one.variant: one.choice for one in windows if one.stage == CONFIRM and one.timing}
+    default, *_ = (own for own in records if _load(own).variant == DEFAULT)
+    winner = next((own for own in records if _load(own).variant in confirmed.keys() - {DEFAULT}), None)
+    load = _load(default)
+    assert load.tuning
+    tried, gain, n_confirmed, seconds = tuning.results(windows, (Phase(load.tuning.goal),))
+    return Tuned(
+        session=default.session,
+        goal=load.tuning.goal,
+        n_prompt=default.request.asked.n_prompt or 0,
+        n_gen=load.tuning.n_gen,
+        n_users=load.concurrency or 1,
+        tried=tried,
+        default=default,
+        winner=winner,
+        choice=confirmed[_load(winner).variant or ""] if winner else (),
+        gain=gain,
+        n_confirmed=n_confirmed,
+        seconds=seconds,
+    )
+
+
+def measured(records: Sequence[RequestRecord]) -> Measured | None:
+    """The figure of one window, or why it has none; None if the window was cut off.
+
+    A failed request makes a choice fail, except for goodput, where it only misses the limits.
+    """
+    load = _load(records[0])
+    assert load.tuning
+    assert load.variant
+    choice, seconds = choice_of(load.variant), None
+    error = next((one.request.error for one in records if one.request.failure == NOT_SENT), None)
+    if error is None:
+        (arm,) = loads.arms([loads.sample(one.request) for one in records])
+        if arm.n_cut_off:
+            return None
+        shown = load_figures.figures_of(arm)
+        if shown.failures and (load.tuning.goal != GOODPUT or not shown.n_ok):
+            why = "; ".join(shown.errors.get(name, name) for name in shown.failures)
+            error = f"{sum(shown.failures.values())} of {shown.n} requests failed: {why}"
+        else:
+            seconds = _seconds(shown, load.tuning.goal)
+            error = None if seconds else f"too few answers for a figure of {load.tuning.goal}"
+    timing = Timing(load.round, choice, {load.tuning.goal: seconds}) if seconds else None
+    return Measured(load.tuning.stage, load.variant, choice, timing, error)
+
+
+def _windows(records: Sequence[RequestRecord]) -> dict[Any, list[RequestRecord]]:
+    return grouped(records, lambda one: (_load(one).round, _load(one).variant))
+
+
+def _load(record: RequestRecord) -> Load:
+    load = record.request.asked.load
+    assert load
+    return load
+
+
+def _seconds(shown: ArmFigures, goal: str) -> float | None:
+    """The figure of a goal in seconds; None if unknown."""
+    if goal == GOODPUT:
+        least = NONE_GOOD / sum(one.length_s for one in shown.arm.rounds)
+        return 1 / max(shown.goodput_ps.value, least) if shown.goodput_ps else None
+    if goal == THROUGHPUT:
+        return 1 / shown.tokens_tps.value if shown.tokens_tps and shown.tokens_tps.value else None
+    latency = shown.ttft if goal == TTFT else shown.tpot if goal == TPOT else shown.e2e
+    return latency.median_s if latency else None
+
+
+def options_of(choice: Choice) -> str:
+    """A choice as options: `(("kv_unified", True), ("ubatch_size", 256))` is `--kv-unified --ubatch-size 256`."""
+    parts = []
+    for name, value in choice:
+        parts.append(("--no-" if value is False else "--") + name.replace("_", "-"))
+        parts += [] if isinstance(value, bool) else [f"{value}"]
+    return shlex.join(parts) or DEFAULT
+
+
+def choice_of(options: str) -> Choice:
+    """The choice that `options_of` wrote."""
+    found: dict[str, Any] = {}
+    name = ""
+    for word in shlex.split(options):
+        if word.startswith("--"):
+            name = word[2:].replace("-", "_").removeprefix("no_")
+            found[name] = not word.startswith("--no-")
+        elif name:
+            found[name] = int(word) if word.isdecimal() else word
+    return tuple(sorted(found.items()))
