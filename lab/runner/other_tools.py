@@ -23,6 +23,8 @@ OPTIONS: dict[str, tuple[str | None, str | None, str | None, str | None]] = {
     # name in record.Settings: llama-server and llama-cli, llama-bench, llama_cpp.Llama, Ollama
     "n_threads": ("--threads", "--threads", "n_threads", "num_thread"),
     "n_threads_batch": ("--threads-batch", None, "n_threads_batch", None),
+    "poll": ("--poll --poll-batch", "--poll", None, None),
+    "priority": ("--prio --prio-batch", "--prio", None, None),
     "n_batch": ("--batch-size", "--batch-size", "n_batch", None),
     "n_ubatch": ("--ubatch-size", "--ubatch-size", "n_ubatch", "num_batch"),
     "flash_attn": ("--flash-attn", "--flash-attn", "flash_attn", "OLLAMA_FLASH_ATTENTION"),
@@ -43,7 +45,7 @@ OPTIONS: dict[str, tuple[str | None, str | None, str | None, str | None]] = {
     "lib": (None, None, None, None),
     "kv_unified": ("--kv-unified", None, None, None),  # only with several users
 }
-"""What each program calls a setting; None: it has no such option."""
+"""What each program calls a setting; None: it has no such option. Two options get the same value."""
 
 LLAMA, BENCH, PYTHON, OLLAMA = range(4)
 """The columns of OPTIONS."""
@@ -82,7 +84,7 @@ def command_lines(model: str, settings: Settings, n_prompt: int, n_gen: int, n_u
 
     def shell(tool: str, column: int, *first: object, n_users: int = 1, also_missing: tuple[str, ...] = ()) -> ToolLine:
         found, missing = _split(settings, column, n_users)
-        words = [word for name, option, value in found for word in _words(name, option, value, column)]
+        words = [word for name, options, value in found for word in _words(name, options, value, column)]
         return ToolLine(tool, shlex.join([tool, "--model", model, *map(str, first), *words]), also_missing + missing)
 
     return [
@@ -112,7 +114,9 @@ def _split(settings: Settings, column: int, n_users: int) -> tuple[list[tuple[st
             option = None
         if option is not None:
             found.append((name, option, value))
-        elif value != usual[name]:
+        if name == "priority" and column == LLAMA and value < 0:
+            missing.append(f"--priority {value} for prefill")  # --prio-batch refuses it
+        elif option is None and value != usual[name]:
             missing.append(shlex.join(as_options.option(lab_names[name], value)))
     return found, tuple(missing)
 
@@ -132,18 +136,20 @@ def _values(settings: Settings, column: int, n_users: int) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _words(name: str, option: str, value: Any, column: int) -> list[str]:
-    """An option of llama.cpp's programs with its value."""
-    if option == "--load-mode":
+def _words(name: str, options: str, value: Any, column: int) -> list[str]:
+    """Options of llama.cpp's programs with their value."""
+    if name == "mmap":
         value = "mmap" if value else "none"
     if isinstance(value, bool):
         if column == LLAMA:
-            return [option if value else f"--no-{option[2:]}"]
-        value = int(value != option.startswith("--no-"))
+            return [options if value else f"--no-{options[2:]}"]
+        value = int(value != options.startswith("--no-"))
     if isinstance(value, tuple):
         between = "," if column == LLAMA or name == "rpc" else ";" if name == "override_tensor" else "/"
         value = between.join(f"{part:g}" if isinstance(part, float) else part for part in value) or "none"
-    return [option, str(value)]
+    return [
+        word for option in options.split() for word in (option, str(value)) if (option, value) != ("--prio-batch", -1)
+    ]
 
 
 def _python(model: str, settings: Settings, n_ctx: int, one_user: tuple[str, ...]) -> ToolLine:

@@ -59,7 +59,11 @@ def answer(*command: str) -> subprocess.CompletedProcess[str]:
 def absent(name: str) -> set[str]:
     """The options of the table that are not in the program's help."""
     words = set(answer(str(llama_bench.program(name)), "--help").stdout.replace(",", " ").split())
-    return {option for row in OPTIONS.values() if (option := row[COLUMNS[name]])} - words - UNKNOWN.get(name, set())
+    return (
+        {option for row in OPTIONS.values() for option in (row[COLUMNS[name]] or "").split()}
+        - words
+        - UNKNOWN.get(name, set())
+    )
 
 
 def runs(name: str, *more: str) -> bool:
