@@ -421,9 +421,10 @@ def test_the_command_shows_and_keeps(server: NullServer, tmp_path: Path) -> None
     assert status == 0, err
     assert "model    null" in out and "2 users" in out and "results  " in out
     assert "1 user, round 1 of 1: " in err and "sizing prompts ..." in err
-    status, out, err = run_lab(*common, "--rate", "20", "--json")
+    status, out, err = run_lab(*common, "--rate", "20", "--json", "--report")
     assert status == 0, err
     known = json.loads(out)
+    assert "Under load" in Path(known["report"]).read_text() and known["plots"] == []
     assert len(lab.read([known["results"]]).requests) >= 3
 
 

@@ -100,7 +100,7 @@ def draw(
     from lab.experiments.claims.claim_parts import PARTS
     from lab.show import canvas, levers, overhead_views, plot_runs, plot_why
 
-    if not any_good(records):
+    if not (any_good(records) or request_table.loads_of(records)):
         return []
     sizes: dict[str, tuple[float, float]] = {"prefill": (8, 5), "decode": (8, 5), "network": (8, 5)}
     plain = [record for record in request_table.of_engine(records) if record.run.part not in PARTS]

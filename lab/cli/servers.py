@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from lab.core.lists import plural
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from lab.analysis.loads import Sample
     from lab.core.record import Record
     from lab.core.request import RequestRecord
     from lab.runner.load_plan import LoadPlan
@@ -170,7 +169,7 @@ def client(streams: str, as_json: bool) -> None:
     SERVED_MODEL,
     *REACHING,
     SEED,
-    *OUTPUT[:3],  # without --report: pages have no loads
+    *OUTPUT,
     click.option("--dry-run", is_flag=True, help="Show the loads and how long they take; send nothing."),
 )
 def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **asked: Any) -> None:
@@ -185,6 +184,7 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     the exit status is 0 if any request succeeded, 1 if none did or the server is gone, and 130 after Ctrl-C, which
     keeps finished requests and shows complete rounds.
     """
+    from lab.core import results
     from lab.runner import loading
     from lab.runner.load_plan import make_plan
     from lab.runner.servers import connect, prompt_text, reaching_of
@@ -203,48 +203,45 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
         _print_plan(plan, output.as_json)
         return
     confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to examine it", yes)
+    problem: LabError | KeyboardInterrupt | None = None
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         text_out = err if output.as_json else console.console()
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
         path = server.new_file(output.folder, plan.n_most, plan.longest_answer)
-        samples, problem = _collect_load(
-            lambda watch: loading.execute(plan, server, text, path, watch, note), path, err
-        )
-    if samples:
-        _show_load(samples, server, path, output)
+        try:
+            with _progress(err) as watch, closing(loading.execute(plan, server, text, path, watch, note)) as running:
+                for _ in running:
+                    pass
+        except (LabError, KeyboardInterrupt) as ended:
+            problem = ended
+    kept = results.read([path]).requests if path.exists() else ()
+    if isinstance(problem, KeyboardInterrupt):
+        where = f". {plural(len(kept), 'request')} in {path}" if kept else " before a request was finished."
+        err.print(f"\nInterrupted{where}")
+    if kept:
+        _show_load(kept, path, output)
     if isinstance(problem, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
     if problem:
         raise problem
-    if not any(one.figures.status == "ok" for one in samples):
+    if not any_good(kept):
         sys.exit(EXIT_FAILED)
 
 
-def _collect_load(
-    requests: Callable[[ShowStatus], Generator[Any, None, None]], path: Path, err: Any
-) -> tuple[list[Sample], LabError | KeyboardInterrupt | None]:
-    """Measures with progress. Returns a sample of each request, and what ended it early, if anything did.
+def _show_load(requests: Sequence[RequestRecord], path: Path, output: Output) -> None:
+    """Prints the table, then draws."""
+    from lab.analysis.load_figures import sessions
+    from lab.show import text_load
+    from lab.show.section import print_section
 
-    After Ctrl-C the samples are of all that is in the file.
-    """
-    from lab.analysis import loads
-    from lab.core import results
-
-    samples: list[Sample] = []
-    try:
-        with _progress(err) as watch, closing(requests(watch)) as running:
-            for record in running:
-                samples.append(loads.sample(record.request))
-    except LabError as problem:
-        return samples, problem
-    except KeyboardInterrupt as interrupt:
-        kept = results.read([path]).requests if path.exists() else ()
-        n = len(kept)
-        err.print(
-            f"\nInterrupted. {plural(n, 'request')} in {path}" if n else "\nInterrupted before a request was finished."
-        )
-        return [loads.sample(record.request) for record in kept], interrupt
-    return samples, None
+    (section,) = text_load.sections(requests)
+    (one,) = sessions(requests)
+    output.finish(
+        requests,
+        path,
+        lambda out: print_section(dataclasses.replace(section, title=""), out),
+        lambda: text_load.as_rows(one.samples, one.endpoint),
+    )
 
 
 @contextmanager
@@ -272,28 +269,6 @@ def _progress(err: Any) -> Iterator[ShowStatus]:
         yield plain
         if last and last.part:
             err.print(last.words)
-
-
-def _show_load(samples: list[Sample], server: Server, path: Path, output: Output) -> None:
-    """Prints the table, then draws: drawing may fail."""
-    from lab.show import canvas, console, plot_load, text_load
-    from lab.show.section import print_section
-
-    out = console.console(details=hint(path=path))
-    title = plot_load.title(server.endpoint, server.model_name, server.machine)
-    shown = text_load.section(samples, server.endpoint, title)
-    if not output.as_json:
-        print_section(dataclasses.replace(shown, title=""), out)
-        out.print(f"\nresults  {path}")
-    plots = []
-    for one in shown.pictures if output.plots else ():
-        for plot in canvas.write(one.draw, path.parent, f"{path.stem}-{one.name}", one.file_size):
-            plots.append(str(plot))
-            if not output.as_json:
-                out.print(f"plot     {plot}")
-    if output.as_json:
-        files = {"session": path.stem, "results": str(path), "plots": plots}
-        console.print_json({**files, **text_load.as_rows(samples, server.endpoint)})
 
 
 def _print_plan(plan: LoadPlan, as_json: bool) -> None:
