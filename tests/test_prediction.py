@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import random
+import re
+import shlex
 import statistics
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from lab.core import phases, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record, Steps
 from lab.errors import LabError
 from lab.models import catalog, shapes
-from lab.why import datasheet, learning, prediction, probing, step_kernels
+from lab.show import text_board
+from lab.why import candidates, datasheet, learning, prediction, probing, step_kernels
 from lab.why.learning import Case, Costs, Point
 from lab.why.where import Where
 from tests.conftest import MACHINE, FakeWorker, exact_steps, make_record, make_run, run_lab
@@ -344,31 +347,22 @@ def test_prefills_share_of_textbook_requests() -> None:
     assert 0.6 < share(100_000) < 0.9  # quoted as about 80 %; reading 52 GB of cache at each token is not nothing
 
 
-def test_all_devices_are_shown_fastest_first_with_what_does_not_fit() -> None:
-    code, out, _ = run_lab("predict", "-d", "all", "-m", "llama-3.3-70b", "-p", "1000,2000", "-n", 10)
-    assert code == 0 and out.count("llama-3.3-70b Q4_0") == 2
-    assert out.index("h200") < out.index("rtx-4090") < out.index("raspberry-pi-5")
-    assert "GB of 24.0" in " ".join(out.split()) and "that others published for" in out
-    assert f"Devices of one kind only: --device {', '.join(datasheet.kinds())}." in out
-    code, out, _ = run_lab("predict", "-d", "all", "-m", "llama-3.2-1b", "-p", "100", "-n", 10, "--json")
-    rows = json.loads(out)["rows"]
-    assert len(rows) == len(datasheet.devices()) and rows[0]["device"] == "b200" and rows[0]["fits"]
-
-
-def test_all_devices_of_a_kind() -> None:
-    code, out, _ = run_lab("predict", "-d", "Apple", "-m", "llama-3.2-1b", "-p", "100", "-n", 10)
-    assert code == 0 and "m5-max" in out and "rtx-4090" not in out and "one kind only" not in out
-    code, out, _ = run_lab("predict", "-d", "apple", "-m", "llama-3.2-1b", "-p", "100,200", "-n", 10, "--json")
-    rows = json.loads(out)["rows"]
-    assert {row["kind"] for row in rows} == {"apple"}
-    assert sorted(row["device"] for row in rows) == sorted(2 * datasheet.names_of("apple"))
-    with pytest.raises(LabError, match=r"'apple' is a group of \d+ devices"):
-        lab.predict("100", 10, "llama-3.2-1b", device="apple")
+@pytest.mark.parametrize("devices", ["Apple", "rtx4090,M4 Max"])
+def test_several_devices_are_for_the_board(devices: str) -> None:
+    n = len(datasheet.names_of(devices))
+    code, out, err = run_lab("predict", "-d", devices, "-m", "llama-3.2-1b", "-p", "10,1k", "-n", 20, "--json")
+    assert code == 1 and not out and f"--device {devices} names {n}." in err
+    (command,) = re.findall("Compare them for one prompt length: lab (.*)", err)
+    assert command.endswith("-p 1000 -n 20")
+    code, out, _ = run_lab(*shlex.split(command), "--json", "--no-plot")
+    assert code == 0 and {row["name"] for row in json.loads(out)["rows"]} == set(datasheet.names_of(devices))
+    with pytest.raises(LabError, match=rf"is a group of {n} devices"):
+        lab.predict("100", 10, "llama-3.2-1b", device=devices)
 
 
 def test_the_help_names_the_kinds() -> None:
-    words = " ".join(run_lab("predict", "--help")[1].split())
-    assert f"all of a kind: {', '.join(datasheet.kinds()[:-1])} or {datasheet.kinds()[-1]}." in words
+    words = " ".join(run_lab("board", "--help")[1].split())
+    assert f"Only this kind: {', '.join(datasheet.kinds()[:-1])} or {datasheet.kinds()[-1]}." in words
 
 
 def test_predicting_elsewhere(tmp_path: Path) -> None:
@@ -467,8 +461,10 @@ def test_the_command_takes_what_was_measured_on_a_device(tmp_path: Path) -> None
     arguments = ("predict", "-p", "512", "-n", 6, "-m", "llama-3.2-1b:Q8_0", "--results", tmp_path)
     code, out, _ = run_lab(*arguments, "-d", "rtx-4090")
     assert code == 0 and "From 1 run on such a device in the results" in " ".join(out.split())
-    code, out, _ = run_lab(*arguments, "-d", "geforce")
-    assert code == 0 and [line.split()[0] for line in out.splitlines() if "from its runs" in line] == ["rtx-4090"]
+    board = candidates.board(["llama-3.2-1b:Q8_0"], 512, 6, devices=["geforce", "laptop-ddr5"], results=tmp_path)
+    table = text_board.section(board)
+    notes = {row[0]: row[-1] for row in table.cells if row[-1]}
+    assert notes == {"rtx-4090": "from its runs", "laptop-ddr5": "memory size unknown"}
     (tmp_path / "none").mkdir()
     code, out, _ = run_lab(*arguments[:-1], tmp_path / "none", "-d", "rtx-4090", "--json")
     assert code == 0 and json.loads(out)["rows"][0]["rests_on"] is None

@@ -32,7 +32,7 @@ def _listed(texts: tuple[str, ...]) -> list[str]:
     click.option("--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens to generate, 2 or more."),
     click.option("--users", default=1, show_default=True, help="Users whose answers are decoded together."),
     click.option("--device", "-d", "devices", multiple=True, help="Only these devices or kinds; several with commas."),
-    click.option("--kind", help="Only devices of this kind, such as laptop."),
+    click.option("--kind", help="Only this kind: laptop, desktop, small, apple, geforce, radeon, arc or datacenter."),
     click.option("--memory", metavar="GB", help="Only devices with at most this much memory, such as 24GB."),
     click.option("--slo", metavar="LIMITS", help="Limits to keep, such as ttft=2s,tpot=50ms."),
     click.option("--at-least", type=float, metavar="RATE", help="With one --device: the models it decodes this fast."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -180,8 +181,7 @@ def _explained(
     click.option(
         "--device",
         "-d",
-        help="A device of models/devices.toml; all, or all of a kind: laptop, desktop, small, apple, geforce, radeon, "
-        "arc or datacenter.  [default: this machine]",
+        help="A device of models/devices.toml; lab board compares several.  [default: this machine]",
     ),
     *(option for option in SETTINGS if option is not DEVICE),
     click.option("--results", default=RESULTS, show_default=True, help="Folder with ceilings and runs to learn from."),
@@ -192,7 +192,7 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
 
     \b
       lab predict -m llama-3.2-3b:Q4_0 -p 10,1k
-      lab predict -m llama-3.1-8b -d geforce -p 4k -n 300
+      lab predict -m llama-3.1-8b -d rtx-4090 -p 4k -n 300
 
     Predicts from this machine's ceilings, or from another device's datasheet. Needs no model file: a name of the list
     is enough. For each length the command prints the theoretical limit, a range to expect, and the basis of that range.
@@ -201,15 +201,20 @@ def predict(device: str | None, gen: int, prompt_len: str, results: str, as_json
 
     For another device the range is learned from what others published. Its runs or ceilings in --results replace that.
     """
+    from lab.runner.plan import parse_lengths
     from lab.show import console, text_why
     from lab.why import datasheet, prediction
 
     if results != RESULTS and not Path(results).is_dir():
         raise LabError(f"There is no folder {results}.", "Name the one with your results: --results FOLDER")
     model = asked.pop("model")
-    if names := datasheet.names_of(device or ""):
-        _on_several(names, prompt_len, gen, model, as_json, results, **asked)
-        return
+    if n_devices := len(datasheet.names_of(device or "")):
+        request = "-p", str(parse_lengths(prompt_len)[-1]), "-n", str(gen)
+        command = shlex.join(["lab", "board", "-m", model, "-d", str(device), *request])
+        raise LabError(
+            f"lab predict takes one device; --device {device} names {n_devices}.",
+            f"Compare them for one prompt length: {command}",
+        )
     answer = prediction.predictions(prompt_len, gen, model, device, results, **asked)
     if as_json:
         rows = [{**_as_json(row), "memory_bytes": answer.needed[row.n_prompt]} for row in answer.rows]
@@ -224,30 +229,6 @@ def _as_json(row: Prediction) -> dict[str, Any]:
     """A prediction; what does not fit has no times."""
     values = dataclasses.asdict(row)
     return {name: None if row.misfit and name.endswith("_s") else value for name, value in values.items()}
-
-
-def _on_several(
-    names: Sequence[str], prompt_len: str, gen: int, model: str, as_json: bool, results: str, **asked: Any
-) -> None:
-    """What `--device all` or a kind shows: a table of its devices for each prompt length."""
-    from lab.show import console, text_why
-    from lab.why import datasheet, prediction, published
-
-    shape, by_length = prediction.predictions_on(prompt_len, gen, model, names, results, **asked)
-    if as_json:
-        rows = [
-            {"device": device.name, "kind": device.kind, "fits": fits, **_as_json(row)}
-            for rows_of_length in by_length.values()
-            for device, row, fits in rows_of_length
-        ]
-        console.print_json({"basis": published.basis(), "rows": rows})
-        return
-    out = console.console()
-    for n, rows_of_length in by_length.items():
-        text_why.print_devices(shape, n, gen, rows_of_length, out)
-    out.print(published.basis())
-    if len({datasheet.find_device(name).kind for name in names}) > 1:
-        out.print(f"Devices of one kind only: --device {', '.join(datasheet.kinds())}.")
 
 
 @click.command(cls=Command, first=("model", "threads", "n-gpu-layers", "flash-attn", "lib"))

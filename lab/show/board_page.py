@@ -198,7 +198,7 @@ def predicted_rows(records: Sequence[Record], known: Sequence[Ceilings], taken: 
         label = f"{first.model.name} {first.model.quantization}"
         with suppress(LabError):  # a model that the lab's arithmetic does not know
             rows = prediction.on_devices(first.model, first.settings, NEAR, GENERATED, (), records, known)
-            for device, row, _ in rows:
+            for device, row in rows:
                 if not row.misfit and f"{device.name} {label}" not in taken:
                     prefill = _from_span(row.prefill_s, NEAR)
                     yield BoardRow(PREDICTED, device.name, label, prefill, _from_span(row.tpot_s, 1), (NEAR, NEAR))

@@ -22,9 +22,10 @@ from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
-from lab.show import answers, console, lesson_server, levers, text_compare, text_results, text_why
+from lab.show import answers, console, lesson_server, levers, text_board, text_compare, text_results, text_why
 from lab.show.section import print_sections
-from lab.why import advice, datasheet, prediction, probing, published, roofline, step_kernels, where
+from lab.why import advice, datasheet, probing, roofline, step_kernels, where
+from lab.why.candidates import Candidate
 from lab.why.datasheet import Device
 from lab.why.roofline import Explained, Roof
 
@@ -176,15 +177,9 @@ def kv_bytes(model: Model, kind: str = "f16") -> float:
     return n_bytes
 
 
-def devices(model: Model, settings: Settings, n_prompt: int, n_gen: int, names: Sequence[str] = ()) -> None:
-    """Print a request's times on devices of models/devices.toml (default: all), as `lab predict -d all` does."""
-    rows = prediction.on_devices(model, settings, n_prompt, n_gen, names)
-    text_why.print_devices(model, n_prompt, n_gen, rows, console.console())
-
-
-def devices_basis() -> None:
-    """Print what the ranges of `devices` are based on."""
-    print(published.basis())
+def show_board(candidates: Sequence[Candidate]) -> None:
+    """Print the table of `lab.board` on devices of models/devices.toml, as the command does."""
+    print_sections([text_board.section(candidates, has_here=False)], console.console())
 
 
 def device(name: str) -> Device:

@@ -89,7 +89,10 @@ def _cost(one: Candidate, watts: float | None, kwh: float | None) -> str:
 
 
 def _note(one: Candidate) -> str:
-    return one.problem or (MEASURED if one.kind == MEASURED else "")
+    if one.problem or one.kind == MEASURED:
+        return one.problem or MEASURED
+    unknown = "memory size unknown" if one.device and one.memory_bytes is None else ""
+    return "; ".join(filter(None, [unknown, one.rests_on and f"from {one.rests_on}"]))
 
 
 def _sentences(candidates: Sequence[Candidate], slo: Slo | None, kwh: float | None, has_here: bool) -> list[str]:

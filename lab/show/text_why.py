@@ -11,7 +11,7 @@ from rich.console import Console
 from lab.analysis import wording
 from lab.core import shown
 from lab.core.lists import grouped, join_and, plural
-from lab.core.record import Ceilings, Model, Rate, Record
+from lab.core.record import Ceilings, Rate, Record
 from lab.process.wire import ATTENTION, DOWNLOAD, PLAIN_ATTENTION, UPLOAD
 from lab.show import plot_why, text_setup
 from lab.show.section import UNKNOWN, Columns, Picture, Section, print_section, print_sections, tabled
@@ -19,7 +19,6 @@ from lab.why import plain_read, probing, roofline, where
 from lab.why.advice import BatchLever, ExperimentLever, Lever, PrefixLever, SpeculationLever
 from lab.why.checks import BROKEN
 from lab.why.checkup import Checkup
-from lab.why.datasheet import Device
 from lab.why.prediction import Prediction, Predictions
 from lab.why.roofline import Explained
 
@@ -312,29 +311,6 @@ def print_predictions(answer: Predictions, out: Console) -> None:
     label = f"{model.name} {model.quantization or ''} on {answer.where}"
     table = tabled(columns, answer.rows, keep_all=True)
     print_section(Section(label, **table, sentences=[*beyond, answer.basis]), out)
-
-
-def print_devices(
-    model: Model, n_prompt: int, n_gen: int, rows: Sequence[tuple[Device, Prediction, bool | None]], out: Console
-) -> None:
-    """Prints the times of one request on several devices, one row per device."""
-    columns: Columns = (
-        ("name", lambda row: row[0].name),
-        ("GB/s", lambda row: wording.digits(row[0].gbps)),
-        ("TFLOP/s", lambda row: UNKNOWN if row[0].tflops is None else wording.digits(row[0].tflops)),
-        ("prefill s", lambda row: _time(row[1], PREDICTED[1][1])),
-        ("tokens/s", lambda row: _time(row[1], PREDICTED[4][1])),
-        ("E2E s", lambda row: _time(row[1], PREDICTED[5][1])),
-        ("note", lambda row: _note(*row)),
-    )
-    label = f"{model.name} {model.quantization or ''}, {n_prompt:,} prompt tokens, {n_gen:,} generated"
-    print_section(Section(label, **tabled(columns, rows, keep_all=True)), out)
-
-
-def _note(device: Device, row: Prediction, fits: bool | None) -> str:
-    fitting = "" if fits else "memory size unknown" if fits is None else row.misfit
-    doubts = ", ".join(kind for kind in row.doubts if kind != shown.ASSUMED)  # that of all is below the table
-    return "; ".join(filter(None, [fitting, row.rests_on and f"from {row.rests_on}", doubts]))
 
 
 def _span(ends: tuple[float, float]) -> str:

@@ -75,6 +75,7 @@ class Candidate:
     memory_bytes: float | None = None
     problem: str = ""
     doubts: tuple[str, ...] = ()
+    rests_on: str | None = None  # what was measured on this device of the datasheets
     chance: float | None = None
     price: Price | None = None
 
@@ -136,7 +137,7 @@ def _on_devices(
     model: Model, settings: Settings, n_prompt: int, n_gen: int, users: int, names: Sequence[str], kept: Kept
 ) -> list[Candidate]:
     rows = prediction.on_devices(model, settings, n_prompt, n_gen, names, *kept)
-    return [_on_device(model, settings, device, row, users) for device, row, _ in rows]
+    return [_on_device(model, settings, device, row, users) for device, row in rows]
 
 
 def _on_device(model: Model, settings: Settings, device: Device, row: Prediction, users: int) -> Candidate:
@@ -159,6 +160,7 @@ def _on_device(model: Model, settings: Settings, device: Device, row: Prediction
         device.memory_bytes,
         problem,
         row.doubts,
+        row.rests_on,
     )
 
 

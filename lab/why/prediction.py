@@ -212,23 +212,6 @@ def with_misfit(row: Prediction, model: Model, settings: Settings, available: fl
     return dataclasses.replace(row, misfit=f"{over}: {what} would fit")
 
 
-def predictions_on(
-    prompt_len: str | Sequence[int],
-    gen: int,
-    model: str,
-    names: Sequence[str] = (),
-    results: str | Path = "results",
-    **settings: Any,
-) -> tuple[Model, dict[int, list[tuple[Device, Prediction, bool | None]]]]:
-    """The model, and for each prompt length what `on_devices` predicts for these devices, or for all.
-
-    For devices that were measured in the folder `results`, it predicts from those results.
-    """
-    lengths = checked_lengths(prompt_len, gen)
-    plan, known = plan_for(model, settings), kept(Path(results))
-    return plan.model, {n: on_devices(plan.model, plan.settings, n, gen, names, *known) for n in lengths}
-
-
 def kept(folder: Path) -> tuple[list[Record], list[Ceilings]]:
     """The records and the ceilings in a folder; none if it does not exist."""
     if not (folder.is_dir() and any(folder.glob("*.jsonl"))):
@@ -307,18 +290,14 @@ def on_devices(
     names: Sequence[str] = (),
     records: Sequence[Record] = (),
     known: Sequence[Ceilings] = (),
-) -> list[tuple[Device, Prediction, bool | None]]:
-    """A run on these devices (without `names` on every known one), fastest decode first, and whether it fits there.
-
-    None if the device's memory is unknown.
-    """
+) -> list[tuple[Device, Prediction]]:
+    """A run on these devices, without `names` on every known one."""
     rows = []
     for device in map(datasheet.find_device, names) if names else datasheet.devices().values():
         own = datasheet.find(device, records, known, model, settings)
         row = on_device(model, settings, device, own, n_prompt, n_gen)
-        row = with_misfit(row, model, settings, device.memory_bytes)
-        rows.append((device, row, None if device.memory_bytes is None else row.misfit is None))
-    return sorted(rows, key=lambda row: row[1].tpot_limit_s)
+        rows.append((device, with_misfit(row, model, settings, device.memory_bytes)))
+    return rows
 
 
 def elsewhere(

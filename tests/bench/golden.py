@@ -62,9 +62,11 @@ def commands(out: Path) -> Iterator[tuple[str, ...]]:
     for pair in ((epyc, xeon), (epyc, other), (xeon, other, epyc), ("results",)):
         yield ("compare", "--no-plot", *pair)
         yield ("compare", "--no-plot", "--json", *pair)
-    for device in ("rtx-4090", "apple", "laptop", "desktop"):
-        yield ("predict", "-m", "llama-3.2-3b", "-d", device, "-p", "10,1000")
-        yield ("predict", "-m", "phi-3-mini", "-d", device, "--json")
+    yield ("predict", "-m", "llama-3.2-3b", "-d", "rtx-4090", "-p", "10,1000")
+    yield ("predict", "-m", "phi-3-mini", "-d", "rtx-4090", "--json")
+    for kind in ("apple", "laptop", "desktop"):
+        yield ("board", "--no-plot", "-m", "llama-3.2-3b", "-d", kind)
+        yield ("board", "--no-plot", "-m", "phi-3-mini", "-d", kind, "--json")
     for kind in ("llama-bench", "guidellm", "aiperf", "vllm"):
         yield ("export", "results/sample-server-smollm2-135m-llama-server.jsonl", "--format", kind)
         yield ("export", epyc, "--format", kind)
