@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lab.runner.loading import load as load
     from lab.runner.measuring import measure as measure
     from lab.runner.measuring import sweep as sweep
+    from lab.runner.saved_settings import settings as settings
     from lab.runner.side_by_side import ab as ab
     from lab.show.canvas import plot_lines as plot_lines
     from lab.show.page import report as report
@@ -51,6 +52,7 @@ _MODULES = {
     "measure": "runner.measuring",
     "sweep": "runner.measuring",
     "ab": "runner.side_by_side",
+    "settings": "runner.saved_settings",
     "load": "runner.loading",
     "batch": "experiments.batching",
     "overhead": "experiments.overhead_blocks",

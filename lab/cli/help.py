@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 MOST_UNGROUPED = 7
 """Options that are listed without groups, where a command has no more."""
@@ -23,7 +25,7 @@ GROUPS = {
     ),
     "Model": ("model", "served-model"),
     "Engine": (
-        *("threads", "threads-batch", "poll", "priority", "batch", "ubatch", "flash-attn", "cache-type-k"),
+        *("settings", "threads", "threads-batch", "poll", "priority", "batch", "ubatch", "flash-attn", "cache-type-k"),
         *("cache-type-v", "kv-unified", "mmap", "repack", "prefill-wait", "lib"),
     ),
     "Devices": (
@@ -39,6 +41,10 @@ GROUPS = {
 """Every option of every command but --help, without its dashes."""
 
 
+SAVED = "lab.settings"
+"""In a context's `meta`: the name of saved settings, what they are for, and options that they stand for."""
+
+
 def long_name(option: click.Option) -> str:
     """An option as users write it, without its dashes: `prompt-len`."""
     return max(option.opts, key=len).removeprefix("--")
@@ -50,6 +56,21 @@ class Command(click.Command):
     def __init__(self, *args: Any, first: tuple[str, ...] = (), **more: Any) -> None:
         super().__init__(*args, **more)
         self.first = first
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Say on stderr which options came from saved settings (--settings)."""
+        rest = super().parse_args(ctx, args)
+        if SAVED in ctx.meta:
+            name, about, options = ctx.meta[SAVED]
+            used = [
+                word
+                for key, words in options.items()
+                for word in words
+                if ctx.get_parameter_source(key) is ParameterSource.DEFAULT_MAP
+            ]
+            found_for = f" ({about})" if about else ""
+            click.echo(f"Note: --settings {name} stands for {shlex.join(used) or 'nothing here'}{found_for}.", err=True)
+        return rest
 
     @property
     def paragraphs(self) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from lab.cli.help import Command
+from lab.cli.help import SAVED, Command
 from lab.core.asked_settings import AUTO, defaults, flag, in_digits, table, types
 from lab.errors import LabError
 
@@ -88,9 +88,37 @@ def unified(default: str) -> Callable[..., Any]:
     return setting_option("kv_unified", default)
 
 
+def _take_saved(context: click.Context, _: click.Parameter, name: str | None) -> None:
+    """Make saved settings the defaults of the command's options for settings (--device of predict is not one)."""
+    from lab.runner import as_options, saved_settings
+
+    if name is None or context.resilient_parsing:
+        return
+    options = {option.name: option for option in context.command.params if isinstance(option, click.Option)}
+    own = {key for key, setting in table().items() if key in options and options[key].help == setting.help}
+    saved = saved_settings.read(name)
+    given = {key: value for key, value in {**saved.settings}.items() if key in own}
+    written = {key: as_options.option(key, value) for key, value in given.items()}
+    values = {key: words[1] if len(words) == 2 else not words[0].startswith("--no-") for key, words in written.items()}
+    context.default_map = {**(context.default_map or {}), **values}
+    context.meta[SAVED] = name, saved.about, written
+
+
+SAVED_SETTINGS = click.option(
+    "--settings",
+    metavar="NAME",
+    expose_value=False,
+    is_eager=True,
+    callback=_take_saved,
+    help="Use the settings that lab tune saved as NAME; options given here come first.",
+)
+
 _OPTIONS = {name: setting_option(name) for name in table()}
 PROMPT, SEED, DEVICE, RPC, LIB = (_OPTIONS[name] for name in ("prompt", "seed", "device", "rpc", "lib"))
-ENGINE = [option for name, option in _OPTIONS.items() if name not in ("prompt", "kv_unified", "seed")]
+ENGINE = [
+    SAVED_SETTINGS,
+    *(option for name, option in _OPTIONS.items() if name not in ("prompt", "kv_unified", "seed")),
+]
 """How llama.cpp runs a model."""
 
 SETTINGS = [MODEL, PROMPT, *ENGINE, unified("off")]
@@ -160,7 +188,7 @@ def parse_variant(text: str) -> dict[str, Any]:
     @with_options(*SETTINGS)
     def variant(**_: Any) -> None: ...
 
-    command = click.command(add_help_option=False)(variant)
+    command = click.command(cls=Command, add_help_option=False)(variant)
     try:
         context = command.make_context("variant", as_options.words(text))
     except (click.ClickException, ValueError) as problem:
@@ -171,5 +199,5 @@ def parse_variant(text: str) -> dict[str, Any]:
     return {
         name: value
         for name, value in context.params.items()
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
     }

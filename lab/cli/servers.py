@@ -47,7 +47,8 @@ SERVED_MODEL = click.option("--model", "-m", help="The server's name for the mod
 
 def given(context: click.Context) -> list[str]:
     """The parameters that the user gave on the command line."""
-    return [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    names = [parameter.name for parameter in context.command.params if parameter.name]
+    return [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
 def confirm(url: str, what: str, yes: bool) -> None:

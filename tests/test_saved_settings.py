@@ -1,0 +1,187 @@
+"""Settings with a name: kept in a file, taken by every command with settings of the engine."""
+
+import inspect
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import lab
+from lab.cli.main import lab as main
+from lab.cli.options import parse_variant
+from lab.core.asked_settings import table
+from lab.errors import LabError
+from lab.runner import saved_settings
+from lab.runner.saved_settings import load, names, read, save
+from tests.conftest import run_lab
+
+FAST = {"threads": 1, "ubatch": 64, "repack": False, "override_tensor": ["a=CPU", "b=CPU"], "kv_unified": True}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LAB_SETTINGS", str(tmp_path / "settings"))
+    return tmp_path / "settings"
+
+
+def contexts(name: str, *words: str) -> dict[str, Any]:
+    """The parameters of a command after parsing."""
+    return main.commands[name].make_context(name, list(words)).params
+
+
+# The file
+
+
+def test_saved_settings_come_back_as_keywords(folder: Path) -> None:
+    path = save("fast", FAST | {"main_gpu": None}, "tiny on this machine")
+    assert path == folder / "fast.json"
+    assert json.loads(path.read_text()) == {"about": "tiny on this machine", "settings": FAST}
+    assert load("fast") == lab.settings("fast") == FAST
+    assert read("fast").about == "tiny on this machine"
+    save("fast", {"threads": 2}, "again")
+    assert load("fast") == {"threads": 2}
+
+
+def test_the_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LAB_SETTINGS")
+    monkeypatch.setattr("platformdirs.user_config_path", lambda name, **_: Path("/config") / name)
+    assert saved_settings.folder() == Path("/config/mini-lab/settings")
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(LabError, match=r"no settings named fast\.\nNone are saved yet"):
+        load("fast")
+    save("slow", {}, "")
+    save("best-4.users", {}, "")
+    assert names() == ["best-4.users", "slow"]
+    with pytest.raises(LabError, match=r"no settings named fast\.\nSaved are: best-4\.users, slow\."):
+        load("fast")
+
+
+@pytest.mark.parametrize("name", ["", "../fast", "a/b", "a b", ".hidden", "-x", "a\nb", "ü", "x" * 65])
+def test_odd_names_are_refused(name: str) -> None:
+    for use in (lambda: load(name), lambda: save(name, {}, "")):
+        with pytest.raises(LabError, match="cannot name settings"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "it is not JSON"),
+        ("[]", "Saved"),
+        ('{"about": ""}', "Saved.settings is missing"),
+        ('{"about": "", "settings": {"threads": "many"}}', "Saved.settings.threads is text, not a whole number"),
+        ('{"about": "", "settings": {"colour": 1, "threads": 2}}', "this lab has no setting colour"),
+        ('{"about": "", "settings": {"threads": 0}}', "--threads 0 is not possible"),
+        ('{"about": "", "settings": {"flash_attn": "maybe"}}', "--flash-attn maybe is not possible"),
+    ],
+)
+def test_broken_files_are_refused(folder: Path, text: str, words: str) -> None:
+    folder.mkdir()
+    (folder / "fast.json").write_text(text)
+    with pytest.raises(LabError) as problem:
+        load("fast")
+    assert problem.value.what.startswith("The settings fast cannot be used: ") and words in problem.value.what
+    assert problem.value.hint == f"Correct or delete {folder / 'fast.json'}"
+
+
+def test_a_file_that_is_no_text_is_refused(folder: Path) -> None:
+    (folder / "fast.json").mkdir(parents=True)
+    with pytest.raises(LabError, match="cannot be read"):
+        load("fast")
+    (folder / "slow.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(LabError, match="cannot be read"):
+        load("slow")
+
+
+def test_wrong_settings_are_not_saved(folder: Path) -> None:
+    for wrong in ({"thread": 1}, {"threads": "x"}, {"threads": 0}):
+        with pytest.raises(LabError, match="Settings cannot be saved as fast"):
+            save("fast", wrong, "")
+    assert names() == []
+    folder.parent.joinpath("settings").write_text("a file, where the folder should be")
+    with pytest.raises(LabError, match="cannot be written") as problem:
+        save("fast", {}, "")
+    assert "LAB_SETTINGS" in problem.value.hint
+
+
+# The option
+
+
+def test_all_commands_with_settings_of_the_engine_have_it() -> None:
+    def options(command: click.Command) -> set[str]:
+        return {option.name or "" for option in command.params}
+
+    having = {name for name, command in main.commands.items() if "settings" in options(command)}
+    assert having == {
+        name for name, command in main.commands.items() if {"ubatch", "threads_batch"} <= options(command)
+    }
+    assert {"measure", "sweep", "ab", "batch", "predict", "doctor", "overhead", "ceilings", "claims"} <= having
+
+
+@pytest.mark.parametrize("name", ["measure", "batch", "doctor", "sweep"])
+def test_saved_settings_are_the_defaults_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    save("fast", FAST, "tiny, 10 tokens")
+    given = contexts(name, "--threads", "2", "--settings", "fast")
+    assert (given["threads"], given["ubatch"], given["repack"]) == (2, 64, False)
+    assert given["override_tensor"] == "a=CPU,b=CPU" and given["batch"] == 2048
+    unified = "" if name == "doctor" else " --kv-unified on"  # doctor has no such option
+    used = "--ubatch 64 --no-repack --override-tensor a=CPU,b=CPU"
+    assert capsys.readouterr().err == f"Note: --settings fast stands for {used}{unified} (tiny, 10 tokens).\n"
+
+
+def test_every_setting_can_be_saved_and_given() -> None:
+    values: dict[str, Any] = dict.fromkeys(table(), True)
+    values |= {name: setting.choices[0] for name, setting in table().items() if setting.choices}
+    values |= {name: 1 for name, setting in table().items() if setting.most}
+    values |= {"prompt": "code", "seed": 3, "n_gpu_layers": "auto", "device": ["none"], "tensor_split": [3, 1.5]}
+    values |= {"override_tensor": "a=CPU", "rpc": ["a:1", "b:2"], "lib": "/a/b", "split_mode": "none", "mmap": False}
+    save("all", values, "")
+    given = contexts("measure", "--settings", "all")
+    written = {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()}
+    assert {name: given[name] for name in table()} == written
+
+
+def test_predict_keeps_its_own_device() -> None:
+    save("fast", {"device": "none", "threads": 3}, "")
+    given = contexts("predict", "--settings", "fast")
+    assert (given["device"], given["threads"]) == (None, 3)
+
+
+def test_a_variant_may_name_saved_settings() -> None:
+    save("fast", {"ubatch": 64, "threads": 1}, "")
+    assert parse_variant("--settings fast --threads 4") == {"ubatch": 64, "threads": 4}
+    with pytest.raises(LabError, match="no settings named slow"):
+        parse_variant("--settings slow")
+
+
+def test_a_measurement_uses_them(tmp_path: Path) -> None:
+    save("fast", {"threads": 1, "ubatch": 64}, "tiny")
+    words = shlex.split("measure --settings fast -u 32 -p 10 -n 4 --dry-run --json")
+    status, out, err = run_lab(*words, "--out", tmp_path)
+    assert status == 0 and err.startswith("Note: --settings fast stands for --threads 1 (tiny).\n")
+    settings = json.loads(out)["settings"]
+    assert (settings["n_threads"], settings["n_ubatch"]) == (1, 32)
+
+
+def test_wrong_uses_are_errors_without_a_traceback(folder: Path) -> None:
+    assert run_lab("measure", "--settings", "fast")[::2] == (
+        1,
+        "Error: There are no settings named fast.\nNone are saved yet: lab tune --save NAME saves some.\n",
+    )
+    save("fast", {"threads": 1}, "")
+    status, _, err = run_lab("measure", "--settings", "fast", "--url", "http://127.0.0.1:1/v1")
+    assert status == 1 and "--settings is only for the lab's own engine, not for a server." in err
+    (folder / "fast.json").write_text("{}")
+    status, _, err = run_lab("batch", "--settings", "fast")
+    assert status == 1 and "The settings fast cannot be used: Saved.about is missing" in err
+
+
+def test_python_takes_them_as_keywords() -> None:
+    save("fast", {"threads": 1, "ubatch": 64}, "")
+    bound = inspect.signature(lab.measure).bind("10", gen=4, **lab.settings("fast"))
+    assert bound.kwargs["threads"] == 1
