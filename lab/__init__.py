@@ -7,8 +7,8 @@ What people use is named here, and nowhere else:
     lab.runs(records)                           # DataFrame, one row a run
     lab.plot_decode(records)
 
-The folders below are the wings of the lab, read from top to bottom: `cli`, `show`, `experiments`, `why`, `analysis`,
-`runner`, `models`, `endpoints`, `engine`, `process`, `core`. lab/README.md draws them.
+The folders below are the wings of the lab, read from top to bottom: `cli`, `show`, `experiments`, `why`, `drawing`,
+`analysis`, `runner`, `models`, `endpoints`, `engine`, `process`, `core`. lab/README.md draws them.
 """
 
 from importlib import import_module
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lab.analysis.table import steps as steps
     from lab.analysis.table import summary as summary
     from lab.core.results import read as read
+    from lab.drawing.canvas import plot_lines as plot_lines
     from lab.experiments.batching import batch as batch
     from lab.experiments.claims.claim_session import claims as claims
     from lab.experiments.overhead_blocks import overhead as overhead
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from lab.runner.measuring import sweep as sweep
     from lab.runner.saved_settings import settings as settings
     from lab.runner.side_by_side import ab as ab
-    from lab.show.canvas import plot_lines as plot_lines
     from lab.show.page import report as report
     from lab.show.plot_load import plot_arms as plot_arms
     from lab.show.plot_runs import plot_decode as plot_decode
@@ -77,7 +77,7 @@ _MODULES = {
     "plot_roofline": "show.plot_why",
     "plot_where": "show.plot_why",
     "plot_arms": "show.plot_load",
-    "plot_lines": "show.canvas",
+    "plot_lines": "drawing.canvas",
     "report": "show.page",
 }
 

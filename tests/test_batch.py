@@ -16,6 +16,7 @@ from lab.core import lever_figures, memory, results
 from lab.core import script as scripts
 from lab.core.levers import Batch
 from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run
+from lab.drawing import canvas
 from lab.errors import LabError
 from lab.experiments import batching
 from lab.models import catalog
@@ -24,7 +25,7 @@ from lab.process.worker import Worker
 from lab.runner import side_by_side
 from lab.runner.cases import Case
 from lab.runner.session import execute, new_results_file
-from lab.show import canvas, levers, page, plot_runs, reproduce
+from lab.show import levers, page, plot_runs, reproduce
 from lab.why import learning, roofline
 from lab.why.step_prediction import StepPrediction
 from tests import miniature

@@ -12,9 +12,9 @@ import pytest
 import lab
 from lab.core.request import Slo
 from lab.core.results import save
+from lab.drawing.canvas import drawn
 from lab.errors import LabError
 from lab.show import text_board
-from lab.show.canvas import drawn
 from lab.why import candidates as board
 from lab.why import datasheet
 from lab.why.candidates import HERE, MEASURED, Candidate, Price

@@ -32,8 +32,9 @@ from lab.core.request import (
     Slo,
     Usage,
 )
+from lab.drawing import canvas
 from lab.errors import LabError
-from lab.show import canvas, plot_load, reproduce, svg, text_load
+from lab.show import plot_load, reproduce, svg, text_load
 from lab.show.console import console
 from lab.show.section import print_section
 from tests.conftest import MACHINE, make_record, run_lab

@@ -18,12 +18,13 @@ from lab.core.lines import from_json, to_json
 from lab.core.link import Link
 from lab.core.network import Traffic
 from lab.core.record import DECODE, PREFILL, Placement, Record, Settings, Steps
+from lab.drawing import canvas
 from lab.errors import LabError
 from lab.models import synthetic
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend
 from lab.process.worker import Worker
-from lab.show import canvas, plot_why
+from lab.show import plot_why
 from lab.why import network_prediction
 from tests import miniature
 from tests.conftest import MODEL, SETTINGS, make_record, make_run, run_lab

@@ -33,13 +33,14 @@ from lab.core.request import (
     Usage,
 )
 from lab.core.results import read
+from lab.drawing import canvas
 from lab.endpoints.access import JsonReply
 from lab.errors import LabError
 from lab.experiments import overhead_blocks, overhead_parts
 from lab.process.wire import Vocabulary
 from lab.process.worker import Worker
 from lab.runner.servers import connect
-from lab.show import canvas, console, overhead_views, page
+from lab.show import console, overhead_views, page
 from tests.conftest import MACHINE, MODEL, MS, FakeWorker, make_record, make_run, run_lab
 from tests.conftest import SETTINGS as SETTINGS_OF_RUNS
 from tests.null_server import Behaviour, NullSettings, null_server

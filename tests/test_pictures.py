@@ -14,7 +14,8 @@ from matplotlib.text import Text
 
 from lab.analysis import comparison
 from lab.core.record import Record
-from lab.show import canvas, levers, plot_runs, plot_trial, plot_why, svg
+from lab.drawing import canvas
+from lab.show import levers, plot_runs, plot_trial, plot_why, svg
 from lab.why import roofline
 from tests.bench import doubt
 from tests.conftest import MODEL, SETTINGS, make_record, make_run

@@ -17,6 +17,7 @@ from lab.core import layers, memory, prefix_times
 from lab.core import script as scripts
 from lab.core.levers import Prefix
 from lab.core.record import COPY, FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record, Run
+from lab.drawing import canvas
 from lab.errors import LabError
 from lab.experiments import prefix_cache
 from lab.experiments.common import folder_in
@@ -26,7 +27,6 @@ from lab.process.worker import Worker
 from lab.runner import limits, session
 from lab.runner.cases import Case
 from lab.runner.session import execute, new_results_file
-from lab.show import canvas, plot_levers
 from lab.why import learning
 from lab.why.step_prediction import StepPrediction
 from tests import miniature
@@ -334,7 +334,7 @@ def test_no_state_is_left_when_the_engine_dies(
 def test_the_picture_has_every_way_and_the_break_even() -> None:
     of = records(4, 8, 40) + records(4, 8, 40, move_ms=6)
     rows = prefix_cache.rows(of)
-    figure = canvas.drawn(lambda figure: plot_levers.plot_prefix(rows, of, "tiny Q4_0, Test CPU", figure), (8, 5))
+    figure = canvas.drawn(lambda figure: prefix_cache.draw(rows, of, None, "tiny Q4_0, Test CPU", figure), (8, 5))
     (ax,) = figure.axes
     labels = ax.get_legend_handles_labels()[1]
     assert len(labels) == 4 and labels[2] == "restored from RAM (pays from about 6 tokens)"

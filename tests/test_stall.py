@@ -15,12 +15,12 @@ from lab.core import script as scripts
 from lab.core.levers import Stall
 from lab.core.record import DECODE, FORGET, MIXED, OK, PREFILL, Record, Settings
 from lab.core.script import Operation
+from lab.drawing import canvas
 from lab.errors import LabError
 from lab.experiments import stall_chunks, stalls
 from lab.experiments.stall_chunks import Piece, Tried
 from lab.process.worker import Worker
 from lab.runner import session
-from lab.show import canvas, plot_levers
 from lab.why import learning, step_kernels
 from lab.why.step_prediction import StepPrediction
 from tests.conftest import MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
@@ -474,7 +474,10 @@ def test_a_search_that_cannot_measure_ends(fake_worker: FakeWorker, tmp_path: Pa
 
 def test_the_picture_has_a_panel_for_each_chunk() -> None:
     records = [stall_record(100, chunk, n, repeat) for chunk in (10, 50, None) for n in (1, 2) for repeat in (0, 1)]
-    figure = canvas.drawn(lambda figure: plot_levers.plot_stall(records, figure, 0.05), (11, 5))
+    runs = [one.run for one in records]
+    limited = [dataclasses.replace(run.stall, limit_s=0.05) for run in runs if run.stall]
+    records = [make_record(dataclasses.replace(run, stall=one)) for run, one in zip(runs, limited, strict=True)]
+    figure = canvas.drawn(lambda figure: stalls.draw((), records, None, "", figure), (11, 5))
     assert [ax.get_title() for ax in figure.axes] == ["chunks of 10", "chunks of 50", "all at once"]
     (legend,) = figure.legends
     assert [line.get_text() for line in legend.get_texts()] == [
@@ -486,10 +489,8 @@ def test_the_picture_has_a_panel_for_each_chunk() -> None:
         dotted: Any = next(line for line in ax.lines if line.get_linestyle() == ":")
         assert list(dotted.get_xydata()[:, 0]) == pytest.approx([at_s] * 2)
     many = [stall_record(100, chunk) for chunk in (10, 20, 30, 40, 50, 60, None)]
-    figure = canvas.drawn(lambda figure: plot_levers.plot_stall(many, figure), (11, 5))
+    figure = canvas.drawn(lambda figure: stalls.draw((), many, None, "", figure), (11, 5))
     assert [ax.get_title() for ax in figure.axes][::3] == ["chunks of 10", "all at once"] and len(figure.axes) == 4
-    with pytest.raises(LabError, match="no run shows a stall"):
-        plot_levers.plot_stall([make_record()])
 
 
 def gaps_of(title: str) -> gaps.Gaps:

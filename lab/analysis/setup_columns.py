@@ -5,7 +5,7 @@ A server shows only a part of its setup: its name and the settings that it repor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.core.asked_settings import table
@@ -209,3 +209,17 @@ def _offload_devices(record: Record) -> str | None:
     if not record.machine.devices:
         return None
     return machine.in_words(machine.accelerators(record.machine.devices)) or "none"
+
+
+def where(records: Sequence[Record]) -> str:
+    """The model and the machine of runs, or the number of each."""
+    machines = [machine.label(record.machine, record.settings) for record in records]
+    n_computers = len({(record.machine.cpu, record.machine.ram_bytes) for record in records})
+    models = one_of([model_label(record) for record in records], "models")
+    return f"{models} on {one_of(machines, 'machines' if n_computers > 1 else 'devices')}"
+
+
+def one_of(names: Iterable[str], kind: str) -> str:
+    """The only name, or the number of different ones."""
+    distinct = sorted(set(names))
+    return str(distinct[0]) if len(distinct) == 1 else f"{len(distinct)} {kind}"

@@ -114,7 +114,8 @@ def _request(
     kwh: float | None,
 ) -> None:
     from lab.core.request import parse_slo
-    from lab.show import canvas, console, text_board
+    from lab.drawing import canvas
+    from lab.show import console, text_board
     from lab.show.section import print_section
     from lab.why import candidates as choosing
 

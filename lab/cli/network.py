@@ -89,8 +89,9 @@ def network(
 
 def _draw(answer: NetworkPrediction, folder: Path) -> list[Path]:
     """The picture; none where the time without a network is not known."""
+    from lab.drawing import canvas
     from lab.runner.machine import slug
-    from lab.show import canvas, plot_why
+    from lab.show import plot_why
 
     if answer.local_s is None:
         return []

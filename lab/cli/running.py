@@ -97,8 +97,9 @@ def draw(
     sessions of one setup are drawn apart.
     """
     from lab.analysis import request_table
+    from lab.drawing import canvas
     from lab.experiments.claims.claim_parts import PARTS
-    from lab.show import canvas, levers, overhead_views, plot_runs, plot_why
+    from lab.show import levers, overhead_views, plot_runs, plot_why
 
     if not (any_good(records) or request_table.loads_of(records)):
         return []

@@ -421,8 +421,9 @@ def _show_overhead(lines: list[Record | RequestRecord], path: Path, output: Outp
     """Prints the parts, then draws. Returns whether every block has both sides."""
     from lab.core.record import Record
     from lab.core.request import RequestRecord
+    from lab.drawing import canvas
     from lab.experiments import overhead_parts
-    from lab.show import canvas, console, overhead_views
+    from lab.show import console, overhead_views
 
     records = [line for line in lines if isinstance(line, Record)]
     requests = [line for line in lines if isinstance(line, RequestRecord)]

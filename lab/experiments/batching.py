@@ -16,7 +16,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from lab.analysis.wording import digits
 from lab.core import cost, lever_figures, memory, script
@@ -24,6 +24,7 @@ from lab.core.levers import Batch
 from lab.core.lists import grouped, join_and
 from lab.core.record import COPY, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
+from lab.drawing import canvas
 from lab.errors import LabError
 from lab.experiments.common import as_lengths, cell, listed, need_every_position, numbers, off_by, ranged, sentence
 from lab.experiments.experiment import REPEAT, Experiment, Keywords, Option, Table, for_plan, public
@@ -33,6 +34,10 @@ from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
 from lab.why import roofline
 from lab.why.step_prediction import StepPrediction
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DEFAULT_SEQUENCES = "1,2,4,8,16"
 N_OWN = 16
@@ -257,6 +262,56 @@ def sentences(measured: Sequence[Row], prediction: StepPrediction | None) -> lis
     return words + off_by(((row.expected_s, row.step_s) for row in measured), "step times")
 
 
+def draw(
+    rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
+) -> None:
+    """The total rate (left) and the rate per user (right), from rows and runs of one setup.
+
+    The grey lines show the rates if sharing a step cost nothing.
+    """
+    at_ridge = ridge(prediction, rows[0].n_prompt, rows[0].n_gen) if prediction else None
+    parts = canvas.in_parts(alike(rows))
+    figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
+    axes = figure.subplots(len(parts), 2, squeeze=False, sharex=True)
+    for part, pair in zip(parts, axes, strict=True):
+        for ax, whose, scale in zip(pair, ("all sequences", "each sequence"), (1, 0), strict=True):
+            for group, style in zip(part, canvas.styles(len(part)), strict=True):
+                _rates(ax, group, records, scale, style)
+            first = part[0][0]
+            if first.n_seq == 1:
+                numbers = [row.n_seq for row in part[0]]
+                rates = [first.user_tps * (n if scale else 1) for n in numbers]
+                ax.plot(numbers, rates, color=canvas.GUIDE, ls=":", lw=1.2, label="if sharing a step cost nothing")
+            if at_ridge is not None and 1 <= at_ridge <= rows[-1].n_seq:
+                label = f"ridge: arithmetic is the limit from {digits(at_ridge)} sequences"
+                ax.axvline(at_ridge, color=canvas.GUIDE, ls="-.", lw=1, label=label)
+            canvas.over_lengths(ax, [row.n_seq for row in rows])
+            ax.set_xlabel("sequences in a step")
+            ax.set_yscale("log")
+            ax.set_ylabel(f"tokens per second, {whose}")
+    canvas.finish(list(axes.flat), f"Sequences decoded together\n{subject}")
+
+
+def _rates(ax: Axes, rows: Sequence[Row], records: Sequence[Record], scale: int, style: dict[str, Any]) -> None:
+    """The rates of one prompt length; `scale` 1: of all sequences together, 0: of each."""
+    first, colour = rows[0], style["color"]
+    name = f"{first.n_prompt:,} prompt tokens{', shared' if first.is_shared else ''}"
+    medians = [row.n_seq**scale / row.step_s for row in rows]
+    ax.plot([row.n_seq for row in rows], medians, color=colour, lw=2, label=f"{name}: median")
+    of_runs = [
+        (record.run.batch.n_seq, record.run.batch.n_seq**scale / lever_figures.step_s(record.run), record)
+        for record in records
+        if record.run.batch is not None
+        and (record.run.n_prompt, record.run.n_gen, record.run.batch.is_shared)
+        == (first.n_prompt, first.n_gen, first.is_shared)
+        and lever_figures.figures(record.run)
+    ]
+    canvas.runs(ax, of_runs, **style, label=f"{name}: runs")
+    expected = [(row.n_seq, row.n_seq**scale / row.expected_s) for row in rows if row.expected_s]
+    if expected:
+        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, label=f"{name}: predicted")
+
+
 def _again(runs: Sequence[Run]) -> dict[str, object]:
     levers = [run.batch for run in runs if run.batch]
     return {
@@ -290,6 +345,7 @@ TABLE = Table(
         [words for group in alike(rows) for words in sentences(group, prediction)],
         {},
     ),
+    draw=draw,
 )
 
 EXPERIMENT = Experiment(

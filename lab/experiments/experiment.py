@@ -1,7 +1,7 @@
-"""An experiment as data: its command, its plan, its tables.
+"""An experiment as data: its command, its plan, its tables and their pictures.
 
-An experiment is one file with one `Experiment`. The command, the tables and the command that repeats its runs are made
-from it.
+An experiment is one file with one `Experiment`. The command, the tables, the pictures and the command that repeats its
+runs are made from it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from lab.core.asked_settings import SettingsKeywords
 from lab.core.record import Record, Run
@@ -21,6 +21,9 @@ from lab.process.worker import Worker
 from lab.runner import session
 from lab.runner.cases import Plan
 from lab.why.step_prediction import StepPrediction
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Asked = ParamSpec("Asked")
 
@@ -56,9 +59,10 @@ REPEAT = Option("repeat", "Runs of each case, each in a fresh engine.  [default:
 
 @dataclass(frozen=True)
 class Table:
-    """The results of one setup: the question that they answer, rows in columns, and sentences.
+    """The results of one setup: the question that they answer, rows in columns, sentences, and a picture.
 
-    `columns` are headings, each with a function that makes the cell of a row. `caption` is that of the picture.
+    `columns` are headings, each with a function that makes the cell of a row. `draw` also gets the setup in words and
+    an empty figure; `caption` is that of the picture.
     """
 
     name: str
@@ -68,6 +72,7 @@ class Table:
     columns: Sequence[tuple[str, Callable[[Any], str]]]
     rows: Callable[[Sequence[Record], StepPrediction | None], Sequence[Any]]
     conclude: Callable[[Sequence[Any], Sequence[Record], StepPrediction | None], Conclusions]
+    draw: Callable[[Sequence[Any], Sequence[Record], StepPrediction | None, str, Figure], None]
     is_by_ceilings: bool = True  # its predictions need ceilings
 
 

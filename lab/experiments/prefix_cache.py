@@ -29,7 +29,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from lab.analysis.wording import seconds
 from lab.core import lever_figures, memory, phases, prefix_times, script, stats
@@ -37,6 +37,7 @@ from lab.core.levers import Prefix
 from lab.core.lists import grouped, plural
 from lab.core.record import COPY, FORGET, LOAD, SAVE, Model, Record, Run, Settings
 from lab.core.script import Operation
+from lab.drawing import canvas
 from lab.errors import LabError
 from lab.experiments.common import cell, listed, need_every_position, numbers, off_by
 from lab.experiments.experiment import REPEAT, Conclusions, Experiment, Keywords, Option, Table, for_plan, public
@@ -46,6 +47,9 @@ from lab.runner import limits
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
 from lab.why.step_prediction import StepPrediction
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NETWORKS_GBIT = (1, 10, 100)
 """Networks for which restoring is computed, in 10^9 bits per second."""
@@ -384,6 +388,48 @@ def _conclude(rows: Sequence[Row], records: Sequence[Record], prediction: StepPr
     return words, {"break_even": break_even(rows) if rows else []}
 
 
+LABELS = ("cold", "prefix copied in the cache", "restored from RAM", "restored from disk")
+NAMES = {"ram_s": "RAM", "disk_s": "disk"}
+"""Names of the break-evens, by figure."""
+
+
+def draw(
+    rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
+) -> None:
+    """Time to first token over the length of the prefix, both logarithmic.
+
+    The dashed grey line is the prediction without a cache. A dotted vertical line marks a break-even between two
+    measured lengths; the legend gives the others.
+    """
+    ax = figure.subplots()
+    n_suffix = rows[0].n_suffix
+    alike = [row for row in rows if row.n_suffix == n_suffix]
+    own = [record for record in records if record.run.prefix and record.run.prefix.n_suffix == n_suffix]
+    known = {one.name: one for one in break_even(alike)}
+    lengths = [row.n_prefix for row in alike]
+    for way, label, style in zip(prefix_times.WAYS, LABELS, canvas.styles(len(LABELS)), strict=True):
+        pays = known.get(NAMES.get(way, ""))
+        name = f"{label} (pays {words(pays)})" if pays else f"{label}: median and runs"
+        ax.plot(lengths, [getattr(row, way) for row in alike], **style, ms=4, mew=0, lw=2, label=name)
+        of_runs = [
+            (record.run.prefix.n_prefix, figures[way], record)
+            for record in own
+            if record.run.prefix and (figures := prefix_times.figures(record.run))
+        ]
+        canvas.runs(ax, of_runs, **style, ms=7)
+        if pays and pays.is_measured and pays.n_tokens is not None:
+            ax.axvline(pays.n_tokens, color=style["color"], ls=":", lw=1.4)
+    predicted = [(row.n_prefix, row.promised_s + row.cold_s - row.prefix_s) for row in alike if row.promised_s]
+    if predicted:
+        label = "cold, predicted from prefill times"
+        ax.plot(*zip(*predicted, strict=True), color=canvas.GUIDE, ls="--", lw=1.2, label=label)
+    canvas.over_lengths(ax, lengths)
+    ax.set_xlabel("length of the prefix (tokens)")
+    ax.set_yscale("log")
+    ax.set_ylabel("time to first token (s)")
+    canvas.finish([ax], f"Time to first token: a prefix, then a suffix of {n_suffix:,} tokens\n{subject}")
+
+
 def _again(runs: Sequence[Run]) -> dict[str, object]:
     levers = [run.prefix for run in runs if run.prefix]
     return {
@@ -421,6 +467,7 @@ TABLE = Table(
     ),
     rows=rows,
     conclude=_conclude,
+    draw=draw,
 )
 
 EXPERIMENT = Experiment(

@@ -18,21 +18,30 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from lab.core import script, stats
+from lab.analysis import disturbances
+from lab.analysis.wording import digits
+from lab.core import guesses, script, stats
 from lab.core.levers import LOOKUP, Speculation
-from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Run, Settings
+from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Record, Run, Settings
 from lab.core.script import SPECULATE, Operation, Part
+from lab.drawing import canvas
 from lab.errors import LabError
 from lab.experiments import speculation_rows
-from lab.experiments.common import as_lengths, listed, need_every_position, numbers
-from lab.experiments.experiment import Experiment, Keywords, Option, for_plan, public
+from lab.experiments.common import as_lengths, cell, listed, need_every_position, numbers
+from lab.experiments.experiment import Experiment, Keywords, Option, Table, for_plan, public
+from lab.experiments.speculation_rows import CurveRow, Row
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts
 from lab.runner.cases import Case, Draft, Plan, Text
 from lab.runner.plan import make_plan, parse_lengths, read_header, with_cases
+from lab.why.step_prediction import StepPrediction
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DEFAULT_TEXTS = "code,table,story,dialogue"
 N_TIMES = 5
@@ -208,6 +217,179 @@ def _again(runs: Sequence[Run]) -> dict[str, object]:
     }
 
 
+MOST_PANELS = 8
+
+
+def draw(
+    rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
+) -> None:
+    """The speed-up over the draft length, a panel for each text."""
+    keys = list(dict.fromkeys((row.text, row.n_prompt, row.n_gen) for row in rows))[:MOST_PANELS]
+    axes = canvas.grid(figure, len(keys), min(len(keys), 4), sharex=True, sharey=True)
+    drafts = list(dict.fromkeys(row.draft for row in rows))
+    for ax, key in zip(axes, keys, strict=True):
+        for draft, style in zip(drafts, canvas.styles(len(drafts)), strict=True):
+            own = [row for row in rows if (row.text, row.n_prompt, row.n_gen, row.draft) == (*key, draft)]
+            if own:
+                _speed_ups(ax, own, records, style)
+        ax.axhline(1, color=canvas.GUIDE, ls=":", lw=1.2, label="plain decoding")
+        ax.set_xticks(sorted({row.n_draft for row in rows}))
+        ax.margins(x=0.1)
+        ax.set_title(f"{key[0]}, {key[1]:,} + {key[2]:,} tokens", fontsize=10)
+        ax.set_xlabel("drafted tokens per step")
+    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylabel("speed-up over plain decoding")
+    canvas.finish(axes, f"Speculative decoding\n{subject}", is_apart=True)
+
+
+def _speed_ups(ax: Axes, alike: Sequence[Row], records: Sequence[Record], style: dict[str, Any]) -> None:
+    """The panel of one text, for one draft."""
+    ordered = sorted((row for row in alike if row.speed_up is not None), key=lambda row: row.n_draft)
+    name, colour = f"drafted by {alike[0].draft}", style["color"]
+    medians = [row.speed_up or 0.0 for row in ordered]
+    ax.plot([row.n_draft for row in ordered], medians, color=colour, lw=2, marker="_", ms=14, label=f"{name}: median")
+    of_blocks = [point for row in ordered for point in _blocks(row, records)]
+    if of_blocks:
+        canvas.points(ax, *zip(*of_blocks, strict=True), **style, ms=5, alpha=0.6, label=f"{name}: blocks")
+    expected = [(row.n_draft, row.expected) for row in ordered if row.expected is not None]
+    if expected:
+        label = f"{name}: predicted"
+        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, marker="x", ms=5, label=label)
+
+
+def _blocks(row: Row, records: Sequence[Record]) -> list[tuple[int, float, bool]]:
+    """The speed-up of each block, and whether a run of it was disturbed."""
+    times = speculation_rows.by_block(records, row.key)
+    disturbed = {
+        (record.session, record.run.repeat, record.run.engine)
+        for record in records
+        if (lever := record.run.speculation)
+        and (lever.text, lever.n_draft in (0, row.n_draft)) == (row.text, True)
+        and disturbances.disturbances(record)
+    }
+    plain = times.get(("", 0), {})
+    of_draft = times.get((row.draft, row.n_draft), {}).items()
+    return [(row.n_draft, plain[block] / seconds, block in disturbed) for block, seconds in of_draft if block in plain]
+
+
+def draw_curve(
+    rows: Sequence[CurveRow], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
+) -> None:
+    """The time of a step of several positions relative to a step of one; points are runs, the line is their median.
+
+    A second panel draws the speed-ups by the share of accepted tokens, if there are any.
+    """
+    has_gains = any(row.speed_ups for row in rows)
+    axes = figure.subplots(1, 2 if has_gains else 1, squeeze=False)[0]
+    keys = list(dict.fromkeys((row.n_prompt, row.draft) for row in rows))
+    for key, style in zip(keys, canvas.styles(len(keys)), strict=True):
+        _costs(axes[0], [row for row in rows if (row.n_prompt, row.draft) == key], records, style)
+    numbers = sorted({row.n_positions for row in rows})
+    axes[0].plot(numbers, numbers, color=canvas.GUIDE, ls=":", lw=1.2, label="if every position cost a step")
+    axes[0].axhline(1, color=canvas.GUIDE, ls="-.", lw=1.2, label="if more positions cost nothing")
+    axes[0].set_xlabel("positions in a step")
+    axes[0].set_ylabel("time of a step / time of a step of one position (v)")
+    if has_gains:
+        _gains(axes[1], rows)
+    for ax, ticks in zip(axes, (numbers, [n - 1 for n in numbers if n > 1]), strict=False):
+        ax.set_xticks(ticks[:: -(-len(ticks) // 16)])
+        ax.set_ylim(bottom=0)
+    canvas.finish(axes, f"Cost of verifying several tokens in one step\n{subject}", is_apart=True)
+
+
+def _costs(ax: Axes, alike: Sequence[CurveRow], records: Sequence[Record], style: dict[str, Any]) -> None:
+    """The curve of one prompt length and draft."""
+    name = f"after {alike[0].n_prompt:,} prompt tokens" + (f", {alike[0].draft}" if alike[0].c is not None else "")
+    numbers, colour = [row.n_positions for row in alike], style["color"]
+    ax.plot(numbers, [row.v for row in alike], color=colour, lw=2, label=f"{name}: median")
+    one = alike[0].step_s / alike[0].v
+    of_runs = [
+        (n, seconds / one, record)
+        for record in records
+        if (record.run.n_prompt, record.run.speculation and record.run.speculation.draft)
+        == (alike[0].n_prompt, alike[0].draft)
+        and (its := guesses.step_times([record.run]))
+        for n, seconds in its.target.items()
+    ]
+    canvas.runs(ax, of_runs, **style, label=f"{name}: runs")
+    expected = [(row.n_positions, row.expected_v) for row in alike if row.expected_v is not None]
+    if expected:
+        label = f"{name}: predicted from ceilings"
+        ax.plot(*zip(*expected, strict=True), color=colour, ls="--", lw=1.4, label=label)
+
+
+def _gains(ax: Axes, rows: Sequence[CurveRow]) -> None:
+    """Speed-ups of the first curve, a line for each share of accepted tokens."""
+    first = rows[0].n_prompt, rows[0].draft
+    alike = [row for row in rows if (row.n_prompt, row.draft) == first and row.speed_ups]
+    shades = canvas.shades(len(speculation_rows.ACCEPTANCES))
+    for i, (share, colour) in enumerate(zip(speculation_rows.ACCEPTANCES, shades, strict=True)):
+        numbers, gains = [row.n_positions - 1 for row in alike], [row.speed_ups[i] for row in alike]
+        ax.plot(numbers, gains, color=colour, marker=".", lw=1.6, label=f"{100 * share:.0f} % accepted")
+    ax.axhline(1, color=canvas.GUIDE, ls=":", lw=1.2, label="plain decoding")
+    ax.set_xlabel("drafted tokens per step")
+    ax.set_ylabel("computed speed-up")
+
+
+def _speed_up(row: Row) -> str:
+    """With its interval below."""
+    interval = "" if row.low is None or row.high is None else f"\n{digits(row.low)}-{digits(row.high)}"
+    return cell(row.speed_up) + interval
+
+
+TABLE = Table(
+    name="speculate",
+    question="Does it pay to draft tokens, and how many?",
+    title="tokens drafted and verified together; medians over blocks, the speed-up's 95 % interval below",
+    caption="Speed-up over plain decoding, over the number of drafted tokens per step; a panel for each text. Points "
+    "are blocks, the line is the median, dashes are predictions.",
+    columns=(
+        ("text", lambda row: row.text),
+        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+        ("draft\nby", lambda row: row.draft),
+        ("drafted\na step", lambda row: f"{row.n_draft}"),
+        ("accepted\n%", lambda row: cell(row.right, 100, ".0f")),
+        ("accepted by\nposition %", lambda row: "/".join(f"{100 * share:.0f}" for share in row.by_position) or "-"),
+        ("tokens\na step", lambda row: cell(row.length)),
+        ("draft\nms", lambda row: cell(row.draft_s, 1e3)),
+        ("verify\nms", lambda row: cell(row.verify_s, 1e3)),
+        ("TPOT\nms", lambda row: cell(row.tpot_s, 1e3)),
+        ("plain\nms", lambda row: cell(row.plain_tpot_s, 1e3)),
+        ("speed-up", _speed_up),
+        ("predicted", lambda row: cell(row.expected)),
+    ),
+    rows=speculation_rows.rows,
+    conclude=lambda rows, records, prediction: (
+        speculation_rows.sentences(rows, records),
+        {"parted": speculation_rows.partings(records)},
+    ),
+    draw=draw,
+    is_by_ceilings=False,
+)
+
+CURVE = Table(
+    name="curve",
+    question="What does it cost to verify several tokens at once?",
+    title="steps of several positions of one sequence; medians; speed-ups by the share of accepted tokens",
+    caption="The time of a step relative to a step of one token, over its number of tokens. Dashes are predictions "
+    "from the ceilings; dots show the limits: every token costs a step, or nothing.",
+    columns=(
+        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+        ("positions\na step", lambda row: f"{row.n_positions}"),
+        ("step\nms", lambda row: cell(row.step_s, 1e3)),
+        ("v", lambda row: cell(row.v)),
+        ("predicted\nv", lambda row: cell(row.expected_v)),
+        ("c", lambda row: cell(row.c)),
+        *(
+            (f"speed-up\nat {100 * share:.0f} %", lambda row, i=i: cell(row.speed_ups[i] if row.speed_ups else None))
+            for i, share in enumerate(speculation_rows.ACCEPTANCES)
+        ),
+    ),
+    rows=speculation_rows.curve,
+    conclude=lambda rows, records, prediction: (speculation_rows.of_curve(rows), {}),
+    draw=draw_curve,
+)
+
 EXPERIMENT = Experiment(
     name="speculate",
     chapter="Speculative decoding",
@@ -237,7 +419,7 @@ EXPERIMENT = Experiment(
         Option("prompt", "Kinds of text, or a text file.  [default: code,table,story,dialogue]", metavar="TEXT"),
     ),
     again=_again,
-    tables=(speculation_rows.TABLE, speculation_rows.CURVE),
+    tables=(TABLE, CURVE),
 )
 
 speculate = public("speculate", plan)

@@ -15,8 +15,7 @@ from lab.core.guesses import Chain, StepTimes
 from lab.core.levers import LOOKUP
 from lab.core.lists import grouped, plural
 from lab.core.record import DRAFT, PREFILL, VERIFY, Record, Run
-from lab.experiments.common import cell, first_difference, off_by
-from lab.experiments.experiment import Table
+from lab.experiments.common import first_difference, off_by
 from lab.why.step_prediction import StepPrediction
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -370,58 +369,3 @@ def of_curve(curve: Sequence[CurveRow]) -> list[str]:
         drafting = f", drafting a token {digits(last.c)}x" if last.c is not None else ""
         words.append(f"A step of {last.n_positions} positions takes {digits(last.v)}x a step of one{drafting}: {pays}.")
     return words + off_by(((row.expected_v, row.v) for row in several), "v")
-
-
-def _speed_up(row: Row) -> str:
-    """With its interval below."""
-    interval = "" if row.low is None or row.high is None else f"\n{digits(row.low)}-{digits(row.high)}"
-    return cell(row.speed_up) + interval
-
-
-TABLE = Table(
-    name="speculate",
-    question="Does it pay to draft tokens, and how many?",
-    title="tokens drafted and verified together; medians over blocks, the speed-up's 95 % interval below",
-    caption="Speed-up over plain decoding, over the number of drafted tokens per step; a panel for each text. Points "
-    "are blocks, the line is the median, dashes are predictions.",
-    columns=(
-        ("text", lambda row: row.text),
-        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-        ("draft\nby", lambda row: row.draft),
-        ("drafted\na step", lambda row: f"{row.n_draft}"),
-        ("accepted\n%", lambda row: cell(row.right, 100, ".0f")),
-        ("accepted by\nposition %", lambda row: "/".join(f"{100 * share:.0f}" for share in row.by_position) or "-"),
-        ("tokens\na step", lambda row: cell(row.length)),
-        ("draft\nms", lambda row: cell(row.draft_s, 1e3)),
-        ("verify\nms", lambda row: cell(row.verify_s, 1e3)),
-        ("TPOT\nms", lambda row: cell(row.tpot_s, 1e3)),
-        ("plain\nms", lambda row: cell(row.plain_tpot_s, 1e3)),
-        ("speed-up", _speed_up),
-        ("predicted", lambda row: cell(row.expected)),
-    ),
-    rows=rows,
-    conclude=lambda rows, records, prediction: (sentences(rows, records), {"parted": partings(records)}),
-    is_by_ceilings=False,
-)
-
-CURVE = Table(
-    name="curve",
-    question="What does it cost to verify several tokens at once?",
-    title="steps of several positions of one sequence; medians; speed-ups by the share of accepted tokens",
-    caption="The time of a step relative to a step of one token, over its number of tokens. Dashes are predictions "
-    "from the ceilings; dots show the limits: every token costs a step, or nothing.",
-    columns=(
-        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-        ("positions\na step", lambda row: f"{row.n_positions}"),
-        ("step\nms", lambda row: cell(row.step_s, 1e3)),
-        ("v", lambda row: cell(row.v)),
-        ("predicted\nv", lambda row: cell(row.expected_v)),
-        ("c", lambda row: cell(row.c)),
-        *(
-            (f"speed-up\nat {100 * share:.0f} %", lambda row, i=i: cell(row.speed_ups[i] if row.speed_ups else None))
-            for i, share in enumerate(ACCEPTANCES)
-        ),
-    ),
-    rows=curve,
-    conclude=lambda rows, records, prediction: (of_curve(rows), {}),
-)

@@ -18,14 +18,16 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
+from lab.analysis import setup_columns
 from lab.analysis.wording import digits, seconds
 from lab.core import gaps, lever_figures
 from lab.core.gaps import Gaps
 from lab.core.levers import Stall, in_chunks
 from lab.core.lists import grouped, plural
 from lab.core.record import Record, Run
+from lab.drawing import canvas
 from lab.experiments import stall_chunks
 from lab.experiments.common import (
     as_lengths,
@@ -45,6 +47,10 @@ from lab.process.worker import Worker
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan, with_cases
 from lab.why.step_prediction import StepPrediction
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DEFAULT_CHUNKS = "64,256,1024"
 
@@ -249,6 +255,66 @@ def _conclude(rows: Sequence[Row], records: Sequence[Record], prediction: StepPr
     return words, {"max_stall": verdicts}
 
 
+MOST_CHUNKS = 4
+
+
+def draw(
+    rows: Sequence[Row], records: Sequence[Record], prediction: StepPrediction | None, subject: str, figure: Figure
+) -> None:
+    """The gap before each token of the streams over the time since the new prompt came, a panel for each chunk.
+
+    A point is a token of a run; the line is the run with the median longest gap, each step as wide as the wait. The
+    vertical line is the new request's first token. Of more than 4 chunks it draws the smallest, the largest and two
+    between.
+    """
+    known = [(record, run.stall, one) for record in records if (one := gaps.of(run := record.run)) and run.stall]
+    chunks = sorted({lever.chunk for _, lever, _ in known}, key=lambda chunk: (chunk is None, chunk or 0))
+    if len(chunks) > MOST_CHUNKS:
+        chunks = [chunks[round(i * (len(chunks) - 1) / (MOST_CHUNKS - 1))] for i in range(MOST_CHUNKS)]
+    lengths = sorted({record.run.n_prompt for record, _, _ in known})
+    limits = [lever.limit_s for _, lever, _ in known if lever.limit_s is not None]
+
+    def line(record: Record, lever: Stall) -> str:
+        length = f", prompt of {record.run.n_prompt:,}" if len(lengths) > 1 else ""
+        return plural(lever.n_streams, "stream") + length
+
+    of_lines = grouped(known, lambda one: (line(*one[:2]), one[1].chunk))
+    parts = canvas.in_parts(sorted({name for name, chunk in of_lines if chunk in chunks}))
+    figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
+    axes = figure.subplots(len(parts), len(chunks), sharex=True, sharey=True, squeeze=False)
+    for part, own_axes in zip(parts, axes, strict=True):
+        for ax, chunk in zip(own_axes, chunks, strict=True):
+            for name, style in zip(part, canvas.styles(len(part)), strict=True):
+                if own := of_lines.get((name, chunk)):
+                    _draw_line(ax, name, [(one, record) for record, _, one in own], style)
+            if limits:
+                label = f"limit: {seconds(max(limits))}"
+                ax.axhline(1e3 * max(limits), color=canvas.GUIDE, ls="-.", lw=1.4, label=label)
+            words = "all at once" if chunk is None else f"chunks of {chunk:,}"
+            words = words if len(parts) == 1 else f"{part[0]}\n{words}"
+            ax.set_title(words, fontsize=11 if len(parts) == 1 else 9)
+            ax.plot([], [], color=canvas.GUIDE, ls=":", lw=1.2, label="first token of the new request")
+            ax.set_yscale("log")
+        own_axes[0].set_ylabel("time since the previous token (ms)")
+    for ax in axes[-1]:
+        ax.set_xlabel("time since the prompt came (s)")
+    prompt = f"a prompt of {lengths[0]:,} tokens" if len(lengths) == 1 else "long prompts"
+    repeats = plural(1 + max(record.run.repeat for record in records), "repeat")
+    title = f"Gaps between tokens of the streams when {prompt} comes\n{setup_columns.where(records)} ({repeats})"
+    canvas.finish(list(axes.flat), title, is_apart=True)
+
+
+def _draw_line(ax: Axes, name: str, runs: Sequence[tuple[Gaps, Record]], style: dict[str, Any]) -> None:
+    tokens = [(at, 1e3 * gap, record) for run, record in runs for at, gap in zip(run.ends_s, run.gaps_s, strict=True)]
+    canvas.runs(ax, tokens, **style, ms=3.5, alpha=0.5)
+    middle, _ = sorted(runs, key=lambda run: max(run[0].during_s))[(len(runs) - 1) // 2]
+    gaps_ms = [1e3 * gap for gap in middle.gaps_s]
+    began = middle.ends_s[0] - middle.gaps_s[0]
+    colour = style["color"]
+    ax.step([began, *middle.ends_s], [gaps_ms[0], *gaps_ms], where="pre", color=colour, lw=1.6, label=name)
+    ax.axvline(middle.newcomer_s, color=colour, ls=":", lw=1.2)
+
+
 def _again(runs: Sequence[Run]) -> dict[str, object]:
     levers = [run.stall for run in runs if run.stall]
     limit_s = levers[0].limit_s
@@ -284,6 +350,7 @@ TABLE = Table(
     ),
     rows=rows,
     conclude=_conclude,
+    draw=draw,
 )
 
 EXPERIMENT = Experiment(

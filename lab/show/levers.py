@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis import disturbances, table
 from lab.core.record import OK, Ceilings, Record
 from lab.core.shown import MARK
-from lab.experiments import batching
 from lab.experiments.experiment import Table
 from lab.experiments.known import EXPERIMENTS
-from lab.show.plot_levers import plot_batch, plot_curve, plot_prefix, plot_speculation, plot_stall
 from lab.show.section import WIDE, Picture, Section, numbered_alike, tabled
 from lab.why.step_prediction import StepPrediction, prediction_for
 
@@ -63,33 +61,9 @@ def _section(kind: Table, label: str, records: tuple[Record, ...], prediction: S
         question=kind.question,
         **shown,
         sentences=[*words, *basis],
-        pictures=[Picture(kind.name, kind.caption, partial(_draw, kind.name, rows, records, title, prediction), WIDE)],
+        pictures=[Picture(kind.name, kind.caption, partial(kind.draw, rows, records, prediction, title), WIDE)],
         more=more,
     )
-
-
-def _draw(
-    name: str,
-    rows: Sequence[Any],
-    records: Sequence[Record],
-    title: str,
-    prediction: StepPrediction | None,
-    figure: Figure,
-) -> None:
-    """Draws the rows of the table of this name."""
-    match name:
-        case "batch":
-            ridge = batching.ridge(prediction, rows[0].n_prompt, rows[0].n_gen) if prediction is not None else None
-            plot_batch(rows, records, title, ridge, figure)
-        case "prefix":
-            plot_prefix(rows, records, title, figure)
-        case "speculate":
-            plot_speculation(rows, records, title, figure)
-        case "curve":
-            plot_curve(rows, records, title, figure)
-        case "stall":
-            limits = [record.run.stall.limit_s for record in records if record.run.stall]
-            plot_stall(records, figure, max((limit for limit in limits if limit is not None), default=None))
 
 
 def as_rows(shown: Sequence[Section]) -> list[dict[str, Any]]:

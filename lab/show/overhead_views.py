@@ -17,11 +17,11 @@ from lab.core.lists import grouped, plural
 from lab.core.record import OK, Record
 from lab.core.request import CHAT, NO, Endpoint, RequestRecord
 from lab.core.request_times import figures
+from lab.drawing import canvas
+from lab.drawing.canvas import COLOURS, GUIDE, INK
 from lab.experiments import overhead_parts
 from lab.experiments.overhead_parts import ENGINE, ORDER, UNEXPLAINED, LengthParts, Phase
 from lab.runner import machine
-from lab.show import canvas
-from lab.show.canvas import COLOURS, GUIDE, INK
 from lab.show.section import WIDE, Columns, Picture, Section, numbered, print_sections, tabled
 
 if TYPE_CHECKING:

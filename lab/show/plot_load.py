@@ -17,10 +17,10 @@ from lab.core.lists import plural
 from lab.core.record import Machine, Record
 from lab.core.request import CLOSED, Endpoint, RequestRecord
 from lab.core.request_times import Figures
+from lab.drawing import canvas
+from lab.drawing.canvas import COLOURS, GRID, GUIDE, MARKERS
 from lab.errors import LabError
 from lab.runner import machine as machines
-from lab.show import canvas
-from lab.show.canvas import COLOURS, GRID, GUIDE, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

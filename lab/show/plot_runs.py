@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import comparison, request_table, setup_columns, sweep_laws, table
+from lab.analysis.setup_columns import one_of
 from lab.analysis.wording import digits, seconds
 from lab.core import phases
 from lab.core import request_times as times
 from lab.core.record import PREFILL, Record
 from lab.core.request import RequestRecord, short_name
+from lab.drawing import canvas
+from lab.drawing.canvas import MOST_SERIES, points, unbroken
 from lab.errors import LabError
-from lab.runner import machine
-from lab.show import canvas, plot_trial
-from lab.show.canvas import MOST_SERIES, points, unbroken
+from lab.show import plot_trial
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -198,7 +199,7 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None, stacked:
         raise LabError("There is nothing to draw: no run is a sweep.", "Make one: lab sweep")
     figure = figure or canvas.new_figure((11, 5))
     setups = table.setups(table.runs(records))
-    parts = [setups] if len(setups) <= MOST_SERIES else [[setup] for setup in setups]
+    parts = canvas.in_parts(setups)
     figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(parts)))
     shape = (2, 1) if stacked and len(parts) == 1 else (len(parts), 2)
     shared: Any = "col" if len(parts) > 1 else False
@@ -253,7 +254,7 @@ def drawings(records: Records, stacked: bool = False, by_session: bool = False) 
     trials = plot_trial.sessions(request_table.of_engine(records))
     for number, trial in enumerate(trials, 1):
         name = "ab" if len(trials) == 1 else f"ab-{number}"
-        draw_by_name[name] = partial(plot_trial.plot_trial, trial, where(trial))
+        draw_by_name[name] = partial(plot_trial.plot_trial, trial, setup_columns.where(trial))
     in_trials = {id(record) for trial in trials for record in trial}
     shown: Records = [*(one for one in plain if id(one) not in in_trials), *(good if has_ttft else [])]
     if has_ttft or any(phases.prefill_ns(record.run) for record in request_table.of_engine(shown)):
@@ -392,21 +393,8 @@ def _subject(records: Records, rows: pd.DataFrame) -> str:
     fewest, most = int(n.min()), int(n.max())
     repeats = f"{most} repeat{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} repeats"
     if not request_table.alone(records):
-        return f"{where(request_table.of_engine(records))} ({repeats})"
+        return f"{setup_columns.where(request_table.of_engine(records))} ({repeats})"
     of_server = rows[rows.server.notna()]
-    ways = ["in process"] * (len(of_server) < len(rows)) + [f"through {_one_of(of_server.server, 'servers')}"]
-    models = _one_of(rows.model.map(short_name), "models")
-    return f"{models} {' and '.join(ways)}\nclient {_one_of(of_server.machine, 'machines')}; {repeats}"
-
-
-def where(records: Sequence[Record]) -> str:
-    """The model and the machine of runs, or the number of each."""
-    machines = [machine.label(record.machine, record.settings) for record in records]
-    n_computers = len({(record.machine.cpu, record.machine.ram_bytes) for record in records})
-    models = _one_of([setup_columns.model_label(record) for record in records], "models")
-    return f"{models} on {_one_of(machines, 'machines' if n_computers > 1 else 'devices')}"
-
-
-def _one_of(names: Iterable[str], kind: str) -> str:
-    distinct = sorted(set(names))
-    return str(distinct[0]) if len(distinct) == 1 else f"{len(distinct)} {kind}"
+    ways = ["in process"] * (len(of_server) < len(rows)) + [f"through {one_of(of_server.server, 'servers')}"]
+    models = one_of(rows.model.map(short_name), "models")
+    return f"{models} {' and '.join(ways)}\nclient {one_of(of_server.machine, 'machines')}; {repeats}"

@@ -14,8 +14,8 @@ from lab.analysis.wording import digits
 from lab.core import energy
 from lab.core.lists import grouped
 from lab.core.record import Record
-from lab.show import canvas
-from lab.show.canvas import COLOURS, GUIDE, points
+from lab.drawing import canvas
+from lab.drawing.canvas import COLOURS, GUIDE, points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,9 +18,9 @@ from lab.core.link import Link, bandwidth
 from lab.core.network import Traffic
 from lab.core.record import Record
 from lab.core.stats import median_interval
+from lab.drawing import canvas
+from lab.drawing.canvas import COLOURS, DASHES, GUIDE, INK, MARKERS, PAPER, new_axes, points, write
 from lab.runner import machine
-from lab.show import canvas
-from lab.show.canvas import COLOURS, DASHES, GUIDE, INK, MARKERS, PAPER, new_axes, points, write
 from lab.why.roofline import Explained, Roof
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from lab.analysis import wording
 from lab.core import cost, shown
 from lab.core.record import DECODE
 from lab.core.request import Slo
-from lab.show import canvas
-from lab.show.canvas import COLOURS, GUIDE, INK
+from lab.drawing import canvas
+from lab.drawing.canvas import COLOURS, GUIDE, INK
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.why import published
 from lab.why.candidates import HERE, MEASURED, PREDICTED, Candidate, Span

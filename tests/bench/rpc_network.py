@@ -24,6 +24,7 @@ from lab.analysis.networks import LOCAL, TimesOverLink
 from lab.core.link import Link, bandwidth
 from lab.core.record import Record
 from lab.core.results import save
+from lab.drawing import canvas
 from lab.process.rpc_server import RpcServer
 from lab.process.worker import Worker
 from lab.runner.cases import Plan
@@ -31,7 +32,7 @@ from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter
 from lab.runner.session import new_results_file
 from lab.runner.warm_engine import WarmEngine
-from lab.show import canvas, plot_why
+from lab.show import plot_why
 from tests.relay import Relay, calibrate
 
 FOLDER = Path("results")

@@ -11,14 +11,18 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from lab.analysis import disturbances
 from lab.analysis.wording import digits
 from lab.core import results
+from lab.core.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+T = TypeVar("T")
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
@@ -118,6 +122,11 @@ def panels(ax: Axes, names: Sequence[str]) -> list[Axes]:
     return [made[distinct.index(name)] for name in names]
 
 
+def in_parts(series: Sequence[T]) -> list[Sequence[T]]:
+    """The series that share axes: all, or each alone if they are too many."""
+    return [series] if len(series) <= MOST_SERIES else [[one] for one in series]
+
+
 def grid(figure: Figure, n: int, n_columns: int, **shared: Any) -> list[Axes]:
     """n axes in rows; the last of each column has numbers below."""
     made = list(figure.subplots(math.ceil(n / n_columns), n_columns, squeeze=False, **shared).flat)
@@ -153,6 +162,13 @@ def points(ax: Axes, x: Iterable[float], y: Iterable[float], disturbed: Iterable
             if HOLLOW not in ax.get_legend_handles_labels()[1]:
                 ax.plot([], [], ls="", marker="o", mfc="none", color=GUIDE, label=HOLLOW)
         ax.plot(*zip(*chosen, strict=True), **{"ls": "", "mew": 0, **style})
+
+
+def runs(ax: Axes, measured: Iterable[tuple[float, float, Record]], **style: Any) -> None:
+    """Draws runs as points (x, y), hollow where they were disturbed."""
+    rows = [(x, y, bool(disturbances.disturbances(record))) for x, y, record in measured]
+    if rows:
+        points(ax, *zip(*rows, strict=True), **{"ms": 5, "alpha": 0.6, **style})
 
 
 def over_lengths(ax: Axes, lengths: Iterable[float]) -> None:
