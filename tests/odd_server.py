@@ -58,7 +58,7 @@ def stream(*texts: str, n: int | None = None) -> list[bytes]:
 
 
 @contextmanager
-def odd_server(answers: Mapping[str, Answer] | None = None, model: str = "odd") -> Iterator[OddServer]:
+def odd_server(answers: Mapping[str, Answer] | None = None, model: str = "odd", port: int = 0) -> Iterator[OddServer]:
     """A server with one model, and a tokenizer for which a word is a token."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -101,7 +101,7 @@ def odd_server(answers: Mapping[str, Answer] | None = None, model: str = "odd") 
         def log_message(self, *_: Any) -> None:
             pass
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     http.daemon_threads = True
     running = OddServer(f"http://127.0.0.1:{http.server_port}/v1", {"/v1/models": as_json({"data": [{"id": model}]})})
     running.answers |= answers or {}

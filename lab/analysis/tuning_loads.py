@@ -1,12 +1,17 @@
 """What loads on a server say about the choices of its options, for `lab tune --serve`.
 
 The lab starts the server with the options of a choice, and a closed loop puts load on it. One such load is a *window*.
-Its figure is in seconds, so that less is better for every goal: the median TTFT, TPOT or E2E, the seconds per generated
-token of all users together, or the seconds per answer within the limits (1 / goodput).
+Its figure is in seconds, so that less is better for every goal: the median TTFT, TPOT or E2E, or the seconds per
+generated token of all users together, or per answer within the limits.
+
+Each user always waits for an answer. So N users get N answers per mean time of an answer (Little's law), and the rates
+follow from the window's requests alone. To count what arrived inside the window would be wrong here: requests that
+began together stay together, and a short window would hold more prefills for one choice and fewer for another.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -88,7 +93,7 @@ def measured(records: Sequence[RequestRecord]) -> Measured | None:
             error = f"{sum(shown.failures.values())} of {shown.n} requests failed: {why}"
         else:
             seconds = _seconds(shown, load.tuning.goal)
-            error = None if seconds else f"too few answers for a figure of {load.tuning.goal}"
+            error = None if seconds else "its answers are too slow to be measured, or have no tokens"
     timing = Timing(load.round, choice, {load.tuning.goal: seconds}) if seconds else None
     return Measured(load.tuning.stage, load.variant, choice, timing, error)
 
@@ -105,13 +110,19 @@ def _load(record: RequestRecord) -> Load:
 
 def _seconds(shown: ArmFigures, goal: str) -> float | None:
     """The figure of a goal in seconds; None if unknown."""
+    if goal not in (THROUGHPUT, GOODPUT):
+        latency = shown.ttft if goal == TTFT else shown.tpot if goal == TPOT else shown.e2e
+        return latency.median_s if latency else None
+    load, inside = shown.arm.load, shown.arm.inside
+    waited_s = sum(one.end_s - one.at_s for one in inside) / (load.concurrency or 1)
     if goal == GOODPUT:
-        least = NONE_GOOD / sum(one.length_s for one in shown.arm.rounds)
-        return 1 / max(shown.goodput_ps.value, least) if shown.goodput_ps else None
-    if goal == THROUGHPUT:
-        return 1 / shown.tokens_tps.value if shown.tokens_tps and shown.tokens_tps.value else None
-    latency = shown.ttft if goal == TTFT else shown.tpot if goal == TPOT else shown.e2e
-    return latency.median_s if latency else None
+        n_good = sum(load.slo is not None and one.figures.meets(load.slo) for one in inside)
+        seconds = waited_s / max(n_good, NONE_GOOD)
+    elif any(one.figures.n_generated is None for one in inside):
+        return None
+    else:
+        seconds = waited_s / max(1, sum(one.figures.n_generated or 0 for one in inside))
+    return seconds if math.isfinite(seconds) else None
 
 
 def options_of(choice: Choice) -> str:

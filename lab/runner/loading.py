@@ -78,7 +78,7 @@ def execute(
     session = ServerSession(server, path, shown.report)
     with unless_empty(path):
         session.measure_client(min(MOST_STREAMS, max(one.load.concurrency or MOST_STREAMS for one in plan.windows)))
-        asks = _asks(plan, server, text, shown)
+        asks = asks_of(plan, server, text, shown.report)
         if too_long := server.too_long(max(plan.prompts.values), plan.longest_answer):
             note(str(too_long).replace("\n", " "))
         n_left = plan.max_requests
@@ -86,8 +86,8 @@ def execute(
             n_most = n_left // (len(plan.windows) - i) if window.times_ns is None else len(window.times_ns)
             could_count = session.can_count
             shown.begin(i)
-            send_plan = _send_plan(plan, window, server, asks, n_most)
-            yield from session.send(send_plan, LOOK_S, lambda: shown.show(session.n_kept), shown.ended)
+            plan_of_window = send_plan(plan, window, server, asks, n_most)
+            yield from session.send(plan_of_window, LOOK_S, lambda: shown.show(session.n_kept), shown.ended)
             if could_count and not session.can_count:
                 note("The server does not count the tokens of its answers, so there are no token rates.")
             lasted_s = shown.lasted_s
@@ -102,18 +102,18 @@ def execute(
             n_left -= session.n_kept
 
 
-def _asks(plan: LoadPlan, server: Server, text: str, shown: _Progress) -> tuple[Ask, ...]:
+def asks_of(plan: LoadPlan, server: Server, text: str, report: Callable[[str], object]) -> tuple[Ask, ...]:
     """A request for each prompt length, with a prompt of exactly that many of the server's tokens."""
     asks = []
     lengths = plan.prompts.values
     for i, n in enumerate(lengths):
-        shown.report(f"sizing prompts, {i + 1} of {len(lengths)}")
+        report(f"sizing prompts, {i + 1} of {len(lengths)}")
         prompt = server.prompt(n, text, plan.seed, i)
         asks.append(server.ask(prompt, server.asked(prompt, n, plan.longest_answer)))
     return tuple(asks)
 
 
-def _send_plan(plan: LoadPlan, window: Window, server: Server, asks: tuple[Ask, ...], n_most: int) -> SendPlan:
+def send_plan(plan: LoadPlan, window: Window, server: Server, asks: tuple[Ask, ...], n_most: int) -> SendPlan:
     """The plan of at most `n_most` requests of a window."""
     asked = [dataclasses.replace(ask.asked, load=window.load, repeat=window.load.round) for ask in asks]
     return SendPlan(
