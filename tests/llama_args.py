@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
+import urllib.request
 from operator import attrgetter
 from typing import Any
 
 EXAMPLES = {"llama-cli": 5, "llama-server": 12}
 """`enum llama_example` in llama.cpp's common/common.h."""
+
+SERVE = "serve"
 
 PARSE = "_Z19common_params_parseiPPcR13common_params13llama_examplePFviS0_E"
 FIELDS = (
@@ -43,6 +47,14 @@ def parse(program: str, *arguments: str) -> dict[str, Any]:
     return values
 
 
+def slots(*arguments: str) -> list[dict[str, Any]]:
+    """What the wheel's llama-server, started with these arguments, says about its slots. It ends again."""
+    done = _child(SERVE, *arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
 def help_of(program: str) -> str:
     """What the program prints with --help."""
     done = _child(program, "--help")
@@ -63,8 +75,13 @@ def _main(program: str, *arguments: str) -> int:
     params = wheel.CommonParams()
     words = (ctypes.c_char_p * (len(arguments) + 2))(program.encode(), *map(str.encode, arguments), None)
     place = ctypes.c_void_p(id(params) + object.__basicsize__)
-    if not read(len(arguments) + 1, words, place, EXAMPLES[program], None):
+    if not read(len(arguments) + 1, words, place, EXAMPLES["llama-server" if program == SERVE else program], None):
         return 1
+    if program == SERVE:
+        params.hostnames, params.port, params.endpoint_slots, params.warmup = ["127.0.0.1"], 0, True, False
+        server = wheel.Server(params)
+        print(urllib.request.urlopen(f"{server.listening_address}/slots", timeout=60).read().decode(), flush=True)
+        os._exit(0)
     values = {name: attrgetter(name)(params) for name in FIELDS}
     print(json.dumps({name: value if isinstance(value, str) else _number(value) for name, value in values.items()}))
     return 0

@@ -107,6 +107,13 @@ def test_llama_cpp_reads_the_opposite() -> None:
 
 
 @needs_parser
+def test_llama_server_has_room_for_every_user(embedded: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=1, type_k="q8_0", type_v="q8_0", mmap=True)
+    words = shlex.split(made(settings, 2, str(embedded))["llama-server"])[1:]
+    assert [slot["n_ctx"] for slot in llama_args.slots(*words)] == [768, 768]
+
+
+@needs_parser
 @pytest.mark.parametrize("program", llama_args.EXAMPLES)
 def test_every_name_is_in_the_help(program: str) -> None:
     words = set(llama_args.help_of(program).replace(",", " ").split())

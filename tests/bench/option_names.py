@@ -34,6 +34,8 @@ CHOSEN = Settings(
     n_ubatch=32,
     n_threads=1,
     n_threads_batch=1,
+    poll=50,
+    priority=0,
     n_gpu_layers=0,
     flash_attn="on",
     type_k="q8_0",
@@ -78,7 +80,8 @@ def runs(name: str, *more: str) -> bool:
             print(problem)
             return False
     done = answer(str(llama_bench.program(name)), *words, *more, *TO_END[name])
-    print(done.stdout[-2000:], done.stderr[-2000:] if done.returncode else "")
+    if done.returncode:
+        print(done.stderr[-1000:])
     return done.returncode == 0
 
 
