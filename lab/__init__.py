@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lab.experiments.prefix_cache import prefix as prefix
     from lab.experiments.speculation import speculate as speculate
     from lab.experiments.stalls import stall as stall
+    from lab.experiments.tuning import tune as tune
     from lab.runner.loading import load as load
     from lab.runner.measuring import measure as measure
     from lab.runner.measuring import sweep as sweep
@@ -60,6 +61,7 @@ _MODULES = {
     "stall": "experiments.stalls",
     "speculate": "experiments.speculation",
     "claims": "experiments.claims.claim_session",
+    "tune": "experiments.tuning",
     "read": "core.results",
     "runs": "analysis.table",
     "steps": "analysis.table",

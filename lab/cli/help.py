@@ -17,11 +17,12 @@ GROUPS = {
         *("prompt-len", "gen", "max-len", "every", "sequences", "shared-prompt", "prefix-len", "suffix-len", "chunk"),
         *("streams", "max-stall", "draft", "draft-len", "concurrency", "rate", "arrivals", "replay", "slo", "prompt"),
         *("only", "quick", "types", "again", "servers", "latency", "bandwidth", "results", "seed", "users"),
+        *("goal", "allow-lossy"),
     ),
     "Filters and costs": ("source", "kind", "memory", "at-least", "prices", "watts", "kwh"),
     "Number of runs": (
         *("repeat", "until", "max-repeats", "max-minutes", "blocks", "rounds", "warmup", "duration", "max-requests"),
-        *("sessions", "pause"),
+        *("sessions", "pause", "budget"),
     ),
     "Model": ("model", "served-model"),
     "Engine": (
@@ -35,7 +36,7 @@ GROUPS = {
     "Server": ("url", "api", "api-key-env", "header", "timeout", "yes", "host", "port", "cache", "open-network"),
     "Output": (
         *("out", "report", "no-plot", "json", "details", "stream", "dry-run", "placement", "base"),
-        *("ceilings", "force", "format", "as", "table", "check"),
+        *("ceilings", "force", "format", "as", "table", "check", "save"),
     ),
 }
 """Every option of every command but --help, without its dashes."""

@@ -24,12 +24,13 @@ from lab.cli.network import network
 from lab.cli.options import AT_LEAST, DETAILS, LIB, PLOTS_OUT, RPC, as_json_option
 from lab.cli.servers import client, load, overhead, server
 from lab.cli.serving import rpc_server
+from lab.cli.tuning import tune
 from lab.errors import LabError
 
 GROUPS = {
     "Measure": ("measure", "sweep", "ab"),
     "Understand": ("ceilings", "explain", "claims", "words", "show", "plot", "report"),
-    "Compare and choose": ("compare", "repeatability", "predict", "board", "published"),
+    "Compare and choose": ("compare", "repeatability", "predict", "tune", "board", "published"),
     "Serve many": ("batch", "prefix", "stall", "speculate"),
     "Servers": ("server", "load", "overhead", "client"),
     "Files": ("models", "export", "import"),
@@ -273,6 +274,7 @@ for command in (
     overhead,
     client,
     rpc_server,
+    tune,
     network,
 ):
     lab.add_command(command)

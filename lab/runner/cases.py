@@ -19,7 +19,7 @@ from lab.core.asked_settings import AskedSettings
 from lab.core.levers import LEVERS, LOOKUP, Lever, Speculation, name_of
 from lab.core.memory import Memory, of_context, padded
 from lab.core.placement import Tensor
-from lab.core.record import Machine, Model, Run, Settings, Steps
+from lab.core.record import Machine, Model, Run, Settings, Steps, Tuning
 from lab.core.script import Operation
 from lab.errors import LabError
 from lab.models import catalog
@@ -153,6 +153,7 @@ class Plan:
     auto: AskedSettings | None = None  # set if as many layers as fit go to devices
     part: str | None = None  # of `lab claims`: written into every run, like is_quick
     is_quick: bool | None = None
+    tuning: Tuning | None = None  # of `lab tune`: written into every run
 
     @property
     def order(self) -> list[tuple[int, Case]]:

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import random
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -130,28 +130,48 @@ def execute(
     """
     first = next(iter(plans.values()))
     chance = random.Random(first.seed)
-    numbers = list(range(len(first.cases)))  # indices of the cases of each variant
-    per_block = n_turns * len(plans) * len(numbers)
     todo = [(0, case) for plan in plans.values() for case in plan.cases] * (n_turns * n_blocks)
+    per_block = len(todo) // n_blocks
     reporter = Reporter(watch, todo, first.n_tokens)
-    plans, crashes, idle_w = dict(plans), collections.Counter[str](), idle_watts(path.stem)
-    for block in range(n_blocks):
-        order = chance.sample(list(plans), len(plans))
-        chance.shuffle(numbers)
-        with contextlib.ExitStack() as stack:
-            workers = {name: stack.enter_context(new_worker()) for name in order}
-            engines = {name: WarmEngine(plans[name], workers[name], reporter, idle_w=idle_w) for name in order}
-            for name, run in _block(engines, numbers, block, n_turns, todo):
-                engine = engines[name]
-                plans[name] = dataclasses.replace(plans[name], model=engine.model)  # keeps the file's checksum
-                line = engine.record(path.stem, dataclasses.replace(run, block=block, variant=name))
-                save(path, line)
-                yield line
+    plans, crashes, idle_w = dict(plans), collections.Counter[str | None](), idle_watts(path.stem)
+    for number in range(n_blocks):
+        run, most_crashes = yield from block(plans, number, path, reporter, todo, chance, new_worker, n_turns, idle_w)
         if run.status != OK:
-            crashes[name] += 1
-            if run.status == FAILED or crashes[name] >= engine.most_crashes:
-                raise LabError(f"{name}: {run.error}", "The finished runs are kept.")
-            del todo[(n_blocks - block - 1) * per_block :]
+            crashes[run.variant] += 1
+            if run.status == FAILED or crashes[run.variant] >= most_crashes:
+                raise LabError(f"{run.variant}: {run.error}", "The finished runs are kept.")
+            del todo[(n_blocks - number - 1) * per_block :]
+
+
+def block(
+    plans: dict[str, Plan],
+    number: int,
+    path: Path,
+    reporter: Reporter,
+    todo: list[tuple[int, Case]],
+    chance: random.Random,
+    new_worker: Callable[[], Worker],
+    n_turns: int,
+    idle_w: Mapping[str, float] | None,
+) -> Generator[Record, None, tuple[Run, int]]:
+    """The runs of one block, in random order: each is appended to `path` and yielded as a record.
+
+    Returns the last run, which may have failed, and after how many crashes its variant should be abandoned. The plans
+    keep the checksum of their file.
+    """
+    order = chance.sample(list(plans), len(plans))
+    cases = list(range(len(plans[order[0]].cases)))
+    chance.shuffle(cases)
+    with contextlib.ExitStack() as stack:
+        workers = {name: stack.enter_context(new_worker()) for name in order}
+        engines = {name: WarmEngine(plans[name], workers[name], reporter, idle_w=idle_w) for name in order}
+        for name, run in _block(engines, cases, number, n_turns, todo):
+            engine, run = engines[name], dataclasses.replace(run, block=number, variant=name)
+            plans[name] = dataclasses.replace(plans[name], model=engine.model)
+            line = engine.record(path.stem, run)
+            save(path, line)
+            yield line
+    return run, engine.most_crashes
 
 
 def _block(

@@ -228,8 +228,9 @@ class WarmEngine:
 
     def record(self, session: str, run: Run, settings: Settings | None = None) -> Record:
         """A run as a line of a results file, with the plan's fields."""
-        run = dataclasses.replace(run, part=self.plan.part, is_quick=self.plan.is_quick)
-        return Record(session, self.plan.machine, self.model, settings or self.settings, run)
+        plan = self.plan
+        run = dataclasses.replace(run, part=plan.part, is_quick=plan.is_quick, tuning=plan.tuning)
+        return Record(session, plan.machine, self.model, settings or self.settings, run)
 
     @contextlib.contextmanager
     def _explained(self, n_prompt: int) -> Iterator[None]:
