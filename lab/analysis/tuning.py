@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.analysis import tuning_model
+from lab.analysis.disturbances import disturbances
 from lab.analysis.tuning_model import BLOCK, covariances, noise_variance
 from lab.core import phases, stats
 from lab.core.asked_settings import table
@@ -45,8 +46,8 @@ N_DRAWS = 400
 KNOWN_WITHIN = 0.02
 """The search ends when the best choice is expected to be at most this share slower than the unknown best one."""
 
-SIMPLER = 0.005
-"""A choice with fewer changes wins if it is slower by at most this share."""
+SIMPLER, UNSURE = 0.01, 0.1
+"""A choice with fewer changes wins if it is slower by at most this share, or faster with at least this probability."""
 
 HOPELESS = 1.5
 """Choices that are predicted to take this factor of the best one's time are not tried."""
@@ -85,6 +86,7 @@ class Timing:
     block: int
     choice: Choice
     seconds: Mapping[str, float]
+    is_disturbed: bool = False
 
 
 @dataclass(frozen=True)
@@ -233,15 +235,25 @@ class Search:
         least = prior[n:, n:] + BLOCK**2 * (blocks[:, None] == blocks[None, :])
         wrong = logs - mean[n:]
         wrong = wrong - wrong.mean()
-        noisy = least + np.diag(noise_variance(least, wrong))
+        noisy = least + np.diag(noise_variance(least, wrong, np.array([timing.is_disturbed for timing in seen])))
         gain = np.linalg.solve(noisy, prior[n:, :n]).T
         return mean[:n] + gain @ wrong, prior[:n, :n] - gain @ prior[n:, :n]
 
 
 def _simplest(choices: Sequence[Choice], draws: Array) -> int:
-    """The index of the choice with the fewest changes among those that are expected to be nearly the fastest."""
+    """The index of the choice with the least expected time, without changes that hardly or not certainly help.
+
+    It may be slower by SIMPLER. A change is also left out if the choice without it is faster with a chance of UNSURE.
+    """
     means = draws.mean(axis=0)
-    near = [i for i in range(len(choices)) if means[i] <= (1 + SIMPLER) * means.min()]
+    fastest = int(means.argmin())
+    parts = set(choices[fastest])
+    near = [
+        i
+        for i, choice in enumerate(choices)
+        if means[i] <= (1 + SIMPLER) * means[fastest]
+        or (choice and parts.issuperset(choice) and (draws[:, i] < draws[:, fastest]).mean() >= UNSURE)
+    ]
     return min(near, key=lambda i: (len(choices[i]), means[i]))
 
 
@@ -332,12 +344,14 @@ def choice_of(record: Record, default: Record) -> Choice:
     return tuple(sorted(changed.items()))
 
 
-def timing(run: Run, choice: Choice) -> Timing | None:
+def timing(record: Record, choice: Choice) -> Timing | None:
     """The seconds of each phase of a run: until the first token, and per further token; None for a failed run."""
+    run = record.run
     first, each = phases.ttft_ns(run), phases.tpot_ns(run)
     if first is None or run.block is None:
         return None
-    return Timing(run.block, choice, {PREFILL: first / 1e9, **({DECODE: each / 1e9} if each is not None else {})})
+    seconds = {PREFILL: first / 1e9, **({DECODE: each / 1e9} if each is not None else {})}
+    return Timing(run.block, choice, seconds, bool(disturbances(record)))
 
 
 def of_sessions(records: Sequence[Record]) -> list[Tuned]:
@@ -360,7 +374,7 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     measured = []
     for record, own in known:
         choice = choice_of(record, default)
-        found = timing(record.run, choice) if own and (own.stage == SEARCH or record.run.is_timed) else None
+        found = timing(record, choice) if own and (own.stage == SEARCH or record.run.is_timed) else None
         measured.append(Measured(own.stage if own else "", record.run.variant or "", choice, found, record.run.error))
     tried, gain, n_confirmed, seconds = results(measured, phases_of(asked.goal, asked.n_gen, isinstance(lever, Batch)))
     return Tuned(
@@ -446,7 +460,7 @@ def _confirmed(
 def _crossings(lengths: Sequence[Record], confirmed: Sequence[Record], n_gen: int) -> tuple[Crossing, ...]:
     """For each measured prompt length: from which answer length on (or up to which) the winner is faster."""
     runs = [
-        (one.n_prompt, record.run.variant == DEFAULT, timing(dataclasses.replace(one, block=0), ()))
+        (one.n_prompt, record.run.variant == DEFAULT, timing(dataclasses.replace(record, run=one), ()))
         for record in (*lengths, *confirmed)
         if record.run.is_timed
         for one in phases.by_length(record.run)

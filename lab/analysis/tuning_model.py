@@ -6,6 +6,7 @@ settings share these effects, so their times vary together: the covariances of a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 Choice = tuple[tuple[str, Any], ...]
 """The settings that differ from the default, by name; empty: the default."""
 
-SINGLE, PREDICTED, PAIR, WHOLE, BLOCK = 0.3, 0.15, 0.12, 0.03, 1.0
+SINGLE, PREDICTED, PAIR, WHOLE, BLOCK = 0.3, 0.2, 0.12, 0.03, 1.0
 """Standard deviations, in logarithms: of a setting's effect without and with a prediction, of the effect of a pair, of
 a whole choice, and of the machine's speed in a block."""
 
-NOISES = (0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25)
-"""Standard deviations of a single run that are considered; the most likely one is taken."""
+NOISES = (0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
+"""Standard deviations of a run that are considered: the most likely pair is taken, the larger for disturbed runs."""
 
 TAIL = 4.0
 """Degrees of freedom of the noise (Student's t): a single disturbed run must not decide."""
@@ -58,13 +59,15 @@ def covariances(parts: Sequence[Choice], is_predicted: bool) -> Array:
     return np.asarray(single**2 * shared + PAIR**2 * (shared**2 - squares) / 2 + WHOLE**2 * whole)
 
 
-def noise_variance(least: Array, wrong: Array) -> Array:
+def noise_variance(least: Array, wrong: Array, disturbed: Array) -> Array:
     """The variance of each run's noise: the most likely of NOISES, larger for runs far from what the others say."""
     import numpy as np
 
+    pairs = list(itertools.combinations_with_replacement(NOISES, 2)) if disturbed.any() else [(n, n) for n in NOISES]
     weights = np.ones(len(wrong))
     for _ in range(3):
-        variance = max((noise**2 / weights for noise in NOISES), key=lambda own: _evidence(least, own, wrong))
+        variances = [np.where(disturbed, more**2, usual**2) / weights for usual, more in pairs]
+        variance = max(variances, key=lambda own: _evidence(least, own, wrong))
         inverse = np.linalg.inv(least + np.diag(variance))
         left_out = 1 / np.diag(inverse)  # variances of each run's residual when it is left out
         residuals = (inverse @ wrong) * left_out

@@ -377,7 +377,7 @@ class _Tuning:
             for record in self._block({variant(choice): choice}, SEARCH, n_turns=1):
                 if record.run.error:
                     self.search.drop(choice, record.run.error)
-                elif not record.run.warmup and (one := timing(record.run, choice)):
+                elif not record.run.warmup and (one := timing(record, choice)):
                     self.search.learn([one])
                 yield record
         except LabError as problem:  # the plan is impossible

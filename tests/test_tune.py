@@ -1,0 +1,266 @@
+"""lab tune: a planted optimum is found, and nothing is recommended where nothing is faster."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.analysis import tuning
+from lab.analysis.tuning import (
+    CONFIRM,
+    DECODE,
+    DEFAULT,
+    PREFILL,
+    REQUEST,
+    SEARCH,
+    TPOT,
+    TTFT,
+    Choice,
+    Phase,
+    Search,
+    Timing,
+    phases_of,
+)
+from lab.core import results
+from lab.core.record import OK, Record, Settings
+from lab.core.script import Script, shapes
+from lab.errors import LabError
+from lab.experiments import tuning as experiment
+from lab.process.wire import Outcome, Progress
+from lab.runner import limits
+from tests.conftest import FakeWorker, died, steps_of_shapes
+
+SPACE: dict[str, list[Any]] = {"threads": [1], "threads_batch": [1], "ubatch": [64, 128, 256], "flash_attn": ["off"]}
+
+
+def every_choice(space: dict[str, list[Any]]) -> list[Choice]:
+    values = itertools.product(*([None, *values] for values in space.values()))
+    return [tuple((name, v) for name, v in zip(space, own, strict=True) if v is not None) for own in values]
+
+
+def searched(true_s: Callable[[str, Choice], float], seed: int, noise: float = 0.02, spiked: int = -1) -> Search:
+    """A search on a machine with these times, whose speed drifts from block to block; one run takes 3 times as long."""
+    chance = random.Random(seed)
+    of = phases_of(REQUEST, 100, False)
+    search = Search(every_choice(SPACE), of, seed=seed)
+    for block in range(25):
+        mood = math.exp(chance.gauss(0, 0.1))
+        for choice in search.next_block():
+            is_spike = len(search.timings) == spiked
+            slow = mood * (3 if is_spike else 1)
+            seconds = {one.name: slow * true_s(one.name, choice) * math.exp(chance.gauss(0, noise)) for one in of}
+            search.learn([Timing(block, choice, seconds, is_spike)])
+    return search
+
+
+def pair_only(name: str, choice: Choice) -> float:
+    """Flash attention off helps only with small steps: each change alone makes the request slower."""
+    own = dict(choice)
+    if name == DECODE:
+        return 0.01 * (1.5 if "threads" in own else 1.0)
+    both = own.get("ubatch") == 64 and "flash_attn" in own
+    either = 1.05 if own.get("ubatch") == 64 or "flash_attn" in own else 1.0
+    return 1.0 * (0.75 if both else either) * (1.6 if "threads_batch" in own else 1.0)
+
+
+def test_a_planted_pair_is_found_where_each_change_alone_is_slower() -> None:
+    found = [searched(pair_only, seed).best() for seed in range(10)]
+    assert found.count((("ubatch", 64), ("flash_attn", "off"))) >= 9
+
+
+def test_a_search_measures_a_part_of_the_choices_only() -> None:
+    search = searched(pair_only, 1)
+    assert len(search.timings) < len(every_choice(SPACE))
+    assert search.next_block() == [] and search.regret() <= tuning.KNOWN_WITHIN
+
+
+def test_where_all_choices_are_equal_the_default_or_one_like_it_wins() -> None:
+    search = searched(lambda name, choice: 1.0, 1)
+    assert search.next_block() == [] and len(search.timings) < 40
+    for one in search.standings():
+        assert one.ratio.low < 1.01 and one.ratio.high > 0.99
+
+
+def test_one_disturbed_run_does_not_decide() -> None:
+    def true_s(name: str, choice: Choice) -> float:
+        return 0.8 if "flash_attn" in dict(choice) else 1.0
+
+    numbers = [i for i, one in enumerate(searched(true_s, 3).timings) if one.choice == (("flash_attn", "off"),)]
+    assert searched(true_s, 3, spiked=numbers[0]).best() == (("flash_attn", "off"),)
+
+
+def test_hopeless_choices_are_never_measured() -> None:
+    slow: Choice = (("threads", 1),)
+    search = Search(every_choice(SPACE), phases_of(REQUEST, 100, False), {DECODE: {slow: 4.0}, PREFILL: {}})
+    assert search.cut({PREFILL: 0.5, DECODE: 0.5}) == [slow]
+    assert slow not in search.next_block()
+
+
+def test_settings_that_do_not_matter_for_the_goal_are_left_out() -> None:
+    to_first = Search(every_choice(SPACE), phases_of(TTFT, 100, False))
+    each = Search(every_choice(SPACE), phases_of(TPOT, 100, False))
+    assert not any(dict(choice).get("threads") for choice in to_first.choices)
+    assert {name for choice in each.choices for name, _ in choice} == {"threads", "flash_attn"}
+
+
+def test_a_batch_decodes_with_the_threads_of_prefill() -> None:
+    _, decode = phases_of(REQUEST, 100, True)
+    assert decode.part_of((("threads", 1), ("threads_batch", 2), ("ubatch", 64))) == (("threads_batch", 2),)
+
+
+@pytest.mark.parametrize(
+    ("more_first", "more_each", "expected"),
+    [
+        (0.5, -0.01, (51, None, True)),  # 0.5 s later, and 10 ms faster for each further token
+        (-0.5, 0.01, (None, 51, True)),
+        (-0.5, -0.01, (None, None, True)),
+        (0.5, 0.01, (None, None, False)),
+    ],
+)
+def test_for_which_answers_the_winner_is_faster(more_first: float, more_each: float, expected: Any) -> None:
+    assert tuning._range(more_first, more_each) == expected
+
+
+# The whole session, with a fake engine
+
+
+class Planted(FakeWorker):
+    """An engine whose times depend on its settings, with noise, on a machine whose clock it moves."""
+
+    chance = random.Random(1)
+    factor: Callable[[Settings], tuple[float, float]] = staticmethod(lambda settings: (1.0, 1.0))
+    now_s = 0.0
+
+    def load(self, *asked: Any) -> Any:
+        self.settings = asked[1]
+        return super().load(*asked)
+
+    def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
+        outcome = super().run(script, watch)
+        prefill, decode = (own * math.exp(Planted.chance.gauss(0, 0.01)) for own in Planted.factor(self.settings))
+        steps = steps_of_shapes(list(shapes(script)), prefill_ms=prefill, decode_ms=10 * decode)
+        Planted.now_s += steps.end_ns[-1] / 1e9
+        return Outcome(steps, outcome.token_ids, None)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulated: None) -> str:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(limits, "n_cores_usable", lambda: 2)
+    monkeypatch.setattr(limits, "default_threads", lambda: 2)
+    return str(tmp_path / "tiny.gguf")
+
+
+def session(
+    tiny: str,
+    factor: Callable[[Settings], tuple[float, float]],
+    seed: int = 1,
+    workers: Any = Planted,
+    **asked: Any,
+) -> list[Record]:
+    Planted.factor, Planted.chance = staticmethod(factor), random.Random(seed)
+    worker: Any = FakeWorker()
+    plan = experiment.plan(worker, 200, 50, tiny, **{"budget": "5min", "seed": seed, **asked})
+    path = Path(tiny).parent / f"{seed}.jsonl"
+    return list(experiment.execute(plan, worker, path, lambda status: None, workers, lambda: Planted.now_s))
+
+
+def no_flash(settings: Settings) -> tuple[float, float]:
+    """Without flash attention prefill takes 1.4 times as long, and decode 0.5 times."""
+    return (1.4, 0.5) if settings.flash_attn == "off" else (1.0, 1.0)
+
+
+def test_a_session_finds_confirms_and_says_from_which_answer_on(tiny: str) -> None:
+    found = tuning.tuned(session(tiny, no_flash))
+    assert found is not None and found.is_recommended and found.gain is not None
+    assert found.choice == (("flash_attn", "off"),)
+    default_s, winner_s = 0.201 + 49 * 0.011, 0.281 + 49 * 0.006  # with 1 ms to choose a token
+    assert found.gain.low < default_s / winner_s < found.gain.high
+    (crossing,) = [one for one in found.crossings if one.n_prompt == 200]
+    assert crossing.from_gen is not None and abs(crossing.from_gen - 17) <= 2  # 80 ms over 5 ms per token
+    assert len(found.crossings) == 4
+
+
+def test_only_fresh_blocks_give_the_gain(tiny: str) -> None:
+    records = session(tiny, no_flash)
+    stages = {
+        stage: {r.run.block for r in records if r.run.tuning and r.run.tuning.stage == stage}
+        for stage in (SEARCH, CONFIRM)
+    }
+    assert stages[SEARCH] and stages[CONFIRM] and not stages[SEARCH] & stages[CONFIRM]
+    search_only = tuning.tuned([r for r in records if r.run.tuning and r.run.tuning.stage == SEARCH])
+    assert search_only is not None and search_only.gain is None and not search_only.is_recommended
+
+
+def test_nothing_is_recommended_where_nothing_is_faster(tiny: str) -> None:
+    found = [tuning.tuned(session(tiny, lambda settings: (1.0, 1.0), seed)) for seed in range(4)]
+    assert not any(one is not None and one.is_recommended for one in found)
+
+
+def test_the_file_gives_the_same_result(tiny: str) -> None:
+    records = session(tiny, no_flash)
+    kept = results.read([Path(tiny).parent / "1.jsonl"]).records
+    assert tuning.of_sessions(kept) == [tuning.tuned(records)]
+    assert tuning.without(kept) == []
+
+
+def test_a_choice_that_crashes_is_dropped_and_named(tiny: str) -> None:
+    class Mortal(Planted):
+        def new_context(self, asked: Settings) -> Settings:
+            if asked.n_ubatch == 64:
+                raise died()
+            return super().new_context(asked)
+
+    found = tuning.tuned(session(tiny, no_flash, workers=Mortal))
+    assert found is not None and found.is_recommended
+    (row,) = [one for one in found.tried if one.choice == (("ubatch", 64),)]
+    assert row.seconds is None and row.error is not None and "SIGSEGV" in row.error
+
+
+def test_a_default_that_cannot_run_ends_the_session(tiny: str) -> None:
+    class Dead(Planted):
+        def new_context(self, asked: Settings) -> Settings:
+            raise died()
+
+    with pytest.raises(LabError, match="The default cannot be measured"):
+        session(tiny, no_flash, workers=Dead)
+
+
+def test_given_settings_stay_fixed(tiny: str) -> None:
+    records = session(tiny, no_flash, flash_attn="on", threads=1)
+    assert {record.settings.flash_attn for record in records} == {"on"}
+    assert {record.settings.n_threads for record in records} == {1}
+
+
+def test_the_budget_is_kept(tiny: str) -> None:
+    Planted.now_s = 0.0
+    records = session(tiny, lambda settings: (1.0, 1.0 if settings.flash_attn == "off" else 1.02), budget="60s")
+    assert records and Planted.now_s < 70
+    assert all(record.run.status == OK for record in records)
+
+
+def test_runs_of_the_search_generate_a_part_of_the_answer(tiny: str) -> None:
+    records = [one for one in session(tiny, no_flash) if one.run.variant == DEFAULT and not one.run.warmup]
+    lengths = {one.run.tuning.stage: one.run.n_gen for one in records if one.run.tuning}
+    assert lengths[SEARCH] == experiment.N_SEARCH_GEN and lengths[CONFIRM] == 50
+
+
+@pytest.mark.parametrize("budget", ["", "5", "ten minutes", "25h", "-1min"])
+def test_impossible_budgets(budget: str) -> None:
+    with pytest.raises(LabError, match="--budget"):
+        experiment.seconds_of(budget)
+
+
+def test_budgets() -> None:
+    assert [experiment.seconds_of(text) for text in ("90s", "2min", "1.5h", 60)] == [90, 120, 5400, 60]
+
+
+def test_a_phase_counts_as_often_as_it_happens() -> None:
+    assert phases_of(REQUEST, 300, False)[1].n == 299
+    assert phases_of(REQUEST, 1, False) == (Phase(PREFILL, phases_of(REQUEST, 1, False)[0].settings),)
