@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,7 +30,7 @@ from lab.core import phases, stats
 from lab.core.asked_settings import table
 from lab.core.levers import Batch
 from lab.core.lists import grouped
-from lab.core.record import Record, Run, Tuning
+from lab.core.record import Record, Tuning
 from lab.core.request import RequestRecord
 from lab.core.stats import Ratio
 from lab.models import catalog
@@ -500,8 +500,3 @@ def tuning_of(record: Record | RequestRecord) -> Tuning | None:
 def without(records: Iterable[AnyRecord]) -> list[AnyRecord]:
     """The records that are not of `lab tune`."""
     return [record for record in records if tuning_of(record) is None]
-
-
-def changed_words(names: Collection[str]) -> str:
-    """The names of settings as options."""
-    return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))

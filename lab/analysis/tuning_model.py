@@ -7,6 +7,7 @@ settings share these effects, so their times vary together: the covariances of a
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,18 @@ if TYPE_CHECKING:
 Choice = tuple[tuple[str, Any], ...]
 """The settings that differ from the default, by name; empty: the default."""
 
-SINGLE, PREDICTED, PAIR, WHOLE, BLOCK = 0.3, 0.2, 0.12, 0.03, 1.0
+SINGLE, PREDICTED, PAIR, WHOLE, BLOCK = 0.3, 0.2, 0.12, 0.005, 1.0
 """Standard deviations, in logarithms: of a setting's effect without and with a prediction, of the effect of a pair, of
 a whole choice, and of the machine's speed in a block."""
 
+ALONE = {"mmap", "poll", "priority"}
+"""Settings whose effect does not depend on the others'."""
+
 NOISES = (0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
 """Standard deviations of a run that are considered: the most likely pair is taken, the larger for disturbed runs."""
+
+USUAL_NOISE, NOISE_FACTOR = 0.015, 0.7
+"""The noise expected before any run: its middle, and the standard deviation of its logarithm."""
 
 TAIL = 4.0
 """Degrees of freedom of the noise (Student's t): a single disturbed run must not decide."""
@@ -40,7 +47,7 @@ def covariances(parts: Sequence[Choice], is_predicted: bool) -> Array:
     for part in parts:
         for name, value in part:
             values.setdefault(name, set()).add(value)
-    shared, squares = np.zeros((len(parts), len(parts))), np.zeros((len(parts), len(parts)))
+    shared, paired, squares = (np.zeros((len(parts), len(parts))) for _ in range(3))
     whole = np.ones((len(parts), len(parts)))
     for name, of_name in values.items():
         ordered = sorted(of_name, key=lambda value: (not isinstance(value, (int, float)), str(type(value)), value))
@@ -52,11 +59,13 @@ def covariances(parts: Sequence[Choice], is_predicted: bool) -> Array:
         alike[-1, -1] = 0  # the default's value has no effect
         places = [ordered.index(dict(part)[name]) if name in dict(part) else -1 for part in parts]
         own = alike[np.ix_(places, places)]
-        shared, squares = shared + own, squares + own**2
+        shared = shared + own
+        if name not in ALONE:
+            paired, squares = paired + own, squares + own**2
         whole *= np.equal.outer(places, places)
     whole *= np.array([bool(part) for part in parts])
     single = PREDICTED if is_predicted else SINGLE
-    return np.asarray(single**2 * shared + PAIR**2 * (shared**2 - squares) / 2 + WHOLE**2 * whole)
+    return np.asarray(single**2 * shared + PAIR**2 * (paired**2 - squares) / 2 + WHOLE**2 * whole)
 
 
 def noise_variance(least: Array, wrong: Array, disturbed: Array) -> Array:
@@ -66,8 +75,11 @@ def noise_variance(least: Array, wrong: Array, disturbed: Array) -> Array:
     pairs = list(itertools.combinations_with_replacement(NOISES, 2)) if disturbed.any() else [(n, n) for n in NOISES]
     weights = np.ones(len(wrong))
     for _ in range(3):
-        variances = [np.where(disturbed, more**2, usual**2) / weights for usual, more in pairs]
-        variance = max(variances, key=lambda own: _evidence(least, own, wrong))
+        found = [
+            (np.where(disturbed, more**2, usual**2) / weights, math.log(usual / USUAL_NOISE) / NOISE_FACTOR)
+            for usual, more in pairs
+        ]
+        variance, _ = max(found, key=lambda one: _evidence(least, one[0], wrong) - one[1] ** 2 / 2)
         inverse = np.linalg.inv(least + np.diag(variance))
         left_out = 1 / np.diag(inverse)  # variances of each run's residual when it is left out
         residuals = (inverse @ wrong) * left_out

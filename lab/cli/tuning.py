@@ -60,7 +60,7 @@ def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
     output, err = Output.taken_from(asked), console.console(stderr=True)
     with Worker() as worker:
         with console.transfer(err) as transferring:
-            plan = tuning.plan(worker, **asked, known=output.folder, watch=transferring, fetch=not dry_run)
+            plan = tuning.plan(worker, **asked, known=output.folder, watch=None if dry_run else transferring)
         introduce([plan.default], err, err, plan.notes)
         path = new_results_file(plan.default, output.folder, 40)
         records, problem = collect(lambda watch: tuning.execute(plan, worker, path, watch), path, err)
