@@ -40,7 +40,7 @@ IMPORTERS = {  # the wings or files that may import a third-party library
     "msgspec": {"core/lines"},
     "llama_cpp": {"engine/bindings"},
     "numpy": {
-        *("core/stats", "engine", "why/plain_read", "analysis/table", "analysis/tuning", "analysis/tuning_model"),
+        *("core/stats", "engine", "why/plain_read", "analysis/table", "analysis/tuning", "analysis/tuning_search"),
         "models/synthetic",
     },
     "gguf": {"models/synthetic"},

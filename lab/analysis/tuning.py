@@ -1,17 +1,7 @@
-"""The search of `lab tune`: which combination of settings is the fastest, from few runs in blocks.
+"""The result of a session of `lab tune`, from its records: what was tried, the winner, and its confirmed gain.
 
-A *choice* is the settings in which a combination differs from the default. A request has two phases, prefill and
-decode, and a setting may influence one of them or both. For each phase the logarithm of the time is
-
-    speed of the machine in this block + effects of single settings + of pairs + of the whole choice + noise
-
-All effects are normal around 0, or around what the ceilings predict (tuning_model.py). This is a Gaussian process
-(Rasmussen & Williams, Gaussian Processes for Machine Learning, 2.2), so a run of one choice also tells something about
-choices that share settings with it. The first blocks try each setting alone. Each further block measures choices drawn
-with the probability that they are the best (Thompson, 1933), so contenders get most blocks.
-
-The winner of a search looks faster than it is, because it was chosen for being fast. So it is measured again, in blocks
-that chose nothing; only those give the gain.
+The winner of a search (tuning_search.py) looks faster than it is, because it was chosen for being fast. So it is
+measured again, in blocks that chose nothing; only those give the gain.
 """
 
 from __future__ import annotations
@@ -21,11 +11,10 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
-from lab.analysis import tuning_model
 from lab.analysis.disturbances import disturbances
-from lab.analysis.tuning_model import BLOCK, covariances, noise_variance
+from lab.analysis.tuning_search import Choice, Phase, Search, Timing
 from lab.core import phases, stats
 from lab.core.asked_settings import table
 from lab.core.levers import Batch
@@ -35,22 +24,7 @@ from lab.core.request import RequestRecord
 from lab.core.stats import Ratio
 from lab.models import catalog
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, np.dtype[np.float64]]
-
 AnyRecord = TypeVar("AnyRecord", Record, RequestRecord, Record | RequestRecord)
-
-N_DRAWS = 400
-KNOWN_WITHIN = 0.02
-"""The search ends when the best choice is expected to be at most this share slower than the unknown best one."""
-
-SIMPLER, UNSURE = 0.01, 0.1
-"""A choice with fewer changes wins if it is slower by at most this share, or faster with at least this probability."""
-
-HOPELESS = 1.5
-"""Choices that are predicted to take this factor of the best one's time are not tried."""
 
 AT_LEAST = 0.01
 """Smaller gains are not recommended, as in `lab ab`."""
@@ -62,40 +36,6 @@ DEFAULT = "default"
 SEARCH, CONFIRM, LENGTHS = "search", "confirm", "lengths"
 REQUEST, TTFT, TPOT, THROUGHPUT, GOODPUT = "request", "ttft", "tpot", "throughput", "goodput"
 PREFILL, DECODE = "prefill", "decode"
-
-Choice = tuning_model.Choice
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of the time that is minimized: the settings that influence it (None: all), and how often it counts."""
-
-    name: str
-    settings: frozenset[str] | None = None
-    n: float = 1.0
-
-    def part_of(self, choice: Choice) -> Choice:
-        """The settings of a choice that influence this phase."""
-        return tuple(one for one in choice if self.settings is None or one[0] in self.settings)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """The seconds of each phase of one run."""
-
-    block: int
-    choice: Choice
-    seconds: Mapping[str, float]
-    is_disturbed: bool = False
-
-
-@dataclass(frozen=True)
-class Standing:
-    """What a search knows of a choice: its expected time and its ratio to the default's, with a 95 % interval."""
-
-    choice: Choice
-    seconds: float
-    ratio: Ratio
 
 
 def phases_of(goal: str, n_gen: int, is_batch: bool) -> tuple[Phase, ...]:
@@ -109,156 +49,6 @@ def phases_of(goal: str, n_gen: int, is_batch: bool) -> tuple[Phase, ...]:
     if goal == TTFT or n_gen < 2:
         return (prefill,)
     return (decode,) if goal == TPOT else (prefill, decode)
-
-
-class Search:
-    """The state of a search: `next_block` says what to measure, `learn` and `drop` take what came of it.
-
-    `predicted` has the predicted time of each choice over the default's, by phase. `choices` may omit the default.
-    """
-
-    def __init__(
-        self,
-        choices: Iterable[Choice],
-        of: Sequence[Phase],
-        predicted: Mapping[str, Mapping[Choice, float]] | None = None,
-        seed: int = 1,
-        n_per_block: int = 5,
-    ) -> None:
-        import numpy as np
-
-        self.phases, self.predicted, self.n_per_block = tuple(of), predicted or {}, n_per_block
-        self.choices = [(), *(choice for choice in dict.fromkeys(choices) if self._matters(choice))]
-        self.timings: list[Timing] = []
-        self.dropped: dict[Choice, str] = {}
-        self._rng = np.random.default_rng(seed)
-        self._first: list[Choice] = []
-
-    def _matters(self, choice: Choice) -> bool:
-        return bool(choice) and all(any(phase.part_of((one,)) for phase in self.phases) for one in choice)
-
-    def cut(self, shares: Mapping[str, float]) -> list[Choice]:
-        """Drop the choices whose predicted time is HOPELESS; `shares` are those of the phases in the default's time.
-
-        Returns the dropped choices. Single settings are tried in the order of their predicted times.
-        """
-        times = {
-            choice: sum(share * self.predicted.get(name, {}).get(choice, 1.0) for name, share in shares.items())
-            for choice in self.choices
-        }
-        best = min(times.values())
-        for choice, time in times.items():
-            if choice and time > HOPELESS * best:
-                self.dropped[choice] = f"predicted to take {time:.2g}x the default's time"
-        self._first = sorted((one for one in self.open if len(one) == 1), key=times.__getitem__)
-        return list(self.dropped)
-
-    @property
-    def open(self) -> list[Choice]:
-        """The choices that were not dropped, the default first."""
-        return [choice for choice in self.choices if choice not in self.dropped]
-
-    def learn(self, timings: Iterable[Timing]) -> None:
-        """Take the times of runs."""
-        self.timings += timings
-
-    def drop(self, choice: Choice, reason: str) -> None:
-        """Do not try a choice again."""
-        self.dropped[choice] = reason
-        self._first = [one for one in self._first if one != choice]
-
-    def next_block(self) -> list[Choice]:
-        """The choices of the next block: the default, the best so far, and draws; empty if the best is known."""
-        if not self.timings and not self._first:
-            self._first = [one for one in self.open if len(one) == 1]
-        if self._first:
-            now, self._first = self._first[: self.n_per_block], self._first[self.n_per_block :]
-            return [(), *now]
-        choices, draws = self._draws()
-        best = _simplest(choices, draws)
-        if _regret(draws, best) <= KNOWN_WITHIN and choices[best] in {timing.choice for timing in self.timings}:
-            return []
-        wanted = [choices[i] for i in dict.fromkeys([best, *draws.argmin(axis=1).tolist()])]
-        return [(), *[choice for choice in wanted if choice][: self.n_per_block]]
-
-    def best(self) -> Choice:
-        """The choice with the least expected time; of nearly equal ones that with the fewest changes."""
-        choices, draws = self._draws()
-        return choices[_simplest(choices, draws)]
-
-    def regret(self) -> float:
-        """By which share the best choice is expected to be slower than the unknown best one."""
-        choices, draws = self._draws()
-        return _regret(draws, _simplest(choices, draws))
-
-    def standings(self) -> list[Standing]:
-        """What is known of the measured choices, the fastest first."""
-        import numpy as np
-
-        choices, draws = self._draws(list(dict.fromkeys([(), *(timing.choice for timing in self.timings)])))
-        ratios = draws / draws[:, :1]
-        low, high = np.quantile(ratios, [(1 - stats.CONFIDENCE) / 2, (1 + stats.CONFIDENCE) / 2], axis=0)
-        middle, seconds = np.exp(np.log(ratios).mean(axis=0)), np.median(draws, axis=0)
-        made = [
-            Standing(choice, float(seconds[i]), Ratio(float(middle[i]), float(low[i]), float(high[i])))
-            for i, choice in enumerate(choices)
-        ]
-        return sorted(made, key=lambda one: one.seconds)
-
-    def _draws(self, choices: list[Choice] | None = None) -> tuple[list[Choice], Array]:
-        """Choices, and N_DRAWS possible sets of their times in seconds, a column for each choice."""
-        import numpy as np
-
-        chosen = self.open if choices is None else choices
-        total = np.zeros((N_DRAWS, len(chosen)))
-        for phase in self.phases:
-            default = [t.seconds[phase.name] for t in self.timings if not t.choice and phase.name in t.seconds]
-            scale = phase.n * (statistics.median(default) if default else 1.0)
-            mean, covariance = self._believed(phase, chosen)
-            root = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(chosen)))
-            total += scale * np.exp(mean + self._rng.standard_normal((N_DRAWS, len(chosen))) @ root.T)
-        return chosen, total
-
-    def _believed(self, phase: Phase, choices: Sequence[Choice]) -> tuple[Array, Array]:
-        """Means and covariances of log(time / the default's time) in this phase, after all runs."""
-        import numpy as np
-
-        seen = [timing for timing in self.timings if phase.name in timing.seconds]
-        known = self.predicted.get(phase.name, {})
-        parts = [phase.part_of(choice) for choice in (*choices, *(timing.choice for timing in seen))]
-        ratios = [known.get(part, 1.0) for part in parts]
-        prior, mean, n = covariances(parts, bool(known)), np.log(np.array(ratios)), len(choices)
-        if not seen:
-            return mean, prior
-        logs = np.array([math.log(timing.seconds[phase.name]) for timing in seen])
-        blocks = np.array([timing.block for timing in seen])
-        least = prior[n:, n:] + BLOCK**2 * (blocks[:, None] == blocks[None, :])
-        wrong = logs - mean[n:]
-        wrong = wrong - wrong.mean()
-        noisy = least + np.diag(noise_variance(least, wrong, np.array([timing.is_disturbed for timing in seen])))
-        gain = np.linalg.solve(noisy, prior[n:, :n]).T
-        return mean[:n] + gain @ wrong, prior[:n, :n] - gain @ prior[n:, :n]
-
-
-def _simplest(choices: Sequence[Choice], draws: Array) -> int:
-    """The index of the choice with the least expected time, without changes that hardly or not certainly help.
-
-    It may be slower by SIMPLER. A change is also left out if the choice without it is faster with a chance of UNSURE.
-    """
-    means = draws.mean(axis=0)
-    fastest = int(means.argmin())
-    parts = set(choices[fastest])
-    near = [
-        i
-        for i, choice in enumerate(choices)
-        if means[i] <= (1 + SIMPLER) * means[fastest]
-        or (choice and parts.issuperset(choice) and (draws[:, i] < draws[:, fastest]).mean() >= UNSURE)
-    ]
-    return min(near, key=lambda i: (len(choices[i]), means[i]))
-
-
-def _regret(draws: Array, best: int) -> float:
-    return float((draws[:, best] / draws.min(axis=1)).mean() - 1)
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,8 @@ from typing import Any
 
 from lab.analysis import load_figures, loads, tuning
 from lab.analysis.load_figures import ArmFigures
-from lab.analysis.tuning import (
-    CONFIRM,
-    DEFAULT,
-    GOODPUT,
-    THROUGHPUT,
-    TPOT,
-    TTFT,
-    Choice,
-    Measured,
-    Phase,
-    Timing,
-    Tuned,
-)
+from lab.analysis.tuning import CONFIRM, DEFAULT, GOODPUT, THROUGHPUT, TPOT, TTFT, Measured, Tuned
+from lab.analysis.tuning_search import Choice, Phase, Timing
 from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.request import NOT_SENT, Load, RequestRecord

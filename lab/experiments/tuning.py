@@ -31,14 +31,12 @@ from lab.analysis.tuning import (
     THROUGHPUT,
     TPOT,
     TTFT,
-    Choice,
-    Phase,
-    Search,
     Tuned,
     phases_of,
     timing,
     tuned,
 )
+from lab.analysis.tuning_search import Choice, Phase, Search
 from lab.core.asked_settings import check_number, defaults, table
 from lab.core.record import Ceilings, Record, Settings, Tuning
 from lab.errors import LabError
