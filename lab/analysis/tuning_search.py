@@ -142,9 +142,11 @@ class Search:
         self.timings += timings
 
     def drop(self, choice: Choice, reason: str) -> None:
-        """Do not try a choice again."""
-        self.dropped[choice] = reason
-        self._first = [one for one in self._first if one != choice]
+        """Do not try a choice again, nor choices that contain it."""
+        for other in self.open:
+            if set(choice) <= set(other):
+                self.dropped[other] = reason
+        self._first = [one for one in self._first if one not in self.dropped]
 
     def next_block(self) -> list[Choice]:
         """The choices of the next block: the default, the best so far, and draws; empty if the best is known."""

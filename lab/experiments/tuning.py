@@ -66,9 +66,8 @@ FOR_CONFIRMATION = 0.5
 FEWEST_TRIED = 3
 """Choices that are tried even if the budget is too small for them, and then for the confirmation."""
 
-MOST_CONFIRMED = 20
-KNOWN_WITHIN = 0.02
-"""The confirmation ends when the interval of the gain is at most this far from its middle on both sides."""
+MOST_CONFIRMED = 12
+"""Blocks of the confirmation. Their number is fixed before they begin: adding blocks until a gain shows finds noise."""
 
 UBATCHES = (64, 128, 256, 512, 1024, 2048)
 LOSSY = ("cache_type_k", "cache_type_v", "model")
@@ -390,21 +389,14 @@ class _Tuning:
             return
         both: dict[str, Choice] = {DEFAULT: (), variant(self.winner): self.winner}
         records: list[Record] = []
-        longest_s = 0.0
-        for n in range(MOST_CONFIRMED):
-            found = tuned(records) if n >= FEWEST_CONFIRMED else None
-            if found and found.gain and _is_known(found.gain.estimate, found.gain.low, found.gain.high):
-                break
-            if n >= FEWEST_CONFIRMED and self.left_s < longest_s:
-                break
-            begun = self.clock()
+        n_affordable = int(self.left_s / (2 * self.run_s))
+        for _ in range(min(MOST_CONFIRMED, max(FEWEST_CONFIRMED, n_affordable))):
             for record in self._block(both, CONFIRM, n_turns=1):
                 records.append(record)
                 yield record
                 if record.run.error:
                     return
             self.n_blocks += 1
-            longest_s = max(longest_s, self.clock() - begun)
         found = tuned(records)
         self.is_confirmed = bool(found and found.is_recommended)
 
@@ -443,7 +435,3 @@ class _Tuning:
         for plan in plans.values():
             if plan.file == self.plan.default.file:
                 self.model = plan.model
-
-
-def _is_known(estimate: float, low: float, high: float) -> bool:
-    return high / estimate - 1 <= KNOWN_WITHIN and 1 - low / estimate <= KNOWN_WITHIN

@@ -40,10 +40,8 @@ from lab.analysis.tuning import (
     THROUGHPUT,
     TPOT,
     TTFT,
-    Choice,
-    Phase,
-    Search,
 )
+from lab.analysis.tuning_search import Choice, Phase, Search
 from lab.core import results
 from lab.core.lists import plural
 from lab.core.record import FAILED, Tuning
@@ -257,20 +255,14 @@ class _Session:
             if not choice:
                 raise LabError(f"The server cannot be measured. {failure}", HINT) from None
             yield self._keep(load, str(failure))
-            return self._drop(choice, str(failure))
+            return self.search.drop(choice, str(failure))
         self.costs_s.append(time.monotonic() - begun)
         if found.error and not choice:
             raise LabError(f"The server cannot be measured: {found.error}.", HINT)
         if found.error:
-            self._drop(choice, found.error)
+            self.search.drop(choice, found.error)
         elif found.timing and stage == SEARCH:
             self.search.learn([found.timing])
-
-    def _drop(self, choice: Choice, reason: str) -> None:
-        """Drop a choice, and all that contain it."""
-        for other in self.search.open:
-            if set(choice) <= set(other):
-                self.search.drop(other, reason)
 
     def _keep(self, load: Load, reason: str) -> RequestRecord:
         """Write why a choice has no requests, as a request that was not sent."""
