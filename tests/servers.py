@@ -127,6 +127,7 @@ def _serve(arguments: Sequence[str]) -> None:
 
     parser = argparse.ArgumentParser(prog="wheel_server")
     parser.add_argument("model")
+    parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--ctx-size", type=int, default=2048)
     parser.add_argument("--parallel", type=int, default=1)
@@ -134,7 +135,7 @@ def _serve(arguments: Sequence[str]) -> None:
     asked = parser.parse_args(arguments)
     parameters = xllamacpp.CommonParams()
     parameters.model.path, parameters.model_alias = asked.model, {NAME}
-    parameters.hostnames, parameters.port = ["127.0.0.1"], 0
+    parameters.hostnames, parameters.port = ["127.0.0.1"], asked.port
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = asked.threads
     parameters.n_ctx, parameters.n_parallel = asked.ctx_size, asked.parallel
     parameters.cache_prompt = not asked.no_cache_prompt

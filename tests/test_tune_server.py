@@ -32,6 +32,12 @@ def as_record(request: Request) -> RequestRecord:
     return RequestRecord(session="a-session", machine=MACHINE, endpoint=endpoint, model="a-model", request=request)
 
 
+def load_of(record: RequestRecord) -> Load:
+    load = record.request.asked.load
+    assert load
+    return load
+
+
 def window(variant: str, block: int, gap_s: float, goal: str = REQUEST, stage: str = SEARCH) -> list[RequestRecord]:
     """A window of one user whose answers have five tokens, the first after 0.1 s."""
     load = dataclasses.replace(LOAD, round=block, variant=variant, tuning=Tuning(goal=goal, stage=stage, n_gen=5))
@@ -70,9 +76,7 @@ def test_no_answer_within_the_limits_is_a_bad_choice_and_no_error() -> None:
 def test_a_window_with_failures_has_no_figure_except_a_goodput() -> None:
     def with_failure(goal: str) -> list[RequestRecord]:
         own = window(SLOTS, 1, 0.05, goal)
-        load = own[0].request.asked.load
-        assert load
-        return [*own, as_record(failed(2.0, load, error="no space in the context", failed_ns=10**8))]
+        return [*own, as_record(failed(2.0, load_of(own[0]), error="no space in the context", failed_ns=10**8))]
 
     measured = tuning_loads.measured(with_failure(REQUEST))
     assert measured is not None
@@ -192,6 +196,13 @@ def test_a_server_is_tuned_under_load_and_failing_choices_are_dropped(tmp_path: 
     assert {status.part.partition(",")[0] for status in seen} == {"warm-up", "search", "confirm"}
 
 
+def test_a_prompt_that_the_server_cannot_have_is_an_error_with_its_own_hint(tmp_path: Path, quick: None) -> None:
+    made = plan(TUNABLE, 2, 6, users=2)
+    with pytest.raises(LabError, match=r"A prompt of 2 tokens is not possible") as problem:
+        list(execute(made, tuning_server.new_file(made, tmp_path), lambda status: None))
+    assert problem.value.hint != tuning_server.HINT
+
+
 def test_leaving_early_ends_the_server(tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     started, make = list[Any](), tuning_server._Process
 
@@ -276,3 +287,24 @@ def test_a_default_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
     Simulated(monkeypatch, {DEFAULT: None})
     with pytest.raises(LabError, match=r"The server cannot be measured. it ended"):
         list(execute(simulated_plan(SLOTS), tmp_path / "file", lambda status: None))
+
+
+def test_llama_server_gets_the_options_of_each_choice(
+    tmp_path: Path, embedded: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FEWEST_CONFIRMED", "MOST_CONFIRMED", "FEWEST_EACH", "FEWEST_ANSWERS"):
+        monkeypatch.setattr(tuning_server, name, 1)
+    template = (
+        f"{shlex.quote(sys.executable)} -m tests.servers {shlex.quote(str(embedded))} --port {{port}} {{settings}}"
+    )
+    made = plan(template, 50, 4, users=2, goal=TTFT)
+    assert (("parallel", 2),) in made.choices
+    assert {name for choice in made.choices for name, _ in choice} == {"parallel", "threads"}  # what its help names
+    made = dataclasses.replace(made, choices=((("parallel", 2),),))
+    records = list(execute(made, tuning_server.new_file(made, tmp_path), lambda status: None))
+    slots = {(load_of(one).variant, one.endpoint.settings and one.endpoint.settings.n_slots) for one in records}
+    assert slots == {(DEFAULT, 1), ("--parallel 2", 2)}
+    assert {one.request.asked.n_prompt_counted for one in records} == {50}
+    found = tuning_loads.tuned(records)
+    assert found is not None
+    assert all(one.seconds and one.seconds > 0 for one in found.tried)

@@ -292,7 +292,10 @@ class _Session:
                     server = stack.enter_context(reconnect(self.server, url))
                 asks = loading.asks_of(plan, server, self.plan.text, self._report)
             except LabError as problem:
-                raise _Failed(process.why_ended() or problem.what) from None
+                why = process.why_ended()
+                if not (choice or why):
+                    raise
+                raise _Failed(why or problem.what) from None
             session = ServerSession(server, self.path, self._report, self.error_ns)
             if self.server is None:
                 session.measure_client(min(loading.MOST_STREAMS, load.concurrency or 1))
