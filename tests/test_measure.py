@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,17 +11,17 @@ import pytest
 
 from lab.analysis import table
 from lab.analysis.spread import known_spreads
-from lab.core import results, stats
+from lab.core import phases, results, stats
 from lab.core.record import CRASHED, FAILED, OK, Device, Record
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import repeatability, warm_engine
-from lab.runner.cases import Plan, Until
+from lab.runner.cases import Case, Plan, Until
 from lab.runner.plan import N_PILOT, make_plan
-from lab.runner.progress import Status
+from lab.runner.progress import Reporter, Status
 from lab.runner.rounds import wide_rows
 from lab.runner.session import execute, new_results_file
-from tests.conftest import MS, FakeWorker, died, run_lab
+from tests.conftest import MS, FakeWorker, died, make_run, run_lab
 
 
 @pytest.fixture
@@ -168,6 +169,34 @@ def test_progress_is_told_with_time_left(bench: Any, seen: list[Status]) -> None
     assert {"loading the model", "creating the context", "warming up"} <= {status.doing for status in seen}
 
 
+def test_the_time_left_includes_the_extra_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.runner.progress.time", types.SimpleNamespace(monotonic=lambda: 100.0))
+    runs = {Case(n, 5): make_run(n, 5) for n in (10, 600)}
+    quick, slow = runs
+    quick_s, slow_s = ((phases.e2e_ns(run) or 0) / 1e9 for run in runs.values())
+    seen: list[Status] = []
+    planned: list[float] = []
+
+    def extra(cost_s: Mapping[Case, float], planned_s: float) -> dict[Case, int]:
+        assert cost_s == pytest.approx({quick: quick_s, slow: slow_s})
+        planned.append(planned_s)
+        return {quick: 3}
+
+    todo = [(0, quick), (0, slow)]
+    reporter = Reporter(seen.append, todo, lambda case: (case.n_prompt, case.n_gen), extra)
+    for case, run in runs.items():
+        reporter.learn(case, run)
+    reporter.report_status("decode", rest_s=1.0)
+    todo.clear()  # the last planned run has begun
+    reporter.report_status("decode", rest_s=1.0)
+    todo += [(1, quick)] * 3
+    reporter.expect(3)
+    reporter.report_status("decode", rest_s=1.0)
+    left = [status.left_s for status in seen]
+    assert left == pytest.approx([1 + 4 * quick_s + slow_s, 1 + 3 * quick_s, 1 + 3 * quick_s])
+    assert planned == pytest.approx([1 + quick_s + slow_s, 1])
+
+
 def test_streamed_text_is_what_was_generated(fake_worker: FakeWorker, tmp_path: Path) -> None:
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
     worker = cast(Worker, fake_worker)
@@ -303,12 +332,18 @@ def test_every_round_has_an_engine_of_its_own(bench: Any, fake_worker: FakeWorke
     assert fake_worker.starts == 3 and fake_worker.contexts == [605] * 3
 
 
-def test_lengths_that_cost_little_get_more_runs(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_that_cost_little_get_more_runs(
+    bench: Any, seen: list[Status], monkeypatch: pytest.MonkeyPatch
+) -> None:
     moments = itertools.chain([0.0], itertools.repeat(6.0))  # so the planned rounds took 6 s
     monkeypatch.setattr("lab.runner.rounds.time", types.SimpleNamespace(monotonic=lambda: next(moments)))
+    clock = itertools.chain([0.0], itertools.count(6.0, 1e-3))
+    monkeypatch.setattr("lab.runner.progress.time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     records, _ = bench()
     lengths = [r.run.n_prompt for r in records if not r.run.warmup]
     assert (lengths.count(10), lengths.count(600)) == (stats.fewest_for_interval(), 3)
+    last_planned = [status.left_s for status in seen if status.doing == "decode" and status.repeat == 2]
+    assert last_planned and min(left or 0.0 for left in last_planned) > 3 * 0.05  # three more runs of 10 tokens
     records, _ = bench(repeat=3)
     assert len([r for r in records if not r.run.warmup]) == 6  # as it was asked for
 

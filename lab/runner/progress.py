@@ -11,7 +11,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -77,22 +77,29 @@ def duration(seconds: float) -> str:
 class Reporter:
     """Calls `watch` with a Status. `todo` is the loop's own list of the (repeat, case) still to come.
 
-    `n_tokens` returns the tokens that a case prefills, and those that it generates.
+    `n_tokens` returns the tokens that a case prefills, and those that it generates. `extra` returns how many runs of
+    each case follow those of the list, from the seconds of a run of each and of the whole list.
     """
 
     def __init__(
-        self, watch: ShowStatus, todo: Sequence[tuple[int, Case]], n_tokens: Callable[[Case], tuple[int, int]]
+        self,
+        watch: ShowStatus,
+        todo: Sequence[tuple[int, Case]],
+        n_tokens: Callable[[Case], tuple[int, int]],
+        extra: Callable[[Mapping[Case, float], float], Mapping[Case, int]] | None = None,
     ) -> None:
-        self._watch, self._todo, self._n_tokens = watch, todo, functools.cache(n_tokens)
+        self._watch, self._todo, self._n_tokens, self._extra = watch, todo, functools.cache(n_tokens), extra
+        self._cases = {case for _, case in todo}
         self._n_runs = len(todo)
         self._started = time.monotonic()
         self._n_learned = 0
-        self._forecast: tuple[tuple[int, int], float | None] = (-1, -1), None
+        self._forecast: tuple[tuple[int, int], dict[Case, float], float] = (-1, -1), {}, 0.0
         self._costs: dict[Case, tuple[float, float]] = {}  # seconds per prefilled and per generated token
 
     def expect(self, n: int) -> None:
-        """Count n more runs on the list."""
+        """Count n more runs on the list, which are all that follow the planned ones."""
         self._n_runs += n
+        self._extra = None
 
     def learn(self, case: Case, run: Run) -> None:
         """Use a run's time per token for the forecast."""
@@ -179,8 +186,6 @@ class Reporter:
         text: str = "",
     ) -> None:
         """Report one status. `rest_s` is the remaining time of the current run; adds the forecast for the others."""
-        later = self._later()
-        left = None if rest_s is None or later is None else rest_s + later
         n_running = 1 if doing in IN_A_RUN else 0
         self._watch(
             Status(
@@ -191,7 +196,7 @@ class Reporter:
                 n_runs_done=self._n_runs - len(self._todo) - n_running,
                 n_runs=self._n_runs,
                 elapsed_s=time.monotonic() - self._started,
-                left_s=left,
+                left_s=None if rest_s is None else self._left_s(rest_s),
                 text=text,
             )
         )
@@ -200,13 +205,21 @@ class Reporter:
         """Report a message that must stay visible."""
         self._watch(Status(sentence, note=sentence))
 
-    def _later(self) -> float | None:
-        """Forecast in seconds for the runs after the current one; computed again when a run was added or ended."""
+    def _left_s(self, rest_s: float) -> float | None:
+        """Forecast in seconds for the rest of the current run, the runs on the list, and the extra ones after them.
+
+        The seconds of each case are computed again when a run was added or ended.
+        """
         state = len(self._todo), self._n_learned
-        if self._forecast[0] != state:
-            seconds = [self._seconds(*self._n_tokens(case), case) for _, case in self._todo]
-            self._forecast = state, None if None in seconds else sum(s for s in seconds if s is not None)
-        return self._forecast[1]
+        if self._costs and self._forecast[0] != state:
+            cases = self._cases.union(case for _, case in self._todo)
+            cost_s = {case: self._seconds(*self._n_tokens(case), case) or 0.0 for case in cases}
+            self._forecast = state, cost_s, sum(cost_s[case] for _, case in self._todo)
+        if not self._costs:
+            return None
+        _, cost_s, later_s = self._forecast
+        extra = self._extra(cost_s, time.monotonic() - self._started + rest_s + later_s) if self._extra else {}
+        return rest_s + later_s + sum(n * cost_s[case] for case, n in extra.items())
 
     def _seconds(self, n_prefill: int, n_gen: int, case: Case) -> float | None:
         """Forecast in seconds for these tokens, from the most similar case so far."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.core import phases, record, stats
@@ -36,23 +36,20 @@ class Rounds:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._started = time.monotonic()
-        self._targets: dict[Case, int] | None = None  # planned runs of each case
+        self.is_decided = False  # whether the runs after the planned ones are known
         self.done: list[tuple[Case, Run]] = []
         self.given_up: set[Case] = set()
 
-    def next(self) -> list[tuple[int, Case]]:
-        """(repeat, case) of the runs of one more round; empty if the plan is done."""
+    def further(self) -> list[tuple[int, Case]]:
+        """(repeat, case) of all runs after the planned ones, once; empty if none are needed or no time is left."""
         done = [(case, run) for case, run in self.done if case not in self.given_up]
-        if not done:
+        if self.is_decided or not done or self.is_out_of_time():
             return []
-        repeat = 1 + max(run.repeat for _, run in done)
-        until = self._plan.until
-        if self.is_out_of_time():
-            return []
-        if self._targets is None:
-            self._targets = self._needed(done, until) if until else self._affordable(done)
-        wanted = [case for case in {case for case, _ in done} if repeat < self._targets.get(case, 0)]
-        return self._plan.round(repeat, wanted)
+        self.is_decided = True
+        targets = self._needed(done, self._plan.until) if self._plan.until else self._affordable(done)
+        first = 1 + max(run.repeat for _, run in done)
+        rounds = range(first, max(targets.values(), default=0))
+        return [run for n in rounds for run in self._plan.round(n, [case for case in targets if n < targets[case]])]
 
     def is_out_of_time(self) -> bool:
         """Whether `--max-minutes` forbids a new round."""
@@ -72,18 +69,22 @@ class Rounds:
 
     def _affordable(self, done: Sequence[tuple[Case, Run]]) -> dict[Case, int]:
         """Enough runs for an interval for the quickest cases, within EXTRA_SHARE of the time."""
-        if not self._plan.is_more_if_cheap:
-            return {}
         cases = {case for case, _ in done}
         cost_s = {case: _seconds([run for its_case, run in done if its_case == case]) for case in cases}
-        left_s = EXTRA_SHARE * (time.monotonic() - self._started)
-        targets, enough = dict[Case, int](), stats.fewest_for_interval()
-        for case in sorted(cost_s, key=lambda case: cost_s[case]):
-            left_s -= cost_s[case] * (enough - self._plan.n_repeat)
-            if left_s < 0:
-                break
-            targets[case] = enough
-        return targets
+        extra = extra_runs(self._plan, cost_s, time.monotonic() - self._started)
+        return {case: self._plan.n_repeat + n for case, n in extra.items()}
+
+
+def extra_runs(plan: Plan, cost_s: Mapping[Case, float], planned_s: float) -> dict[Case, int]:
+    """How many extra runs the quickest cases get, where a run takes `cost_s` and all planned rounds `planned_s`."""
+    left_s, n_more = EXTRA_SHARE * planned_s, stats.fewest_for_interval() - plan.n_repeat
+    extra = dict[Case, int]()
+    for case in sorted(cost_s, key=lambda case: cost_s[case]) if plan.is_more_if_cheap else ():
+        left_s -= cost_s[case] * n_more
+        if left_s < 0:
+            break
+        extra[case] = n_more
+    return extra
 
 
 def wide_rows(runs: Sequence[Run], share: float) -> list[WideRow]:

@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from lab.core import results
@@ -25,7 +26,7 @@ from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.energy import idle_watts
 from lab.runner.progress import Reporter, ShowStatus
-from lab.runner.rounds import Rounds
+from lab.runner.rounds import Rounds, extra_runs
 from lab.runner.warm_engine import WarmEngine
 
 
@@ -69,7 +70,7 @@ def execute(
         raise LabError("A model with random weights generates no text to stream.", "Omit --stream.")
     with unless_empty(path):
         todo = plan.order
-        reporter = Reporter(watch, todo, plan.n_tokens)
+        reporter = Reporter(watch, todo, plan.n_tokens, partial(extra_runs, plan))
         engine = WarmEngine(plan, worker, reporter, stream, n_starts, idle_watts(path.stem))
         for settings, run in _Loop(engine, todo).runs():
             line = engine.record(path.stem, run, settings)
@@ -97,8 +98,8 @@ class _Loop:
             yield from self._next() if self.engine.warm else self._warm_up()
 
     def _extend(self) -> bool:
-        """Add another round to the list, if one is needed."""
-        more = self.rounds.next()
+        """Add the rounds after the planned ones to the list, if any are needed."""
+        more = self.rounds.further()
         self.todo += more
         self.engine.reporter.expect(len(more))
         return bool(more)
