@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import lab
 from lab.analysis import tuning, tuning_loads, tuning_search
 from lab.analysis.tuning import CONFIRM, DEFAULT, GOODPUT, REQUEST, SEARCH, THROUGHPUT, TPOT, TTFT
 from lab.analysis.tuning_loads import choice_of, options_of
@@ -313,3 +314,17 @@ def test_llama_server_gets_the_options_of_each_choice(
     found = tuning_loads.tuned(records)
     assert found is not None
     assert all(one.seconds and one.seconds > 0 for one in found.tried)
+
+
+def test_lab_tune_with_a_command_tunes_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def tuned(*args: Any, **more: Any) -> list[RequestRecord]:
+        asked.append((args, more))
+        return [*window(DEFAULT, 1, 0.05), *window(SLOTS, 1, 0.025)]
+
+    monkeypatch.setattr(tuning_server, "tune_server", tuned)
+    found = lab.tune(40, 6, serve="server {port} {settings}", users=2, budget="2min", slo="ttft=1s", seed=3)
+    assert [one.variant for one in found.tried] == [SLOTS, DEFAULT]
+    more = {"goal": REQUEST, "users": 2, "budget_s": 120.0, "allow_lossy": False, "slo": "ttft=1s", "seed": 3}
+    assert asked == [(("server {port} {settings}", 40, 6), more)]
