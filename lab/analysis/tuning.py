@@ -32,6 +32,9 @@ AT_LEAST = 0.01
 FEWEST_CONFIRMED = 4
 """Blocks that a recommendation needs."""
 
+LOSSY = ("cache_type_k", "cache_type_v", "model")
+"""Settings that change what the model writes."""
+
 DEFAULT = "default"
 SEARCH, CONFIRM, LENGTHS = "search", "confirm", "lengths"
 REQUEST, TTFT, TPOT, THROUGHPUT, GOODPUT = "request", "ttft", "tpot", "throughput", "goodput"
@@ -114,10 +117,16 @@ class Tuned:
     n_confirmed: int
     crossings: tuple[Crossing, ...] = ()
     seconds: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by phase: default, winner; confirmed
+    measured: tuple[Measured, ...] = ()
 
     @property
     def is_recommended(self) -> bool:
         return self.gain is not None and self.gain.low > 1 + AT_LEAST
+
+
+def is_lossy(choice: Choice) -> bool:
+    """Whether a choice changes what the model writes."""
+    return any(name in LOSSY for name, _ in choice)
 
 
 def choice_of(record: Record, default: Record) -> Choice:
@@ -181,6 +190,7 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
         n_confirmed=n_confirmed,
         crossings=_crossings([record for record, _ in of_stage.get(LENGTHS, [])], confirmed, asked.n_gen),
         seconds=seconds,
+        measured=tuple(measured),
     )
 
 

@@ -59,6 +59,7 @@ def tuned(records: Sequence[RequestRecord]) -> Tuned | None:
         gain=gain,
         n_confirmed=n_confirmed,
         seconds=seconds,
+        measured=tuple(windows),
     )
 
 

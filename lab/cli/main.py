@@ -111,9 +111,19 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
       lab show results/FILE.jsonl
       lab show results/ --details
     """
+    from lab.analysis import tuning
     from lab.analysis.request_table import alone
-    from lab.show import claim_views, console, overhead_views, text_load, text_places, text_requests, text_results
-    from lab.show.section import print_sections
+    from lab.show import (
+        claim_views,
+        console,
+        overhead_views,
+        text_load,
+        text_places,
+        text_requests,
+        text_results,
+        text_tune,
+    )
+    from lab.show.section import Section, print_sections
     from lab.why.published import read
 
     if all(Path(name).suffix == ".csv" for name in results):
@@ -130,18 +140,21 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
         return
     shown = running.experiments(records, results, reading.ceilings)
     judged = running.verdicts_of(records, results, reading.ceilings)
+    faster = running.faster_settings(results, records)
     if as_json:
-        console.print_json(running.as_json_rows(records, shown, judged, reading.requests))
+        console.print_json(running.as_json_rows(records, shown, judged, reading.requests, faster))
         return
     out = console.console(details=running.hint(details))
-    if rest := [record for record in records if record.run.part is None]:
+    if rest := [record for record in records if not record.run.is_apart]:
         text_results.print_results(rest, out, shown)
+    print_sections([Section(sentences=faster)] if faster else [], out)
+    text_tune.print_tuned(reading.measured, out)
     for name, verdicts in judged:
         claim_views.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
     if alone(reading.requests):
         text_requests.print_requests(reading.requests, out)
     overhead_views.print_parts(records, reading.requests, out)
-    print_sections(text_load.sections(reading.requests), out)
+    print_sections(text_load.sections(tuning.without(reading.requests)), out)
 
 
 @lab.command()

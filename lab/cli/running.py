@@ -61,12 +61,22 @@ def note(sentence: str) -> None:
     click.echo(f"Note: {sentence}", err=True)
 
 
-def nearby(results: tuple[str, ...], measured: Sequence[Record | RequestRecord]) -> Contents:
-    """Other sessions that lie where the results are: they show how much sessions differ."""
+def nearby(results: tuple[str, ...], measured: Sequence[Record | RequestRecord], holding: bytes = b"") -> Contents:
+    """Other sessions that lie where the results are, in files that contain `holding`: they show how sessions differ."""
     from lab.runner import repeatability
 
     folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
-    return repeatability.nearby(folders, measured)
+    return repeatability.nearby(folders, measured, holding)
+
+
+def faster_settings(results: tuple[str, ...], records: Sequence[Record]) -> list[str]:
+    """A sentence on settings that a session of lab tune, in these results or beside them, found to be faster."""
+    from lab.show import text_tune
+
+    if all(record.run.is_apart for record in records):
+        return []
+    beside = nearby(results, records, holding=b'"tuning":{').records
+    return text_tune.faster_settings(records, [*records, *beside])
 
 
 def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
@@ -96,27 +106,30 @@ def draw(
     Of runs that were made for claims those in `of_claims`. Requests share pictures with runs; with `by_session`
     sessions of one setup are drawn apart.
     """
-    from lab.analysis import request_table
+    from lab.analysis import request_table, tuning
     from lab.drawing import canvas
     from lab.experiments.claims.claim_parts import PARTS
-    from lab.show import levers, overhead_views, plot_runs, plot_why
+    from lab.show import levers, overhead_views, plot_runs, plot_why, section, text_tune
 
     if not (any_good(records) or request_table.loads_of(records)):
         return []
     sizes: dict[str, tuple[float, float]] = {"prefill": (8, 5), "decode": (8, 5), "network": (8, 5)}
-    plain = [record for record in request_table.of_engine(records) if record.run.part not in PARTS]
+    of_engine = request_table.of_engine(records)
+    plain = [record for record in tuning.without(of_engine) if record.run.part not in PARTS]
     drawings = plot_runs.drawings([*plain, *request_table.alone(records)], by_session=by_session)
     drawings |= {**plot_why.drawings(plain), **levers.drawings(shown), **overhead_views.drawings(records)}
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
-    wanted += [(one.name, one.draw, one.file_size) for one in (*of_claims, *load_pictures(records))]
+    of_tune = section.numbered([one.pictures for one in text_tune.sections(records)])
+    wanted += [(one.name, one.draw, one.file_size) for one in (*of_claims, *of_tune, *load_pictures(records))]
     return [path for name, drawing, size in wanted for path in canvas.write(drawing, folder, f"{stem}-{name}", size)]
 
 
 def load_pictures(records: Sequence[Record | RequestRecord]) -> list[Picture]:
     """The pictures of loads among the records; of several sessions numbered."""
+    from lab.analysis import tuning
     from lab.show import section, text_load
 
-    return section.numbered([one.pictures for one in text_load.sections(records)])
+    return section.numbered([one.pictures for one in text_load.sections(tuning.without(records))])
 
 
 def claim_pictures(
@@ -142,7 +155,7 @@ def experiments(
     from lab.show import levers
     from lab.why import probing
 
-    records = [record for record in records if record.run.part is None]
+    records = [record for record in records if not record.run.is_apart]
     if not any(record.run.lever for record in records):
         return []
     known = [*ceilings, *probing.kept(plot_folder(results, None), note)]
@@ -177,13 +190,18 @@ def as_json_rows(
     shown: Sequence[Section] = (),
     judged: Sequence[tuple[str, Verdicts]] = (),
     requests: Sequence[RequestRecord] = (),
+    faster: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The rows of the summary, of experiments, claims and requests, what disturbed the runs, and what failed."""
-    from lab.analysis import table
-    from lab.show import levers, overhead_views, text_load, text_requests, text_results
+    """The rows of the summary, of experiments, claims and requests, what disturbed the runs, and what failed.
+
+    `faster`: sentences on faster settings.
+    """
+    from lab.analysis import table, tuning
+    from lab.show import levers, overhead_views, text_load, text_requests, text_results, text_tune
 
     overhead = overhead_views.as_rows(records, requests)
-    rows = table.summary(table.runs([record for record in records if record.run.part is None]))
+    plain_requests = tuning.without(requests)
+    rows = table.summary(table.runs([record for record in records if not record.run.is_apart]))
     of_claims = [{"session": name, **row} for name, verdicts in judged for row in verdicts.rows]
     return {
         "rows": [
@@ -194,7 +212,9 @@ def as_json_rows(
         ],
         **levers.more(shown),
         **({"overhead": overhead} if overhead else {}),
-        **({"loads": of_loads} if (of_loads := text_load.sessions_as_rows(requests)) else {}),
+        **({"tunings": tuned} if (tuned := text_tune.as_rows([*records, *requests])) else {}),
+        **({"loads": of_loads} if (of_loads := text_load.sessions_as_rows(plain_requests)) else {}),
+        **({"faster_settings": list(faster)} if faster else {}),
         "warnings": [*text_results.warnings(records), *text_requests.warnings(requests)],
         "failures": [*text_results.failures(records), *text_requests.failures(requests)],
     }
@@ -284,7 +304,7 @@ class Output:
                 known = claim_session.known_ceilings(path.parent)
             target = path.with_suffix(".html")
             files["report"] = named("report", page.report(target, records, known, at_least or AT_LEAST, others, judged))
-        plain = [record for record in runs if record.run.lever is None and record.run.part is None]
+        plain = [record for record in runs if record.run.lever is None and not record.run.is_apart]
         if out and any_good(plain):
             ceilings = " ".join(["lab ceilings", *_of_engine(plain[0])])
             out.print(f"next     what limited each phase: {ceilings} && lab explain {path}")
@@ -336,13 +356,14 @@ def carry_out(
     if records:
         shown = experiments(records, (str(path),))
         still_wide = text_results.still_wide(records, plan)
+        faster = faster_settings((str(path),), records)
 
         def tables(stdout: Console) -> None:
             text_results.print_results(records, stdout, shown)
-            for sentence in still_wide:
+            for sentence in (*still_wide, *faster):
                 stdout.print(sentence)
 
-        rows = functools.partial(as_json_rows, records, shown)
+        rows = functools.partial(as_json_rows, records, shown, faster=faster)
         output.finish(records, path, tables, lambda: {**rows(), "still_wide": still_wide}, shown=shown)
     if problem:
         raise problem

@@ -254,6 +254,11 @@ class Run:
         return self.batch or self.prefix or self.stall or self.speculation
 
     @property
+    def is_apart(self) -> bool:
+        """Whether the run is of `lab claims` or `lab tune`, whose results have tables of their own."""
+        return self.part is not None or self.tuning is not None
+
+    @property
     def name(self) -> str:
         """What the run did, in words."""
         return name_of(self.n_prompt, self.lever)

@@ -71,8 +71,6 @@ MOST_CONFIRMED = 12
 """Blocks of the confirmation. Their number is fixed before they begin: adding blocks until a gain shows finds noise."""
 
 UBATCHES = (64, 128, 256, 512, 1024, 2048)
-LOSSY = ("cache_type_k", "cache_type_v", "model")
-"""Settings that change what the model writes."""
 
 
 def seconds_of(budget: str | float) -> float:

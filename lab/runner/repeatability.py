@@ -76,12 +76,13 @@ def execute(
             )
 
 
-def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = ()) -> Contents:
+def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = (), holding: bytes = b"") -> Contents:
     """The results in these folders and their folders `repeatability`, except the sessions of `measured`.
 
-    They show how much sessions differ. Reads at most MOST_NEARBY bytes, the newest files first; skips unreadable files.
+    They show how much sessions differ. Reads at most MOST_NEARBY bytes, the newest files first; skips unreadable
+    files, and those that do not contain `holding`.
     """
-    known, contents = {one.session for one in measured}, list(_nearby(folders))
+    known, contents = {one.session for one in measured}, list(_nearby(folders, holding))
     return Contents(
         records=tuple(one for each in contents for one in each.records if one.session not in known),
         ceilings=tuple(one for each in contents for one in each.ceilings),
@@ -90,7 +91,7 @@ def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] =
     )
 
 
-def _nearby(folders: Iterable[Path]) -> Iterator[Contents]:
+def _nearby(folders: Iterable[Path], holding: bytes) -> Iterator[Contents]:
     paths = [path for folder in folders for path in (*folder.glob("*.jsonl"), *(folder / FOLDER).glob("*.jsonl"))]
     n_bytes = 0
     newest_first = sorted(filter(Path.is_file, paths), key=lambda path: path.name, reverse=True)  # names: times
@@ -99,4 +100,5 @@ def _nearby(folders: Iterable[Path]) -> Iterator[Contents]:
             n_bytes += path.stat().st_size
             if n_bytes > MOST_NEARBY:
                 break
-            yield results.read([path])
+            if holding in path.read_bytes():
+                yield results.read([path])

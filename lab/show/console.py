@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-WRAPPED = {"note", "what it is", "verdict", "claims", "what it can do", "answer", "as seen in"}
+WRAPPED = {"settings", "note", "what it is", "verdict", "claims", "what it can do", "answer", "as seen in"}
 """Headings of columns whose text may wrap. Other columns never wrap."""
 
 TEXT_COLUMNS = {
     *("name", "from", "figure", "kernel", "type", "buffer", "phase", "limit", "part", "load", "requests"),
-    *("claim", "figures", "criterion"),
+    *("claim", "figures", "criterion", "faster for answers of"),
     *WRAPPED,
 }
 """Headings of columns that hold text."""

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lab.analysis import comparison, request_table, table
+from lab.analysis import comparison, request_table, table, tuning
 from lab.analysis.spread import known_spreads
 from lab.core import results
 from lab.core.lists import join_and, plural
@@ -24,7 +24,7 @@ from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
 from lab.experiments.claims.claim_verdicts import Verdicts
 from lab.runner import machine
-from lab.show import claim_views, page_chapters, reproduce, svg, text_results
+from lab.show import claim_views, page_chapters, reproduce, svg, text_results, text_tune
 from lab.show.section import Picture, Section
 from lab.why import probing, where
 
@@ -63,15 +63,15 @@ def html(
     if not records:
         raise LabError("There is nothing to report: no records are given.", "Measure some: lab measure")
     of_engine, alone = request_table.of_engine(records), request_table.alone(records)
-    of_loads = request_table.loads_of(records)
-    rest = [record for record in of_engine if record.run.part is None]
+    of_loads = tuning.without(request_table.loads_of(records))
+    rest = [record for record in of_engine if not record.run.is_apart]
     claimed = [record for record in of_engine if record.run.part is not None]
     apart = comparison.by_session(rest) if rest else []
     timed = [record for record in apart if record.run.status == OK and not record.run.warmup]
     answered = [record for record in alone if request_table.went_well(record)]
-    good: Lines = [*timed, *claimed, *answered, *of_loads]
+    good: Lines = [*timed, *claimed, *text_tune.compared(records), *answered, *of_loads]
     if not good:
-        what = "run" if rest else "request"
+        what = "run" if of_engine else "request"
         raise LabError(f"There is nothing to report: no {what} went well.", "Look at the errors: lab show RESULTS")
     spreads = known_spreads([*rest, *others, *alone])
     is_all, compared = page_chapters.compared([*timed, *alone, *of_loads], at_least, spreads)
@@ -79,12 +79,14 @@ def html(
     kinds = [
         *page_chapters.runs(timed, has_pictures=not (answered and is_all)),
         *page_chapters.experiments(timed, known, others),
+        *page_chapters.tuned(records),
         *page_chapters.requests(with_requests, alone),
         *page_chapters.overhead(rest, alone),
         *page_chapters.loads(of_loads),
         *claim_views.sections(of_engine, known, others, judged),
     ]
     setups = page_chapters.setups(good)
+    faster = text_tune.faster_settings(timed, [*of_engine, *others])
     lead = list[str]()
     if is_all or len(kinds) == 1:
         lead = [*(line for one in compared for line in one.sentences), *_gist(kinds)]
@@ -98,7 +100,7 @@ def html(
         [best for first in firsts if (best := probing.known(known, where.of_record(first)))],
         title=_title(kinds, [timed, answered] if is_all else [], good),
         dates=_dates(good),
-        lead=lead,
+        lead=[*lead, *faster],
         distrust=text_results.distrust(rest),
         contents=[] if lead else chapters,
         gist=_gist,

@@ -24,6 +24,7 @@ from lab.show import (
     text_requests,
     text_results,
     text_setup,
+    text_tune,
     text_why,
 )
 from lab.show.section import SMALL, TALL, UNKNOWN, WIDE, Columns, Picture, Section, tabled
@@ -96,6 +97,13 @@ def experiments(timed: Sequence[Record], known: Sequence[Ceilings], others: Sequ
     return [
         Section(title, name=parts[0].name, question=parts[0].question, parts=parts) for title, parts in by_title.items()
     ]
+
+
+def tuned(records: Lines) -> list[Section]:
+    """Searches for the fastest settings, a part for each session."""
+    parts = text_tune.sections(records)
+    question = parts[0].question if len(parts) == 1 else "Which settings are the fastest?"
+    return [Section("The fastest settings", name="tune", question=question, parts=parts)] if parts else []
 
 
 def requests(timed: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Section]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def sessions(records: Sequence[Record]) -> list[list[Record]]:
     """The timed runs of each trial with at least two variants."""
-    timed = [one for one in records if one.run.is_timed and one.run.block is not None and one.run.part is None]
+    timed = [one for one in records if one.run.is_timed and one.run.block is not None and not one.run.is_apart]
     of_sessions = grouped(timed, lambda record: record.session).values()
     return [list(own) for own in of_sessions if len({record.run.variant for record in own}) > 1]
 

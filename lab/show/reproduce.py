@@ -11,7 +11,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from lab.analysis import request_table
+from lab.analysis import request_table, tuning
+from lab.core.levers import Batch
 from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.request import CONSTANT, RequestRecord
@@ -87,6 +88,8 @@ def command(records: Sequence[Record]) -> str | None:
     run, repeat = timed[0].run, 1 + max(record.run.repeat for record in timed)
     lengths = sorted({record.run.n_prompt for record in timed})
     shared = [option for option in options(timed[0]) if all(option in options(record) for record in records)]
+    if run.tuning is not None:
+        return _tune(timed)
     if run.block is not None:
         by_name = {record.run.variant or "": options(record) for record in records}
         own = [
@@ -104,6 +107,21 @@ def command(records: Sequence[Record]) -> str | None:
     if run.every is not None:
         return _line("sweep", {"max_len": lengths, "every": run.every, "gen": run.n_gen, "repeat": repeat}, (), shared)
     return _line("measure", {"prompt_len": lengths, "gen": run.n_gen, "repeat": repeat}, (), shared)
+
+
+def _tune(timed: Sequence[Record]) -> str:
+    """The command line of a session of `lab tune`: the model, and the options that no choice changed."""
+    first = next((record for record in timed if record.run.variant == tuning.DEFAULT), timed[0])
+    asked, lever = first.run.tuning, first.run.lever
+    fixed = [one for one in options(first) if one[0] == "--model" or all(one in options(each) for each in timed)]
+    is_lossy = any(tuning.is_lossy(tuning.choice_of(record, first)) for record in timed)
+    given: dict[str, object] = {
+        "prompt_len": first.run.n_prompt,
+        "gen": asked.n_gen if asked else None,
+        "goal": asked.goal if asked and asked.goal != tuning.REQUEST else None,
+        "users": lever.n_seq if isinstance(lever, Batch) else None,
+    }
+    return _line("tune", given, (), [*([("--allow-lossy",)] if is_lossy else []), *fixed])
 
 
 def _claims(timed: Sequence[Record]) -> str:

@@ -84,6 +84,7 @@ class Section:
     facts: dict[str, str] = field(default_factory=dict)
     headings: Sequence[str] = ()
     cells: Sequence[Sequence[str | Cell]] = ()
+    most_rows: int | None = None  # of the table on a terminal; --details shows all
     row_notes: Sequence[Sequence[str]] = ()  # warnings of each row, which begins with a number of prompt tokens
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -160,7 +161,10 @@ def print_section(section: Section, out: Console) -> None:
     for line in section.words:
         out.print(line)
     if section.headings:
-        out.print(grid_of(section))
+        most = section.most_rows if _details(out) else None
+        out.print(grid_of(section, most))
+        if most is not None and len(section.cells) > most:
+            out.print(Text(f"{plural(len(section.cells) - most, 'more row')}: {_details(out)}", style="dim"))
     warnings, notes = [*_of_rows(section), *section.warnings], [Text(line, style="dim") for line in section.notes]
     print_lines([*map(_marked, warnings), *map(Text, section.sentences), *notes], out)
     print_sections(section.parts, out)
@@ -168,12 +172,17 @@ def print_section(section: Section, out: Console) -> None:
 
 def print_lines(lines: Sequence[Text], out: Console) -> None:
     """Prints the first lines, and how to see the others."""
-    details = out.details if isinstance(out, Terminal) else ""
+    details = _details(out)
     n = MOST_LINES if details else len(lines)
     for line in lines[:n]:
         out.print(line)
     if len(lines) > n:
         out.print(Text(f"{plural(len(lines) - n, 'more line')}: {details}", style="dim"))
+
+
+def _details(out: Console) -> str:
+    """How to see all; "" where all is shown."""
+    return out.details if isinstance(out, Terminal) else ""
 
 
 def _of_rows(section: Section) -> list[str]:
@@ -187,10 +196,10 @@ def _marked(warning: str) -> Text:
     return Text(f"{MARK} ", style="yellow") + Text(warning)
 
 
-def grid_of(section: Section) -> Grid:
-    """The table of a section. All lines of a cell except the first are dim."""
+def grid_of(section: Section, n_rows: int | None = None) -> Grid:
+    """The table of a section, or its first rows. All lines of a cell except the first are dim."""
     grid = Grid(tuple(section.headings))
-    for line in section.lines:
+    for line in section.lines[:n_rows]:
         grid.add_row(*map(_dimmed, line))
     return grid
 

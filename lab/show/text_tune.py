@@ -1,0 +1,359 @@
+"""The result of `lab tune`: a table of what was tried, the recommendation in words, a picture, and rows for JSON.
+
+Two kinds of figures stand side by side. The table is the search, which chose the winner for its times, so its ratios
+flatter the winner. The sentences have the gain of the confirmation, measured in new blocks after the choice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from lab.analysis import disturbances, setup_columns, tuning, tuning_loads
+from lab.analysis.request_table import of_engine
+from lab.analysis.tuning import AT_LEAST, CONFIRM, DECODE, FEWEST_CONFIRMED, PREFILL, TPOT, TTFT, Crossing, Tried, Tuned
+from lab.analysis.tuning_search import Choice
+from lab.analysis.wording import digits, percent, seconds
+from lab.core.lists import grouped, plural
+from lab.core.record import Record
+from lab.core.request import RequestRecord, short_name
+from lab.core.shown import MARK
+from lab.core.stats import Ratio
+from lab.runner import machine
+from lab.show import plot_tune
+from lab.show.section import UNKNOWN, WIDE, Columns, Picture, Section, print_sections, tabled
+
+CHANGES_OUTPUT = "changes the model's output"
+"""Of the settings in `tuning.LOSSY`."""
+
+MOST_ROWS = 12
+"""Rows that a terminal shows without --details."""
+
+Lines = Sequence[Record | RequestRecord]
+
+GOALS = {
+    tuning.REQUEST: "the whole request",
+    TTFT: "the time to the first token",
+    TPOT: "the time of all tokens after the first",
+    tuning.THROUGHPUT: "the time of all requests together",
+}
+"""What each goal minimizes."""
+
+OF_SERVER = {
+    tuning.THROUGHPUT: "the time per generated token of all users together",
+    tuning.GOODPUT: "the time per answer within the limits",
+}
+"""The same with `--serve`."""
+
+CAPTION = (
+    "What was tried: the time with each choice of settings over that with the default; left of 1 it is faster. Points "
+    "are runs, bars are 95 % intervals."
+)
+
+
+def of_sessions(records: Lines) -> list[Tuned]:
+    """The results of all sessions of `lab tune` among the records in which the default was measured."""
+    return [*tuning.of_sessions(of_engine(records)), *tuning_loads.of_sessions(records)]
+
+
+def sections(records: Lines) -> list[Section]:
+    """What each session of `lab tune` among the records found."""
+    by_session = grouped(of_engine(records), lambda record: record.session if record.run.tuning else None)
+    return [_section(one, by_session.get(one.session, [])) for one in of_sessions(records)]
+
+
+def compared(records: Lines) -> list[Record | RequestRecord]:
+    """A record of the default and one of the winner of each session of `lab tune`."""
+    return [each for one in of_sessions(records) for each in (one.default, one.winner) if each]
+
+
+def print_tuned(records: Lines, out: Console) -> None:
+    """Prints the sections; where the default was not measured, a sentence says so."""
+    shown = sections(records)
+    print_sections(shown, out)
+    if not shown and any(map(tuning.tuning_of, records)):
+        out.print("\nlab tune measured no run of the default, so nothing can be compared with it.")
+
+
+def _section(one: Tuned, records: Sequence[Record]) -> Section:
+    timed = [record for record in records if record.run.is_timed]
+    n_disturbed = sum(bool(disturbances.disturbances(record)) for record in timed)
+    doubt = f" ({MARK} {n_disturbed} of {len(timed)} runs disturbed)" if n_disturbed else ""
+    first = tuning.DEFAULT, _variant(one.winner)
+    rows = sorted(one.tried, key=lambda row: first.index(row.variant) if row.variant in first else len(first))
+    columns: Columns = [
+        ("settings", _label),
+        ("runs", lambda row: str(row.n_runs)),
+        ("time", lambda row: seconds(row.seconds) if row.seconds is not None else UNKNOWN),
+        ("time\nratio", _ratio),
+        ("verdict", partial(verdict, one)),
+    ]
+    return Section(
+        f"{_subject(one.default)}{doubt}",
+        f"{workload(one)}; goal: {_minimized(one)}",
+        name=f"tune-{one.session}",
+        question=f"Which settings are the fastest for {aim(one)}?",
+        **tabled(columns, rows, keep_all=True),
+        most_rows=MOST_ROWS,
+        warnings=[*_doubts(timed), *_failures(rows)],
+        sentences=sentences(one),
+        notes=[
+            f"Time: {_minimized(one)}, as expected from all runs of the search. Ratio: that time over the default's, "
+            "with its 95 % interval below."
+        ],
+        parts=[*_crossings(one)],
+        pictures=[
+            Picture(
+                "tune",
+                CAPTION,
+                partial(plot_tune.plot_tune, one, rows, _label, _variant(one.winner), _subject(one.default)),
+                WIDE,
+            )
+        ],
+    )
+
+
+def _subject(record: Record | RequestRecord) -> str:
+    if isinstance(record, RequestRecord):
+        server = record.endpoint.server or "a server"
+        return f"{short_name(record.model)} through {server} on {machine.label(record.machine)}"
+    return f"{setup_columns.model_label(record)} on {machine.label(record.machine, record.settings)}"
+
+
+def _minimized(one: Tuned) -> str:
+    return (GOALS if isinstance(one.default, Record) else GOALS | OF_SERVER).get(one.goal, one.goal)
+
+
+def _variant(record: Record | RequestRecord | None) -> str | None:
+    """The choice of a record, as options."""
+    if isinstance(record, RequestRecord):
+        return record.request.asked.load.variant if record.request.asked.load else None
+    return record.run.variant if record else None
+
+
+def workload(one: Tuned) -> str:
+    """What was asked for: `2,000 prompt tokens + 300 generated, 4 users`."""
+    users = "" if one.n_users == 1 else f", {plural(one.n_users, 'user')}"
+    return f"{one.n_prompt:,} prompt tokens + {one.n_gen:,} generated{users}"
+
+
+def aim(one: Tuned) -> str:
+    """What is faster: `2,000 + 300 tokens`, or the tokens that the goal is about."""
+    users = "" if one.n_users == 1 else f" for each of {plural(one.n_users, 'user')}"
+    if one.goal == TTFT:
+        return f"the first token after {one.n_prompt:,} prompt tokens{users}"
+    if one.goal == TPOT:
+        return f"each further token after {one.n_prompt:,} prompt tokens{users}"
+    return f"{one.n_prompt:,} + {one.n_gen:,} tokens{users}"
+
+
+def _label(row: Tried) -> str:
+    return row.variant + (f"\n{CHANGES_OUTPUT}" if tuning.is_lossy(row.choice) else "")
+
+
+def _name(variant: str | None, choice: Choice) -> str:
+    """A choice in a sentence."""
+    return f"{variant}{f' ({CHANGES_OUTPUT})' if tuning.is_lossy(choice) else ''}"
+
+
+def _ratio(row: Tried) -> str:
+    if row.ratio is None:
+        return UNKNOWN
+    return digits(1.0) if row.variant == tuning.DEFAULT else f"{digits(row.ratio.estimate)}\n{_ends(row.ratio)}"
+
+
+def _ends(ratio: Ratio, between: str = "-") -> str:
+    return f"{digits(ratio.low)}{between}{digits(ratio.high)}"
+
+
+def _pace(gain: Ratio) -> str:
+    return f"{digits(gain.estimate)} times as fast"
+
+
+def _sure(gain: Ratio) -> str:
+    return f"95 % interval {_ends(gain, ' to ')}"
+
+
+def verdict(one: Tuned, row: Tried) -> str:
+    """What became of a choice."""
+    if row.ratio is None:
+        return "failed"
+    if row.variant == tuning.DEFAULT:
+        return "the base"
+    if row.variant == _variant(one.winner):
+        return "recommended" if one.is_recommended else "gain not confirmed"
+    if row.ratio.low > 1:
+        return "slower"
+    return "faster in the search" if row.ratio.high < 1 else "no clear difference"
+
+
+def sentences(one: Tuned) -> list[str]:
+    """The recommendation with its times, or why there is none."""
+    others = [row for row in one.tried if row.variant != tuning.DEFAULT and row.ratio]
+    won = _variant(one.winner)
+    if one.gain is not None:
+        name, blocks = _name(won, one.choice), f"{one.n_confirmed} new blocks"
+        if not one.is_recommended:
+            return [
+                f"Keep the default: {name} was the fastest in the search, but {blocks} do not show a gain clearly "
+                f"above {percent(AT_LEAST)}. There it is {_pace(one.gain)} ({_sure(one.gain)})."
+            ]
+        gain = f"{_pace(one.gain)} for {aim(one)} ({_sure(one.gain)}, from {blocks} measured after the choice)"
+        return [f"{name} is {gain}{_limit(one)}.", *_phases(one)]
+    best = next((row for row in others if row.variant == won), next(iter(others), None))
+    if best is None or best.ratio is None:
+        return ["No other setting could be measured, so nothing is recommended."]
+    if won is None and (best.ratio.high >= 1 or best.ratio.estimate > 1 / (1 + AT_LEAST)):
+        return ["Nothing that was tried is faster than the default beyond noise: keep the default."]
+    n, gain_there = one.n_confirmed, Ratio(1 / best.ratio.estimate, 1 / best.ratio.high, 1 / best.ratio.low)
+    why = f"only {plural(n, 'new block')} of at least {FEWEST_CONFIRMED} confirmed it" if n else "nothing confirmed it"
+    return [
+        f"No recommendation: {_name(best.variant, best.choice)} was the fastest in the search "
+        f"({_pace(gain_there)}, {_sure(gain_there)}), but {why}. The gain of a search is too optimistic, because the "
+        "search chose the settings with the shortest times. Run lab tune again with a larger --budget."
+    ]
+
+
+def _limit(one: Tuned) -> str:
+    """For which answers after the prompt that was asked for the winner loses."""
+    at = next((row for row in one.crossings if row.n_prompt == one.n_prompt), None)
+    if at is None or one.goal in (TTFT, TPOT):
+        return ""
+    if at.from_gen is not None:
+        return f"; it loses below {at.from_gen:,} generated tokens"
+    return "" if at.to_gen is None else f"; it loses above {at.to_gen:,} generated tokens"
+
+
+def _phases(one: Tuned) -> list[str]:
+    """The medians of both phases in the confirmation."""
+    words = {PREFILL: "first token after {}", DECODE: "each further token {}"}
+    parts = [
+        words[name].format(f"{seconds(other)} instead of {seconds(base)}")
+        for name, (base, other) in one.seconds.items()
+        if name in words
+    ]
+    return [f"Medians of these blocks: {', '.join(parts)}."] if parts else []
+
+
+def _crossings(one: Tuned) -> list[Section]:
+    """For which prompts and answers the recommended settings are faster; nothing without a recommendation."""
+    if not (one.is_recommended and one.crossings) or one.goal in (TTFT, TPOT):
+        return []
+    columns: Columns = [
+        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+        (f"times as fast\nfor {one.n_gen:,} generated", lambda row: digits(row.gain)),
+        ("faster for answers of", _lengths),
+    ]
+    return [
+        Section(
+            "When the recommended settings are faster",
+            "by medians, without an interval",
+            **tabled(columns, one.crossings, keep_all=True),
+        )
+    ]
+
+
+def _lengths(row: Crossing) -> str:
+    if not row.is_ever:
+        return "no length"
+    if row.from_gen is not None:
+        return f"{row.from_gen:,} or more tokens"
+    return "any length" if row.to_gen is None else f"up to {row.to_gen:,} tokens"
+
+
+def _doubts(timed: Sequence[Record]) -> list[str]:
+    confirmed = [record for record in timed if record.run.tuning and record.run.tuning.stage == CONFIRM]
+    if not disturbances.is_doubtful(confirmed or timed):
+        return []
+    what = "runs that confirm the gain" if confirmed else "runs"
+    return [f"Other programs disturbed at least half of the {what}. Run lab tune again while no other program runs."]
+
+
+def _failures(rows: Sequence[Tried]) -> list[str]:
+    """One line on all choices with a failed run."""
+    failed = [f"{row.variant} ({row.error})" for row in rows if row.error]
+    return [f"Runs failed with {'; '.join(failed)}."] if failed else []
+
+
+def as_rows(records: Lines) -> list[dict[str, Any]]:
+    """A row for each session of `lab tune` for JSON, with what was tried and the crossings as lists."""
+    return [_as_row(one) for one in of_sessions(records)]
+
+
+def _as_row(one: Tuned) -> dict[str, Any]:
+    won = _variant(one.winner)
+    times = {
+        f"{side}_{part}_s": value
+        for phase, part in ((PREFILL, "first_token"), (DECODE, "each_token"))
+        for side, value in zip(("default", "winner"), one.seconds.get(phase, ()), strict=False)
+    }
+    return {
+        "session": one.session,
+        "subject": _subject(one.default),
+        "goal": one.goal,
+        "n_prompt": one.n_prompt,
+        "n_gen": one.n_gen,
+        "n_users": one.n_users,
+        "recommended": won if one.is_recommended else None,
+        "winner": won,
+        "changes_output": tuning.is_lossy(one.choice),
+        **_as_fields("gain", one.gain),
+        "n_blocks_confirmed": one.n_confirmed,
+        **times,
+        "tried": [
+            {
+                "settings": row.variant,
+                "changes_output": tuning.is_lossy(row.choice),
+                "n_runs": row.n_runs,
+                "time_s": row.seconds,
+                **_as_fields("time_ratio", row.ratio),
+                "verdict": verdict(one, row),
+                "error": row.error,
+            }
+            for row in one.tried
+        ],
+        "crossings": [dataclasses.asdict(row) for row in one.crossings],
+        "sentences": sentences(one),
+    }
+
+
+def _as_fields(name: str, ratio: Ratio | None) -> dict[str, float | None]:
+    return {
+        name: ratio.estimate if ratio else None,
+        f"{name}_low": ratio.low if ratio else None,
+        f"{name}_high": ratio.high if ratio else None,
+    }
+
+
+def faster_settings(records: Iterable[Record], others: Iterable[Record]) -> list[str]:
+    """At most one sentence: settings that `lab tune` recommends, and that none of these plain runs uses.
+
+    `others` may hold sessions of `lab tune`. The newest one of each workload counts, of the same model on the same
+    devices, for the goal `request` and one user.
+    """
+    known = [one for one in tuning.of_sessions(list(others)) if one.goal == tuning.REQUEST and one.n_users == 1]
+    newest = {(one.n_prompt, one.n_gen, _where(one.default)): one for one in sorted(known, key=lambda one: one.session)}
+    plain = [record for record in tuning.without(records) if record.run.is_timed and record.run.lever is None]
+    for one in reversed(newest.values()):
+        alike = [record for record in plain if _where(record) == _where(one.default)]
+        if one.gain and one.is_recommended and alike and not any(_uses(record, one) for record in alike):
+            name = _name(_variant(one.winner), one.choice)
+            return [f"lab tune found faster settings for {aim(one)} on this machine: {name}, {_pace(one.gain)}."]
+    return []
+
+
+def _uses(record: Record, one: Tuned) -> bool:
+    """Whether a run has the settings of the winner."""
+    return isinstance(one.default, Record) and set(one.choice) <= set(tuning.choice_of(record, one.default))
+
+
+def _where(record: Record | RequestRecord) -> tuple[str | None, ...] | None:
+    """The machine, its devices with layers, the build and the model of a run."""
+    if isinstance(record, RequestRecord):
+        return None
+    here = machine.label(record.machine, record.settings)
+    return record.machine.cpu, here, record.settings.lib, setup_columns.model_label(record)
