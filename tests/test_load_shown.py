@@ -356,14 +356,14 @@ def test_doubts_are_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_rows_name_their_units() -> None:
-    rows = text_load.as_rows([loads.sample(request) for request in spaced(60)], ENDPOINT)
+    rows = text_load._as_row([loads.sample(request) for request in spaced(60)], ENDPOINT)
     (row,) = rows["arms"]
     assert row["load"] == "1 user" and row["load_concurrency"] == 1
     assert (row["ttft_median_s"], row["ttft_p95_s"], row["ttft_p95_beyond"]) == (0.1, 0.1, 3)
     assert (row["ttft_p99_s"], row["ttft_p99_beyond"]) == (None, None)
     assert (row["tokens_tps"], row["tokens_tps_by_round"]) == (60 * 5 / 4, [75.0])
     assert (row["attainment"], rows["capacity"]["at_least"], rows["n_slots"]) == (1.0, 1, 4)
-    assert text_load.as_rows([], ENDPOINT)["arms"] == []
+    assert text_load._as_row([], ENDPOINT)["arms"] == []
 
 
 def pictures(*requests: Request) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from lab.process.wire import Vocabulary
 from lab.process.worker import Worker
 from lab.runner.servers import connect
 from lab.show import console, overhead_views, page
+from lab.show.section import print_sections
 from tests.conftest import MACHINE, MODEL, MS, FakeWorker, make_record, make_run, run_lab
 from tests.conftest import SETTINGS as SETTINGS_OF_RUNS
 from tests.null_server import Behaviour, NullSettings, null_server
@@ -157,7 +158,7 @@ def test_the_outer_blocks_are_in_the_ranges_only_and_the_parts_add_up_to_what_is
 def test_a_prompt_from_a_cache_and_a_short_answer_do_not_count_and_are_named() -> None:
     warm = make_request(0, usage=Usage(prompt_tokens=20, completion_tokens=5, cached_tokens=7))
     short = make_request(1, usage=Usage(prompt_tokens=20, completion_tokens=3, cached_tokens=0))
-    assert not overhead_views.has_both([run_of(0), run_of(1)], [warm, short])
+    assert not overhead_parts.pairs([run_of(0), run_of(1)], [warm, short])
     words = overhead_views.failures([], [warm, short])
     assert "7 tokens of the prompt came from a cache" in words[0] and "ended after 3 tokens" in words[1]
 
@@ -208,7 +209,7 @@ def test_sentences_name_the_largest_parts_and_whether_processes_differ_as_much()
 
 def test_the_table_the_json_and_the_picture_have_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, requests = [run_of(0)], [make_request(0)]
-    overhead_views.print_parts(runs, requests, console.console())
+    print_sections(overhead_views.sections(runs, requests), console.console())
     shown = capsys.readouterr().out
     for name in (*overhead_parts.ORDER, overhead_parts.UNEXPLAINED, "not reported"):
         assert name in shown

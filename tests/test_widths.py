@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.show.console import console, grid_of
+from lab.show.console import Grid, console
 from lab.show.section import MOST_LINES, Section, print_section
 from tests.conftest import run_lab
 
@@ -50,7 +50,7 @@ def test_no_number_of_any_table_is_broken_or_cut(command: tuple[str, ...], monke
 def test_columns_that_others_imply_give_way_first_and_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    grid = grid_of("prompt\ntokens", "prefill\ns", "TTFT\ns", "E2E\ns", "note")
+    grid = Grid("prompt\ntokens", "prefill\ns", "TTFT\ns", "E2E\ns", "note")
     grid.add_row("1,000", "0.1", "0.123-0.456", "12.3-45.6", "words that can be broken between them")
     Console(width=46).print(grid)
     out = capsys.readouterr().out

@@ -91,10 +91,10 @@ def run_row(record: RequestRecord, index: int) -> dict[str, Any]:
         "status": one.status,
         "error": one.error,
         "started_at": one.started_at,
-        "ttft_s": _or_nan(one.ttft_ns, 1e-9),
-        "tpot_ms": _or_nan(one.tpot_ns, 1e-6),
+        "ttft_s": or_nan(one.ttft_ns, 1e-9),
+        "tpot_ms": or_nan(one.tpot_ns, 1e-6),
         "decode_tps": 1e9 / one.tpot_ns if one.tpot_ns else float("nan"),
-        "e2e_s": _or_nan(one.e2e_ns, 1e-9),
+        "e2e_s": or_nan(one.e2e_ns, 1e-9),
         "lever": None if asked.load is None else asked.load.label,
         "url": record.endpoint.url,
         "warm": one.is_warm,
@@ -103,16 +103,17 @@ def run_row(record: RequestRecord, index: int) -> dict[str, Any]:
         "n_cached": one.n_cached,
         "n_answer": one.n_generated,
         "n_events": one.n_events,
-        "first_output_s": _or_nan(one.first_output_ns, 1e-9),
-        "stall_ms": _or_nan(one.longest_stall_ns, 1e-6),
-        "tpot_low_ms": _or_nan(low, 1e-6),
-        "tpot_high_ms": _or_nan(high, 1e-6),
-        "server_prompt_s": _or_nan(timings.prompt_ms if timings else None, 1e-3),
-        "server_decode_s": _or_nan(timings.gen_ms if timings else None, 1e-3),
+        "first_output_s": or_nan(one.first_output_ns, 1e-9),
+        "stall_ms": or_nan(one.longest_stall_ns, 1e-6),
+        "tpot_low_ms": or_nan(low, 1e-6),
+        "tpot_high_ms": or_nan(high, 1e-6),
+        "server_prompt_s": or_nan(timings.prompt_ms if timings else None, 1e-3),
+        "server_decode_s": or_nan(timings.gen_ms if timings else None, 1e-3),
         "failure": one.failure,
         "finish_reason": one.finish_reason,
     }
 
 
-def _or_nan(value: float | None, factor: float) -> float:
+def or_nan(value: float | None, factor: float) -> float:
+    """A known value times a factor; NaN for None."""
     return float("nan") if value is None else value * factor

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import disturbances, request_table, setup_columns
+from lab.analysis.request_table import or_nan
 from lab.core import energy, lever_figures, phases, shown, stats
 from lab.core.record import DECODE, OK, PREFILL, Record, Run
 from lab.core.request import RequestRecord
@@ -167,23 +168,19 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
         "status": run.status,
         "error": run.error,
         "started_at": run.started_at,
-        "prefill_s": _or_nan(prefill, 1e-9),
+        "prefill_s": or_nan(prefill, 1e-9),
         "prefill_tps": run.n_prompt / (prefill * 1e-9) if prefill else float("nan"),
-        "ttft_s": _or_nan(ttft, 1e-9),
-        "tpot_ms": _or_nan(tpot, 1e-6),
+        "ttft_s": or_nan(ttft, 1e-9),
+        "tpot_ms": or_nan(tpot, 1e-6),
         "decode_tps": 1e9 / tpot if tpot else float("nan"),
-        "decode_ms": _or_nan(phases.decode_compute_mean_ns(run) if run.lever is None else None, 1e-6),
-        "e2e_s": _or_nan(e2e, 1e-9),
+        "decode_ms": or_nan(phases.decode_compute_mean_ns(run) if run.lever is None else None, 1e-6),
+        "e2e_s": or_nan(e2e, 1e-9),
         "prefill_share": prefill / e2e if prefill and e2e else float("nan"),
         "lever": None if run.lever is None else run.lever.words,
         "energy_source": energy.source(record),
         **dict.fromkeys(energy.FIGURES, float("nan")),
     }
     return row | energy.figures(dataclasses.replace(record, run=run)) | lever_figures.figures(run)
-
-
-def _or_nan(value: float | None, factor: float) -> float:
-    return float("nan") if value is None else value * factor
 
 
 def _step_rows(record: Record, index: int) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from lab.cli.running import EXIT_FAILED, RESULTS, note
 from lab.errors import LabError
 
 if TYPE_CHECKING:
+    from lab.core.request import Slo
     from lab.why.candidates import Candidate
     from lab.why.published import Row
 
@@ -95,46 +96,17 @@ def _page(results: tuple[str, ...], out: str, check: bool) -> None:
     click.echo(f"page     {board_page.write_board(out, records, known, board_page.other_rows(records, known))}")
 
 
-def _request(
-    models: list[str],
-    out: str,
-    no_plot: bool,
-    as_json: bool,
-    *,
-    prompt_len: int,
-    gen: int,
-    users: int,
-    devices: tuple[str, ...],
-    kind: str | None,
-    memory: str | None,
-    slo: str | None,
-    at_least: float | None,
-    prices: str | None,
-    watts: float | None,
-    kwh: float | None,
-) -> None:
+def _request(models: list[str], out: str, no_plot: bool, as_json: bool, **asked: Any) -> None:
+    """Prints the candidates for what was `asked` for."""
     from lab.core.request import parse_slo
     from lab.drawing import canvas
     from lab.show import console, text_board
     from lab.show.section import print_section
-    from lab.why import candidates as choosing
 
-    if gen < 2 or prompt_len < 1 or users < 1:
-        raise LabError("--prompt-len and --users need 1 or more, --gen 2 or more.", "Leave them out for the defaults.")
-    names, limits = _listed(devices) + ([kind] if kind else []), parse_slo(slo) if slo else None
-    if at_least is not None:
-        if len(names) != 1 or models:
-            raise LabError("--at-least needs one --device and no --model.", "lab board -d rtx-4090 --at-least 20")
-        found = choosing.largest(names[0], at_least, prompt_len, gen)
-        if not found:
-            raise LabError(f"{names[0]} decodes no model of the catalog at {at_least:g} tokens/s.", "Ask for less.")
-    else:
-        priced = choosing.read_prices(prices) if prices else None
-        found = choosing.board(
-            models or ["smollm2-135m"], prompt_len, gen, devices=names, users=users, slo=limits, prices=priced
-        )
-        found = _within(found, memory)
-    shown = text_board.section(found, limits, watts, kwh, has_here=not names)
+    names, watts = _listed(asked["devices"]) + ([asked["kind"]] if asked["kind"] else []), asked["watts"]
+    limits = parse_slo(asked["slo"]) if asked["slo"] else None
+    found = _candidates(models, names, limits, asked)
+    shown = text_board.section(found, limits, watts, asked["kwh"], has_here=not names)
     plots = []
     for picture in () if no_plot else shown.pictures:
         plots += canvas.write(picture.draw, Path(out), f"board-{picture.name}", picture.file_size)
@@ -145,6 +117,25 @@ def _request(
     print_section(shown, console.console())
     for plot in plots:
         click.echo(f"plot     {plot}")
+
+
+def _candidates(models: list[str], names: list[str], limits: Slo | None, asked: dict[str, Any]) -> list[Candidate]:
+    """The models on the devices of these names; with --at-least the largest models of the only device."""
+    from lab.why import candidates as choosing
+
+    n_prompt, n_gen, users, at_least = (asked[name] for name in ("prompt_len", "gen", "users", "at_least"))
+    if n_gen < 2 or n_prompt < 1 or users < 1:
+        raise LabError("--prompt-len and --users need 1 or more, --gen 2 or more.", "Leave them out for the defaults.")
+    if at_least is None:
+        prices = choosing.read_prices(asked["prices"]) if asked["prices"] else None
+        how: dict[str, Any] = {"devices": names, "users": users, "slo": limits, "prices": prices}
+        return _within(choosing.board(models or ["smollm2-135m"], n_prompt, n_gen, **how), asked["memory"])
+    if len(names) != 1 or models:
+        raise LabError("--at-least needs one --device and no --model.", "lab board -d rtx-4090 --at-least 20")
+    found = choosing.largest(names[0], at_least, n_prompt, n_gen)
+    if not found:
+        raise LabError(f"{names[0]} decodes no model of the catalog at {at_least:g} tokens/s.", "Ask for less.")
+    return found
 
 
 def _within(found: list[Candidate], memory: str | None) -> list[Candidate]:

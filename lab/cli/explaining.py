@@ -63,6 +63,7 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     from lab.process.worker import Worker
     from lab.runner.plan import make_plan
     from lab.show import console, text_setup, text_why
+    from lab.show.section import print_sections
     from lab.why import probing
     from lab.why import where as places
 
@@ -91,7 +92,7 @@ def ceilings(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> 
     if as_json:
         console.print_json(dataclasses.asdict(measured))
         return
-    text_why.print_ceilings(measured, console.console())
+    print_sections([text_why.of_ceilings(measured)], console.console())
 
 
 @click.command(cls=Command)

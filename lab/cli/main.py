@@ -153,7 +153,7 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
         claim_views.print_verdicts(verdicts, out, name if rest or len(judged) > 1 else "")
     if alone(reading.requests):
         text_requests.print_requests(reading.requests, out)
-    overhead_views.print_parts(records, reading.requests, out)
+    print_sections(overhead_views.sections(records, reading.requests), out)
     print_sections(text_load.sections(tuning.without(reading.requests)), out)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,19 +43,7 @@ MOST_NETWORKS = 200
     click.option("--no-plot", is_flag=True, help="Draw no picture."),
     as_json_option(),
 )
-def network(
-    model: str,
-    servers: int,
-    latency: str,
-    bandwidth: str,
-    prompt_len: int,
-    gen: int,
-    device: str | None,
-    results: str,
-    out: str,
-    no_plot: bool,
-    as_json: bool,
-) -> None:
+def network(latency: str, bandwidth: str, out: str, no_plot: bool, as_json: bool, **asked: Any) -> None:
     """Predict the time lost by splitting a model over a network.
 
     \b
@@ -74,7 +62,8 @@ def network(
     links = list(dict.fromkeys(Link(round_trip, width) for width in widths for round_trip in round_trips))
     if len(links) > MOST_NETWORKS:
         raise LabError(f"{len(links)} networks are too many.", f"Give at most {MOST_NETWORKS}.")
-    answer = network_prediction.predict(links, servers, model, prompt_len, gen, device, results)
+    n_servers, n_prompt, n_gen = (asked.pop(name) for name in ("servers", "prompt_len", "gen"))
+    answer = network_prediction.predict(links, n_servers, n_prompt=n_prompt, n_gen=n_gen, **asked)
     plots = [] if no_plot else _draw(answer, Path(out))
     if as_json:
         n_layers = {device: answer.layers[:-1].count(device) for device in dict.fromkeys(answer.layers)}

@@ -14,50 +14,35 @@ from lab.core.asked_settings import AUTO, defaults, flag, in_digits, table, type
 from lab.errors import LabError
 
 
-class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A share: `2%`, or `0.02`."""
+class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """What `parse` makes of a text. If that raises a ValueError, the message says that the text `is_not` that."""
 
-    name = "percent"
+    def __init__(self, name: str, parse: Callable[[str], Any], is_not: str) -> None:
+        self.name, self.parse, self.is_not = name, parse, is_not
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value).strip()
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+            return self.parse(str(value).strip())
         except ValueError:
-            share = -1.0
-        if not 0 <= share < 1:
-            self.fail(f"{value!r} is not a share. Write 2% or 0.02.", param, ctx)
-        return share
+            self.fail(f"{value!r} is not {self.is_not}", param, ctx)
 
 
-class Layers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """How many layers: a whole number, or `auto`."""
-
-    name = "n"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        text = str(value).strip().lower()
-        if text == AUTO:
-            return text
-        try:
-            return int(text)
-        except ValueError:
-            self.fail(f"{value!r} is not a number of layers. Write a whole number, or auto.", param, ctx)
+def _share(text: str) -> float:
+    share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 <= share < 1:
+        raise ValueError
+    return share
 
 
-class Tokens(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number of tokens: `512`, or `8k`."""
-
-    name = "tokens"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return int(in_digits(str(value).strip()))
-        except ValueError:
-            self.fail(f"{value!r} is not a number of tokens. Write a whole number, or 8k for 8000.", param, ctx)
-
-
-TOKENS = Tokens()
+SHARE = Parsed("percent", _share, "a share. Write 2% or 0.02.")
+LAYERS = Parsed(
+    "n",
+    lambda text: AUTO if text.lower() == AUTO else int(text),
+    "a number of layers. Write a whole number, or auto.",
+)
+TOKENS = Parsed(
+    "tokens", lambda text: int(in_digits(text)), "a number of tokens. Write a whole number, or 8k for 8000."
+)
 
 
 def setting_option(name: str, default: object = None) -> Callable[..., Any]:
@@ -70,7 +55,7 @@ def setting_option(name: str, default: object = None) -> Callable[..., Any]:
     elif setting.choices:
         more["type"] = click.Choice(setting.choices)
     elif int in types()[name]:
-        more["type"] = Layers() if str in types()[name] else int
+        more["type"] = LAYERS if str in types()[name] else int
     return click.option(*names, show_default=default is not None, **more)
 
 
@@ -145,14 +130,12 @@ OUTPUT = [
     NO_PLOT,
     click.option("--report", is_flag=True, help="Write a page for the browser at the end (see lab report)."),
 ]
-AT_LEAST = click.option(
-    "--at-least", type=Share(), default="1%", show_default=True, help="Smallest difference to claim."
-)
+AT_LEAST = click.option("--at-least", type=SHARE, default="1%", show_default=True, help="Smallest difference to claim.")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Show the plan and the memory it needs; measure nothing.")
 UNTIL = [
     click.option(
         "--until",
-        type=Share(),
+        type=SHARE,
         metavar="SHARE",
         help="Repeat until every median is known to within this share (95 % confidence), such as 2%.",
     ),

@@ -213,7 +213,7 @@ def as_json_rows(
         **levers.more(shown),
         **({"overhead": overhead} if overhead else {}),
         **({"tunings": tuned} if (tuned := text_tune.as_rows([*records, *requests])) else {}),
-        **({"loads": of_loads} if (of_loads := text_load.sessions_as_rows(plain_requests)) else {}),
+        **({"loads": of_loads} if (of_loads := text_load.as_rows(plain_requests)) else {}),
         **({"faster_settings": list(faster)} if faster else {}),
         "warnings": [*text_results.warnings(records), *text_requests.warnings(requests)],
         "failures": [*text_results.failures(records), *text_requests.failures(requests)],

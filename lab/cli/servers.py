@@ -60,13 +60,10 @@ def confirm(url: str, what: str, yes: bool) -> None:
         click.confirm(f"{asked.url} is on another machine. Send it {what}?", abort=True, err=True)
 
 
-AS_JSON = as_json_option()
-
-
 @click.command(cls=Command, first=("model", "api", "api-key-env", "timeout", "json"))
 @click.argument("url")
 @with_options(SERVED_MODEL, *REACHING, TIMEOUT)
-@AS_JSON
+@as_json_option()
 def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) -> None:
     """Show what a server can do: token counts, caches, slots.
 
@@ -95,7 +92,7 @@ def server(url: str, model: str | None, yes: bool, as_json: bool, **how: Any) ->
 @click.option(
     "--streams", default="1,16", show_default=True, help="Numbers of simultaneous streams, separated by commas."
 )
-@AS_JSON
+@as_json_option()
 def client(streams: str, as_json: bool) -> None:
     """Measure the timing error of the lab's own client.
 
@@ -115,7 +112,7 @@ def client(streams: str, as_json: bool) -> None:
     if as_json:
         console.print_json([dataclasses.asdict(test) for test in tests])
         return
-    grid = console.grid_of("streams", "events", "events/s", "median us", "99 % us", "max us", "server late, 99 % us")
+    grid = console.Grid("streams", "events", "events/s", "median us", "99 % us", "max us", "server late, 99 % us")
     for test in tests:
         values = test.rate, test.median_us, test.p99_us, test.max_us, test.server_late_p99_us
         grid.add_row(f"{test.n_streams}", f"{test.n_events:,}", *(f"{value:,.0f}" for value in values))
@@ -231,17 +228,15 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
 
 def _show_load(requests: Sequence[RequestRecord], path: Path, output: Output) -> None:
     """Prints the table, then draws."""
-    from lab.analysis.load_figures import sessions
     from lab.show import text_load
     from lab.show.section import print_section
 
     (section,) = text_load.sections(requests)
-    (one,) = sessions(requests)
     output.finish(
         requests,
         path,
         lambda out: print_section(dataclasses.replace(section, title=""), out),
-        lambda: text_load.as_rows(one.samples, one.endpoint),
+        lambda: text_load.as_rows(requests)[0],
     )
 
 
@@ -303,7 +298,8 @@ def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
 
     options, output, err = given(context), Output.taken_from(asked), console.console(stderr=True)
     lengths, model = (asked[name] if name in options else None for name in ("prompt_len", "model"))
-    plan = through_server.make_plan(lengths, asked["gen"], asked["repeat"], asked["prompt"], asked["seed"])
+    chosen = {name: asked[name] for name in ("gen", "repeat", "prompt", "seed")}
+    plan = through_server.make_plan(lengths, **chosen)
     confirm(url, plan.summary, asked["yes"])
     text_out = err if output.as_json else console.console()
     err.print("examining the server ...")
@@ -424,12 +420,13 @@ def _show_overhead(lines: list[Record | RequestRecord], path: Path, output: Outp
     from lab.drawing import canvas
     from lab.experiments import overhead_parts
     from lab.show import console, overhead_views
+    from lab.show.section import print_sections
 
     records = [line for line in lines if isinstance(line, Record)]
     requests = [line for line in lines if isinstance(line, RequestRecord)]
     out = console.console(details=hint(path=path))
     if not output.as_json:
-        overhead_views.print_parts(records, requests, out)
+        print_sections(overhead_views.sections(records, requests), out)
     failures = overhead_views.failures(records, requests)
     made = overhead_views.drawings(lines) if output.plots else {}
     drawn = [str(one) for name, draw in made.items() for one in canvas.write(draw, path.parent, f"{path.stem}-{name}")]

@@ -148,7 +148,7 @@ def all_headers(asked: Access) -> list[tuple[str, str]]:
     if "authorization" not in names and (value := key(asked)):
         headers.append(("Authorization", f"Bearer {value}"))
     elif "authorization" not in names and asked.credentials:
-        headers.append(("Authorization", f"Basic {_base64(asked.credentials)}"))
+        headers.append(("Authorization", f"Basic {base64.b64encode(asked.credentials.encode()).decode()}"))
     return headers
 
 
@@ -288,7 +288,3 @@ def _first_words(text: bytes, headers: Mapping[str, str]) -> str:
     plain = re.sub(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>", " ", text[:20_000].decode(errors="replace"))
     begin = " ".join(plain.split())[:160]
     return f'{kind}, beginning with "{begin}"' if begin else f"{kind}, empty"
-
-
-def _base64(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()

@@ -92,7 +92,7 @@ def probe(
     if listed.status in (401, 403) or (model is None and not has_list):
         answered = listed.error or "200, JSON without `data`"
         raise LabError(f"{access.url}/models lists no models. Its answer: {answered}", _hint(access, listed.status))
-    own_names = model_names(listed.raw)
+    own_names = tuple(str(entry["id"]) for entry in _entries(listed.raw) if "id" in entry)
     models = tuple(hidden(name, access) for name in own_names)
     shown = choose_model(models, None if model is None else hidden(model, access))
     chosen = own_names[models.index(shown)] if shown in models and model not in own_names else model or shown
@@ -121,11 +121,6 @@ def _hint(access: Access, status: int | None) -> str:
     if 300 <= status < 400:
         return "The lab does not follow redirects. Give the target address."
     return f"Check the address (use {other}), or name a model with --model."
-
-
-def model_names(parsed: dict[str, Any] | None) -> tuple[str, ...]:
-    """The names in an answer of /v1/models."""
-    return tuple(str(entry["id"]) for entry in _entries(parsed) if "id" in entry)
 
 
 def _entries(parsed: dict[str, Any] | None) -> list[dict[str, Any]]:

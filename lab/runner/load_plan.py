@@ -141,7 +141,8 @@ def read(path: Path) -> tuple[list[Call], list[str]]:
                     bad.setdefault(str(problem), []).append(number)
     except OSError as problem:
         raise LabError(f"The file {path} cannot be read: {problem.strerror}.", "Check its name.") from None
-    notes = [_at_lines(path, numbers, problem) for problem, numbers in bad.items()]
+    more = {problem: f" and {len(at) - 1:,} more" if len(at) > 1 else "" for problem, at in bad.items()}
+    notes = [f"{path.name} line {at[0]}{more[problem]} skipped: {problem}." for problem, at in bad.items()]
     if not calls:
         raise LabError(
             " ".join(notes) or f"The file {path} is empty.",
@@ -154,11 +155,6 @@ def read(path: Path) -> tuple[list[Call], list[str]]:
     return [
         Call(call.n_prompt, call.n_gen, None if call.at_s is None else call.at_s - start_s) for call in calls
     ], notes
-
-
-def _at_lines(path: Path, numbers: Sequence[int], problem: str) -> str:
-    more = f" and {len(numbers) - 1:,} more" if len(numbers) > 1 else ""
-    return f"{path.name} line {numbers[0]}{more} skipped: {problem}."
 
 
 def _call(line: bytes) -> Call:

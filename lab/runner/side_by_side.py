@@ -181,7 +181,8 @@ def _block(
 
     Variants that share RPC servers cannot be loaded at the same time, so all runs of one come before the next.
     """
-    one_by_one = _share_servers([engine.plan for engine in engines.values()])
+    servers = [server for engine in engines.values() for server in engine.plan.backend.rpc]
+    one_by_one = len(set(servers)) < len(servers)
     names, turns = list(engines), range(n_turns)
     together = [*((None, name) for name in names), *((turn, name) for turn in turns for name in names[:: 1 - 2 * turn])]
     alone = [(turn, name) for name in names for turn in (None, *turns)]
@@ -207,9 +208,3 @@ def _warm(engine: WarmEngine) -> Iterator[Run]:
     engine.open(engine.plan.cases)
     for _, run in engine.warm_up(engine.plan.cases):
         yield run
-
-
-def _share_servers(plans: Sequence[Plan]) -> bool:
-    """Whether several variants use the same RPC server."""
-    servers = [server for plan in plans for server in plan.backend.rpc]
-    return len(set(servers)) < len(servers)

@@ -184,7 +184,8 @@ class WarmEngine:
             draft=self.plan.draft.model if self.plan.draft and is_of_draft(case) else None,
         )
         n_known = len(list(scripts.shapes(script)))  # the steps of `speculate` follow
-        if sum(outcome.steps.n_tokens[:n_known]) != _n_computed(script):
+        n_computed = sum(operation.times * part.n_tokens for operation in script for part in operation.parts)
+        if sum(outcome.steps.n_tokens[:n_known]) != n_computed:
             raise LabError(f"The steps do not add up to {case.name}.", "This is a bug of the lab.")
         self.reporter.learn(case, run)
         return run
@@ -289,7 +290,3 @@ class WarmEngine:
         if source.text is None:
             return None
         return prompts.offset(self.plan.seed, repeat, len(self._ids[source.name]), sequence)
-
-
-def _n_computed(script: Script) -> int:
-    return sum(operation.times * part.n_tokens for operation in script for part in operation.parts)

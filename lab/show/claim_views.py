@@ -25,7 +25,7 @@ from lab.experiments.claims.claim_session import Session
 from lab.experiments.claims.claim_verdicts import Judged, Verdicts
 from lab.runner.progress import duration
 from lab.show import levers, plot_runs, section, text_results, text_why
-from lab.show.console import Grid, grid_of
+from lab.show.console import Grid
 from lab.show.section import UNKNOWN, Cell, Picture, Section, print_marked
 from lab.why import probing, roofline, where
 
@@ -157,7 +157,7 @@ def plan_lines(session: Session) -> list[str]:
 
 def plan_table(session: Session) -> Grid:
     """The table of `--dry-run`: the parts with their runs, memory, time and claims."""
-    grid = grid_of("part", "what it is", "runs", "memory MB", "time", "claims")
+    grid = Grid("part", "what it is", "runs", "memory MB", "time", "claims")
     for name, seconds in session.expected_s.items():
         trials = session.trials.get(name, [])
         needed = [

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -72,12 +71,12 @@ def console(stderr: bool = False, details: str = "") -> Terminal:
     return made
 
 
-@dataclass
 class Grid:
-    """A table without lines. Columns that do not fit are hidden, and named below it."""
+    """A table without lines. Text is left-aligned. Columns that do not fit are hidden, and named below it."""
 
-    headings: tuple[str, ...]
-    rows: list[tuple[RenderableType, ...]] = field(default_factory=list)
+    def __init__(self, *headings: str) -> None:
+        self.headings = headings
+        self.rows: list[tuple[RenderableType, ...]] = []
 
     def add_row(self, *cells: RenderableType) -> None:
         self.rows.append(cells)
@@ -116,11 +115,6 @@ class Grid:
 def print_json(value: object) -> None:
     """Prints one JSON document on stdout, in ASCII, which every encoding can write. NaN becomes null."""
     print(json.dumps(_without_nan(value), indent=2))
-
-
-def grid_of(*headings: str) -> Grid:
-    """A table without lines. Text is left-aligned, numbers are right-aligned."""
-    return Grid(headings)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from lab.models import catalog
 from lab.process import spawning
 from lab.runner import limits
 from lab.show import console, overhead_views, text_endpoint, text_load
-from lab.show.section import print_section
+from lab.show.section import print_section, print_sections
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,7 +150,8 @@ def overhead(lines: Sequence[Record | RequestRecord]) -> dict[str, Phase]:
 
 def show_overhead(lines: Sequence[Record | RequestRecord]) -> None:
     """Print what lab.overhead measured as `lab overhead` does."""
-    overhead_views.print_parts(request_table.of_engine(lines), request_table.alone(lines), console.console())
+    sections = overhead_views.sections(request_table.of_engine(lines), request_table.alone(lines))
+    print_sections(sections, console.console())
 
 
 def draw_overhead(lines: Sequence[Record | RequestRecord]) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from lab.analysis.wording import digits
 from lab.core import shown
 from lab.core.lists import grouped, plural
@@ -22,7 +20,7 @@ from lab.drawing.canvas import COLOURS, GUIDE, INK
 from lab.experiments import overhead_parts
 from lab.experiments.overhead_parts import ENGINE, ORDER, UNEXPLAINED, LengthParts, Phase
 from lab.runner import machine
-from lab.show.section import WIDE, Columns, Picture, Section, numbered, print_sections, tabled
+from lab.show.section import WIDE, Columns, Picture, Section, numbered, tabled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,18 +34,8 @@ CAPTION = (
 )
 
 
-def has_both(records: Sequence[Record], requests: Sequence[RequestRecord]) -> bool:
-    """Whether the same tokens were measured in process and through a server."""
-    return bool(overhead_parts.pairs(records, requests))
-
-
-def print_parts(records: Sequence[Record], requests: Sequence[RequestRecord], out: Console) -> None:
-    """Prints for each server the settings of both sides, the parts, and sentences on them."""
-    print_sections(sections(records, requests), out)
-
-
 def sections(records: Sequence[Record], requests: Sequence[RequestRecord]) -> list[Section]:
-    """A section for each session that has both."""
+    """A section for each session that has both: the settings of both sides, the parts, and sentences on them."""
     return [_section(ours, theirs) for ours, theirs in sessions(records, requests)]
 
 
@@ -106,7 +94,10 @@ def as_rows(records: Sequence[Record], requests: Sequence[RequestRecord]) -> lis
         {
             "session": ours[0].session,
             "settings": [dataclasses.asdict(one) for one in overhead_parts.settings(*_first(ours, theirs))],
-            "rows": [_as_row(row) for row in overhead_parts.rows(ours, theirs)],
+            "rows": [
+                {**dataclasses.asdict(row), "phases": list(map(_phase_as_row, row.phases))}
+                for row in overhead_parts.rows(ours, theirs)
+            ],
         }
         for ours, theirs in sessions(records, requests)
     ]
@@ -115,10 +106,10 @@ def as_rows(records: Sequence[Record], requests: Sequence[RequestRecord]) -> lis
 def sessions(
     records: Sequence[Record], requests: Sequence[RequestRecord]
 ) -> list[tuple[list[Record], list[RequestRecord]]]:
-    """Runs and requests of each session that has both."""
+    """Runs and requests of each session that measured the same tokens in process and through a server."""
     ours = grouped(records, lambda record: record.session)
     theirs = grouped(requests, lambda request: request.session)
-    return [(own, theirs[name]) for name, own in ours.items() if has_both(own, theirs.get(name, []))]
+    return [(own, theirs[name]) for name, own in ours.items() if overhead_parts.pairs(own, theirs.get(name, []))]
 
 
 def finished(record: RequestRecord) -> str:
@@ -164,12 +155,8 @@ def _first(records: Sequence[Record], requests: Sequence[RequestRecord]) -> tupl
     return records[0], next(request for request in requests if request.request.pieces is not None)
 
 
-def _as_row(row: LengthParts) -> dict[str, Any]:
-    phases = [
-        {**dataclasses.asdict(phase), "unexplained_ms": phase.unexplained_ms, "unexplained": phase.unexplained}
-        for phase in row.phases
-    ]
-    return {**dataclasses.asdict(row), "phases": phases}
+def _phase_as_row(phase: Phase) -> dict[str, Any]:
+    return {**dataclasses.asdict(phase), "unexplained_ms": phase.unexplained_ms, "unexplained": phase.unexplained}
 
 
 SHADES = dict(zip(ORDER, (*COLOURS[:6], "#F0E442", GUIDE), strict=True))

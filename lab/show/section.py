@@ -198,7 +198,7 @@ def _marked(warning: str) -> Text:
 
 def grid_of(section: Section, n_rows: int | None = None) -> Grid:
     """The table of a section, or its first rows. All lines of a cell except the first are dim."""
-    grid = Grid(tuple(section.headings))
+    grid = Grid(*section.headings)
     for line in section.lines[:n_rows]:
         grid.add_row(*map(_dimmed, line))
     return grid

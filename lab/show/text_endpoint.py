@@ -10,7 +10,7 @@ from rich.console import Console
 from lab.core.lists import plural
 from lab.core.request import Endpoint
 from lab.runner.through_server import ServerPlan
-from lab.show.console import console, grid_of, print_json
+from lab.show.console import Grid, console, print_json
 from lab.show.section import Columns, Section, print_section, tabled
 
 
@@ -50,7 +50,7 @@ def print_plan(plan: ServerPlan, known: dict[str, Any] | None) -> None:
     out = console()
     rounds, tokens = plural(plan.n_repeat, "round"), plural(plan.longest_answer, "token")
     out.print(f"\nPlan: {rounds}, {tokens} requested")
-    grid = grid_of("prompt\ntokens", "requests", "note")
+    grid = Grid("prompt\ntokens", "requests", "note")
     for case in plan.cases:
         n = "0" if case in plan.refused else f"{plan.n_repeat}"
         grid.add_row(f"{case.n_prompt:,}", n, plan.refused.get(case, ""))

@@ -65,14 +65,6 @@ def section(samples: Sequence[Sample], endpoint: Endpoint, title: str = "") -> S
     )
 
 
-def sessions_as_rows(records: Sequence[Record | RequestRecord]) -> list[dict[str, Any]]:
-    """The sessions for JSON."""
-    return [
-        {"session": one.name, "url": one.endpoint.url, "model": one.model, **as_rows(one.samples, one.endpoint)}
-        for one in load_figures.sessions(records)
-    ]
-
-
 def heading(shown: Sequence[ArmFigures]) -> str:
     """The load: lengths, windows, rounds."""
     loads_of = [one.arm.load for one in shown]
@@ -140,8 +132,15 @@ def all_capacities(records: Sequence[Record | RequestRecord]) -> list[str]:
     return [sentence for shown in arms for sentence in capacities(shown)]
 
 
-def as_rows(samples: Sequence[Sample], endpoint: Endpoint) -> dict[str, Any]:
-    """The arms by name and unit, capacity and the sentences, for JSON."""
+def as_rows(records: Sequence[Record | RequestRecord]) -> list[dict[str, Any]]:
+    """The sessions for JSON: arms by name and unit, capacity and the sentences."""
+    return [
+        {"session": one.name, "url": one.endpoint.url, "model": one.model, **_as_row(one.samples, one.endpoint)}
+        for one in load_figures.sessions(records)
+    ]
+
+
+def _as_row(samples: Sequence[Sample], endpoint: Endpoint) -> dict[str, Any]:
     shown = [load_figures.figures_of(arm) for arm in loads.arms(samples)]
     capacity = loads.capacity([one.arm for one in shown])
     return {

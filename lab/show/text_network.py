@@ -17,7 +17,7 @@ from lab.core.network import Traffic
 from lab.models.catalog import SYNTHETIC, Entry, Spec
 from lab.runner import plan_needs
 from lab.runner.cases import Plan
-from lab.show.console import Grid, grid_of
+from lab.show.console import Grid
 from lab.why.network_prediction import NetworkPrediction
 
 USUAL = (1e9 / 8, 1e10 / 8)
@@ -41,7 +41,7 @@ def print_network(answer: NetworkPrediction, out: Console) -> None:
     token = Traffic(*(round(n / n_tokens) for n in (decode.bytes_out, decode.bytes_back, decode.n_round_trips)))
     for name, traffic in (("per token", token), (f"prompt of {answer.n_prompt:,} tokens", answer.prompt)):
         out.print(f"{name:27}{_in_words(traffic)}")
-    grid = grid_of("round trip", "bandwidth", "per token\n+ ms", "waiting\n%", "per prompt\n+ s", "decode\ntokens/s")
+    grid = Grid("round trip", "bandwidth", "per token\n+ ms", "waiting\n%", "per prompt\n+ s", "decode\ntokens/s")
     for cost in answer.costs:
         rates = None if cost.decode_tps is None else [digits(rate) for rate in cost.decode_tps]
         grid.add_row(
@@ -96,7 +96,7 @@ def _size(n_bytes: int) -> str:
 
 def sizes_table(by_quantization: Mapping[str, Mapping[str, Any]]) -> Grid:
     """A row for each quantization: the file's size, the bytes read per decode step, and the context that fits."""
-    grid = grid_of("quantization", "MB", "MB read per decode step", "context that fits")
+    grid = Grid("quantization", "MB", "MB read per decode step", "context that fits")
     for quantization, figures in by_quantization.items():
         read, fits = figures["weight_bytes_per_decode_step"], figures["n_ctx_that_fits"]
         grid.add_row(

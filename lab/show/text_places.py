@@ -14,7 +14,7 @@ from lab.core.placement import CPU, device_of
 from lab.core.record import Placement, Record
 from lab.runner import machine, plan_needs
 from lab.runner.cases import Plan
-from lab.show.console import Grid, grid_of
+from lab.show.console import Grid
 
 NOT_ESTIMATED = "not estimated"
 PARTS = {"model": "weights", "KV": "KV cache", "RS": "recurrent state", "compute": "compute", "output": "output"}
@@ -56,7 +56,7 @@ def rows(plan: Plan) -> list[dict[str, Any]] | None:
 
 def plan_table(planned: Sequence[dict[str, Any]]) -> Grid:
     """The placement, one row per device."""
-    grid = grid_of("device", "layers", "weights MB", "KV cache MB", "compute MB", "needs MB", "has MB")
+    grid = Grid("device", "layers", "weights MB", "KV cache MB", "compute MB", "needs MB", "has MB")
     for row in planned:
         layers = NOT_ESTIMATED if row["layers"] is None else ranges(row["layers"], row["output_layer"])
         sizes = [row[f"{name}_bytes"] for name in ("weights", "kv_cache", "compute", "needs", "has")]
@@ -111,7 +111,7 @@ def print_recorded(placed: Sequence[dict[str, Any]], out: Console) -> None:
             out.print("not recorded (an older version of the lab, or another tool)")
             continue
         parts = [part for part in PARTS if part != "RS" or any(row["bytes"].get(part) for row in setup["devices"])]
-        grid = grid_of("device", "layers", *(f"{PARTS[part]} MB" for part in parts), "in")
+        grid = Grid("device", "layers", *(f"{PARTS[part]} MB" for part in parts), "in")
         for row in setup["devices"]:
             sizes = (wording.digits(row["bytes"].get(part, 0) / 1e6) for part in parts)
             names = row["model_buffers"]

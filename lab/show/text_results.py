@@ -223,10 +223,8 @@ def failures(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def question(labels: Sequence[str], asked: Sequence[str] = ()) -> str:
-    """The question that a report on these setups answers; `asked` are the questions of its experiments."""
-    if asked:
-        return " ".join(asked)
+def question(labels: Sequence[str]) -> str:
+    """The question that a report on these setups answers."""
     if len(labels) == 1:
         name, _, where = labels[0].partition(", ")
         return f"How fast is {name}{f' on {where}' if where else ''}?"

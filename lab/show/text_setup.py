@@ -15,7 +15,7 @@ from lab.models.obtain import Listed
 from lab.runner import builds, machine, plan_needs
 from lab.runner.cases import Plan, named
 from lab.show import text_network, text_places
-from lab.show.console import Grid, console, grid_of, print_json
+from lab.show.console import Grid, console, print_json
 
 
 def describe(here: Machine, model: Model | None = None) -> list[str]:
@@ -68,7 +68,7 @@ def amx(system_info: str) -> list[str]:
 
 def models_table(rows: Sequence[Listed]) -> Grid:
     """The available models. A size after ~ is the size of a download."""
-    grid = grid_of("name", "quantization", "MB", "on disk", "from", "what it is")
+    grid = Grid("name", "quantization", "MB", "on disk", "from", "what it is")
     for row in rows:
         size = "-" if row.n_bytes is None else f"{'' if row.on_disk else '~'}{row.n_bytes / 1e6:,.0f}"
         on_disk = "yes" if row.on_disk else "no"
@@ -140,7 +140,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
 
 def plan_table(plan: Plan) -> Grid:
     """The runs and estimated memory of a plan, one row per case."""
-    grid = grid_of("case", "runs", "KV cache MB", "memory MB", "note")
+    grid = Grid("case", "runs", "KV cache MB", "memory MB", "note")
     for case in plan.cases:
         memory = plan_needs.memory(plan, case)
         grid.add_row(

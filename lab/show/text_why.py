@@ -14,7 +14,7 @@ from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Rate, Record
 from lab.process.wire import ATTENTION, DOWNLOAD, PLAIN_ATTENTION, UPLOAD
 from lab.show import plot_why, text_setup
-from lab.show.section import UNKNOWN, Columns, Picture, Section, print_section, print_sections, tabled
+from lab.show.section import UNKNOWN, Columns, Picture, Section, print_section, tabled
 from lab.why import plain_read, probing, roofline, where
 from lab.why.advice import BatchLever, ExperimentLever, Lever, PrefixLever, SpeculationLever
 from lab.why.checks import BROKEN
@@ -23,12 +23,8 @@ from lab.why.prediction import Prediction, Predictions
 from lab.why.roofline import Explained
 
 
-def print_ceilings(ceilings: Ceilings, out: Console) -> None:
-    """Prints a table of the kernels' best rates, and the ridge of the roofline."""
-    print_sections([_of_ceilings(ceilings)], out)
-
-
-def _of_ceilings(ceilings: Ceilings) -> Section:
+def of_ceilings(ceilings: Ceilings) -> Section:
+    """The kernels' best rates, and the ridge of the roofline."""
     days = probing.age_days(ceilings)
     age = "today" if days < 1 else f"{days:.0f} days ago"
     label = where.device_label(ceilings.machine, where.measured_on(ceilings))
@@ -52,7 +48,7 @@ def _of_ceilings(ceilings: Ceilings) -> Section:
         f"Ceilings of {label}, measured {ceilings.measured_at} ({age})",
         **tabled(columns, rates, keep_all=True),
         sentences=[ridge, *of_copies(ceilings)],
-        parts=[_of_ceilings(other) for other in ceilings.others or ()],
+        parts=[of_ceilings(other) for other in ceilings.others or ()],
     )
 
 
