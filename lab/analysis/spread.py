@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis import request_table, setup_columns, table
 from lab.analysis.setup_columns import is_request
 from lab.analysis.wording import percent
-from lab.core import energy, shown
+from lab.core import energy, lever_figures, shown
 from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.request import RequestRecord
@@ -129,12 +129,7 @@ FIGURE_NAMES = {
     "decode_ms": "decode compute",
     "prefill_j": "J per prompt",
     "decode_j_per_token": "J per token",
-    "cold_s": "TTFT, nothing cached",
-    "cached_s": "TTFT, prefix cached",
-    "ram_s": "TTFT, prefix from RAM",
-    "disk_s": "TTFT, prefix from disk",
-    "gap_ms": "longest gap",
-    "newcomer_s": "TTFT of the newcomer",
+    **lever_figures.NAMES,
 }
 """The compared figures; those of experiments come last. TTFT is compared only if a side is a server."""
 

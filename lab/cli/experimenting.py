@@ -25,7 +25,7 @@ def _command(experiment: Experiment) -> click.Command:
     """The command of an experiment: its own options, then those of the engine."""
     names = [option.name for option in experiment.options]
     prompt = [] if "prompt" in names else [PROMPT]
-    kv_unified = [] if experiment.kv_unified is None else [unified(experiment.kv_unified)]
+    kv_unified = [unified(default)] if (default := experiment.lever.kv_unified) else []
 
     @with_options(*_options(experiment), MODEL, *prompt, *ENGINE, *kv_unified, SEED, *OUTPUT, DRY_RUN)
     def measure(out: str, **asked: Any) -> None:

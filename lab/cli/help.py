@@ -9,13 +9,21 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from lab.experiments.known import EXPERIMENTS
+
 MOST_UNGROUPED = 7
 """Options that are listed without groups, where a command has no more."""
 
+_OWN = [
+    name
+    for experiment in EXPERIMENTS
+    for option in experiment.options
+    if (name := option.name.replace("_", "-")) not in ("prompt-len", "gen", "repeat", "prompt")
+]
+
 GROUPS = {
     "What to measure": (
-        *("prompt-len", "gen", "max-len", "every", "sequences", "shared-prompt", "prefix-len", "suffix-len", "chunk"),
-        *("streams", "max-stall", "draft", "draft-len", "concurrency", "rate", "arrivals", "replay", "slo", "prompt"),
+        *("prompt-len", "gen", "max-len", "every", *_OWN, "concurrency", "rate", "arrivals", "replay", "slo", "prompt"),
         *("only", "quick", "types", "again", "servers", "latency", "bandwidth", "results", "seed", "users"),
         *("goal", "allow-lossy"),
     ),

@@ -26,12 +26,13 @@ from lab.cli.servers import client, load, overhead, server
 from lab.cli.serving import rpc_server
 from lab.cli.tuning import tune
 from lab.errors import LabError
+from lab.experiments.known import EXPERIMENTS
 
 GROUPS = {
     "Measure": ("measure", "sweep", "ab"),
     "Understand": ("ceilings", "explain", "claims", "words", "show", "plot", "report"),
     "Compare and choose": ("compare", "repeatability", "predict", "tune", "board", "published"),
-    "Serve many": ("batch", "prefix", "stall", "speculate"),
+    "Serve many": tuple(one.name for one in EXPERIMENTS),
     "Servers": ("server", "load", "overhead", "client"),
     "Files": ("models", "export", "import"),
     "Machines": ("machine", "doctor", "rpc-server", "network"),

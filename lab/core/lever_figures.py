@@ -11,19 +11,26 @@ from __future__ import annotations
 import statistics
 
 from lab.core import gaps, guesses, prefix_times
+from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import DECODE, OK, PREFILL, Run
+
+NAMES = {
+    "cold_s": "TTFT, nothing cached",
+    "cached_s": "TTFT, prefix cached",
+    "ram_s": "TTFT, prefix from RAM",
+    "disk_s": "TTFT, prefix from disk",
+    "gap_ms": "longest gap",
+    "newcomer_s": "TTFT of the newcomer",
+}
+"""The figures that plain runs do not have, in words."""
 
 
 def figures(run: Run) -> dict[str, float]:
     """The figures by name; empty for a plain run, a failed run, and one whose steps do not fit its experiment."""
     if run.status != OK or run.n_prompt < 1 or run.n_gen < 1:
         return {}
-    if run.batch is not None:
-        times = batch(run)
-    elif run.speculation is not None:
-        times = guesses.figures(run)
-    else:
-        times = prefix_times.figures(run) if run.prefix is not None else gaps.figures(run)
+    of = FIGURES.get(type(run.lever))
+    times = of(run) if of else {}
     return times if all(value > 0 for value in times.values()) else {}
 
 
@@ -45,3 +52,7 @@ def step_s(run: Run) -> float:
     steps = run.steps
     columns = zip(steps.kind, steps.start_ns, steps.ready_ns, strict=True)
     return statistics.fmean(ready - start for kind, start, ready in columns if kind == DECODE) / 1e9
+
+
+FIGURES = {Batch: batch, Prefix: prefix_times.figures, Stall: gaps.figures, Speculation: guesses.figures}
+"""The function that makes the figures of a run, by its lever."""

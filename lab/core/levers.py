@@ -1,8 +1,12 @@
-"""The levers: what a run of an experiment changed, besides prefilling a prompt and generating tokens."""
+"""The levers: what a run of an experiment changed, besides prefilling a prompt and generating tokens.
+
+`kv_unified` is the default of that setting for runs of the experiment; None if they have one sequence.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, get_args
 
 from lab.core.lists import plural
 
@@ -13,6 +17,7 @@ LOOKUP = "lookup"
 class Batch:
     """`lab batch`: n_seq sequences were decoded together, after prompts of n_prompt tokens each."""
 
+    kv_unified: ClassVar[str | None] = "off"
     n_seq: int
     is_shared: bool  # the prompts differ only in their last tokens, and were prefilled once
 
@@ -25,6 +30,7 @@ class Batch:
 class Prefix:
     """`lab prefix`: the prompt of n_prompt tokens began with a prefix that was reused."""
 
+    kv_unified: ClassVar[str | None] = "on"
     n_prefix: int
     n_suffix: int
 
@@ -37,6 +43,7 @@ class Prefix:
 class Stall:
     """`lab stall`: a prompt of n_prompt tokens was prefilled in chunks while other sequences decoded."""
 
+    kv_unified: ClassVar[str | None] = "on"
     n_streams: int
     chunk: int | None  # None: all at once, while the streams waited
     n_context: int  # tokens of each stream's own prompt
@@ -56,6 +63,7 @@ class Speculation:
     n_draft + 1 positions and steps of the draft model, each forgotten: the curve from which speed-ups are predicted.
     """
 
+    kv_unified: ClassVar[str | None] = None
     draft: str | None  # LOOKUP (earlier words of the text), a model's label; None: no drafts
     n_draft: int  # drafted before each verification, at most; 0: plain decoding
     text: str | None
@@ -74,7 +82,7 @@ def in_chunks(chunk: int | None) -> str:
 
 Lever = Batch | Prefix | Stall | Speculation
 
-LEVERS = {"batch": Batch, "prefix": Prefix, "stall": Stall, "speculation": Speculation}
+LEVERS: dict[str, type[Lever]] = {kind.__name__.lower(): kind for kind in get_args(Lever)}
 """By the field of a run."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from lab.core.levers import Batch, Lever, Prefix, Speculation, Stall, name_of
+from lab.core.levers import LEVERS, Batch, Lever, Prefix, Speculation, Stall, name_of
 from lab.core.link import Link
 from lab.core.matrix import Matrix
 from lab.core.noise import Noise
@@ -251,7 +251,7 @@ class Run:
     @property
     def lever(self) -> Lever | None:
         """The run's experiment; None for a plain run."""
-        return self.batch or self.prefix or self.stall or self.speculation
+        return next(filter(None, (getattr(self, name) for name in LEVERS)), None)
 
     @property
     def is_apart(self) -> bool:

@@ -372,7 +372,6 @@ EXPERIMENT = Experiment(
     ),
     again=_again,
     tables=(TABLE,),
-    kv_unified="off",
 )
 
 batch = public("batch", plan)

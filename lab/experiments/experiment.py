@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from lab.core.asked_settings import SettingsKeywords
+from lab.core.levers import Lever
 from lab.core.record import Record, Run
 from lab.experiments.common import folder_in
 from lab.process.worker import Worker
@@ -80,18 +81,17 @@ class Table:
 class Experiment:
     """An experiment. `about` is the help of its command, `again` gives the options that repeat its runs.
 
-    `kv_unified` is the default of that option, None if all runs have one sequence. `run` executes a plan.
+    `lever` is the part of a run that identifies its runs. `run` executes a plan.
     """
 
     name: str
     chapter: str  # on a page with several kinds of results
     about: str
-    lever: type
+    lever: type[Lever]
     plan: Callable[..., Plan]
     options: tuple[Option, ...]
     again: Callable[[Sequence[Run]], dict[str, object]]
     tables: tuple[Table, ...]
-    kv_unified: str | None = None
     saves_states: bool = False
     run: Callable[..., Iterator[Record]] = session.execute
 

@@ -6,7 +6,7 @@ from lab.core.record import Run
 from lab.experiments import batching, prefix_cache, speculation, stalls
 from lab.experiments.experiment import Experiment
 
-EXPERIMENTS = (batching.EXPERIMENT, prefix_cache.EXPERIMENT, speculation.EXPERIMENT, stalls.EXPERIMENT)
+EXPERIMENTS = (batching.EXPERIMENT, prefix_cache.EXPERIMENT, stalls.EXPERIMENT, speculation.EXPERIMENT)
 
 
 def of_run(run: Run) -> Experiment | None:

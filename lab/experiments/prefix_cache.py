@@ -493,7 +493,6 @@ EXPERIMENT = Experiment(
     ),
     again=_again,
     tables=(TABLE,),
-    kv_unified="on",
     saves_states=True,
 )
 

@@ -383,7 +383,6 @@ EXPERIMENT = Experiment(
     ),
     again=_again,
     tables=(TABLE,),
-    kv_unified="on",
     run=stall_chunks.execute,
 )
 

@@ -7,7 +7,6 @@ import shlex
 from typing import Any
 
 from lab.core.asked_settings import defaults, flag, table
-from lab.core.levers import Prefix, Stall
 from lab.core.record import Record, Settings
 from lab.models import catalog
 from lab.runner import machine
@@ -35,7 +34,7 @@ def options(record: Record) -> list[tuple[str, ...]]:
         chosen.pop("n_gpu_layers", None)
     if model.source == catalog.SYNTHETIC:
         chosen.pop("prompt", None)  # always random
-    if isinstance(record.run.lever, (Prefix, Stall)):  # these have a unified cache by default
+    if record.run.lever and record.run.lever.kv_unified == "on":  # by default
         chosen["kv_unified"] = "on" if settings.kv_unified else "off"
     made = {name: option(name, value) for name, value in chosen.items()}
     placing = [words for name, words in made.items() if table()[name].is_placing]
