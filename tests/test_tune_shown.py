@@ -16,6 +16,7 @@ from lab.core import results
 from lab.core.levers import Batch
 from lab.core.record import FAILED, Record, Steps, Tuning
 from lab.drawing import canvas
+from lab.models import catalog
 from lab.show import plot_trial, text_tune
 from lab.show.section import Section
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run, run_lab
@@ -23,8 +24,9 @@ from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run, run_
 DEFAULT, OFF, ONE = "default", "--flash-attn off", "--threads 1"
 CHOICES: dict[str, dict[str, Any]] = {
     DEFAULT: {},
-    OFF: {"flash_attn": "off"},
+    OFF: {"flash_attn": "off", "flash_attn_resolved": "off"},
     ONE: {"n_threads": 1},
+    "--no-repack": {"repack": False},
     "--cache-type-k q8_0": {"type_k": "q8_0"},
 }
 N_PROMPT, N_GEN = 20, 301
@@ -199,6 +201,38 @@ def test_a_lossy_winner_is_called_lossy_in_every_line() -> None:
 def test_a_goal_names_the_tokens_that_it_is_about(goal: str, words: str) -> None:
     records = session(goal=goal, prefill_ms=9.0, n_confirmed=0, won=None)
     assert only(records).question == f"Which settings are the fastest for {words}?" and not only(records).parts
+
+
+def test_recommended_settings_come_as_command_lines_and_only_they() -> None:
+    (found,) = text_tune.of_sessions(session())
+    lines = text_tune.command_lines(found)
+    assert list(lines) == ["llama-server", "llama-cli", "llama-bench", "llama-cpp-python", "Ollama", "lab"]
+    assert lines["llama-server"].startswith("llama-server --model ./tiny.gguf --ctx-size 512 --parallel 1 --threads 2")
+    assert "--flash-attn off" in lines["llama-server"] and "flash_attn=False" in lines["llama-cpp-python"]
+    assert "\nFROM ./tiny.gguf\n" in lines["Ollama"]
+    *_, part = only(session()).parts
+    assert part.facts == lines and part.title == "The recommended settings in other programs"
+    (unproven,) = text_tune.of_sessions(session(gain=1.0))
+    assert text_tune.command_lines(unproven) == {}
+
+
+def test_what_a_program_lacks_stands_in_a_comment() -> None:
+    records = session({DEFAULT: 9.0, "--no-repack": 4.5}, won="--no-repack")
+    assert (
+        only(records)
+        .parts[-1]
+        .facts["llama-cpp-python"]
+        .endswith("\n# without --no-repack: llama-cpp-python has no such option")
+    )
+
+
+def test_the_models_file_is_found_on_this_machine_but_not_named_on_a_page(tmp_path: Path, embedded: Path) -> None:
+    model = dataclasses.replace(MODEL, name=catalog.DEFAULT, source=catalog.EMBEDDED, file=embedded.name)
+    path = saved(tmp_path, [dataclasses.replace(record, model=model) for record in session()])
+    assert f"llama-server --model {embedded} " in run_lab("show", path)[1]
+    assert run_lab("report", path)[0] == 0
+    page = (tmp_path / "tune.html").read_text()
+    assert f"llama-server --model ./{embedded.name} " in page and str(embedded.parent) not in page
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -169,15 +169,16 @@ def _python(model: str, settings: Settings, n_ctx: int, one_user: tuple[str, ...
 
 
 def _modelfile(model: str, settings: Settings, n_ctx: int, n_users: int) -> ToolLine:
-    """Ollama's file for `ollama create`. A relative path would be the name of a model."""
+    """Ollama's file for `ollama create`. Without a folder, even ./, a path would be the name of a model."""
     found, missing = _split(settings, OLLAMA, n_users)
     values = {option: value for _, option, value in found} | {"OLLAMA_NUM_PARALLEL": n_users}
     if "OLLAMA_FLASH_ATTENTION" in values:
         values["OLLAMA_FLASH_ATTENTION"] = int(values["OLLAMA_FLASH_ATTENTION"] == "on")
-    return ToolLine("Ollama", "\n".join(_lines(Path(model).absolute(), n_ctx, values)), missing)
+    path = model if model.startswith("./") else str(Path(model).absolute())
+    return ToolLine("Ollama", "\n".join(_lines(path, n_ctx, values)), missing)
 
 
-def _lines(model: Path, n_ctx: int, values: Mapping[str, Any]) -> Iterator[str]:
+def _lines(model: str, n_ctx: int, values: Mapping[str, Any]) -> Iterator[str]:
     environment = [f"{name}={value}" for name, value in values.items() if name.isupper()]
     yield f"# Start the server with: {' '.join(environment)} ollama serve"
     yield f"FROM {model}"

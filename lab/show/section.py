@@ -155,11 +155,14 @@ def print_sections(sections: Sequence[Section], out: Console) -> None:
 
 
 def print_section(section: Section, out: Console) -> None:
-    """Prints title, table, warnings, sentences and notes, then the parts. Pictures are files of their own."""
+    """Prints title, facts, table, warnings, sentences and notes, then the parts. Pictures are files of their own."""
     if section.title:
         out.print(Text(section.title, style="bold") + Text(f": {section.about}" if section.about else ""))
     for line in section.words:
         out.print(line)
+    for name, what in section.facts.items():
+        out.print(Text(name, style="bold"))
+        out.print(what)
     if section.headings:
         most = section.most_rows if _details(out) else None
         out.print(grid_of(section, most))

@@ -6,6 +6,7 @@ flatter the winner. The sentences have the gain of the confirmation, measured in
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -23,7 +24,9 @@ from lab.core.record import Record
 from lab.core.request import RequestRecord, short_name
 from lab.core.shown import MARK
 from lab.core.stats import Ratio
-from lab.runner import machine
+from lab.errors import LabError
+from lab.models import catalog, obtain
+from lab.runner import machine, other_tools
 from lab.show import plot_tune
 from lab.show.section import UNKNOWN, WIDE, Columns, Picture, Section, print_sections, tabled
 
@@ -60,10 +63,13 @@ def of_sessions(records: Lines) -> list[Tuned]:
     return [*tuning.of_sessions(of_engine(records)), *tuning_loads.of_sessions(records)]
 
 
-def sections(records: Lines) -> list[Section]:
-    """What each session of `lab tune` among the records found."""
+def sections(records: Lines, is_here: bool = False) -> list[Section]:
+    """What each session of `lab tune` among the records found.
+
+    With `is_here` command lines have the path of the model's file on this machine, which a page to share should not.
+    """
     by_session = grouped(of_engine(records), lambda record: record.session if record.run.tuning else None)
-    return [_section(one, by_session.get(one.session, [])) for one in of_sessions(records)]
+    return [_section(one, by_session.get(one.session, []), is_here) for one in of_sessions(records)]
 
 
 def compared(records: Lines) -> list[Record | RequestRecord]:
@@ -73,13 +79,13 @@ def compared(records: Lines) -> list[Record | RequestRecord]:
 
 def print_tuned(records: Lines, out: Console) -> None:
     """Prints the sections; where the default was not measured, a sentence says so."""
-    shown = sections(records)
+    shown = sections(records, is_here=True)
     print_sections(shown, out)
     if not shown and any(map(tuning.tuning_of, records)):
         out.print("\nlab tune measured no run of the default, so nothing can be compared with it.")
 
 
-def _section(one: Tuned, records: Sequence[Record]) -> Section:
+def _section(one: Tuned, records: Sequence[Record], is_here: bool) -> Section:
     timed = [record for record in records if record.run.is_timed]
     n_disturbed = sum(bool(disturbances.disturbances(record)) for record in timed)
     doubt = f" ({MARK} {n_disturbed} of {len(timed)} runs disturbed)" if n_disturbed else ""
@@ -105,7 +111,7 @@ def _section(one: Tuned, records: Sequence[Record]) -> Section:
             f"Time: {_minimized(one)}, as expected from all runs of the search. Ratio: that time over the default's, "
             "with its 95 % interval below."
         ],
-        parts=[*_crossings(one)],
+        parts=[*_crossings(one), *_commands(one, is_here)],
         pictures=[
             Picture(
                 "tune",
@@ -257,6 +263,36 @@ def _crossings(one: Tuned) -> list[Section]:
     ]
 
 
+def _commands(one: Tuned, is_here: bool) -> list[Section]:
+    """Ready command lines of the recommended settings."""
+    facts = command_lines(one, is_here)
+    return [Section("The recommended settings in other programs", facts=facts)] if facts else []
+
+
+def command_lines(one: Tuned, is_here: bool = False) -> dict[str, str]:
+    """By program, the command line, expression or file for the recommended settings; empty without a recommendation.
+
+    Options that a program lacks are named in a comment.
+    """
+    if not (one.is_recommended and isinstance(one.winner, Record)):
+        return {}
+    model = one.winner.model
+    path = f"./{model.file}"
+    with contextlib.suppress(LabError):
+        if is_here and (found := obtain.locate(catalog.parse(catalog.spec_of(model)))):
+            path = str(found.path)
+    made = other_tools.command_lines(path, one.winner.settings, one.n_prompt, one.n_gen, one.n_users)
+    return {
+        line.tool: "\n".join(
+            [
+                line.text,
+                *([f"# without {', '.join(line.missing)}: {line.tool} has no such option"] if line.missing else []),
+            ]
+        )
+        for line in made
+    }
+
+
 def _lengths(row: Crossing) -> str:
     if not row.is_ever:
         return "no length"
@@ -318,6 +354,7 @@ def _as_row(one: Tuned) -> dict[str, Any]:
         ],
         "crossings": [dataclasses.asdict(row) for row in one.crossings],
         "sentences": sentences(one),
+        "command_lines": command_lines(one, is_here=True),
     }
 
 
