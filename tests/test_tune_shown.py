@@ -135,7 +135,7 @@ def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_
 
 
 def test_after_each_prompt_it_is_said_for_which_answers_the_winner_is_faster() -> None:
-    (part,) = only(whole()).parts
+    part, _ = only(whole()).parts
     # after 10 tokens: default 11 + (n - 1) x 10 ms, winner 31 + (n - 1) x 5.5 ms
     assert [cell.text for cell in part.lines[0]] == ["10", "1.79", "6 or more tokens"]
     (found,) = text_tune.of_sessions(session())
@@ -276,6 +276,19 @@ def test_beside_plain_runs_a_session_stays_apart(tmp_path: Path) -> None:
     assert len(plot_trial.sessions([plain, *whole()])) == 0
     code, _, err = run_lab("report", tmp_path)
     assert (code, err) == (0, "") and "The fastest settings" in (tmp_path / "report.html").read_text()
+
+
+def test_other_commands_leave_a_session_out_and_say_so_where_nothing_is_left(tmp_path: Path) -> None:
+    path = saved(tmp_path, session())
+    for command in ("compare", "explain"):
+        code, _, err = run_lab(command, path)
+        assert code == 1 and "These results are only of lab tune." in err
+    for i, ms in enumerate((1.0, 2.0)):
+        for repeat in range(3):
+            record = make_record(make_run(20, 5, repeat, prefill_ms=ms), session=f"plain-{i}")
+            saved(tmp_path, [dataclasses.replace(record, settings=_with(n_threads=1 + i).settings)])
+    code, out, _ = run_lab("compare", "--no-plot", tmp_path)
+    assert code == 0 and "n_threads" in out and OFF not in out and out.count("against the base") == 1
 
 
 FASTER = "lab tune found faster settings for 20 + 301 tokens on this machine: --flash-attn off, 1.81 times as fast."

@@ -21,7 +21,7 @@ from lab.cli.options import (
     out_option,
     with_options,
 )
-from lab.cli.running import collect, draw, hint, nearby, note, plot_folder, read
+from lab.cli.running import collect, draw, hint, nearby, note, plot_folder, read, without_tuning
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def compare(
     from lab.analysis.spread import known_spreads
     from lab.show import console, text_compare, text_requests, text_results
 
-    reading = read(results)
+    reading = without_tuning(read(results))
     records = reading.measured
     groups = comparing.groups(records, base)
     others = nearby(results, reading.measured)

@@ -25,7 +25,16 @@ from lab.cli.options import (
     out_option,
     with_options,
 )
-from lab.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, RESULTS, ceilings_of, hint, plot_folder, read_runs
+from lab.cli.running import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    RESULTS,
+    ceilings_of,
+    hint,
+    plot_folder,
+    read_runs,
+    without_tuning,
+)
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -122,7 +131,7 @@ def explain(
     from lab.show import console, text_why
     from lab.why import probing, where
 
-    reading = read_runs(results, "explain")
+    reading = without_tuning(read_runs(results, "explain"))
     records = [record for record in reading.records if record.run.status == OK and not record.run.warmup]
     if not records:
         raise LabError("No run succeeded, so there is nothing to explain.", "Look at the errors: lab show RESULTS")

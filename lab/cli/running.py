@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import shlex
 import sys
@@ -54,6 +55,16 @@ def read_runs(results: tuple[str, ...], what: str) -> Contents:
             "Measure the model in process: lab measure -m MODEL. To see the requests: lab show RESULTS",
         )
     return reading
+
+
+def without_tuning(reading: Contents) -> Contents:
+    """What was read, without sessions of lab tune. LabError where nothing else was read."""
+    from lab.analysis.tuning import without
+
+    records, requests = without(reading.records), without(reading.requests)
+    if not (records or requests):
+        raise LabError("These results are only of lab tune.", "To see them: lab show RESULTS")
+    return dataclasses.replace(reading, records=tuple(records), requests=tuple(requests))
 
 
 def note(sentence: str) -> None:
