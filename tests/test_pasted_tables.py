@@ -357,6 +357,8 @@ def test_the_command_reads_stdin_and_every_table_says_whose_times_they_are(
         code, out, err = run_lab(command, tmp_path)
         words = " ".join(out.split())
         assert code == 0 and "All results were imported: measured by" in words, err
+        if command == "show":
+            assert "only prefill;" in words and "128 tokens decoded per run;" in words and "generated" not in words
     code, _, err = run_lab("plot", tmp_path)
     assert code == 0 and "All results were imported" in err
     assert run_lab("report", tmp_path)[0] == 0 and "unknown date" in (tmp_path / "report.html").read_text()

@@ -114,8 +114,11 @@ def _drift(measured: Sequence[Record], is_sweep: bool) -> list[str]:
 
 def heading(rows: pd.DataFrame) -> str:
     """The heading of a summary of one setup and one n_gen."""
-    per = "per run" if rows.sweep_every.isna().all() else "at each length"
-    return f"{plural(int(rows.n_gen.iloc[0]), 'token')} generated {per}; {below(rows, 'run')}"
+    n_gen, per = int(rows.n_gen.iloc[0]), "per run" if rows.sweep_every.isna().all() else "at each length"
+    what = f"{plural(n_gen, 'token')} generated {per}"
+    if rows.ttft_s.isna().all():  # imported: a test of prefill, or of decode steps without the prompt's
+        what = f"{plural(n_gen - 1, 'token')} decoded {per}" if n_gen > 1 else "only prefill"
+    return f"{what}; {below(rows, 'run')}"
 
 
 def print_results(records: Sequence[Record], out: Console, experiments: Sequence[Section] = ()) -> None:
@@ -168,10 +171,9 @@ def disturbed(records: Sequence[Record]) -> list[str]:
 def imported(records: Sequence[Record]) -> list[str]:
     """A sentence on results that another tool measured; none without them."""
     n = sum(record.run.totals is not None for record in records)
-    what = plural(n, "result") if n < len(records) else "All results"
-    are = "was" if n == 1 else "were"
+    what = f"{plural(n, 'result')} {'was' if n == 1 else 'were'}" if n < len(records) else "All results were"
     return [
-        f"{what} {are} imported: measured by someone else with another tool, as times of whole tests. The lab did not "
+        f"{what} imported: measured by someone else with another tool, as times of whole tests. The lab did not "
         "watch these runs."
     ] * bool(n)
 
