@@ -3,12 +3,14 @@
 import html
 import io
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import lab
 from lab.analysis import comparison, llama_bench_format, pasted_tables, table
 from lab.core import phases, results
 from lab.core.record import UNKNOWN_THREADS, Record
@@ -361,7 +363,11 @@ def test_the_command_reads_stdin_and_every_table_says_whose_times_they_are(
             assert "only prefill;" in words and "128 tokens decoded per run;" in words and "generated" not in words
     code, _, err = run_lab("plot", tmp_path)
     assert code == 0 and "All results were imported" in err
-    assert run_lab("report", tmp_path)[0] == 0 and "unknown date" in (tmp_path / "report.html").read_text()
+    assert run_lab("report", tmp_path)[0] == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "unknown date" in page and "99 layers on GPUs" in page and not re.search(r"-1 (threads|layers)", page)
+    rows = lab.runs(lab.read([tmp_path]).records)
+    assert rows.n_threads.isna().all() and set(rows.n_gpu_layers.dropna()) == {99} and rows.n_gpu_layers.isna().any()
     assert run_lab("export", tmp_path, "--as", "md")[0] == 0
 
 

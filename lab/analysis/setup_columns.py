@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.core.asked_settings import table
-from lab.core.record import UNKNOWN_THREADS, Record, Settings
+from lab.core.record import Record, Settings
 from lab.core.request import Endpoint, RequestRecord, ServerSettings, short_name
 from lab.runner import machine
 
@@ -163,7 +163,7 @@ def of_run(record: Record) -> dict[str, Any]:
         "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
         **{name: getattr(settings, name) for name in SETUP if hasattr(settings, name) and name not in own},
         **_placing(settings),
-        **({"n_threads": None, "n_threads_batch": None} if settings.n_threads == UNKNOWN_THREADS else {}),
+        **{name: None for name in ("n_threads", "n_threads_batch", "n_gpu_layers") if getattr(settings, name) < 0},
         "sweep_every": record.run.every,
         "variant": record.run.variant,
     }

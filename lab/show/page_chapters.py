@@ -300,13 +300,14 @@ def _facts_of_run(record: Record) -> dict[str, str]:
     named = text_setup.facts(record.machine, record.model)
     if record.model.source == "synthetic":
         named["weights"] = "random: timing is that of the real model's shape, the text is meaningless"
+    n_threads, n_layers = (n if n >= 0 else None for n in (settings.n_threads, settings.n_gpu_layers))  # imported: -1
     parts = {
-        f"{plural(settings.n_threads, 'thread')} ({settings.n_threads_batch} for prefill)": settings.n_threads,
+        f"{plural(settings.n_threads, 'thread')} ({settings.n_threads_batch} for prefill)": n_threads,
         f"poll {settings.poll}": settings.poll,
         f"priority {settings.priority}": settings.priority,
         f"batch {settings.n_batch}": settings.n_batch,
         f"ubatch {settings.n_ubatch}": settings.n_ubatch,
-        f"{settings.n_gpu_layers} layers on GPUs": settings.n_gpu_layers,
+        f"{settings.n_gpu_layers} layers on GPUs": n_layers,
         f"flash attention {flash}": flash,
         f"KV cache: keys {settings.type_k}, values {settings.type_v}": settings.type_k,
         f"prompts from {settings.prompt}": settings.prompt,
