@@ -142,7 +142,11 @@ def plan(
         raise LabError(" ".join(base.refused.values()), "Use a shorter prompt or a smaller model.")
     of = phases_of(goal, gen, users > 1)
     given = {name for name, value in asked.items() if name in table() and value != defaults()[name]}
-    search = Search(_choices(_space(base, given, allow_lossy)), of)
+    space = _space(base, given, allow_lossy)
+    possible = {
+        name: [one for one in values if _is_possible(make, worker, (name, one))] for name, values in space.items()
+    }
+    search = Search(_choices(possible), of)
     if len(search.choices) < 2:
         raise LabError("There is no setting left to choose.", "Give fewer settings: those that you give stay fixed.")
     predicted, shares, notes = _predicted(base, search.choices, of, users, known or Path("results"))
@@ -156,15 +160,16 @@ def _space(base: Plan, given: set[str], allow_lossy: bool) -> dict[str, list[Any
     devices = machine.used(base.machine, now)
     is_on_cpu = len(devices) == 0 or now.n_gpu_layers <= n_layer
     n_tokens = base.cases[0].n_prompt * max(1, len(base.cases[0].sequences))
+    ubatches = {min(n, n_tokens): n for n in reversed(UBATCHES) if n <= now.n_batch}  # by the size of the largest step
     space: dict[str, list[Any]] = {
         "threads": _threads(now.n_threads, usable) if is_on_cpu else [],
         "threads_batch": _threads(now.n_threads_batch, usable) if is_on_cpu else [],
-        "ubatch": [n for n in UBATCHES if n != now.n_ubatch and n <= now.n_batch and n < 2 * n_tokens],
+        "ubatch": [n for size, n in ubatches.items() if size != min(now.n_ubatch, n_tokens)],
         "flash_attn": ["on"] if now.flash_attn == "off" else ["off"],
         "repack": [False] if is_on_cpu else [],
         "mmap": [False],
-        "poll": [0, 100] if is_on_cpu and "poll" in table() else [],
-        "priority": [2] if is_on_cpu and "priority" in table() else [],
+        "poll": [0, 100] if is_on_cpu else [],
+        "priority": [1] if is_on_cpu and now.n_threads < usable else [],  # on all cores it could stop the system
     }
     if devices:
         space |= {
@@ -179,7 +184,17 @@ def _space(base: Plan, given: set[str], allow_lossy: bool) -> dict[str, list[Any
         if base.file.source in (catalog.EMBEDDED, catalog.REQUANTIZED, catalog.SYNTHETIC):
             kinds = [kind for kind in ("Q8_0", "Q4_0") if kind != base.model.quantization]
             space["model"] = [catalog.spec_of(base.model, kind) for kind in kinds]
-    return {name: values for name, values in space.items() if values and name not in given}
+    return {name: values for name, values in space.items() if name not in given}
+
+
+def _is_possible(make: Callable[[Worker, Choice, str], Plan], worker: Worker, change: tuple[str, Any]) -> bool:
+    """Whether a setting alone can be planned and changes something: some builds, machines and models refuse it."""
+    try:
+        made = make(worker, (change,), SEARCH)
+    except LabError:
+        return False
+    default = make(worker, (), SEARCH)
+    return not made.refused and (made.settings, made.file) != (default.settings, default.file)
 
 
 def _threads(now: int, usable: int) -> list[int]:
@@ -190,6 +205,7 @@ def _threads(now: int, usable: int) -> list[int]:
 def _choices(space: Mapping[str, Sequence[Any]]) -> list[Choice]:
     """All combinations that llama.cpp accepts, those with the fewest changes first, at most MOST_CHOICES."""
     made: list[Choice] = []
+    space = {name: values for name, values in space.items() if values}
     for n_changed in range(1, len(space) + 1):
         for names in itertools.combinations(sorted(space), n_changed):
             for values in itertools.product(*(space[name] for name in names)):
