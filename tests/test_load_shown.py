@@ -367,7 +367,8 @@ def test_rows_name_their_units() -> None:
 
 
 def pictures(*requests: Request) -> dict[str, Any]:
-    return plot_load.drawings([loads.sample(request) for request in requests], "tiny on a server", 4)
+    made = plot_load.pictures([loads.sample(request) for request in requests], "tiny on a server", 4)
+    return {one.name: one.draw for one in made}
 
 
 def texts(figure: Any) -> str:

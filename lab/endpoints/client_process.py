@@ -40,17 +40,13 @@ def serve() -> None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    access, plan = from_json(Access, json.dumps(request["access"])), from_json(SendPlan, json.dumps(request["plan"]))
-    return {"start_ns": _run(access, plan, Path(request["path"]))}
-
-
-def _run(access: Access, plan: SendPlan, path: Path) -> int:
     """Send the requests of a plan. Returns the time of its start."""
-    arrivals = Arrivals()
+    access, plan = from_json(Access, json.dumps(request["access"])), from_json(SendPlan, json.dumps(request["plan"]))
+    arrivals, path = Arrivals(), Path(request["path"])
     with path.open("wb") as file, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(arrivals)) as runner:
         gc.collect()
         gc.freeze()  # shortens garbage collections from milliseconds to microseconds
-        return runner.run(_run_plan(target(access, plan.api, arrivals, plan.path), plan, file))
+        return {"start_ns": runner.run(_run_plan(target(access, plan.api, arrivals, plan.path), plan, file))}
 
 
 async def _run_plan(to: Target, plan: SendPlan, file: IO[bytes]) -> int:

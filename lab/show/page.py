@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from lab.errors import LabError
 from lab.experiments.claims.claim_verdicts import Verdicts
 from lab.runner import machine
 from lab.show import claim_views, page_chapters, reproduce, svg, text_results, text_tune
-from lab.show.section import Picture, Section
+from lab.show.section import Section
 from lab.why import probing, where
 
 Lines = Sequence[Record | RequestRecord]
@@ -143,13 +143,13 @@ def _dates(records: Lines) -> str:
 
 def _render(records: Lines, used: Sequence[Ceilings], **parts: Any) -> str:
     """The template filled with parts, and the records and the ceilings that they were explained by."""
-    lines = dict.fromkeys(line for best in used for line in probing.lines(best))
+    lines, numbers = dict.fromkeys(line for best in used for line in probing.lines(best)), itertools.count(1)
     text: str = template("page.html.jinja").render(
         version=metadata.version("mini-lab"),
         commands=reproduce.commands(records),
         n_records=len(records),
         packed=results.pack([*records, *lines]),
-        draw=_drawer(),
+        draw=lambda picture: svg.inline(picture.draw, f"picture-{next(numbers)}", picture.size),
         **parts,
     )
     return text
@@ -161,9 +161,3 @@ def template(name: str) -> Any:
 
     folder = jinja2.FileSystemLoader(Path(__file__).parent)
     return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=folder).get_template(name)
-
-
-def _drawer() -> Callable[[Picture], str]:
-    """The function that draws the pictures of a page. Its numbers keep ids unique."""
-    numbers: Iterator[int] = itertools.count(1)
-    return lambda picture: svg.inline(picture.draw, f"picture-{next(numbers)}", picture.size)

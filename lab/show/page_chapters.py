@@ -275,7 +275,8 @@ def failed(rest: Sequence[Record], alone: Sequence[RequestRecord]) -> list[Secti
 
 def setups(good: Lines) -> Section:
     """Machine, build, model and settings; for several setups a table of the differences."""
-    by_facts = {tuple(facts.items()): facts for facts in map(_facts, good)}
+    all_facts = (_facts_of_run(one) if isinstance(one, Record) else _facts_of_request(one) for one in good)
+    by_facts = {tuple(facts.items()): facts for facts in all_facts}
     known = list(by_facts.values())
     names = list(dict.fromkeys(name for facts in known for name in facts))
     shared = {name: known[0][name] for name in names if len({facts.get(name) for facts in known}) == 1}
@@ -287,10 +288,6 @@ def setups(good: Lines) -> Section:
 
 def _fact(facts: dict[str, str], name: str) -> str:
     return facts.get(name, UNKNOWN)
-
-
-def _facts(record: Record | RequestRecord) -> dict[str, str]:
-    return _facts_of_run(record) if isinstance(record, Record) else _facts_of_request(record)
 
 
 def _facts_of_run(record: Record) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis import load_figures, loads
 from lab.analysis.load_figures import ArmFigures, Latency, Rate
 from lab.analysis.loads import Arm, Round, Sample
-from lab.core.lists import plural
+from lab.core.lists import grouped, plural
 from lab.core.record import Machine, Record
 from lab.core.request import CLOSED, Endpoint, RequestRecord
 from lab.core.request_times import Figures
@@ -21,6 +21,7 @@ from lab.drawing import canvas
 from lab.drawing.canvas import COLOURS, GRID, GUIDE, MARKERS
 from lab.errors import LabError
 from lab.runner import machine as machines
+from lab.show.section import Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +43,7 @@ def plot_throughput(shown: Sequence[ArmFigures], title: str, figure: Figure) -> 
     for ax, name in zip(axes, names, strict=True):
         label, factor = words[name]
         known = [
-            (one, _median_and_range(latency, factor), rate)
+            (one, (factor * latency.median_s, factor * min(latency.by_round_s), factor * max(latency.by_round_s)), rate)
             for one in shown
             if (latency := getattr(one, name)) and (rate := one.tokens_tps)
         ]
@@ -59,11 +60,6 @@ def plot_throughput(shown: Sequence[ArmFigures], title: str, figure: Figure) -> 
 def _along(low: float, high: float) -> list[float]:
     """Positions on a bar, which labels avoid."""
     return [low + (high - low) * i / 20 for i in range(21)]
-
-
-def _median_and_range(latency: Latency, factor: float) -> tuple[float, float, float]:
-    """The median, and the range of the medians of rounds."""
-    return factor * latency.median_s, factor * min(latency.by_round_s), factor * max(latency.by_round_s)
 
 
 def _throughput_panel(
@@ -172,11 +168,17 @@ MOST_POINTS = 400
 WIDTH = 0.16
 """Horizontal spread of a load's points to each side, as a share of the distance to the next load."""
 
-TITLES = {
-    "load": "Latency over load",
-    "throughput": "Throughput against latency",
-    "timeline": "The timeline of requests",
+CAPTIONS = {
+    "load": "Latency over load. Points are requests, lines their median and percentiles. Limits are dashed.",
+    "throughput": "Throughput against latency: tokens per second of all users, over a user's median TTFT. Points are "
+    "arms, with their range over rounds.",
+    "timeline": "The requests of the first round: waiting for the first token, then receiving the answer. The steady "
+    "window is shaded.",
 }
+"""Captions of the pictures on a page."""
+
+SIZES = {"load": (11, 5), "throughput": (11, 5), "timeline": (11, 7)}
+"""Inches."""
 
 
 def title(endpoint: Endpoint, model: str, machine: Machine) -> str:
@@ -185,11 +187,6 @@ def title(endpoint: Endpoint, model: str, machine: Machine) -> str:
     n_slots = endpoint.settings.n_slots if endpoint.settings else None
     slots = "" if n_slots is None else f", {n_slots} slot{'s' * (n_slots != 1)}"
     return f"{model} on {server}{slots}; client: {machines.label(machine)}"
-
-
-def size(name: str) -> tuple[float, float]:
-    """Size of a picture in inches."""
-    return (11, 7) if name.startswith("timeline") else (11, 5)
 
 
 def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", figure: Figure | None = None) -> Figure:
@@ -204,40 +201,36 @@ def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", fig
         raise LabError("There is nothing to draw: no request is part of a load.", "Measure some: lab load --url URL")
     one = sessions[0]
     n_slots = one.endpoint.settings.n_slots if one.endpoint.settings else None
-    drawn = drawings(one.samples, title(one.endpoint, one.model, one.machine), n_slots)
+    drawn = {own.name: own for own in pictures(one.samples, title(one.endpoint, one.model, one.machine), n_slots)}
     if name not in drawn:
         raise LabError(f"There is no picture {name!r} of this load.", f"Choose one of: {', '.join(drawn)}")
-    figure = figure or canvas.new_figure(size(name))
-    drawn[name](figure)
+    figure = figure or canvas.new_figure(drawn[name].size)
+    drawn[name].draw(figure)
     return figure
 
 
-def drawings(samples: Sequence[Sample], title: str, n_slots: int | None = None) -> dict[str, Callable[[Figure], Any]]:
-    """The functions that draw the pictures with data: load, throughput, timeline.
+def pictures(samples: Sequence[Sample], title: str, n_slots: int | None = None) -> list[Picture]:
+    """The pictures with data: load, throughput, timeline.
 
     Open and closed loops, and several lengths, have separate pictures: load-2, ... `n_slots` of the server are drawn
     beside its users.
     """
-    groups: dict[tuple[bool, str], list[ArmFigures]] = {}
-    for arm in loads.arms(samples):
-        groups.setdefault((arm.load.arrivals == CLOSED, arm.load.lengths), []).append(load_figures.figures_of(arm))
-    draw_by_name: dict[str, Callable[[Figure], Any]] = {}
+    figures = map(load_figures.figures_of, loads.arms(samples))
+    groups = grouped(figures, lambda one: (one.arm.load.arrivals == CLOSED, one.arm.load.lengths))
+    made = []
     for number, ((_, lengths), shown) in enumerate(groups.items(), 1):
-        suffix = f"-{number}" if number > 1 else ""
-        below = f"{title}\n{lengths}; {_window(shown)}"
+        load, n_rounds = shown[0].arm.load, max(len(one.arm.rounds) for one in shown)
+        below = f"{title}\n{lengths}; {load.duration_s:g} s window, {plural(n_rounds, 'round')}"
+        drawings: dict[str, Callable[[Figure], Any]] = {}
         if any(one.ttft for one in shown):
-            draw_by_name[f"load{suffix}"] = partial(plot_latency, shown, f"{TITLES['load']}\n{below}", n_slots)
+            drawings["load"] = partial(plot_latency, shown, f"Latency over load\n{below}", n_slots)
         if any(one.tokens_tps and one.ttft for one in shown):
-            words = f"{TITLES['throughput']}\n{below}"
-            draw_by_name[f"throughput{suffix}"] = partial(plot_throughput, shown, words)
-        words = f"{TITLES['timeline']}\n{title}\n{lengths}"
-        draw_by_name[f"timeline{suffix}"] = partial(plot_timeline, [one.arm for one in shown], words)
-    return draw_by_name
-
-
-def _window(shown: Sequence[ArmFigures]) -> str:
-    load, n = shown[0].arm.load, max(len(one.arm.rounds) for one in shown)
-    return f"{load.duration_s:g} s window, {plural(n, 'round')}"
+            drawings["throughput"] = partial(plot_throughput, shown, f"Throughput against latency\n{below}")
+        words = f"The timeline of requests\n{title}\n{lengths}"
+        drawings["timeline"] = partial(plot_timeline, [one.arm for one in shown], words)
+        suffix = f"-{number}" if number > 1 else ""
+        made += [Picture(f"{name}{suffix}", CAPTIONS[name], draw, SIZES[name]) for name, draw in drawings.items()]
+    return made
 
 
 def plot_latency(shown: Sequence[ArmFigures], title: str, n_slots: int | None, figure: Figure) -> None:

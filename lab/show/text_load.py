@@ -14,7 +14,7 @@ from lab.core.lists import join_and, plural
 from lab.core.record import Record
 from lab.core.request import CLOSED, Endpoint, RequestRecord
 from lab.show import plot_load, request_words
-from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.show.section import UNKNOWN, Columns, Section, tabled
 
 LATE_S = 0.01
 """A warning says if the client sent a request more than LATE_S later than intended: it was too busy."""
@@ -26,14 +26,6 @@ DEFINITIONS = (
     "tokens/s: all tokens that arrived in the steady window; for a user 1 / median TPOT. TTFT, TPOT, E2E: successful "
     "requests due in the window. A percentile is shown only if a request exceeds it; (n) counts those."
 )
-CAPTIONS = {
-    "load": "Latency over load. Points are requests, lines their median and percentiles. Limits are dashed.",
-    "throughput": "Throughput against latency: tokens per second of all users, over a user's median TTFT. Points are "
-    "arms, with their range over rounds.",
-    "timeline": "The requests of the first round: waiting for the first token, then receiving the answer. The steady "
-    "window is shaded.",
-}
-"""Captions of the pictures on a page."""
 
 
 def sections(records: Sequence[Record | RequestRecord]) -> list[Section]:
@@ -50,7 +42,6 @@ def section(samples: Sequence[Sample], endpoint: Endpoint, title: str = "") -> S
     if not shown:
         return Section(title, sentences=["There are no requests of a load."])
     n_slots = endpoint.settings.n_slots if endpoint.settings else None
-    drawn = plot_load.drawings(samples, title, n_slots)
     said = sentences(shown, endpoint)
     return Section(
         title,
@@ -59,9 +50,7 @@ def section(samples: Sequence[Sample], endpoint: Endpoint, title: str = "") -> S
         warnings=[line.removeprefix("! ") for line in said if line.startswith("! ")],
         sentences=[line for line in said if not line.startswith("! ")],
         notes=[DEFINITIONS],
-        pictures=[
-            Picture(name, CAPTIONS[name.partition("-")[0]], draw, plot_load.size(name)) for name, draw in drawn.items()
-        ],
+        pictures=plot_load.pictures(samples, title, n_slots),
     )
 
 
