@@ -1,6 +1,8 @@
 """`lab tune --serve`: what planted loads say about a server's options, and servers that are started and end."""
 
 import dataclasses
+import itertools
+import json
 import shlex
 import sys
 import time
@@ -23,7 +25,7 @@ from lab.experiments.tuning_server import ServerPlan, execute, plan
 from lab.runner import server_session
 from lab.runner.load_plan import make_plan
 from lab.runner.progress import Status
-from tests.conftest import MACHINE, make_record
+from tests.conftest import MACHINE, make_record, run_lab
 from tests.test_load_shown import LOAD, failed, planted
 
 SLOTS = "--parallel 4"
@@ -217,7 +219,7 @@ def test_leaving_early_ends_the_server(tmp_path: Path, quick: None, monkeypatch:
     running = execute(made, tuning_server.new_file(made, tmp_path), lambda status: None)
     next(running)
     assert started[-1].popen.poll() is None
-    running.close()  # type: ignore[attr-defined]
+    running.close()
     assert started[-1].popen.poll() is not None
 
 
@@ -328,3 +330,70 @@ def test_lab_tune_with_a_command_tunes_the_server(monkeypatch: pytest.MonkeyPatc
     assert [one.variant for one in found.tried] == [SLOTS, DEFAULT]
     more = {"goal": REQUEST, "users": 2, "budget_s": 120.0, "allow_lossy": False, "slo": "ttft=1s", "seed": 3}
     assert asked == [(("server {port} {settings}", 40, 6), more)]
+
+
+def planted_session(plan: ServerPlan, path: Path, watch: Any) -> Iterator[RequestRecord]:
+    """A session in which two slots are the fastest, confirmed in four blocks."""
+    lines = [*window(DEFAULT, 1, 0.05, THROUGHPUT), *window("--parallel 2", 1, 0.025, THROUGHPUT)]
+    for block, variant in itertools.product(range(2, 6), (DEFAULT, "--parallel 2")):
+        lines += window(variant, block, 0.05 if variant == DEFAULT else 0.025 + block / 1e5, THROUGHPUT, CONFIRM)
+    for line in lines:
+        results.save(path, line)
+        yield line
+
+
+def test_the_command_shows_the_result_and_a_ready_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning_server, "execute", planted_session)
+    asked = ("tune", "--serve", TUNABLE, "--users", 2, "-p", 40, "-n", 6, "--out", tmp_path, "--no-plot")
+    status, out, err = run_lab(*asked)
+    assert status == 0, err
+    assert "--parallel 2 is 1.50 times as fast" in out
+    assert f"command  {sys.executable} -m tests.tunable_server --port 8080 --parallel 2\n" in out
+    assert "tries    --parallel, --flash-attn, --ubatch-size;" in err
+    status, out, _ = run_lab(*asked, "--json")
+    (found,) = json.loads(out)["tunings"]
+    assert (found["recommended"], found["goal"], found["n_blocks_confirmed"]) == ("--parallel 2", THROUGHPUT, 4)
+    assert json.loads(out)["command"].endswith("--parallel 2")
+    _, out, _ = run_lab("show", json.loads(out)["results"])
+    assert "--parallel 2 is 1.50 times as fast" in out
+
+
+def test_the_command_shows_what_is_known_when_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(plan: ServerPlan, path: Path, watch: Any) -> Iterator[RequestRecord]:
+        yield from itertools.islice(planted_session(plan, path, watch), 50)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning_server, "execute", interrupted)
+    status, out, err = run_lab("tune", "--serve", TUNABLE, "--users", 2, "--out", tmp_path, "--no-plot")
+    assert status == 130
+    assert "Interrupted. 50 requests in " in err
+    assert "No recommendation: --parallel 2 was the fastest in the search" in out
+    assert "command  " not in out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--url", "http://user:password@host/v1"), "The settings of a running server (--url) cannot be changed."),
+        (("--slo", "ttft=1s"), "--slo needs a server."),
+        (("--serve", TUNABLE, "--threads", "2"), "--threads is not possible with --serve."),
+        (("--serve", TUNABLE, "--slo", "ttft=1s", "--goal", "ttft"), "--goal and --slo exclude each other."),
+        (("--serve", TUNABLE, "--slo", "ttft=1"), "The limits 'ttft=1' cannot be read."),
+        (("--serve", TUNABLE, "--budget", "long"), "--budget long is not possible."),
+        (("--serve", TUNABLE, "--users", "0"), "--concurrency 0 is not possible."),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    status, out, err = run_lab("tune", *options, "--out", tmp_path)
+    assert (status, out) == (1, "")
+    assert words in " ".join(err.split())
+    assert "password" not in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_starts_nothing_but_the_help(tmp_path: Path) -> None:
+    status, _, err = run_lab("tune", "--serve", TUNABLE, "--dry-run", "--out", tmp_path)
+    assert (status, list(tmp_path.iterdir())) == (0, [])
+    assert "tries    --parallel" in err

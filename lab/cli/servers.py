@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,7 +182,6 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
     the exit status is 0 if any request succeeded, 1 if none did or the server is gone, and 130 after Ctrl-C, which
     keeps finished requests and shows complete rounds.
     """
-    from lab.core import results
     from lab.runner import loading
     from lab.runner.load_plan import make_plan
     from lab.runner.servers import connect, prompt_text, reaching_of
@@ -201,28 +200,43 @@ def load(url: str, model: str | None, yes: bool, prompt: str, dry_run: bool, **a
         _print_plan(plan, output.as_json)
         return
     confirm(url, f"at most {plural(plan.n_most, 'request')}, and small ones to examine it", yes)
-    problem: LabError | KeyboardInterrupt | None = None
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         text_out = err if output.as_json else console.console()
         text_endpoint.print_endpoint(server.endpoint, server.model, server.models, text_out)
         path = server.new_file(output.folder, plan.n_most, plan.longest_answer)
-        try:
-            with _progress(err) as watch, closing(loading.execute(plan, server, text, path, watch, note)) as running:
-                for _ in running:
-                    pass
-        except (LabError, KeyboardInterrupt) as ended:
-            problem = ended
+        kept, problem = carry_out(lambda watch: loading.execute(plan, server, text, path, watch, note), path, err)
+    if kept:
+        _show_load(kept, path, output)
+    end(kept, problem)
+
+
+def carry_out(
+    requests: Callable[[ShowStatus], Generator[RequestRecord, None, None]], path: Path, err: Any
+) -> tuple[Sequence[RequestRecord], LabError | KeyboardInterrupt | None]:
+    """Sends requests with progress. Returns all that are in the file `path`, and what ended it early."""
+    from lab.core import results
+
+    problem: LabError | KeyboardInterrupt | None = None
+    try:
+        with _progress(err) as watch, closing(requests(watch)) as running:
+            for _ in running:
+                pass
+    except (LabError, KeyboardInterrupt) as ended:
+        problem = ended
     kept = results.read([path]).requests if path.exists() else ()
     if isinstance(problem, KeyboardInterrupt):
         where = f". {plural(len(kept), 'request')} in {path}" if kept else " before a request was finished."
         err.print(f"\nInterrupted{where}")
-    if kept:
-        _show_load(kept, path, output)
+    return kept, problem
+
+
+def end(requests: Sequence[RequestRecord], problem: LabError | KeyboardInterrupt | None) -> None:
+    """Ends a command that sent these requests: with what ended it early, or as failed if no request succeeded."""
     if isinstance(problem, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
     if problem:
         raise problem
-    if not any_good(kept):
+    if not any_good(requests):
         sys.exit(EXIT_FAILED)
 
 

@@ -9,6 +9,11 @@ import click
 from lab.cli.help import Command
 from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, TOKENS, with_options
 from lab.cli.running import Output, collect, introduce
+from lab.cli.servers import carry_out, end, given
+from lab.errors import LabError
+
+OF_SERVER = ("prompt_len", "gen", "prompt", "goal", "users", "budget", "allow_lossy", "seed", "serve", "slo")
+"""Options besides the common ones of all commands that count with --serve."""
 
 
 @click.command(cls=Command, first=("prompt-len", "gen", "model", "goal", "budget", "save"))
@@ -32,22 +37,50 @@ from lab.cli.running import Output, collect, introduce
         is_flag=True,
         help="Also try settings that change what the model writes: cache types and other quantizations.",
     ),
+    click.option(
+        "--serve",
+        metavar="COMMAND",
+        help="Tune a server under a load of --users. Its command has a place for the port and one for the settings: "
+        "'llama-server -m FILE --port {port} {settings}'.",
+    ),
+    click.option(
+        "--slo",
+        metavar="LIMITS",
+        help="With --serve: make the most answers per second meet these limits: ttft=1s,tpot=50ms,e2e=10s.",
+    ),
+    click.option(
+        "--url", metavar="URL", help="Not possible: a running server cannot change its settings. Use --serve."
+    ),
     click.option("--save", metavar="NAME", help="Keep the recommended settings: --settings NAME uses them."),
     *SETTINGS,
     SEED,
     *OUTPUT,
     DRY_RUN,
 )
-def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
+@click.pass_context
+def tune(
+    context: click.Context,
+    /,
+    save: str | None,
+    dry_run: bool,
+    serve: str | None,
+    slo: str | None,
+    url: str | None,
+    **asked: Any,
+) -> None:
     """Find the fastest settings for your requests, and prove the gain.
 
     \b
       lab tune -p 2000 -n 300
       lab tune --goal ttft --budget 3min --save quick
+      lab tune --serve 'llama-server -m FILE --port {port} {settings}' --users 4
 
     The lab predicts what it can (from the ceilings and runs in --out), measures the promising combinations in blocks
     with fresh engines, and measures the best one again, side by side with the default. Only these last blocks give the
     gain. If nothing beats the default beyond noise, nothing is recommended. Settings that you give stay fixed.
+
+    With --serve the lab starts and ends the server itself, for each choice in each block, and --users put load on it.
+    It tries slots, threads, batch sizes, flash attention and other options that the server's help names.
 
     Every run is written to one file as soon as it ends; lab show, lab plot and lab report read it.
     """
@@ -57,6 +90,16 @@ def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
     from lab.runner.session import new_results_file
     from lab.show import console
 
+    if url is not None:
+        raise LabError(
+            "The settings of a running server (--url) cannot be changed.",
+            "Let the lab start it: --serve 'llama-server -m FILE --port {port} {settings}'",
+        )
+    if slo is not None and serve is None:
+        raise LabError("--slo needs a server.", "Add --serve 'llama-server -m FILE --port {port} {settings}'")
+    if serve is not None:
+        _tune_server(context, serve, slo, dry_run, asked)
+        return
     output, err = Output.taken_from(asked), console.console(stderr=True)
     with Worker() as worker:
         with console.transfer(err) as transferring:
@@ -69,3 +112,36 @@ def tune(save: str | None, dry_run: bool, **asked: Any) -> None:
         raise problem
     if found:
         click.echo(f"{found.choice} {found.gain}")
+
+
+def _tune_server(context: click.Context, serve: str, slo: str | None, dry_run: bool, asked: dict[str, Any]) -> None:
+    """Plans, measures and shows. After Ctrl-C shows what is known so far."""
+    from lab.analysis import tuning_loads
+    from lab.experiments import tuning_server
+    from lab.experiments.tuning import seconds_of
+    from lab.show import console, text_tune
+
+    output, err = Output.taken_from(asked), console.console(stderr=True)
+    known = {*OF_SERVER, "out", "as_json", "no_plot", "report", "dry_run"}
+    if wrong := [name.replace("_", "-") for name in given(context) if name not in known]:
+        raise LabError(f"--{wrong[0]} is not possible with --serve.", "Write the server's options into its command.")
+    if slo is not None and "goal" in given(context):
+        raise LabError("--goal and --slo exclude each other.", "Give one of them.")
+    of_plan = {name: asked[name] for name in OF_SERVER if name not in ("budget", "serve", "slo")}
+    plan = tuning_server.plan(serve, slo=slo, budget_s=seconds_of(asked["budget"]), **of_plan)
+    err.print(f"tries    {', '.join(plan.options)}; alone and up to {tuning_server.MOST_CHANGES} together")
+    if dry_run:
+        return
+    path = tuning_server.new_file(plan, output.folder)
+    requests, problem = carry_out(lambda watch: tuning_server.execute(plan, path, watch), path, err)
+    found = tuning_loads.tuned(requests) if requests else None
+    line = plan.line(tuning_loads.options_of(found.choice)) if found and found.is_recommended else None
+
+    def show(out: Any) -> None:
+        text_tune.print_tuned(requests, out)
+        if line:
+            out.print(f"\ncommand  {line}", soft_wrap=True)
+
+    if requests:
+        output.finish(requests, path, show, lambda: {"tunings": text_tune.as_rows(requests), "command": line})
+    end(requests, problem)

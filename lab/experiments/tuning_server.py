@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -100,6 +100,15 @@ class ServerPlan:
     model: str | None
     how: Reaching
 
+    @property
+    def options(self) -> list[str]:
+        """The options that are tried, such as `--parallel`, in the order in which they are tried first."""
+        return list(dict.fromkeys(tuning_loads.options_of((one[0],)).split()[0] for one in self.choices))
+
+    def line(self, options: str) -> str:
+        """The command with these options of a choice, for users; at llama-server's usual port."""
+        return shlex.join(_words(self.command, 8080, shlex.split(options)))
+
 
 def plan(
     template: str,
@@ -154,10 +163,10 @@ def tune_server(
 
 def new_file(plan: ServerPlan, folder: Path) -> Path:
     """A new results file for the requests."""
-    return results.new_file(folder, f"{machine.slug(Path(plan.command[0]).stem)}-tune", FILE_BYTES)
+    return results.new_file(folder, machine.slug(Path(plan.command[0]).stem), FILE_BYTES)
 
 
-def execute(plan: ServerPlan, path: Path, watch: ShowStatus) -> Iterator[RequestRecord]:
+def execute(plan: ServerPlan, path: Path, watch: ShowStatus) -> Generator[RequestRecord, None, None]:
     """Search, then confirm; yield each request after it is written to `path`. Leaving early ends the server.
 
     A choice that fails is dropped, with a record that says why. LabError if the default fails.
