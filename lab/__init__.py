@@ -11,7 +11,11 @@ The folders below are the wings of the lab, read from top to bottom: `cli`, `sho
 `analysis`, `runner`, `models`, `endpoints`, `engine`, `process`, `core`. lab/README.md draws them.
 """
 
+import ast
+import functools
+import itertools
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.errors import LabError as LabError
@@ -49,47 +53,22 @@ if TYPE_CHECKING:
     from lab.why.probing import ceilings as ceilings
     from lab.why.roofline import explain as explain
 
-_MODULES = {
-    "measure": "runner.measuring",
-    "sweep": "runner.measuring",
-    "ab": "runner.side_by_side",
-    "settings": "runner.saved_settings",
-    "load": "runner.loading",
-    "batch": "experiments.batching",
-    "overhead": "experiments.overhead_blocks",
-    "prefix": "experiments.prefix_cache",
-    "stall": "experiments.stalls",
-    "speculate": "experiments.speculation",
-    "claims": "experiments.claims.claim_session",
-    "tune": "experiments.tuning",
-    "read": "core.results",
-    "runs": "analysis.table",
-    "steps": "analysis.table",
-    "summary": "analysis.table",
-    "arms": "analysis.load_figures",
-    "compare": "analysis.comparison",
-    "ceilings": "why.probing",
-    "explain": "why.roofline",
-    "predict": "why.prediction",
-    "board": "why.candidates",
-    "plot_requests": "show.text_board",
-    "plot_prefill": "show.plot_runs",
-    "plot_decode": "show.plot_runs",
-    "plot_sweep": "show.plot_runs",
-    "plot_roofline": "show.plot_why",
-    "plot_where": "show.plot_why",
-    "plot_arms": "show.plot_load",
-    "plot_lines": "drawing.canvas",
-    "report": "show.page",
-}
+
+@functools.cache
+def _modules() -> dict[str, str]:
+    """The module of each name, from the imports above: type checkers follow them, and nothing else says the names."""
+    source = ast.parse(Path(__file__).read_text("utf-8"))
+    blocks = (block.body for block in source.body if isinstance(block, ast.If))
+    imports = (node for node in itertools.chain(*blocks) if isinstance(node, ast.ImportFrom))
+    return {name.name: str(node.module) for node in imports for name in node.names}
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted({*globals(), *_modules()})
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `lab --help` loads neither pandas nor matplotlib."""
-    if name not in _MODULES:
+    if name not in _modules():
         raise AttributeError(f"module 'lab' has no attribute {name!r}")
-    return getattr(import_module(f"lab.{_MODULES[name]}"), name)
+    return getattr(import_module(_modules()[name]), name)

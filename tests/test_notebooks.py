@@ -160,7 +160,7 @@ def beyond_the_interface(source: str) -> list[str]:
         if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
             continue
         of_lesson = getattr(getattr(lesson, name, None), "__module__", None) in LESSON
-        if (node.value.id == "lab" and name not in lab._MODULES) or (node.value.id == "lesson" and not of_lesson):
+        if (node.value.id == "lab" and name not in lab._modules()) or (node.value.id == "lesson" and not of_lesson):
             found.append(ast.unparse(node))
     return found
 

@@ -131,7 +131,7 @@ def test_functions_that_are_named_exist(page: str) -> None:
     for name, file in re.findall(r"`(\w+)`\s+in\s+`(lab/[\w/]+\.py)`", prose(page)):
         assert re.search(rf"^( *def|class) {name}\b|^{name}\b", text_of(file), flags=re.MULTILINE), (name, file)
     for name in re.findall(r"\blab\.(\w+)\(", text_of(page)):
-        assert name in lab._MODULES, name
+        assert name in lab._modules(), name
 
 
 def commands_in(page: str) -> list[str]:

@@ -105,7 +105,6 @@ def in_chunks(""",
         ("EXPERIMENTS = (", "EXPERIMENTS = (echoing.EXPERIMENT, "),
     ],
     "lab/__init__.py": [
-        ("_MODULES = {", '_MODULES = {\n    "echo": "experiments.echoing",'),
         ("if TYPE_CHECKING:", "if TYPE_CHECKING:\n    from lab.experiments.echoing import echo as echo"),
     ],
 }
