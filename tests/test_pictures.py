@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from lab.analysis import comparison
 from lab.core.record import Record
 from lab.drawing import canvas
-from lab.show import levers, plot_runs, plot_trial, plot_why, svg
+from lab.show import levers, plot_runs, plot_trial, plot_why, svg, text_tune
 from lab.why import roofline
 from tests.bench import doubt
 from tests.conftest import MODEL, SETTINGS, make_record, make_run
@@ -28,6 +28,7 @@ from tests.test_prefix import records as prefixes
 from tests.test_requests_shown import session as served
 from tests.test_stall import stall_record
 from tests.test_table_and_plots import session
+from tests.test_tune_shown import whole as tuned
 
 HOLLOW = "disturbed runs (hollow)"
 
@@ -74,6 +75,7 @@ PICTURES: dict[str, tuple[Callable[[], Callable[[Figure], Any]], tuple[float, fl
     "ttft": (lambda: plot_runs.drawings(served())["prefill"], (8, 5)),
     "sweep": (lambda: plot_runs.drawings([make_record(make_run(100, 3, every=20))])["sweep"], (11, 5)),
     "ab": (lambda: plot_runs.drawings(trial())["ab"], (11, 5)),
+    "tune": (lambda: text_tune.sections(tuned())[0].pictures[0].draw, (10, 4.6)),
     "roofline": (lambda: roof(timed(1.5)), (8, 5)),
     "batch": (lambda: of_levers(batches((1, 2, 8)), "batch"), (11, 5)),
     "prefix": (lambda: of_levers(prefixes(4, 8, 40), "prefix"), (11, 5)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from lab.core import results
 from lab.core.levers import Batch
 from lab.core.record import FAILED, Record, Steps, Tuning
 from lab.drawing import canvas
+from lab.experiments import tuning
 from lab.models import catalog
 from lab.show import plot_trial, text_tune
 from lab.show.section import Section
@@ -250,6 +251,24 @@ def test_the_table_fits_and_shows_twelve_rows_without_details(
     assert all(len(line) <= width for line in table.splitlines()[2:]) and "Columns left out" not in table
     _, everything, _ = run_lab("show", "--details", path)
     assert "more rows" not in everything and everything.count("slower") == 17
+
+
+def test_the_command_ends_with_what_was_found_and_ctrl_c_with_the_best_so_far(
+    mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def searched(*_: object) -> Iterator[Record]:
+        yield from session(won=None)
+        raise KeyboardInterrupt
+
+    options = ("tune", "-m", mini, "-p", 20, "-n", 5, "--out", tmp_path, "--no-plot")
+    monkeypatch.setattr(tuning, "execute", lambda *_: iter(whole()))
+    code, out, _ = run_lab(*options)
+    assert code == 0 and "--flash-attn off is 1.81 times as fast" in out and "llama-server --model" in out
+    assert json.loads(run_lab(*options, "--json")[1])["tunings"][0]["recommended"] == OFF
+    monkeypatch.setattr(tuning, "execute", searched)
+    code, _, err = run_lab(*options)
+    assert code == 130 and "Interrupted. 12 finished runs are in " in err
+    assert "No recommendation: --flash-attn off was the fastest in the search (1.81 times as fast" in err
 
 
 def test_show_plot_and_report_read_a_session(tmp_path: Path) -> None:

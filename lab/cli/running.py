@@ -382,7 +382,7 @@ def carry_out(
         sys.exit(EXIT_FAILED)
 
 
-def _runs_in(records: Sequence[Record | RequestRecord], path: Path) -> str:
+def runs_in(records: Sequence[Record | RequestRecord], path: Path) -> str:
     """How many runs went well, and where they are."""
     n = sum(any_good([record]) for record in records)
     return f"1 finished run is in {path}" if n == 1 else f"{n} finished runs are in {path}" if n else ""
@@ -395,7 +395,7 @@ def collect(
     stream_to: Console | None = None,
     describe: Callable[[Any], str] | None = None,
     tell: Callable[[Any, Callable[[Any], None]], None] = lambda record, finished: finished(record),
-    where: Callable[[list[Any], Path], str] = _runs_in,
+    where: Callable[[list[Any], Path], str] = runs_in,
 ) -> tuple[list[Any], LabError | None]:
     """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one.
 

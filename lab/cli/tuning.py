@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import Any
 
 import click
 
 from lab.cli.help import Command
 from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, TOKENS, with_options
-from lab.cli.running import Output, collect, introduce
+from lab.cli.running import Output, collect, introduce, runs_in
 from lab.cli.servers import carry_out, end, given
 from lab.errors import LabError
 
@@ -84,11 +86,10 @@ def tune(
 
     Every run is written to one file as soon as it ends; lab show, lab plot and lab report read it.
     """
-    from lab.analysis.tuning import tuned
     from lab.experiments import tuning
     from lab.process.worker import Worker
     from lab.runner.session import new_results_file
-    from lab.show import console
+    from lab.show import console, text_tune
 
     if url is not None:
         raise LabError(
@@ -106,12 +107,12 @@ def tune(
             plan = tuning.plan(worker, **asked, known=output.folder, watch=None if dry_run else transferring)
         introduce([plan.default], err, err, plan.notes)
         path = new_results_file(plan.default, output.folder, 40)
-        records, problem = collect(lambda watch: tuning.execute(plan, worker, path, watch), path, err)
-    found = tuned(records)
+        records, problem = collect(lambda watch: tuning.execute(plan, worker, path, watch), path, err, where=_so_far)
+    if records:
+        tables = functools.partial(text_tune.print_tuned, records)
+        output.finish(records, path, tables, lambda: {"tunings": text_tune.as_rows(records)})
     if problem:
         raise problem
-    if found:
-        click.echo(f"{found.choice} {found.gain}")
 
 
 def _tune_server(context: click.Context, serve: str, slo: str | None, dry_run: bool, asked: dict[str, Any]) -> None:
@@ -145,3 +146,11 @@ def _tune_server(context: click.Context, serve: str, slo: str | None, dry_run: b
     if requests:
         output.finish(requests, path, show, lambda: {"tunings": text_tune.as_rows(requests), "command": line})
     end(requests, problem)
+
+
+def _so_far(records: list[Any], path: Path) -> str:
+    """What Ctrl-C prints: where the runs are, and the best settings so far."""
+    from lab.show import text_tune
+
+    found = [text_tune.sentences(one)[0] for one in text_tune.of_sessions(records)]
+    return " ".join([f"{runs_in(records, path)}.", *found]) if records else ""
