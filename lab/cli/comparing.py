@@ -223,40 +223,45 @@ def repeatability(sessions: int, pause: float, out: str, as_json: bool, **asked:
     repeatability in --out. From them lab compare learns how large a difference between two sessions has to be; without
     them it assumes a figure for the kind of machine. Sessions spread over hours show more of the variation.
     """
-    from lab.analysis import disturbances
-    from lab.analysis.spread import FIGURE_NAMES, known_spreads
-    from lab.core.record import OK
     from lab.process.worker import Worker
     from lab.runner import repeatability
     from lab.runner.plan import make_plan
-    from lab.show import console, text_results
+    from lab.show import console
 
-    err = console.console(stderr=True)
+    err, folder = console.console(stderr=True), Path(out)
     repeatability.check(sessions, pause)
     with Worker() as worker, console.transfer(err) as transferring:
         plan = make_plan(
             worker, repeatability.LENGTHS, repeatability.N_GEN, repeatability.N_REPEAT, **asked, watch=transferring
         )
-
         if plan.refused:
             raise LabError(" ".join(plan.refused.values()), "Give a smaller model.")
         for warning in plan.warnings:
             err.print(f"Note: {warning}", style="yellow")
-
-        def why_not(records: Sequence[Record]) -> str:
-            timed = [record for record in records if record.run.status == OK and not record.run.warmup]
-            if not timed:
-                return "no run succeeded."
-            return f"{'; '.join(disturbances.sentences(timed))}." if disturbances.is_doubtful(timed) else ""
-
-        folder = Path(out)
         records, problem = collect(
-            lambda watch: repeatability.execute(plan, worker, folder, sessions, pause, watch, err.print, why_not),
+            lambda watch: repeatability.execute(plan, worker, folder, sessions, pause, watch, err.print, _why_not),
             folder / repeatability.FOLDER,
             err,
         )
     if problem:
         raise problem
+    _show_spreads(records, as_json)
+
+
+def _why_not(records: Sequence[Record]) -> str:
+    """Why a session does not count, or ""."""
+    from lab.analysis import disturbances
+
+    timed = [record for record in records if record.run.is_timed]
+    if not timed:
+        return "no run succeeded."
+    return f"{'; '.join(disturbances.sentences(timed))}." if disturbances.is_doubtful(timed) else ""
+
+
+def _show_spreads(records: Sequence[Record], as_json: bool) -> None:
+    from lab.analysis.spread import FIGURE_NAMES, known_spreads
+    from lab.show import console, text_results
+
     spreads = {figure: spread for (_, figure), spread in known_spreads(records).items()}
     if as_json:
         console.print_json({figure: dataclasses.asdict(spread) for figure, spread in spreads.items()})

@@ -108,7 +108,8 @@ def answers(comparisons: Sequence[Comparison]) -> list[str]:
         ends = {row.n_prompt for row in (*compared.rows[:1], *compared.rows[-1:])}
         sentences.append(_overall(compared))
         sentences += [sentence for sentence in [_energy(compared)] if sentence]
-        sentences += [f"{_capital(_what(row))}: {row.words}." for row in compared.rows if row.n_prompt in ends]
+        told = [f"{_what(row)}: {row.words}." for row in compared.rows if row.n_prompt in ends]
+        sentences += [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in told]
     return sentences
 
 
@@ -181,10 +182,6 @@ def _what(row: comparison.ComparedFigure) -> str:
     if row.n_gen is None:
         return f"{name} of {row.n_prompt:,} tokens"
     return f"{name} after {row.n_prompt:,} prompt tokens ({row.n_gen:,} generated)"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def differences(groups: Sequence[Group]) -> dict[str, list[str]]:

@@ -106,7 +106,7 @@ def _columns(rows: pd.DataFrame) -> Columns:
         ("n", lambda row: f"{row['repeats']}"),
         ("answer\ntokens", _answer),
         *((COLUMNS[name], partial(_figure, name=name)) for name in shown),
-        ("note", _note),
+        ("note", lambda row: ", ".join(kind for kind in request_table.KINDS if row[kind] is True)),
     ]
 
 
@@ -198,11 +198,6 @@ def _answer(row: dict[str, Any]) -> str:
 def _has_reasoning(rows: pd.DataFrame) -> bool:
     known = rows.first_output_s.notna()
     return bool((rows.first_output_s[known] != rows.ttft_s[known]).any() or not known.all())
-
-
-def _note(row: dict[str, Any]) -> str:
-    marks = (("warm", row["warm"]), ("short", row["short"]))
-    return ", ".join(word for word, is_so in marks if is_so is True)
 
 
 def warnings(records: Sequence[RequestRecord]) -> list[str]:

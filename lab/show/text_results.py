@@ -78,17 +78,13 @@ def _columns(rows: pd.DataFrame) -> Columns:
     figures = dict(COLUMNS)
     if rows.tpot_ms.isna().all():  # imported: nothing is known of single tokens
         figures["decode_ms"] = "decode\ncompute ms"
+    bar = "" if rows.sweep_every.notna().all() else "bar"  # a sweep generates few tokens
     return [
         ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
         ("runs", lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}"),
         *((heading, partial(figure, name=name)) for name, heading in figures.items()),
-        ("prefill\n% of E2E", partial(_share, is_sweep=bool(rows.sweep_every.notna().all()))),
+        ("prefill\n% of E2E", lambda row: Cell(figure(row, "prefill_share"), style=bar)),
     ]
-
-
-def _share(row: Mapping[str, Any], is_sweep: bool) -> Cell:
-    """Prefill's share of the whole time; without a bar for a sweep, which generates few tokens."""
-    return Cell(figure(row, "prefill_share"), style="" if is_sweep else "bar")
 
 
 def figure(row: Mapping[str, Any], name: str) -> str:
