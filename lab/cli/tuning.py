@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.cli.help import Command
 from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, TOKENS, with_options
-from lab.cli.running import Output, collect, introduce, runs_in
+from lab.cli.running import Output, collect, introduce, note, runs_in
 from lab.cli.servers import carry_out, end, given
+from lab.core.asked_settings import flag
+from lab.core.lists import plural
+from lab.core.record import Record
 from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.experiments.tuning import TunePlan
 
 OF_SERVER = ("prompt_len", "gen", "prompt", "goal", "users", "budget", "allow_lossy", "seed", "serve", "slo")
 """Options besides the common ones of all commands that count with --serve."""
@@ -98,6 +105,8 @@ def tune(
         )
     if slo is not None and serve is None:
         raise LabError("--slo needs a server.", "Add --serve 'llama-server -m FILE --port {port} {settings}'")
+    if serve is not None and save is not None:
+        raise LabError("--save keeps settings of the engine, not options of a server.", "Omit --save.")
     if serve is not None:
         _tune_server(context, serve, slo, dry_run, asked)
         return
@@ -106,13 +115,57 @@ def tune(
         with console.transfer(err) as transferring:
             plan = tuning.plan(worker, **asked, known=output.folder, watch=None if dry_run else transferring)
         introduce([plan.default], err, err, plan.notes)
-        path = new_results_file(plan.default, output.folder, 40)
+        if dry_run:
+            return _print_plan(plan, output.as_json)
+        path = new_results_file(plan.default, output.folder, tuning.MOST_RUNS)
         records, problem = collect(lambda watch: tuning.execute(plan, worker, path, watch), path, err, where=_so_far)
     if records:
         tables = functools.partial(text_tune.print_tuned, records)
         output.finish(records, path, tables, lambda: {"tunings": text_tune.as_rows(records)})
     if problem:
         raise problem
+    if save is not None:
+        _save(save, records)
+
+
+def _save(name: str, records: Sequence[Record]) -> None:
+    """Keep the recommended settings, and say so; LabError if nothing is recommended."""
+    from lab.analysis import setup_columns
+    from lab.analysis.tuning import tuned
+    from lab.runner import as_options, saved_settings
+    from lab.show import text_tune
+
+    found = tuned(records)
+    if found is None or not found.is_recommended or not isinstance(found.winner, Record):
+        raise LabError(f"Nothing is saved as {name}: no settings are recommended.", "Use a longer --budget.")
+    about = f"{text_tune.workload(found)}, {setup_columns.model_label(found.winner)}"
+    path = saved_settings.save(name, as_options.asked(found.winner.settings), about)
+    note(f"The settings are saved as {path}: --settings {name} uses them.")
+
+
+def _print_plan(plan: TunePlan, as_json: bool) -> None:
+    """What `--dry-run` shows: the settings that can be tried, and what is predicted."""
+    from lab.experiments.tuning import variant
+    from lab.runner.progress import duration
+    from lab.show import console
+
+    values: dict[str, list[Any]] = {}
+    for choice in plan.choices:
+        for name, value in choice:
+            if value not in values.setdefault(name, []):
+                values[name].append(value)
+    if as_json:
+        predicted = {
+            phase: [{"settings": variant(choice), "ratio": ratio} for choice, ratio in ratios.items()]
+            for phase, ratios in plan.predicted.items()
+        }
+        console.print_json({"budget_s": plan.budget_s, "choices": len(plan.choices), **values, "predicted": predicted})
+        return
+    click.echo(f"{plural(len(plan.choices), 'choice')} besides the default, of these settings:")
+    for name, of_name in sorted(values.items()):
+        click.echo(f"  {flag(name):18} {', '.join(map(str, of_name))}")
+    n_predicted = len({choice for ratios in plan.predicted.values() for choice in ratios})
+    click.echo(f"{n_predicted:,} of them have a predicted time. The budget is {duration(plan.budget_s)}.")
 
 
 def _tune_server(context: click.Context, serve: str, slo: str | None, dry_run: bool, asked: dict[str, Any]) -> None:
