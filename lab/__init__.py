@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from lab.why.prediction import predict as predict
     from lab.why.probing import ceilings as ceilings
     from lab.why.roofline import explain as explain
+    from lab.why.token_trace import trace as trace
 
 
 @functools.cache

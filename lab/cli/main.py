@@ -24,13 +24,14 @@ from lab.cli.network import network
 from lab.cli.options import AT_LEAST, DETAILS, LIB, PLOTS_OUT, RPC, as_json_option
 from lab.cli.servers import client, load, overhead, server
 from lab.cli.serving import rpc_server
+from lab.cli.tracing import trace
 from lab.cli.tuning import tune
 from lab.errors import LabError
 from lab.experiments.known import EXPERIMENTS
 
 GROUPS = {
     "Measure": ("measure", "sweep", "ab"),
-    "Understand": ("ceilings", "explain", "claims", "words", "show", "plot", "report"),
+    "Understand": ("ceilings", "explain", "trace", "claims", "words", "show", "plot", "report"),
     "Compare and choose": ("compare", "repeatability", "predict", "tune", "board", "published"),
     "Serve many": tuple(one.name for one in EXPERIMENTS),
     "Servers": ("server", "load", "overhead", "client"),
@@ -276,6 +277,7 @@ for command in (
     ceilings,
     explain,
     predict,
+    trace,
     board,
     published,
     doctor,

@@ -31,6 +31,17 @@ class GgufParams(ctypes.Structure):
     _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
 
 
+class TensorStruct(ctypes.Structure):
+    """struct ggml_tensor of ggml.h. Only files that compare its size with ggml's (`tracing.py`) may read one."""
+
+    _fields_ = (
+        *(("type", INT), ("buffer", P), ("ne", I64 * 4), ("nb", SIZE * 4), ("op", INT)),
+        *(("op_params", ctypes.c_int32 * 16), ("flags", ctypes.c_int32), ("src", P * 10)),
+        *(("view_src", P), ("view_offs", SIZE), ("data", P), ("name", ctypes.c_char * 64)),
+        *(("extra", P), ("padding", ctypes.c_char * 8)),
+    )
+
+
 GGUF_INTEGERS = {
     # gguf's type number: the suffix of the function that reads it, and the type of its result
     0: ("u8", ctypes.c_uint8),
@@ -47,6 +58,9 @@ _BASE: dict[str, tuple[Any, list[Any]]] = {
     "ggml_commit": (TEXT, []),
     "ggml_version": (TEXT, []),
     "ggml_type_name": (TEXT, [INT]),
+    "ggml_op_name": (TEXT, [INT]),
+    "ggml_get_name": (TEXT, [P]),
+    "ggml_nelements": (I64, [P]),
     "ggml_init": (P, [InitParams]),
     "ggml_free": (None, [P]),
     "ggml_tensor_overhead": (SIZE, []),
@@ -71,6 +85,7 @@ _BASE: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_buft_is_host": (B, [P]),
     "ggml_backend_buft_name": (TEXT, [P]),
     "ggml_backend_buffer_free": (None, [P]),
+    "ggml_backend_buffer_get_type": (P, [P]),
     "ggml_backend_dev_backend_reg": (P, [P]),
     "ggml_backend_dev_buffer_type": (P, [P]),
     "ggml_backend_dev_host_buffer_type": (P, [P]),

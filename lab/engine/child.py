@@ -15,10 +15,10 @@ from lab.core.lines import converted, to_json
 from lab.core.placement import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Operation
-from lab.engine import devices, execute, gguf_header, kernels, llama, logits, native
+from lab.engine import devices, execute, gguf_header, kernels, llama, logits, native, tracing
 from lab.errors import LabError
 from lab.process import served
-from lab.process.wire import Build, Libraries, Outcome, Probe, Vocabulary, map_int64
+from lab.process.wire import Build, Libraries, Outcome, Probe, Trace, Vocabulary, map_int64
 
 
 def serve() -> None:
@@ -109,6 +109,11 @@ class _Child:
 
     def probe(self, probe: Probe) -> Rate:
         return kernels.run(probe)
+
+    def trace(self, tokens: list[int], n_gen: int, n_rounds: int) -> Trace:
+        if self._context is None:
+            raise LabError("There is no context to trace in.", "This is a bug of the lab.")
+        return tracing.trace(self._context, tokens, n_gen, n_rounds)
 
     @property
     def _model(self) -> llama.Loaded:

@@ -77,10 +77,15 @@ def describe(loaded: Loaded) -> str | None:
     return buffer.value.decode(errors="replace") or None
 
 
-def new_context(loaded: Loaded, asked: Settings) -> Context:
-    """A context with the settings `asked`. LabError if llama.cpp cannot create it, usually for lack of memory."""
+def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context:
+    """A context with the settings `asked`. LabError if llama.cpp cannot create it, usually for lack of memory.
+
+    `on_node`, a ctypes function that outlives the context, is called before and after each operation of each step.
+    """
     lib = llama_cpp()
     params = _context_params(asked)
+    if on_node is not None:
+        params.cb_eval = on_node
     native.clear_log()
     pointer = lib.llama_init_from_model(loaded.model, params)
     if not pointer:

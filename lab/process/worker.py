@@ -38,6 +38,7 @@ from lab.process.wire import (
     Outcome,
     Probe,
     Progress,
+    Trace,
     Vocabulary,
     map_int64,
 )
@@ -224,6 +225,10 @@ class Worker:
     def probe(self, probe: Probe) -> Rate:
         """Time one kernel."""
         return from_json(Rate, self._ask("probe", probe=probe))
+
+    def trace(self, tokens: Sequence[int], n_gen: int, n_rounds: int) -> Trace:
+        """The operations of prefill and of `n_gen` decode steps, in `n_rounds` rounds beside untraced steps."""
+        return from_json(Trace, self._ask("trace", tokens=list(tokens), n_gen=n_gen, n_rounds=n_rounds))
 
     @contextmanager
     def ended_after(self, seconds: float) -> Iterator[None]:

@@ -30,7 +30,7 @@ WRAPPED = {"settings", "note", "what it is", "verdict", "claims", "what it can d
 
 TEXT_COLUMNS = {
     *("name", "from", "figure", "kernel", "type", "buffer", "phase", "limit", "part", "load", "requests"),
-    *("claim", "figures", "criterion", "faster for answers of"),
+    *("claim", "figures", "criterion", "faster for answers of", "operation", "largest"),
     *WRAPPED,
 }
 """Headings of columns that hold text."""

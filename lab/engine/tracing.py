@@ -1,0 +1,182 @@
+"""Stop after every operation of a step: which tensors it has, and how long it takes.
+
+llama.cpp passes a callback on to ggml's scheduler (ggml-backend.cpp, ggml_backend_sched_compute_splits). The scheduler
+asks before each operation whether somebody wants its result; if so, it computes up to it, waits for it, and calls
+again. Two stamps around each operation are its time and the cost of a stop. Operations that compute nothing (views)
+show this cost. The same steps run in turns on a second context without a callback.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from lab.engine import llama
+from lab.engine.bindings import TensorStruct, ggml, llama_cpp
+from lab.engine.llama import Context
+from lab.engine.logits import Logits
+from lab.errors import LabError
+from lab.process.wire import Node, Operand, StepTrace, Trace
+
+OBJECT_BYTES = 32
+"""sizeof(struct ggml_object), which ggml_tensor_overhead includes."""
+
+
+class _Stops:
+    """A context that stops after every operation: `stamps` gets the time of each call, `nodes` what is computed."""
+
+    def __init__(self, context: Context) -> None:
+        self.stamps: list[int] = []
+        self.nodes: list[Node] = []
+        self.describes = True
+        self._problem: LabError | None = None
+        self._callback = llama_cpp().ggml_backend_sched_eval_callback(self._stop)  # must outlive the context
+        self.context = llama.new_context(context.loaded, context.settings, self._callback)
+
+    def _stop(self, address: int, asks: bool, _: Any) -> bool:
+        self.stamps.append(time.perf_counter_ns())
+        if self.describes and asks and self._problem is None:
+            try:
+                self.nodes.append(_node(address))
+            except LabError as problem:  # an exception cannot pass through llama.cpp
+                self._problem = problem
+        return True
+
+    def described(self) -> tuple[Node, ...]:
+        """The operations since the last call. LabError if ggml's tensors are not what this file takes them for."""
+        if self._problem:
+            raise self._problem
+        nodes, self.nodes = tuple(self.nodes), []
+        return nodes
+
+
+def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) -> Trace:
+    """Trace prefill of `tokens` and `n_gen` decode steps after it, in `n_rounds` rounds after one that warms up.
+
+    LabError if this llama.cpp does not stop or has other tensors, or if the operations change between the rounds.
+    """
+    _check_layout()
+    stops = _Stops(context)
+    try:
+        with _without_collection():
+            warm = _round(context, tokens, n_gen, None)
+            shapes = _round(stops.context, tokens, n_gen, stops)
+            prefill_nodes, decode_nodes = shapes[0][2], shapes[1][2]
+            stops.describes = False
+            traced, untraced = [], []
+            for number in range(n_rounds):
+                for is_traced in (number % 2 == 0, number % 2 == 1):
+                    if is_traced:
+                        traced.append(_round(stops.context, tokens, n_gen, stops))
+                    else:
+                        untraced.append(_round(context, tokens, n_gen, None))
+    finally:
+        llama.free_context(stops.context)
+    assert len(warm) == n_gen + 1
+
+    def of(steps: slice, nodes: tuple[Node, ...], n_tokens: int, n_past: int) -> StepTrace:
+        own = [step for one in traced for step in one[steps]]
+        plain = [step for one in untraced for step in one[steps]]
+        return _step_trace(nodes, [stamps for stamps, _, _ in own], plain, n_tokens, n_past)
+
+    return Trace(of(slice(0, 1), prefill_nodes, len(tokens), 0), of(slice(1, None), decode_nodes, 1, len(tokens)))
+
+
+_Step = tuple[list[int], int, tuple[Node, ...]]
+"""Stamps of a step (its start, those of the stops, its end), nanoseconds of choosing its token, its operations."""
+
+
+def _round(context: Context, tokens: Sequence[int], n_gen: int, stops: _Stops | None) -> list[_Step]:
+    """Prefill an empty cache, then decode `n_gen` tokens."""
+    lib, steps, logits = llama_cpp(), list[_Step](), Logits(context, False)
+    lib.llama_memory_clear(lib.llama_get_memory(context.pointer), False)
+    ids = (ctypes.c_int32 * len(tokens))(*tokens)
+    for _ in range(n_gen + 1):
+        batch = lib.llama_batch_get_one(ids, len(ids))
+        if stops:
+            stops.stamps.clear()
+        start_ns = time.perf_counter_ns()
+        llama.decode(context, batch)
+        ready_ns = time.perf_counter_ns()
+        token = int(logits.row(-1).argmax())
+        choosing_ns = time.perf_counter_ns() - ready_ns
+        between = stops.stamps if stops else ()
+        nodes = stops.described() if stops and stops.describes else ()
+        steps.append(([start_ns, *between, ready_ns], choosing_ns, nodes))
+        ids = (ctypes.c_int32 * 1)(token)
+    return steps
+
+
+def _step_trace(
+    nodes: tuple[Node, ...], stamps: Sequence[list[int]], plain: Sequence[_Step], n_tokens: int, n_past: int
+) -> StepTrace:
+    """The operations with their stamps: in each step its start, two for every operation, and its end."""
+    if not nodes or any(len(one) != 2 * len(nodes) + 2 for one in stamps):
+        raise LabError(
+            "llama.cpp did not compute the same operations in every step, so they cannot be told apart.",
+            "Trace a shorter prompt (-p 100), or another model.",
+        )
+    timed = [
+        Node(
+            node.op,
+            node.result,
+            node.sources,
+            node.buffer,
+            tuple(one[2 * i + 2] - one[2 * i + 1] for one in stamps),
+            tuple(one[2 * i + 1] - one[2 * i] for one in stamps),
+        )
+        for i, node in enumerate(nodes)
+    ]
+    return StepTrace(
+        n_tokens,
+        n_past,
+        tuple(timed),
+        tuple(one[1] - one[0] + one[-1] - one[-2] for one in stamps),
+        tuple(one[-1] - one[0] for one, _, _ in plain),
+        tuple(choosing_ns for _, choosing_ns, _ in plain),
+    )
+
+
+def _check_layout() -> None:
+    """LabError if a tensor of this ggml does not have the size of `TensorStruct`."""
+    n_bytes = ggml().ggml_tensor_overhead() - OBJECT_BYTES
+    if n_bytes != ctypes.sizeof(TensorStruct):
+        raise LabError(
+            f"A tensor of this llama.cpp has {n_bytes} bytes; the lab knows those of {ctypes.sizeof(TensorStruct)}.",
+            "Trace with the build that the lab installs (without --lib).",
+        )
+
+
+def _node(address: int) -> Node:
+    """An operation of the graph. LabError if its name or size is not what ggml says."""
+    lib, tensor = ggml(), TensorStruct.from_address(address)
+    if tensor.name != lib.ggml_get_name(address) or math.prod(tensor.ne) != lib.ggml_nelements(address):
+        raise LabError(
+            "The tensors of this llama.cpp have another layout than those that the lab can read.",
+            "Trace with the build that the lab installs (without --lib).",
+        )
+    buffer = tensor.buffer or (TensorStruct.from_address(tensor.view_src).buffer if tensor.view_src else None)
+    kind = lib.ggml_backend_buft_name(lib.ggml_backend_buffer_get_type(buffer)).decode() if buffer else ""
+    sources = tuple(_operand(TensorStruct.from_address(one)) for one in filter(None, tensor.src))
+    return Node(lib.ggml_op_name(tensor.op).decode(), _operand(tensor), sources, kind)
+
+
+def _operand(tensor: Any) -> Operand:
+    lib, ne = ggml(), tuple(tensor.ne)
+    n_bytes = lib.ggml_row_size(tensor.type, ne[0]) * math.prod(ne[1:])
+    return Operand(tensor.name.decode(errors="replace"), lib.ggml_type_name(tensor.type).decode().upper(), ne, n_bytes)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,193 @@
+"""A token's way as tables, sentences and a picture: layers from left to right, the operations of each below it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from lab.analysis.wording import digits, percent, seconds
+from lab.core.lists import plural
+from lab.drawing.canvas import COLOURS, GRID, GUIDE, PAPER, finish
+from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.why import token_trace
+from lab.why.token_trace import Part, Phase, TokenTrace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FEED_FORWARD, PROJECTIONS, ATTENTION, SMALL = (
+    "feed-forward",
+    "Q, K, V and output",
+    "attention and cache",
+    "norms and sums",
+)
+FAMILIES = {
+    **dict.fromkeys(("Q", "K", "V", "Q, K and V", "attention output"), PROJECTIONS),
+    **dict.fromkeys((token_trace.ATTENTION, token_trace.ROTATION, token_trace.WRITE), ATTENTION),
+    **dict.fromkeys((token_trace.OUTSIDE, token_trace.SAMPLING), "outside and sampling"),
+    **{name: name for name in (token_trace.OUTPUT, token_trace.COPIES)},
+}
+"""Operations that share a colour and a sentence; the others are SMALL."""
+
+OFF = 0.05
+"""A sum of the operations that is further than this from the step without stops makes the shares wrong."""
+
+
+WIDE = 0.1
+"""Share of a step from which on an operation has room for its name."""
+
+
+def family(operation: str) -> str:
+    """The family of an operation."""
+    is_feed_forward = operation.startswith(("feed-forward", "router"))
+    return FEED_FORWARD if is_feed_forward else FAMILIES.get(operation, SMALL)
+
+
+def sections(traced: TokenTrace, by_layer: bool) -> list[Section]:
+    """A section for prefill and for decode, with tables by operation (and by layer), then where the time goes."""
+    made = [_section(phase, by_layer) for phase in traced.phases]
+    hint = [] if traced.ceilings_measured_at else ["The ceilings of these kernels are not known: lab ceilings"]
+    pictures = [Picture("trace", "Each operation of each layer", lambda figure: draw(figure, traced), (10, 5.5))]
+    made[-1] = dataclasses.replace(made[-1], sentences=sentences(traced), notes=hint, pictures=pictures)
+    return made
+
+
+def _section(phase: Phase, by_layer: bool) -> Section:
+    total_s = sum(part.seconds for part in phase.parts)
+
+    def share(part: Part) -> str:
+        return percent(part.seconds / total_s)
+
+    sizes: Columns = (
+        ("MB read", lambda part: _digits(part.n_bytes, 1e6)),
+        ("MFLOP", lambda part: _digits(part.flops, 1e6)),
+        ("ms", lambda part: digits(1e3 * part.seconds)),
+        ("share", share),
+    )
+    columns: Columns = (
+        ("operation", lambda part: part.operation),
+        ("device", lambda part: part.device),
+        ("times", lambda part: str(part.n)),
+        *sizes,
+        ("GB/s", lambda part: _rate(part.n_bytes, part.seconds)),
+        ("GFLOP/s", lambda part: _rate(part.flops, part.seconds)),
+        ("of\nceiling", lambda part: percent(part.least_s / part.held_s) if part.least_s and part.held_s else UNKNOWN),
+    )
+    name = f"{phase.name.capitalize()} of {plural(phase.n_tokens, 'token')}"
+    about = f"medians of {plural(phase.n_steps, 'step')}" + (f" after {phase.n_past:,} tokens" if phase.n_past else "")
+    rows = token_trace.summed(phase.parts, lambda part: (part.operation, part.device))
+    of_layers = (
+        ("layer", lambda part: UNKNOWN if part.layer is None else str(part.layer)),
+        *sizes,
+        ("largest", lambda part: _largest(one for one in phase.parts if one.layer == part.layer)),
+    )
+    layers = token_trace.summed(phase.parts, lambda part: (part.layer,))
+    parts = [Section("By layer", "- is before the first or after the last", **tabled(of_layers, layers))]
+    is_single = len({part.device for part in phase.parts}) == 1
+    shown = [column for column in columns if not (is_single and column[0] == "device")]
+    return Section(name, about, name=phase.name, **tabled(shown, rows), parts=parts if by_layer else ())
+
+
+def _digits(value: float | None, unit: float) -> str:
+    return UNKNOWN if value is None else digits(value / unit)
+
+
+def _rate(amount: float | None, spent_s: float) -> str:
+    return UNKNOWN if amount is None or spent_s <= 0 else digits(amount / spent_s / 1e9)
+
+
+def _largest(parts: Iterable[Part]) -> str:
+    return max(token_trace.summed(list(parts), lambda part: part.operation), key=lambda part: part.seconds).operation
+
+
+def sentences(traced: TokenTrace) -> list[str]:
+    """Where the time of a decode step goes, how far the sum is from a step without stops, and what prefill has more."""
+    prefill, decode = traced.phases
+    total_s = sum(part.seconds for part in decode.parts)
+    of = dict.fromkeys((family(part.operation) for part in decode.parts), 0.0)
+    for part in decode.parts:
+        of[family(part.operation)] += part.seconds
+    n_bytes = sum(part.n_bytes or 0 for part in decode.parts)
+
+    def share(name: str) -> str:
+        return percent(of.get(name, 0.0) / total_s)
+
+    words = [
+        f"Where do {seconds(total_s)} go? Of a decode step after {plural(decode.n_past, 'token')}, the feed-forward "
+        f"takes {share(FEED_FORWARD)}, the matrices of Q, K, V and the attention's output {share(PROJECTIONS)}, and "
+        f"the last matrix {share(token_trace.OUTPUT)}.",
+        f"Attention itself (rotation, reading and writing the cache) takes {share(ATTENTION)}, norms, activations and "
+        f"sums {share(SMALL)}, and what lies outside the operations (inputs, sampling) "
+        f"{share('outside and sampling')}.",
+        f"All operations of the step read {digits(n_bytes / 1e6)} MB, {digits(n_bytes / total_s / 1e9)} GB/s.",
+    ]
+    if token_trace.COPIES in of:
+        words.append(f"Copies between devices take {share(token_trace.COPIES)}.")
+    flops, more = (sum(part.flops or 0 for part in phase.parts) for phase in (decode, prefill))
+    words.append(
+        f"Prefill of {plural(prefill.n_tokens, 'token')} computes {digits(more / flops)} times the FLOPs of that step "
+        f"in {digits(prefill.untraced_s / decode.untraced_s)} times its time: each matrix it reads serves many."
+    )
+    return [*words, *map(_off, traced.phases)]
+
+
+def _off(phase: Phase) -> str:
+    """How far the sum is from the step without stops."""
+    taken = f"less {seconds(phase.stop_s)} for each stop, " if phase.stop_s is not None else ""
+    doubt = (
+        "" if abs(phase.off) <= OFF else ": too far for the shares to be right. Trace again while no other program runs"
+    )
+    side = "more" if phase.off >= 0 else "less"
+    return (
+        f"{phase.name.capitalize()}: {phase.n_stops:,} operations, {taken}add up to {seconds(phase.sum_s)}, "
+        f"{percent(abs(phase.off))} {side} than a step without stops ({seconds(phase.untraced_s)}){doubt}."
+    )
+
+
+def draw(figure: Figure, traced: TokenTrace) -> None:
+    """Draws prefill and decode: a row of layers, below it their operations, as wide as they take time."""
+    axes = list(figure.subplots(len(traced.phases), 1))
+    families = dict.fromkeys(family(part.operation) for phase in traced.phases for part in phase.parts)
+    colours = {name: COLOURS[i] for i, name in enumerate((FEED_FORWARD, *dict.fromkeys(FAMILIES.values()), SMALL))}
+    for ax, phase in zip(axes, traced.phases, strict=True):
+        _draw_phase(ax, phase, colours)
+    for name in families:
+        axes[-1].barh([0], [0], color=colours[name], label=name)
+    name = f"{traced.model.name} {traced.model.quantization or ''}".strip()
+    finish(axes, f"One token's way through {name}: layers above, their operations below", is_apart=True)
+    for ax in axes:
+        ax.grid(False)
+
+
+def _draw_phase(ax: Axes, phase: Phase, colours: dict[str, str]) -> None:
+    at, total_ms = 0.0, 1e3 * sum(max(0.0, part.seconds) for part in phase.parts)
+    for number, layer in enumerate(_in_order(phase.parts)):
+        width = sum(max(0.0, part.seconds) for part in layer) * 1e3
+        ax.barh([1], [width], left=at, color=GRID if number % 2 else GUIDE, height=0.5, ec=PAPER, lw=0.4)
+        if layer[0].layer is not None and layer[0].layer % 5 == 0:
+            ink = GUIDE if number % 2 else PAPER
+            ax.text(at + width / 2, 1, str(layer[0].layer), ha="center", va="center", fontsize=7, color=ink)
+        for part in layer:
+            ms = max(0.0, part.seconds) * 1e3
+            ax.barh([0.35], [ms], left=at, color=colours[family(part.operation)], height=0.7)
+            if ms > WIDE * total_ms:
+                ax.text(at + ms / 2, 0.35, part.operation, ha="center", va="center", fontsize=8, color=PAPER)
+            at += ms
+    ax.set_yticks([0.35, 1], ["operations", "layers"])
+    ax.set_ylim(0, 1.3)
+    ax.set_xlim(0, at)
+    ax.set_xlabel("ms")
+    title = f"{phase.name} of {plural(phase.n_tokens, 'token')}" + (f" after {phase.n_past:,}" if phase.n_past else "")
+    ax.set_title(title, fontsize=9)
+
+
+def _in_order(parts: Sequence[Part]) -> list[list[Part]]:
+    """The operations of each layer, summed, in the order of the step; those before, between and after apart."""
+    blocks: list[list[Part]] = []
+    for part in token_trace.summed(parts, lambda part: (part.layer, part.operation)):
+        if not blocks or blocks[-1][0].layer != part.layer:
+            blocks.append([])
+        blocks[-1].append(part)
+    return blocks

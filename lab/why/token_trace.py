@@ -1,0 +1,305 @@
+"""One token's way: what each operation of each layer takes of a prefill and of a decode step.
+
+The engine stops after every operation (engine/tracing.py). A stop costs time, which operations that compute nothing
+(views) show: that is taken off every other operation. Then the sum of all operations must be the time of the same step
+without stops; `Phase.off` says how far it is from that. Bytes and FLOPs follow from the tensors' shapes and types. The
+ceiling of an operation is that of its kernel (lab ceilings).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
+
+from lab.core import shape
+from lab.core.asked_settings import SettingsKeywords, check_number
+from lab.core.lists import grouped
+from lab.core.record import Ceilings, Machine, Model, Settings
+from lab.errors import LabError
+from lab.models import catalog, obtain
+from lab.process.wire import Node, StepTrace
+from lab.process.worker import Worker
+from lab.runner import prompts
+from lab.runner.cases import Plan
+from lab.runner.plan import make_plan
+from lab.why import probing, step_kernels
+from lab.why import where as places
+
+EMPTY = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
+"""Operations of ggml that only look at a tensor in another way."""
+
+NORM, ATTENTION, EMBEDDING, OUTPUT = "norm", "attention", "embedding", "last matrix"
+ROTATION, WRITE, ADD, ACTIVATION = "rotation", "write K and V", "add", "activation"
+COPIES, OUTSIDE, SAMPLING = "copy between devices", "outside operations", "sampling"
+_OF_WEIGHTS = {
+    **{"attn_q": "Q", "attn_k": "K", "attn_v": "V", "attn_qkv": "Q, K and V", "attn_output": "attention output"},
+    **{"ffn_gate": "feed-forward gate", "ffn_up": "feed-forward up", "ffn_down": "feed-forward down"},
+    **{"ffn_gate_inp": "router", "ffn_gate_up": "feed-forward gate and up", "output": OUTPUT, "token_embd": OUTPUT},
+}
+_OF_OPS = {
+    **{"RMS_NORM": NORM, "NORM": NORM, "L2_NORM": NORM, "ROPE": ROTATION, "GLU": ACTIVATION},
+    **{"UNARY": ACTIVATION, "FLASH_ATTN_EXT": ATTENTION, "SOFT_MAX": ATTENTION, "MUL_MAT": ATTENTION},
+    **{"SET_ROWS": WRITE, "ADD": ADD},
+}
+"""What an operation without weights is for: products of two computed tensors belong to attention."""
+
+_COPIED = re.compile(r"[^#]+#.+#\d+")
+"""How ggml's scheduler names what it copies to the device of the next operations."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """An operation in one layer (None: before the first or after the last), or the sum of several.
+
+    `n_bytes` are read; None where that is not known. `flops` are those of products; None if there are none. `least_s`:
+    at the kernel's ceiling, None where none is known; `held_s` is the time of the operations that have one.
+    """
+
+    operation: str
+    layer: int | None
+    device: str
+    n_bytes: float | None
+    flops: float | None
+    seconds: float
+    least_s: float | None = None
+    held_s: float = 0.0
+    n: int = 1
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Prefill of a prompt, or a decode step after it. Times are medians over the traced steps.
+
+    The last parts are what lies before the first operation and after the last one, and sampling.
+    """
+
+    name: str  # prefill, decode
+    n_tokens: int
+    n_past: int
+    parts: tuple[Part, ...]
+    stop_s: float | None  # the cost of a stop, taken off; None if no operation shows it
+    untraced_s: float  # the same step without stops, and without sampling
+    n_stops: int  # in each step
+    n_steps: int
+
+    @property
+    def sum_s(self) -> float:
+        """All parts without sampling."""
+        return sum(part.seconds for part in self.parts if part.operation != SAMPLING)
+
+    @property
+    def off(self) -> float:
+        """How far that is from the step without stops, as a share of it."""
+        return self.sum_s / self.untraced_s - 1
+
+
+@dataclass(frozen=True)
+class TokenTrace:
+    """What was traced where."""
+
+    model: Model
+    settings: Settings
+    machine: Machine
+    phases: tuple[Phase, ...]
+    ceilings_measured_at: str | None
+
+
+def trace(
+    prompt_len: int = 200,
+    gen: int = 8,
+    repeat: int = 5,
+    model: str = catalog.DEFAULT,
+    *,
+    results: str | Path = "results",
+    watch: obtain.ShowTransfer = obtain.silently,
+    **settings: Unpack[SettingsKeywords],
+) -> TokenTrace:
+    """Trace prefill of a prompt and `gen` decode steps after it, `repeat` times, in turns with untraced ones.
+
+        traced = lab.trace(200, threads=2)
+
+    `results` is the folder with the ceilings. LabError for what does not fit into memory.
+    """
+    check_number("gen", gen, 1000)
+    check_number("repeat", repeat, 1000)
+    with Worker() as worker:
+        plan = make_plan(worker, [prompt_len], gen + 1, 1, model, watch=watch, **settings)
+        if plan.refused:
+            raise LabError(" ".join(plan.refused.values()), "Use a shorter prompt or a smaller model.")
+        asked = dataclasses.replace(plan.settings, n_batch=max(plan.settings.n_batch, prompt_len))
+        tokens = _load(worker, plan, asked, prompt_len)
+        chosen = worker.new_context(asked)
+        where = places.of(plan.machine, plan.model, chosen, worker.placement())
+        traced = worker.trace(tokens, gen, repeat)
+    known = probing.known(probing.kept(Path(results), lambda sentence: None), where)
+    phases = tuple(
+        phase(name, steps, plan.model, chosen, known)
+        for name, steps in (("prefill", traced.prefill), ("decode", traced.decode))
+    )
+    return TokenTrace(plan.model, chosen, plan.machine, phases, known.measured_at if known else None)
+
+
+def _load(worker: Worker, plan: Plan, asked: Settings, n_prompt: int) -> list[int]:
+    """Load the plan's model; returns the tokens of a prompt."""
+    vocabulary = worker.load(plan.file.path, asked)
+    if plan.prompt.text is None:
+        return prompts.random_ids(n_prompt, vocabulary.n_vocab, vocabulary.bos, plan.seed, 0)
+    ids = worker.tokenize(plan.prompt.text)
+    return prompts.cut(ids, n_prompt, prompts.offset(plan.seed, 0, len(ids)), vocabulary.bos)
+
+
+def phase(name: str, steps: StepTrace, model: Model, settings: Settings, ceilings: Ceilings | None = None) -> Phase:
+    """Arithmetic on the stamps of steps: the cost of a stop taken off, and what moves between devices."""
+    times = [statistics.median(node.times_ns) for node in steps.nodes]
+    empty = [ns for node, ns in zip(steps.nodes, times, strict=True) if node.op in EMPTY]
+    stop_ns = statistics.median(empty) if empty else None
+    usual_gap_ns = statistics.median(statistics.median(node.gaps_ns) for node in steps.nodes)
+    by_device = {places.label(places.measured_on(one)): one for one in places.each_device(ceilings)} if ceilings else {}
+    n_threads = settings.n_threads if steps.n_tokens == 1 else settings.n_threads_batch
+    parts, copied, layer = list[Part](), set[str](), None
+    for node, ns in zip(steps.nodes, times, strict=True):
+        layer = layer_of(node, layer)
+        device = _device(node)
+        arriving = [one for one in node.sources if _COPIED.fullmatch(one.name) and one.name not in copied]
+        if arriving:
+            copied |= {one.name for one in arriving}
+            gap_s = (statistics.median(node.gaps_ns) - usual_gap_ns) / 1e9
+            parts.append(Part(COPIES, layer, device, sum(one.n_bytes for one in arriving), None, gap_s))
+        if node.op in EMPTY:
+            continue
+        seconds, flops = (ns - (stop_ns or 0)) / 1e9, flops_of(node)
+        least_s = _least_s(node, model, by_device.get(device), n_threads)
+        read = bytes_of(node)
+        held_s = 0.0 if least_s is None else seconds
+        parts.append(Part(operation_of(node), layer, device, read, flops, seconds, least_s, held_s))
+    for operation, nanoseconds in ((OUTSIDE, steps.outside_ns), (SAMPLING, steps.choosing_ns)):
+        parts.append(Part(operation, None, "CPU", None, None, statistics.median(nanoseconds) / 1e9))
+    return Phase(
+        name,
+        steps.n_tokens,
+        steps.n_past,
+        tuple(parts),
+        None if stop_ns is None else stop_ns / 1e9,
+        statistics.median(steps.untraced_ns) / 1e9,
+        len(steps.nodes),
+        len(steps.outside_ns),
+    )
+
+
+def summed(parts: Sequence[Part], key: Callable[[Part], object]) -> list[Part]:
+    """The sums of parts with equal keys, in the order in which they first appear."""
+    return [_sum(alike) for alike in grouped(parts, key).values()]
+
+
+def _sum(parts: Sequence[Part]) -> Part:
+    n_bytes = [part.n_bytes for part in parts if part.n_bytes is not None]
+    flops = [part.flops for part in parts if part.flops is not None]
+    least = [part.least_s for part in parts if part.least_s is not None]
+    return dataclasses.replace(
+        parts[0],
+        n_bytes=sum(n_bytes) if n_bytes else None,
+        flops=sum(flops) if flops else None,
+        seconds=sum(part.seconds for part in parts),
+        least_s=sum(least) if least else None,
+        held_s=sum(part.held_s for part in parts),
+        n=sum(part.n for part in parts),
+    )
+
+
+def _weight(node: Node) -> tuple[int | None, str] | None:
+    """The layer and the plain name of the weights that an operation uses: (3, "attn_q"); None without weights."""
+    for one in node.sources:
+        if match := re.fullmatch(r"(?:blk\.(\d+)\.)?([\w.]+)\.(?:weight|bias|scale)", one.name.split("#")[-2:][0]):
+            return int(match[1]) if match[1] else None, match[2]
+    return None
+
+
+def operation_of(node: Node) -> str:
+    """What an operation is for, by its weights, else by what ggml calls it."""
+    weight = _weight(node)
+    if weight and "norm" in weight[1]:
+        return NORM
+    if node.op == "GET_ROWS":
+        return EMBEDDING if weight and weight[1] == "token_embd" else "select rows"
+    if weight:
+        plain = re.sub(r"_(exps|shexp)$", "", weight[1])
+        named = _OF_WEIGHTS.get(plain, f"other weights ({weight[1]})")
+        return f"{named}, experts" if weight[1].endswith("_exps") else named
+    if node.result.name.startswith(("kq", "v_cont")):
+        return ATTENTION
+    return _OF_OPS.get(node.op, f"other ({node.op.lower()})")
+
+
+def layer_of(node: Node, before: int | None) -> int | None:
+    """The layer of an operation, by its weights or its name; for a name without meaning that of the one before."""
+    weight = _weight(node)
+    if weight and weight[0] is not None:
+        return weight[0]
+    name = node.result.name
+    if match := re.search(r"(?:-|_l)(\d+)\b", name):
+        return int(match[1])
+    return before if re.match(r"node_\d+", name) else None
+
+
+def bytes_of(node: Node) -> float:
+    """Bytes that an operation reads: of its tensors, of selected rows, of the experts that its tokens use."""
+    total = float(sum(one.n_bytes for one in node.sources))
+    first = node.sources[0]
+    if node.op == "SET_ROWS":  # the others are the positions, and the cache, which is written
+        return sum(one.n_bytes for one in node.sources[:2])
+    if node.op == "GET_ROWS":
+        share = math.prod(node.result.ne[1:]) / math.prod(first.ne[1:])
+        return total - first.n_bytes * (1 - share)
+    if node.op == "MUL_MAT_ID":
+        n_used, n_tokens = node.sources[2].ne[:2]
+        matrix = _matrix(node)
+        return total - first.n_bytes * (1 - shape.n_experts_read(matrix, n_used, n_tokens) / matrix.n_expert)
+    return total
+
+
+def flops_of(node: Node) -> float | None:
+    """FLOPs of a product or of attention, over all positions that its tensors have; None for others."""
+    first = node.sources[0]
+    if node.op in ("MUL_MAT", "MUL_MAT_ID"):
+        return 2.0 * first.ne[0] * math.prod(node.result.ne)
+    if node.op == "FLASH_ATTN_EXT":
+        keys, values = node.sources[1:3]
+        return 2.0 * math.prod(first.ne[1:]) * keys.ne[1] * (keys.ne[0] + values.ne[0])
+    return None
+
+
+def _matrix(node: Node) -> shape.Matrix:
+    one = node.sources[0]
+    part = shape.EXPERTS if node.op == "MUL_MAT_ID" else shape.FEED_FORWARD
+    return shape.Matrix(part, one.type, one.ne[1], one.ne[0], 1, one.ne[2])
+
+
+def _least_s(node: Node, model: Model, ceilings: Ceilings | None, n_threads: int) -> float | None:
+    """Seconds of an operation at the ceiling of its kernel; None where none is known."""
+    if ceilings is None:
+        return None
+    try:
+        if node.op == "FLASH_ATTN_EXT":
+            query, keys = node.sources[:2]
+            heads = shape.Heads(1, query.ne[2], keys.ne[2], 0)
+            return (flops_of(node) or 0.0) * step_kernels.attention_s_per_flop(
+                ceilings, model, heads, keys.type, query.ne[1], n_threads, keys.ne[1]
+            )
+        if node.op in ("MUL_MAT", "MUL_MAT_ID") and _weight(node):
+            n_tokens = node.result.ne[1] if node.op == "MUL_MAT" else node.result.ne[2]
+            n_bytes = bytes_of(node) - sum(one.n_bytes for one in node.sources[1:])
+            return n_bytes * step_kernels.product_s_per_byte(ceilings, model, _matrix(node), n_tokens, n_threads)
+    except LabError:  # this kernel was not probed
+        pass
+    return None
+
+
+def _device(node: Node) -> str:
+    """The device that holds an operation's result: CUDA0, CPU."""
+    return "CPU" if node.buffer.startswith("CPU") else node.buffer.partition("_")[0]

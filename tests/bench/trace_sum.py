@@ -1,0 +1,35 @@
+"""Do the operations of `lab trace`, less the cost of their stops, add up to the step without stops?
+
+    python -m tests.bench.trace_sum            # some minutes on a quiet machine
+
+For prompts of several lengths and one or all cores. The exit status is 1 if a sum is further than 5 % from its step.
+"""
+
+import sys
+
+from lab.analysis.wording import percent
+from lab.runner import limits
+from lab.show.trace_views import OFF
+from lab.why import token_trace
+
+LENGTHS = (50, 200, 1000)
+
+
+def main() -> None:
+    worst = 0.0
+    for n_threads in sorted({1, limits.default_threads()}):
+        for n_prompt in LENGTHS:
+            traced = token_trace.trace(n_prompt, 16, 10, threads=n_threads)
+            for phase in traced.phases:
+                worst = max(worst, abs(phase.off))
+                print(
+                    f"{n_threads} threads, {n_prompt:5,} tokens, {phase.name:7}: sum {1e3 * phase.sum_s:8.2f} ms, "
+                    f"step {1e3 * phase.untraced_s:8.2f} ms, {percent(phase.off)} off",
+                    flush=True,
+                )
+    print(f"worst: {percent(worst)}")
+    sys.exit(worst > OFF)
+
+
+if __name__ == "__main__":
+    main()

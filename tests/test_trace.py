@@ -1,0 +1,152 @@
+"""lab trace: the arithmetic on made-up stamps, and the real operations of a small model."""
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lab.core import cost
+from lab.core.record import Ceilings, Rate
+from lab.engine import tracing
+from lab.errors import LabError
+from lab.process.wire import Node, Operand, StepTrace
+from lab.process.worker import Worker
+from lab.show import trace_views
+from lab.why import token_trace
+from lab.why.token_trace import Phase, TokenTrace
+from tests.conftest import MACHINE, MODEL, SETTINGS, run_lab
+
+
+def operand(name: str, *ne: int, kind: str = "F32", n_bytes: int | None = None) -> Operand:
+    sizes = (*ne, 1, 1, 1, 1)[:4]
+    return Operand(name, kind, sizes, 4 * sizes[0] * sizes[1] * sizes[2] if n_bytes is None else n_bytes)
+
+
+def node(
+    op: str, result: str, *sources: Operand, ne: tuple[int, ...] = (8,), us: float = 3.0, gap_us: float = 1
+) -> Node:
+    times, gaps = (round(us * 1000),) * 3, (round(gap_us * 1000),) * 3
+    return Node(op, operand(result, *ne), sources, "CPU", times, gaps)
+
+
+def steps(*nodes: Node, untraced_us: int = 100) -> StepTrace:
+    return StepTrace(1, 40, nodes, (5000, 4000, 6000), (untraced_us * 1000,) * 3, (7000, 7000, 9000))
+
+
+EMBEDDING = node("GET_ROWS", "embd", operand("token_embd.weight", 8, 100, kind="Q8_0", n_bytes=900), operand("ids", 1))
+Q = node("MUL_MAT", "Qcur-3", operand("blk.3.attn_q.weight", 8, 16, kind="Q4_0", n_bytes=72), operand("x", 8), ne=(16,))
+VIEW = node("VIEW", "Qcur-3 (view)", operand("Qcur-3", 16), us=1)
+
+
+def test_the_cost_of_a_stop_is_that_of_a_view_and_is_taken_off() -> None:
+    phase = token_trace.phase("decode", steps(EMBEDDING, Q, VIEW, untraced_us=9), MODEL, SETTINGS)
+    assert phase.stop_s == pytest.approx(1e-6)
+    assert [part.operation for part in phase.parts] == ["embedding", "Q", "outside operations", "sampling"]
+    assert [1e6 * part.seconds for part in phase.parts] == pytest.approx([2, 2, 5, 7])
+    assert phase.sum_s == pytest.approx(9e-6) and phase.off == pytest.approx(0)
+    slower = dataclasses.replace(phase, untraced_s=10e-6)
+    assert slower.off == pytest.approx(-0.1)
+
+
+def test_without_a_view_nothing_is_taken_off() -> None:
+    phase = token_trace.phase("decode", steps(Q), MODEL, SETTINGS)
+    assert phase.stop_s is None and phase.parts[0].seconds == pytest.approx(3e-6)
+
+
+def test_operations_and_layers_come_from_weights_and_names() -> None:
+    weights = {"attn_norm": "norm", "ffn_gate": "feed-forward gate", "ffn_down_exps": "feed-forward down, experts"}
+    for name, expected in weights.items():
+        one = node("MUL_MAT", "node_5", operand(f"blk.7.{name}.weight", 8, 8), operand("x", 8))
+        assert (token_trace.operation_of(one), token_trace.layer_of(one, 2)) == (expected, 7)
+    last = node("MUL_MAT", "result_output", operand("token_embd.weight", 8, 8), operand("result_norm", 8))
+    assert (token_trace.operation_of(last), token_trace.layer_of(last, 29)) == ("last matrix", None)
+    attends = node("FLASH_ATTN_EXT", "node_21", operand("Qcur-0", 8), operand("k", 8), operand("v", 8))
+    assert (token_trace.operation_of(attends), token_trace.layer_of(attends, 4)) == ("attention", 4)
+    writes = node("SET_ROWS", "cache_k_l11 (view)", operand("Kcur-11 (view)", 8), operand("ids", 1))
+    assert (token_trace.operation_of(writes), token_trace.layer_of(writes, 4)) == ("write K and V", 11)
+    copied = node("MUL_MAT", "ffn_up-2", operand("CUDA0#blk.2.ffn_up.weight#0", 8, 8), operand("x", 8))
+    assert (token_trace.operation_of(copied), token_trace.layer_of(copied, None)) == ("feed-forward up", 2)
+    assert token_trace.operation_of(node("SSM_SCAN", "y-1", operand("x", 8))) == "other (ssm_scan)"
+
+
+def test_bytes_and_flops_follow_from_shapes() -> None:
+    assert token_trace.bytes_of(EMBEDDING) == 9 + 4  # one row of 100, and its number
+    assert (token_trace.bytes_of(Q), token_trace.flops_of(Q)) == (72 + 32, 2 * 8 * 16)
+    writes = node("SET_ROWS", "c", operand("k", 8), operand("ids", 1), operand("cache", 8, 1000))
+    assert (token_trace.bytes_of(writes), token_trace.flops_of(writes)) == (32 + 4, None)
+    experts = operand("blk.0.ffn_up_exps.weight", 8, 16, 4, kind="F32")
+    chosen = node("MUL_MAT_ID", "ffn_moe_up-0", experts, operand("x", 8), operand("ids", 1, 1), ne=(16, 1, 1))
+    assert token_trace.bytes_of(chosen) == pytest.approx(4 * 8 * 16 + 32 + 4)  # one of four experts
+    heads = operand("q", 8, 1, 6), operand("k", 8, 256, 2), operand("v", 4, 256, 2)
+    assert token_trace.flops_of(node("FLASH_ATTN_EXT", "node_1", *heads)) == 2 * 6 * 256 * (8 + 4)
+
+
+def test_copies_between_devices_take_the_gap_before_the_next_operation() -> None:
+    moved = node("ADD", "l_out-4", operand("CUDA0#ffn_out-4#0", 8), operand("x", 8), gap_us=21)
+    phase = token_trace.phase("decode", steps(Q, Q, moved, VIEW), MODEL, SETTINGS)
+    (copy,) = [part for part in phase.parts if part.operation == token_trace.COPIES]
+    assert (copy.n_bytes, copy.layer) == (32, 4) and copy.seconds == pytest.approx(20e-6)
+    assert "Copies between devices take" in " ".join(trace_views.sentences(traced(phase)))
+
+
+def test_an_operation_is_held_against_the_ceiling_of_its_kernel() -> None:
+    rate = Rate("mul_mat", "Q4_0", "CPU", 16, 8, 1, SETTINGS.n_threads, 720, 1, (5000,))
+    ceilings = Ceilings("2026-11-22T00:00:00Z", MACHINE, False, (rate,))
+    phase = token_trace.phase("decode", steps(Q, VIEW), MODEL, SETTINGS, ceilings)
+    assert phase.parts[0].least_s == pytest.approx(0.5e-6) and phase.parts[0].held_s == pytest.approx(2e-6)
+    unknown = dataclasses.replace(rate, type="Q8_0")
+    without = token_trace.phase(
+        "decode", steps(Q, VIEW), MODEL, SETTINGS, dataclasses.replace(ceilings, rates=(unknown,))
+    )
+    assert without.parts[0].least_s is None and without.parts[0].held_s == 0
+
+
+def traced(decode: Phase) -> TokenTrace:
+    return TokenTrace(MODEL, SETTINGS, MACHINE, (dataclasses.replace(decode, name="prefill"), decode), None)
+
+
+def test_a_sum_that_is_far_off_says_so() -> None:
+    phase = token_trace.phase("decode", steps(Q, VIEW, untraced_us=7), MODEL, SETTINGS)
+    assert "too far" not in " ".join(trace_views.sentences(traced(phase)))
+    words = trace_views.sentences(traced(dataclasses.replace(phase, untraced_s=14e-6)))
+    assert words[-1].startswith("Decode: 2 operations, less 1.00 us for each stop, add up to 7.00 us, 50 % less than")
+    assert "too far for the shares to be right" in words[-1]
+
+
+def test_tensors_of_another_size_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "ggml", lambda: SimpleNamespace(ggml_tensor_overhead=lambda: 400))
+    with pytest.raises(LabError, match="368 bytes; the lab knows those of 336"):
+        tracing._check_layout()
+
+
+def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, n_ctx=256, n_threads=1, n_threads_batch=1)
+    with Worker() as worker:
+        model = worker.read_model(mini, "mini", "file")
+        worker.load(mini, settings)
+        worker.new_context(settings)
+        both = worker.trace([5, 6, 7, 8, 9], 2, 2)
+    for steps, n_tokens, n_past in ((both.prefill, 5, 0), (both.decode, 1, 5)):
+        phase = token_trace.phase("decode", steps, model, settings)
+        products = cost.products(model, n_tokens, 1)
+        assert products
+        of_weights = [part for part in phase.parts if part.flops and part.operation != token_trace.ATTENTION]
+        assert sum(part.flops or 0 for part in of_weights) == pytest.approx(sum(one.flops for one in products))
+        assert {part.layer for part in phase.parts} == {None, *range(model.n_layer or 0)}
+        assert not [part for part in phase.parts if part.operation.startswith("other")]
+        assert phase.stop_s and phase.n_steps == (2 if n_past == 0 else 4)
+        assert phase.sum_s > 0 and phase.untraced_s > 0
+
+
+def test_the_command_prints_tables_draws_a_picture_and_writes_json(mini: Path, tmp_path: Path) -> None:
+    asked = "trace", "-m", mini, "-p", 6, "-n", 2, "-r", 1, "-t", 1, "--results", tmp_path, "-o", tmp_path
+    status, out, _ = run_lab(*asked, "--details", "--prompt", "random")
+    assert status == 0
+    for words in ("Prefill of 6 tokens", "Decode of 1 token", "last matrix", "By layer", "Where do ", "each stop"):
+        assert words in out
+    assert {path.suffix for path in tmp_path.glob("trace-*-6.*")} == {".png", ".svg"}
+    status, out, _ = run_lab(*asked, "--json", "--no-plot", "--prompt", "random")
+    prefill, decode = json.loads(out)["phases"]
+    assert status == 0 and (prefill["n_tokens"], decode["n_past"]) == (6, 6) and "off" in decode
