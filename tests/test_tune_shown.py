@@ -125,7 +125,7 @@ def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_
     assert names == [DEFAULT, OFF, f"{LOSSY}\nchanges the model's output", ONE, "--no-mmap"]
     assert verdicts == ["the base", "recommended", "faster in the search", "slower", "failed"]
     assert section.caption == (
-        "tiny Q4_0 on Test CPU, 4 cores: 20 prompt tokens + 301 generated; goal: the whole request"
+        "tiny Q4_0 on Test CPU, 4 cores: 20 prompt tokens + 301 generated; goal: time of the whole request"
     )
     assert section.warnings == ["Runs failed with --no-mmap (llama.cpp is out of memory)."]
     default, winner = section.lines[0], section.lines[1]
@@ -383,3 +383,25 @@ def test_the_picture_has_every_run_beside_the_interval_of_its_choice() -> None:
     shown = " ".join(text.get_text() for text in ax.texts)
     assert shown.startswith("1.00 0.553 (") and ax.get_xscale() == "log"
     assert "faster | slower" in ax.get_xlabel()
+
+
+def test_odd_records_of_a_session_are_left_out_and_break_nothing(tmp_path: Path) -> None:
+    good = whole()
+    steps = good[0].run.steps
+    zero = tuple(0 for _ in steps.kind)
+    odd: list[dict[str, Any]] = [
+        {"tuning": Tuning("odd", "odd", -5)},
+        {"block": None},
+        {"steps": Steps()},
+        {"n_gen": 1, "steps": make_run(N_PROMPT, 1).steps},
+        {"steps": dataclasses.replace(steps, start_ns=zero, ready_ns=zero, end_ns=zero)},
+    ]
+    for number, changes in enumerate(odd):
+        records = [
+            dataclasses.replace(each, run=dataclasses.replace(each.run, **changes)) if i % 2 else each
+            for i, each in enumerate(good)
+        ]
+        section = only(records)
+        assert section.lines[0][0].text == DEFAULT
+        canvas.drawn(section.pictures[0].draw, (10, 4.6))
+        assert json.loads(json.dumps(text_tune.as_rows(records), allow_nan=False))[0]["tried"], number

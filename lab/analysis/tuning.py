@@ -147,9 +147,9 @@ def timing(record: Record, choice: Choice) -> Timing | None:
     """The seconds of each phase of a run: until the first token, and per further token; None for a failed run."""
     run = record.run
     first, each = phases.ttft_ns(run), phases.tpot_ns(run)
-    if first is None or run.block is None:
+    if run.block is None or not first or first < 0:
         return None
-    seconds = {PREFILL: first / 1e9, **({DECODE: each / 1e9} if each is not None else {})}
+    seconds = {PREFILL: first / 1e9, **({DECODE: each / 1e9} if each and each > 0 else {})}
     return Timing(run.block, choice, seconds, bool(disturbances(record)))
 
 
@@ -235,7 +235,7 @@ def _confirmed(
     for block, own in grouped(confirmed, lambda one: one.timing.block if one.timing else None).items():
         sides: tuple[list[Timing], list[Timing]] = [], []
         for measured in own:
-            if measured.timing:
+            if measured.timing and all(phase.name in measured.timing.seconds for phase in of):
                 sides[measured.variant != DEFAULT].append(measured.timing)
         if not all(sides):
             continue

@@ -39,16 +39,16 @@ MOST_ROWS = 12
 Lines = Sequence[Record | RequestRecord]
 
 GOALS = {
-    tuning.REQUEST: "the whole request",
-    TTFT: "the time to the first token",
-    TPOT: "the time of all tokens after the first",
-    tuning.THROUGHPUT: "the time of all requests together",
+    tuning.REQUEST: "time of the whole request",
+    TTFT: "time to the first token",
+    TPOT: "time of all tokens after the first",
+    tuning.THROUGHPUT: "time of all requests together",
 }
 """What each goal minimizes."""
 
 OF_SERVER = {
-    tuning.THROUGHPUT: "the time per generated token of all users together",
-    tuning.GOODPUT: "the time per answer within the limits",
+    tuning.THROUGHPUT: "time per generated token of all users together",
+    tuning.GOODPUT: "time per answer within the limits",
 }
 """The same with `--serve`."""
 
@@ -108,8 +108,8 @@ def _section(one: Tuned, records: Sequence[Record], is_here: bool) -> Section:
         warnings=[*_doubts(timed), *_failures(rows)],
         sentences=sentences(one),
         notes=[
-            f"Time: {_minimized(one)}, as expected from all runs of the search. Ratio: that time over the default's, "
-            "with its 95 % interval below."
+            f"Time: the {_minimized(one)} that the search expects from all its runs. "
+            "Ratio: that time over the default's, with its 95 % interval below."
         ],
         parts=[*_crossings(one), *_commands(one, is_here)],
         pictures=[
