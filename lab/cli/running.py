@@ -120,7 +120,7 @@ def draw(
     from lab.analysis import request_table, tuning
     from lab.drawing import canvas
     from lab.experiments.claims.claim_parts import PARTS
-    from lab.show import levers, overhead_views, plot_runs, plot_why, section, text_tune
+    from lab.show import levers, overhead_views, plot_runs, plot_why, section, text_load, text_tune
 
     if not (any_good(records) or request_table.loads_of(records)):
         return []
@@ -131,16 +131,9 @@ def draw(
     drawings |= {**plot_why.drawings(plain), **levers.drawings(shown), **overhead_views.drawings(records)}
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
     of_tune = section.numbered([one.pictures for one in text_tune.sections(records)])
-    wanted += [(one.name, one.draw, one.file_size) for one in (*of_claims, *of_tune, *load_pictures(records))]
+    of_loads = section.numbered([one.pictures for one in text_load.sections(tuning.without(records))])
+    wanted += [(one.name, one.draw, one.file_size) for one in (*of_claims, *of_tune, *of_loads)]
     return [path for name, drawing, size in wanted for path in canvas.write(drawing, folder, f"{stem}-{name}", size)]
-
-
-def load_pictures(records: Sequence[Record | RequestRecord]) -> list[Picture]:
-    """The pictures of loads among the records; of several sessions numbered."""
-    from lab.analysis import tuning
-    from lab.show import section, text_load
-
-    return section.numbered([one.pictures for one in text_load.sections(tuning.without(records))])
 
 
 def claim_pictures(
