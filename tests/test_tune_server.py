@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import json
+import math
+import random
 import shlex
 import sys
 import time
@@ -125,6 +127,15 @@ def test_a_session_of_requests_becomes_the_same_result_as_one_of_runs(tmp_path: 
     assert found.tried[2].seconds is None
     (few,) = tuning_loads.of_sessions(session(3))
     assert (few.gain, few.n_confirmed) == (None, 3)
+
+
+def test_a_window_that_was_interrupted_does_not_count() -> None:
+    first, last = window(DEFAULT, 1, 0.05), window(SLOTS, 1, 0.025)
+    for lines, n in ((first + last, 2), (first + last[:-3], 1), (first + last[:1], 1), (first[:-3], 0)):
+        found = tuning_loads.of_sessions(lines)
+        assert sum(len(one.tried) for one in found) == n
+    (ended,) = tuning_loads.of_sessions([*first, not_started(SLOTS, 1)])
+    assert ended.tried[1].error == "it ended"
 
 
 def test_without_the_default_there_is_no_result_and_other_records_are_told_apart() -> None:
@@ -263,6 +274,39 @@ def simulated_plan(*options: str, budget_s: float = 3600.0) -> ServerPlan:
     load = make_plan(concurrency=1, rounds=1, prompt_len=10, gen=5)
     choices = tuple(choice_of(one) for one in options)
     return ServerPlan(("server",), REQUEST, budget_s, load, "", choices, None, {})
+
+
+@pytest.mark.parametrize(
+    ("effects", "winner"), [({}, None), ({"--parallel 4": 0.8, "--flash-attn off": 0.9, "--threads 2": 1.3}, 2)]
+)
+def test_a_planted_combination_is_found_and_none_among_equals(
+    effects: dict[str, float], winner: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each block has a speed of its own, each window noise of 3 %; a window with its server takes 5 s more."""
+    chance, speeds, now = random.Random(1), dict[int, float](), [0.0]
+
+    class Noisy(Simulated):
+        def window(self, session: Any, load: Load) -> Iterator[RequestRecord]:
+            speed = speeds.setdefault(load.round, chance.lognormvariate(0, 0.05))
+            parts = [options_of((one,)) for one in choice_of(load.variant or "")]
+            each_s = speed * chance.lognormvariate(0, 0.03) * math.prod(effects.get(one, 1.0) for one in parts)
+            self.seconds[load.variant or ""] = each_s
+            now[0] += 5 + load.warmup_s + load.duration_s
+            return super().window(session, load)
+
+    Noisy(monkeypatch, {})
+    monkeypatch.setattr(tuning_server.time, "monotonic", lambda: now[0])  # type: ignore[attr-defined]
+    singles = [*(choice_of(one) for one in effects or {SLOTS: 1, "--threads 2": 1}), (("ubatch_size", 64),)]
+    made = simulated_plan(
+        *map(options_of, singles), *(options_of(a + b) for a, b in itertools.combinations(singles, 2))
+    )
+    found = tuning_loads.tuned(list(execute(made, tmp_path / "file", lambda status: None)))
+    assert found is not None
+    assert found.is_recommended is (winner is not None)
+    if winner:
+        assert dict(found.choice) == {"flash_attn": "off", "parallel": 4}
+        assert found.gain is not None
+        assert found.gain.low < 1 / (0.8 * 0.9) < found.gain.high
 
 
 def test_the_confirmation_alternates_in_blocks_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

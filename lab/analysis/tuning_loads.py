@@ -27,6 +27,9 @@ from lab.core.request import NOT_SENT, Load, RequestRecord
 NONE_GOOD = 0.5
 """Answers within the limits for which a window without any counts, because a ratio needs a number above 0."""
 
+SHORTLY_S = 0.3
+"""A little longer than the pause after a failed request (0.25 s)."""
+
 
 def of_sessions(records: Sequence[Record | RequestRecord]) -> list[Tuned]:
     """The results of all sessions of `lab tune --serve` among the records in which the default was measured."""
@@ -37,7 +40,10 @@ def of_sessions(records: Sequence[Record | RequestRecord]) -> list[Tuned]:
 
 def tuned(records: Sequence[RequestRecord]) -> Tuned | None:
     """The result of one session; None if the default was not measured."""
-    windows = [one for own in _windows(records).values() if (one := measured(own))]
+    if not records:
+        return None
+    *whole, last = grouped(records, lambda one: (_load(one).round, _load(one).variant)).values()
+    windows = [one for own in (*whole, *([last] if _is_whole(last) else [])) if (one := measured(own))]
     if not any(one.timing for one in windows if one.variant == DEFAULT):
         return None
     confirmed = {one.variant: one.choice for one in windows if one.stage == CONFIRM and one.timing}
@@ -88,8 +94,11 @@ def measured(records: Sequence[RequestRecord]) -> Measured | None:
     return Measured(load.tuning.stage, load.variant, choice, timing, error)
 
 
-def _windows(records: Sequence[RequestRecord]) -> dict[Any, list[RequestRecord]]:
-    return grouped(records, lambda one: (_load(one).round, _load(one).variant))
+def _is_whole(records: Sequence[RequestRecord]) -> bool:
+    """Whether every user had a request at the end of the window, or shortly before: Ctrl-C loses those in flight."""
+    load, samples = _load(records[0]), [loads.sample(one.request) for one in records]
+    n_last = sum(one.end_s >= load.warmup_s + load.duration_s - SHORTLY_S for one in samples)
+    return n_last >= (load.concurrency or 1) or any(one.request.failure == NOT_SENT for one in records)
 
 
 def _load(record: RequestRecord) -> Load:

@@ -346,7 +346,8 @@ class _Process:
         """Why it ended, with its last lines; None while it runs."""
         if self.popen.poll() is None:
             return None
-        lines = [line.strip()[:MOST_LETTERS] for line in self.log.read_text(errors="replace").splitlines()]
+        text = self.log.read_text(errors="replace").replace(str(Path.home()), "~")  # results are published
+        lines = [line.strip()[:MOST_LETTERS] for line in text.splitlines()]
         return cause_of_death("The server", self.popen.returncode, [line for line in lines if line])
 
     def end(self) -> None:
