@@ -438,6 +438,7 @@ def test_options_that_cannot_work_are_refused(options: tuple[str, ...], words: s
 
 
 def test_a_dry_run_starts_nothing_but_the_help(tmp_path: Path) -> None:
-    status, _, err = run_lab("tune", "--serve", TUNABLE, "--dry-run", "--out", tmp_path)
+    status, out, err = run_lab("tune", "--serve", TUNABLE, "--slo", "ttft=1s", "--dry-run", "--json", "--out", tmp_path)
     assert (status, list(tmp_path.iterdir())) == (0, [])
     assert "tries    --parallel" in err
+    assert json.loads(out)["goal"] == GOODPUT

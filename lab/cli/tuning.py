@@ -185,6 +185,10 @@ def _tune_server(context: click.Context, serve: str, slo: str | None, dry_run: b
     plan = tuning_server.plan(serve, slo=slo, budget_s=seconds_of(asked["budget"]), **of_plan)
     err.print(f"tries    {', '.join(plan.options)}; alone and up to {tuning_server.MOST_CHANGES} together")
     if dry_run:
+        if output.as_json:
+            console.print_json(
+                {"budget_s": plan.budget_s, "choices": len(plan.choices), "options": plan.options, "goal": plan.goal}
+            )
         return
     path = tuning_server.new_file(plan, output.folder)
     requests, problem = carry_out(lambda watch: tuning_server.execute(plan, path, watch), path, err)
