@@ -20,15 +20,7 @@ from lab.show.section import UNKNOWN, Columns, Section, print_marked, print_sect
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = {
-    "ttft_s": "TTFT\ns",
-    "first_output_s": "first\noutput s",
-    "tpot_ms": "TPOT\nms",
-    "decode_tps": "decode\ntokens/s",
-    "stall_ms": "longest\nstall ms",
-    "e2e_s": "E2E\ns",
-}
-"""Figures of the summary, and their headings."""
+SHOWN = ("ttft_s", "first_output_s", "tpot_ms", "decode_tps", "stall_ms", "e2e_s")
 
 OF_SERVER: Columns = (
     ("prompt\ntokens", lambda row: length(row["n_prompt"])),
@@ -100,12 +92,12 @@ def _section(label: str, rows: pd.DataFrame) -> Section:
 
 
 def _columns(rows: pd.DataFrame) -> Columns:
-    shown = [name for name in COLUMNS if name != "first_output_s" or _has_reasoning(rows)]
+    shown = [name for name in SHOWN if name != "first_output_s" or _has_reasoning(rows)]
     return [
         ("prompt\ntokens", lambda row: length(row["n_prompt"])),
         ("n", lambda row: f"{row['repeats']}"),
         ("answer\ntokens", _answer),
-        *((COLUMNS[name], partial(_figure, name=name)) for name in shown),
+        *((text_results.HEADINGS[name], partial(_figure, name=name)) for name in shown),
         ("note", lambda row: ", ".join(kind for kind in request_table.KINDS if row[kind] is True)),
     ]
 

@@ -24,15 +24,20 @@ from lab.show.section import Cell, Columns, Section, print_lines, print_marked, 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = {
+HEADINGS = {
     "prefill_s": "prefill\ns",
     "prefill_tps": "prefill\ntokens/s",
     "ttft_s": "TTFT\ns",
+    "first_output_s": "first\noutput s",
     "tpot_ms": "TPOT\nms",
     "decode_tps": "decode\ntokens/s",
+    "stall_ms": "longest\nstall ms",
     "e2e_s": "E2E\ns",
+    "decode_ms": "decode\ncompute ms",
 }
-"""Figures of the summary, and their headings."""
+"""Figures of the summary of runs or requests, and their headings."""
+
+SHOWN = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s")
 
 MOST_NAMED = 5
 """Lengths that a sentence lists."""
@@ -75,14 +80,12 @@ def sections(records: Sequence[Record]) -> list[Section]:
 
 
 def _columns(rows: pd.DataFrame) -> Columns:
-    figures = dict(COLUMNS)
-    if rows.tpot_ms.isna().all():  # imported: nothing is known of single tokens
-        figures["decode_ms"] = "decode\ncompute ms"
+    names = (*SHOWN, "decode_ms") if rows.tpot_ms.isna().all() else SHOWN  # imported: single tokens are unknown
     bar = "" if rows.sweep_every.notna().all() else "bar"  # a sweep generates few tokens
     return [
         ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
         ("runs", lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}"),
-        *((heading, partial(figure, name=name)) for name, heading in figures.items()),
+        *((HEADINGS[name], partial(figure, name=name)) for name in names),
         ("prefill\n% of E2E", lambda row: Cell(figure(row, "prefill_share"), style=bar)),
     ]
 
