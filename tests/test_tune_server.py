@@ -138,6 +138,21 @@ def test_a_window_that_was_interrupted_does_not_count() -> None:
     assert ended.tried[1].error == "it ended"
 
 
+def test_odd_records_are_left_out() -> None:
+    def with_load(record: RequestRecord, **changes: Any) -> RequestRecord:
+        load = dataclasses.replace(load_of(record), **changes)
+        asked = dataclasses.replace(record.request.asked, load=load)
+        return dataclasses.replace(record, request=dataclasses.replace(record.request, asked=asked))
+
+    good = [*window(DEFAULT, 1, 0.05), *window(SLOTS, 1, 0.025)]
+    other = with_load(good[0], tuning=Tuning(goal=TTFT, stage=SEARCH, n_gen=5))
+    odd = [with_load(good[0], variant=None), with_load(good[0], concurrency=9), other]
+    assert tuning_loads.of_sessions([*good, *odd]) == tuning_loads.of_sessions(good)
+    assert tuning_loads.of_sessions(odd[:1]) == []
+    (found,) = tuning_loads.of_sessions([*good, *(with_load(one, variant="--x 'y") for one in good[:18])])
+    assert [one.choice for one in found.tried if one.variant == "--x 'y"] == [(("x", "'y"),)]
+
+
 def test_without_the_default_there_is_no_result_and_other_records_are_told_apart() -> None:
     assert tuning_loads.of_sessions(window(SLOTS, 1, 0.05)) == []
     others: list[Any] = [make_record(), as_record(planted(0))]

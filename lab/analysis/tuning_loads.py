@@ -39,17 +39,18 @@ def of_sessions(records: Sequence[Record | RequestRecord]) -> list[Tuned]:
 
 
 def tuned(records: Sequence[RequestRecord]) -> Tuned | None:
-    """The result of one session; None if the default was not measured."""
-    if not records:
+    """The result of one session; None if the default was not measured. Leaves out records of another load."""
+    default = next((one for one in records if _load(one).variant == DEFAULT and not one.request.asked.warmup), None)
+    if default is None:
         return None
+    load = _load(default)
+    records = [one for one in records if _key(one) == _key(default) and _load(one).variant]
     *whole, last = grouped(records, lambda one: (_load(one).round, _load(one).variant)).values()
     windows = [one for own in (*whole, *([last] if _is_whole(last) else [])) if (one := measured(own))]
     if not any(one.timing for one in windows if one.variant == DEFAULT):
         return None
     confirmed = {one.variant: one.choice for one in windows if one.stage == CONFIRM and one.timing}
-    default, *_ = (own for own in records if _load(own).variant == DEFAULT)
     winner = next((own for own in records if _load(own).variant in confirmed.keys() - {DEFAULT}), None)
-    load = _load(default)
     assert load.tuning
     tried, gain, n_confirmed, seconds = tuning.results(windows, (Phase(load.tuning.goal),))
     return Tuned(
@@ -89,8 +90,8 @@ def measured(records: Sequence[RequestRecord]) -> Measured | None:
             error = f"{sum(shown.failures.values())} of {shown.n} requests failed: {why}"
         else:
             seconds = _seconds(shown, load.tuning.goal)
-            error = None if seconds else "its answers are too slow to be measured, or have no tokens"
-    timing = Timing(load.round, choice, {load.tuning.goal: seconds}) if seconds else None
+            error = None if seconds and seconds > 0 else "its answers are too slow to be measured, or have no tokens"
+    timing = Timing(load.round, choice, {load.tuning.goal: seconds}) if seconds and not error else None
     return Measured(load.tuning.stage, load.variant, choice, timing, error)
 
 
@@ -99,6 +100,13 @@ def _is_whole(records: Sequence[RequestRecord]) -> bool:
     load, samples = _load(records[0]), [loads.sample(one.request) for one in records]
     n_last = sum(one.end_s >= load.warmup_s + load.duration_s - SHORTLY_S for one in samples)
     return n_last >= (load.concurrency or 1) or any(one.request.failure == NOT_SENT for one in records)
+
+
+def _key(record: RequestRecord) -> tuple[object, ...]:
+    """What is equal for all requests of a session."""
+    load, tuned = _load(record), tuning.tuning_of(record)
+    is_warmup, goal = record.request.asked.warmup, tuned and tuned.goal
+    return is_warmup, goal, load.arrivals, load.concurrency, load.rate, load.lengths
 
 
 def _load(record: RequestRecord) -> Load:
@@ -137,7 +145,11 @@ def choice_of(options: str) -> Choice:
     """The choice that `options_of` wrote."""
     found: dict[str, Any] = {}
     name = ""
-    for word in shlex.split(options):
+    try:
+        words = shlex.split(options)
+    except ValueError:  # not written by the lab
+        words = options.split()
+    for word in words:
         if word.startswith("--"):
             name = word[2:].replace("-", "_").removeprefix("no_")
             found[name] = not word.startswith("--no-")
