@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lab.analysis import setup_columns, table
+from lab.analysis import setup_columns, table, tuning
 from lab.analysis.wording import digits
 from lab.core import results, shown
 from lab.core.lines import to_json
@@ -127,7 +127,8 @@ def html(rows: Sequence[BoardRow]) -> str:
 
 def measured_rows(records: Sequence[Record]) -> Iterator[tuple[BoardRow, list[Record]]]:
     """A row for each setup of plain timed runs that went well, and its records. Imported ones are published rows."""
-    plain = [one for one in records if one.run.is_timed and one.run.lever is None and one.run.every is None]
+    usual = tuning.without(records)  # not settings that lab tune tried
+    plain = [one for one in usual if one.run.is_timed and one.run.lever is None and one.run.every is None]
     if not plain:
         return
     rows = table.runs(plain)

@@ -210,6 +210,7 @@ def _measured(records: Sequence[Record], model: Model, label: str, n_prompt: int
         for record in records
         if record.run.is_timed
         and record.run.lever is None
+        and record.run.tuning is None  # settings that were tried
         and record.run.totals is None  # imported: measured on somebody else's machine
         and (record.model.name, record.model.quantization) == (model.name, model.quantization)
         and machine.label(record.machine, record.settings) == label
