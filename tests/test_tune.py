@@ -83,10 +83,37 @@ def test_one_disturbed_run_does_not_decide() -> None:
 
 
 def test_hopeless_choices_are_never_measured() -> None:
-    slow: Choice = (("threads", 1),)
-    search = Search(every_choice(SPACE), phases_of(REQUEST, 100, False), {DECODE: {slow: 4.0}, PREFILL: {}})
-    assert search.cut({PREFILL: 0.5, DECODE: 0.5}) == [slow]
-    assert slow not in search.next_block()
+    of = phases_of(REQUEST, 100, False)
+    search = Search(every_choice(SPACE), of, {DECODE: {(("threads", 1),): 4.0}})
+    dropped = search.cut({PREFILL: 0.5, DECODE: 0.5})
+    assert (("threads", 1),) in dropped and (("threads_batch", 1),) not in dropped
+    for _ in range(3):
+        assert not set(dropped) & set(search.next_block())
+
+
+def test_wrong_predictions_do_not_hide_the_best() -> None:
+    """Threads are predicted to help eightfold, and flash attention, which helps, to hurt."""
+
+    def true_s(name: str, choice: Choice) -> float:
+        return (0.8 if "flash_attn" in dict(choice) else 1.0) * (1.9 if "threads" in dict(choice) else 1.0)
+
+    of = phases_of(REQUEST, 100, False)
+    choices = every_choice(SPACE)
+    wrong = {"threads": 0.12, "flash_attn": 1.3}
+    predicted = {
+        phase.name: {
+            phase.part_of(choice): math.prod(wrong.get(name, 1.0) for name, _ in phase.part_of(choice))
+            for choice in choices
+        }
+        for phase in of
+    }
+    search, chance = Search(choices, of, predicted), random.Random(1)
+    search.cut({PREFILL: 0.5, DECODE: 0.5})
+    for block in range(15):
+        for choice in search.next_block():
+            seconds = {one.name: true_s(one.name, one.part_of(choice)) * math.exp(chance.gauss(0, 0.01)) for one in of}
+            search.learn([Timing(block, choice, seconds)])
+    assert search.best() == (("flash_attn", "off"),)
 
 
 def test_settings_that_do_not_matter_for_the_goal_are_left_out() -> None:

@@ -55,7 +55,7 @@ SIMPLER, UNSURE = 0.01, 0.1
 """A choice with fewer changes wins if it is slower by at most this share, or faster with at least this probability."""
 
 HOPELESS = 1.5
-"""Choices that are predicted to take this factor of the best one's time are not tried."""
+"""Choices that are predicted to take this factor of the default's time are not tried."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class Standing:
 class Search:
     """The state of a search: `next_block` says what to measure, `learn` and `drop` take what came of it.
 
-    `predicted` has the predicted time of each choice over the default's, by phase. `choices` may omit the default.
+    `predicted` has the predicted times over the default's: for each phase, by the part of a choice that influences it.
+    `choices` may omit the default.
     """
 
     def __init__(
@@ -122,12 +123,14 @@ class Search:
         Returns the dropped choices. Single settings are tried in the order of their predicted times.
         """
         times = {
-            choice: sum(share * self.predicted.get(name, {}).get(choice, 1.0) for name, share in shares.items())
+            choice: sum(
+                shares[phase.name] * self.predicted.get(phase.name, {}).get(phase.part_of(choice), 1.0)
+                for phase in self.phases
+            )
             for choice in self.choices
         }
-        best = min(times.values())
         for choice, time in times.items():
-            if choice and time > HOPELESS * best:
+            if choice and time > HOPELESS:
                 self.dropped[choice] = f"predicted to take {time:.2g}x the default's time"
         self._first = sorted((one for one in self.open if len(one) == 1), key=times.__getitem__)
         return list(self.dropped)

@@ -229,27 +229,27 @@ def _predicted(
 ) -> tuple[dict[str, dict[Choice, float]], dict[str, float], tuple[str, ...]]:
     """The predicted times over the default's, the phases' shares in the default's time, and notes.
 
-    Only choices of PREDICTABLE settings have one; without ceilings none.
+    Settings that are not PREDICTABLE count as without effect; without ceilings nothing is predicted.
     """
     even = {phase.name: 1 / len(of) for phase in of}
     here = places.of(base.machine, base.model, base.settings)
-    runs, known = prediction.kept(folder) if folder.is_dir() else ([], [])
-    best = probing.known(known, here)
+    runs, ceilings = prediction.kept(folder) if folder.is_dir() else ([], [])
+    best = probing.known(ceilings, here)
     if best is None:
         note = "No ceilings are known, so nothing is predicted: lab ceilings, once, makes the search shorter."
         return {}, even, (note,)
+    known: dict[Choice, dict[str, float] | None] = {}
     now = _seconds(base, best, runs, base.settings, users)
     if now is None:
         return {}, even, ()
     predicted: dict[str, dict[Choice, float]] = {phase.name: {} for phase in of}
-    for choice in choices:
-        names = {name for name, _ in choice}
-        if not names or not names <= PREDICTABLE:
-            continue
-        seconds = _seconds(base, best, runs, _changed(base.settings, choice), users)
-        for phase in of if seconds else ():
-            if phase.part_of(choice) == choice:
-                predicted[phase.name][choice] = seconds[phase.name] / now[phase.name]  # type: ignore[index]
+    for choice, phase in itertools.product(choices, of):
+        part = phase.part_of(choice)
+        chosen = tuple(one for one in part if one[0] in PREDICTABLE)
+        if chosen not in known:
+            known[chosen] = _seconds(base, best, runs, _changed(base.settings, chosen), users)
+        if seconds := known[chosen]:
+            predicted[phase.name][part] = seconds[phase.name] / now[phase.name]
     total = sum(now[phase.name] * phase.n for phase in of)
     return predicted, {phase.name: now[phase.name] * phase.n / total for phase in of}, ()
 
