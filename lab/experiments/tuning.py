@@ -37,8 +37,10 @@ from lab.analysis.tuning import (
     timing,
     tuned,
 )
-from lab.analysis.tuning_search import Choice, Phase, Search
+from lab.analysis.tuning_search import KNOWN_WITHIN, Choice, Phase, Search
+from lab.analysis.wording import percent
 from lab.core.asked_settings import check_number, defaults, table
+from lab.core.lists import plural
 from lab.core.record import Ceilings, Record, Settings, Tuning
 from lab.errors import LabError
 from lab.experiments import batching, tuning_server
@@ -385,16 +387,19 @@ class _Tuning:
     def search_settings(self) -> Iterator[Record]:
         """Blocks of the search, until the best choice is known or the budget of the search is spent."""
         keep_s = FOR_CONFIRMATION * self.plan.budget_s
+        why = f"the best settings are known to within {percent(KNOWN_WITHIN)}"
         while wanted := self.search.next_block():
             if self.n_blocks and self.left_s - keep_s < 2 * self.run_s:
+                why = "its part of the budget is spent"
                 break
             for n, choice in enumerate(wanted):
                 if n > FEWEST_TRIED and self.left_s - keep_s < self.run_s:
                     break
                 yield from self._one(choice)
             self.n_blocks += 1
-        if self.search.timings:
-            self.winner = self.search.best()
+        words = f"The search ended after {plural(len(self.search.timings), 'run')}: {why}."
+        self.watch(progress.Status(words, note=words))
+        self.winner = self.search.best()
 
     def _one(self, choice: Choice) -> Iterator[Record]:
         """One run of one choice in an engine of its own."""
