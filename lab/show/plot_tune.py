@@ -56,7 +56,7 @@ def plot_tune(
         ax.text(1.02, at, words, transform=ax.get_yaxis_transform(), va="center", fontsize=8)
         if one.gain and row.variant == winner:
             gain, runs = Ratio(1 / one.gain.estimate, 1 / one.gain.high, 1 / one.gain.low), confirmed[row.variant]
-            _mark(ax, at - 0.3, gain, runs, at - 0.3, "confirmation in new blocks", COLOURS[1], COLOURS[4], "s")
+            _mark(ax, at - 0.3, gain, runs, at - 0.3, "confirmation", COLOURS[1], COLOURS[4], "s")
     ax.axvline(1, color=GUIDE, lw=1.2)
     ax.set_yticks(range(len(drawn)), labels, fontsize=8)
     ax.set_ylim(len(drawn) - 0.4, -0.6)
