@@ -150,3 +150,37 @@ def test_the_command_prints_tables_draws_a_picture_and_writes_json(mini: Path, t
     status, out, _ = run_lab(*asked, "--json", "--no-plot", "--prompt", "random")
     prefill, decode = json.loads(out)["phases"]
     assert status == 0 and (prefill["n_tokens"], decode["n_past"]) == (6, 6) and "off" in decode
+
+
+def test_weights_are_a_triangle_and_k_and_v_depend_on_earlier_tokens_except_in_the_first_layer(mini: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn="off")
+    with Worker() as worker:
+        worker.load(mini, settings)
+        worker.new_context(settings)
+        looks, alike = worker.look([5, 6, 7, 8], 0, 9), worker.look([5, 6, 7, 8], 0, 5)
+    assert len(looks.prefill) == len(looks.decode) == len(looks.changes) == 3
+    for rows, decoded in zip(looks.prefill, looks.decode, strict=True):
+        for i, row in enumerate(rows):
+            assert sum(row) == pytest.approx(1) and not any(row[i + 1 :]) and all(row[: i + 1])
+        assert decoded == pytest.approx(rows[-1], abs=1e-4)
+    first, *later = looks.changes
+    assert max(first) == 0 and all(k > 0.001 and v > 0.001 for k, v in later)
+    assert not any(map(any, alike.changes))
+
+
+def test_flash_attention_never_writes_the_weights(mini: Path) -> None:
+    with Worker() as worker:
+        worker.load(mini, SETTINGS)
+        worker.new_context(dataclasses.replace(SETTINGS, flash_attn="on"))
+        with pytest.raises(LabError, match="does not show the attention weights"):
+            worker.look([5, 6, 7], 0, 9)
+    assert "Flash attention never writes" in run_lab("trace", "--attention", "The cat sat", "-fa", "on")[2]
+
+
+def test_the_command_shows_what_a_text_attends_to(tmp_path: Path) -> None:
+    asked = "trace", "--attention", "The cat sat", "-t", 1, "-o", tmp_path
+    status, out, _ = run_lab(*asked)
+    assert status == 0 and "Attention of ' sat', the last of 3 tokens" in out
+    assert "stay exactly the same in layer 0:" in " ".join(out.split())
+    assert {path.name for path in tmp_path.iterdir()} == {"attention-smollm2-135m.png", "attention-smollm2-135m.svg"}
+    assert "The text has 1 token in smollm2-135m" in run_lab("trace", "--attention", "The", "-t", 1)[2]

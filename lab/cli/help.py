@@ -25,7 +25,7 @@ GROUPS = {
     "What to measure": (
         *("prompt-len", "gen", "max-len", "every", *_OWN, "concurrency", "rate", "arrivals", "replay", "slo", "prompt"),
         *("only", "quick", "types", "again", "servers", "latency", "bandwidth", "results", "seed", "users"),
-        *("goal", "allow-lossy", "serve"),
+        *("goal", "allow-lossy", "serve", "attention"),
     ),
     "Filters and costs": ("source", "kind", "memory", "at-least", "prices", "watts", "kwh"),
     "Number of runs": (

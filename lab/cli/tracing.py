@@ -13,11 +13,14 @@ from lab.cli.options import SETTINGS, TOKENS, as_json_option, out_option, with_o
 from lab.cli.running import RESULTS
 
 
-@click.command(cls=Command, first=("model", "prompt-len", "gen", "repeat", "threads"))
+@click.command(cls=Command, first=("model", "prompt-len", "gen", "repeat", "attention", "threads"))
 @with_options(
     click.option("--prompt-len", "-p", type=TOKENS, default=200, show_default=True, help="Tokens of the prompt."),
     click.option("--gen", "-n", default=8, show_default=True, help="Decode steps to trace after each prefill."),
     click.option("--repeat", "-r", default=5, show_default=True, help="How often to trace prefill and these steps."),
+    click.option(
+        "--attention", metavar="TEXT", help="Show what each token of this text attends to, layer by layer, instead."
+    ),
     *SETTINGS,
     click.option("--results", default=RESULTS, show_default=True, help="Folder with the ceilings."),
     out_option("Folder for the picture."),
@@ -29,6 +32,7 @@ def trace(
     prompt_len: int,
     gen: int,
     repeat: int,
+    attention: str | None,
     results: str,
     out: str,
     no_plot: bool,
@@ -41,6 +45,7 @@ def trace(
     \b
       lab trace                             # a prompt of 200 tokens
       lab trace -p 1000 -m llama-3.2-3b --details
+      lab trace --attention "The cat sat on the mat"
 
     Follows a prefill and decode steps through llama.cpp. For each operation (norm, Q, K, V, attention, feed-forward,
     the last matrix, sampling) prints the bytes read, FLOPs, time, and the share of the kernel's ceiling (lab ceilings).
@@ -57,6 +62,9 @@ def trace(
     from lab.why import token_trace
 
     err = console.console(stderr=True)
+    if attention is not None:
+        _look(attention, asked, Path(out), no_plot, as_json)
+        return
     with console.transfer(err) as transferring:
         traced = token_trace.trace(prompt_len, gen, repeat, **asked, results=results, watch=transferring)
     for line in text_setup.describe(traced.machine, traced.model):
@@ -73,5 +81,29 @@ def trace(
         return
     stdout = console.console()
     print_sections(shown, stdout)
+    for path in plots:
+        stdout.print(f"plot     {path}")
+
+
+def _look(text: str, asked: dict[str, Any], folder: Path, no_plot: bool, as_json: bool) -> None:
+    """The attention weights of a text."""
+    from lab.drawing import canvas
+    from lab.runner.machine import slug
+    from lab.show import attention_views, console
+    from lab.show.section import print_sections
+    from lab.why import attention_weights
+
+    with console.transfer(console.console(stderr=True)) as transferring:
+        seen = attention_weights.attention(text, **asked, watch=transferring)
+    shown = attention_views.section(seen)
+    stem, pictures = f"attention-{slug(seen.model.name)}", () if no_plot else shown.pictures
+    plots = [path for one in pictures for path in canvas.write(one.draw, folder, stem, one.file_size)]
+    if as_json:
+        console.print_json(
+            {**dataclasses.asdict(seen), "differs": seen.differs, "plots": [str(path) for path in plots]}
+        )
+        return
+    stdout = console.console()
+    print_sections([shown], stdout)
     for path in plots:
         stdout.print(f"plot     {path}")

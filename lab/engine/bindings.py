@@ -61,6 +61,7 @@ _BASE: dict[str, tuple[Any, list[Any]]] = {
     "ggml_op_name": (TEXT, [INT]),
     "ggml_get_name": (TEXT, [P]),
     "ggml_nelements": (I64, [P]),
+    "ggml_nbytes": (SIZE, [P]),
     "ggml_init": (P, [InitParams]),
     "ggml_free": (None, [P]),
     "ggml_tensor_overhead": (SIZE, []),

@@ -18,7 +18,7 @@ from lab.core.script import Operation
 from lab.engine import devices, execute, gguf_header, kernels, llama, logits, native, tracing
 from lab.errors import LabError
 from lab.process import served
-from lab.process.wire import Build, Libraries, Outcome, Probe, Trace, Vocabulary, map_int64
+from lab.process.wire import Build, Libraries, Looks, Outcome, Probe, Trace, Vocabulary, map_int64
 
 
 def serve() -> None:
@@ -114,6 +114,11 @@ class _Child:
         if self._context is None:
             raise LabError("There is no context to trace in.", "This is a bug of the lab.")
         return tracing.trace(self._context, tokens, n_gen, n_rounds)
+
+    def look(self, tokens: list[int], replaced: int, replacement: int) -> Looks:
+        if self._context is None:
+            raise LabError("There is no context to look into.", "This is a bug of the lab.")
+        return tracing.look(self._context, tokens, replaced, replacement)
 
     @property
     def _model(self) -> llama.Loaded:

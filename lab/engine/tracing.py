@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from lab.engine.bindings import TensorStruct, ggml, llama_cpp
 from lab.engine.llama import Context
 from lab.engine.logits import Logits
 from lab.errors import LabError
-from lab.process.wire import Node, Operand, StepTrace, Trace
+from lab.process.wire import Looks, Node, Operand, StepTrace, Trace
 
 OBJECT_BYTES = 32
 """sizeof(struct ggml_object), which ggml_tensor_overhead includes."""
@@ -140,6 +141,79 @@ def _step_trace(
         tuple(one[-1] - one[0] for one, _, _ in plain),
         tuple(choosing_ns for _, choosing_ns, _ in plain),
     )
+
+
+_LOOKED_AT = re.compile(r"(kq_soft_max|Kcur|Vcur)-(\d+)")
+"""The tensors that `look` reads, as llama.cpp names them: kind and layer."""
+
+
+def look(context: Context, tokens: Sequence[int], replaced: int, replacement: int) -> Looks:
+    """The attention weights of a prompt, in prefill and in decode, and how K and V of later tokens depend on one.
+
+    The context must be without flash attention, which never writes the weights. LabError for a model whose tensors
+    have other names.
+    """
+    import numpy as np
+
+    _check_layout()
+    found: dict[tuple[str, int], Any] = {}
+
+    def on_node(address: int, asks: bool, _: Any) -> bool:
+        match = _LOOKED_AT.fullmatch(ggml().ggml_get_name(address).decode(errors="replace"))
+        if match and not asks:
+            found[match[1], int(match[2])] = _values(address)  # of several operations with this name the last one
+        return match is not None or not asks
+
+    callback = llama_cpp().ggml_backend_sched_eval_callback(on_node)
+    looking = llama.new_context(context.loaded, context.settings, callback)
+
+    def after(*parts: Sequence[int]) -> dict[tuple[str, int], Any]:
+        """What the last of these steps computes, from an empty cache."""
+        lib = llama_cpp()
+        lib.llama_memory_clear(lib.llama_get_memory(looking.pointer), False)
+        for part in parts:
+            found.clear()
+            ids = (ctypes.c_int32 * len(part))(*part)  # the batch has only its address
+            llama.decode(looking, lib.llama_batch_get_one(ids, len(part)))
+        return dict(found)
+
+    n = len(tokens)
+    try:
+        prefill, decode = after(tokens), after(tokens[:-1], tokens[-1:])
+        changed = after([*tokens[:replaced], replacement, *tokens[replaced + 1 :]])
+    finally:
+        llama.free_context(looking)
+    layers = sorted({layer for _, layer in prefill})
+    kinds = ("kq_soft_max", "Kcur", "Vcur")
+    if not layers or any((kind, layer) not in prefill for kind in kinds for layer in layers):
+        raise LabError(
+            "llama.cpp does not show the attention weights, K and V of every layer of this model.",
+            "Use a model of another architecture, such as smollm2-135m.",
+        )
+
+    def weights(seen: dict[tuple[str, int], Any], layer: int) -> Any:
+        return seen["kq_soft_max", layer][0].mean(axis=0)[:, :n]
+
+    def change(kind: str, layer: int) -> float:
+        first, other = (seen[kind, layer].reshape(n, -1)[replaced + 1 :] for seen in (prefill, changed))
+        return float(np.linalg.norm(first - other) / np.linalg.norm(first))
+
+    return Looks(
+        tuple(tuple(tuple(map(float, row)) for row in weights(prefill, layer)) for layer in layers),
+        tuple(tuple(map(float, weights(decode, layer)[0])) for layer in layers),
+        tuple((change("Kcur", layer), change("Vcur", layer)) for layer in layers),
+    )
+
+
+def _values(address: int) -> Any:
+    """The numbers of a tensor, the outer dimension first; the tensor may be a view with gaps."""
+    import numpy as np
+
+    tensor, n_bytes = TensorStruct.from_address(address), ggml().ggml_nbytes(address)
+    raw = ctypes.create_string_buffer(n_bytes)
+    ggml().ggml_backend_tensor_get(address, raw, 0, n_bytes)
+    strided = np.lib.stride_tricks.as_strided
+    return strided(np.frombuffer(raw.raw, dtype=np.float32), tuple(tensor.ne)[::-1], tuple(tensor.nb)[::-1]).copy()
 
 
 def _check_layout() -> None:

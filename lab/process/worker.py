@@ -35,6 +35,7 @@ from lab.process.wire import (
     Backend,
     Build,
     Libraries,
+    Looks,
     Outcome,
     Probe,
     Progress,
@@ -229,6 +230,10 @@ class Worker:
     def trace(self, tokens: Sequence[int], n_gen: int, n_rounds: int) -> Trace:
         """The operations of prefill and of `n_gen` decode steps, in `n_rounds` rounds beside untraced steps."""
         return from_json(Trace, self._ask("trace", tokens=list(tokens), n_gen=n_gen, n_rounds=n_rounds))
+
+    def look(self, tokens: Sequence[int], replaced: int, replacement: int) -> Looks:
+        """The attention weights of a prompt, and how K and V move if the token at index `replaced` is another one."""
+        return from_json(Looks, self._ask("look", tokens=list(tokens), replaced=replaced, replacement=replacement))
 
     @contextmanager
     def ended_after(self, seconds: float) -> Iterator[None]:

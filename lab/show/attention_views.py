@@ -1,0 +1,74 @@
+"""Attention weights as small matrices, one for each layer, and in sentences."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from lab.analysis.wording import percent
+from lab.core.lists import plural
+from lab.drawing.canvas import grid
+from lab.show.section import Columns, Picture, Section, tabled
+from lab.why.attention_weights import Attention
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+N_COLUMNS = 6
+
+
+def section(seen: Attention) -> Section:
+    """What the last token attends to in each layer, and what K and V depend on."""
+    layers, last = list(range(len(seen.looks.decode))), seen.tokens[-1]
+    columns: Columns = (
+        ("layer", str),
+        ("most on", lambda layer: repr(seen.tokens[_most(seen, layer)])),
+        ("weight", lambda layer: percent(seen.looks.decode[layer][_most(seen, layer)])),
+        ("on the\nfirst", lambda layer: percent(seen.looks.decode[layer][0])),
+        ("on\nitself", lambda layer: percent(seen.looks.decode[layer][-1])),
+        ("K of later\nmoves by", lambda layer: percent(seen.looks.changes[layer][0])),
+        ("V of later\nmoves by", lambda layer: percent(seen.looks.changes[layer][1])),
+    )
+    same = [layer for layer in layers if not any(seen.looks.changes[layer])]
+    names = ", ".join(map(str, same)) or "no layer"
+    words = [
+        "In prefill every token attends to itself and to those before it: a triangle. In decode only the new token "
+        f"asks: one row, which differs from the last row of prefill by at most {percent(seen.differs)}. It needs the "
+        "keys and values of earlier tokens, and none of their queries: so the cache has keys and values.",
+        f"With {seen.tokens[seen.replaced]!r} replaced by {seen.replacement!r}, K and V of the later tokens stay "
+        f"exactly the same in {'layer ' if same else ''}{names}: elsewhere they depend on the tokens "
+        "before, so a cached prefix must match from its first token on.",
+    ]
+    n_rows = math.ceil(len(layers) / N_COLUMNS)
+    picture = Picture(
+        "attention", "Attention weights, means over heads", lambda one: draw(one, seen), (11, 1 + 1.9 * n_rows)
+    )
+    return Section(
+        f"Attention of {last!r}, the last of {plural(len(seen.tokens), 'token')}",
+        "means over the heads of each layer",
+        **tabled(columns, layers),
+        sentences=words,
+        pictures=[picture],
+    )
+
+
+def _most(seen: Attention, layer: int) -> int:
+    row = seen.looks.decode[layer]
+    return row.index(max(row))
+
+
+def draw(figure: Figure, seen: Attention) -> None:
+    """Draws a matrix for each layer: the tokens that ask from top to bottom, those that they attend to across."""
+    axes = grid(figure, len(seen.looks.prefill), N_COLUMNS, sharex=True, sharey=True)
+    texts = [text.replace("\n", "\\n") for text in seen.tokens]
+    size = 7 if len(texts) <= 10 else 4
+    for layer, (ax, rows) in enumerate(zip(axes, seen.looks.prefill, strict=True)):
+        until_now = [
+            [weight if i <= asks else math.nan for i, weight in enumerate(row)] for asks, row in enumerate(rows)
+        ]
+        image = ax.imshow(until_now, vmin=0, vmax=1, cmap="viridis")
+        ax.set_title(f"layer {layer}", fontsize=8)
+        ax.set_xticks(range(len(texts)), texts, rotation=90, fontsize=size)
+        ax.set_yticks(range(len(texts)), texts, fontsize=size)
+    figure.colorbar(image, ax=axes, shrink=0.3, label="weight")
+    figure.suptitle(f"What each token of {seen.model.name} attends to (the last row is that of decode)", fontsize=11)
