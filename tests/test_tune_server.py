@@ -155,6 +155,7 @@ def test_odd_records_are_left_out() -> None:
 
 def test_without_the_default_there_is_no_result_and_other_records_are_told_apart() -> None:
     assert tuning_loads.of_sessions(window(SLOTS, 1, 0.05)) == []
+    assert tuning_loads.of_sessions(window(DEFAULT, 0, 0.05, stage=tuning_server.WARMUP)) == []
     others: list[Any] = [make_record(), as_record(planted(0))]
     assert tuning.without([*others, *window(SLOTS, 1, 0.05)]) == others
     assert tuning_loads.of_sessions(others) == []
@@ -345,22 +346,37 @@ def test_a_budget_too_small_for_a_proof_is_refused_after_the_first_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulated = Simulated(monkeypatch, {DEFAULT: 0.5})
-    with pytest.raises(LabError, match=r"The budget of 50 s is too small: .* about \d s.\nUse at least --budget 5\ds"):
+    with pytest.raises(LabError, match=r"The budget of 50 s is too small: .* about \d s.\nUse at least --budget 1min"):
         list(execute(simulated_plan(SLOTS, budget_s=50), tmp_path / "file", lambda status: None))
     assert simulated.order == [(DEFAULT, 0)]
 
 
+def test_a_default_that_fails_once_later_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Once(Simulated):
+        def window(self, session: Any, load: Load) -> Iterator[RequestRecord]:
+            self.seconds[DEFAULT] = None if load.round == 2 else 0.5
+            return super().window(session, load)
+
+    monkeypatch.setattr(tuning_search, "KNOWN_WITHIN", 0.0)
+    simulated = Once(monkeypatch, {SLOTS: 0.25})
+    running = execute(simulated_plan(SLOTS), tmp_path / "file", lambda status: None)
+    while (DEFAULT, 3) not in simulated.order:
+        next(running)
+    assert (DEFAULT, 2) in simulated.order
+
+
 def test_a_default_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Simulated(monkeypatch, {DEFAULT: None})
-    with pytest.raises(LabError, match=r"The server cannot be measured. it ended"):
+    with pytest.raises(LabError, match=r"The server cannot be measured: it ended\."):
         list(execute(simulated_plan(SLOTS), tmp_path / "file", lambda status: None))
 
 
 def test_llama_server_gets_the_options_of_each_choice(
     tmp_path: Path, embedded: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("FEWEST_CONFIRMED", "MOST_CONFIRMED", "FEWEST_EACH", "FEWEST_ANSWERS"):
-        monkeypatch.setattr(tuning_server, name, 1)
+    monkeypatch.setattr(tuning_server, "FEWEST_CONFIRMED", 1)
+    monkeypatch.setattr(tuning_server, "MOST_CONFIRMED", 1)
+    monkeypatch.setattr(tuning_server, "FEWEST_EACH", 3)
     template = (
         f"{shlex.quote(sys.executable)} -m tests.servers {shlex.quote(str(embedded))} --port {{port}} {{settings}}"
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from lab.analysis import load_figures, loads, tuning
 from lab.analysis.load_figures import ArmFigures
-from lab.analysis.tuning import CONFIRM, DEFAULT, GOODPUT, THROUGHPUT, TPOT, TTFT, Measured, Tuned
+from lab.analysis.tuning import CONFIRM, DEFAULT, GOODPUT, SEARCH, THROUGHPUT, TPOT, TTFT, Measured, Tuned
 from lab.analysis.tuning_search import Choice, Phase, Timing
 from lab.core.lists import grouped
 from lab.core.record import Record
@@ -47,7 +47,7 @@ def tuned(records: Sequence[RequestRecord]) -> Tuned | None:
     records = [one for one in records if _key(one) == _key(default) and _load(one).variant]
     *whole, last = grouped(records, lambda one: (_load(one).round, _load(one).variant)).values()
     windows = [one for own in (*whole, *([last] if _is_whole(last) else [])) if (one := measured(own))]
-    if not any(one.timing for one in windows if one.variant == DEFAULT):
+    if not any(one.timing for one in windows if one.variant == DEFAULT and one.stage in (SEARCH, CONFIRM)):
         return None
     confirmed = {one.variant: one.choice for one in windows if one.stage == CONFIRM and one.timing}
     winner = next((own for own in records if _load(own).variant in confirmed.keys() - {DEFAULT}), None)

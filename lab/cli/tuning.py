@@ -200,7 +200,7 @@ def _tune_server(context: click.Context, serve: str, slo: str | None, dry_run: b
         if line:
             out.print(f"\ncommand  {line}", soft_wrap=True)
 
-    if requests:
+    if found:
         output.finish(requests, path, show, lambda: {"tunings": text_tune.as_rows(requests), "command": line})
     end(requests, problem)
 

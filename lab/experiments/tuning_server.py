@@ -237,7 +237,7 @@ class _Session:
             raise LabError(
                 f"The budget of {duration(self.plan.budget_s)} is too small: to start this server and measure it once "
                 f"takes about {duration(self.costs_s[0])}.",
-                f"Use at least --budget {math.ceil(needed)}s, or shorter prompts and answers.",
+                f"Use at least --budget {math.ceil(needed / 60)}min, or shorter prompts and answers.",
             )
 
     def _measure(self, choice: Choice, stage: str) -> Iterator[RequestRecord]:
@@ -261,17 +261,22 @@ class _Session:
             if found is None:
                 raise _Failed("The load ended before its window.")
         except _Failed as failure:
-            if not choice:
-                raise LabError(f"The server cannot be measured. {failure}", HINT) from None
-            yield self._keep(load, str(failure))
-            return self.search.drop(choice, str(failure))
+            if self.server:
+                yield self._keep(load, str(failure))
+            self._drop(choice, str(failure))
+            return
         self.costs_s.append(time.monotonic() - begun)
-        if found.error and not choice:
-            raise LabError(f"The server cannot be measured: {found.error}.", HINT)
         if found.error:
-            self.search.drop(choice, found.error)
+            self._drop(choice, found.error)
         elif found.timing and stage == SEARCH:
             self.search.learn([found.timing])
+
+    def _drop(self, choice: Choice, reason: str) -> None:
+        """Drop a choice. The default stays if it was measured before; LabError if it never was."""
+        if choice:
+            self.search.drop(choice, reason)
+        elif all(timing.choice for timing in self.search.timings):
+            raise LabError(f"The server cannot be measured: {reason.rstrip('.')}.", HINT)
 
     def _keep(self, load: Load, reason: str) -> RequestRecord:
         """Write why a choice has no requests, as a request that was not sent."""
