@@ -42,7 +42,7 @@ VIEW = node("VIEW", "Qcur-3 (view)", operand("Qcur-3", 16), us=1)
 
 def test_the_cost_of_a_stop_is_that_of_a_view_and_is_taken_off() -> None:
     phase = token_trace.phase("decode", steps(EMBEDDING, Q, VIEW, untraced_us=9), MODEL, SETTINGS)
-    assert phase.stop_s == pytest.approx(1e-6)
+    assert phase.stops_s == pytest.approx({"CPU": 1e-6})
     assert [part.operation for part in phase.parts] == ["embedding", "Q", "outside operations", "sampling"]
     assert [1e6 * part.seconds for part in phase.parts] == pytest.approx([2, 2, 5, 7])
     assert phase.sum_s == pytest.approx(9e-6) and phase.off == pytest.approx(0)
@@ -52,7 +52,18 @@ def test_the_cost_of_a_stop_is_that_of_a_view_and_is_taken_off() -> None:
 
 def test_without_a_view_nothing_is_taken_off() -> None:
     phase = token_trace.phase("decode", steps(Q), MODEL, SETTINGS)
-    assert phase.stop_s is None and phase.parts[0].seconds == pytest.approx(3e-6)
+    assert phase.stops_s == {} and phase.parts[0].seconds == pytest.approx(3e-6)
+
+
+def test_each_device_has_its_own_cost_of_a_stop() -> None:
+    there = [dataclasses.replace(one, buffer="CUDA0") for one in (Q, dataclasses.replace(VIEW, times_ns=(2500,) * 3))]
+    phase = token_trace.phase("decode", steps(Q, VIEW, *there), MODEL, SETTINGS)
+    assert phase.stops_s == pytest.approx({"CPU": 1e-6, "CUDA0": 2.5e-6})
+    assert [1e6 * part.seconds for part in phase.parts[:2]] == pytest.approx([2, 0.5])
+    assert (
+        "less 1.00 us for each stop on CPU and 2.50 us for each stop on CUDA0,"
+        in trace_views.sentences(traced(phase))[-1]
+    )
 
 
 def test_operations_and_layers_come_from_weights_and_names() -> None:
@@ -111,7 +122,9 @@ def test_a_sum_that_is_far_off_says_so() -> None:
     phase = token_trace.phase("decode", steps(Q, VIEW, untraced_us=7), MODEL, SETTINGS)
     assert "too far" not in " ".join(trace_views.sentences(traced(phase)))
     words = trace_views.sentences(traced(dataclasses.replace(phase, untraced_s=14e-6)))
-    assert words[-1].startswith("Decode: 2 operations, less 1.00 us for each stop, add up to 7.00 us, 50 % less than")
+    assert words[-1].startswith(
+        "Decode: 2 operations, less 1.00 us for each stop on CPU, add up to 7.00 us, 50 % less than"
+    )
     assert "too far for the shares to be right" in words[-1]
 
 
@@ -136,7 +149,7 @@ def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path)
         assert sum(part.flops or 0 for part in of_weights) == pytest.approx(sum(one.flops for one in products))
         assert {part.layer for part in phase.parts} == {None, *range(model.n_layer or 0)}
         assert not [part for part in phase.parts if part.operation.startswith("other")]
-        assert phase.stop_s and phase.n_steps == (2 if n_past == 0 else 4)
+        assert phase.stops_s["CPU"] > 0 and phase.n_steps == (2 if n_past == 0 else 4)
         assert phase.sum_s > 0 and phase.untraced_s > 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lab.analysis.wording import digits, percent, seconds
-from lab.core.lists import plural
+from lab.core.lists import join_and, plural
 from lab.drawing.canvas import COLOURS, GRID, GUIDE, PAPER, finish
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.why import token_trace
@@ -135,7 +135,8 @@ def sentences(traced: TokenTrace) -> list[str]:
 
 def _off(phase: Phase) -> str:
     """How far the sum is from the step without stops."""
-    taken = f"less {seconds(phase.stop_s)} for each stop, " if phase.stop_s is not None else ""
+    costs = join_and([f"{seconds(cost)} for each stop on {name}" for name, cost in phase.stops_s.items()])
+    taken = f"less {costs}, " if costs else ""
     doubt = (
         "" if abs(phase.off) <= OFF else ": too far for the shares to be right. Trace again while no other program runs"
     )

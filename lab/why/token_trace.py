@@ -14,6 +14,7 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Unpack
 
@@ -83,7 +84,7 @@ class Phase:
     n_tokens: int
     n_past: int
     parts: tuple[Part, ...]
-    stop_s: float | None  # the cost of a stop, taken off; None if no operation shows it
+    stops_s: dict[str, float]  # by device the cost of a stop, taken off; without a device that shows none
     untraced_s: float  # the same step without stops, and without sampling
     n_stops: int  # in each step
     n_steps: int
@@ -130,6 +131,11 @@ def trace(
     check_number("repeat", repeat, 1000)
     with Worker() as worker:
         plan = make_plan(worker, [prompt_len], gen + 1, 1, model, watch=watch, **settings)
+        if plan.settings.rpc:
+            raise LabError(
+                "Operations on an RPC server cannot be timed one by one: it does not say when one has ended.",
+                "Run lab trace on the server's machine, without --rpc.",
+            )
         if plan.refused:
             raise LabError(" ".join(plan.refused.values()), "Use a shorter prompt or a smaller model.")
         asked = dataclasses.replace(plan.settings, n_batch=max(plan.settings.n_batch, prompt_len))
@@ -157,8 +163,9 @@ def _load(worker: Worker, plan: Plan, asked: Settings, n_prompt: int) -> list[in
 def phase(name: str, steps: StepTrace, model: Model, settings: Settings, ceilings: Ceilings | None = None) -> Phase:
     """Arithmetic on the stamps of steps: the cost of a stop taken off, and what moves between devices."""
     times = [statistics.median(node.times_ns) for node in steps.nodes]
-    empty = [ns for node, ns in zip(steps.nodes, times, strict=True) if node.op in EMPTY]
-    stop_ns = statistics.median(empty) if empty else None
+    empty = [(_device(node), ns) for node, ns in zip(steps.nodes, times, strict=True) if node.op in EMPTY]
+    by_place = grouped(empty, itemgetter(0))
+    stops_ns = {device: statistics.median(ns for _, ns in alike) for device, alike in by_place.items()}
     usual_gap_ns = statistics.median(statistics.median(node.gaps_ns) for node in steps.nodes)
     by_device = {places.label(places.measured_on(one)): one for one in places.each_device(ceilings)} if ceilings else {}
     n_threads = settings.n_threads if steps.n_tokens == 1 else settings.n_threads_batch
@@ -173,7 +180,7 @@ def phase(name: str, steps: StepTrace, model: Model, settings: Settings, ceiling
             parts.append(Part(COPIES, layer, device, sum(one.n_bytes for one in arriving), None, gap_s))
         if node.op in EMPTY:
             continue
-        seconds, flops = (ns - (stop_ns or 0)) / 1e9, flops_of(node)
+        seconds, flops = (ns - stops_ns.get(device, 0)) / 1e9, flops_of(node)
         least_s = _least_s(node, model, by_device.get(device), n_threads)
         read = bytes_of(node)
         held_s = 0.0 if least_s is None else seconds
@@ -185,7 +192,7 @@ def phase(name: str, steps: StepTrace, model: Model, settings: Settings, ceiling
         steps.n_tokens,
         steps.n_past,
         tuple(parts),
-        None if stop_ns is None else stop_ns / 1e9,
+        {name: ns / 1e9 for name, ns in stops_ns.items()},
         statistics.median(steps.untraced_ns) / 1e9,
         len(steps.nodes),
         len(steps.outside_ns),
