@@ -43,7 +43,7 @@ GROUPS = {
     ),
     "Server": ("url", "api", "api-key-env", "header", "timeout", "yes", "host", "port", "cache", "open-network"),
     "Output": (
-        *("out", "report", "no-plot", "json", "details", "stream", "dry-run", "placement", "base"),
+        *("out", "report", "explore", "no-plot", "json", "details", "stream", "dry-run", "placement", "base"),
         *("ceilings", "force", "format", "as", "table", "check", "save"),
     ),
 }

@@ -189,16 +189,18 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
 @click.option("--out", "-o", metavar="FILE", help="The page.  [default: the first results file's name, with .html]")
 @click.option("--ceilings", default=running.RESULTS, show_default=True, help="Folder with the ceilings.")
 @AT_LEAST
-def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: float) -> None:
+@click.option("--explore", is_flag=True, help="Add sliders that predict other requests, users and devices.")
+def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: float, explore: bool) -> None:
     """Write results as one HTML page with the raw data inside.
 
     \b
       lab report results/FILE.jsonl
       lab report results/ --out report.html
+      lab report results/FILE.jsonl --explore
 
     The page contains the data and needs no network and no script, so you can mail it or put it on any server. lab show
     and lab compare read the records in it. If the ceilings of a machine are known (lab ceilings), it says what limited
-    each phase.
+    each phase. With --explore it has a script of its own, which predicts as lab predict does.
     """
     from lab.experiments.claims.claim_session import known_ceilings
     from lab.show import page
@@ -216,7 +218,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     judged = running.verdicts_of(reading.records, results, known)
     if judged:
         known += known_ceilings(running.plot_folder(results, None))
-    click.echo(page.report(path, reading.measured, known, at_least, others, judged))
+    click.echo(page.report(path, reading.measured, known, at_least, others, judged, explore))
 
 
 @lab.command()

@@ -8,8 +8,6 @@ sorts and filters, and the content security policy allows no other script.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -109,13 +107,10 @@ def write_board(
 def html(rows: Sequence[BoardRow]) -> str:
     """The page: measured rows first, then published and predicted ones, each kind by decode rate."""
     order = {kind: number for number, kind in enumerate(KINDS)}
-    script = Path(__file__).with_name("board.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return str(
         page.template("board.html.jinja").render(
             version=metadata.version("mini-lab"),
-            script=script,
-            digest=digest,
+            script=page.script("board.js"),
             headings=HEADINGS,
             kinds={kind: words for kind, words in KINDS.items() if any(row.kind == kind for row in rows)},
             rows=sorted(rows, key=lambda row: (order[row.kind], -row.decode.value if row.decode else 0.0)),

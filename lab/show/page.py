@@ -2,12 +2,15 @@
 
 The chapters (page_chapters.py) are sections; the template page.html.jinja writes them. The page needs no network and no
 script, and its records can be read back. Records come from outside, so the template escapes all values; only the lab's
-own drawings are inserted unescaped.
+own drawings are inserted unescaped. A page to explore also has the laws behind predictions (lab/why/laws.py) and a
+script that computes with them (explore.js); the content security policy allows no other.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +29,7 @@ from lab.experiments.claims.claim_verdicts import Verdicts
 from lab.runner import machine
 from lab.show import claim_views, page_chapters, reproduce, svg, text_results, text_tune
 from lab.show.section import Section
-from lab.why import probing, where
+from lab.why import laws, probing, where
 
 Lines = Sequence[Record | RequestRecord]
 
@@ -38,16 +41,18 @@ def report(
     at_least: float = comparison.AT_LEAST,
     others: Sequence[Record] = (),
     judged: Sequence[tuple[str, Verdicts]] = (),
+    explore: bool = False,
 ) -> Path:
     """Write records (runs, requests to servers) as one HTML page that carries its data, and return its path.
 
         lab.report("results/page.html", records, [lab.ceilings()])
 
     `ceilings` of any machines: the matching ones explain the records. `others` are more sessions of these machines:
-    they show how much sessions vary. Claims are judged again, unless `judged`. LabError if it cannot be written.
+    they show how much sessions vary. Claims are judged again, unless `judged`. `explore` adds a part with sliders
+    that predicts other requests. LabError if it cannot be written.
     """
     path = Path(path)
-    text = html(records, ceilings, at_least, others, judged)
+    text = html(records, ceilings, at_least, others, judged, explore)
     results.write_whole(path, text.encode("utf-8", errors="replace"), "The report")
     return path
 
@@ -58,6 +63,7 @@ def html(
     at_least: float = comparison.AT_LEAST,
     others: Sequence[Record] = (),
     judged: Sequence[tuple[str, Verdicts]] = (),
+    explore: bool = False,
 ) -> str:
     """The whole page as HTML. Differences smaller than `at_least` are not claimed."""
     if not records:
@@ -105,6 +111,8 @@ def html(
         contents=[] if lead else chapters,
         gist=_gist,
         chapters=chapters,
+        laws=laws.laws(timed, known, others) if explore else None,
+        script=script("explore.js"),
     )
 
 
@@ -161,3 +169,9 @@ def template(name: str) -> Any:
 
     folder = jinja2.FileSystemLoader(Path(__file__).parent)
     return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=folder).get_template(name)
+
+
+def script(name: str) -> dict[str, str]:
+    """A script of this folder: its text, and the digest by which a content security policy allows it."""
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return {"text": text, "digest": base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}

@@ -234,7 +234,7 @@ def find(
 
     Only runs with all layers on one device count.
     """
-    own = [record for record in records if _is_on(record, device)]
+    own = [record for record in records if is_on(record, device)]
     chosen = dataclasses.replace(settings, n_gpu_layers=(model.n_layer or 0) + 1, rpc=None, prefill_wait=None)
     if own:  # threads and other settings as in its runs
         kept = ("n_ubatch", "n_batch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "prefill_wait")
@@ -302,7 +302,7 @@ def _reached(record: Record, device: Device) -> Iterator[tuple[str, int, float]]
                 yield phase, run.n_prompt, 1e9 * least_s / ns
 
 
-def _is_on(record: Record, device: Device) -> bool:
+def is_on(record: Record, device: Device) -> bool:
     """Whether a successful run had all its layers on this device."""
     run = record.run
     if not run.is_timed or run.lever is not None or record.settings.n_gpu_layers == 0:

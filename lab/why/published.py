@@ -183,23 +183,32 @@ class Learned:
         base, least = case.base_s, case.work.least_s(case.device, case.gpu_share)
         if base is None or least is None:
             return None
+        share, constant = self.coefficients(case)
+        return max(least, base / share + constant * case.extra)
+
+    def coefficients(self, case: Case) -> tuple[float, float]:
+        """The share of the datasheet's rates and the constant of a case, of any length."""
         levels = case.levels
         share = self.share * math.prod(self.factors.get(name, {}).get(at, 1.0) for name, at in levels.items())
         if case.flash_attn is not None:
             share *= self.factors["flash"].get(case.backend, 1.0) ** (0.5 if case.flash_attn else -0.5)
-        constant = self.constant * self.factors["constant"].get(levels["runtime"], 1.0)
-        return max(least, base / share + constant * case.extra)
+        return share, self.constant * self.factors["constant"].get(levels["runtime"], 1.0)
 
     def range(self, case: Case) -> tuple[float, float]:
         """The ratios around the expectation, wider for what nobody published."""
+        beyond = max(0.0, math.log(case.n_prompt / LONGEST)) if case.phase == PREFILL else 0.0
+        *ends, variance = self.spreads(case)
+        low, high = (math.hypot(end, SURE * math.sqrt(variance + (PER_LENGTH * beyond) ** 2)) for end in ends)
+        return math.exp(-low), math.exp(high)
+
+    def spreads(self, case: Case) -> tuple[float, float, float]:
+        """Of a case of any length the logarithms of both ratios, and the variance of what nobody published."""
         found = self.ranges.get(case.levels["runtime"], self.ranges["all"])
         unknown = [name for name, at in case.levels.items() if name != "device" and at not in self.factors[name]]
         unknown += ["constant"] if case.levels["runtime"] not in self.factors["constant"] else []
         unknown += ["model"] if case.model not in self.factors["model"] else []
-        beyond = max(0.0, math.log(case.n_prompt / LONGEST)) if case.phase == PREFILL else 0.0
-        more = sum(self.spread[name] ** 2 for name in unknown) + (PER_LENGTH * beyond) ** 2
-        low, high = (math.hypot(math.log(found[end]), SURE * math.sqrt(more)) for end in ("fast", "slow"))
-        return math.exp(-low), math.exp(high)
+        variance = math.fsum(self.spread[name] ** 2 for name in unknown)
+        return math.log(found["fast"]), math.log(found["slow"]), variance
 
 
 SURE = 1.645

@@ -288,9 +288,17 @@ def attention_s_per_flop(
     n_positions: int,
     is_flash: bool = True,
 ) -> float:
-    """Best time of attention with n_tokens queries over n_positions, per FLOP; between lengths interpolated.
+    """Best time of attention with n_tokens queries over n_positions, per FLOP; between lengths interpolated."""
+    points = attention_points(ceilings, model, heads, kind, n_tokens, n_threads, is_flash)
+    return _between({n: _between(by_position, n_positions) for n, by_position in points.items()}, n_tokens)
 
-    Without `is_flash` that of plain attention, or of flash attention where plain attention was not probed.
+
+def attention_points(
+    ceilings: Ceilings, model: Model, heads: Heads, kind: str, n_tokens: int, n_threads: int, is_flash: bool
+) -> dict[int, dict[int, float]]:
+    """Best times of attention per FLOP by queries and positions. LabError for n_tokens beyond what was probed.
+
+    Without `is_flash` those of plain attention, or of flash attention where plain attention was not probed.
     """
     op = PLAIN_ATTENTION if not is_flash and rates_for(ceilings, PLAIN_ATTENTION, kind, n_threads) else ATTENTION
     rates = rates_for(ceilings, op, kind, n_threads)
@@ -302,10 +310,7 @@ def attention_s_per_flop(
     rates = [rate for rate in rates if rate.n_positions] or rates  # older files have one length, which they do not say
     nearest = _by_shape(rates, (heads.n_head, model.head_dim, heads.n_head_kv))[0]
     _check_measured(ceilings, rates[0], nearest, n_tokens)
-    points = {}
-    for n, alike in nearest.items():
-        points[n] = _between({rate.n_positions or 0: rate_of([rate])[1] for rate in alike}, n_positions)
-    return _between(points, n_tokens)
+    return {n: {rate.n_positions or 0: rate_of([rate])[1] for rate in alike} for n, alike in nearest.items()}
 
 
 def _check_measured(ceilings: Ceilings, one: Rate, sizes: Collection[int], n_tokens: int) -> None:

@@ -1,0 +1,310 @@
+"use strict";
+const data = JSON.parse(document.getElementById("mini-lab-laws").textContent);
+const PREFILL = "prefill", DECODE = "decode";
+
+// The cost of a step (lab/core/cost.py): n tokens of each user after `past`, `outputs` of all tokens with logits.
+function attended(heads, n, past) {
+  const window = heads.window || past + n, growing = Math.min(n, Math.max(0, window - past));
+  const pairs = growing * past + growing * (growing + 1) / 2 + (n - growing) * window;
+  return {pairs, positions: Math.min(past + n, window + n - 1)};
+}
+
+function cost(shape, n, past, outputs, users = 1) {
+  const all = n * users;
+  let weights = shape.vectors, cache = 0, flops = shape.flops[0] * all + shape.flops[1] * outputs;
+  for (const [share, own, last] of shape.weights) {
+    weights += own * (1 - (1 - share) ** all) + last * (1 - (1 - share) ** outputs);
+  }
+  for (const heads of shape.heads) {
+    const {pairs, positions} = attended(heads, n, past);
+    flops += users * heads.work * pairs;
+    cache += heads.kv * (users * positions + all);
+  }
+  return {weights, flops, bytes: weights + cache};
+}
+
+// A value between points [x, value], straight on logarithms; the nearest outside of them (step_kernels._between).
+function between(points, x) {
+  let above = points.findIndex(point => point[0] >= x);
+  if (above < 0) above = points.length - 1;
+  if (above === 0 || points[above][0] <= x) return points[above][1];
+  const [a, b] = [points[above - 1], points[above]];
+  return mix((Math.log(x) - Math.log(a[0])) / (Math.log(b[0]) - Math.log(a[0])), a[1], b[1]);
+}
+const mix = (share, a, b) => Math.exp((1 - share) * Math.log(a) + share * Math.log(b));
+
+function attentionSeconds(law, shape, n, past, users) {
+  let seconds = 0;
+  shape.heads.forEach((heads, i) => {
+    const {pairs, positions} = attended(heads, n, past);
+    const bySize = law.attention[i][n * users > 1 ? 1 : 0].map(([size, points]) => [size, between(points, positions)]);
+    seconds += users * heads.work * pairs * between(bySize, n);
+  });
+  return seconds;
+}
+
+// A phase from kernels and a fit (prediction.here; steps of several users as step_prediction.py has them).
+function measuredPhase(law, shape, phase, length, steps, users, hasRange) {
+  let kernels = 0, attention = 0, limit = 0, arithmetic = 0, traffic = 0, tokens = 0;
+  for (const [n, past, outputs] of steps) {
+    const work = cost(shape, n, past, outputs, users), attending = attentionSeconds(law, shape, n, past, users);
+    const times = [work.flops / law.gflops / 1e9, work.bytes / law.gbps / 1e9];
+    kernels += attending + (users > 1 ? law.users[users - 1] : outputs ? law.last[n - 1] : law.full);
+    attention += attending;
+    arithmetic += times[0];
+    traffic += times[1];
+    limit += Math.max(...times);
+    tokens += n * users;
+  }
+  const fit = law.fit, least = Math.max(limit, kernels);
+  if (!fit) return {limit, expected: null, low: least, high: least / data.kernelShare, beyond: true, by: ""};
+  const own = fit[phase], share = phase === PREFILL ? 1 : Math.min(1, Math.log(users) / Math.log(Math.max(2, shape.ubatch)));
+  const factor = mix(share, fit.decode.factor, fit.prefill.factor), setup = mix(share, fit.decode.own, fit.prefill.own);
+  const rest = shape.layers * (fit.step * steps.length + fit.value * tokens * shape.width);
+  const expected = Math.max(limit, kernels, setup * (factor * kernels + rest));
+  let variance = own.variance, beyond = own.beyond || !hasRange;
+  if (length > data.near * own.longest) {
+    variance += Math.log2(length / own.longest) * own.longer;
+    beyond = true;
+  }
+  if (length * data.near < own.shortest) {
+    variance += Math.log2(own.shortest / Math.max(1, length)) * own.shorter;
+    beyond = true;
+  }
+  const wide = Math.exp(data.deviations * Math.sqrt(variance)), by = limitedBy(expected, kernels, attention, arithmetic, traffic);
+  if (!hasRange) return {limit, expected, low: null, high: null, beyond, by};
+  return {limit, expected, low: Math.max(limit, expected / wide * own.fastest), high: expected * wide, beyond, by};
+}
+
+function limitedBy(seconds, kernels, attention, arithmetic, traffic) { // roofline._limit
+  if (seconds - kernels > data.shares[0] * seconds) return "overhead";
+  if (attention > data.shares[1] * seconds) return "attention";
+  if (kernels > data.shares[2] * Math.max(arithmetic, traffic)) return "the kernel";
+  return arithmetic > traffic ? "arithmetic" : "memory traffic";
+}
+
+// A phase from a datasheet (prediction.elsewhere, published.py); null where it is not predicted.
+function datasheetPhase(law, shape, phase, length) {
+  const token = cost(shape, 1, length, 1), bandwidth = law.gbps * 1e9, peak = law.peak && law.peak * 1e12;
+  let limit = token.bytes / bandwidth, bytes = token.bytes, flops = 0, extra = 1e-6 * shape.layers, more = 0;
+  let by = "memory traffic";
+  if (phase === PREFILL) {
+    if (!peak) return null;
+    const n = Math.ceil(length / shape.ubatch), whole = cost(shape, length, 0, 1), weights = n * cost(shape, 1, 0, 1).weights;
+    [bytes, flops] = [n * whole.weights, whole.flops];
+    limit = Math.max(flops / peak, weights / bandwidth);
+    extra = 4 * shape.layers * shape.heads_in_layer * length * length / 2 / bandwidth;
+    more = data.published.perLength * Math.max(0, Math.log(length / data.published.longest));
+    if (flops / peak > weights / bandwidth) by = "arithmetic";
+  }
+  if (law.shares && law.shares[phase]) {
+    const [slow, fast] = law.shares[phase];
+    return {limit, expected: null, low: limit / fast, high: limit / slow, beyond: true, by};
+  }
+  if (!law[phase]) return null;
+  const [share, constant, fast, slow, variance] = law[phase], arithmetic = flops ? flops / peak : 0;
+  const least = Math.max(bytes / bandwidth, arithmetic);
+  const expected = Math.max(least, (arithmetic + bytes / bandwidth) / share + constant * extra);
+  const [low, high] = [fast, slow].map(end => Math.hypot(end, data.published.sure * Math.sqrt(variance + more * more)));
+  return {limit, expected, low: Math.max(least, Math.exp(-low) * expected), high: Math.exp(high) * expected, beyond: true, by};
+}
+
+// What a request takes. Ranges hold for what was measured: one user, nothing cached.
+function prefillAt(law, shape, length, cached) {
+  if (!law.last) return datasheetPhase(law, shape, PREFILL, length);
+  const steps = [], n = length - cached;
+  for (let first = 0; first < n; first += shape.ubatch) {
+    const size = Math.min(shape.ubatch, n - first);
+    steps.push([size, cached + first, first + size === n ? 1 : 0]);
+  }
+  return measuredPhase(law, shape, PREFILL, length, steps, 1, !cached);
+}
+
+function decodeAt(law, shape, position, users) {
+  if (!law.last) return datasheetPhase(law, shape, DECODE, position);
+  return measuredPhase(law, shape, DECODE, position, [[1, position, users]], users, users === 1);
+}
+
+function memoryOf(shape, tokens, users) {
+  const points = shape.context, n = Math.ceil(tokens / 256) * 256, above = Math.max(1, points.findIndex(point => point[0] >= n));
+  const [a, b] = [points[above - 1], points[above]], share = (n - a[0]) / (b[0] - a[0]);
+  const [cache, compute] = [1, 2].map(i => Math.round(a[i] + share * (b[i] - a[i])));
+  return {weights: shape.file, cache: users * cache, compute, total: shape.file + users * cache + compute};
+}
+
+function request(asked) {
+  const law = data.laws[asked.device][asked.model], shape = data.shapes[law.shape];
+  const middle = asked.prompt + Math.floor(Math.max(0, asked.gen - 2) / 2);
+  const [users, cached] = law.last ? [asked.users, asked.cached] : [1, 0];
+  const memory = memoryOf(shape, asked.prompt + asked.gen, users);
+  if (law.why) return {law, shape, users, cached, middle, memory, prefill: null, decode: null};
+  const prefill = prefillAt(law, shape, asked.prompt, cached), decode = decodeAt(law, shape, middle, users);
+  return {law, shape, users, cached, middle, memory, prefill, decode};
+}
+
+// Words
+const digits = value => value >= 100 ? Math.round(value).toLocaleString("en") : value.toPrecision(3);
+const whole = value => value.toLocaleString("en");
+const seconds = value => value >= 1 ? `${digits(value)} s` : `${digits(1e3 * value)} ms`;
+const tick = value => value >= 1 ? `${whole(+value.toPrecision(3))} s` : `${+(1e3 * value).toPrecision(3)} ms`;
+const gigabytes = value => value >= 1e9 ? `${digits(value / 1e9)} GB` : `${digits(value / 1e6)} MB`;
+const middleOf = phase => phase.expected ?? Math.sqrt(phase.low * phase.high);
+const timed = phase => (phase.expected === null ? "" : seconds(phase.expected))
+  + (phase.low === null ? "" : phase.expected === null ? `${seconds(phase.low)} to ${seconds(phase.high)}`
+    : ` (${seconds(phase.low)} to ${seconds(phase.high)})`);
+
+// Pictures
+const SVG = "http://www.w3.org/2000/svg";
+function put(parent, name, attributes, text) {
+  const element = document.createElementNS(SVG, name);
+  for (const key in attributes) element.setAttribute(key, attributes[key]);
+  if (text !== undefined) element.textContent = text;
+  parent.append(element);
+  return element;
+}
+
+// Four steps from 0 to a round number that is not below the highest, or the powers of ten around a range.
+function ticksOf(lowest, highest, isLog) {
+  if (!isLog) {
+    const round = 10 ** Math.floor(Math.log10(highest)) / 2.5, end = Math.ceil(highest / round) * round;
+    return [0, 1, 2, 3, 4].map(i => end * i / 4);
+  }
+  const first = Math.floor(Math.log10(lowest)), last = Math.max(first + 1, Math.ceil(Math.log10(highest)));
+  return Array.from({length: last - first + 1}, (_, i) => 10 ** (first + i));
+}
+
+function curve(svg, title, xs, at, here, points, isLog, unit) {
+  const found = xs.map(x => [x, at(x)]), room = {left: 58, right: 408, top: 14, bottom: 226};
+  const all = found.flatMap(([, y]) => [y.low ?? middleOf(y), y.high ?? middleOf(y)]).concat(points.map(point => point[1]));
+  const across = ticksOf(xs[0], xs[xs.length - 1], isLog), up = ticksOf(Math.min(...all), Math.max(...all), isLog);
+  const scale = isLog ? Math.log : x => x;
+  const place = (value, ticks, start, end) => {
+    const [from, to] = [ticks[0], ticks[ticks.length - 1]].map(scale);
+    return (start + (end - start) * (scale(value) - from) / (to - from)).toFixed(1);
+  };
+  const x = value => place(value, across, room.left, room.right), y = value => place(value, up, room.bottom, room.top);
+  svg.replaceChildren();
+  for (const value of up) {
+    put(svg, "path", {class: "grid", d: `M${room.left} ${y(value)}H${room.right}`});
+    put(svg, "text", {x: room.left - 6, y: +y(value) + 4, "text-anchor": "end"}, value ? tick(value) : "0");
+  }
+  across.forEach((value, i) => {
+    const anchor = i === across.length - 1 ? "end" : "middle";
+    put(svg, "text", {x: x(value), y: room.bottom + 18, "text-anchor": anchor}, whole(Math.round(value)));
+  });
+  put(svg, "text", {x: (room.left + room.right) / 2, y: room.bottom + 38, "text-anchor": "middle"}, unit);
+  found.slice(1).forEach(([right, end], i) => {
+    const [left, start] = found[i], far = start.beyond || end.beyond ? " far" : "";
+    if (start.low !== null && end.low !== null) {
+      put(svg, "path", {class: `band${far}`, d: `M${x(left)} ${y(start.low)}L${x(right)} ${y(end.low)} ${x(right)} ${y(end.high)} ${x(left)} ${y(start.high)}Z`});
+    }
+    if (start.expected !== null && end.expected !== null) {
+      put(svg, "path", {class: `line${far}`, d: `M${x(left)} ${y(start.expected)}L${x(right)} ${y(end.expected)}`});
+    }
+  });
+  for (const [at, value] of points) {
+    if (at >= across[0] && at <= across[across.length - 1]) put(svg, "circle", {class: "point", cx: x(at), cy: y(value), r: 4});
+  }
+  const [now, value] = here;
+  put(svg, "path", {class: "guide", d: `M${x(now)} ${room.top}V${room.bottom}`});
+  put(svg, "circle", {class: "here", cx: x(now), cy: y(middleOf(value)), r: 6});
+  svg.setAttribute("aria-label", `${title}: ${[found[0], [now, value], found[found.length - 1]]
+    .map(([x, y]) => `${timed(y)} at ${whole(Math.round(x))} tokens`).join(", ")}. ${points.length} measured points.`);
+}
+
+function bar(svg, parts, end) {
+  svg.replaceChildren();
+  let from = 0;
+  for (const [name, size] of parts) {
+    const width = 840 * size / end;
+    put(svg, "rect", {class: name.replace(" ", "-"), x: from, y: 0, width: Math.max(0, width), height: 34});
+    from += width;
+  }
+  svg.setAttribute("aria-label", parts.map(([name, size]) => `${name} ${digits(100 * size / end)} %`).join(", "));
+}
+
+// The page
+const byId = id => document.getElementById(`explore-${id}`), STEPS = 240;
+const inputs = Object.fromEntries(["device", "model", "prompt", "gen", "users", "cached"].map(name => [name, byId(name)]));
+const lengths = {prompt: [1, data.most.prompt], gen: [2, data.most.gen]};
+const fromScale = (name, at) => Math.round(lengths[name][0] * (lengths[name][1] / lengths[name][0]) ** (at / STEPS));
+const toScale = (name, n) => Math.round(STEPS * Math.log(n / lengths[name][0]) / Math.log(lengths[name][1] / lengths[name][0]));
+
+function asked() {
+  const prompt = fromScale("prompt", inputs.prompt.value);
+  return {device: +inputs.device.value, model: +inputs.model.value, prompt, gen: fromScale("gen", inputs.gen.value),
+    users: +inputs.users.value, cached: Math.min(prompt - 1, Math.floor(prompt * inputs.cached.value / 100))};
+}
+
+function say(name, text) {
+  byId(`${name}-is`).textContent = text;
+  inputs[name].setAttribute("aria-valuetext", text);
+}
+
+function facts(rows) {
+  byId("facts").replaceChildren(...rows.flatMap(([name, text]) => {
+    const [term, is] = [document.createElement("dt"), document.createElement("dd")];
+    [term.textContent, is.textContent] = [name, text];
+    return [term, is];
+  }));
+}
+
+function update() {
+  const chosen = asked(), found = request(chosen), {law, shape, users, cached, memory, prefill, decode} = found;
+  const device = data.devices[chosen.device];
+  inputs.users.disabled = inputs.cached.disabled = !law.last;
+  say("prompt", `${whole(chosen.prompt)} tokens`);
+  say("gen", `${whole(chosen.gen)} tokens`);
+  say("users", law.last ? whole(users) : "1 (a datasheet says nothing about more)");
+  say("cached", law.last ? `${whole(cached)} tokens (${inputs.cached.value} %)` : "nothing (a datasheet says nothing about it)");
+  const notes = [law.why || ""];
+  if (prefill || decode) notes.push([prefill, decode].some(one => one && one.beyond) ? "Grey: beyond what was measured." : "");
+  if (!law.why && !prefill) notes.push("Prefill is not predicted: the device's peak is not known.");
+  if (users > 1 || cached) notes.push("No range: the runs behind it had one user and nothing cached. Measure it: lab batch, lab prefix.");
+  const misfit = device.memory && memory.total > device.memory;
+  if (misfit) notes.push(`This does not fit: it needs ${gigabytes(memory.total)} of ${gigabytes(device.memory)}.`);
+  byId("note").textContent = notes.filter(Boolean).join(" ");
+  const isShown = Boolean(prefill && decode);
+  byId("pictures").hidden = byId("request").hidden = !isShown;
+  const rows = [];
+  let said = "There is no prediction for this choice.";
+  if (prefill) rows.push(["prefill", `${timed(prefill)}, limited by ${prefill.by || "its kernels"}`]);
+  if (decode) {
+    const step = middleOf(decode);
+    rows.push(["time per output token", `${timed(decode)}, limited by ${decode.by || "its kernels"}`]);
+    rows.push(["tokens per second", `${digits(1 / step)} for one user` + (users > 1 ? `, ${digits(users / step)} for all ${users}` : "")]);
+  }
+  rows.push(["memory", `${gigabytes(memory.total)}${device.memory ? ` of ${gigabytes(device.memory)}` : ""}: weights ${gigabytes(memory.weights)}, `
+    + `KV cache ${gigabytes(memory.cache)}, compute buffer ${gigabytes(memory.compute)}`]);
+  if (isShown) {
+    const first = middleOf(prefill), waits = (users - 1) * first, answer = (chosen.gen - 1) * middleOf(decode), total = first + waits + answer;
+    said = `${users > 1 ? `${users} users send at once: each waits ${seconds(waits)} while the prompts of the others are prefilled. ` : ""}`
+      + `The prompt takes ${seconds(first)}, the answer ${seconds(answer)}: ${seconds(total)} in all.`;
+    bar(byId("bar"), [[PREFILL, first], ["waiting", waits], [DECODE, answer]], total);
+    const plain = users === 1 && !cached && law.fit, most = data.most.prompt;
+    const xs = Array.from({length: 61}, (_, i) => Math.max(cached + 1, fromScale("prompt", i * STEPS / 60)));
+    const positions = Array.from({length: 41}, (_, i) => Math.round(ticksOf(0, most + data.most.gen, false)[4] * i / 40));
+    curve(byId("prefill"), "Prefill time over prompt length", [...new Set(xs)], n => prefillAt(law, shape, n, cached),
+      [chosen.prompt, prefill], plain ? law.fit.prefill.points : [], true, "tokens of the prompt");
+    curve(byId("decode"), "Time per output token over position", positions, n => decodeAt(law, shape, n, users),
+      [found.middle, decode], plain ? law.fit.decode.points : [], false, "position: tokens before this one");
+  }
+  bar(byId("memory"), [["weights", memory.weights], ["cache", memory.cache], ["compute buffer", memory.compute]],
+    Math.max(memory.total, device.memory || 0));
+  facts(rows);
+  byId("said").textContent = said;
+}
+
+data.models.forEach((name, i) => inputs.model.add(new Option(name, i)));
+for (const name of new Set(data.devices.map(device => device.group))) {
+  const group = document.createElement("optgroup");
+  group.label = name;
+  data.devices.forEach((device, i) => device.group === name && group.append(new Option(device.name, i)));
+  inputs.device.append(group);
+}
+for (const name in lengths) [inputs[name].max, inputs[name].value] = [STEPS, toScale(name, data.start[name])];
+inputs.users.max = data.most.users;
+inputs.device.value = Math.max(0, data.laws.findIndex(row => !row[0].why));
+for (const input of Object.values(inputs)) input.addEventListener("input", update);
+byId("part").hidden = false;
+update();

@@ -1,0 +1,224 @@
+"""The explorable part of a page: its script predicts what lab predict does, and nothing else runs or stands there."""
+
+import dataclasses
+import itertools
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.core import cost
+from lab.core.record import DECODE, PREFILL, Ceilings, Record
+from lab.errors import LabError
+from lab.models import catalog, shapes
+from lab.show import page
+from lab.why import datasheet, laws, learning, prediction, published, roofline
+from lab.why.step_prediction import StepPrediction
+from tests.conftest import SETTINGS, make_record, make_run, run_lab
+from tests.test_prediction import SAMPLES, epyc
+from tests.test_report import Page, browser, contrast, evil, look, session
+
+__all__ = ["browser"]  # a fixture
+
+ONE = {"device": 0, "model": 0, "prompt": 1000, "gen": 200, "users": 1, "cached": 0}
+
+
+def ask(browser: Any, settings: list[dict[str, int]]) -> list[dict[str, Any]]:
+    """What the page's script predicts."""
+    found: list[dict[str, Any]] = browser.execute_script(
+        "return arguments[0].map(request).map(({prefill, decode, memory}) => ({prefill, decode, memory}))", settings
+    )
+    return found
+
+
+@cache
+def here() -> tuple[list[Record], Ceilings]:
+    """Runs of the sample's machine alone."""
+    records, best = epyc(10, 512, 1000, 4096)
+    return [one for one in records if one.machine == best.machine], best
+
+
+@cache
+def html() -> str:
+    return page.html(here()[0], [here()[1]], explore=True)
+
+
+def opened(browser: Any, path: Path, text: str, width: int = 1280, scheme: str = "light") -> dict[str, Any]:
+    """The numbers of a page, in the browser."""
+    path.write_text(text)
+    found = look(browser, path, width, scheme)
+    assert found["overflow"] <= 0 and contrast(found["paper"], found["ink"]) > 7
+    numbers: dict[str, Any] = browser.execute_script("return data")
+    return numbers
+
+
+def agrees(
+    shown: dict[str, Any] | None, limit: float | None, expected: float | None, ends: tuple[float, float]
+) -> bool:
+    """Whether a phase of the script equals a prediction, in all its figures; NaN: not predicted."""
+    if shown is None:
+        return ends[0] != ends[0]
+    wanted = {"limit": limit, "expected": expected, "low": ends[0], "high": ends[1]}
+    return all(
+        shown[name] is None if value is None else shown[name] == pytest.approx(value, rel=1e-6)
+        for name, value in wanted.items()
+    )
+
+
+def test_it_predicts_as_lab_predict_does_for_1000_random_requests(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, best = here()
+    known = opened(browser, tmp_path / "page.html", html())
+    step_costs, kept = learning.step_costs, dict[Any, Any]()  # its own cache holds for one prediction only
+    monkeypatch.setattr(learning, "step_costs", lambda *of: kept.setdefault(tuple(map(id, of)), step_costs(*of)))
+    models = laws._models([records[0].model])
+    assert [*models] == known["models"] and len(models) == 5
+    settings, learned = records[0].settings, learning.learn(records, best)
+    own = [i for i, law in enumerate(known["laws"][0]) if "why" not in law]
+    assert [known["models"][i].split()[-1] for i in own] == ["Q4_1", "Q4_0", "Q8_0"]  # of these there are ceilings
+    dice = random.Random(1)
+    asked = []
+    for i in range(1000):
+        prompt, answer = round(10 ** dice.uniform(0, 3.9)), round(10 ** dice.uniform(0.4, 3.6))
+        device = 0 if i < 500 else dice.randrange(1, len(known["devices"]))
+        model = dice.choice(own) if i < 500 else dice.randrange(len(models))
+        asked.append({"device": device, "model": model, "prompt": prompt, "gen": answer, "users": 1, "cached": 0})
+    for one, shown in zip(asked, ask(browser, asked), strict=True):
+        chosen, n, gen = models[known["models"][one["model"]]], one["prompt"], one["gen"]
+        if one["device"] == 0:
+            row = prediction.here(chosen, settings, best, learned, n, gen)
+            far = [any(words.startswith(phase) for words in row.beyond) for phase in (PREFILL, DECODE)]
+            assert [shown["prefill"]["beyond"], shown["decode"]["beyond"]] == far, one
+        else:
+            other = datasheet.find_device(known["devices"][one["device"]]["name"])
+            row = prediction.elsewhere(chosen, settings, other, n, gen)
+        assert agrees(shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s), one
+        assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s), one
+        assert shown["memory"]["total"] == prediction.memory_bytes(chosen, settings, n + gen)
+
+
+def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(browser: Any, tmp_path: Path) -> None:
+    records, best = here()
+    opened(browser, tmp_path / "page.html", html())
+    model, settings, learned = records[0].model, records[0].settings, learning.learn(records, best)
+    steps = StepPrediction(model, settings, best, learned.fit, learned.n_runs)
+    roof = roofline.roof(best)
+    asked = [{**ONE, "users": n, "cached": cached} for n, cached in itertools.product((1, 2, 7, 32), (0, 1, 600, 999))]
+    for one, shown in zip(asked, ask(browser, asked), strict=True):
+        others = [(1, 1099)] * (one["users"] - 1)
+        seconds, work = (
+            steps.seconds(1, 1099, one["users"], others),
+            cost.step(model, 1, 1099, one["users"], others=others),
+        )
+        assert seconds and work
+        least = max(work.n_bytes / roof.gbps, work.flops / roof.gflops) / 1e9
+        assert shown["decode"]["expected"] == pytest.approx(max(seconds, least), rel=1e-6)
+        rest = learning.prompt_steps(1000 - one["cached"], settings, one["cached"])
+        costs = learning.costs_of(model, rest, learning.step_costs(model, settings, best))
+        expected = learned.fit.seconds(learning.case_of(PREFILL, 1000.0, model, settings), costs)
+        assert shown["prefill"]["expected"] == pytest.approx(expected, rel=1e-6)
+        assert (shown["prefill"]["low"] is None) == bool(one["cached"])  # no run measured these ranges
+        assert (shown["decode"]["low"] is None) == (one["users"] > 1)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-3-4b", "qwen3-30b-a3b", "llama-3.2-3b"])
+def test_the_cost_of_steps_is_that_of_the_model(browser: Any, tmp_path: Path, name: str) -> None:
+    model = shapes.model_of(catalog.find(name), "Q4_0")
+    runs = [dataclasses.replace(record, model=model) for record in session()]
+    opened(browser, tmp_path / "page.html", page.html(runs, [], explore=True))
+    dice = random.Random(2)
+    asked = [[dice.randint(1, 600), dice.randint(0, 9000), dice.randint(0, 1)] for _ in range(50)]
+    asked += [[1, dice.randint(0, 9000), n, n] for n in (2, 5, 32)]
+    found = browser.execute_script("return arguments[0].map(one => cost(data.shapes[0], ...one))", asked)
+    for (n, past, outputs, *users), shown in zip(asked, found, strict=True):
+        step = cost.step(model, n, past, outputs, others=[(n, past)] * (users[0] - 1 if users else 0))
+        assert step is not None
+        assert [shown["weights"], shown["bytes"], shown["flops"]] == pytest.approx(
+            [step.weight_bytes, step.n_bytes, step.flops], rel=1e-6
+        )
+    need = browser.execute_script("return [1, 300, 9000].map(n => memoryOf(data.shapes[0], n, 1).total)")
+    assert need == [prediction.memory_bytes(model, SETTINGS, n) for n in (1, 300, 9000)]
+
+
+def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path) -> None:
+    found = opened(browser, tmp_path / "page.html", page.html(session(), [], explore=True))
+    assert "lab ceilings" in found["laws"][0][0]["why"]
+    browser.execute_script("inputs.device.value = 0; update()")
+    text = browser.find_element("id", "explore-part").text
+    assert "There is no prediction for this choice." in text and "lab ceilings" in text
+    assert not browser.find_element("id", "explore-pictures").is_displayed()
+
+
+def test_devices_with_ceilings_or_runs_of_their_own_are_predicted_from_these() -> None:
+    records, best = here()
+    device, model, settings = datasheet.find_device("rtx-4090"), records[0].model, records[0].settings
+    alone = laws.of_place(model, settings, best, None)
+    assert alone["fit"] is None and len(alone["last"]) == settings.n_ubatch
+    law = laws.of_datasheet(model, settings, device, {DECODE: (0.5, 0.8)})
+    assert law["shares"] == {DECODE: (0.5, 0.8)} and law[PREFILL] is not None
+    two = dataclasses.replace(best, others=(best,))
+    with pytest.raises(LabError, match="several devices"):
+        laws.of_place(model, settings, two, None)
+
+
+def test_the_default_page_has_no_script_and_the_other_allows_one_only(tmp_path: Path) -> None:
+    records, best = here()
+    plain, shown = page.html(records, [best]), html()
+    assert "script-src" not in plain and "explore" not in plain
+    kinds = [one.get("type") for one in Page(shown).named("script")]
+    assert kinds == ["application/json", "application/gzip", None]
+    (policy,) = [one["content"] or "" for one in Page(shown).named("meta") if "http-equiv" in one]
+    assert policy.startswith("default-src 'none'") and policy.count("sha256-") == 1 and "unsafe-eval" not in policy
+    assert len(Page(shown).named("label")) == 6 and shown.count('role="status"') == 1
+    other = tmp_path / "page.html"
+    args = (str(SAMPLES / "sample-smollm2-135m-amd-epyc.jsonl"), "--explore", "--out", str(other))
+    assert run_lab("report", *args)[0] == 0 and "mini-lab-laws" in other.read_text()
+
+
+def test_without_a_plain_run_there_is_nothing_to_explore() -> None:
+    with pytest.raises(LabError, match="nothing to explore"):
+        laws.laws([make_record(make_run(10, status="failed", error="no memory"))], [])
+
+
+def test_a_hostile_record_stays_text(browser: Any, tmp_path: Path) -> None:
+    own = [one for one in here()[0] if one.run.is_timed][:2]
+    hostile = [dataclasses.replace(evil(one), settings=one.settings) for one in own]
+    text = page.html(hostile, [], explore=True)
+    known = opened(browser, tmp_path / "page.html", text)
+    assert "<script>alert(1)" in known["devices"][0]["name"] and "<img" in known["models"][0]
+    assert "<img" not in text and text.count("<script>") == 1
+    assert browser.execute_script("return document.images.length") == 0
+    assert "alert(1)" in browser.find_element("id", "explore-device").text
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_in_a_browser_keys_move_the_sliders(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    opened(browser, tmp_path / "page.html", html(), width, scheme)
+    said = browser.find_element("id", "explore-said")
+    before, prompt = said.text, browser.find_element("id", "explore-prompt")
+    prompt.send_keys("\ue014")  # right
+    assert said.text != before and said.text.startswith("The prompt takes ")
+    assert prompt.get_attribute("aria-valuetext").endswith(" tokens")
+    browser.find_element("id", "explore-users").send_keys("\ue014")
+    assert (
+        said.text.startswith("2 users send at once") and "No range" in browser.find_element("id", "explore-note").text
+    )
+    names = browser.execute_script(
+        "return [...document.querySelectorAll('#explore-part [role=img]')].map(one => one.getAttribute('aria-label'))"
+    )
+    assert len(names) == 4 and all(len(name) > 20 for name in names)
+    assert len(browser.find_elements("css selector", "#explore-prefill .line")) > 20
+    assert browser.find_elements("css selector", "#explore-prefill .far")
+    assert not [one for one in browser.get_log("browser") if one["level"] == "SEVERE"]
+
+
+def test_the_coefficients_do_not_depend_on_the_length() -> None:
+    record, device = here()[0][0], datasheet.find_device("rtx-4090")
+    short, long = (published.case_for(record.model, record.settings, device, PREFILL, n) for n in (1, 9000))
+    known = published.learned()[PREFILL]
+    assert short and long and known.coefficients(short) == known.coefficients(long)
+    assert known.spreads(short) == known.spreads(long)
