@@ -31,7 +31,7 @@ NAMES = (
     *("01-two-phases", "02-what-limits-each", "03-the-kv-cache", "04-your-machine-and-others", "05-four-optimizations"),
     "06-through-a-server",
 )
-MEASURES = r"\blab\.(measure|ab|ceilings|batch|prefix|stall|speculate|overhead|load)\("
+MEASURES = r"\blab\.(measure|ab|ceilings|batch|prefix|stall|speculate|overhead|load|tune)\("
 ANSWERS = {  # of each exercise a right answer and a wrong one, in the names that the notebook has by then
     "01": [
         ("first.e2e_s + (500 - first.n_gen) * first.tpot_ms / 1e3", "500 * first.tpot_ms"),

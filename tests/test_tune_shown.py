@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
+import lab
 from lab.analysis.tuning import Crossing
 from lab.core import results
 from lab.core.levers import Batch
@@ -19,7 +21,7 @@ from lab.drawing import canvas
 from lab.experiments import tuning
 from lab.models import catalog
 from lab.runner import machine
-from lab.show import board_page, plot_trial, text_tune
+from lab.show import board_page, console, plot_trial, text_tune
 from lab.show.section import Section
 from lab.why import candidates
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run, run_lab
@@ -170,7 +172,7 @@ NOTHING = "Nothing that was tried is faster than the default beyond noise: keep 
         ),
         (session(won=None), f"No recommendation: {FASTEST} (1.81 times as fast"),
         (session(n_confirmed=2), f"No recommendation: {FASTEST} (1.81 times as fast"),
-        (session({DEFAULT: 9.0}, won=None), "No other setting could be measured, so nothing is recommended."),
+        (session({DEFAULT: 9.0}, won=None), "No other setting was measured, so nothing is recommended."),
     ],
     ids=["equal", "slower", "not confirmed", "lost", "interrupted", "too few blocks", "alone"],
 )
@@ -416,3 +418,48 @@ def test_odd_records_of_a_session_are_left_out_and_break_nothing(tmp_path: Path)
         assert section.lines[0][0].text == DEFAULT
         canvas.drawn(section.pictures[0].draw, (10, 4.6))
         assert json.loads(json.dumps(text_tune.as_rows(records), allow_nan=False))[0]["tried"], number
+
+
+def test_python_shows_the_table_and_the_picture_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = text_tune.of_sessions(whole())
+    lab.show_tuned(found)
+    shown = capsys.readouterr().out
+    text_tune.print_tuned(whole(), console.console())
+    assert shown.strip() == capsys.readouterr().out.strip() and "--flash-attn off" in shown
+    figure = lab.plot_tuned(found)
+    (drawn,) = [axes.get_title() for axes in figure.axes]
+    (of_command,) = canvas.drawn(only(whole()).pictures[0].draw, (10, 4.6)).axes
+    assert drawn == of_command.get_title() and len(figure.axes[0].lines) == len(of_command.lines)
+    plt.close(figure)
+
+
+@pytest.mark.parametrize(
+    ("n_noisy", "words"), [(0, []), (1, ["! 1 of 36 runs"]), (12, ["! 12 of 36 runs", "half of the runs that confirm"])]
+)
+def test_disturbed_runs_are_counted(n_noisy: int, words: list[str]) -> None:
+    (found,) = text_tune.of_sessions(session())
+    quiet, loud = found.measured[: -n_noisy or None], found.measured[len(found.measured) - n_noisy :]
+    noisy = [dataclasses.replace(run, timing=dataclasses.replace(run.timing, is_disturbed=True)) for run in loud]  # type: ignore[type-var]
+    section = text_tune.section(dataclasses.replace(found, measured=(*quiet, *noisy)))
+    said = " ".join([section.title, *section.warnings])
+    assert all(word in said for word in words) and ("disturbed" in said) == bool(words)
+    assert len(section.warnings) == (n_noisy == 12)
+
+
+def test_an_odd_name_is_known_before_the_search(tmp_path: Path) -> None:
+    status, _, err = run_lab("tune", "--save", "../x", "--budget", "10s", "-o", tmp_path)
+    assert status == 1 and "'../x' cannot name settings" in err and not list(tmp_path.iterdir())
+
+
+def test_a_plan_names_what_is_tried_as_options(tmp_path: Path, embedded: Path) -> None:
+    status, out, _ = run_lab("tune", "-p", "300", "-n", "8", "--flash-attn", "on", "--dry-run", "-o", tmp_path)
+    lines = out.splitlines()
+    assert status == 0 and "  --no-mmap" in lines and "--flash-attn" not in out and not list(tmp_path.iterdir())
+    assert any(line.split()[0] == "--ubatch" and line.endswith("256, 128, 64") for line in lines)
+
+
+def test_recommended_settings_are_keywords_that_leave_the_threads_of_prefill_alone() -> None:
+    (found,) = text_tune.of_sessions(session({DEFAULT: 9.0, ONE: 4.5}, won=ONE))
+    assert found.settings == {"threads": 1, "threads_batch": SETTINGS.n_threads_batch}
+    (without,) = text_tune.of_sessions(session({DEFAULT: 9.0, ONE: 4.5}, won=ONE, gain=1.0))
+    assert without.choice and without.settings == {}

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lab.analysis.disturbances import disturbances
 from lab.analysis.tuning_search import Choice, Phase, Search, Timing
@@ -122,6 +122,16 @@ class Tuned:
     @property
     def is_recommended(self) -> bool:
         return self.gain is not None and self.gain.low > 1 + AT_LEAST
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The recommended changes as keywords of `lab.measure`; {} without a recommendation, and for a server."""
+        if not (self.is_recommended and isinstance(self.winner, Record)):
+            return {}
+        own = dict(self.choice)
+        if "threads" in own:  # alone it would change the threads of prefill, too
+            own.setdefault("threads_batch", self.winner.settings.n_threads_batch)
+        return own
 
 
 def is_lossy(choice: Choice) -> bool:

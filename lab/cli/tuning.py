@@ -13,7 +13,6 @@ from lab.cli.help import Command
 from lab.cli.options import DRY_RUN, OUTPUT, SEED, SETTINGS, TOKENS, with_options
 from lab.cli.running import Output, collect, introduce, note, runs_in
 from lab.cli.servers import carry_out, end, given
-from lab.core.asked_settings import flag
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.errors import LabError
@@ -95,6 +94,7 @@ def tune(
     """
     from lab.experiments import tuning
     from lab.process.worker import Worker
+    from lab.runner import saved_settings
     from lab.runner.session import new_results_file
     from lab.show import console, text_tune
 
@@ -110,6 +110,8 @@ def tune(
     if serve is not None:
         _tune_server(context, serve, slo, dry_run, asked)
         return
+    if save is not None:
+        saved_settings.path_of(save)  # an odd name is known before the search, not after it
     output, err = Output.taken_from(asked), console.console(stderr=True)
     with Worker() as worker:
         with console.transfer(err) as transferring:
@@ -146,6 +148,7 @@ def _save(name: str, records: Sequence[Record]) -> None:
 def _print_plan(plan: TunePlan, as_json: bool) -> None:
     """What `--dry-run` shows: the settings that can be tried, and what is predicted."""
     from lab.experiments.tuning import variant
+    from lab.runner import as_options
     from lab.runner.progress import duration
     from lab.show import console
 
@@ -163,7 +166,8 @@ def _print_plan(plan: TunePlan, as_json: bool) -> None:
         return
     click.echo(f"{plural(len(plan.choices), 'choice')} besides the default, of these settings:")
     for name, of_name in sorted(values.items()):
-        click.echo(f"  {flag(name):18} {', '.join(map(str, of_name))}")
+        words = [as_options.option(name, value) for value in of_name]
+        click.echo(f"  {words[0][0]:18} {', '.join(value for _, *values in words for value in values)}".rstrip())
     n_predicted = len({choice for ratios in plan.predicted.values() for choice in ratios})
     click.echo(f"{n_predicted:,} of them have a predicted time. The budget is {duration(plan.budget_s)}.")
 

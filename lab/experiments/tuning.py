@@ -301,7 +301,8 @@ def tune(
     """The fastest settings for requests of prompt_len + gen tokens, within a budget of time.
 
         found = lab.tune(2000, 300, budget="5min")
-        lab.measure("2000", 300, **dict(found.choice))
+        lab.show_tuned(found)  # what was tried, and what is recommended
+        lab.measure("2000", 300, **found.settings)
 
     `goal`: the time of the whole request, until the first token (ttft), per further token (tpot), or the tokens per
     second of all `users` (throughput). Settings that are given stay fixed. LabError if the default cannot be measured.

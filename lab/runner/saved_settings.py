@@ -50,7 +50,7 @@ def save(name: str, settings: Mapping[str, Any], about: str) -> Path:
 
     LabError for a name with odd characters, for invalid settings, and if the file cannot be written.
     """
-    path, given = _path(name), {key: value for key, value in settings.items() if value is not None}
+    path, given = path_of(name), {key: value for key, value in settings.items() if value is not None}
     text = to_json({"about": about, "settings": given})
     _parse(text, f"Settings cannot be saved as {name}", "Correct them.")
     try:
@@ -62,7 +62,7 @@ def save(name: str, settings: Mapping[str, Any], about: str) -> Path:
 
 def read(name: str) -> Saved:
     """The settings saved under a name, every value checked. LabError if there are none, or if the file is broken."""
-    path = _path(name)
+    path = path_of(name)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -87,7 +87,7 @@ settings = load
 """Its name in `import lab`."""
 
 
-def _path(name: str) -> Path:
+def path_of(name: str) -> Path:
     """The file of a name. LabError for a name that is no file name on every system."""
     if not re.fullmatch(r"\w[\w.-]{0,63}", name, re.ASCII):
         raise LabError(f"{name!r} cannot name settings.", "Use up to 64 letters, digits, and . _ - after the first.")

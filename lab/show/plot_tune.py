@@ -28,7 +28,7 @@ MOST_DRAWN = 40
 LABEL_LETTERS = 34
 
 
-def plot_tune(
+def draw_tried(
     one: Tuned,
     rows: Sequence[Tried],
     label: Callable[[Tried], str],

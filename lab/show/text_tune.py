@@ -10,25 +10,42 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from lab.analysis import disturbances, setup_columns, tuning, tuning_loads
+from lab.analysis import setup_columns, tuning, tuning_loads
 from lab.analysis.request_table import of_engine
-from lab.analysis.tuning import AT_LEAST, CONFIRM, DECODE, FEWEST_CONFIRMED, PREFILL, TPOT, TTFT, Crossing, Tried, Tuned
+from lab.analysis.tuning import (
+    AT_LEAST,
+    CONFIRM,
+    DECODE,
+    FEWEST_CONFIRMED,
+    PREFILL,
+    TPOT,
+    TTFT,
+    Crossing,
+    Measured,
+    Tried,
+    Tuned,
+)
 from lab.analysis.tuning_search import Choice
 from lab.analysis.wording import digits, percent, seconds
-from lab.core.lists import grouped, plural
+from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord, short_name
 from lab.core.shown import MARK
 from lab.core.stats import Ratio
+from lab.drawing import canvas
 from lab.errors import LabError
 from lab.models import catalog, obtain
 from lab.runner import machine, other_tools
-from lab.show import plot_tune
-from lab.show.section import UNKNOWN, WIDE, Columns, Picture, Section, print_sections, tabled
+from lab.show import console
+from lab.show.plot_tune import draw_tried
+from lab.show.section import UNKNOWN, WIDE, Columns, Picture, Section, print_section, print_sections, tabled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CHANGES_OUTPUT = "changes the model's output"
 """Of the settings in `tuning.LOSSY`."""
@@ -68,8 +85,7 @@ def sections(records: Lines, is_here: bool = False) -> list[Section]:
 
     With `is_here` command lines have the path of the model's file on this machine, which a page to share should not.
     """
-    by_session = grouped(of_engine(records), lambda record: record.session if record.run.tuning else None)
-    return [_section(one, by_session.get(one.session, []), is_here) for one in of_sessions(records)]
+    return [section(one, is_here) for one in of_sessions(records)]
 
 
 def compared(records: Lines) -> list[Record | RequestRecord]:
@@ -85,12 +101,38 @@ def print_tuned(records: Lines, out: Console) -> None:
         out.print("\nlab tune measured no run of the default, so nothing can be compared with it.")
 
 
-def _section(one: Tuned, records: Sequence[Record], is_here: bool) -> Section:
-    timed = [record for record in records if record.run.is_timed]
-    n_disturbed = sum(bool(disturbances.disturbances(record)) for record in timed)
-    doubt = f" ({MARK} {n_disturbed} of {len(timed)} runs disturbed)" if n_disturbed else ""
+def show_tuned(found: Tuned) -> None:
+    """Print what `lab tune` prints: what was tried, the recommendation, and its command lines.
+
+    lab.show_tuned(lab.tune(2000, 300, budget="5min"))
+    """
+    print_section(section(found, is_here=True), console.console())
+
+
+def plot_tuned(found: Tuned) -> Figure:
+    """Draw the time of each choice that `lab tune` tried over the default's, and the winner's in the confirmation.
+
+    lab.plot_tuned(lab.tune(2000, 300, budget="5min"))
+    """
+    return _draw(found, canvas.new_figure(WIDE))
+
+
+def _draw(one: Tuned, figure: Figure) -> Figure:
+    return draw_tried(one, _rows(one), _label, _variant(one.winner), _subject(one.default), figure)
+
+
+def _rows(one: Tuned) -> list[Tried]:
+    """What was tried, the default and the winner first."""
     first = tuning.DEFAULT, _variant(one.winner)
-    rows = sorted(one.tried, key=lambda row: first.index(row.variant) if row.variant in first else len(first))
+    return sorted(one.tried, key=lambda row: first.index(row.variant) if row.variant in first else len(first))
+
+
+def section(one: Tuned, is_here: bool = False) -> Section:
+    """What a session found; `is_here` as in `sections`."""
+    timed = [run for run in one.measured if run.timing]
+    n_disturbed = sum(run.timing.is_disturbed for run in timed if run.timing)
+    doubt = f" ({MARK} {n_disturbed} of {len(timed)} runs disturbed)" if n_disturbed else ""
+    rows = _rows(one)
     columns: Columns = [
         ("settings", _label),
         ("runs", lambda row: str(row.n_runs)),
@@ -116,7 +158,7 @@ def _section(one: Tuned, records: Sequence[Record], is_here: bool) -> Section:
             Picture(
                 "tune",
                 CAPTION,
-                partial(plot_tune.plot_tune, one, rows, _label, _variant(one.winner), _subject(one.default)),
+                partial(_draw, one),
                 WIDE,
             )
         ],
@@ -212,7 +254,7 @@ def sentences(one: Tuned) -> list[str]:
         return [f"{name} is {gain}{_limit(one)}.", *_phases(one)]
     best = next((row for row in others if row.variant == won), next(iter(others), None))
     if best is None or best.ratio is None:
-        return ["No other setting could be measured, so nothing is recommended."]
+        return ["No other setting was measured, so nothing is recommended."]
     if won is None and (best.ratio.high >= 1 or best.ratio.estimate > 1 / (1 + AT_LEAST)):
         return ["Nothing that was tried is faster than the default beyond noise: keep the default."]
     n, gain_there = one.n_confirmed, Ratio(1 / best.ratio.estimate, 1 / best.ratio.high, 1 / best.ratio.low)
@@ -301,9 +343,11 @@ def _lengths(row: Crossing) -> str:
     return "any length" if row.to_gen is None else f"up to {row.to_gen:,} tokens"
 
 
-def _doubts(timed: Sequence[Record]) -> list[str]:
-    confirmed = [record for record in timed if record.run.tuning and record.run.tuning.stage == CONFIRM]
-    if not disturbances.is_doubtful(confirmed or timed):
+def _doubts(timed: Sequence[Measured]) -> list[str]:
+    """A sentence if at least half of the runs that count were disturbed."""
+    confirmed = [run for run in timed if run.stage == CONFIRM]
+    counting = [run.timing.is_disturbed for run in confirmed or timed if run.timing]
+    if not any(counting) or 2 * sum(counting) < len(counting):
         return []
     what = "runs that confirm the gain" if confirmed else "runs"
     return [f"Other programs disturbed at least half of the {what}. Run lab tune again while no other program runs."]
