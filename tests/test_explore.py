@@ -152,13 +152,26 @@ def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path
     assert not browser.find_element("id", "explore-pictures").is_displayed()
 
 
-def test_devices_with_ceilings_or_runs_of_their_own_are_predicted_from_these() -> None:
+def test_devices_with_ceilings_or_runs_of_their_own_are_predicted_from_these(browser: Any, tmp_path: Path) -> None:
     records, best = here()
     device, model, settings = datasheet.find_device("rtx-4090"), records[0].model, records[0].settings
-    alone = laws.of_place(model, settings, best, None)
-    assert alone["fit"] is None and len(alone["last"]) == settings.n_ubatch
-    law = laws.of_datasheet(model, settings, device, {DECODE: (0.5, 0.8)})
-    assert law["shares"] == {DECODE: (0.5, 0.8)} and law[PREFILL] is not None
+    shares = {DECODE: (0.5, 0.8), PREFILL: (0.1, 0.3)}
+    opened(browser, tmp_path / "page.html", html())
+    cases = (
+        (laws.of_place(model, settings, best, None), prediction.here(model, settings, best, None, 1000, 200)),
+        (
+            laws.of_datasheet(model, settings, device, shares),
+            prediction.elsewhere(model, settings, device, 1000, 200, shares),
+        ),
+    )
+    for law, row in cases:
+        browser.execute_script("data.laws[0][0] = {shape: data.laws[0][0].shape, ...arguments[0]}", law)
+        (shown,) = ask(browser, [ONE])
+        assert agrees(shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s)
+        assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s)
+        assert shown["prefill"]["expected"] is shown["decode"]["expected"] is None and shown["prefill"]["low"]
+        browser.execute_script("update()")
+        assert " to " in browser.find_element("id", "explore-facts").text
     two = dataclasses.replace(best, others=(best,))
     with pytest.raises(LabError, match="several devices"):
         laws.of_place(model, settings, two, None)
