@@ -114,6 +114,20 @@ def test_an_operation_is_held_against_the_ceiling_of_its_kernel() -> None:
     assert without.parts[0].least_s is None and without.parts[0].held_s == 0
 
 
+def test_the_ceiling_of_attention_counts_the_positions_that_tokens_see() -> None:
+    (seen,) = cost.attended(MODEL, 1, 40) or []
+    n_head, n_head_kv = seen.heads.n_head, seen.heads.n_head_kv
+    wide = MODEL.head_dim or 0
+    rate = Rate("attention", "F16", "CPU", n_head, wide, 1, SETTINGS.n_threads, 1, 1000, (500,), n_head_kv, 41)
+    ceilings = Ceilings("2026-11-22T00:00:00Z", MACHINE, False, (rate,))
+    caches = operand("k", wide, 256, n_head_kv, kind="F16"), operand("v", wide, 256, n_head_kv, kind="F16")
+    attends = node("FLASH_ATTN_EXT", "node_21", operand("q", wide, 1, n_head), *caches, us=100)
+    phase = token_trace.phase("decode", steps(attends, VIEW), MODEL, SETTINGS, ceilings)
+    assert phase.parts[0].least_s == pytest.approx(4 * n_head * wide * 41 * 0.5e-9)  # 41 positions, not 256
+    part_of_a_prompt = node("FLASH_ATTN_EXT", "node_21", operand("q", wide, 2, n_head), *caches, us=100)
+    assert token_trace.phase("decode", steps(part_of_a_prompt), MODEL, SETTINGS, ceilings).parts[0].least_s is None
+
+
 def traced(decode: Phase) -> TokenTrace:
     return TokenTrace(MODEL, SETTINGS, MACHINE, (dataclasses.replace(decode, name="prefill"), decode), None)
 

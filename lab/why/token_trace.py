@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Unpack
 
-from lab.core import shape
+from lab.core import cost, shape
 from lab.core.asked_settings import SettingsKeywords, check_number
 from lab.core.lists import grouped
 from lab.core.record import Ceilings, Machine, Model, Settings
@@ -181,7 +181,7 @@ def phase(name: str, steps: StepTrace, model: Model, settings: Settings, ceiling
         if node.op in EMPTY:
             continue
         seconds, flops = (ns - stops_ns.get(device, 0)) / 1e9, flops_of(node)
-        least_s = _least_s(node, model, by_device.get(device), n_threads)
+        least_s = _least_s(node, steps, model, by_device.get(device), n_threads)
         read = bytes_of(node)
         held_s = 0.0 if least_s is None else seconds
         parts.append(Part(operation_of(node), layer, device, read, flops, seconds, least_s, held_s))
@@ -287,16 +287,22 @@ def _matrix(node: Node) -> shape.Matrix:
     return shape.Matrix(part, one.type, one.ne[1], one.ne[0], 1, one.ne[2])
 
 
-def _least_s(node: Node, model: Model, ceilings: Ceilings | None, n_threads: int) -> float | None:
-    """Seconds of an operation at the ceiling of its kernel; None where none is known."""
+def _least_s(node: Node, steps: StepTrace, model: Model, ceilings: Ceilings | None, n_threads: int) -> float | None:
+    """Seconds of an operation at the ceiling of its kernel; None where none is known.
+
+    Attention counts as in `lab explain`: only the positions that tokens see, and not the masked rest of its tensors.
+    """
     if ceilings is None:
         return None
     try:
         if node.op == "FLASH_ATTN_EXT":
-            query, keys = node.sources[:2]
-            heads = shape.Heads(1, query.ne[2], keys.ne[2], 0)
-            return (flops_of(node) or 0.0) * step_kernels.attention_s_per_flop(
-                ceilings, model, heads, keys.type, query.ne[1], n_threads, keys.ne[1]
+            query, keys, values = node.sources[:3]
+            seen = cost.attended(model, steps.n_tokens, steps.n_past) or []
+            if len(seen) != 1 or query.ne[1] != steps.n_tokens:  # layers that differ, or a part of the prompt
+                return None
+            flops = 2 * query.ne[2] * seen[0].n_pairs * (keys.ne[0] + values.ne[0])
+            return flops * step_kernels.attention_s_per_flop(
+                ceilings, model, seen[0].heads, keys.type, steps.n_tokens, n_threads, seen[0].n_positions
             )
         if node.op in ("MUL_MAT", "MUL_MAT_ID") and _weight(node):
             n_tokens = node.result.ne[1] if node.op == "MUL_MAT" else node.result.ne[2]
