@@ -14,6 +14,7 @@ import pytest
 
 import lab
 from lab.analysis.tuning import Crossing
+from lab.cli import tuning as tune_command
 from lab.core import results
 from lab.core.levers import Batch
 from lab.core.record import FAILED, Record, Steps, Tuning
@@ -444,6 +445,13 @@ def test_disturbed_runs_are_counted(n_noisy: int, words: list[str]) -> None:
     said = " ".join([section.title, *section.warnings])
     assert all(word in said for word in words) and ("disturbed" in said) == bool(words)
     assert len(section.warnings) == (n_noisy == 12)
+
+
+def test_ctrl_c_in_a_warm_up_leaves_nothing_to_name(tmp_path: Path) -> None:
+    warm_up = a_run(DEFAULT, 0, warmup=True)
+    assert tune_command._so_far([warm_up], tmp_path) == ""
+    said = tune_command._so_far([warm_up, *session(n_confirmed=0)], tmp_path)
+    assert said.startswith(f"12 finished runs are in {tmp_path}. No recommendation: ")
 
 
 def test_an_odd_name_is_known_before_the_search(tmp_path: Path) -> None:

@@ -214,4 +214,5 @@ def _so_far(records: list[Any], path: Path) -> str:
     from lab.show import text_tune
 
     found = [text_tune.sentences(one)[0] for one in text_tune.of_sessions(records)]
-    return " ".join([f"{runs_in(records, path)}.", *found]) if records else ""
+    kept = runs_in(records, path)
+    return " ".join([f"{kept}.", *found]) if kept else ""
