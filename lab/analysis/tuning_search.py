@@ -51,7 +51,7 @@ N_DRAWS = 400
 KNOWN_WITHIN = 0.02
 """The search ends when the best choice is expected to be at most this share slower than the unknown best one."""
 
-SIMPLER, UNSURE = 0.01, 0.1
+SIMPLER, UNSURE = 0.01, 0.025
 """A choice with fewer changes wins if it is slower by at most this share, or faster with at least this probability."""
 
 HOPELESS = 1.5

@@ -159,7 +159,7 @@ def _print_plan(plan: TunePlan, as_json: bool) -> None:
                 values[name].append(value)
     if as_json:
         predicted = {
-            phase: [{"settings": variant(choice), "ratio": ratio} for choice, ratio in ratios.items()]
+            phase: [{"settings": variant(choice, plan.default), "ratio": ratio} for choice, ratio in ratios.items()]
             for phase, ratios in plan.predicted.items()
         }
         console.print_json({"budget_s": plan.budget_s, "choices": len(plan.choices), **values, "predicted": predicted})

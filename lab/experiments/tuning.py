@@ -130,7 +130,7 @@ def plan(
     def make(worker: Worker, choice: Choice, stage: str) -> Plan:
         changed = {**asked, "model": model, **dict(choice)}
         if "threads" in dict(choice) and "threads_batch" not in dict(choice) and not asked.get("threads_batch"):
-            changed["threads_batch"] = base.settings.n_threads_batch  # the default's, which follow --threads
+            changed["threads_batch"] = base.settings.n_threads_batch  # see `variant`
         n_gen = min(gen, N_SEARCH_GEN) if stage == SEARCH else gen
         if stage == LENGTHS:
             made = make_plan(worker, [prompt_len], 8, 1, every=max(1, prompt_len // 4), **changed)
@@ -280,9 +280,12 @@ def _changed(settings: Settings, choice: Choice) -> Settings:
     return dataclasses.replace(settings, **values)
 
 
-def variant(choice: Choice) -> str:
-    """A choice as options."""
-    return shlex.join(word for name, value in choice for word in as_options.option(name, value)) or DEFAULT
+def variant(choice: Choice, base: Plan) -> str:
+    """A choice as options. Threads of decode alone name those of prefill too, which follow --threads otherwise."""
+    named = dict(choice)
+    if "threads" in named:
+        named.setdefault("threads_batch", base.settings.n_threads_batch)
+    return shlex.join(word for name, value in named.items() for word in as_options.option(name, value)) or DEFAULT
 
 
 def tune(
@@ -406,7 +409,7 @@ class _Tuning:
         """One run of one choice in an engine of its own."""
         begun = self.clock()
         try:
-            for record in self._block({variant(choice): choice}, SEARCH, n_turns=1):
+            for record in self._block({variant(choice, self.plan.default): choice}, SEARCH, n_turns=1):
                 if record.run.error:
                     self.search.drop(choice, record.run.error)
                 elif not record.run.warmup and (one := timing(record, choice)):
@@ -422,7 +425,7 @@ class _Tuning:
         """The winner and the default side by side, until the gain is known well, or the budget is spent."""
         if not self.winner:
             return
-        both: dict[str, Choice] = {DEFAULT: (), variant(self.winner): self.winner}
+        both: dict[str, Choice] = {DEFAULT: (), variant(self.winner, self.plan.default): self.winner}
         records: list[Record] = []
         n_affordable = int(self.left_s / (2 * self.run_s))
         for _ in range(min(MOST_CONFIRMED, max(FEWEST_CONFIRMED, n_affordable))):
@@ -441,7 +444,7 @@ class _Tuning:
         needed_s = 4 * self.run_s
         if not self.is_confirmed or case.lever or case.n_prompt < 8 or case.n_gen < 2 or self.left_s < needed_s:
             return
-        yield from self._block({DEFAULT: (), variant(self.winner): self.winner}, LENGTHS, n_turns=1)
+        yield from self._block({DEFAULT: (), variant(self.winner, self.plan.default): self.winner}, LENGTHS, n_turns=1)
 
     def _block(self, choices: Mapping[str, Choice], stage: str, n_turns: int) -> Iterator[Record]:
         plans = {name: self.plan.make(self.worker, choice, stage) for name, choice in choices.items()}

@@ -162,7 +162,7 @@ def bench_search(case: str) -> None:
         folder = Path(name)
         asked = {**FIXED, **CASES[case], **of_model}
         plan = tuning.plan(worker, **asked)
-        choices = {variant(choice): choice for choice in [(), *plan.choices]}
+        choices = {variant(choice, plan.default): choice for choice in [(), *plan.choices]}
         begun = time.monotonic()
         times: dict[str, list[float]] = {}
         for block in range(ROUNDS):
@@ -179,7 +179,7 @@ def bench_search(case: str) -> None:
         assert found
         n_search = sum(bool(r.run.tuning and r.run.tuning.stage == SEARCH and r.run.is_timed) for r in records)
         gain = found.gain and f"{found.gain.estimate:.2f}x ({found.gain.low:.2f} to {found.gain.high:.2f})"
-        won = variant(found.choice)
+        won = variant(found.choice, plan.default)
         print(f"  lab tune: {won}, {gain}; {tune_s:.0f} s ({tune_s / exhaustive_s:.0%}), {n_search} runs of the search")
         if won != best:
             both = {name: choices[name] for name in (best, won)}
