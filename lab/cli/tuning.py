@@ -142,7 +142,9 @@ def _save(name: str, records: Sequence[Record]) -> None:
         raise LabError(f"Nothing is saved as {name}: no settings are recommended.", "Use a longer --budget.")
     about = f"{text_tune.workload(found)}, {setup_columns.model_label(found.winner)}"
     path = saved_settings.save(name, as_options.asked(found.winner.settings), about)
-    note(f"The settings are saved as {path}: --settings {name} uses them.")
+    model = dict(found.choice).get("model")
+    with_model = f" --model {model}" if model else ""
+    note(f"The settings are saved as {path}: --settings {name}{with_model} uses them.")
 
 
 def _print_plan(plan: TunePlan, as_json: bool) -> None:
