@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 @functools.cache
 def _modules() -> dict[str, str]:
     """The module of each name, from the imports above: type checkers follow them, and nothing else says the names."""
-    source = ast.parse(Path(__file__).read_text("utf-8"))
+    source = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     blocks = (block.body for block in source.body if isinstance(block, ast.If))
     imports = (node for node in itertools.chain(*blocks) if isinstance(node, ast.ImportFrom))
     return {name.name: str(node.module) for node in imports for name in node.names}

@@ -112,6 +112,7 @@ def test_every_option_of_placing_is_tried_here() -> None:
     known = {name for words, _, _ in ASKED for name in parse_variant(words)}
     placing = {param.name for decorate in ENGINE for param in _params(decorate)}
     others = {"threads", "threads_batch", "batch", "ubatch", "flash_attn", "cache_type_k", "cache_type_v", "lib"}
+    others |= {"settings"}
     assert known == placing - others
 
 

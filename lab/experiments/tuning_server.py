@@ -351,7 +351,9 @@ class _Process:
         """Why it ended, with its last lines; None while it runs."""
         if self.popen.poll() is None:
             return None
-        text = self.log.read_text(errors="replace").replace(str(Path.home()), "~")  # results are published
+        text = self.log.read_text(encoding="utf-8", errors="replace").replace(
+            str(Path.home()), "~"
+        )  # results are published
         lines = [line.strip()[:MOST_LETTERS] for line in text.splitlines()]
         return cause_of_death("The server", self.popen.returncode, [line for line in lines if line])
 
@@ -412,7 +414,7 @@ def _offered(command: Sequence[str]) -> set[str] | None:
     with _started(_words(command, _free_port(), ["--help"])) as process:
         with suppress(subprocess.TimeoutExpired):
             process.popen.wait(HELP_S)
-        found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", process.log.read_text(errors="replace")))
+        found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", process.log.read_text(encoding="utf-8", errors="replace")))
     return found if process.popen.returncode == 0 and len(found) > 1 else None
 
 
