@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from lab.core.record import Device
 from lab.core.results import read as read_results
 from lab.engine import native
 from lab.errors import LabError
+from lab.experiments import tuning
 from lab.process import rpc, rpc_server
 from lab.process.rpc_server import RpcServer
 from lab.process.wire import Backend, Progress
@@ -628,3 +630,20 @@ def test_variants_take_turns_at_a_server(
     measured = [(record.run.variant, record.run.block) for record in made if not record.run.warmup]
     assert OneClient.most == most
     assert {key: measured.count(key) for key in measured} == {(name, block): 2 for name in plans for block in (0, 1)}
+
+
+def test_a_search_of_settings_leaves_the_server_to_the_engine(tmp_path: Path, simulated: None) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    server, planning = Backend(rpc=("127.0.0.1:1",)), OneClient()
+    made = tuning.plan(planning, 20, 5, str(tmp_path / "tiny.gguf"), budget="10s")  # type: ignore[arg-type]
+
+    def make(worker: Any, choice: Any, stage: str) -> Any:
+        made_of_choice = made.make(worker, choice, stage)
+        worker.use(server)  # as planning with --rpc does
+        return dataclasses.replace(made_of_choice, backend=server)
+
+    OneClient.most = 0
+    plan = dataclasses.replace(made, make=make)
+    path, clock = tmp_path / "tune.jsonl", itertools.count().__next__
+    assert list(tuning.execute(plan, planning, path, lambda status: None, OneClient, clock))  # type: ignore[arg-type]
+    assert OneClient.most == 1

@@ -46,6 +46,7 @@ from lab.errors import LabError
 from lab.experiments import batching, tuning_server
 from lab.experiments.experiment import Keywords, for_plan
 from lab.models import catalog
+from lab.process.wire import DEFAULT_BACKEND
 from lab.process.worker import Worker
 from lab.runner import as_options, limits, machine, progress, side_by_side
 from lab.runner.cases import Plan
@@ -452,6 +453,8 @@ class _Tuning:
             name: dataclasses.replace(plan, model=self.model) if plan.file == self.plan.default.file else plan
             for name, plan in plans.items()
         }
+        if self.worker.backend != DEFAULT_BACKEND:
+            self.worker.use(DEFAULT_BACKEND)  # an RPC server serves one client at a time
         if len(plans) > 1:
             side_by_side.check(plans)
         todo = [(0, case) for plan in plans.values() for case in plan.cases] * n_turns
