@@ -139,7 +139,10 @@ def _save(name: str, records: Sequence[Record]) -> None:
 
     found = tuned(records)
     if found is None or not found.is_recommended or not isinstance(found.winner, Record):
-        raise LabError(f"Nothing is saved as {name}: no settings are recommended.", "Use a longer --budget.")
+        raise LabError(
+            f"Nothing is saved as {name}: no settings are recommended.",
+            "Keep the default, or search longer: --budget 30min",
+        )
     about = f"{text_tune.workload(found)}, {setup_columns.model_label(found.winner)}"
     path = saved_settings.save(name, as_options.asked(found.winner.settings), about)
     model = dict(found.choice).get("model")
