@@ -85,7 +85,7 @@ class Crossing:
     """After a prompt of n_prompt tokens: the gain of the winner, and the answer lengths for which it is faster.
 
     `gain` is of answers of the length that was asked for. `from_gen` and `to_gen`: from and up to which number of
-    generated tokens the winner is faster; None: no such end. `always` and `never` have neither.
+    generated tokens the winner is faster; None: no such end. `is_ever`: there are such answers.
     """
 
     n_prompt: int
