@@ -376,11 +376,15 @@ def browser() -> Iterator[Any]:
 
 def look(browser: Any, path: Path, width: int, scheme: str) -> dict[str, Any]:
     """Open a page, and measure it as a reader sees it."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     browser.get(path.as_uri())
+    is_read = "return document.URL === arguments[0] && document.readyState === 'complete'"
+    WebDriverWait(browser, 60).until(lambda one: one.execute_script(is_read, path.as_uri()))  # get() may return early
     found: dict[str, Any] = browser.execute_script(
         """
         const colour = (element, name) => getComputedStyle(element)[name].match(/[0-9.]+/g).slice(0, 3).map(Number);
