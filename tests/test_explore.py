@@ -186,9 +186,12 @@ def test_the_default_page_has_no_script_and_the_other_allows_one_only(tmp_path: 
     (policy,) = [one["content"] or "" for one in Page(shown).named("meta") if "http-equiv" in one]
     assert policy.startswith("default-src 'none'") and policy.count("sha256-") == 1 and "unsafe-eval" not in policy
     assert len(Page(shown).named("label")) == 6 and shown.count('role="status"') == 1
-    other = tmp_path / "page.html"
-    args = (str(SAMPLES / "sample-smollm2-135m-amd-epyc.jsonl"), "--explore", "--out", str(other))
-    assert run_lab("report", *args)[0] == 0 and "mini-lab-laws" in other.read_text()
+    sample, pages = SAMPLES / "sample-vulkan-lavapipe-smollm2-135m.jsonl", [tmp_path / "a.html", tmp_path / "b.html"]
+    assert run_lab("report", sample, "--explore", "--out", pages[0])[0] == 0
+    status, out, _ = run_lab("explore", sample, "--out", pages[1])
+    assert status == 0 and out.split() == [str(pages[1])]
+    assert pages[0].read_text() == pages[1].read_text() and "mini-lab-laws" in pages[1].read_text()
+    assert run_lab("explore", sample, "--explore")[0] == 1  # it has no such option: it always does
 
 
 def test_without_a_plain_run_there_is_nothing_to_explore() -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -31,7 +32,7 @@ from lab.experiments.known import EXPERIMENTS
 
 GROUPS = {
     "Measure": ("measure", "sweep", "ab"),
-    "Understand": ("ceilings", "explain", "trace", "claims", "words", "show", "plot", "report"),
+    "Understand": ("ceilings", "explain", "trace", "claims", "words", "show", "plot", "report", "explore"),
     "Compare and choose": ("compare", "repeatability", "predict", "tune", "board", "published"),
     "Serve many": tuple(one.name for one in EXPERIMENTS),
     "Servers": ("server", "load", "overhead", "client"),
@@ -219,6 +220,21 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     if judged:
         known += known_ceilings(running.plot_folder(results, None))
     click.echo(page.report(path, reading.measured, known, at_least, others, judged, explore))
+
+
+@lab.command(params=[option for option in report.params if option.name != "explore"])
+@click.pass_context
+def explore(ctx: click.Context, /, **asked: Any) -> None:
+    """Write results as a page with sliders: other requests, users and devices.
+
+    \b
+      lab explore results/FILE.jsonl
+      lab explore results/FILE.jsonl --out explore.html
+
+    Same as lab report --explore. The sliders compute as lab predict does, with the settings of the runs. They need at
+    least one run of lab measure; for the machine itself also its ceilings (lab ceilings).
+    """
+    ctx.invoke(report, explore=True, **asked)
 
 
 @lab.command()
