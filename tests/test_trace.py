@@ -211,3 +211,16 @@ def test_the_command_shows_what_a_text_attends_to(tmp_path: Path) -> None:
     assert "stay exactly the same in layer 0:" in " ".join(out.split())
     assert {path.name for path in tmp_path.iterdir()} == {"attention-smollm2-135m.png", "attention-smollm2-135m.svg"}
     assert "The text has 1 token in smollm2-135m" in run_lab("trace", "--attention", "The", "-t", 1)[2]
+
+
+def test_attention_says_which_options_it_does_not_use_and_what_random_weights_lack() -> None:
+    asked = "trace", "--attention", "The cat sat", "--no-plot"
+    for options, words in {
+        ("-p", 9, "--details"): "--details and --prompt-len",
+        ("-n", 2): "--gen",
+        ("-r", 1): "--repeat",
+    }.items():
+        status, _, err = run_lab(*asked, *options)
+        assert status == 1 and f"does not use {words}." in err
+    status, _, err = run_lab(*asked, "-m", "synthetic:smollm2-135m:Q4_0")
+    assert status == 1 and "has no vocabulary" in err and "Use a model with trained weights" in err

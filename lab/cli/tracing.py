@@ -11,6 +11,9 @@ import click
 from lab.cli.help import Command
 from lab.cli.options import SETTINGS, TOKENS, as_json_option, out_option, with_options
 from lab.cli.running import RESULTS
+from lab.cli.servers import given
+from lab.core.lists import join_and
+from lab.errors import LabError
 
 
 @click.command(cls=Command, first=("model", "prompt-len", "gen", "repeat", "attention", "threads"))
@@ -93,6 +96,14 @@ def _look(text: str, asked: dict[str, Any], folder: Path, no_plot: bool, as_json
     from lab.show.section import print_sections
     from lab.why import attention_weights
 
+    if unused := sorted(
+        {"prompt_len", "gen", "repeat", "details", "results"} & set(given(click.get_current_context()))
+    ):
+        options = join_and([f"--{name.replace('_', '-')}" for name in unused])
+        raise LabError(
+            f"--attention looks at its own text once and does not use {options}.",
+            f"Leave {options} out, or trace times without --attention.",
+        )
     with console.transfer(console.console(stderr=True)) as transferring:
         seen = attention_weights.attention(text, **asked, watch=transferring)
     shown = attention_views.section(seen)

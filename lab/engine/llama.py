@@ -247,7 +247,8 @@ def _check_vocabulary(loaded: Loaded) -> None:
     """LabError for a model without a vocabulary (random weights): llama.cpp would abort the process."""
     if llama_cpp().llama_vocab_type(loaded.vocab) == llama_cpp().LLAMA_VOCAB_TYPE_NONE:
         raise LabError(
-            "This model has no vocabulary, so it cannot read or write text.", "Use --prompt random, without --stream."
+            "This model has no vocabulary, so it cannot read or write text.",
+            "Use a model with trained weights, or measure its times: --prompt random, without --stream.",
         )
 
 
