@@ -9,7 +9,7 @@ import pytest
 from matplotlib.text import Text
 
 import lab
-from lab.analysis import comparison, load_figures, loads
+from lab.analysis import comparison, load_figures, load_shares, loads
 from lab.analysis.load_figures import ArmFigures, Tail
 from lab.analysis.loads import FAILS, HOLDS, UNSURE, Arm, Sample
 from lab.core import results, stats
@@ -353,6 +353,49 @@ def test_doubts_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     busy = dataclasses.replace(OPEN, rate=10.0)
     piled = printed(*(planted(0.1 * i, busy, 0.1 + 0.08 * i) for i in range(50)), capsys=capsys)
     assert "overloaded" in piled
+
+
+def of_time(*requests: Request) -> list[tuple[float | None, float | None, float, str | None]]:
+    shown = load_figures.all_figures([loads.sample(request) for request in requests])
+    known = [one.shares for one in shown]
+    return [(one.prefill, one.decode, one.idle, one.by) for one in known if one]
+
+
+ONE_A_HALF_SECOND = [planted(0.5 * i) for i in range(11)]  # 0.1 s of prefill, 0.2 s of decode, then a pause
+AT_ONCE = dataclasses.replace(LOAD, concurrency=4)
+
+
+def test_the_time_of_a_load_is_prefill_decode_and_idle() -> None:
+    assert of_time(*ONE_A_HALF_SECOND) == [pytest.approx((0.2, 0.4, 0.4, load_shares.BY_ONE_USER))]
+    # four at once wait for each other: 0.4 s until the last first token, then they decode together
+    queued = [planted(i, AT_ONCE, 0.1 * (k + 1)) for i in range(6) for k in range(4)]
+    assert of_time(*ONE_A_HALF_SECOND, *queued)[1] == pytest.approx((0.4, 0.2, 0.4, load_shares.BY_ONE_USER))
+    assert of_time(*queued) == [pytest.approx((None, None, 0.4, None))]  # nobody says how long a prompt takes
+    longer = [dataclasses.replace(one, asked=dataclasses.replace(one.asked, n_prompt=11)) for one in queued]
+    assert of_time(*ONE_A_HALF_SECOND, *longer)[1][0] is None  # longer than what one user asked
+    half_cached = [dataclasses.replace(one, usage=Usage(prompt_tokens=10, cached_tokens=5)) for one in queued]
+    assert of_time(*ONE_A_HALF_SECOND, *half_cached)[1][:2] == pytest.approx((0.2, 0.4))
+
+
+def test_prompts_that_a_server_computes_together_count_once() -> None:
+    together = ServerTimings(n_prompt=10, prompt_ms=400)  # llama-server: 400 ms for each of four prompts in one step
+    requests = [planted(i, AT_ONCE, 0.5, timings=together) for i in range(6) for _ in range(4)]
+    assert of_time(*requests) == [pytest.approx((0.4, 0.3, 0.3, load_shares.BY_SERVER))]
+    without = [*requests, planted(2, AT_ONCE)]
+    assert of_time(*without)[0][0] is None
+    assert of_time(*requests, failed(2, AT_ONCE, REFUSED, failed_ns=0)) == of_time(*requests)
+    assert of_time(*requests, failed(2, AT_ONCE, failed_ns=10**9)) == [pytest.approx((None, None, 0.225, None))]
+
+
+def test_a_load_says_whether_prefill_or_decode_limits_it(capsys: pytest.CaptureFixture[str]) -> None:
+    queued = [planted(i, AT_ONCE, 0.1 * (k + 1)) for i in range(6) for k in range(4)]
+    text = printed(*ONE_A_HALF_SECOND[::2], *queued, capsys=capsys)
+    assert "from TTFT with 1 user: 1 user: 10 / 20 / 70 %; 4 users: 40 / 20 / 40 %." in text
+    assert "With 4 users, prefill takes most of the time." in text
+    text = printed(*queued, capsys=capsys)
+    assert "Idle: 40 % with 4 users." in text and "--concurrency 1,..." in text
+    (row,) = text_load._as_row([loads.sample(one) for one in queued], ENDPOINT)["arms"]
+    assert (row["share_prefill"], row["share_idle"], row["share_by"]) == (None, pytest.approx(0.4), None)
 
 
 def test_rows_name_their_units() -> None:

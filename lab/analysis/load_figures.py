@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis import loads, request_table, table
+from lab.analysis import load_shares, loads, request_table, table
+from lab.analysis.load_shares import Alone, Shares
 from lab.analysis.loads import NS, Arm, Attainment, Round, Sample, attainment
 from lab.core.lists import grouped
 from lab.core.record import OK, Machine, Record
@@ -98,10 +99,18 @@ class ArmFigures:
     in_flight_end: float
     waiting_end: float
     drift: float | None  # median TTFT of the second half of the windows over that of the first
+    shares: Shares | None  # of the time: prefill, decode, idle
 
 
-def figures_of(arm: Arm) -> ArmFigures:
-    """The figures of an arm."""
+def all_figures(samples: Sequence[Sample]) -> list[ArmFigures]:
+    """The figures of each arm of a session. A load of one user says how long prefill takes in the others."""
+    arms = loads.arms(samples)
+    alone = load_shares.alone(arms)
+    return [figures_of(arm, alone) for arm in arms]
+
+
+def figures_of(arm: Arm, alone: Alone | None = None) -> ArmFigures:
+    """The figures of an arm. `alone`: the time of prefill without a queue, for servers that do not report it."""
     inside, slo = arm.inside, arm.load.slo
     went_well = [one.figures for one in inside if one.is_ok]
     late_s = [one.delay_ns / NS for one in (due.figures for due in inside) if one.delay_ns is not None]
@@ -138,6 +147,7 @@ def figures_of(arm: Arm) -> ArmFigures:
         in_flight_end=statistics.fmean(one.in_flight(one.end_s) for one in arm.rounds),
         waiting_end=statistics.fmean(one.waiting(one.end_s) for one in arm.rounds),
         drift=_drift(arm),
+        shares=load_shares.shares(arm, alone),
     )
 
 
@@ -313,9 +323,9 @@ def arms(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
 
     return pd.DataFrame(
         [
-            {"session": one.name, "url": one.endpoint.url, "model": one.model} | as_row(figures_of(arm))
+            {"session": one.name, "url": one.endpoint.url, "model": one.model} | as_row(shown)
             for one in sessions(records)
-            for arm in loads.arms(one.samples)
+            for shown in all_figures(one.samples)
         ]
     )
 
@@ -332,6 +342,8 @@ def as_row(shown: ArmFigures) -> dict[str, Any]:
             row |= _of_latency(name, value)
         elif name == "attainment":
             row |= {f"attainment{end}": getattr(value, of, None) for end, of in _ENDS}
+        elif name == "shares":
+            row |= load_shares.as_row(value)
         elif name.endswith(("tokens_tps", "_ps")):
             row |= _of_rate(name, value)
         elif name != "arm":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -238,3 +239,12 @@ def fit(
     scale[scale == 0] = 1
     beyond, _ = nnls(matrix / scale / target[:, None], 1 - matrix @ lowest / target)
     return tuple(float(c) for c in lowest + beyond / scale)
+
+
+def on_lines(points: Sequence[tuple[float, float]], x: float) -> float:
+    """The value at x on the straight lines between points (x, y) in order of x; the outer lines continue."""
+    if len(points) == 1:
+        return points[0][1]
+    i = min(max(1, bisect_left(points, (x,))), len(points) - 1)
+    (x0, y0), (x1, y1) = points[i - 1], points[i]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)

@@ -38,7 +38,7 @@ def sections(records: Sequence[Record | RequestRecord]) -> list[Section]:
 
 def section(samples: Sequence[Sample], endpoint: Endpoint, title: str = "") -> Section:
     """The arms of a session of loads, with findings and warnings."""
-    shown = [load_figures.figures_of(arm) for arm in loads.arms(samples)]
+    shown = load_figures.all_figures(samples)
     if not shown:
         return Section(title, sentences=["There are no requests of a load."])
     n_slots = endpoint.settings.n_slots if endpoint.settings else None
@@ -97,7 +97,8 @@ def _share(met: Attainment | None) -> str:
 
 def sentences(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
     """Findings and warnings on the arms, the most important first."""
-    return [*capacities(shown), *_doubts(shown), *_unsteady(shown), *_lateness(shown), *_slots(shown, endpoint)]
+    found = [*capacities(shown), *_time_shares(shown)]
+    return [*found, *_doubts(shown), *_unsteady(shown), *_lateness(shown), *_slots(shown, endpoint)]
 
 
 def capacities(shown: Sequence[ArmFigures]) -> list[str]:
@@ -117,7 +118,7 @@ def capacities(shown: Sequence[ArmFigures]) -> list[str]:
 
 def all_capacities(records: Sequence[Record | RequestRecord]) -> list[str]:
     """Capacity of each session that has limits."""
-    arms = ([load_figures.figures_of(arm) for arm in loads.arms(one.samples)] for one in load_figures.sessions(records))
+    arms = (load_figures.all_figures(one.samples) for one in load_figures.sessions(records))
     return [sentence for shown in arms for sentence in capacities(shown)]
 
 
@@ -130,7 +131,7 @@ def as_rows(records: Sequence[Record | RequestRecord]) -> list[dict[str, Any]]:
 
 
 def _as_row(samples: Sequence[Sample], endpoint: Endpoint) -> dict[str, Any]:
-    shown = [load_figures.figures_of(arm) for arm in loads.arms(samples)]
+    shown = load_figures.all_figures(samples)
     capacity = loads.capacity([one.arm for one in shown])
     return {
         "arms": [load_figures.as_row(one) for one in shown],
@@ -138,6 +139,30 @@ def _as_row(samples: Sequence[Sample], endpoint: Endpoint) -> dict[str, Any]:
         "n_slots": endpoint.settings.n_slots if endpoint.settings else None,
         "sentences": sentences(shown, endpoint) if shown else [],
     }
+
+
+def _time_shares(shown: Sequence[ArmFigures]) -> list[str]:
+    """How the server spent its time under each load, what limited it, and what that is known from."""
+    known = [(one.arm.label, one.shares) for one in shown if one.shares and one.shares.idle < 1]
+    split = [(label, of) for label, of in known if of.prefill is not None and of.decode is not None]
+    unsplit = [f"{100 * of.idle:.0f} % with {label}" for label, of in known if of.prefill is None]
+    words = []
+    if split:
+        parts = [
+            f"{label}: {100 * (of.prefill or 0):.0f} / {100 * (of.decode or 0):.0f} / {100 * of.idle:.0f} %"
+            for label, of in split
+        ]
+        sources = list(dict.fromkeys(of.by for _, of in split if of.by))
+        words.append(f"Share of the time in prefill / decode / idle, from {join_and(sources)}: {'; '.join(parts)}.")
+        most, of = max(split, key=lambda one: -one[1].idle)
+        limit = "prefill" if (of.prefill or 0) > (of.decode or 0) else "decode"
+        words[-1] += f" With {most}, {limit} takes most of the time."
+    if unsplit:
+        words.append(
+            f"Idle: {join_and(unsplit)}. How the rest divides into prefill and decode is unknown: the server does not "
+            "report the time of every prompt. A load of 1 user in the same session would show it (--concurrency 1,...)."
+        )
+    return words
 
 
 def _slots(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
