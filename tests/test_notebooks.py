@@ -241,6 +241,46 @@ def test_a_guess_is_set_beside_what_was_measured(capsys: pytest.CaptureFixture[s
     assert said[8] == "times as long: not known from this measurement"
 
 
+def test_a_wrong_guess_is_asked_again_with_other_numbers_until_it_is_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, guessed in {"1.1": 14, "1.2": ..., "1.3": "ten", "2.1": 16, "2.2": 3, "2.3": -1}.items():
+        lesson.guess(guessed, 10.0, "ms", again=(number, f"How long is {number}?", 20.0))
+    lesson.guess(1, 10.0, "ms", again=("3.1", "What is not known?", float("nan")))
+    assert capsys.readouterr().out.count("asks this again, with other numbers (pop question 2.") == 3
+    lesson.ask()
+    asked = capsys.readouterr().out.splitlines()
+    assert [line[:5] for line in asked] == ['"2.1"', '"2.2"', '"2.3"'] and "20" not in "".join(asked)
+    assert asked[0] == '"2.1": How long is 2.1? (in ms; the first time: 16.0 guessed, 10.0 measured)'
+    for given in (..., 12.5, {"2.1": 29, "2.2": 31, "2.3": "x", "1.1": 20}):
+        lesson.ask_again(given)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("No guesses yet") and said[1].endswith("Write {'2.1': 12.5}.")
+    assert said[2] == "2.1: your guess: 29.0 ms; measured: 20.0 ms; the guess is 1.45 times too high"
+    assert said[5] == "'1.1' is not asked. Questions to ask: 2.1, 2.2 and 2.3."
+    lesson.guess(11, 10.0, "ms", again=("2.3", "How long is 2.3?", 20.0))  # a good guess in the notebook itself
+    lesson.ask()
+    assert '"2.2"' in (left := capsys.readouterr().out) and '"2.1"' not in left and '"2.3"' not in left
+    lesson.ask_again({"2.2": 20})
+    lesson.ask()
+    lesson.ask_again(...)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "No question to ask again: no guess was off by more than a factor of 1.5."
+    ]
+    (tmp_path / "guesses.json").write_text('{"1.1": {"words": "?"}}')
+    with pytest.raises(LabError, match=r"guesses\.json, the file of wrong guesses, cannot be read"):
+        lesson.ask()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_has_three_pop_questions_that_the_last_one_asks_again(name: str) -> None:
+    sources = [cell.source for cell in stored(name).cells if cell.cell_type == "code"]
+    assert re.findall(r'\("(\d\.\d)", asked, ', "\n".join(sources)) == [f"{int(name[:2])}.{i}" for i in (1, 2, 3)]
+    asks = "lesson.ask()" in sources and "lesson.ask_again(guesses_again)" in sources
+    assert asks == (name == NAMES[-1])
+
+
 def test_an_answer_is_right_wrong_or_none(capsys: pytest.CaptureFixture[str]) -> None:
     for answer in (..., 110, 111, "ninety"):
         lesson.check(answer, 100.0, "count again")
