@@ -1,6 +1,7 @@
 """lab board: one request on many devices: what fits, in which order, with which certainty, at which price."""
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -44,6 +45,9 @@ def test_users_share_the_weights_and_each_has_a_cache() -> None:
     one, many = (board.board([LLAMA], 1000, 200, devices=["rtx-4090"], users=n)[0] for n in (1, 16))
     assert one.tpot_s[0] < many.tpot_s[0] < 16 * one.tpot_s[0]
     assert many.needed_bytes > one.needed_bytes
+    by_window = [board.board(["gemma-3-4b:Q4_0"], 4000, 200, devices=["rtx-4090"], users=n)[0] for n in (1, 2, 3)]
+    caches = [b.needed_bytes - a.needed_bytes for a, b in itertools.pairwise(by_window)]
+    assert caches[0] == pytest.approx(caches[1], abs=1) and caches[0] > 0  # layers with a window have a cache per user
     too_many = board.board([LLAMA], 8000, 200, devices=["rtx-4060"], users=16)[0]
     assert "for 16 users" in too_many.problem and board.chance(too_many, Slo(tpot_s=1.0)) == 0.0
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import random
 from functools import cache
 from pathlib import Path
@@ -9,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from lab.core import cost
+from lab.core import cost, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Record
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.show import page
-from lab.why import datasheet, laws, learning, prediction, published, roofline
+from lab.why import candidates, datasheet, laws, learning, prediction, published, roofline, where
 from lab.why.step_prediction import StepPrediction
 from tests.conftest import SETTINGS, make_record, make_run, run_lab
 from tests.test_prediction import SAMPLES, epyc
@@ -85,7 +86,8 @@ def test_it_predicts_as_lab_predict_does_for_1000_random_requests(
         prompt, answer = round(10 ** dice.uniform(0, 3.9)), round(10 ** dice.uniform(0.4, 3.6))
         device = 0 if i < 500 else dice.randrange(1, len(known["devices"]))
         model = dice.choice(own) if i < 500 else dice.randrange(len(models))
-        asked.append({"device": device, "model": model, "prompt": prompt, "gen": answer, "users": 1, "cached": 0})
+        users = dice.choice((1, 2, 7, 32)) if device else 1
+        asked.append({"device": device, "model": model, "prompt": prompt, "gen": answer, "users": users, "cached": 0})
     for one, shown in zip(asked, ask(browser, asked), strict=True):
         chosen, n, gen = models[known["models"][one["model"]]], one["prompt"], one["gen"]
         if one["device"] == 0:
@@ -95,9 +97,17 @@ def test_it_predicts_as_lab_predict_does_for_1000_random_requests(
         else:
             other = datasheet.find_device(known["devices"][one["device"]]["name"])
             row = prediction.elsewhere(chosen, settings, other, n, gen)
+            together = candidates._on_device(chosen, settings, other, row, one["users"])  # what lab board has
+            slower = together.tpot_s[0] / row.tpot_s[0]
+            row = dataclasses.replace(
+                row,
+                tpot_s=together.tpot_s,
+                tpot_limit_s=slower * row.tpot_limit_s,
+                tpot_expected_s=None if row.tpot_expected_s is None else slower * row.tpot_expected_s,
+            )
         assert agrees(shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s), one
         assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s), one
-        assert shown["memory"]["total"] == prediction.memory_bytes(chosen, settings, n + gen)
+        assert shown["memory"]["total"] == prediction.memory_bytes(chosen, settings, n + gen, one["users"])
 
 
 def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(browser: Any, tmp_path: Path) -> None:
@@ -105,7 +115,7 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(browser: Any
     opened(browser, tmp_path / "page.html", html())
     model, settings, learned = records[0].model, records[0].settings, learning.learn(records, best)
     steps = StepPrediction(model, settings, best, learned.fit, learned.n_runs)
-    roof = roofline.roof(best)
+    roof, alone = roofline.roof(best), prediction.here(model, settings, best, learned, 1000, 200)
     asked = [{**ONE, "users": n, "cached": cached} for n, cached in itertools.product((1, 2, 7, 32), (0, 1, 600, 999))]
     for one, shown in zip(asked, ask(browser, asked), strict=True):
         others = [(1, 1099)] * (one["users"] - 1)
@@ -121,7 +131,28 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(browser: Any
         expected = learned.fit.seconds(learning.case_of(PREFILL, 1000.0, model, settings), costs)
         assert shown["prefill"]["expected"] == pytest.approx(expected, rel=1e-6)
         assert (shown["prefill"]["low"] is None) == bool(one["cached"])  # no run measured these ranges
-        assert (shown["decode"]["low"] is None) == (one["users"] > 1)
+        slower = seconds / (steps.seconds(1, 1099, 1) or math.nan)  # the range of lab board: as wide as for one user
+        ends = slower * alone.tpot_s[0], slower * alone.tpot_s[1]
+        assert (shown["decode"]["low"], shown["decode"]["high"]) == pytest.approx(ends, rel=1e-6)
+
+
+def test_the_cached_part_of_a_prompt_is_no_work_on_a_device_of_the_datasheets(browser: Any, tmp_path: Path) -> None:
+    records, _ = here()
+    known = opened(browser, tmp_path / "page.html", html())
+    model, settings, device = records[0].model, records[0].settings, datasheet.find_device("rtx-4090")
+    place = [one["name"] for one in known["devices"]].index(device.name)
+    asked = [{**ONE, "device": place, "prompt": 2000, "cached": cached} for cached in (0, 1, 700, 1999)]
+    for one, shown in zip(asked, ask(browser, asked), strict=True):
+        case, n = published.case_for(model, settings, device, PREFILL, 2000), one["cached"]
+        whole = published.work_of(model, PREFILL, 2000, settings.n_ubatch, ("f16", "f16"))
+        step = cost.step(model, 2000 - n, n, 1)
+        assert case and whole and step
+        n_steps = -(-(2000 - n) // settings.n_ubatch)
+        moved = whole.activations * (1 - (n / 2000) ** 2)
+        rest = published.Work(step.weight_bytes * n_steps, step.flops, whole.layers, moved)
+        expected = published.learned()[PREFILL].expected_s(dataclasses.replace(case, work=rest))
+        assert shown["prefill"]["expected"] == pytest.approx(expected, rel=1e-6)
+        assert (shown["prefill"]["low"] is None) == bool(n)
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-3-4b", "qwen3-30b-a3b", "llama-3.2-3b"])
@@ -149,7 +180,24 @@ def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path
     browser.execute_script("inputs.device.value = 0; update()")
     text = browser.find_element("id", "explore-part").text
     assert "There is no prediction for this choice." in text and "lab ceilings" in text
-    assert not browser.find_element("id", "explore-pictures").is_displayed()
+    shown = [browser.find_element("id", f"explore-{name}") for name in ("request", "prefill-figure", "decode-figure")]
+    assert not any(one.is_displayed() for one in shown)
+    without_peak = [not law.get("peak") for (law, *_) in found["laws"]].index(True, 1)
+    browser.execute_script(f"inputs.device.value = {without_peak}; update()")
+    assert [one.is_displayed() for one in shown] == [False, False, True]
+    text = browser.find_element("id", "explore-part").text
+    assert "The tokens of the answer take" in text and "prefill is not predicted" in text and "lab ceilings" in text
+
+
+def test_a_model_on_several_devices_is_not_predicted_and_its_memory_is_not_that_of_the_first(
+    browser: Any, tmp_path: Path
+) -> None:
+    runs = list(results.read([SAMPLES / "sample-network-llama-3.2-3b-q4_0-2-rpc-servers.jsonl"]).records)
+    assert {where.of_record(one).devices for one in runs} == {("RPC0", "RPC1")}
+    found = opened(browser, tmp_path / "page.html", page.html(runs, [], explore=True))
+    assert found["devices"][0]["memory"] is None and "why" in found["laws"][0][0]
+    assert browser.execute_script("return data.laws[+inputs.device.value][0].peak") > 0  # it starts with a prediction
+    assert "RPC server is not predicted" in browser.find_element("id", "explore-note").text
 
 
 def test_devices_with_ceilings_or_runs_of_their_own_are_predicted_from_these(browser: Any, tmp_path: Path) -> None:
@@ -220,9 +268,10 @@ def test_in_a_browser_keys_move_the_sliders(browser: Any, tmp_path: Path, width:
     assert said.text != before and said.text.startswith("The prompt takes ")
     assert prompt.get_attribute("aria-valuetext").endswith(" tokens")
     browser.find_element("id", "explore-users").send_keys("\ue014")
-    assert (
-        said.text.startswith("2 users send at once") and "No range" in browser.find_element("id", "explore-note").text
-    )
+    note = browser.find_element("id", "explore-note")
+    assert said.text.startswith("2 users send at once") and "as wide as for one" in note.text
+    browser.find_element("id", "explore-cached").send_keys("\ue014")
+    assert "Prefill has no range" in note.text and "(1 %)" in browser.find_element("id", "explore-cached-is").text
     names = browser.execute_script(
         "return [...document.querySelectorAll('#explore-part [role=img]')].map(one => one.getAttribute('aria-label'))"
     )

@@ -44,7 +44,7 @@ function attentionSeconds(law, shape, n, past, users) {
 }
 
 // A phase from kernels and a fit (prediction.here; steps of several users as step_prediction.py has them).
-function measuredPhase(law, shape, phase, length, steps, users, hasRange) {
+function measuredPhase(law, shape, phase, length, steps, users, cached) {
   let kernels = 0, attention = 0, limit = 0, arithmetic = 0, traffic = 0, tokens = 0;
   for (const [n, past, outputs] of steps) {
     const work = cost(shape, n, past, outputs, users), attending = attentionSeconds(law, shape, n, past, users);
@@ -62,7 +62,7 @@ function measuredPhase(law, shape, phase, length, steps, users, hasRange) {
   const factor = mix(share, fit.decode.factor, fit.prefill.factor), setup = mix(share, fit.decode.own, fit.prefill.own);
   const rest = shape.layers * (fit.step * steps.length + fit.value * tokens * shape.width);
   const expected = Math.max(limit, kernels, setup * (factor * kernels + rest));
-  let variance = own.variance, beyond = own.beyond || !hasRange;
+  let variance = own.variance, beyond = own.beyond || users > 1 || cached > 0;
   if (length > data.near * own.longest) {
     variance += Math.log2(length / own.longest) * own.longer;
     beyond = true;
@@ -72,7 +72,7 @@ function measuredPhase(law, shape, phase, length, steps, users, hasRange) {
     beyond = true;
   }
   const wide = Math.exp(data.deviations * Math.sqrt(variance)), by = limitedBy(expected, kernels, attention, arithmetic, traffic);
-  if (!hasRange) return {limit, expected, low: null, high: null, beyond, by};
+  if (cached) return {limit, expected, low: null, high: null, beyond, by};
   return {limit, expected, low: Math.max(limit, expected / wide * own.fastest), high: expected * wide, beyond, by};
 }
 
@@ -83,63 +83,73 @@ function limitedBy(seconds, kernels, attention, arithmetic, traffic) { // roofli
   return arithmetic > traffic ? "arithmetic" : "memory traffic";
 }
 
-// A phase from a datasheet (prediction.elsewhere, published.py); null where it is not predicted.
-function datasheetPhase(law, shape, phase, length) {
-  const token = cost(shape, 1, length, 1), bandwidth = law.gbps * 1e9, peak = law.peak && law.peak * 1e12;
-  let limit = token.bytes / bandwidth, bytes = token.bytes, flops = 0, extra = 1e-6 * shape.layers, more = 0;
+// A phase from a datasheet (prediction.elsewhere, published.py); null where it is not predicted. A cached part is not
+// computed again. A step of several users takes longer by the ratio of their limits (candidates.py).
+function datasheetPhase(law, shape, phase, length, cached, users) {
+  const bandwidth = law.gbps * 1e9, peak = law.peak && law.peak * 1e12, arithmetic = work => peak ? work.flops / peak : 0;
+  const token = cost(shape, 1, length, 1), all = cost(shape, 1, length, users, users);
+  let work = {bytes: token.bytes, flops: 0}, limit = token.bytes / bandwidth, extra = 1e-6 * shape.layers, more = 0, slower = 1;
   let by = "memory traffic";
+  if (users > 1) {
+    const [one, many] = [token, all].map(step => Math.max(step.bytes / bandwidth, arithmetic(step)));
+    slower = many / one;
+    if (arithmetic(all) > all.bytes / bandwidth) by = "arithmetic";
+  }
   if (phase === PREFILL) {
     if (!peak) return null;
-    const n = Math.ceil(length / shape.ubatch), whole = cost(shape, length, 0, 1), weights = n * cost(shape, 1, 0, 1).weights;
-    [bytes, flops] = [n * whole.weights, whole.flops];
-    limit = Math.max(flops / peak, weights / bandwidth);
-    extra = 4 * shape.layers * shape.heads_in_layer * length * length / 2 / bandwidth;
+    const n = Math.ceil((length - cached) / shape.ubatch), {weights, flops} = cost(shape, length - cached, cached, 1);
+    const reading = n * cost(shape, 1, 0, 1).weights / bandwidth;
+    work = {bytes: n * weights, flops};
+    limit = Math.max(arithmetic(work), reading);
+    extra = 4 * shape.layers * shape.heads_in_layer * (length * length - cached * cached) / 2 / bandwidth;
     more = data.published.perLength * Math.max(0, Math.log(length / data.published.longest));
-    if (flops / peak > weights / bandwidth) by = "arithmetic";
+    if (arithmetic(work) > reading) by = "arithmetic";
   }
+  limit *= slower;
   if (law.shares && law.shares[phase]) {
     const [slow, fast] = law.shares[phase];
     return {limit, expected: null, low: limit / fast, high: limit / slow, beyond: true, by};
   }
   if (!law[phase]) return null;
-  const [share, constant, fast, slow, variance] = law[phase], arithmetic = flops ? flops / peak : 0;
-  const least = Math.max(bytes / bandwidth, arithmetic);
-  const expected = Math.max(least, (arithmetic + bytes / bandwidth) / share + constant * extra);
-  const [low, high] = [fast, slow].map(end => Math.hypot(end, data.published.sure * Math.sqrt(variance + more * more)));
-  return {limit, expected, low: Math.max(least, Math.exp(-low) * expected), high: Math.exp(high) * expected, beyond: true, by};
+  const [share, constant, fast, slow, variance] = law[phase], reading = work.bytes / bandwidth, least = Math.max(reading, arithmetic(work));
+  const one = Math.max(least, (arithmetic(work) + reading) / share + constant * extra), expected = slower * one;
+  if (cached) return {limit, expected, low: null, high: null, beyond: true, by};
+  const [low, high] = [fast, slow].map(end => Math.exp(Math.hypot(end, data.published.sure * Math.sqrt(variance + more * more))));
+  return {limit, expected, low: slower * Math.max(least, one / low), high: expected * high, beyond: true, by};
 }
 
-// What a request takes. Ranges hold for what was measured: one user, nothing cached.
+// What a request takes. A prompt with a cached part has no range: the runs behind it have none. A step of several users has
+// the range of one user.
 function prefillAt(law, shape, length, cached) {
-  if (!law.last) return datasheetPhase(law, shape, PREFILL, length);
+  if (!law.last) return datasheetPhase(law, shape, PREFILL, length, cached, 1);
   const steps = [], n = length - cached;
   for (let first = 0; first < n; first += shape.ubatch) {
     const size = Math.min(shape.ubatch, n - first);
     steps.push([size, cached + first, first + size === n ? 1 : 0]);
   }
-  return measuredPhase(law, shape, PREFILL, length, steps, 1, !cached);
+  return measuredPhase(law, shape, PREFILL, length, steps, 1, cached);
 }
 
 function decodeAt(law, shape, position, users) {
-  if (!law.last) return datasheetPhase(law, shape, DECODE, position);
-  return measuredPhase(law, shape, DECODE, position, [[1, position, users]], users, users === 1);
+  if (!law.last) return datasheetPhase(law, shape, DECODE, position, 0, users);
+  return measuredPhase(law, shape, DECODE, position, [[1, position, users]], users, 0);
 }
 
 function memoryOf(shape, tokens, users) {
   const points = shape.context, n = Math.ceil(tokens / 256) * 256, above = Math.max(1, points.findIndex(point => point[0] >= n));
   const [a, b] = [points[above - 1], points[above]], share = (n - a[0]) / (b[0] - a[0]);
-  const [cache, compute] = [1, 2].map(i => Math.round(a[i] + share * (b[i] - a[i])));
+  const rows = Math.min(shape.rows, users * n) / Math.min(shape.rows, n); // of the largest step: no more than the context
+  const [cache, compute] = [[1, 1], [2, rows]].map(([i, times]) => Math.round(times * (a[i] + share * (b[i] - a[i]))));
   return {weights: shape.file, cache: users * cache, compute, total: shape.file + users * cache + compute};
 }
 
 function request(asked) {
   const law = data.laws[asked.device][asked.model], shape = data.shapes[law.shape];
   const middle = asked.prompt + Math.floor(Math.max(0, asked.gen - 2) / 2);
-  const [users, cached] = law.last ? [asked.users, asked.cached] : [1, 0];
-  const memory = memoryOf(shape, asked.prompt + asked.gen, users);
-  if (law.why) return {law, shape, users, cached, middle, memory, prefill: null, decode: null};
-  const prefill = prefillAt(law, shape, asked.prompt, cached), decode = decodeAt(law, shape, middle, users);
-  return {law, shape, users, cached, middle, memory, prefill, decode};
+  const memory = memoryOf(shape, asked.prompt + asked.gen, asked.users);
+  if (law.why) return {law, shape, middle, memory, prefill: null, decode: null};
+  const prefill = prefillAt(law, shape, asked.prompt, asked.cached), decode = decodeAt(law, shape, middle, asked.users);
+  return {law, shape, middle, memory, prefill, decode};
 }
 
 // Words
@@ -152,6 +162,15 @@ const middleOf = phase => phase.expected ?? Math.sqrt(phase.low * phase.high);
 const timed = phase => (phase.expected === null ? "" : seconds(phase.expected))
   + (phase.low === null ? "" : phase.expected === null ? `${seconds(phase.low)} to ${seconds(phase.high)}`
     : ` (${seconds(phase.low)} to ${seconds(phase.high)})`);
+
+const why = {
+  "memory traffic": "reading weights and cache from memory",
+  arithmetic: "arithmetic",
+  attention: "attention, which takes more than half of the time",
+  "the kernel": "the kernel of the quantization, which is slower than memory and arithmetic allow",
+  overhead: "overhead: more than half of the time passes outside the large kernels",
+};
+const limits = phase => phase.by ? `; limited by ${why[phase.by]}` : "";
 
 // Pictures
 const SVG = "http://www.w3.org/2000/svg";
@@ -224,15 +243,20 @@ function bar(svg, parts, end) {
 }
 
 // The page
-const byId = id => document.getElementById(`explore-${id}`), STEPS = 240;
+const byId = id => document.getElementById(`explore-${id}`);
 const inputs = Object.fromEntries(["device", "model", "prompt", "gen", "users", "cached"].map(name => [name, byId(name)]));
-const lengths = {prompt: [1, data.most.prompt], gen: [2, data.most.gen]};
-const fromScale = (name, at) => Math.round(lengths[name][0] * (lengths[name][1] / lengths[name][0]) ** (at / STEPS));
-const toScale = (name, n) => Math.round(STEPS * Math.log(n / lengths[name][0]) / Math.log(lengths[name][1] / lengths[name][0]));
+const lengths = {prompt: twoDigits(1, data.most.prompt), gen: twoDigits(2, data.most.gen)};
+
+// The numbers of at most two digits and zeros between two numbers, and the last one: the places of a slider.
+function twoDigits(first, last) {
+  const found = [];
+  for (let n = first; n < last; n += Math.max(1, 10 ** (String(n).length - 2))) found.push(n);
+  return [...found, last];
+}
 
 function asked() {
-  const prompt = fromScale("prompt", inputs.prompt.value);
-  return {device: +inputs.device.value, model: +inputs.model.value, prompt, gen: fromScale("gen", inputs.gen.value),
+  const [prompt, gen] = ["prompt", "gen"].map(name => lengths[name][inputs[name].value]);
+  return {device: +inputs.device.value, model: +inputs.model.value, prompt, gen,
     users: +inputs.users.value, cached: Math.min(prompt - 1, Math.floor(prompt * inputs.cached.value / 100))};
 }
 
@@ -249,45 +273,64 @@ function facts(rows) {
   }));
 }
 
+// What a reader must know of where the figures come from.
+function notesOf({users, cached}, {law, memory, prefill, decode}, device) {
+  const own = data.laws[0][0], notes = [];
+  if (law.why) notes.push(law.why);
+  else if (own.why && device !== data.devices[0]) notes.push(`${data.devices[0].name} is not predicted. ${own.why}.`);
+  if (law.gbps && !law.last) {
+    notes.push(law.shares ? "Predicted from the datasheet and the share of it that runs on such a device reached."
+      : "Predicted from the datasheet. Nothing was measured on this device.");
+    if (!prefill) notes.push("The datasheet has no peak of arithmetic, so prefill is not predicted.");
+  } else if ([prefill, decode].some(one => one && one.beyond)) notes.push("Grey: beyond what was measured.");
+  if (decode && users > 1) {
+    notes.push(law.last ? "The range for several users is as wide as for one; the runs behind it had one. Measure it: lab batch."
+      : "Assumed: a step of several users comes as near to its limit as a step of one.");
+  }
+  if (prefill && cached) {
+    notes.push((prefill.low === null ? "Prefill has no range. " : "") + "The runs behind it had nothing cached. Measure it: lab prefix.");
+  }
+  if (device.memory && memory.total > device.memory) {
+    notes.push(`This does not fit: it needs ${gigabytes(memory.total)} of ${gigabytes(device.memory)}.`);
+  }
+  return notes.join(" ");
+}
+
 function update() {
-  const chosen = asked(), found = request(chosen), {law, shape, users, cached, memory, prefill, decode} = found;
+  const chosen = asked(), found = request(chosen), {law, shape, memory, prefill, decode} = found, {users, cached} = chosen;
   const device = data.devices[chosen.device];
-  inputs.users.disabled = inputs.cached.disabled = !law.last;
   say("prompt", `${whole(chosen.prompt)} tokens`);
   say("gen", `${whole(chosen.gen)} tokens`);
-  say("users", law.last ? whole(users) : "1 (a datasheet says nothing about more)");
-  say("cached", law.last ? `${whole(cached)} tokens (${inputs.cached.value} %)` : "nothing (a datasheet says nothing about it)");
-  const notes = [law.why || ""];
-  if (prefill || decode) notes.push([prefill, decode].some(one => one && one.beyond) ? "Grey: beyond what was measured." : "");
-  if (!law.why && !prefill) notes.push("Prefill is not predicted: the device's peak is not known.");
-  if (users > 1 || cached) notes.push("No range: the runs behind it had one user and nothing cached. Measure it: lab batch, lab prefix.");
-  const misfit = device.memory && memory.total > device.memory;
-  if (misfit) notes.push(`This does not fit: it needs ${gigabytes(memory.total)} of ${gigabytes(device.memory)}.`);
-  byId("note").textContent = notes.filter(Boolean).join(" ");
-  const isShown = Boolean(prefill && decode);
-  byId("pictures").hidden = byId("request").hidden = !isShown;
-  const rows = [];
-  let said = "There is no prediction for this choice.";
-  if (prefill) rows.push(["prefill", `${timed(prefill)}, limited by ${prefill.by || "its kernels"}`]);
+  say("users", whole(users));
+  say("cached", `${whole(cached)} tokens (${inputs.cached.value} %)`);
+  byId("note").textContent = notesOf(chosen, found, device);
+  byId("request").hidden = byId("prefill-figure").hidden = !prefill;
+  byId("decode-figure").hidden = !decode;
+  const rows = device.about ? [["device", device.about]] : [];
+  if (prefill) rows.push(["prefill", `${timed(prefill)}${limits(prefill)}`]);
   if (decode) {
     const step = middleOf(decode);
-    rows.push(["time per output token", `${timed(decode)}, limited by ${decode.by || "its kernels"}`]);
+    rows.push(["time per output token", `${timed(decode)}${limits(decode)}`]);
     rows.push(["tokens per second", `${digits(1 / step)} for one user` + (users > 1 ? `, ${digits(users / step)} for all ${users}` : "")]);
   }
   rows.push(["memory", `${gigabytes(memory.total)}${device.memory ? ` of ${gigabytes(device.memory)}` : ""}: weights ${gigabytes(memory.weights)}, `
     + `KV cache ${gigabytes(memory.cache)}, compute buffer ${gigabytes(memory.compute)}`]);
-  if (isShown) {
-    const first = middleOf(prefill), waits = (users - 1) * first, answer = (chosen.gen - 1) * middleOf(decode), total = first + waits + answer;
+  const answer = decode && (chosen.gen - 1) * middleOf(decode), plain = users === 1 && !cached && law.fit;
+  let said = decode ? `The tokens of the answer take ${seconds(answer)}.` : "There is no prediction for this choice.";
+  if (prefill) {
+    const first = middleOf(prefill), waits = (users - 1) * first, total = first + waits + answer;
     said = `${users > 1 ? `${users} users send at once: each waits ${seconds(waits)} while the prompts of the others are prefilled. ` : ""}`
       + `The prompt takes ${seconds(first)}, the answer ${seconds(answer)}: ${seconds(total)} in all.`;
     bar(byId("bar"), [[PREFILL, first], ["waiting", waits], [DECODE, answer]], total);
-    const plain = users === 1 && !cached && law.fit, most = data.most.prompt;
-    const xs = Array.from({length: 61}, (_, i) => Math.max(cached + 1, fromScale("prompt", i * STEPS / 60)));
-    const positions = Array.from({length: 41}, (_, i) => Math.round(ticksOf(0, most + data.most.gen, false)[4] * i / 40));
+    const most = data.most.prompt, xs = Array.from({length: 61}, (_, i) => Math.max(cached + 1, Math.round(most ** (i / 60))));
     curve(byId("prefill"), "Prefill time over prompt length", [...new Set(xs)], n => prefillAt(law, shape, n, cached),
       [chosen.prompt, prefill], plain ? law.fit.prefill.points : [], true, "tokens of the prompt");
-    curve(byId("decode"), "Time per output token over position", positions, n => decodeAt(law, shape, n, users),
-      [found.middle, decode], plain ? law.fit.decode.points : [], false, "position: tokens before this one");
+  }
+  if (decode) {
+    const end = ticksOf(0, data.most.prompt + data.most.gen, false)[4];
+    curve(byId("decode"), "Time per output token over position", Array.from({length: 41}, (_, i) => Math.round(end * i / 40)),
+      n => decodeAt(law, shape, n, users), [found.middle, decode], plain ? law.fit.decode.points : [], false,
+      "position: tokens before this one");
   }
   bar(byId("memory"), [["weights", memory.weights], ["cache", memory.cache], ["compute buffer", memory.compute]],
     Math.max(memory.total, device.memory || 0));
@@ -302,9 +345,12 @@ for (const name of new Set(data.devices.map(device => device.group))) {
   data.devices.forEach((device, i) => device.group === name && group.append(new Option(device.name, i)));
   inputs.device.append(group);
 }
-for (const name in lengths) [inputs[name].max, inputs[name].value] = [STEPS, toScale(name, data.start[name])];
+for (const name in lengths) {
+  inputs[name].max = lengths[name].length - 1;
+  inputs[name].value = Math.max(0, lengths[name].indexOf(data.start[name]));
+}
 inputs.users.max = data.most.users;
-inputs.device.value = Math.max(0, data.laws.findIndex(row => !row[0].why));
+inputs.device.value = Math.max(0, data.laws.findIndex(([law]) => law.last || law.peak));
 for (const input of Object.values(inputs)) input.addEventListener("input", update);
 byId("part").hidden = false;
 update();

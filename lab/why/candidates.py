@@ -141,11 +141,11 @@ def _on_devices(
 
 
 def _on_device(model: Model, settings: Settings, device: Device, row: Prediction, users: int) -> Candidate:
-    needed = prediction.memory_bytes(model, settings, users * (row.n_prompt + row.n_gen))
+    needed = prediction.memory_bytes(model, settings, row.n_prompt + row.n_gen, users)
     problem = row.misfit or ""
     if not problem and device.memory_bytes is not None and needed > device.memory_bytes:
         problem = f"needs {needed / 1e9:,.1f} GB of {device.memory_bytes / 1e9:,.1f} for {users} users"
-    slower = _slower(model, settings, row, users, device.gbps, device.tflops)
+    slower = _slower(model, settings, row, users, device.gbps, device.peak_tflops)
     return Candidate(
         device.name,
         PREDICTED,
@@ -181,7 +181,7 @@ def _slower(model: Model, settings: Settings, row: Prediction, users: int, gbps:
 def _here(plan: Plan, n_prompt: int, n_gen: int, users: int, kept: Kept) -> list[Candidate]:
     """This machine: what it measured of such a request, else what it predicts from its ceilings; nothing without."""
     label = machine.label(plan.machine, plan.settings)
-    needed = prediction.memory_bytes(plan.model, plan.settings, users * (n_prompt + n_gen))
+    needed = prediction.memory_bytes(plan.model, plan.settings, n_prompt + n_gen, users)
     if users == 1 and (row := _measured(kept[0], plan.model, label, n_prompt)) is not None:
         ttft, tpot = (_span(row, figure, scale) for figure, scale in (("ttft_s", 1.0), ("tpot_ms", 1e-3)))
         return [Candidate(HERE, MEASURED, plan.model, n_prompt, n_gen, 1, ttft, tpot, needed, doubts=row["doubts"])]

@@ -35,13 +35,14 @@ DIGITS = 9
 
 @dataclass(frozen=True)
 class Place:
-    """A device to predict for: its law for a model, and its memory in bytes if known."""
+    """A device to predict for: its law for a model, its memory in bytes if known, and what it is."""
 
     name: str
     group: str
     memory_bytes: float | None
     settings: Settings
     law: Callable[[Model], Numbers]
+    about: str = ""
 
 
 def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[Record] = ()) -> Numbers:
@@ -69,7 +70,9 @@ def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[
     found: Numbers = _short(
         {
             "models": [*models],
-            "devices": [{"name": one.name, "group": one.group, "memory": one.memory_bytes} for one in places],
+            "devices": [
+                {"name": one.name, "group": one.group, "memory": one.memory_bytes, "about": one.about} for one in places
+            ],
             "laws": table,
             "shapes": [*shapes_by_key.values()],
             "most": most,
@@ -111,6 +114,7 @@ def shape_of(model: Model, settings: Settings, n_ctx: int) -> Numbers:
         "width": (model.n_embd or 0) + (model.n_ff or 0),
         "heads_in_layer": model.n_head or 0,
         "ubatch": max(1, settings.n_ubatch),
+        "rows": min(settings.n_ubatch, settings.n_batch),
         "flops": flops,
         "vectors": step.weight_bytes - sum(product.n_bytes for product in work),
         "weights": [[part, *sizes] for part, sizes in weights.items()],
@@ -221,7 +225,8 @@ def _measured(plain: Sequence[Record], known: Sequence[Ceilings], runs: Sequence
         names[name] = names.get(name, 0) + 1
         name += f", setup {names[name]}" if names[name] > 1 else ""
         device = where.device(one.machine, on.devices[0])
-        size = device.memory_bytes if device else one.machine.ram_bytes
+        size = one.machine.ram_bytes if on.devices[0] is None else device.memory_bytes if device else None
+        size = size if len(on.devices) == 1 else None  # of several: each has its share, not known here
         places[key] = Place(name, MEASURED, size, settings, _law_here(one, known, runs))
     return [*places.values()]
 
@@ -247,7 +252,9 @@ def _devices(settings: Settings, runs: Sequence[Record], known: Sequence[Ceiling
             return of_place(model, own.settings, own.ceilings, own.learned)
 
         is_own = any(datasheet.is_on(record, device) for record in runs)
-        return Place(device.name, OWN if is_own else PREDICTED, device.memory_bytes, settings, law)
+        peak = f", {device.peak_tflops:g} TFLOP/s" if device.peak_tflops else ""
+        about = f"{device.about}: {device.gbps:g} GB/s{peak}"
+        return Place(device.name, OWN if is_own else PREDICTED, device.memory_bytes, settings, law, about)
 
     return sorted(map(place, datasheet.devices().values()), key=lambda one: GROUPS.index(one.group))
 

@@ -220,9 +220,10 @@ def kept(folder: Path) -> tuple[list[Record], list[Ceilings]]:
     return list(contents.records), list(dict.fromkeys([*contents.ceilings, *probing.kept(folder)]))
 
 
-def memory_bytes(model: Model, settings: Settings, n_ctx: int) -> int:
-    """About how many bytes a context of n_ctx tokens needs, weights included."""
-    return memory.of_context(model, dataclasses.replace(settings, n_ctx=n_ctx)).total_bytes
+def memory_bytes(model: Model, settings: Settings, n_ctx: int, users: int = 1) -> int:
+    """About how many bytes a context of n_ctx tokens for each user needs, weights included."""
+    shared = dataclasses.replace(settings, n_ctx=users * memory.padded(n_ctx), n_seq_max=users)
+    return memory.of_context(model, shared).total_bytes
 
 
 def here(
