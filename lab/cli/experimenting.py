@@ -46,7 +46,7 @@ def _options(experiment: Experiment) -> list[Any]:
         made.append(
             click.option(
                 *names,
-                type=TOKENS if is_tokens else option.type,
+                type=TOKENS if is_tokens and option.type is None else option.type,
                 default=default,
                 is_flag=is_flag,
                 show_default=default is not None and not is_flag,
