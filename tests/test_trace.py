@@ -7,16 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.core import cost
-from lab.core.record import Ceilings, Rate
+from lab.core import cost, results
+from lab.core.lines import to_json
+from lab.core.record import Ceilings, Rate, Record
+from lab.core.traced import Attention, Looks, Phase, TokenTrace
 from lab.engine import tracing
 from lab.errors import LabError
 from lab.process.wire import Node, Operand, StepTrace
 from lab.process.worker import Worker
 from lab.show import trace_views
 from lab.why import token_trace
-from lab.why.token_trace import Phase, TokenTrace
-from tests.conftest import MACHINE, MODEL, SETTINGS, run_lab
+from tests.conftest import MACHINE, MODEL, SETTINGS, make_run, run_lab
 
 
 def operand(name: str, *ne: int, kind: str = "F32", n_bytes: int | None = None) -> Operand:
@@ -60,10 +61,7 @@ def test_each_device_has_its_own_cost_of_a_stop() -> None:
     phase = token_trace.phase("decode", steps(Q, VIEW, *there), MODEL, SETTINGS)
     assert phase.stops_s == pytest.approx({"CPU": 1e-6, "CUDA0": 2.5e-6})
     assert [1e6 * part.seconds for part in phase.parts[:2]] == pytest.approx([2, 0.5])
-    assert (
-        "less 1.00 us for each stop on CPU and 2.50 us for each stop on CUDA0,"
-        in trace_views.sentences(traced(phase))[-1]
-    )
+    assert "less 1.00 us for each stop on CPU and 2.50 us for each stop on CUDA0," in told(phase)
 
 
 def test_operations_and_layers_come_from_weights_and_names() -> None:
@@ -99,7 +97,7 @@ def test_copies_between_devices_take_the_gap_before_the_next_operation() -> None
     phase = token_trace.phase("decode", steps(Q, Q, moved, VIEW), MODEL, SETTINGS)
     (copy,) = [part for part in phase.parts if part.operation == token_trace.COPIES]
     assert (copy.n_bytes, copy.layer) == (32, 4) and copy.seconds == pytest.approx(20e-6)
-    assert "Copies between devices take" in " ".join(trace_views.sentences(traced(phase)))
+    assert "Copies between devices take" in told(phase)
 
 
 def test_an_operation_is_held_against_the_ceiling_of_its_kernel() -> None:
@@ -128,18 +126,24 @@ def test_the_ceiling_of_attention_counts_the_positions_that_tokens_see() -> None
     assert token_trace.phase("decode", steps(part_of_a_prompt), MODEL, SETTINGS, ceilings).parts[0].least_s is None
 
 
-def traced(decode: Phase) -> TokenTrace:
-    return TokenTrace(MODEL, SETTINGS, MACHINE, (dataclasses.replace(decode, name="prefill"), decode), None)
+def traced(decode: Phase) -> Record:
+    found = TokenTrace(dataclasses.replace(decode, name="prefill"), decode, None)
+    return Record("session", MACHINE, MODEL, SETTINGS, dataclasses.replace(make_run(40, 2), trace=found))
+
+
+def told(decode: Phase) -> str:
+    section = trace_views.sections([traced(decode)])[-1]
+    return " ".join([*section.sentences, *section.warnings])
 
 
 def test_a_sum_that_is_far_off_says_so() -> None:
     phase = token_trace.phase("decode", steps(Q, VIEW, untraced_us=7), MODEL, SETTINGS)
-    assert "too far" not in " ".join(trace_views.sentences(traced(phase)))
-    words = trace_views.sentences(traced(dataclasses.replace(phase, untraced_s=14e-6)))
-    assert words[-1].startswith(
+    assert not trace_views.sections([traced(phase)])[-1].warnings
+    (warning,) = trace_views.sections([traced(dataclasses.replace(phase, untraced_s=14e-6))])[-1].warnings
+    assert warning.startswith(
         "Decode: 2 operations, less 1.00 us for each stop on CPU, add up to 7.00 us, 50 % less than"
     )
-    assert "too far for the shares to be right" in words[-1]
+    assert "too far for the shares to be right" in warning
 
 
 def test_tensors_of_another_size_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,14 +172,14 @@ def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path)
 
 
 def test_the_command_prints_tables_draws_a_picture_and_writes_json(mini: Path, tmp_path: Path) -> None:
-    asked = "trace", "-m", mini, "-p", 6, "-n", 2, "-r", 1, "-t", 1, "--results", tmp_path, "-o", tmp_path
+    asked = "trace", "-m", mini, "-p", 6, "-n", 2, "-r", 1, "-t", 1, "--ceilings", tmp_path, "-o", tmp_path
     status, out, _ = run_lab(*asked, "--details", "--prompt", "random")
     assert status == 0
     for words in ("Prefill of 6 tokens", "Decode of 1 token", "last matrix", "By layer", "Where do ", "each stop"):
         assert words in out
-    assert {path.suffix for path in tmp_path.glob("trace-*-6.*")} == {".png", ".svg"}
+    assert {path.suffix for path in tmp_path.glob("*-trace.*")} == {".png", ".svg"}
     status, out, _ = run_lab(*asked, "--json", "--no-plot", "--prompt", "random")
-    prefill, decode = json.loads(out)["phases"]
+    prefill, decode = json.loads(out)["traces"][0]["phases"]
     assert status == 0 and (prefill["n_tokens"], decode["n_past"]) == (6, 6) and "off" in decode
 
 
@@ -209,7 +213,12 @@ def test_the_command_shows_what_a_text_attends_to(tmp_path: Path) -> None:
     status, out, _ = run_lab(*asked)
     assert status == 0 and "Attention of ' sat', the last of 3 tokens" in out
     assert "stay exactly the same in layer 0:" in " ".join(out.split())
-    assert {path.name for path in tmp_path.iterdir()} == {"attention-smollm2-135m.png", "attention-smollm2-135m.svg"}
+    assert {path.suffix for path in tmp_path.glob("*-attention.*")} == {".png", ".svg"}
+    (path,) = tmp_path.glob("*.jsonl")
+    assert "Attention of ' sat', the last of 3 tokens" in run_lab("show", path)[1]
+    assert run_lab("report", path)[0] == 0
+    page = path.with_suffix(".html").read_text()
+    assert "lab trace --attention &#39;The cat sat&#39; --threads 1 --flash-attn off" in page and "<svg" in page
     assert "The text has 1 token in smollm2-135m" in run_lab("trace", "--attention", "The", "-t", 1)[2]
 
 
@@ -224,3 +233,59 @@ def test_attention_says_which_options_it_does_not_use_and_what_random_weights_la
         assert status == 1 and f"does not use {words}." in err
     status, _, err = run_lab(*asked, "-m", "synthetic:smollm2-135m:Q4_0")
     assert status == 1 and "has no vocabulary" in err and "Use a model with trained weights" in err
+
+
+def test_the_results_file_shows_reports_and_draws_the_same_again(mini: Path, tmp_path: Path) -> None:
+    asked = "trace", "-m", mini, "-p", 6, "-n", 2, "-r", 1, "-t", 1, "--prompt", "random", "-o", tmp_path, "--report"
+    status, out, _ = run_lab(*asked, "--details")
+    (path,) = tmp_path.glob("*.jsonl")
+    assert status == 0 and path.with_suffix(".html").is_file()
+    _, again, _ = run_lab("show", path, "--details")
+    assert again.strip() in out and "By layer" in again
+    assert {Path(line).suffix for line in run_lab("plot", path, "-o", tmp_path / "again")[1].split()} == {
+        ".png",
+        ".svg",
+    }
+    page = tmp_path / "page.html"
+    assert run_lab("report", path, "-o", page)[0] == 0
+    text = page.read_text()
+    for words in ("Where does the time of a token go?", "Decode of 1 token by ", "last matrix", "<svg"):
+        assert words in text
+    assert "lab trace --prompt-len 6 --gen 2 --repeat 1" in text
+    (record,) = results.read([page]).traces
+    assert record == results.read([path]).traces[0] and not results.read([page]).records
+    for command in ("explain", "compare", "export"):
+        status, _, err = run_lab(command, path)
+        assert status == 1 and "only runs of lab trace" in err
+    assert json.loads(run_lab("show", path, "--json")[1])["traces"][0]["phases"][1]["n_past"] == 6
+
+
+def test_traces_beside_runs_change_no_other_table(tmp_path: Path) -> None:
+    phase = token_trace.phase("decode", steps(Q, VIEW, untraced_us=7), MODEL, SETTINGS)
+    run = make_run(40, 2)
+    alone, both = tmp_path / "alone.jsonl", tmp_path / "both.jsonl"
+    results.append(alone, Record("other", MACHINE, MODEL, SETTINGS, run))
+    results.append(both, Record("other", MACHINE, MODEL, SETTINGS, run), traced(phase))
+    shown, more = (run_lab("show", path)[1] for path in (alone, both))
+    assert more.startswith(shown) and "Where do the" in more.removeprefix(shown)
+    for command in (("export", "-f", "csv"), ("export", "-f", "llama-bench")):
+        assert run_lab(*command, alone)[1] == run_lab(*command, both)[1]
+    assert run_lab("report", both, "-o", tmp_path / "both.html")[0] == 0
+
+
+@pytest.mark.parametrize("change", [{"untraced_s": 0.0}, {"parts": ()}])
+def test_a_trace_without_times_is_skipped(tmp_path: Path, change: dict[str, object]) -> None:
+    phase = token_trace.phase("decode", steps(Q, VIEW), MODEL, SETTINGS)
+    line = json.loads(to_json(traced(phase)))
+    line["run"]["trace"]["decode"].update(change)
+    (tmp_path / "odd.jsonl").write_text(json.dumps(line) + "\n")
+    reading = results.read([tmp_path])
+    assert not reading.traces and "a traced step needs a time" in reading.skipped[0]
+
+
+def test_attention_needs_a_weight_for_each_pair() -> None:
+    whole = Attention("ab", ("a", "b"), 0, "c", Looks((((1.0, 0.0), (0.5, 0.5)),), ((0.5, 0.5),), ((0.0, 0.1),)))
+    assert whole.differs == 0
+    for looks in (Looks((), (), ()), dataclasses.replace(whole.looks, decode=((1.0,),))):
+        with pytest.raises(ValueError, match="a weight for each pair"):
+            dataclasses.replace(whole, looks=looks)

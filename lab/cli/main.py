@@ -125,6 +125,7 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
         text_requests,
         text_results,
         text_tune,
+        trace_views,
     )
     from lab.show.section import Section, print_sections
     from lab.why.published import read
@@ -132,7 +133,7 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
     if all(Path(name).suffix == ".csv" for name in results):
         print_published([row for name in results for row in read(Path(name))], as_json)
         return
-    reading = running.read_runs(results, "place") if placement else running.read(results)
+    reading = running.read_runs(results, "place") if placement else running.read(results, with_traces=True)
     records = list(reading.records)
     if placement:
         placed = text_places.recorded(records)
@@ -145,7 +146,7 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
     judged = running.verdicts_of(records, results, reading.ceilings)
     faster = running.faster_settings(results, records)
     if as_json:
-        console.print_json(running.as_json_rows(records, shown, judged, reading.requests, faster))
+        console.print_json(running.as_json_rows(records, shown, judged, reading.requests, faster, reading.traces))
         return
     out = console.console(details=running.hint(details))
     if rest := [record for record in records if not record.run.is_apart]:
@@ -158,6 +159,7 @@ def show(results: tuple[str, ...], placement: bool, details: bool, as_json: bool
         text_requests.print_requests(reading.requests, out)
     print_sections(overhead_views.sections(records, reading.requests), out)
     print_sections(text_load.sections(tuning.without(reading.requests)), out)
+    print_sections(trace_views.sections(reading.traces, by_layer=details), out)
 
 
 @lab.command()
@@ -172,16 +174,17 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
     """
     from lab.show import text_results
 
-    reading = running.read(results)
+    reading = running.read(results, with_traces=True)
     records, first = list(reading.records), Path(results[0])
-    if not running.any_good(reading.measured):
+    measured = [*reading.measured, *reading.traces]
+    if not running.any_good(measured):
         raise LabError("There is nothing to draw: no run succeeded.", "Look at the errors: lab show RESULTS")
     for sentence in text_results.imported(records):
         running.note(sentence)
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
     shown = running.experiments(records, results, reading.ceilings)
     of_claims = running.claim_pictures(records, results, reading.ceilings)
-    for path in running.draw(reading.measured, running.plot_folder(results, out), stem, shown, of_claims):
+    for path in running.draw(measured, running.plot_folder(results, out), stem, shown, of_claims):
         click.echo(path)
 
 
@@ -206,7 +209,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     from lab.experiments.claims.claim_session import known_ceilings
     from lab.show import page
 
-    reading = running.read(results)
+    reading = running.read(results, with_traces=True)
     first = Path(results[0])
     default = first / "report.html" if first.is_dir() else first.with_suffix(".html")
     path = Path(out) if out else default
@@ -219,7 +222,8 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     judged = running.verdicts_of(reading.records, results, known)
     if judged:
         known += known_ceilings(running.plot_folder(results, None))
-    click.echo(page.report(path, reading.measured, known, at_least, others, judged, explore))
+    measured = [*reading.measured, *reading.traces]
+    click.echo(page.report(path, measured, known, at_least, others, judged, explore))
 
 
 @lab.command(params=[option for option in report.params if option.name != "explore"])

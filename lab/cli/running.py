@@ -31,18 +31,19 @@ RESULTS = "results"
 """The default folder of results."""
 
 
-def read(results: tuple[str, ...]) -> Contents:
+def read(results: tuple[str, ...], with_traces: bool = False) -> Contents:
     """The contents of files and folders; a note on stderr for what is skipped.
 
-    LabError where there is neither a run nor a request.
+    LabError where there is neither a run nor a request, nor (`with_traces`) a run of lab trace.
     """
     from lab.core.results import read as read_files
 
     reading = read_files(results)
     for sentence in reading.skipped:
         note(sentence)
-    if not (reading.records or reading.requests):
-        raise LabError(f"{' '.join(results)} contains no runs.", "Measure some: lab measure")
+    if not (reading.records or reading.requests or (with_traces and reading.traces)):
+        what = "only runs of lab trace" if reading.traces else "no runs"
+        raise LabError(f"{' '.join(results)} contains {what}.", "Measure some: lab measure")
     return reading
 
 
@@ -97,11 +98,14 @@ def plot_folder(results: tuple[str, ...], out: str | None) -> Path:
 
 
 def any_good(records: Sequence[Record | RequestRecord]) -> bool:
-    """Whether there is a timed run, or a request, without an error."""
+    """Whether there is a timed or traced run, or a request, without an error."""
     from lab.analysis.request_table import went_well
     from lab.core.record import Record
 
-    return any(record.run.is_timed if isinstance(record, Record) else went_well(record) for record in records)
+    return any(
+        record.run.is_timed or record.run.is_traced if isinstance(record, Record) else went_well(record)
+        for record in records
+    )
 
 
 def draw(
@@ -120,7 +124,7 @@ def draw(
     from lab.analysis import request_table, tuning
     from lab.drawing import canvas
     from lab.experiments.claims.claim_parts import PARTS
-    from lab.show import levers, overhead_views, plot_runs, plot_why, section, text_load, text_tune
+    from lab.show import levers, overhead_views, plot_runs, plot_why, section, text_load, text_tune, trace_views
 
     if not (any_good(records) or request_table.loads_of(records)):
         return []
@@ -132,7 +136,8 @@ def draw(
     wanted = [(name, drawing, sizes.get(name, (11, 5))) for name, drawing in drawings.items()]
     of_tune = section.numbered([one.pictures for one in text_tune.sections(records)])
     of_loads = section.numbered([one.pictures for one in text_load.sections(tuning.without(records))])
-    wanted += [(one.name, one.draw, one.file_size) for one in (*of_claims, *of_tune, *of_loads)]
+    of_traces = section.numbered_alike([one for each in trace_views.sections(of_engine) for one in each.pictures])
+    wanted += [(one.name, one.draw, one.file_size) for one in (*of_claims, *of_tune, *of_loads, *of_traces)]
     return [path for name, drawing, size in wanted for path in canvas.write(drawing, folder, f"{stem}-{name}", size)]
 
 
@@ -195,13 +200,14 @@ def as_json_rows(
     judged: Sequence[tuple[str, Verdicts]] = (),
     requests: Sequence[RequestRecord] = (),
     faster: Sequence[str] = (),
+    traces: Sequence[Record] = (),
 ) -> dict[str, Any]:
-    """The rows of the summary, of experiments, claims and requests, what disturbed the runs, and what failed.
+    """The rows of the summary, of experiments, claims and requests, traces, what disturbed the runs, and what failed.
 
     `faster`: sentences on faster settings.
     """
     from lab.analysis import table, tuning
-    from lab.show import levers, overhead_views, text_load, text_requests, text_results, text_tune
+    from lab.show import levers, overhead_views, text_load, text_requests, text_results, text_tune, trace_views
 
     overhead = overhead_views.as_rows(records, requests)
     plain_requests = tuning.without(requests)
@@ -219,6 +225,7 @@ def as_json_rows(
         **({"tunings": tuned} if (tuned := text_tune.as_rows([*records, *requests])) else {}),
         **({"loads": of_loads} if (of_loads := text_load.as_rows(plain_requests)) else {}),
         **({"faster_settings": list(faster)} if faster else {}),
+        **({"traces": trace_views.as_rows(traces)} if traces else {}),
         "warnings": [*text_results.warnings(records), *text_requests.warnings(requests)],
         "failures": [*text_results.failures(records), *text_requests.failures(requests)],
     }

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import click
 
 from lab.cli.help import Command
-from lab.cli.options import SETTINGS, TOKENS, as_json_option, out_option, with_options
-from lab.cli.running import RESULTS
+from lab.cli.options import OUTPUT, SETTINGS, TOKENS, with_options
+from lab.cli.running import RESULTS, Output
 from lab.cli.servers import given
 from lab.core.lists import join_and
 from lab.errors import LabError
@@ -25,24 +23,11 @@ from lab.errors import LabError
         "--attention", metavar="TEXT", help="Show what each token of this text attends to, layer by layer, instead."
     ),
     *SETTINGS,
-    click.option("--results", default=RESULTS, show_default=True, help="Folder with the ceilings."),
-    out_option("Folder for the picture."),
-    click.option("--no-plot", is_flag=True, help="Draw no picture."),
+    click.option("--ceilings", "results", default=RESULTS, show_default=True, help="Folder with the ceilings."),
+    *OUTPUT,
     click.option("--details", is_flag=True, help="Show a table by layer, too."),
-    as_json_option("tables"),
 )
-def trace(
-    prompt_len: int,
-    gen: int,
-    repeat: int,
-    attention: str | None,
-    results: str,
-    out: str,
-    no_plot: bool,
-    details: bool,
-    as_json: bool,
-    **asked: Any,
-) -> None:
+def trace(attention: str | None, details: bool, **asked: Any) -> None:
     """Show where the time of one token goes, operation by operation.
 
     \b
@@ -56,65 +41,38 @@ def trace(
     The engine stops after each operation. Views, which compute nothing, show what a stop costs; that is taken off. The
     same steps run in turns without stops, and the output says how far the sum is from them. Keep the machine quiet.
     With several devices the copies between them are an operation of their own. The picture shows all layers. The
-    command keeps no record; --json has all figures.
+    results file keeps all figures, for lab show and lab report.
     """
-    from lab.drawing import canvas
-    from lab.runner.machine import slug
     from lab.show import console, text_setup, trace_views
     from lab.show.section import print_sections
-    from lab.why import token_trace
+    from lab.why import attention_weights, token_trace
 
-    err = console.console(stderr=True)
-    if attention is not None:
-        _look(attention, asked, Path(out), no_plot, as_json)
-        return
+    output, err = Output.taken_from(asked), console.console(stderr=True)
     with console.transfer(err) as transferring:
-        traced = token_trace.trace(prompt_len, gen, repeat, **asked, results=results, watch=transferring)
-    for line in text_setup.describe(traced.machine, traced.model):
+        if attention is None:
+            record = token_trace.trace(**asked, out=output.folder, watch=transferring)
+        else:
+            unused = {"prompt_len", "gen", "repeat", "results", "details"}
+            settings = {name: value for name, value in asked.items() if name not in unused}
+            _refuse(unused)
+            record = attention_weights.attention(attention, **settings, out=output.folder, watch=transferring)
+    for line in text_setup.describe(record.machine, record.model):
         err.print(line)
-    shown = trace_views.sections(traced, details)
-    stem = f"trace-{slug(traced.model.name)}-{prompt_len}"
-    pictures = [] if no_plot else shown[-1].pictures
-    plots = [path for one in pictures for path in canvas.write(one.draw, Path(out), stem, one.file_size)]
-    if as_json:
-        document = dataclasses.asdict(traced)
-        sums = [{"sum_s": phase.sum_s, "off": phase.off} for phase in traced.phases]
-        document["phases"] = [one | more for one, more in zip(document["phases"], sums, strict=True)]
-        console.print_json({**document, "plots": [str(path) for path in plots]})
-        return
-    stdout = console.console()
-    print_sections(shown, stdout)
-    for path in plots:
-        stdout.print(f"plot     {path}")
+    shown = trace_views.sections([record], details)
+    output.finish(
+        [record],
+        output.folder / f"{record.session}.jsonl",
+        lambda out: print_sections(shown, console.console() if details else out),
+        lambda: {"traces": trace_views.as_rows([record])},
+    )
 
 
-def _look(text: str, asked: dict[str, Any], folder: Path, no_plot: bool, as_json: bool) -> None:
-    """The attention weights of a text."""
-    from lab.drawing import canvas
-    from lab.runner.machine import slug
-    from lab.show import attention_views, console
-    from lab.show.section import print_sections
-    from lab.why import attention_weights
-
-    if unused := sorted(
-        {"prompt_len", "gen", "repeat", "details", "results"} & set(given(click.get_current_context()))
-    ):
-        options = join_and([f"--{name.replace('_', '-')}" for name in unused])
+def _refuse(unused: set[str]) -> None:
+    """LabError if the user gave options that --attention does not use."""
+    names = {"results": "ceilings"}
+    if found := sorted(unused & set(given(click.get_current_context()))):
+        options = join_and([f"--{names.get(name, name).replace('_', '-')}" for name in found])
         raise LabError(
             f"--attention looks at its own text once and does not use {options}.",
             f"Leave {options} out, or trace times without --attention.",
         )
-    with console.transfer(console.console(stderr=True)) as transferring:
-        seen = attention_weights.attention(text, **asked, watch=transferring)
-    shown = attention_views.section(seen)
-    stem, pictures = f"attention-{slug(seen.model.name)}", () if no_plot else shown.pictures
-    plots = [path for one in pictures for path in canvas.write(one.draw, folder, stem, one.file_size)]
-    if as_json:
-        console.print_json(
-            {**dataclasses.asdict(seen), "differs": seen.differs, "plots": [str(path) for path in plots]}
-        )
-        return
-    stdout = console.console()
-    print_sections([shown], stdout)
-    for path in plots:
-        stdout.print(f"plot     {path}")

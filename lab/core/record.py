@@ -14,6 +14,7 @@ from lab.core.levers import LEVERS, Batch, Lever, Prefix, Speculation, Stall, na
 from lab.core.link import Link
 from lab.core.matrix import Matrix
 from lab.core.noise import Noise
+from lab.core.traced import Attention, TokenTrace
 
 SCHEMA = 2
 """Version of a line. 1: lab 0.1.0. 2: several sequences (`n_seq` and `n_outputs` of steps, more kinds of steps,
@@ -243,6 +244,8 @@ class Run:
     placement: Placement | None = None  # None in older records
     tuning: Tuning | None = None
     link: Link | None = None  # the network that a relay emulated before the RPC servers, in addition to the real one
+    trace: TokenTrace | None = None  # of `lab trace`, which keeps no steps
+    attention: Attention | None = None  # of `lab trace --attention`
 
     def __post_init__(self) -> None:
         if self.every is not None and (self.every < 1 or self.steps.kind[:1] not in ((), (PREFILL,))):
@@ -255,8 +258,13 @@ class Run:
 
     @property
     def is_apart(self) -> bool:
-        """Whether the run is of `lab claims` or `lab tune`, whose results have tables of their own."""
-        return self.part is not None or self.tuning is not None
+        """Whether the run is of `lab claims`, `lab tune` or `lab trace`, whose results have tables of their own."""
+        return self.part is not None or self.tuning is not None or self.is_traced
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the run is of `lab trace`."""
+        return self.trace is not None or self.attention is not None
 
     @property
     def name(self) -> str:
@@ -265,8 +273,8 @@ class Run:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the run succeeded and is not a warm-up, so that its times count."""
-        return self.status == OK and not self.warmup
+        """Whether the run succeeded, is not a warm-up and was not traced, so that its times count."""
+        return self.status == OK and not self.warmup and not self.is_traced
 
 
 @dataclass(frozen=True)

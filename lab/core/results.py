@@ -45,6 +45,7 @@ class Contents:
     skipped: tuple[str, ...]
     requests: tuple[RequestRecord, ...] = ()
     begin_with_request: bool = False  # the first line was a request, not a run
+    traces: tuple[Record, ...] = ()  # of `lab trace`; not among the records, as they have no steps
 
     @property
     def measured(self) -> list[Record | RequestRecord]:
@@ -150,6 +151,7 @@ def read(paths: Iterable[str | Path]) -> Contents:
     records: list[Record] = []
     ceilings: list[Ceilings] = []
     requests: list[RequestRecord] = []
+    traces: list[Record] = []
     skipped: list[str] = []
     begin_with_request = False
     known: set[Hashable] = set()
@@ -176,12 +178,12 @@ def read(paths: Iterable[str | Path]) -> Contents:
                     begin_with_request = begin_with_request or not records
                     requests.append(parsed)
                 else:
-                    records.append(parsed)
+                    (traces if parsed.run.is_traced else records).append(parsed)
                 known.add(identity)
             for problem, numbers in problems.items():
                 more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
                 skipped.append(f"{printable(path.name)} line {numbers[0]}{more} skipped: {problem}")
-    return Contents(tuple(records), tuple(ceilings), tuple(skipped), tuple(requests), begin_with_request)
+    return Contents(tuple(records), tuple(ceilings), tuple(skipped), tuple(requests), begin_with_request, tuple(traces))
 
 
 def _not_known(path: Path, number: int, unknown: Sequence[str], schema: int) -> str:

@@ -15,10 +15,11 @@ from lab.core.lines import converted, to_json
 from lab.core.placement import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Operation
+from lab.core.traced import Looks
 from lab.engine import devices, execute, gguf_header, kernels, llama, logits, native, tracing
 from lab.errors import LabError
 from lab.process import served
-from lab.process.wire import Build, Libraries, Looks, Outcome, Probe, Trace, Vocabulary, map_int64
+from lab.process.wire import Build, Libraries, Outcome, Probe, Trace, Vocabulary, map_int64
 
 
 def serve() -> None:

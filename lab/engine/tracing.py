@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from lab.core.traced import Looks
 from lab.engine import llama
 from lab.engine.bindings import TensorStruct, ggml, llama_cpp
 from lab.engine.llama import Context
 from lab.engine.logits import Logits
 from lab.errors import LabError
-from lab.process.wire import Looks, Node, Operand, StepTrace, Trace
+from lab.process.wire import Node, Operand, StepTrace, Trace
 
 OBJECT_BYTES = 32
 """sizeof(struct ggml_object), which ggml_tensor_overhead includes."""

@@ -158,20 +158,6 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Looks:
-    """What a model looks at in a prompt of n tokens, for each layer: attention weights, the means over its heads.
-
-    `prefill`: n rows (one for each token that asks) of n weights. `decode`: the row of the last token, decoded alone
-    after the others. `changes`: how far K and V of the later tokens move when one token is replaced, as shares of
-    their size.
-    """
-
-    prefill: tuple[tuple[tuple[float, ...], ...], ...]
-    decode: tuple[tuple[float, ...], ...]
-    changes: tuple[tuple[float, float], ...]
-
-
-@dataclass(frozen=True)
 class Progress:
     """The progress of a run: prompt tokens prefilled, and the tokens generated so far."""
 

@@ -25,6 +25,7 @@ from lab.core.lines import fields_of, from_json
 from lab.core.placement import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
+from lab.core.traced import Looks
 from lab.errors import LabError
 from lab.process import rpc, rpc_server
 from lab.process.spawning import DIED, END_S, cause_of_death, environment, kill, listen, start, wait_for_end
@@ -35,7 +36,6 @@ from lab.process.wire import (
     Backend,
     Build,
     Libraries,
-    Looks,
     Outcome,
     Probe,
     Progress,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from lab.analysis.wording import percent
 from lab.core.lists import plural
+from lab.core.traced import Attention
 from lab.drawing.canvas import grid
 from lab.show.section import Columns, Picture, Section, tabled
-from lab.why.attention_weights import Attention
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 N_COLUMNS = 6
 
 
-def section(seen: Attention) -> Section:
-    """What the last token attends to in each layer, and what K and V depend on."""
+def section(model: str, seen: Attention) -> Section:
+    """What the last token attends to in each layer of a model, and what K and V depend on."""
     layers, last = list(range(len(seen.looks.decode))), seen.tokens[-1]
     columns: Columns = (
         ("layer", str),
@@ -41,11 +41,13 @@ def section(seen: Attention) -> Section:
     ]
     n_rows = math.ceil(len(layers) / N_COLUMNS)
     picture = Picture(
-        "attention", "Attention weights, means over heads", lambda one: draw(one, seen), (11, 1 + 1.9 * n_rows)
+        "attention", "Attention weights, means over heads", lambda one: draw(one, model, seen), (11, 1 + 1.9 * n_rows)
     )
     return Section(
-        f"Attention of {last!r}, the last of {plural(len(seen.tokens), 'token')}",
+        f"Attention of {last!r}, the last of {plural(len(seen.tokens), 'token')}, in {model}",
         "means over the heads of each layer",
+        name="attention",
+        question=f"What does each token of {seen.text!r} attend to?",
         **tabled(columns, layers),
         sentences=words,
         pictures=[picture],
@@ -57,7 +59,7 @@ def _most(seen: Attention, layer: int) -> int:
     return row.index(max(row))
 
 
-def draw(figure: Figure, seen: Attention) -> None:
+def draw(figure: Figure, model: str, seen: Attention) -> None:
     """Draws a matrix for each layer: the tokens that ask from top to bottom, those that they attend to across."""
     axes = grid(figure, len(seen.looks.prefill), N_COLUMNS, sharex=True, sharey=True)
     texts = [text.replace("\n", "\\n") for text in seen.tokens]
@@ -71,4 +73,4 @@ def draw(figure: Figure, seen: Attention) -> None:
         ax.set_xticks(range(len(texts)), texts, rotation=90, fontsize=size)
         ax.set_yticks(range(len(texts)), texts, fontsize=size)
     figure.colorbar(image, ax=axes, shrink=0.3, label="weight")
-    figure.suptitle(f"What each token of {seen.model.name} attends to (the last row is that of decode)", fontsize=11)
+    figure.suptitle(f"What each token attends to in {model} (the last row is that of decode)", fontsize=11)

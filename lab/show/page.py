@@ -75,7 +75,8 @@ def html(
     apart = comparison.by_session(rest) if rest else []
     timed = [record for record in apart if record.run.status == OK and not record.run.warmup]
     answered = [record for record in alone if request_table.went_well(record)]
-    good: Lines = [*timed, *claimed, *text_tune.compared(records), *answered, *of_loads]
+    traced = [record for record in of_engine if record.run.is_traced]
+    good: Lines = [*timed, *claimed, *text_tune.compared(records), *answered, *of_loads, *traced]
     if not good:
         what = "run" if of_engine else "request"
         raise LabError(f"There is nothing to report: no {what} went well.", "Look at the errors: lab show RESULTS")
@@ -90,6 +91,7 @@ def html(
         *page_chapters.overhead(rest, alone),
         *page_chapters.loads(of_loads),
         *claim_views.sections(of_engine, known, others, judged),
+        *page_chapters.traces(traced),
     ]
     setups = page_chapters.setups(good)
     faster = text_tune.faster_settings(timed, [*of_engine, *others])

@@ -26,6 +26,7 @@ from lab.show import (
     text_setup,
     text_tune,
     text_why,
+    trace_views,
 )
 from lab.show.section import SMALL, TALL, UNKNOWN, WIDE, Columns, Picture, Section, tabled
 from lab.why import advice, probing, roofline, where
@@ -172,6 +173,13 @@ def loads(of_loads: Sequence[RequestRecord]) -> list[Section]:
             parts=text_load.sections(of_loads),
         )
     ]
+
+
+def traces(traced: Sequence[Record]) -> list[Section]:
+    """Runs of `lab trace`: parts for prefill and decode, or for attention weights."""
+    parts = trace_views.sections(traced)
+    question = parts[0].question or "Where does the time of a token go?" if parts else ""
+    return [Section("One token's way", name="trace", question=question, parts=parts)] if parts else []
 
 
 def compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]) -> tuple[bool, list[Section]]:

@@ -90,6 +90,11 @@ def command(records: Sequence[Record]) -> str | None:
     shared = [option for option in options(timed[0]) if all(option in options(record) for record in records)]
     if run.tuning is not None:
         return _tune(timed)
+    if run.attention is not None:
+        return _line("trace", {"attention": run.attention.text}, (), shared)
+    if run.trace is not None:
+        n_rounds = run.trace.prefill.n_steps
+        return _line("trace", {"prompt_len": lengths, "gen": run.n_gen - 1, "repeat": n_rounds}, (), shared)
     if run.block is not None:
         by_name = {record.run.variant or "": options(record) for record in records}
         own = [

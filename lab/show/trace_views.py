@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lab.analysis.wording import digits, percent, seconds
 from lab.core.lists import join_and, plural
+from lab.core.record import Record
+from lab.core.traced import SAMPLING, Part, Phase, TokenTrace
 from lab.drawing.canvas import COLOURS, GRID, GUIDE, PAPER, finish
+from lab.show import attention_views
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.why import token_trace
-from lab.why.token_trace import Part, Phase, TokenTrace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +28,7 @@ FEED_FORWARD, PROJECTIONS, ATTENTION, SMALL = (
 FAMILIES = {
     **dict.fromkeys(("Q", "K", "V", "Q, K and V", "attention output"), PROJECTIONS),
     **dict.fromkeys((token_trace.ATTENTION, token_trace.ROTATION, token_trace.WRITE), ATTENTION),
-    **dict.fromkeys((token_trace.OUTSIDE, token_trace.SAMPLING), "outside and sampling"),
+    **dict.fromkeys((token_trace.OUTSIDE, SAMPLING), "outside and sampling"),
     **{name: name for name in (token_trace.OUTPUT, token_trace.COPIES)},
 }
 """Operations that share a colour and a sentence; the others are SMALL."""
@@ -45,20 +47,47 @@ def family(operation: str) -> str:
     return FEED_FORWARD if is_feed_forward else FAMILIES.get(operation, SMALL)
 
 
-def sections(traced: TokenTrace, by_layer: bool) -> list[Section]:
-    """A section for prefill and for decode, with tables by operation (and by layer), then where the time goes."""
-    made = [_section(phase, by_layer) for phase in traced.phases]
-    hint = [] if traced.ceilings_measured_at else ["The ceilings of these kernels are not known: lab ceilings"]
-    pictures = [Picture("trace", "Each operation of each layer", lambda figure: draw(figure, traced), (10, 5.5))]
-    made[-1] = dataclasses.replace(made[-1], sentences=sentences(traced), notes=hint, pictures=pictures)
+def sections(records: Sequence[Record], by_layer: bool = False) -> list[Section]:
+    """What each run of `lab trace` found: sections of a prefill and of a decode, or of attention weights.
+
+    Tables are by operation (and by layer). The picture and where the time goes are with decode.
+    """
+    made = list[Section]()
+    for record in records:
+        model = f"{record.model.name} {record.model.quantization or ''}".strip()
+        if traced := record.run.trace:
+            made += [_section(model, phase, by_layer) for phase in traced.phases]
+            made[-1] = _with_picture(made[-1], model, traced)
+        if seen := record.run.attention:
+            made.append(attention_views.section(model, seen))
     return made
 
 
-def _section(phase: Phase, by_layer: bool) -> Section:
-    total_s = sum(part.seconds for part in phase.parts)
+def _with_picture(decode: Section, model: str, traced: TokenTrace) -> Section:
+    hint = [] if traced.ceilings_measured_at else ["The ceilings of these kernels are not known: lab ceilings"]
+    picture = Picture("trace", "Each operation of each layer", lambda figure: draw(figure, model, traced), (10, 5.5))
+    return dataclasses.replace(
+        decode, sentences=[*sentences(traced), *decode.sentences], notes=hint, pictures=[picture]
+    )
 
+
+def as_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The same for JSON, with the sums of phases."""
+    rows = list[dict[str, Any]]()
+    for record in records:
+        row: dict[str, Any] = {"session": record.session, "model": record.model.name}
+        if traced := record.run.trace:
+            phases = [{**dataclasses.asdict(one), "sum_s": one.sum_s, "off": one.off} for one in traced.phases]
+            row |= {"phases": phases, "ceilings_measured_at": traced.ceilings_measured_at}
+        if seen := record.run.attention:
+            row |= {**dataclasses.asdict(seen), "differs": seen.differs}
+        rows.append(row)
+    return rows
+
+
+def _section(model: str, phase: Phase, by_layer: bool) -> Section:
     def share(part: Part) -> str:
-        return percent(part.seconds / total_s)
+        return percent(part.seconds / phase.total_s) if part.seconds >= 0.001 * phase.total_s else "< 0.1 %"
 
     sizes: Columns = (
         ("MB read", lambda part: _digits(part.n_bytes, 1e6)),
@@ -75,7 +104,7 @@ def _section(phase: Phase, by_layer: bool) -> Section:
         ("GFLOP/s", lambda part: _rate(part.flops, part.seconds)),
         ("of\nceiling", lambda part: percent(part.least_s / part.held_s) if part.least_s and part.held_s else UNKNOWN),
     )
-    name = f"{phase.name.capitalize()} of {plural(phase.n_tokens, 'token')}"
+    name = f"{phase.name.capitalize()} of {plural(phase.n_tokens, 'token')} by {model}"
     about = f"medians of {plural(phase.n_steps, 'step')}" + (f" after {phase.n_past:,} tokens" if phase.n_past else "")
     rows = token_trace.summed(phase.parts, lambda part: (part.operation, part.device))
     of_layers = (
@@ -87,7 +116,11 @@ def _section(phase: Phase, by_layer: bool) -> Section:
     parts = [Section("By layer", "- is before the first or after the last", **tabled(of_layers, layers))]
     is_single = len({part.device for part in phase.parts}) == 1
     shown = [column for column in columns if not (is_single and column[0] == "device")]
-    return Section(name, about, name=phase.name, **tabled(shown, rows), parts=parts if by_layer else ())
+    made = Section(name, about, name=phase.name, **tabled(shown, rows), parts=parts if by_layer else ())
+    if abs(phase.off) <= OFF:
+        return dataclasses.replace(made, sentences=[_off(phase)])
+    doubt = "too far for the shares to be right. Trace again while no other program runs."
+    return dataclasses.replace(made, warnings=[f"{_off(phase).removesuffix('.')}: {doubt}"])
 
 
 def _digits(value: float | None, unit: float) -> str:
@@ -103,51 +136,51 @@ def _largest(parts: Iterable[Part]) -> str:
 
 
 def sentences(traced: TokenTrace) -> list[str]:
-    """Where the time of a decode step goes, how far the sum is from a step without stops, and what prefill has more."""
+    """Where the time of a decode step goes, and what prefill does with its time."""
     prefill, decode = traced.phases
-    total_s = sum(part.seconds for part in decode.parts)
+    total_s = decode.total_s
     of = dict.fromkeys((family(part.operation) for part in decode.parts), 0.0)
     for part in decode.parts:
         of[family(part.operation)] += part.seconds
-    n_bytes = sum(part.n_bytes or 0 for part in decode.parts)
+    read, many = (sum(part.n_bytes or 0 for part in phase.parts) for phase in (decode, prefill))
+    flops, more = (sum(part.flops or 0 for part in phase.parts) for phase in (decode, prefill))
 
     def share(name: str) -> str:
         return percent(of.get(name, 0.0) / total_s)
 
     words = [
-        f"Where do {seconds(total_s)} go? Of a decode step after {plural(decode.n_past, 'token')}, the feed-forward "
+        f"Where do the {seconds(total_s)} of a decode step after {plural(decode.n_past, 'token')} go? The feed-forward "
         f"takes {share(FEED_FORWARD)}, the matrices of Q, K, V and the attention's output {share(PROJECTIONS)}, and "
-        f"the last matrix {share(token_trace.OUTPUT)}.",
+        f"the last matrix, which rates every token of the vocabulary, {share(token_trace.OUTPUT)}.",
         f"Attention itself (rotation, reading and writing the cache) takes {share(ATTENTION)}, norms, activations and "
         f"sums {share(SMALL)}, and what lies outside the operations (inputs, sampling) "
         f"{share('outside and sampling')}.",
-        f"All operations of the step read {digits(n_bytes / 1e6)} MB, {digits(n_bytes / total_s / 1e9)} GB/s.",
+        f"The step reads {digits(read / 1e6)} MB for its {plural(decode.n_tokens, 'token')}, "
+        f"{digits(read / total_s / 1e9)} GB/s; prefill reads {digits(many / 1e6)} MB for "
+        f"{plural(prefill.n_tokens, 'token')}.",
     ]
     if token_trace.COPIES in of:
         words.append(f"Copies between devices take {share(token_trace.COPIES)}.")
-    flops, more = (sum(part.flops or 0 for part in phase.parts) for phase in (decode, prefill))
-    words.append(
-        f"Prefill of {plural(prefill.n_tokens, 'token')} computes {digits(more / flops)} times the FLOPs of that step "
-        f"in {digits(prefill.untraced_s / decode.untraced_s)} times its time: each matrix it reads serves many."
-    )
-    return [*words, *map(_off, traced.phases)]
+    if flops and more:
+        words.append(
+            f"Prefill computes {digits(more / flops)} times the FLOPs of the decode step in "
+            f"{digits(prefill.untraced_s / decode.untraced_s)} times its time: each matrix it reads serves all tokens."
+        )
+    return words
 
 
 def _off(phase: Phase) -> str:
     """How far the sum is from the step without stops."""
     costs = join_and([f"{seconds(cost)} for each stop on {name}" for name, cost in phase.stops_s.items()])
     taken = f"less {costs}, " if costs else ""
-    doubt = (
-        "" if abs(phase.off) <= OFF else ": too far for the shares to be right. Trace again while no other program runs"
-    )
     side = "more" if phase.off >= 0 else "less"
     return (
         f"{phase.name.capitalize()}: {phase.n_stops:,} operations, {taken}add up to {seconds(phase.sum_s)}, "
-        f"{percent(abs(phase.off))} {side} than a step without stops ({seconds(phase.untraced_s)}){doubt}."
+        f"{percent(abs(phase.off))} {side} than a step without stops ({seconds(phase.untraced_s)})."
     )
 
 
-def draw(figure: Figure, traced: TokenTrace) -> None:
+def draw(figure: Figure, model: str, traced: TokenTrace) -> None:
     """Draws prefill and decode: a row of layers, below it their operations, as wide as they take time."""
     axes = list(figure.subplots(len(traced.phases), 1))
     families = dict.fromkeys(family(part.operation) for phase in traced.phases for part in phase.parts)
@@ -156,8 +189,7 @@ def draw(figure: Figure, traced: TokenTrace) -> None:
         _draw_phase(ax, phase, colours)
     for name in families:
         axes[-1].barh([0], [0], color=colours[name], label=name)
-    name = f"{traced.model.name} {traced.model.quantization or ''}".strip()
-    finish(axes, f"One token's way through {name}: layers above, their operations below", is_apart=True)
+    finish(axes, f"One token's way through {model}: layers above, their operations below", is_apart=True)
     for ax in axes:
         ax.grid(False)
 

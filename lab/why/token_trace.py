@@ -13,22 +13,24 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from lab.core import cost, shape
 from lab.core.asked_settings import SettingsKeywords, check_number
 from lab.core.lists import grouped
-from lab.core.record import Ceilings, Machine, Model, Settings
+from lab.core.record import OK, Ceilings, Model, Record, Run, Settings, Steps
+from lab.core.results import save, unless_empty
+from lab.core.traced import SAMPLING, Part, Phase, TokenTrace
 from lab.errors import LabError
 from lab.models import catalog, obtain
 from lab.process.wire import Node, StepTrace
 from lab.process.worker import Worker
 from lab.runner import prompts
-from lab.runner.cases import Plan
+from lab.runner.cases import Plan, utc_now
 from lab.runner.plan import make_plan
+from lab.runner.session import new_results_file
 from lab.why import probing, step_kernels
 from lab.why import where as places
 
@@ -37,7 +39,7 @@ EMPTY = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 
 NORM, ATTENTION, EMBEDDING, OUTPUT = "norm", "attention", "embedding", "last matrix"
 ROTATION, WRITE, ADD, ACTIVATION = "rotation", "write K and V", "add", "activation"
-COPIES, OUTSIDE, SAMPLING = "copy between devices", "outside operations", "sampling"
+COPIES, OUTSIDE = "copy between devices", "outside operations"
 _OF_WEIGHTS = {
     **{"attn_q": "Q", "attn_k": "K", "attn_v": "V", "attn_qkv": "Q, K and V", "attn_output": "attention output"},
     **{"ffn_gate": "feed-forward gate", "ffn_up": "feed-forward up", "ffn_down": "feed-forward down"},
@@ -54,63 +56,6 @@ _COPIED = re.compile(r"[^#]+#.+#\d+")
 """How ggml's scheduler names what it copies to the device of the next operations."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """An operation in one layer (None: before the first or after the last), or the sum of several.
-
-    `n_bytes` are read; None where that is not known. `flops` are those of products; None if there are none. `least_s`:
-    at the kernel's ceiling, None where none is known; `held_s` is the time of the operations that have one.
-    """
-
-    operation: str
-    layer: int | None
-    device: str
-    n_bytes: float | None
-    flops: float | None
-    seconds: float
-    least_s: float | None = None
-    held_s: float = 0.0
-    n: int = 1
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Prefill of a prompt, or a decode step after it. Times are medians over the traced steps.
-
-    The last parts are what lies before the first operation and after the last one, and sampling.
-    """
-
-    name: str  # prefill, decode
-    n_tokens: int
-    n_past: int
-    parts: tuple[Part, ...]
-    stops_s: dict[str, float]  # by device the cost of a stop, taken off; without a device that shows none
-    untraced_s: float  # the same step without stops, and without sampling
-    n_stops: int  # in each step
-    n_steps: int
-
-    @property
-    def sum_s(self) -> float:
-        """All parts without sampling."""
-        return sum(part.seconds for part in self.parts if part.operation != SAMPLING)
-
-    @property
-    def off(self) -> float:
-        """How far that is from the step without stops, as a share of it."""
-        return self.sum_s / self.untraced_s - 1
-
-
-@dataclass(frozen=True)
-class TokenTrace:
-    """What was traced where."""
-
-    model: Model
-    settings: Settings
-    machine: Machine
-    phases: tuple[Phase, ...]
-    ceilings_measured_at: str | None
-
-
 def trace(
     prompt_len: int = 200,
     gen: int = 8,
@@ -118,14 +63,16 @@ def trace(
     model: str = catalog.DEFAULT,
     *,
     results: str | Path = "results",
+    out: str | Path = "results",
     watch: obtain.ShowTransfer = obtain.silently,
     **settings: Unpack[SettingsKeywords],
-) -> TokenTrace:
+) -> Record:
     """Trace prefill of a prompt and `gen` decode steps after it, `repeat` times, in turns with untraced ones.
 
-        traced = lab.trace(200, threads=2)
+        traced = lab.trace(200, threads=2).run.trace
 
-    `results` is the folder with the ceilings. LabError for what does not fit into memory.
+    `results` is the folder with the ceilings. Keeps what it found in a results file in `out`. LabError for what does
+    not fit into memory.
     """
     check_number("gen", gen, 1000)
     check_number("repeat", repeat, 1000)
@@ -141,14 +88,34 @@ def trace(
         asked = dataclasses.replace(plan.settings, n_batch=max(plan.settings.n_batch, prompt_len))
         tokens = _load(worker, plan, asked, prompt_len)
         chosen = worker.new_context(asked)
-        where = places.of(plan.machine, plan.model, chosen, worker.placement())
+        placed = worker.placement()
+        where = places.of(plan.machine, plan.model, chosen, placed)
         traced = worker.trace(tokens, gen, repeat)
     known = probing.known(probing.kept(Path(results), lambda sentence: None), where)
-    phases = tuple(
-        phase(name, steps, plan.model, chosen, known)
-        for name, steps in (("prefill", traced.prefill), ("decode", traced.decode))
+    prefill = phase("prefill", traced.prefill, plan.model, chosen, known)
+    decode = phase("decode", traced.decode, plan.model, chosen, known)
+    seen = TokenTrace(prefill, decode, known.measured_at if known else None)
+    return kept(plan, chosen, Path(out), prompt_len, gen + 1, trace=seen, placement=placed)
+
+
+def kept(plan: Plan, settings: Settings, folder: Path, n_prompt: int, n_gen: int, **found: Any) -> Record:
+    """A record of what was found, in a results file of its own. LabError if that cannot be written."""
+    path = new_results_file(plan, folder)
+    run = Run(
+        n_prompt=n_prompt,
+        n_gen=n_gen,
+        repeat=0,
+        warmup=False,
+        started_at=utc_now(),
+        status=OK,
+        steps=Steps(),
+        token_ids=(),
+        **found,
     )
-    return TokenTrace(plan.model, chosen, plan.machine, phases, known.measured_at if known else None)
+    record = Record(path.stem, plan.machine, plan.model, settings, run)
+    with unless_empty(path):
+        save(path, record)
+    return record
 
 
 def _load(worker: Worker, plan: Plan, asked: Settings, n_prompt: int) -> list[int]:
@@ -191,7 +158,7 @@ def phase(name: str, steps: StepTrace, model: Model, settings: Settings, ceiling
         name,
         steps.n_tokens,
         steps.n_past,
-        tuple(parts),
+        tuple(summed(parts, lambda part: (part.layer, part.operation, part.device))),
         {name: ns / 1e9 for name, ns in stops_ns.items()},
         statistics.median(steps.untraced_ns) / 1e9,
         len(steps.nodes),

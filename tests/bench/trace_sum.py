@@ -6,6 +6,7 @@ For prompts of several lengths and one or all cores. The exit status is 1 if a s
 """
 
 import sys
+import tempfile
 
 from lab.analysis.wording import percent
 from lab.runner import limits
@@ -19,8 +20,8 @@ def main() -> None:
     worst = 0.0
     for n_threads in sorted({1, limits.default_threads()}):
         for n_prompt in LENGTHS:
-            traced = token_trace.trace(n_prompt, 16, 10, threads=n_threads)
-            for phase in traced.phases:
+            traced = token_trace.trace(n_prompt, 16, 10, threads=n_threads, out=tempfile.gettempdir()).run.trace
+            for phase in traced.phases if traced else ():
                 worst = max(worst, abs(phase.off))
                 print(
                     f"{n_threads} threads, {n_prompt:5,} tokens, {phase.name:7}: sum {1e3 * phase.sum_s:8.2f} ms, "
