@@ -28,6 +28,7 @@ from lab.experiments.claims.claim import (
 from lab.experiments.claims.claim_parts import CEILINGS, PARTS, Asked, Trial
 from lab.experiments.claims.claim_session import Progress, Session
 from lab.experiments.claims.claim_verdicts import CLAIMS, Judged, Verdicts
+from lab.process.wire import Looks
 from lab.runner import repeatability, side_by_side
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
@@ -137,7 +138,7 @@ def test_every_part_is_as_the_contract_has_it(worker: Any, tmp_path: Path) -> No
     made = {
         name: part.plan(asked) for name, part in PARTS.items() if name not in ("speculation", "quantizations", "heads")
     }
-    assert {name for name, trials in made.items() if trials[0].n_blocks} == {"threads", "flash", "cache"}
+    assert {name for name, trials in made.items() if trials[0].n_blocks} == {"threads", "flash", "cache", "buffers"}
     (threads,) = made["threads"]
     assert {name: plan.settings.n_threads for name, plan in threads.plans.items()} == {
         "all": base.settings.n_threads,
@@ -153,6 +154,37 @@ def test_every_part_is_as_the_contract_has_it(worker: Any, tmp_path: Path) -> No
     (prefix,) = made["prefix"][0].plans.values()
     assert [case.n_prompt for case in prefix.cases] == [64 + n for n in (64, 256, 1024, 4096)]
     assert all(plan.n_repeat > 0 for trials in made.values() for trial in trials for plan in trial.plans.values())
+
+
+def test_the_buffers_are_those_of_the_whole_context(worker: Any, tmp_path: Path) -> None:
+    for n_ctx, longest in ((4096, 4096), (WHOLE, claim_parts.LONGEST)):
+        worker.model = dataclasses.replace(MODEL, n_ctx_train=n_ctx)
+        asked = Asked(worker, {"model": "smollm2-135m"}, make_plan(worker, [1], 1, 1), tmp_path, True)
+        (trial,) = PARTS["buffers"].plan(asked)
+        assert {plan.settings.n_ctx for plan in trial.plans.values()} == {longest}
+        assert [plan.settings.flash_attn for plan in trial.plans.values()] == ["on", "off"]
+
+
+def test_what_k_and_v_depend_on_is_kept_in_a_run(worker: Any, tmp_path: Path) -> None:
+    changes = ((0.0, 0.0), (0.1, 0.25))
+    worker.look = lambda tokens, replaced, other: Looks((), (), changes)
+    records, _, _ = run(planned(worker, tmp_path, "29"), worker, tmp_path / "a.jsonl")
+    assert [(one.run.part, one.run.is_quick, one.run.changes) for one in records] == [("dependence", True, changes)]
+    assert list(results.read([tmp_path / "a.jsonl"]).records) == records
+    ((_, verdicts),) = claim_verdicts.of_sessions(records)
+    of_it = next(one for one in verdicts.judged if one.claim.number == 29)
+    assert of_it.judgement.verdict == HOLDS_NOT and "They change in 1 of 2 layers." in of_it.judgement.words
+
+
+def test_a_model_whose_k_and_v_do_not_show_is_not_testable(worker: Any, tmp_path: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise LabError("llama.cpp does not show K and V.", "Use another model.")
+
+    worker.look = refuse
+    session = planned(worker, tmp_path, "29")
+    records, _, _ = run(session, worker, tmp_path / "a.jsonl")
+    (one,) = claim_session.judge(session.claims, records, Where(MACHINE), tmp_path, True).judged
+    assert one.judgement.verdict == UNTESTABLE and "does not show K and V" in one.judgement.words
 
 
 def test_a_short_context_shortens_the_parts_or_leaves_them_out(worker: Any, tmp_path: Path) -> None:

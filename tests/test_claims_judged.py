@@ -13,8 +13,21 @@ from typing import Any
 import pytest
 
 from lab.analysis import disturbances, spread
+from lab.core import memory
 from lab.core.levers import Batch, Prefix, Speculation, Stall
-from lab.core.record import DECODE, FAILED, PREFILL, Ceilings, Device, Model, Rate, Record, Settings
+from lab.core.record import (
+    DECODE,
+    FAILED,
+    PREFILL,
+    Buffer,
+    Ceilings,
+    Device,
+    Model,
+    Placement,
+    Rate,
+    Record,
+    Settings,
+)
 from lab.experiments import batching, prefix_cache, stall_chunks
 from lab.experiments.claims import claim as claim_rules
 from lab.experiments.claims import claim_parts, of_hardware
@@ -28,6 +41,8 @@ from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, m
 EVEN = (1.0, 1.004, 0.998, 1.002, 0.997, 1.001)
 WILD = (0.2, 5.0, 0.3, 4.0, 0.25, 3.0)
 """What the times of six repeats are multiplied by: hardly anything, or so much that nothing can be told."""
+
+ONE_WAIT = dataclasses.replace(SETTINGS, prefill_wait="end")
 
 NO_SHAPE = dataclasses.replace(MODEL, n_layer=None)
 WIDE = dataclasses.replace(MODEL, n_layer=30, tensor_bytes={"Q4_0": 10**8}, embedding_bytes=10**5)
@@ -239,6 +254,27 @@ def sevens(on_a100: float, on_h100: float, **changes: Any) -> tuple[Record, ...]
     return (*records, *on_gpu("NVIDIA H100 80GB HBM3", on_h100, **changes))
 
 
+def dependence(*changes: tuple[float, float]) -> list[Record]:
+    """How K and V of each layer change."""
+    return [make_record(make_run(4, 1, part="dependence", changes=changes))]
+
+
+def buffers(saved: float, n_ctx: int = 8000, **changes: Any) -> list[Record]:
+    """Compute buffers that differ by this share of what the scores of a layer need; `changes` of the model."""
+    records, model = [], dataclasses.replace(BROAD, **changes)
+    sides = [
+        dataclasses.replace(SETTINGS, n_ctx=n_ctx, flash_attn=one, flash_attn_resolved=one) for one in ("on", "off")
+    ]
+    with_it, without = (memory.compute_bytes(model, one) or 0 for one in sides)
+    for settings, n_bytes in zip(sides, (with_it, with_it + saved * (without - with_it)), strict=True):
+        own = Placement((), (Buffer("compute", "CPU", round(n_bytes)), Buffer("KV", "CPU", 10**9)))
+        records.append(make_record(make_run(16, 2, part="buffers", placement=own), model=model, settings=settings))
+    return records
+
+
+BROAD = dataclasses.replace(MODEL, n_head=32)
+"""Many heads, whose scores need more memory than anything else."""
+
 RIDGE_AT_4 = ceilings(1, 14.5)
 """Here arithmetic takes as long as reading with 4 sequences, or 14.5 FLOPs per byte."""
 
@@ -347,6 +383,37 @@ CASES: list[tuple[int, str, str, Callable[[], Judgement]]] = [
     (28, "cheap moves", HOLDS_NOT, lambda: judged(28, *prefixes(lambda n: 0.1), ceilings=RIDGE_AT_4)),
     (28, "one run", UNSURE, lambda: judged(28, *prefixes(lambda n: 6, n_runs=1), ceilings=RIDGE_AT_4)),
     (28, "no ceilings", UNTESTABLE, lambda: judged(28, *prefixes(lambda n: 10))),
+    (29, "no layer changes", HOLDS, lambda: judged(29, *dependence((0, 0), (1e-4, 0.009)))),
+    (29, "V of one layer", HOLDS_NOT, lambda: judged(29, *dependence((0, 0), (0, 0.011)))),
+    (29, "the first layer", HOLDS_NOT, lambda: judged(29, *dependence((0.2, 0), (0, 0)))),
+    (29, "nothing compared", UNTESTABLE, lambda: judged(29, *dependence())),
+    (30, "near the peak", HOLDS, lambda: judged(30, *lengths(prefill_ms=0.3), ceilings=ceilings())),
+    (30, "far below", HOLDS_NOT, lambda: judged(30, *lengths(), ceilings=ceilings())),
+    (30, "wild", UNSURE, lambda: judged(30, *lengths(prefill_ms=0.4, times=WILD), ceilings=ceilings())),
+    (30, "no ceilings", UNTESTABLE, lambda: judged(30, *lengths())),
+    (31, "steps of equal time", HOLDS, lambda: judged(31, *batch(lambda n: 0.01))),
+    (31, "idle places save time", HOLDS_NOT, lambda: judged(31, *batch(lambda n: 0.01 * n))),
+    (31, "one run", UNSURE, lambda: judged(31, *batch(lambda n: 0.01 * (1 + n / 6), times=(1,)))),
+    (31, "one number", UNTESTABLE, lambda: judged(31, *batch(lambda n: 0.01, (16,)))),
+    (32, "copies for nothing", HOLDS, lambda: judged(32, *prefixes(lambda n: 0.1))),
+    (32, "dear copies", HOLDS_NOT, lambda: judged(32, *prefixes(lambda n: 10))),
+    (32, "one run", UNSURE, lambda: judged(32, *prefixes(lambda n: 1, n_runs=1))),
+    (32, "steps not timed", UNTESTABLE, lambda: judged(32, *with_settings(prefixes(lambda n: 1), ONE_WAIT))),
+    (33, "all of it", HOLDS, lambda: judged(33, *buffers(1))),
+    (33, "equal buffers", HOLDS_NOT, lambda: judged(33, *buffers(0))),
+    (33, "a short context", HOLDS_NOT, lambda: judged(33, *buffers(1, 256, tensor_bytes={"Q4_0": 10**9}))),
+    (33, "larger logits", UNTESTABLE, lambda: judged(33, *buffers(1, n_vocab=10**7))),
+    (33, "one side", UNTESTABLE, lambda: judged(33, *buffers(1)[:1])),
+    (34, "soon and fast", HOLDS, lambda: judged(34, *lengths(decode_ms=20))),
+    (34, "a late first token", HOLDS_NOT, lambda: judged(34, *lengths(decode_ms=20, prefill_ms=3))),
+    (34, "slow tokens", HOLDS_NOT, lambda: judged(34, *lengths(decode_ms=80))),
+    (34, "wild", UNSURE, lambda: judged(34, *lengths(decode_ms=20, times=WILD))),
+    (34, "another length", UNTESTABLE, lambda: judged(34, *lengths(1000))),
+    (35, "constant tokens", HOLDS, lambda: judged(35, *lengths())),
+    (35, "slower and slower", HOLDS_NOT, lambda: judged(35, *lengths(per_position_ms=0.01))),
+    (35, "slow prefill", HOLDS_NOT, lambda: judged(35, *lengths(prefill_ms=20))),
+    (35, "two runs near it", UNSURE, lambda: judged(35, *lengths(prefill_ms=4, times=(1, 1.02)))),
+    (35, "one length", UNTESTABLE, lambda: judged(35, *lengths(500))),
 ]
 
 
@@ -418,8 +485,8 @@ def test_a_prediction_that_contradicts_nothing_is_no_measurement(monkeypatch: py
     assert judgement.verdict == UNTESTABLE and "there is no such GPU here" in judgement.words
 
 
-def test_all_28_are_there_in_order() -> None:
-    assert [claim.number for claim in CLAIMS] == list(range(1, 29))
+def test_all_35_are_there_in_order() -> None:
+    assert [claim.number for claim in CLAIMS] == list(range(1, 36))
     assert all(claim.criterion.endswith(".") and not claim.words.endswith(".") for claim in CLAIMS)
     parts = {record.run.part for record in ALL} | {claim_parts.CEILINGS}
     assert {part for claim in CLAIMS for part in claim.parts} == parts
@@ -438,6 +505,8 @@ ALL = [
     *prefixes(lambda n: 1),
     *no_cache(lambda n: n / 300),
     *stall(lambda chunk: 1),
+    *dependence((0, 0), (0.1, 0.2)),
+    *buffers(1),
 ]
 
 

@@ -8,21 +8,23 @@ and `half`; quantizations, cache and heads by their type or model's name; flash 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.core import stats
 from lab.core.levers import LOOKUP
-from lab.core.record import Model, Record
+from lab.core.record import OK, Model, Record, Run, Steps
 from lab.errors import LabError
 from lab.experiments import batching, prefix_cache, speculation, stalls
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts, side_by_side
-from lab.runner.cases import Plan
-from lab.runner.plan import make_plan
+from lab.runner.cases import Case, Plan, measured_run, utc_now
+from lab.runner.plan import make_plan, with_cases
+from lab.runner.progress import ShowStatus, Status
+from lab.why import attention_weights
 
 CEILINGS = "ceilings"
 """The part of claims whose figures need the machine's ceilings; measured if unknown."""
@@ -30,16 +32,23 @@ CEILINGS = "ceilings"
 LONGEST = 8000
 """Positions of the walk through the context, unless the model was trained for fewer."""
 
+SENTENCE = "The cat sat on the mat because it was tired"
+"""Its first token is replaced, to see what K and V of the others depend on."""
+
 FEW_HEADS, ALL_HEADS = "smollm2-135m", "smollm2-135m-mha"
 """Shapes of the catalog that differ only in their heads for keys and values."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One plan in rounds, or several in blocks, by the names of their variants."""
+    """One plan in rounds, or several in blocks, by the names of their variants.
+
+    `measure`: makes the runs of one plan that is more than scripts.
+    """
 
     plans: Mapping[str, Plan]
     n_blocks: int = 0
+    measure: Callable[[Plan, Worker, ShowStatus], Iterator[Run]] | None = None
 
     @property
     def n_runs(self) -> int:
@@ -154,6 +163,37 @@ def _flash(asked: Asked) -> list[Trial]:
     return _in_blocks(plans, 3)
 
 
+def _buffers(asked: Asked) -> list[Trial]:
+    """Short prompts in long contexts: llama.cpp allocates its buffers for a whole context."""
+    longest = min(asked.base.model.n_ctx_train or LONGEST, LONGEST)
+    plans = {name: asked.plan("16", 2, 1, flash_attn=name) for name in ("on", "off")}
+    long = {name: with_cases(plan, [Case(16, 2, sequences=(longest,))], measured_run) for name, plan in plans.items()}
+    return _in_blocks(long, 1)
+
+
+def _dependence(asked: Asked) -> list[Trial]:
+    plan = asked.plan([attention_weights.MOST_TOKENS], 1, 1, flash_attn="off")
+    return [Trial({"": plan}, measure=_first_token_replaced)]
+
+
+def _first_token_replaced(plan: Plan, worker: Worker, watch: ShowStatus) -> Iterator[Run]:
+    """A run that holds how K and V of later tokens change when the first token is replaced."""
+    watch(Status("comparing K and V"))
+    worker.use(plan.backend)
+    started_at, found = utc_now(), attention_weights.of_text(worker, plan, SENTENCE)
+    yield Run(
+        n_prompt=len(found.tokens),
+        n_gen=1,
+        repeat=0,
+        warmup=False,
+        started_at=started_at,
+        status=OK,
+        steps=Steps(),
+        token_ids=(),
+        changes=found.looks.changes,
+    )
+
+
 def _cache(asked: Asked) -> list[Trial]:
     """No longer prompts, because on a CPU prefill with a q4_0 cache takes four times as long as with f16."""
     plans = {kind: asked.plan("3500", 32, 3, cache_type_k=kind, cache_type_v=kind) for kind in ("f16", "q8_0", "q4_0")}
@@ -214,6 +254,8 @@ PARTS = {
         Part("threads", "all threads against half of them", 48, 24, _threads),
         Part("quantizations", "the same model in several quantizations", 45, 20, _quantizations),
         Part("flash", "flash attention on and off", 150, None, _flash),
+        Part("buffers", "memory of a long context, with flash attention on and off", 6, 6, _buffers),
+        Part("dependence", "K and V of a sentence, with another first token", 3, 3, _dependence),
         Part("cache", "KV caches of several types", 345, None, _cache),
         Part("heads", "two shapes that differ in the heads for keys and values", 55, None, _heads),
         Part("speculation", "tokens drafted and verified together", 240, 40, _speculation),

@@ -247,6 +247,8 @@ def _part(
             worker.restart()
             if trial.n_blocks:
                 runs = side_by_side.execute(dict(trial.plans), trial.n_blocks, path, watch, new_worker, n_turns=1)
+            elif trial.measure:
+                runs = _measured(trial, worker, path, watch)
             else:
                 (alone,) = trial.plans.values()
                 runs = session.execute(alone, worker, path, watch, n_starts=n_starts + 1)
@@ -257,6 +259,17 @@ def _part(
     except LabError as problem:
         if not is_failed:
             yield _failed(planned.base, path, name, problem, planned.is_quick)
+
+
+def _measured(trial: Trial, worker: Worker, path: Path, watch: ShowStatus) -> Iterator[Record]:
+    """The runs that a trial makes itself, each written to the file."""
+    (plan,) = trial.plans.values()
+    assert trial.measure is not None
+    for run in trial.measure(plan, worker, watch):
+        named = dataclasses.replace(run, part=plan.part, is_quick=plan.is_quick)
+        line = Record(path.stem, plan.machine, plan.model, plan.settings, named)
+        results.save(path, line)
+        yield line
 
 
 def _failed(base: Plan, path: Path, name: str, problem: LabError, is_quick: bool) -> Record:

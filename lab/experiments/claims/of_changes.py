@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lab.analysis.wording import digits
-from lab.core import guesses, lever_figures, phases, prefix_times
+from lab.core import cost, guesses, lever_figures, memory, phases, prefix_times
 from lab.core.levers import in_chunks
 from lab.core.lists import grouped, plural
 from lab.core.record import Record, Run
@@ -22,11 +23,15 @@ from lab.experiments import batching
 from lab.experiments.claims import claim as rules
 from lab.experiments.claims.claim import Condition, Evidence, Figure, Measured, claim
 from lab.experiments.claims.claim_parts import CEILINGS
+from lab.runner import load_plan
 from lab.why import learning
 from lab.why.step_prediction import StepPrediction
 
 LONG = 4000
 """Tokens of a context that counts as long."""
+
+ANSWERS, N_BATCHES = "lognormal:300,0.8", 200
+"""Lengths of answers as in `lab load`, and the number of batches that are drawn from them."""
 
 GAIN = 1 / 1.03
 """A time counts as faster up to this share of the other: a gain below 3 % does not matter."""
@@ -222,6 +227,125 @@ def _gap_ms(run: Run) -> float | None:
     return lever_figures.figures(run).get("gap_ms")
 
 
+@claim(
+    31,
+    "Static batching wastes much of the machine, because a batch waits for its longest answer",
+    Condition("The time of static batches over that of continuous ones, for the same answers,", 1.5),
+    needs=("batch",),
+    note=f"Computed from the measured times of steps, for answers of {ANSWERS} tokens (median, sigma of the "
+    "logarithm). As in llama.cpp, an idle place costs no arithmetic. Prefill is not counted.",
+    source="Yu et al., Orca (2022); Anyscale (2023)",
+)
+def static_over_continuous(evidence: Evidence) -> Measured:
+    """Batches that end with their longest answer, against steps whose places are all taken."""
+    lengths = load_plan.parse("--gen", ANSWERS).values
+    ratios, most = [], 0
+    for own in grouped(evidence.of("batch"), lambda record: rules.block(record.run)).values():
+        steps = grouped(
+            [record.run for record in own if record.run.batch], lambda run: run.batch.n_seq if run.batch else None
+        )
+        curve = sorted((float(n), statistics.fmean(times)) for n, runs in steps.items() if (times := _known(runs)))
+        if len(curve) < 2 or curve[0][0] != 1:
+            continue
+        most = max(most, round(curve[-1][0]))
+        batches, n_places = _batches(lengths, round(curve[-1][0])), curve[-1][0]
+        static = sum(rules.at(curve, n) * n_steps for batch in batches for n, n_steps in _running(batch))
+        ratios.append(static / (sum(map(sum, batches)) / n_places * curve[-1][1]))
+    known = rules.figure(f"static over continuous, batches of {most}", ratios, "times")
+    if known is None:
+        return Measured(())
+    batches = _batches(lengths, most)
+    idle = 1 - sum(map(sum, batches)) / sum(most * max(batch) for batch in batches)
+    return Measured(([known],), [known, Figure("idle places of static batches", 100 * idle, "%")])
+
+
+def _known(runs: Sequence[Run]) -> list[float]:
+    return [taken for run in runs if (taken := _step_s(run) or 0.0) > 0]
+
+
+def _batches(lengths: Sequence[int], n: int) -> list[list[int]]:
+    """Batches of n answers, whose lengths are drawn with a fixed seed."""
+    chance = random.Random(31)
+    return [chance.choices(lengths, k=n) for _ in range(N_BATCHES)]
+
+
+def _running(batch: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """How many answers still run, and for how many steps, until the longest has ended."""
+    ends = sorted(batch)
+    for i, (before, end) in enumerate(itertools.pairwise([0, *ends])):
+        yield len(ends) - i, end - before
+
+
+@claim(
+    32,
+    "100 requests with the same prefix of 20,000 tokens pay its prefill once",
+    Condition("The time of 100 requests with the prefix cached, over that if 99 got it for nothing,", most=1.25),
+    needs=("prefix",),
+    note="Scaled: measured with the longest prefix of the session instead of 20,000 tokens, each request with a few "
+    "tokens of its own. A longer prefix favours the claim, because its prefill grows at least as fast as its copy.",
+    ignores_disturbances=True,
+    source="aimadetools.com, Prefix caching (2026)",
+)
+def prefills_of_100(evidence: Evidence) -> Measured:
+    """One cold request and 99 with the prefix cached, from the times of single ones."""
+    lengths = evidence.by(lambda record: record.run.prefix.n_prefix if record.run.prefix else None, "prefix")
+    longest = max(lengths, default=0)
+    known = [
+        taken
+        for record in lengths.get(longest, [])
+        if phases.times_prefill_steps(record.settings) and (taken := prefix_times.times(record.run))
+    ]
+    ratios = [
+        (one["cold_s"] + 99 * one["cached_s"]) / (one["cold_s"] + 99 * (one["cold_s"] - one["prefix_s"]))
+        for one in known
+        if one["cold_s"] > one["prefix_s"]
+    ]
+    shares = [(one["cold_s"] + 99 * one["cached_s"]) / (100 * one["cold_s"]) for one in known if one["cold_s"] > 0]
+    tested = rules.figure(f"100 requests over one prefill of {longest:,} tokens", ratios, "times")
+    return Measured(([tested],), [tested, rules.figure("the same over 100 cold requests", shares, "%", 100)])
+
+
+@claim(
+    33,
+    "Flash attention avoids writing the matrix of scores",
+    Condition("What it saves of llama.cpp's compute buffer, over what the scores of a layer need there,", 0.75, 1.25),
+    Condition("The bytes of a full prefill step with all scores written and read, over those without,", 2),
+    needs=("buffers",),
+    note="At the end of a context of up to 8,000 tokens. The buffers are measured, the bytes computed.",
+    ignores_disturbances=True,
+    source="Dao et al. (2022)",
+)
+def matrix_of_scores(evidence: Evidence) -> Measured:
+    """The compute buffer with and without the matrix, and the bytes of a step with and without it."""
+    sides = evidence.by(lambda one: one.settings.flash_attn_resolved or one.settings.flash_attn, "buffers")
+    buffers = {name: _compute_bytes(own[0]) for name, own in sides.items()}
+    on, off = buffers.get("on"), buffers.get("off")
+    if not on or not off:
+        return Measured(())
+    first = sides["off"][0]
+    model, settings = first.model, first.settings
+    expected = [memory.compute_bytes(model, sides[name][0].settings) for name in ("off", "on")]
+    n_tokens = min(settings.n_ubatch, settings.n_ctx)
+    n_past = settings.n_ctx - n_tokens
+    step = cost.step(model, n_tokens, n_past, 0, settings.type_k, settings.type_v)
+    seen = cost.attended(model, n_tokens, n_past)
+    if step is None or seen is None or expected[0] is None or expected[1] is None:
+        raise LabError(f"The memory or the cost of a step of {model.name} cannot be derived from its header.")
+    shown = [Figure(f"compute buffer {name} it", n / 1e6, "MB") for name, n in (("without", off), ("with", on))]
+    n_bytes = sum(8 * one.heads.n_layer * one.heads.n_head * n_tokens * one.n_positions for one in seen)
+    traffic = Figure(f"bytes of a step at {settings.n_ctx:,} tokens", (step.n_bytes + n_bytes) / step.n_bytes, "times")
+    needed = expected[0] - expected[1]
+    if needed <= 0:
+        raise LabError(f"At {settings.n_ctx:,} tokens other results need more of the compute buffer than the scores.")
+    saved = Figure("saved of the buffer, over what the scores need", (off - on) / needed, "times")
+    return Measured(([saved], [traffic]), [*shown, saved, traffic])
+
+
+def _compute_bytes(record: Record) -> int:
+    placement = record.run.placement
+    return sum(buffer.n_bytes for buffer in placement.buffers if buffer.part == "compute") if placement else 0
+
+
 CLAIMS = (
     knee_over_ridge,
     steps_of_batches,
@@ -231,4 +355,7 @@ CLAIMS = (
     speed_up_of_guessing,
     cached_by_length,
     gaps_by_chunk,
+    static_over_continuous,
+    prefills_of_100,
+    matrix_of_scores,
 )

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from lab.analysis.wording import digits
 from lab.core import cost, memory, phases, shape
+from lab.core.lists import plural
 from lab.core.record import Model, Record, Run
 from lab.errors import LabError
 from lab.experiments.claims import claim as rules
@@ -325,6 +326,48 @@ def cache_of_a_step(evidence: Evidence) -> Measured:
     return Measured(([share],), [share, saved, grown])
 
 
+@claim(
+    29,
+    "K and V of a token depend on that token alone",
+    Condition("The change of later tokens' K or V when the first token is replaced, in any layer,", most=1, unit="%"),
+    needs=("dependence",),
+    note="The change is the norm of the difference over the norm.",
+    ignores_disturbances=True,
+    source="texts that explain one layer, such as Kanna, Why KV cache and not QKV cache (sithankanna.com)",
+)
+def values_of_one_token(evidence: Evidence) -> Measured:
+    """The change of K and V in the first layer, and in that where it is largest."""
+    changes = [100 * max(layer) for layer in evidence.of("dependence")[0].run.changes or ()]
+    if not changes:
+        return Measured(())
+    largest = max(changes)
+    known = Figure(f"largest change of K or V, in layer {changes.index(largest)}", largest, "%")
+    first = Figure("change in layer 0, which sees only embeddings", changes[0], "%")
+    n_changed = sum(change > 1 for change in changes)
+    return Measured(([known],), [known, first], f"They change in {n_changed} of {plural(len(changes), 'layer')}.")
+
+
+@claim(
+    30,
+    "Prefill reaches a high utilization of the machine's FLOP/s (MFU)",
+    Condition("Prefill's FLOP/s at the longest prompt, as a share of the fastest probe,", 50, unit="%"),
+    needs=("lengths", CEILINGS),
+    note="The fastest probe may be of another format. Decode's share is shown.",
+    source="Pope et al. (2022): 76 % in large batches",
+)
+def utilization_of_prefill(evidence: Evidence) -> Measured:
+    """FLOP/s of both phases over the highest of all kernels."""
+    n, records = list(evidence.lengths().items())[-1]
+    peak, shares = roofline.roof(evidence.best).gflops, []
+    values = {"prefill": phases.prefill_ns, "decode": phases.decode_compute_mean_ns}
+    flops = {row.phase: row.flops for row in roofline.explain(records, evidence.best)}
+    for phase, value in values.items():
+        taken = [value(record.run) for record in records if phase in flops]
+        known = [flops[phase] / ns / peak if ns else None for ns in taken]
+        shares.append(rules.share(f"{phase}'s share of the peak at {n:,} tokens", known))
+    return Measured((shares[:1],), [*shares, Figure("fastest probe", peak, "GFLOP/s")])
+
+
 CLAIMS = (
     limit_of_prefill,
     limit_of_decode,
@@ -334,4 +377,6 @@ CLAIMS = (
     cache_over_weights,
     slopes_by_heads,
     cache_of_a_step,
+    values_of_one_token,
+    utilization_of_prefill,
 )

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from lab.core import phases, stats
+from lab.core import energy, phases, stats
 from lab.core.lists import grouped
 from lab.core.record import PREFILL, Record, Run
 from lab.experiments.claims import claim as rules
@@ -182,8 +182,15 @@ def _sum_of_steps(curve: Sequence[Point], n: int) -> float | None:
     also=("context",),
 )
 def decode_of_reasoning(evidence: Evidence) -> Measured:
+    answers, remark = _answers(evidence, 5000)
+    share = rules.share("decode's share of 500 prompt and 5,000 generated tokens", _shares(answers))
+    return Measured(([share],), remark=remark)
+
+
+def _answers(evidence: Evidence, n: int) -> tuple[list[Point], str]:
+    """Seconds of prefill of 500 tokens and of decode of n, in each repeat, and a remark if decode is extrapolated."""
     prefill = rules.by_block(evidence.near(500)[1], phases.prefill_ns)
-    context, shares, farthest = rules.token_times(evidence.of("context")), [], 0.0
+    context, answers, farthest = rules.token_times(evidence.of("context")), [], 0.0
     for repeat, taken_ns in prefill.items():
         own = [r for r in evidence.of("lengths") if repeat in rules.by_block([r], phases.tpot_ns)]
         points = [*rules.token_times(own), *context]
@@ -191,11 +198,53 @@ def decode_of_reasoning(evidence: Evidence) -> Measured:
             continue
         farthest = max(farthest, *(place for place, _ in points))
         w, k = rules.line(points)
-        decode_s = 4999 * (w + k * (500 + 4998 / 2)) / 1e3
-        shares.append(decode_s / (decode_s + taken_ns / 1e9))
-    share = rules.share("decode's share of 500 prompt and 5,000 generated tokens", shares)
-    remark = f"Beyond position {farthest:,.0f} decode is extrapolated." if shares and farthest < 5500 else ""
-    return Measured(([share],), remark=remark)
+        answers.append((taken_ns / 1e9, (n - 1) * (w + k * (500 + (n - 2) / 2)) / 1e3))
+    is_far = answers and farthest < 500 + n
+    return answers, f"Beyond position {farthest:,.0f} decode is extrapolated." if is_far else ""
+
+
+def _shares(answers: Sequence[Point]) -> list[float]:
+    return [decode_s / (prefill_s + decode_s) for prefill_s, decode_s in answers]
+
+
+@claim(
+    35,
+    "A reasoning answer of 5,000 tokens costs 10 times one of 500",
+    Condition("The time for 500 tokens in and 5,000 out, over that for 500 in and 500 out,", 8, 12.5),
+    needs=("lengths",),
+    note="Prefill is measured; decode follows the line through all measured positions. Time and energy are shown, "
+    "energy at the power of the measured answers.",
+    also=("context",),
+    source="computetape.com, Why reasoning models cost more to serve (2026)",
+)
+def cost_of_reasoning(evidence: Evidence) -> Measured:
+    """Time, energy and decode's share of a long answer, and its time over that of a short one."""
+    (long, remark), (short, _) = _answers(evidence, 5000), _answers(evidence, 500)
+    ratio = rules.figure("5,000 tokens over 500", [sum(a) / sum(b) for a, b in zip(long, short, strict=True)], "times")
+    taken = rules.figure("time of 500 + 5,000 tokens", map(sum, long), "s")
+    used = [energy.figures(record) for record in evidence.near(500)[1]]
+    watts = [(one["prefill_j"], one["decode_w"]) for one in used if {"prefill_j", "decode_w"} <= one.keys()]
+    decode_s = statistics.fmean(decode_s for _, decode_s in long) if long else 0.0
+    joules = rules.figure("energy of 500 + 5,000 tokens", [j + w * decode_s for j, w in watts if decode_s], "kJ", 1e-3)
+    return Measured(([ratio],), [ratio, taken, joules, rules.share("decode's share", _shares(long))], remark)
+
+
+@claim(
+    34,
+    "A local model feels good: the first token comes within 1 s, then 15 to 50 tokens/s",
+    Condition("TTFT of a prompt of 500 tokens", most=1, unit="s"),
+    Condition("The rate of decode after it", 15, unit="tokens/s"),
+    needs=("lengths",),
+    note="More than 50 tokens/s are good too.",
+    source="mljourney.com, How many tokens per second is good for local LLMs; appliedllms.org, LLM latency budgets",
+)
+def good_values(evidence: Evidence) -> Measured:
+    """TTFT and decode rate of the model at a usual length."""
+    n, records = evidence.near(500)
+    ttft = rules.figure(f"TTFT at {n:,} tokens", [phases.ttft_ns(record.run) for record in records], "s", 1e-9)
+    rate = rules.figure(f"decode after {n:,} tokens", [rules.decode_tps(one.run) for one in records], "tokens/s")
+    where = "below" if rate and rate.value < 15 else "above" if rate and rate.value > 50 else "within"
+    return Measured(([ttft], [rate]), remark=f"The rate is {where} 15 to 50 tokens/s." if rate else "")
 
 
 @claim(
@@ -247,4 +296,6 @@ CLAIMS = (
     without_a_cache,
     decode_of_reasoning,
     late_first_token,
+    good_values,
+    cost_of_reasoning,
 )
