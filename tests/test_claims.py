@@ -11,6 +11,7 @@ import pytest
 import lab
 from lab.core import results
 from lab.core.record import FAILED, OK, Record
+from lab.core.traced import Looks
 from lab.errors import LabError
 from lab.experiments.claims import claim_parts, claim_session, claim_verdicts
 from lab.experiments.claims.claim import (
@@ -28,7 +29,6 @@ from lab.experiments.claims.claim import (
 from lab.experiments.claims.claim_parts import CEILINGS, PARTS, Asked, Trial
 from lab.experiments.claims.claim_session import Progress, Session
 from lab.experiments.claims.claim_verdicts import CLAIMS, Judged, Verdicts
-from lab.process.wire import Looks
 from lab.runner import repeatability, side_by_side
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
@@ -167,7 +167,8 @@ def test_the_buffers_are_those_of_the_whole_context(worker: Any, tmp_path: Path)
 
 def test_what_k_and_v_depend_on_is_kept_in_a_run(worker: Any, tmp_path: Path) -> None:
     changes = ((0.0, 0.0), (0.1, 0.25))
-    worker.look = lambda tokens, replaced, other: Looks((), (), changes)
+    row = (1 / len(claim_parts.SENTENCE),) * len(claim_parts.SENTENCE)
+    worker.look = lambda tokens, replaced, other: Looks(((row,) * len(row),) * 2, (row,) * 2, changes)
     records, _, _ = run(planned(worker, tmp_path, "29"), worker, tmp_path / "a.jsonl")
     assert [(one.run.part, one.run.is_quick, one.run.changes) for one in records] == [("dependence", True, changes)]
     assert list(results.read([tmp_path / "a.jsonl"]).records) == records

@@ -241,7 +241,7 @@ class Run:
     is_quick: bool | None = None  # of `lab claims`: whether it was run with --quick
     state_bytes: tuple[int, ...] | None = None  # of each `save`
     logits_differ: tuple[float, ...] | None = None  # largest difference of each row of kept logits from the first
-    changes: tuple[tuple[float, float], ...] | None = None  # of `lab claims`, by layer: as in Looks (process/wire.py)
+    changes: tuple[tuple[float, float], ...] | None = None  # of `lab claims`, by layer: as in Looks (traced.py)
     placement: Placement | None = None  # None in older records
     tuning: Tuning | None = None
     link: Link | None = None  # the network that a relay emulated before the RPC servers, in addition to the real one

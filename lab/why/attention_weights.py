@@ -13,7 +13,7 @@ from typing import Unpack
 
 from lab.core.asked_settings import SettingsKeywords
 from lab.core.lists import plural
-from lab.core.record import Record
+from lab.core.record import Record, Settings
 from lab.core.traced import Attention
 from lab.errors import LabError
 from lab.models import catalog, obtain
@@ -46,31 +46,12 @@ def attention(
     settings["flash_attn"] = "off"
     with Worker() as worker:
         plan = make_plan(worker, [MOST_TOKENS], 1, 1, model, watch=watch, **settings)
-<<<<<<< HEAD
-        if plan.refused:
-            raise LabError(" ".join(plan.refused.values()), "Use a smaller model.")
-        asked = dataclasses.replace(plan.settings, n_ubatch=max(plan.settings.n_ubatch, MOST_TOKENS))
-        asked = dataclasses.replace(asked, n_batch=max(asked.n_batch, MOST_TOKENS))
-        vocabulary = worker.load(plan.file.path, asked)
-        own = worker.tokenize(text)
-        tokens = own if vocabulary.bos is None else [vocabulary.bos, *own]
-        if not 3 <= len(own) <= len(tokens) <= MOST_TOKENS:
-            raise LabError(
-                f"The text has {plural(len(own), 'token')} in {model}.",
-                f"Give one of 3 to {MOST_TOKENS - 1}: 'The cat sat'.",
-            )
-        chosen = worker.new_context(asked)
-        others = [token for token in own if token != own[0]]
-        if not others:
-            raise LabError(f"All tokens of the text {text!r} are equal.", "Give another one: 'The cat sat'.")
-        replaced = len(tokens) - len(own)
-        looks, pieces = worker.look(tokens, replaced, others[-1]), worker.pieces()
-=======
-        return of_text(worker, plan, text)
+        seen, chosen = of_text(worker, plan, text)
+    return kept(plan, chosen, Path(out), len(seen.tokens), 1, attention=seen)
 
 
-def of_text(worker: Worker, plan: Plan, text: str) -> Attention:
-    """The same for a plan of MOST_TOKENS without flash attention, on a worker's engine."""
+def of_text(worker: Worker, plan: Plan, text: str) -> tuple[Attention, Settings]:
+    """The same for a plan of MOST_TOKENS tokens without flash attention, with the settings that llama.cpp chose."""
     if plan.refused:
         raise LabError(" ".join(plan.refused.values()), "Use a smaller model.")
     asked = dataclasses.replace(plan.settings, n_ubatch=max(plan.settings.n_ubatch, MOST_TOKENS))
@@ -83,13 +64,11 @@ def of_text(worker: Worker, plan: Plan, text: str) -> Attention:
             f"The text has {plural(len(own), 'token')} in {plan.model.name}.",
             f"Give one of 3 to {MOST_TOKENS - 1}: 'The cat sat'.",
         )
-    worker.new_context(asked)
+    chosen = worker.new_context(asked)
     others = [token for token in own if token != own[0]]
     if not others:
         raise LabError(f"All tokens of the text {text!r} are equal.", "Give another one: 'The cat sat'.")
     replaced = len(tokens) - len(own)
     looks, pieces = worker.look(tokens, replaced, others[-1]), worker.pieces()
->>>>>>> 16c07fe (lab claims tests claims 29 to 35: K and V of a token, MFU of prefill, static batching, a shared prefix, the matrix of scores, good values, reasoning)
     *texts, other = (pieces[token].decode(errors="replace") or f"<{token}>" for token in (*tokens, others[-1]))
-    seen = Attention(text, tuple(texts), replaced, other, looks)
-    return kept(plan, chosen, Path(out), len(tokens), 1, attention=seen)
+    return Attention(text, tuple(texts), replaced, other, looks), chosen

@@ -180,7 +180,7 @@ def _first_token_replaced(plan: Plan, worker: Worker, watch: ShowStatus) -> Iter
     """A run that holds how K and V of later tokens change when the first token is replaced."""
     watch(Status("comparing K and V"))
     worker.use(plan.backend)
-    started_at, found = utc_now(), attention_weights.of_text(worker, plan, SENTENCE)
+    started_at, (found, _) = utc_now(), attention_weights.of_text(worker, plan, SENTENCE)
     yield Run(
         n_prompt=len(found.tokens),
         n_gen=1,
