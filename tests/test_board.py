@@ -161,6 +161,8 @@ def test_the_command(tmp_path: Path) -> None:
         (("--memory", "1GB"), "No device here has 1GB or less"),
         (("--slo", "fast"), "cannot be read"),
         (("-n", "1"), "--gen 2 or more"),
+        (("--every", "0"), "Give seconds above 0"),
+        (("--every", "60", "--kwh", "0.3"), "without --at-least and --kwh"),
         (("--at-least", "20"), "needs one --device"),
         (("--at-least", "1e9", "-d", "m1"), "decodes no model of the catalog"),
         (("--check",), "needs the folder to check"),
@@ -170,6 +172,27 @@ def test_the_command(tmp_path: Path) -> None:
 def test_wrong_use_has_its_sentence(arguments: tuple[str, ...], words: str) -> None:
     status, _, err = run_lab("board", *arguments)
     assert status == 1 and words in err and "Traceback" not in err
+
+
+def test_many_users_need_devices_and_slow_ones_never_keep_the_limits(tmp_path: Path) -> None:
+    asked: Any = {"devices": ["rtx-4090", "rtx-3060", "m1", "rtx-4060"], "every_s": 60.0, "slo": Slo(ttft_s=1.0)}
+    many, few = (board.board([LLAMA], 1000, 200, users=n, **asked) for n in (1000, 10))
+    needs = {one.name: one.needs for one in many}
+    fast, slow = needs["rtx-4090"] or (None, None)
+    assert fast and slow and 1 < fast.n_devices < slow.n_devices and slow.ttft_s <= 1.0
+    assert needs["m1"] == (None, None) and many[-1].name == "m1"
+    assert few[0].needs and few[0].needs[1] and few[0].needs[1].n_devices == 1
+    slots = {one.name: one.n_slots or 0 for one in many}
+    assert 1 < slots["rtx-4060"] < slots["rtx-3060"] < slots["rtx-4090"] <= board.MOST_SLOTS
+    shown = text_board.section(many, has_here=False)
+    table = dict(zip(shown.headings, zip(*shown.cells, strict=True), strict=True))
+    assert table["devices"][0] == f"{fast.n_devices}-{slow.n_devices}" and table["devices"][-1] == "never"
+    assert "each gets at most 80 % of the requests that it can answer" in " ".join(shown.sentences)
+    assert any(line.startswith("never: a request that has a device for itself") for line in shown.sentences)
+    out = run_lab("board", "-m", LLAMA, "-d", "m1,rtx-4090", "--users", "1000", "--every", "60", "--json")[1]
+    rows = {row["name"]: row for row in json.loads(out)["rows"]}
+    assert [need["n_devices"] for need in rows["rtx-4090"]["needs"]] > [1, 1]
+    assert rows["m1"]["demand"] == {"users": 1000, "every_s": 60, "n_prompt": 1000, "n_gen": 200, "slo": None}
 
 
 def test_a_folder_becomes_a_page_or_is_checked(tmp_path: Path) -> None:

@@ -32,6 +32,12 @@ def _listed(texts: tuple[str, ...]) -> list[str]:
     click.option("--prompt-len", "-p", type=TOKENS, default=1000, show_default=True, help="Tokens in the prompt."),
     click.option("--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens to generate, 2 or more."),
     click.option("--users", default=1, show_default=True, help="Users whose answers are decoded together."),
+    click.option(
+        "--every",
+        type=float,
+        metavar="SECONDS",
+        help="Each of --users sends a request this often, at random times: shows the number of devices needed.",
+    ),
     click.option("--device", "-d", "devices", multiple=True, help="Only these devices or kinds; several with commas."),
     click.option("--kind", help="Only this kind: laptop, desktop, small, apple, geforce, radeon, arc or datacenter."),
     click.option("--memory", metavar="GB", help="Only devices with at most this much memory, such as 24GB."),
@@ -57,12 +63,14 @@ def board(
     """Rank devices for a model, or make a page of results.
 
     \b
-      lab board -m llama-3.1-8b -p 8k -n 300  # devices that hold it; their speed
-      lab board -d rtx-4090 --at-least 20     # the largest models at 20 tokens/s
-      lab board results/ --out board          # a page of all results in a folder
+      lab board -m llama-3.1-8b -p 8k -n 300             # devices that hold it
+      lab board -m llama-3.1-8b --users 1000 --every 60  # how many are needed
+      lab board results/ --out board                     # a page of all results
 
     Without FOLDER: one row for each device that fits, fastest first, with 90 % ranges. This machine is among them
     with its measured times, or with a prediction from its ceilings. Times of other devices are predictions.
+
+    With --every: how many devices of each kind all --users need, and what takes their time.
 
     With FOLDER: a static page, index.html in --out. It lists devices and models, and links to the curves and the
     records of each measured row. --check refuses files that hold no records, are copies, or are faster than the
@@ -126,9 +134,20 @@ def _candidates(models: list[str], names: list[str], limits: Slo | None, asked: 
     n_prompt, n_gen, users, at_least = (asked[name] for name in ("prompt_len", "gen", "users", "at_least"))
     if n_gen < 2 or n_prompt < 1 or users < 1:
         raise LabError("--prompt-len and --users need 1 or more, --gen 2 or more.", "Leave them out for the defaults.")
+    if asked["every"] is not None:
+        if not 0 < asked["every"] < float("inf"):
+            raise LabError(f"--every {asked['every']:g} is not possible.", "Give seconds above 0: --every 60")
+        if at_least is not None or asked["kwh"] is not None:
+            raise LabError("--every counts devices, without --at-least and --kwh.", "Leave these out.")
     if at_least is None:
         prices = choosing.read_prices(asked["prices"]) if asked["prices"] else None
-        how: dict[str, Any] = {"devices": names, "users": users, "slo": limits, "prices": prices}
+        how: dict[str, Any] = {
+            "devices": names,
+            "users": users,
+            "every_s": asked["every"],
+            "slo": limits,
+            "prices": prices,
+        }
         return _within(choosing.board(models or ["smollm2-135m"], n_prompt, n_gen, **how), asked["memory"])
     if len(names) != 1 or models:
         raise LabError("--at-least needs one --device and no --model.", "lab board -d rtx-4090 --at-least 20")
@@ -159,6 +178,8 @@ def _as_json(one: Candidate) -> dict[str, Any]:
     values |= {name: None for name in ("ttft_s", "tpot_s", "e2e_s") if one.problem}
     values["device"] = one.device.about if one.device else None
     values["price"] = one.price.price if one.price else None
+    values["demand"] = dataclasses.asdict(one.demand) if one.demand else None
+    values["needs"] = one.needs and [dataclasses.asdict(need) if need else None for need in one.needs]
     return values
 
 

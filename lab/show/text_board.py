@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis import wording
 from lab.core import cost, shown
+from lab.core.lists import plural
 from lab.core.record import DECODE
 from lab.core.request import Slo
 from lab.drawing import canvas
 from lab.drawing.canvas import COLOURS, GUIDE, INK
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
-from lab.why import published
+from lab.why import published, serving
 from lab.why.candidates import HERE, MEASURED, PREDICTED, Candidate, Span
+from lab.why.serving import Demand, Need
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +42,8 @@ def section(
     """
     first = candidates[0]
     models = list(dict.fromkeys(_model(one) for one in candidates))
+    if first.demand is not None:
+        return _of_demand(candidates, first.demand, models, _missing(candidates, has_here))
     columns: Columns = (
         ("name", lambda one: one.name),
         ("model", lambda one: _model(one) if len(models) > 1 else UNKNOWN),
@@ -60,6 +64,62 @@ def section(
         sentences=_sentences(candidates, slo, kwh, has_here),
         pictures=_pictures(candidates, models),
     )
+
+
+def _missing(candidates: Sequence[Candidate], has_here: bool) -> list[str]:
+    """A sentence where this machine was asked for and is not there."""
+    if not has_here or any(one.name == HERE for one in candidates):
+        return []
+    return ["This machine is not in the table. Its prediction needs ceilings and a run: lab ceilings, lab measure"]
+
+
+def _of_demand(
+    candidates: Sequence[Candidate], demand: Demand, models: Sequence[str], missing: Sequence[str]
+) -> Section:
+    """How many devices of each kind serve users who send requests at random times."""
+    columns: Columns = (
+        ("name", lambda one: one.name),
+        ("model", lambda one: _model(one) if len(models) > 1 else UNKNOWN),
+        ("devices", lambda one: _ends(one, lambda need: f"{need.n_devices:,}", "-never")),
+        ("TTFT, 90 %\ns", lambda one: _ends(one, lambda need: wording.digits(need.ttft_s))),
+        ("E2E, 90 %\ns", lambda one: _ends(one, lambda need: wording.digits(need.e2e_s))),
+        ("prefill\n% of time", lambda one: _ends(one, lambda need: f"{100 * need.shares[0]:.0f}")),
+        ("decode\n% of time", lambda one: _ends(one, lambda need: f"{100 * need.shares[1]:.0f}")),
+        ("price", lambda one: _ends(one, lambda need: f"{one.price.price * need.n_devices:,.0f}" if one.price else "")),
+        ("note", lambda one: _note(one) if one.needs or one.problem else "prefill or decode unknown"),
+    )
+    limits = demand.slo.label if demand.slo else ""
+    enough = [one for one in candidates if one.needs and one.needs[1]]
+    sentences = [] if enough else ["No number of these devices is known to suffice."]
+    if enough:
+        fewest = enough[0]
+        sentences.append(f"Fewest devices: {_ends(fewest, lambda need: f'{need.n_devices:,}')} ({fewest.name}).")
+    sentences += missing
+    if any(one.needs and None in one.needs for one in candidates):
+        sentences.append(f"never: a request that has a device for itself already exceeds {limits}.")
+    within = f" and 90 % of the answers keep {limits}" if limits else ""
+    sentences.append(
+        "Simulated with continuous batching: the fewest devices with which each gets at most "
+        f"{100 * serving.BUSY:.0f} % of the requests that it can answer{within}. Users send at random times and are "
+        "spread evenly. The rest of the time a device is idle. Ranges follow from those of prefill and decode alone; a "
+        "step of several answers is assumed to come as near to its limit as that of one."
+    )
+    if any(one.kind == PREDICTED for one in candidates):
+        sentences.append(published.basis())
+    each = f"each sends one of {demand.n_prompt:,} tokens in, {demand.n_gen:,} out every {demand.every_s:g} s"
+    asked = f"{plural(demand.users, 'user')}: {demand.rate:.3g} requests/s; {each}"
+    title = models[0] if len(models) == 1 else "Several models"
+    return Section(title, asked, **tabled(columns, candidates), sentences=sentences)
+
+
+def _ends(one: Candidate, of: Callable[[Need], str], never: str = "") -> str:
+    """A figure at both ends of the range of needs; `never` follows if no number suffices at the slow end."""
+    if one.needs is None:
+        return UNKNOWN
+    ends = [of(need) for need in one.needs if need]
+    if not any(ends):
+        return "never" if never else UNKNOWN
+    return "-".join(dict.fromkeys(ends)) + (never if None in one.needs else "") + shown.mark(one.doubts)
 
 
 def _model(one: Candidate) -> str:
@@ -108,10 +168,7 @@ def _sentences(candidates: Sequence[Candidate], slo: Slo | None, kwh: float | No
     if slo is not None:
         n = sum((one.chance or 0.0) >= CERTAIN for one in able)
         sentences.append(f"{n} of {len(candidates)} keep {slo.label} with at least {100 * CERTAIN:.0f} % certainty.")
-    if has_here and all(one.name != HERE for one in candidates):
-        sentences.append(
-            "This machine is not in the table. Its prediction needs ceilings and a run: lab ceilings, lab measure"
-        )
+    sentences += _missing(candidates, has_here)
     if able and able[0].users > 1:
         sentences.append(
             "TTFT is that of one prompt at a time; tokens/s is the rate of each user. On other devices it assumes that "

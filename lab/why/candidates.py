@@ -3,7 +3,8 @@
 A candidate is one model on one device. Where this machine has measured the request, its medians count; every other time
 is a prediction (prediction.py) with a 90 % range. Several users decode together in one step, which reads the weights
 once and each user's cache: its time is that of a single user's step times the ratio of their predicted times (on this
-machine), or of their limits (elsewhere).
+machine), or of their limits (elsewhere). Where users send requests at random times, a simulation (serving.py) says how
+many devices they need.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -27,15 +29,19 @@ from lab.models import catalog, shapes
 from lab.runner import machine
 from lab.runner.cases import Plan
 from lab.runner.plan_needs import memory_for
-from lab.why import datasheet, learning, prediction, probing, where
+from lab.why import datasheet, learning, prediction, probing, serving, where
 from lab.why.datasheet import Device
 from lab.why.prediction import Prediction
+from lab.why.serving import Demand, Law, Need
 from lab.why.step_prediction import StepPrediction
 
 HERE = "this machine"
 MEASURED, PREDICTED = "measured", "predicted"
 NEAR = 0.05
 """Runs whose prompt length differs by at most this share of the wanted one count as the same request."""
+
+MOST_SLOTS = 256
+"""The most answers that a device decodes together where its memory would hold more."""
 
 WITHIN = 0.90
 """The share of requests that a range is to hold."""
@@ -78,6 +84,9 @@ class Candidate:
     rests_on: str | None = None  # what was measured on this device of the datasheets
     chance: float | None = None
     price: Price | None = None
+    demand: Demand | None = None  # of users at random times; then TTFT and TPOT are those of one request alone
+    n_slots: int | None = None  # answers that its memory holds together, where there is a demand
+    needs: tuple[Need | None, Need | None] | None = None  # at both ends of the ranges; in it None: no number suffices
 
     @property
     def e2e_s(self) -> Span:
@@ -103,6 +112,7 @@ def board(
     *,
     devices: Sequence[str] = (),
     users: int = 1,
+    every_s: float | None = None,
     slo: Slo | None = None,
     prices: Mapping[str, Price] | None = None,
     results: str | Path = "results",
@@ -113,40 +123,49 @@ def board(
 
         lab.board(["llama-3.1-8b"], 8000, 300, devices=["rtx-4090", "laptop"])[0].e2e_s
 
+    `users` answers are decoded together. With `every_s` each user instead sends a request every so many seconds, at
+    random, and `needs` of a candidate says how many such devices keep the limits `slo`.
     `models` are names of the catalog with their quantization, such as "llama-3.1-8b:Q4_K_M". LabError for an unknown
     model or device.
     """
+    demand = Demand(users, every_s, n_prompt, n_gen, slo) if every_s else None
     names = [name for group in devices for name in datasheet.names_of(group) or [datasheet.find_device(group).name]]
     kept, found = prediction.kept(Path(results)), list[Candidate]()
     for text in models:
         plan = prediction.plan_for(text, settings)
-        found += _on_devices(plan.model, plan.settings, n_prompt, n_gen, users, names, kept)
+        found += _on_devices(plan.model, plan.settings, n_prompt, n_gen, demand or users, names, kept)
         if not devices:
-            found += _here(plan, n_prompt, n_gen, users, kept)
-    rated = [dataclasses.replace(one, chance=chance(one, slo) if slo else None) for one in found]
+            found += _here(plan, n_prompt, n_gen, demand or users, kept)
+    rated = [dataclasses.replace(one, chance=chance(one, slo) if slo and not demand else None) for one in found]
     priced = [dataclasses.replace(one, price=(prices or {}).get(one.name)) for one in rated]
     return sorted(priced, key=_order)
 
 
-def _order(one: Candidate) -> tuple[bool, float]:
+def _order(one: Candidate) -> tuple[bool, float, float]:
     middle = math.sqrt(one.e2e_s[0] * one.e2e_s[1])
-    return bool(one.problem), math.inf if middle != middle else middle
+    most = one.needs and one.needs[1]
+    n_devices = most.n_devices if most else math.inf if one.demand else 1
+    return bool(one.problem), n_devices, math.inf if middle != middle else middle
 
 
 def _on_devices(
-    model: Model, settings: Settings, n_prompt: int, n_gen: int, users: int, names: Sequence[str], kept: Kept
+    model: Model, settings: Settings, n_prompt: int, n_gen: int, users: int | Demand, names: Sequence[str], kept: Kept
 ) -> list[Candidate]:
     rows = prediction.on_devices(model, settings, n_prompt, n_gen, names, *kept)
     return [_on_device(model, settings, device, row, users) for device, row in rows]
 
 
-def _on_device(model: Model, settings: Settings, device: Device, row: Prediction, users: int) -> Candidate:
+def _on_device(model: Model, settings: Settings, device: Device, row: Prediction, asked: int | Demand) -> Candidate:
+    users = 1 if isinstance(asked, Demand) else asked
     needed = prediction.memory_bytes(model, settings, row.n_prompt + row.n_gen, users)
     problem = row.misfit or ""
     if not problem and device.memory_bytes is not None and needed > device.memory_bytes:
         problem = f"needs {needed / 1e9:,.1f} GB of {device.memory_bytes / 1e9:,.1f} for {users} users"
-    slower = _slower(model, settings, row, users, device.gbps, device.peak_tflops)
-    return Candidate(
+
+    def slower(n: int) -> float:
+        return _slower(model, settings, row, n, device.gbps, device.peak_tflops)
+
+    one = Candidate(
         device.name,
         PREDICTED,
         model,
@@ -154,7 +173,7 @@ def _on_device(model: Model, settings: Settings, device: Device, row: Prediction
         row.n_gen,
         users,
         row.prefill_s,
-        (slower * row.tpot_s[0], slower * row.tpot_s[1]),
+        (slower(users) * row.tpot_s[0], slower(users) * row.tpot_s[1]),
         needed,
         device,
         device.memory_bytes,
@@ -162,6 +181,28 @@ def _on_device(model: Model, settings: Settings, device: Device, row: Prediction
         row.doubts,
         row.rests_on,
     )
+    return _with_needs(one, asked, settings, slower) if isinstance(asked, Demand) else one
+
+
+def _with_needs(one: Candidate, demand: Demand, settings: Settings, slower: Callable[[int], float]) -> Candidate:
+    """The candidate with how many such devices the demand needs. `slower`: a step of n answers over that of one."""
+    asked = dataclasses.replace(one, users=demand.users, demand=demand)
+    if one.problem or any(end != end for end in (*one.ttft_s, *one.tpot_s)):
+        return asked
+    n_ctx, available = demand.n_prompt + demand.n_gen, one.memory_bytes
+
+    def needed(n: int) -> float:
+        return prediction.memory_bytes(one.model, settings, n_ctx, n)
+
+    n_slots = MOST_SLOTS if available is None else bisect_right(range(1, MOST_SLOTS + 1), available, key=needed)
+    factors = [(n, slower(n)) for n in (*(2**i for i in range(9) if 2**i < n_slots), n_slots)]
+    if any(factor != factor for _, factor in factors):
+        return asked
+    fast, slow = (
+        serving.need(Law(((demand.n_prompt, ttft),), tuple((n, tpot * by) for n, by in factors), n_slots), demand)
+        for ttft, tpot in zip(one.ttft_s, one.tpot_s, strict=True)
+    )
+    return dataclasses.replace(asked, n_slots=n_slots, needs=(fast, slow))
 
 
 def _slower(model: Model, settings: Settings, row: Prediction, users: int, gbps: float, tflops: float | None) -> float:
@@ -178,11 +219,12 @@ def _slower(model: Model, settings: Settings, row: Prediction, users: int, gbps:
     return limits[1] / limits[0]
 
 
-def _here(plan: Plan, n_prompt: int, n_gen: int, users: int, kept: Kept) -> list[Candidate]:
+def _here(plan: Plan, n_prompt: int, n_gen: int, asked: int | Demand, kept: Kept) -> list[Candidate]:
     """This machine: what it measured of such a request, else what it predicts from its ceilings; nothing without."""
+    users = 1 if isinstance(asked, Demand) else asked
     label = machine.label(plan.machine, plan.settings)
     needed = prediction.memory_bytes(plan.model, plan.settings, n_prompt + n_gen, users)
-    if users == 1 and (row := _measured(kept[0], plan.model, label, n_prompt)) is not None:
+    if asked == 1 and (row := _measured(kept[0], plan.model, label, n_prompt)) is not None:
         ttft, tpot = (_span(row, figure, scale) for figure, scale in (("ttft_s", 1.0), ("tpot_ms", 1e-3)))
         return [Candidate(HERE, MEASURED, plan.model, n_prompt, n_gen, 1, ttft, tpot, needed, doubts=row["doubts"])]
     place = where.of(plan.machine, plan.model, plan.settings)
@@ -196,11 +238,15 @@ def _here(plan: Plan, n_prompt: int, n_gen: int, users: int, kept: Kept) -> list
     predicted = prediction.with_misfit(predicted, plan.model, plan.settings, available)
     steps = StepPrediction(plan.model, plan.settings, ceilings, learned.fit, learned.n_runs)
     past = n_prompt + max(0, n_gen - 2) // 2
-    one, many = steps.seconds(1, past, 1), steps.seconds(1, past, users, [(1, past)] * (users - 1))
-    slower = many / one if one and many else math.nan
-    tpot = slower * predicted.tpot_s[0], slower * predicted.tpot_s[1]
+
+    def slower(n: int) -> float:
+        one, many = steps.seconds(1, past, 1), steps.seconds(1, past, n, [(1, past)] * (n - 1))
+        return many / one if one and many else math.nan
+
+    tpot = slower(users) * predicted.tpot_s[0], slower(users) * predicted.tpot_s[1]
     parts = (plan.model, n_prompt, n_gen, users, predicted.prefill_s, tpot, needed, None, available)
-    return [Candidate(HERE, PREDICTED, *parts, predicted.misfit or "", predicted.doubts)]
+    found = Candidate(HERE, PREDICTED, *parts, predicted.misfit or "", predicted.doubts)
+    return [_with_needs(found, asked, plan.settings, slower) if isinstance(asked, Demand) else found]
 
 
 def _measured(records: Sequence[Record], model: Model, label: str, n_prompt: int) -> Any:
