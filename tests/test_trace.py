@@ -1,5 +1,6 @@
 """lab trace: the arithmetic on made-up stamps, and the real operations of a small model."""
 
+import ctypes
 import dataclasses
 import json
 from pathlib import Path
@@ -13,6 +14,7 @@ from lab.core.record import Ceilings, Rate, Record
 from lab.core.traced import Attention, Looks, Phase, TokenTrace
 from lab.engine import tracing
 from lab.errors import LabError
+from lab.process.rpc_server import RpcServer
 from lab.process.wire import Node, Operand, StepTrace
 from lab.process.worker import Worker
 from lab.show import trace_views
@@ -133,7 +135,7 @@ def traced(decode: Phase) -> Record:
 
 def told(decode: Phase) -> str:
     section = trace_views.sections([traced(decode)])[-1]
-    return " ".join([*section.sentences, *section.warnings])
+    return " ".join([*section.sentences, *section.notes, *section.warnings])
 
 
 def test_a_sum_that_is_far_off_says_so() -> None:
@@ -218,7 +220,8 @@ def test_the_command_shows_what_a_text_attends_to(tmp_path: Path) -> None:
     assert "Attention of ' sat', the last of 3 tokens" in run_lab("show", path)[1]
     assert run_lab("report", path)[0] == 0
     page = path.with_suffix(".html").read_text()
-    assert "lab trace --attention &#39;The cat sat&#39; --threads 1 --flash-attn off" in page and "<svg" in page
+    assert "lab trace --attention &#39;The cat sat&#39; --threads 1 --flash-attn off" in page
+    assert "<svg" in page and "<image" not in page  # which the page's content security policy would block
     assert "The text has 1 token in smollm2-135m" in run_lab("trace", "--attention", "The", "-t", 1)[2]
 
 
@@ -289,3 +292,32 @@ def test_attention_needs_a_weight_for_each_pair() -> None:
     for looks in (Looks((), (), ()), dataclasses.replace(whole.looks, decode=((1.0,),))):
         with pytest.raises(ValueError, match="a weight for each pair"):
             dataclasses.replace(whole, looks=looks)
+
+
+@pytest.mark.parametrize(("has_server", "expected"), [(True, [7]), (False, [])])
+def test_a_stop_on_an_rpc_server_reads_a_byte_of_the_result(
+    monkeypatch: pytest.MonkeyPatch, has_server: bool, expected: list[int]
+) -> None:
+    read: list[int] = []
+    fake = SimpleNamespace(ggml_nbytes=lambda address: 4, ggml_backend_tensor_get=lambda *given: read.append(given[0]))
+    monkeypatch.setattr(tracing, "ggml", lambda: fake)
+    stops = object.__new__(tracing._Stops)
+    stops.stamps, stops.describes, stops._byte = (
+        [],
+        False,
+        ctypes.create_string_buffer(1) if has_server else None,
+    )
+    assert stops._stop(7, True, None) and not read
+    assert stops._stop(7, False, None) and read == expected and len(stops.stamps) == 2
+
+
+def test_operations_on_an_rpc_server_and_the_copies_to_it_are_traced(mini: Path, tmp_path: Path) -> None:
+    with RpcServer("127.0.0.1", 0, n_threads=1) as server:
+        asked = "trace", "-m", mini, "-p", 6, "-n", 2, "-r", 1, "-t", 1, "--prompt", "random", "-o", tmp_path
+        status, out, _ = run_lab(*asked, "--rpc", server.endpoint, "-ngl", 2, "--json", "--no-plot")
+    assert status == 0
+    for phase in json.loads(out)["traces"][0]["phases"]:
+        devices = {part["operation"]: part["device"] for part in phase["parts"]}
+        assert devices["last matrix"] == devices[token_trace.COPIES] == "RPC0" and devices["embedding"] == "CPU"
+        assert set(phase["stops_s"]) == {"CPU", "RPC0"}
+        assert all(part["n_bytes"] for part in phase["parts"] if part["operation"] == token_trace.COPIES)

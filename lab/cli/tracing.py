@@ -40,8 +40,8 @@ def trace(attention: str | None, details: bool, **asked: Any) -> None:
 
     The engine stops after each operation. Views, which compute nothing, show what a stop costs; that is taken off. The
     same steps run in turns without stops, and the output says how far the sum is from them. Keep the machine quiet.
-    With several devices the copies between them are an operation of their own. The picture shows all layers. The
-    results file keeps all figures, for lab show and lab report.
+    With several devices the copies between them are an operation of their own. On an RPC server a stop takes a round
+    trip. The picture shows all layers. The results file keeps all figures, for lab show and lab report.
     """
     from lab.show import console, text_setup, trace_views
     from lab.show.section import print_sections

@@ -31,9 +31,10 @@ def section(model: str, seen: Attention) -> Section:
     )
     same = [layer for layer in layers if not any(seen.looks.changes[layer])]
     names = ", ".join(map(str, same)) or "no layer"
+    differs = f"at most {percent(seen.differs)}" if seen.differs >= 0.001 else "less than 0.1 %"
     words = [
         "In prefill every token attends to itself and to those before it: a triangle. In decode only the new token "
-        f"asks: one row, which differs from the last row of prefill by at most {percent(seen.differs)}. It needs the "
+        f"asks: one row, which differs from the last row of prefill by {differs}. It needs the "
         "keys and values of earlier tokens, and none of their queries: so the cache has keys and values.",
         f"With {seen.tokens[seen.replaced]!r} replaced by {seen.replacement!r}, K and V of the later tokens stay "
         f"exactly the same in {'layer ' if same else ''}{names}: elsewhere they depend on the tokens "
@@ -63,14 +64,19 @@ def draw(figure: Figure, model: str, seen: Attention) -> None:
     """Draws a matrix for each layer: the tokens that ask from top to bottom, those that they attend to across."""
     axes = grid(figure, len(seen.looks.prefill), N_COLUMNS, sharex=True, sharey=True)
     texts = [text.replace("\n", "\\n") for text in seen.tokens]
+    middles = [i + 0.5 for i in range(len(texts))]
     size = 7 if len(texts) <= 10 else 4
     for layer, (ax, rows) in enumerate(zip(axes, seen.looks.prefill, strict=True)):
         until_now = [
             [weight if i <= asks else math.nan for i, weight in enumerate(row)] for asks, row in enumerate(rows)
         ]
-        image = ax.imshow(until_now, vmin=0, vmax=1, cmap="viridis")
+        image = ax.pcolormesh(until_now, vmin=0, vmax=1, cmap="viridis")  # shapes: a page shows no embedded images
         ax.set_title(f"layer {layer}", fontsize=8)
-        ax.set_xticks(range(len(texts)), texts, rotation=90, fontsize=size)
-        ax.set_yticks(range(len(texts)), texts, fontsize=size)
-    figure.colorbar(image, ax=axes, shrink=0.3, label="weight")
+        ax.set_xticks(middles, texts, rotation=90, fontsize=size)
+        ax.set_yticks(middles, texts, fontsize=size)
+        ax.set_aspect("equal")
+    axes[0].invert_yaxis()  # shared by all
+    bar = figure.colorbar(image, ax=axes, shrink=0.3, label="weight")
+    if bar.solids is not None:
+        bar.solids.set_rasterized(False)
     figure.suptitle(f"What each token attends to in {model} (the last row is that of decode)", fontsize=11)

@@ -177,9 +177,13 @@ def loads(of_loads: Sequence[RequestRecord]) -> list[Section]:
 
 def traces(traced: Sequence[Record]) -> list[Section]:
     """Runs of `lab trace`: parts for prefill and decode, or for attention weights."""
-    parts = trace_views.sections(traced)
+    parts, lines = trace_views.sections(traced), list[str]()
+    if len(traced) == 1:  # its sentences are above its tables
+        lines = [line for part in parts for line in part.sentences]
+        parts = [dataclasses.replace(part, sentences=()) for part in parts]
     question = parts[0].question or "Where does the time of a token go?" if parts else ""
-    return [Section("One token's way", name="trace", question=question, parts=parts)] if parts else []
+    title = "One token's way"
+    return [Section(title, name="trace", question=question, sentences=lines, parts=parts)] if parts else []
 
 
 def compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]) -> tuple[bool, list[Section]]:

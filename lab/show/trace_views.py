@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.analysis.wording import digits, percent, seconds
-from lab.core.lists import join_and, plural
+from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Record
 from lab.core.traced import SAMPLING, Part, Phase, TokenTrace
 from lab.drawing.canvas import COLOURS, GRID, GUIDE, PAPER, finish
@@ -36,9 +36,8 @@ FAMILIES = {
 OFF = 0.05
 """A sum of the operations that is further than this from the step without stops makes the shares wrong."""
 
-
-WIDE = 0.1
-"""Share of a step from which on an operation has room for its name."""
+LETTER = 0.0065
+"""Share of a row's width that a letter of an operation's name needs."""
 
 
 def family(operation: str) -> str:
@@ -65,10 +64,13 @@ def sections(records: Sequence[Record], by_layer: bool = False) -> list[Section]
 
 def _with_picture(decode: Section, model: str, traced: TokenTrace) -> Section:
     hint = [] if traced.ceilings_measured_at else ["The ceilings of these kernels are not known: lab ceilings"]
-    picture = Picture("trace", "Each operation of each layer", lambda figure: draw(figure, model, traced), (10, 5.5))
-    return dataclasses.replace(
-        decode, sentences=[*sentences(traced), *decode.sentences], notes=hint, pictures=[picture]
+    picture = Picture(
+        "trace",
+        "Above the layers, below them their operations, as wide as they take time.",
+        lambda figure: draw(figure, model, traced),
+        (10, 7),
     )
+    return dataclasses.replace(decode, sentences=sentences(traced), notes=[*decode.notes, *hint], pictures=[picture])
 
 
 def as_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -118,7 +120,7 @@ def _section(model: str, phase: Phase, by_layer: bool) -> Section:
     shown = [column for column in columns if not (is_single and column[0] == "device")]
     made = Section(name, about, name=phase.name, **tabled(shown, rows), parts=parts if by_layer else ())
     if abs(phase.off) <= OFF:
-        return dataclasses.replace(made, sentences=[_off(phase)])
+        return dataclasses.replace(made, notes=[_off(phase)])
     doubt = "too far for the shares to be right. Trace again while no other program runs."
     return dataclasses.replace(made, warnings=[f"{_off(phase).removesuffix('.')}: {doubt}"])
 
@@ -162,9 +164,11 @@ def sentences(traced: TokenTrace) -> list[str]:
     if token_trace.COPIES in of:
         words.append(f"Copies between devices take {share(token_trace.COPIES)}.")
     if flops and more:
+        longer = prefill.untraced_s / decode.untraced_s
+        why = ": each matrix it reads serves all its tokens" if longer < more / flops else ""
         words.append(
-            f"Prefill computes {digits(more / flops)} times the FLOPs of the decode step in "
-            f"{digits(prefill.untraced_s / decode.untraced_s)} times its time: each matrix it reads serves all tokens."
+            f"Prefill computes {digits(more / flops)} times the FLOPs of the decode step in {digits(longer)} times its "
+            f"time{why}."
         )
     return words
 
@@ -181,12 +185,17 @@ def _off(phase: Phase) -> str:
 
 
 def draw(figure: Figure, model: str, traced: TokenTrace) -> None:
-    """Draws prefill and decode: a row of layers, below it their operations, as wide as they take time."""
-    axes = list(figure.subplots(len(traced.phases), 1))
+    """Draws prefill, decode and a layer of decode: layers, below them their operations, as wide as they take time."""
+    rows = [(_title(phase), phase.parts) for phase in traced.phases]
+    by_layer = grouped((part for part in traced.decode.parts if part.layer is not None), lambda part: part.layer)
+    if by_layer:
+        middle = sorted(by_layer.values(), key=lambda parts: sum(part.seconds for part in parts))[len(by_layer) // 2]
+        rows.append((f"layer {middle[0].layer} of that decode step", tuple(middle)))
+    axes = list(figure.subplots(len(rows), 1, squeeze=False)[:, 0])
     families = dict.fromkeys(family(part.operation) for phase in traced.phases for part in phase.parts)
     colours = {name: COLOURS[i] for i, name in enumerate((FEED_FORWARD, *dict.fromkeys(FAMILIES.values()), SMALL))}
-    for ax, phase in zip(axes, traced.phases, strict=True):
-        _draw_phase(ax, phase, colours)
+    for ax, (title, parts) in zip(axes, rows, strict=True):
+        _draw_parts(ax, parts, title, colours)
     for name in families:
         axes[-1].barh([0], [0], color=colours[name], label=name)
     finish(axes, f"One token's way through {model}: layers above, their operations below", is_apart=True)
@@ -194,25 +203,30 @@ def draw(figure: Figure, model: str, traced: TokenTrace) -> None:
         ax.grid(False)
 
 
-def _draw_phase(ax: Axes, phase: Phase, colours: dict[str, str]) -> None:
-    at, total_ms = 0.0, 1e3 * sum(max(0.0, part.seconds) for part in phase.parts)
-    for number, layer in enumerate(_in_order(phase.parts)):
+def _title(phase: Phase) -> str:
+    return f"{phase.name} of {plural(phase.n_tokens, 'token')}" + (f" after {phase.n_past:,}" if phase.n_past else "")
+
+
+def _draw_parts(ax: Axes, parts: Sequence[Part], title: str, colours: dict[str, str]) -> None:
+    at, total_ms = 0.0, 1e3 * sum(max(0.0, part.seconds) for part in parts)
+    layers = _in_order(parts)
+    edge = 0.6 if len(layers) == 1 else 0
+    for number, layer in enumerate(layers):
         width = sum(max(0.0, part.seconds) for part in layer) * 1e3
         ax.barh([1], [width], left=at, color=GRID if number % 2 else GUIDE, height=0.5, ec=PAPER, lw=0.4)
-        if layer[0].layer is not None and layer[0].layer % 5 == 0:
+        if layer[0].layer is not None and (layer[0].layer % 5 == 0 or len(layers) == 1):
             ink = GUIDE if number % 2 else PAPER
             ax.text(at + width / 2, 1, str(layer[0].layer), ha="center", va="center", fontsize=7, color=ink)
         for part in layer:
             ms = max(0.0, part.seconds) * 1e3
-            ax.barh([0.35], [ms], left=at, color=colours[family(part.operation)], height=0.7)
-            if ms > WIDE * total_ms:
+            ax.barh([0.35], [ms], left=at, color=colours[family(part.operation)], height=0.7, ec=PAPER, lw=edge)
+            if ms > LETTER * len(part.operation) * total_ms:
                 ax.text(at + ms / 2, 0.35, part.operation, ha="center", va="center", fontsize=8, color=PAPER)
             at += ms
     ax.set_yticks([0.35, 1], ["operations", "layers"])
     ax.set_ylim(0, 1.3)
     ax.set_xlim(0, at)
     ax.set_xlabel("ms")
-    title = f"{phase.name} of {plural(phase.n_tokens, 'token')}" + (f" after {phase.n_past:,}" if phase.n_past else "")
     ax.set_title(title, fontsize=9)
 
 

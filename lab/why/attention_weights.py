@@ -22,7 +22,7 @@ from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.why.token_trace import kept
 
-MOST_TOKENS = 64
+MOST_TOKENS = 32
 """Tokens of a prompt whose matrices can still be drawn."""
 
 

@@ -78,11 +78,6 @@ def trace(
     check_number("repeat", repeat, 1000)
     with Worker() as worker:
         plan = make_plan(worker, [prompt_len], gen + 1, 1, model, watch=watch, **settings)
-        if plan.settings.rpc:
-            raise LabError(
-                "Operations on an RPC server cannot be timed one by one: it does not say when one has ended.",
-                "Run lab trace on the server's machine, without --rpc.",
-            )
         if plan.refused:
             raise LabError(" ".join(plan.refused.values()), "Use a shorter prompt or a smaller model.")
         asked = dataclasses.replace(plan.settings, n_batch=max(plan.settings.n_batch, prompt_len))
@@ -281,5 +276,5 @@ def _least_s(node: Node, steps: StepTrace, model: Model, ceilings: Ceilings | No
 
 
 def _device(node: Node) -> str:
-    """The device that holds an operation's result: CUDA0, CPU."""
-    return "CPU" if node.buffer.startswith("CPU") else node.buffer.partition("_")[0]
+    """The device that holds an operation's result: CUDA0, CPU, RPC0."""
+    return "CPU" if node.buffer.startswith("CPU") else re.split(r"[_\[]", node.buffer)[0]
