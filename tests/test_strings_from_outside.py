@@ -17,6 +17,7 @@ from lab.core import results
 from lab.core.lines import parse_line, to_json
 from lab.core.noise import Gpu, Noise, NoiseReading, NoiseSamples
 from lab.core.record import FAILED, Ceilings, Device, Rate, Record, Totals
+from lab.core.traced import Attention, Looks, Part, Phase, TokenTrace
 from tests.conftest import MACHINE, MODEL, make_record, make_run
 
 EVIL = "evil\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\x00\x85\n\r\u202e\u2066\u2028\ufeff"
@@ -101,6 +102,14 @@ def folder(tmp_path: Path) -> Path:
             record = poisoned(make_record(run, machine=here, model=model, session=name), KEPT)
             record = dataclasses.replace(record, settings=dataclasses.replace(record.settings, prompt=name + EVIL))
             results.append(tmp_path / f"{name}.jsonl", record)
+    phase = Phase("decode", 1, 40, (Part("Q", 3, "CPU", 100.0, 200.0, 1e-6),), {"CPU": 1e-6}, 1e-6, 3, 3)
+    looks = Looks((((1.0, 0.0), (0.5, 0.5)),), ((0.5, 0.5),), ((0.0, 0.1),))
+    found: dict[str, Any] = {
+        "trace": TokenTrace(phase, phase, None),
+        "attention": Attention("$a_{$<script>", ("$a_{$", "<script>"), 0, "b", looks),
+    }
+    traces = [poisoned(make_record(make_run(**{name: value}), session=name), KEPT) for name, value in found.items()]
+    results.append(tmp_path / "c.jsonl", *traces)
     rates: tuple[Rate, ...] = (
         RATE,
         dataclasses.replace(RATE, op="attention", type="F16", rows=4, columns=16, n_head_kv=2),
@@ -135,5 +144,8 @@ def test_no_command_prints_or_writes_one(command: list[str], folder: Path) -> No
     assert done.exit_code == 0, (done.output, done.exception)
     written = [path.read_text() for path in set(folder.iterdir()) - before if path.suffix in (".svg", ".html")]
     assert written or "evil" in done.output
+    if name == "show" and not options:
+        assert "Decodeevil" in done.output and "Attention of" in done.output
     for text in [done.output, *written]:
+        assert "<script>" not in text.partition("mini-lab-records")[0] or name == "show"
         assert not DANGEROUS & set(text)

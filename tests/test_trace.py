@@ -10,7 +10,7 @@ import pytest
 
 from lab.core import cost, results
 from lab.core.lines import to_json
-from lab.core.record import Ceilings, Rate, Record
+from lab.core.record import Ceilings, Device, Rate, Record
 from lab.core.traced import Attention, Looks, Phase, TokenTrace
 from lab.engine import tracing
 from lab.errors import LabError
@@ -64,6 +64,21 @@ def test_each_device_has_its_own_cost_of_a_stop() -> None:
     assert phase.stops_s == pytest.approx({"CPU": 1e-6, "CUDA0": 2.5e-6})
     assert [1e6 * part.seconds for part in phase.parts[:2]] == pytest.approx([2, 0.5])
     assert "less 1.00 us for each stop on CPU and 2.50 us for each stop on CUDA0," in told(phase)
+
+
+def test_an_operation_faster_than_its_stop_has_no_share_but_counts_in_the_sum() -> None:
+    fast = dataclasses.replace(Q, times_ns=(200,) * 3)
+    phase = token_trace.phase("decode", steps(fast, VIEW, VIEW), MODEL, SETTINGS)
+    assert phase.parts[0].seconds == pytest.approx(-0.8e-6)
+    assert phase.sum_s == pytest.approx(4.2e-6) and phase.total_s == pytest.approx(12e-6)
+    assert "attention's output 0 %" in told(phase)
+
+
+def test_devices_come_from_buffers() -> None:
+    lent = (Device("RPC0", "RPC server a:1", "gpu", 1), Device("RPC1", "RPC server b:1", "gpu", 1))
+    for buffer, device in {"CUDA_Host": "CPU", "CPU_REPACK": "CPU", "CUDA0": "CUDA0", "RPC0[b:1]": "RPC1"}.items():
+        there = dataclasses.replace(Q, buffer=buffer)
+        assert token_trace.phase("decode", steps(there), MODEL, SETTINGS, None, lent).parts[0].device == device
 
 
 def test_operations_and_layers_come_from_weights_and_names() -> None:

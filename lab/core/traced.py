@@ -50,8 +50,8 @@ class Phase:
 
     @property
     def total_s(self) -> float:
-        """All parts."""
-        return sum(part.seconds for part in self.parts)
+        """All parts, without those that were faster than their stops: of such a part noise is left, below zero."""
+        return sum(max(0.0, part.seconds) for part in self.parts)
 
     @property
     def sum_s(self) -> float:

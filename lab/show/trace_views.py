@@ -104,7 +104,10 @@ def _section(model: str, phase: Phase, by_layer: bool) -> Section:
         *sizes,
         ("GB/s", lambda part: _rate(part.n_bytes, part.seconds)),
         ("GFLOP/s", lambda part: _rate(part.flops, part.seconds)),
-        ("of\nceiling", lambda part: percent(part.least_s / part.held_s) if part.least_s and part.held_s else UNKNOWN),
+        (
+            "of\nceiling",
+            lambda part: percent(part.least_s / part.held_s) if part.least_s and part.held_s > 0 else UNKNOWN,
+        ),
     )
     name = f"{phase.name.capitalize()} of {plural(phase.n_tokens, 'token')} by {model}"
     about = f"medians of {plural(phase.n_steps, 'step')}" + (f" after {phase.n_past:,} tokens" if phase.n_past else "")
@@ -143,7 +146,7 @@ def sentences(traced: TokenTrace) -> list[str]:
     total_s = decode.total_s
     of = dict.fromkeys((family(part.operation) for part in decode.parts), 0.0)
     for part in decode.parts:
-        of[family(part.operation)] += part.seconds
+        of[family(part.operation)] += max(0.0, part.seconds)
     read, many = (sum(part.n_bytes or 0 for part in phase.parts) for phase in (decode, prefill))
     flops, more = (sum(part.flops or 0 for part in phase.parts) for phase in (decode, prefill))
 

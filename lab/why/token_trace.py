@@ -20,7 +20,8 @@ from typing import Any, Unpack
 from lab.core import cost, shape
 from lab.core.asked_settings import SettingsKeywords, check_number
 from lab.core.lists import grouped
-from lab.core.record import OK, Ceilings, Model, Record, Run, Settings, Steps
+from lab.core.placement import device_of
+from lab.core.record import OK, Buffer, Ceilings, Device, Model, Record, Run, Settings, Steps
 from lab.core.results import save, unless_empty
 from lab.core.traced import SAMPLING, Part, Phase, TokenTrace
 from lab.errors import LabError
@@ -87,8 +88,8 @@ def trace(
         where = places.of(plan.machine, plan.model, chosen, placed)
         traced = worker.trace(tokens, gen, repeat)
     known = probing.known(probing.kept(Path(results), lambda sentence: None), where)
-    prefill = phase("prefill", traced.prefill, plan.model, chosen, known)
-    decode = phase("decode", traced.decode, plan.model, chosen, known)
+    prefill = phase("prefill", traced.prefill, plan.model, chosen, known, plan.machine.devices)
+    decode = phase("decode", traced.decode, plan.model, chosen, known, plan.machine.devices)
     seen = TokenTrace(prefill, decode, known.measured_at if known else None)
     return kept(plan, chosen, Path(out), prompt_len, gen + 1, trace=seen, placement=placed)
 
@@ -122,10 +123,17 @@ def _load(worker: Worker, plan: Plan, asked: Settings, n_prompt: int) -> list[in
     return prompts.cut(ids, n_prompt, prompts.offset(plan.seed, 0, len(ids)), vocabulary.bos)
 
 
-def phase(name: str, steps: StepTrace, model: Model, settings: Settings, ceilings: Ceilings | None = None) -> Phase:
+def phase(
+    name: str,
+    steps: StepTrace,
+    model: Model,
+    settings: Settings,
+    ceilings: Ceilings | None = None,
+    devices: Sequence[Device] = (),
+) -> Phase:
     """Arithmetic on the stamps of steps: the cost of a stop taken off, and what moves between devices."""
     times = [statistics.median(node.times_ns) for node in steps.nodes]
-    empty = [(_device(node), ns) for node, ns in zip(steps.nodes, times, strict=True) if node.op in EMPTY]
+    empty = [(_device(node, devices), ns) for node, ns in zip(steps.nodes, times, strict=True) if node.op in EMPTY]
     by_place = grouped(empty, itemgetter(0))
     stops_ns = {device: statistics.median(ns for _, ns in alike) for device, alike in by_place.items()}
     usual_gap_ns = statistics.median(statistics.median(node.gaps_ns) for node in steps.nodes)
@@ -134,7 +142,7 @@ def phase(name: str, steps: StepTrace, model: Model, settings: Settings, ceiling
     parts, copied, layer = list[Part](), set[str](), None
     for node, ns in zip(steps.nodes, times, strict=True):
         layer = layer_of(node, layer)
-        device = _device(node)
+        device = _device(node, devices)
         arriving = [one for one in node.sources if _COPIED.fullmatch(one.name) and one.name not in copied]
         if arriving:
             copied |= {one.name for one in arriving}
@@ -275,6 +283,6 @@ def _least_s(node: Node, steps: StepTrace, model: Model, ceilings: Ceilings | No
     return None
 
 
-def _device(node: Node) -> str:
+def _device(node: Node, devices: Sequence[Device]) -> str:
     """The device that holds an operation's result: CUDA0, CPU, RPC0."""
-    return "CPU" if node.buffer.startswith("CPU") else re.split(r"[_\[]", node.buffer)[0]
+    return device_of(Buffer("", node.buffer, 0), devices)
