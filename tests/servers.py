@@ -132,6 +132,8 @@ def _serve(arguments: Sequence[str]) -> None:
     parser.add_argument("--ctx-size", type=int, default=2048)
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--no-cache-prompt", action="store_true")
+    for hidden in ("--kv-unified", "--context-shift"):  # `lab tune --serve` tries the options that the help names
+        parser.add_argument(hidden, action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     parameters = xllamacpp.CommonParams()
     parameters.model.path, parameters.model_alias = asked.model, {NAME}
@@ -139,6 +141,7 @@ def _serve(arguments: Sequence[str]) -> None:
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = asked.threads
     parameters.n_ctx, parameters.n_parallel = asked.ctx_size, asked.parallel
     parameters.cache_prompt = not asked.no_cache_prompt
+    parameters.kv_unified, parameters.ctx_shift = asked.kv_unified, asked.context_shift
     parameters.warmup = False
     parameters.endpoint_slots = True
     server = xllamacpp.Server(parameters)

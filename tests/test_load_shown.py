@@ -312,7 +312,7 @@ def test_an_overloaded_arm_does_not_hold() -> None:
     assert capacity is not None and (capacity.at_least, capacity.best) == (None, 10)
 
 
-ENDPOINT = Endpoint(url="http://127.0.0.1:1/v1", api="chat", settings=ServerSettings(n_slots=4))
+ENDPOINT = Endpoint(url="http://127.0.0.1:1/v1", api="chat", settings=ServerSettings(n_slots=4, n_ctx=4096))
 
 
 def printed(*requests: Request, capsys: pytest.CaptureFixture[str]) -> str:
@@ -353,6 +353,43 @@ def test_doubts_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     busy = dataclasses.replace(OPEN, rate=10.0)
     piled = printed(*(planted(0.1 * i, busy, 0.1 + 0.08 * i) for i in range(50)), capsys=capsys)
     assert "overloaded" in piled
+
+
+def test_a_full_cache_is_named_and_a_truncated_answer_is_not_a_good_one(capsys: pytest.CaptureFixture[str]) -> None:
+    long = Asked(n_prompt=10, n_gen=9, load=LOAD)
+    cut = [planted(1 + i, asked=long, finish_reason="length") for i in range(2)]
+    text = printed(
+        *cut, planted(3, finish_reason="length"), planted(4, asked=long, finish_reason="stop"), capsys=capsys
+    )
+    assert "4 requests" in text and "2 truncated" in text
+    assert "! 1 user: 2 answers truncated (finish reason length, but fewer tokens than requested)" in text
+    assert "! 1 user: 1 answer shorter than requested" in text  # ended by itself
+    figures = load_figures.figures_of(arm(*cut, planted(3), planted(4), planted(6)))
+    assert figures.attainment and (figures.attainment.n_good, figures.attainment.n) == (2, 4)
+    assert figures.e2e and figures.ttft and (figures.e2e.n, figures.ttft.n) == (2, 4)
+    assert figures.requests_ps and figures.requests_ps.value == 2 / 4  # of 4 s
+
+    refused = "400 Bad Request: request (300 tokens) exceeds the available context size (256 tokens), try increasing it"
+    for error in (refused, "Context size has been exceeded.", "This model's maximum context length is 256 tokens"):
+        assert "the server's context is too short" in printed(failed(2, error=error), planted(6), capsys=capsys)
+    assert "context" not in printed(failed(2, error="busy"), planted(6), capsys=capsys)
+    beyond = planted(2, usage=Usage(prompt_tokens=4092, completion_tokens=5))
+    said = printed(beyond, planted(3), planted(6), capsys=capsys)
+    assert "1 answer went beyond the server's context of 4,096 tokens: it dropped earlier tokens" in said
+
+
+def test_a_count_of_the_tokenizer_says_truncated_only_if_it_is_far_too_low() -> None:
+    def is_truncated(n: int, n_events: int, n_gen: int, counted_by: str = "tokenize") -> bool:
+        usage = Usage(completion_tokens=n, counted_by=counted_by)
+        asked = Asked(n_prompt=10, n_gen=n_gen, load=LOAD)
+        return loads.sample(
+            planted(2, n=n_events, asked=asked, usage=usage, finish_reason="length")
+        ).figures.is_truncated
+
+    assert not is_truncated(90, 20, 100) and is_truncated(89, 20, 100)
+    assert not is_truncated(50, 95, 100)  # an event has at least a token
+    assert is_truncated(99, 20, 100, "usage") and not is_truncated(100, 20, 100, "usage")
+    assert not loads.sample(planted(2, usage=None, finish_reason="length")).figures.is_truncated
 
 
 def of_time(*requests: Request) -> list[tuple[float | None, float | None, float, str | None]]:

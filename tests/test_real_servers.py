@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,10 +27,12 @@ from lab.core import request_times as times
 from lab.core import results
 from lab.core.record import FAILED, OK
 from lab.core.request import (
+    BAD_REQUEST,
     CHAT,
     COMPLETIONS,
     CUT_OFF,
     DONE,
+    ERROR_INSIDE,
     HALF_LINE,
     LOST,
     OTHER,
@@ -40,6 +42,7 @@ from lab.core.request import (
     USAGE,
     Asked,
     Request,
+    Slo,
 )
 from lab.core.request_times import figures
 from lab.endpoints import formats
@@ -59,12 +62,12 @@ LLAMA, PYTHON = "llama-server", "llama_cpp.server"
 
 
 @contextmanager
-def a_llama_server(model: Path) -> Iterator[RealServer]:
-    """A llama-server with two slots."""
+def a_llama_server(model: Path, options: Sequence[str] = ONE_THREAD) -> Iterator[RealServer]:
+    """A llama-server, with two slots unless the options say otherwise."""
     if not find_spec("xllamacpp") and not llama_bench.is_built("llama-server"):
         pytest.skip("no llama-server here: neither the xllamacpp wheel nor one that a benchmark built")
     start = wheel_server if find_spec("xllamacpp") else llama_server
-    with start(model, *ONE_THREAD) as server:
+    with start(model, *options) as server:
         yield server
 
 
@@ -310,6 +313,57 @@ def test_an_answer_that_the_next_request_interrupts_is_cut_off(embedded: Path) -
         interrupted = [reply.request for reply in server.client.run(plan) if reply.request.status == FAILED]
     assert interrupted and all(request.failure in (CUT_OFF, LOST) for request in interrupted)
     assert all(request.events.kind.count(TEXT) < 60 and DONE in request.events.kind for request in interrupted)
+
+
+# A full cache
+
+
+CONTEXT = 256
+"""Tokens of the smallest context that llama.cpp makes."""
+
+
+@contextmanager
+def a_small_server(model: Path, *options: str, n_slots: int = 1) -> Iterator[Server]:
+    """A llama-server with a short context, through text completions."""
+    small = ("--threads", "1", "--ctx-size", str(CONTEXT), "--parallel", str(n_slots), *options)
+    with a_llama_server(model, small) as started, connect(started.url, api=COMPLETIONS) as server:
+        assert server.endpoint.settings and server.endpoint.settings.n_ctx == CONTEXT
+        yield server
+
+
+def test_what_exceeds_the_context_is_refused_or_truncated(embedded: Path) -> None:
+    with a_small_server(embedded) as server:
+        refused, truncated = send(server, ask_of(server, 300, 4)), send(server, ask_of(server, 60, 400))
+    assert (refused.failure, refused.http_status) == (BAD_REQUEST, 400)
+    assert "request (300 tokens) exceeds the available context size (256 tokens)" in (refused.error or "")
+    assert (truncated.status, truncated.finish_reason) == (OK, "length")
+    assert figures(truncated).n_generated == CONTEXT - 60 and figures(truncated).is_truncated
+    assert not figures(truncated).meets(Slo(e2e_s=1e9))
+
+
+def test_a_shifted_context_gives_a_whole_answer_that_is_longer_than_the_context(embedded: Path) -> None:
+    with a_small_server(embedded, "--context-shift") as server:
+        known = figures(send(server, ask_of(server, 60, 210)))
+    assert (known.n_prompt, known.n_generated, known.is_truncated) == (60, 210, False)
+
+
+def test_users_who_share_a_cache_that_is_too_small_fail_in_mid_stream(embedded: Path) -> None:
+    with a_small_server(embedded, "--kv-unified", n_slots=3) as server:
+        asks = (ask_of(server, 100, 60),) * 3  # each fits alone
+        (alone,) = server.client.run(SendPlan(asks=asks[:1], api=COMPLETIONS))
+        together = list(server.client.run(SendPlan(asks=asks, api=COMPLETIONS, n_at_once=3)))
+    assert alone.request.status == OK
+    failed = [reply.request for reply in together if reply.request.status == FAILED]
+    assert failed and {one.failure for one in failed} == {ERROR_INSIDE}
+    assert {one.error for one in failed} == {"Context size has been exceeded."}
+
+
+def test_llama_cpp_server_cuts_off_what_exceeds_the_context(embedded: Path) -> None:
+    options = ("--n_threads", "1", "--n_threads_batch", "1", "--n_ctx", str(CONTEXT))
+    with llama_cpp_server(embedded, *options) as started, connect(started.url, api=COMPLETIONS) as server:
+        refused, truncated = send(server, ask_of(server, 300, 4)), send(server, ask_of(server, 200, 100))
+    assert (refused.failure, refused.http_status) == (CUT_OFF, 200)
+    assert (truncated.status, truncated.finish_reason, figures(truncated).is_truncated) == (OK, "length", True)
 
 
 # The commands, end to end

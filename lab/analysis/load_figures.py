@@ -79,7 +79,8 @@ class ArmFigures:
     failures: dict[str, int]  # by class
     errors: dict[str, str]  # the most frequent error text of each class
     n_failed_outside: int  # in the warm-up, and after the window
-    n_short: int  # answers with fewer tokens than requested
+    n_truncated: int  # answers that a limit of the server ended: its context was full
+    n_short: int  # other answers with fewer tokens than requested
     n_warm: int  # requests with cached prompt tokens
     tokens_tps: Rate | None
     is_spread: bool  # whether tokens were spread evenly over events
@@ -127,7 +128,8 @@ def figures_of(arm: Arm, alone: Alone | None = None) -> ArmFigures:
         failures=dict(failures.most_common()),
         errors={name: error for (name, error), _ in reversed(words.most_common()) if error},
         n_failed_outside=n_failed - failures.total(),
-        n_short=sum(one.is_short is True for one in went_well),
+        n_truncated=sum(one.is_truncated for one in went_well),
+        n_short=sum(one.is_short is True and not one.is_truncated for one in went_well),
         n_warm=sum(one.is_warm is True for one in went_well),
         tokens_tps=rate(arm.rounds, lambda one: one.tokens_tps),
         is_spread=any(one.is_spread for of_round in arm.rounds for one in of_round.all),
@@ -165,7 +167,8 @@ def tpot_bound_s(figures: Figures) -> float | None:
 
 
 def e2e_s(figures: Figures) -> float | None:
-    return _seconds(figures.e2e_due_ns)
+    """None for a truncated answer: the whole one would have taken longer."""
+    return None if figures.is_truncated else _seconds(figures.e2e_due_ns)
 
 
 def latency(arm: Arm, of: Callable[[Figures], float | None]) -> Latency | None:

@@ -145,10 +145,11 @@ class Round:
 
     @property
     def requests_ps(self) -> float | None:
-        """Successful requests per second that ended inside the window."""
+        """Requests per second that ended inside the window with their whole answer."""
         if not self.length_s:
             return None
-        return sum(one.is_ok and self.begin_s <= one.end_s < self.end_s for one in self.all) / self.length_s
+        whole = [one for one in self.all if one.is_ok and not one.figures.is_truncated]
+        return sum(self.begin_s <= one.end_s < self.end_s for one in whole) / self.length_s
 
     def in_flight(self, at_s: float) -> int:
         """Requests that were due and had not ended at this time."""

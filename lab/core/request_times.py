@@ -20,6 +20,9 @@ AT_ONCE_EVENTS, AT_ONCE_NS = 10, 100_000
 """An answer came at once if it has at least AT_ONCE_EVENTS events, on average less than AT_ONCE_NS apart: no model
 generates 10,000 tokens per second for one request. Fewer events may arrive together by chance."""
 
+JOINED = 0.9
+"""The server's tokenizer may join tokens of an answer, so its count can be lower than that of the generated tokens."""
+
 
 def generated(request: Request) -> list[int]:
     """The indices of the events with generated content."""
@@ -55,6 +58,19 @@ def e2e_ns(request: Request) -> int | None:
     """t_last - the sending of the request."""
     indices = generated(request)
     return request.events.arrive_ns[indices[-1]] if indices else None
+
+
+def is_truncated(request: Request) -> bool:
+    """Whether the answer ended by length (not by itself) with fewer tokens than requested: the context was full.
+
+    False if the tokens are not counted.
+    """
+    n = n_generated(request)
+    if n is None or request.usage is None or (request.status, request.finish_reason) != (OK, "length"):
+        return False
+    if request.usage.counted_by == "tokenize":
+        return max(n, len(generated(request))) < JOINED * request.asked.n_gen
+    return n < request.asked.n_gen
 
 
 def dispatch_delay_ns(request: Request) -> int | None:
@@ -151,6 +167,7 @@ class Figures:
     tpot_ns: float | None
     tpot_bounds_ns: tuple[float, float] | None
     longest_stall_ns: int | None
+    is_truncated: bool  # ended by a limit of the server before it had all requested tokens
     n_events: int  # with generated content
     n_generated: int | None
     n_prompt: int | None  # counted by the server
@@ -182,10 +199,10 @@ class Figures:
     def used(self, slo: Slo) -> float:
         """The largest ratio of a figure to its limit; above 1 the request broke a limit.
 
-        In an open loop TTFT and E2E count from the planned time. Infinite for failures and unknown figures. An inexact
-        TPOT counts with its upper bound.
+        In an open loop TTFT and E2E count from the planned time. Infinite for failures, truncated answers and unknown
+        figures. An inexact TPOT counts with its upper bound.
         """
-        if self.status != OK:
+        if self.status != OK or self.is_truncated:
             return math.inf
         tpot_ns = None if self.tpot_bounds_ns is None else self.tpot_bounds_ns[1]
         tpot_limit_s = None if self.n_generated == 1 else slo.tpot_s
@@ -196,7 +213,7 @@ class Figures:
         )
 
     def meets(self, slo: Slo) -> bool:
-        """Whether the request succeeded within every limit."""
+        """Whether the request got its whole answer within every limit."""
         return self.used(slo) <= 1
 
 
@@ -219,6 +236,7 @@ def figures(request: Request) -> Figures:
         tpot_ns=tpot_ns(request),
         tpot_bounds_ns=tpot_bounds_ns(request),
         longest_stall_ns=longest_stall_ns(request),
+        is_truncated=is_truncated(request),
         n_events=len(generated(request)),
         n_generated=n_generated(request),
         n_prompt=usage.prompt_tokens if usage else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,10 @@ LATE_S = 0.01
 
 DRIFT = 1.5
 """A warning says if TTFT differs by more than this factor between the halves of the windows."""
+
+IS_FULL = re.compile(r"context (size|length|window)", re.IGNORECASE)
+"""In errors of servers for a request that their context cannot hold, such as llama-server's "exceeds the available
+context size (256 tokens)" and "Context size has been exceeded."."""
 
 DEFINITIONS = (
     "tokens/s: all tokens that arrived in the steady window; for a user 1 / median TPOT. TTFT, TPOT, E2E: successful "
@@ -88,7 +93,8 @@ def _columns(shown: Sequence[ArmFigures]) -> Columns:
 
 def _load(one: ArmFigures) -> str:
     failed = [f"{one.n - one.n_ok} failed"] if one.n > one.n_ok else []
-    return "\n".join([one.arm.label, plural(one.n, "request"), *failed])
+    truncated = [f"{one.n_truncated} truncated"] if one.n_truncated else []
+    return "\n".join([one.arm.label, plural(one.n, "request"), *failed, *truncated])
 
 
 def _share(met: Attainment | None) -> str:
@@ -97,7 +103,7 @@ def _share(met: Attainment | None) -> str:
 
 def sentences(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
     """Findings and warnings on the arms, the most important first."""
-    found = [*capacities(shown), *_time_shares(shown)]
+    found = [*capacities(shown), *_time_shares(shown), *_full(shown, endpoint)]
     return [*found, *_doubts(shown), *_unsteady(shown), *_lateness(shown), *_slots(shown, endpoint)]
 
 
@@ -177,6 +183,32 @@ def _slots(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
         words.append(
             f"Median TTFT minus the server's prompt time (waiting for a slot, tokenization, HTTP): {join_and(parts)}."
         )
+    return words
+
+
+def _full(shown: Sequence[ArmFigures], endpoint: Endpoint) -> list[str]:
+    """What a full cache did: requests refused, answers truncated, tokens dropped."""
+    n_ctx = endpoint.settings.n_ctx if endpoint.settings else None
+    words = []
+    for one in shown:
+        went_well = [due.figures for due in one.arm.inside if due.is_ok]
+        sizes = [(done.n_prompt or 0) + (done.n_generated or 0) for done in went_well]
+        n_beyond = sum(size > n_ctx for size in sizes) if n_ctx else 0
+        if any(IS_FULL.search(error) for error in one.errors.values()):
+            words.append(
+                f"! {one.arm.label}: the server's context is too short for these requests. Give it a longer one "
+                "(llama-server: --ctx-size), or use fewer tokens or users."
+            )
+        if one.n_truncated:
+            words.append(
+                f"! {one.arm.label}: {plural(one.n_truncated, 'answer')} truncated (finish reason length, but fewer "
+                "tokens than requested): the server's context was full. They have no E2E and meet no limits."
+            )
+        if n_beyond:
+            words.append(
+                f"! {one.arm.label}: {plural(n_beyond, 'answer')} went beyond the server's context of {n_ctx:,} "
+                "tokens: it dropped earlier tokens (context shift), so they are not answers to the whole prompt."
+            )
     return words
 
 
