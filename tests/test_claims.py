@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import threading
+import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,9 @@ from typing import Any
 import pytest
 
 import lab
-from lab.core import results
+from lab.core import request, results
 from lab.core.record import FAILED, OK, Record
+from lab.core.request import TEXT, Events, Request
 from lab.core.traced import Looks
 from lab.errors import LabError
 from lab.experiments.claims import claim_parts, claim_session, claim_verdicts
@@ -29,12 +33,13 @@ from lab.experiments.claims.claim import (
 from lab.experiments.claims.claim_parts import CEILINGS, PARTS, Asked, Trial
 from lab.experiments.claims.claim_session import Progress, Session
 from lab.experiments.claims.claim_verdicts import CLAIMS, Judged, Verdicts
-from lab.runner import repeatability, side_by_side
+from lab.runner import own_server, repeatability, side_by_side
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
 from lab.show import claim_views, console, page, reproduce, section
 from lab.why.where import Where
 from tests.conftest import MACHINE, MODEL, FakeWorker, died, make_record, make_run, run_lab, run_process
+from tests.odd_server import CHAT_PATH, STREAM, Canned, odd_server, stream
 from tests.test_explain import FAST
 from tests.test_report import Page
 
@@ -186,6 +191,77 @@ def test_a_model_whose_k_and_v_do_not_show_is_not_testable(worker: Any, tmp_path
     records, _, _ = run(session, worker, tmp_path / "a.jsonl")
     (one,) = claim_session.judge(session.claims, records, Where(MACHINE), tmp_path, True).judged
     assert one.judgement.verdict == UNTESTABLE and "does not show K and V" in one.judgement.words
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """In place of llama_cpp.server: a server that answers one request after the other. Lists what happens to it."""
+    place, happened = threading.Semaphore(1), list[str]()
+
+    def answer(question: dict[str, Any]) -> Canned:
+        def pieces(_: dict[str, Any]) -> Iterator[bytes]:
+            with place:
+                for piece in stream(*[" word"] * question["max_tokens"]):
+                    time.sleep(0.003)
+                    yield piece
+
+        return Canned(pieces, kind=STREAM)
+
+    with odd_server({CHAT_PATH: answer}) as server:
+
+        def start(path: Path, *_: object) -> Any:
+            happened.append(f"started with {path.name}")
+            return types.SimpleNamespace(url=server.url, end=lambda: happened.append("ended"))
+
+        monkeypatch.setattr(own_server, "check", lambda: None)
+        monkeypatch.setattr(own_server, "start", start)
+        monkeypatch.setattr(claim_parts, "LEAST_S", 0.4)
+        yield happened
+
+
+def test_requests_wait_for_a_server_above_its_capacity(worker: Any, tmp_path: Path, one_at_a_time: list[str]) -> None:
+    records, _, _ = run(planned(worker, tmp_path, "36", quick=False), worker, tmp_path / "a.jsonl")
+    below, above = (record.run.arrivals for record in records)
+    assert below and above and (below.rate, above.rate) == (0.5 * below.capacity, 2 * below.capacity)
+    for one in (below, above):
+        assert (
+            one.n_failed == 0 and len(one.due_ns) >= claim_parts.FEWEST_DUE and list(one.due_ns) == sorted(one.due_ns)
+        )
+    assert max(above.ttft_ns) > 0.2e9  # most of those that were due until 0.8 s are still before the last one
+    assert one_at_a_time[0].startswith("started with ") and one_at_a_time[1:] == ["ended"]
+    assert list(results.read([tmp_path / "a.jsonl"]).records) == records
+    assert {record.run.part for record in records} == {"queue"}
+
+
+def test_a_server_that_gives_no_answer_is_not_testable(
+    worker: Any, tmp_path: Path, one_at_a_time: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise LabError("The server did not start: no memory", "Free some.")
+
+    monkeypatch.setattr(own_server, "start", refuse)
+    session = planned(worker, tmp_path, "36", quick=False)
+    records, _, _ = run(session, worker, tmp_path / "a.jsonl")
+    (one,) = claim_session.judge(session.claims, records, Where(MACHINE), tmp_path, False).judged
+    assert one.judgement.verdict == UNTESTABLE and "did not start" in one.judgement.words
+
+
+def test_without_the_packages_of_a_server_the_queue_is_not_testable(
+    worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_server, "NEEDS", ("no_such_package",))
+    session = planned(worker, tmp_path, "36", quick=False)
+    assert "not installed: no_such_package" in str(session.problems["queue"]) and not session.trials
+
+
+def test_failed_requests_have_no_times() -> None:
+    asked = request.Asked(n_prompt=4, n_gen=2)
+    events = Events((50, 60), (1, 1), (TEXT, TEXT))
+    good = Request(asked=asked, started_at="", scheduled_ns=100, sent_ns=130, status=OK, events=events)
+    failed = dataclasses.replace(good, status=FAILED)
+    earlier = dataclasses.replace(good, scheduled_ns=0, sent_ns=0)
+    found = claim_parts.arrivals([good, failed, earlier], 2.0, 4.0)
+    assert (found.due_ns, found.ttft_ns, found.n_failed) == ((0, 100), (50, 80), 1)
 
 
 def test_a_short_context_shortens_the_parts_or_leaves_them_out(worker: Any, tmp_path: Path) -> None:

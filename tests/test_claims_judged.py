@@ -19,6 +19,7 @@ from lab.core.record import (
     DECODE,
     FAILED,
     PREFILL,
+    Arrivals,
     Buffer,
     Ceilings,
     Device,
@@ -272,6 +273,17 @@ def buffers(saved: float, n_ctx: int = 8000, **changes: Any) -> list[Record]:
     return records
 
 
+def queue(above: float, below: float, times: Sequence[float] = EVEN, n: int = 12) -> list[Record]:
+    """Requests to a server of 4 a second, whose TTFT grows by so many seconds per second at both rates."""
+    records = []
+    for rate, growth in ((8.0, above), (2.0, below)):
+        due = [i / rate for i in range(n)]
+        ttft = [round(1e9 * (0.2 + growth * at) * times[i % len(times)]) for i, at in enumerate(due)]
+        found = Arrivals(rate, 4.0, tuple(round(1e9 * at) for at in due), tuple(ttft), n_failed=1)
+        records.append(make_record(make_run(64, 16, part="queue", arrivals=found)))
+    return records
+
+
 BROAD = dataclasses.replace(MODEL, n_head=32)
 """Many heads, whose scores need more memory than anything else."""
 
@@ -414,6 +426,12 @@ CASES: list[tuple[int, str, str, Callable[[], Judgement]]] = [
     (35, "slow prefill", HOLDS_NOT, lambda: judged(35, *lengths(prefill_ms=20))),
     (35, "two runs near it", UNSURE, lambda: judged(35, *lengths(prefill_ms=4, times=(1, 1.02)))),
     (35, "one length", UNTESTABLE, lambda: judged(35, *lengths(500))),
+    (36, "a second each", HOLDS, lambda: judged(36, *queue(1, 0))),
+    (36, "a server that keeps up", HOLDS_NOT, lambda: judged(36, *queue(0, 0))),
+    (36, "too slow for half of it", HOLDS_NOT, lambda: judged(36, *queue(1, 0.3))),
+    (36, "wild", UNSURE, lambda: judged(36, *queue(1, 0, WILD))),
+    (36, "three requests", UNTESTABLE, lambda: judged(36, *queue(1, 0, n=3))),
+    (36, "one rate", UNTESTABLE, lambda: judged(36, *queue(1, 0)[:1])),
 ]
 
 
@@ -485,8 +503,8 @@ def test_a_prediction_that_contradicts_nothing_is_no_measurement(monkeypatch: py
     assert judgement.verdict == UNTESTABLE and "there is no such GPU here" in judgement.words
 
 
-def test_all_35_are_there_in_order() -> None:
-    assert [claim.number for claim in CLAIMS] == list(range(1, 36))
+def test_all_36_are_there_in_order() -> None:
+    assert [claim.number for claim in CLAIMS] == list(range(1, 37))
     assert all(claim.criterion.endswith(".") and not claim.words.endswith(".") for claim in CLAIMS)
     parts = {record.run.part for record in ALL} | {claim_parts.CEILINGS}
     assert {part for claim in CLAIMS for part in claim.parts} == parts
@@ -507,6 +525,7 @@ ALL = [
     *stall(lambda chunk: 1),
     *dependence((0, 0), (0.1, 0.2)),
     *buffers(1),
+    *queue(1, 0),
 ]
 
 

@@ -49,6 +49,7 @@ from lab.endpoints import formats
 from lab.endpoints.probe import LONG
 from lab.endpoints.send_plan import Ask, SendPlan
 from lab.errors import LabError
+from lab.runner import own_server
 from lab.runner.servers import Server, connect
 from lab.show import lesson_server
 from tests.bench import llama_bench
@@ -414,6 +415,6 @@ def test_a_notebooks_server_ends_with_its_process() -> None:
 
 
 def test_a_server_that_cannot_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lesson_server, "NEEDS", ("fastapi", "no_such_package"))
+    monkeypatch.setattr(own_server, "NEEDS", ("fastapi", "no_such_package"))
     with pytest.raises(LabError, match=r"not installed: no_such_package\.\n.*mini-lab\[server\]"):
         lesson_server.serve()

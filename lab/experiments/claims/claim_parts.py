@@ -8,22 +8,25 @@ and `half`; quantizations, cache and heads by their type or model's name; flash 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import stats
+from lab.core import request_times, stats
 from lab.core.levers import LOOKUP
-from lab.core.record import OK, Model, Record, Run, Steps
+from lab.core.record import OK, Arrivals, Model, Record, Run, Steps
+from lab.core.request import CONSTANT, Request
 from lab.errors import LabError
 from lab.experiments import batching, prefix_cache, speculation, stalls
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
-from lab.runner import prompts, side_by_side
+from lab.runner import load_plan, loading, own_server, prompts, side_by_side
 from lab.runner.cases import Case, Plan, measured_run, utc_now
 from lab.runner.plan import make_plan, with_cases
 from lab.runner.progress import ShowStatus, Status
+from lab.runner.servers import connect, prompt_text
 from lab.why import attention_weights
 
 CEILINGS = "ceilings"
@@ -32,7 +35,10 @@ CEILINGS = "ceilings"
 LONGEST = 8000
 """Positions of the walk through the context, unless the model was trained for fewer."""
 
-SENTENCE = "The cat sat on the mat because it was tired"
+TIMEOUT_S, LEAST_S, FEWEST_DUE = 300.0, 8.0, 8
+"""Of requests to a server: when one times out, and how long they are sent and how many, at least."""
+
+SENTENCE = "The cat sat on the mat"
 """Its first token is replaced, to see what K and V of the others depend on."""
 
 FEW_HEADS, ALL_HEADS = "smollm2-135m", "smollm2-135m-mha"
@@ -181,16 +187,69 @@ def _first_token_replaced(plan: Plan, worker: Worker, watch: ShowStatus) -> Iter
     watch(Status("comparing K and V"))
     worker.use(plan.backend)
     started_at, (found, _) = utc_now(), attention_weights.of_text(worker, plan, SENTENCE)
-    yield Run(
-        n_prompt=len(found.tokens),
-        n_gen=1,
+    yield _plain(Case(len(found.tokens), 1), started_at, changes=found.looks.changes)
+
+
+def _queue(asked: Asked) -> list[Trial]:
+    own_server.check()
+    return [Trial({"": asked.plan("64", 16, 1)}, measure=_arrivals)]
+
+
+def _arrivals(plan: Plan, worker: Worker, watch: ShowStatus) -> Iterator[Run]:
+    """A run for requests at half the capacity of a server, and one for twice of it, each until its queue is empty."""
+    watch(Status("starting a server"))
+    settings, (case,) = plan.settings, plan.cases
+    started = own_server.start(plan.file.path, plan.model.name, settings.n_threads, settings.n_gpu_layers)
+    try:
+        with connect(started.url, timeout=TIMEOUT_S) as server:
+
+            def requests(duration_s: float, **load: Any) -> list[Request]:
+                load |= {"prompt_len": case.n_prompt, "gen": case.n_gen, "duration": duration_s}
+                loads = load_plan.make_plan(warmup=0.0, rounds=1, **load)
+                (window,) = loads.windows
+                asks = loading.asks_of(loads, server, prompt_text(prompts.TEXT), lambda words: watch(Status(words)))
+                watch(Status(f"sending requests, {window.load.label}"))
+                n_most = loads.max_requests if window.times_ns is None else len(window.times_ns)
+                sent = server.client.run(loading.send_plan(loads, window, server, asks, n_most))
+                return [reply.request for reply in sent]
+
+            times_s = [(one.ended_ns or 0) / 1e9 for one in requests(LEAST_S, concurrency=1) if one.status == OK]
+            if not times_s or not min(times_s) > 0:
+                raise LabError("The server answered no request.", "Start it by itself: python -m llama_cpp.server")
+            capacity = 1 / statistics.median(times_s)
+            for share in (0.5, 2.0):
+                started_at, rate = utc_now(), share * capacity
+                found = requests(max(LEAST_S, FEWEST_DUE / rate), rate=rate, arrivals=CONSTANT)
+                yield _plain(case, started_at, arrivals=arrivals(found, rate, capacity))
+    finally:
+        started.end()
+
+
+def arrivals(requests: Sequence[Request], rate: float, capacity: float) -> Arrivals:
+    """When the requests of an open loop were due, and their TTFT from then (E2E if the answer came at once)."""
+    known = []
+    for one in requests:
+        first = request_times.ttft_ns(one) or request_times.e2e_ns(one)
+        late = request_times.dispatch_delay_ns(one)
+        if one.status == OK and one.scheduled_ns is not None and first is not None and late is not None:
+            known.append((one.scheduled_ns, late + first))
+    known.sort()
+    due_ns, ttft_ns = tuple(due for due, _ in known), tuple(ttft for _, ttft in known)
+    return Arrivals(rate, capacity, due_ns, ttft_ns, len(requests) - len(known))
+
+
+def _plain(case: Case, started_at: str, **found: Any) -> Run:
+    """A run without steps, with what was found instead."""
+    return Run(
+        n_prompt=case.n_prompt,
+        n_gen=case.n_gen,
         repeat=0,
         warmup=False,
         started_at=started_at,
         status=OK,
         steps=Steps(),
         token_ids=(),
-        changes=found.looks.changes,
+        **found,
     )
 
 
@@ -256,6 +315,7 @@ PARTS = {
         Part("flash", "flash attention on and off", 150, None, _flash),
         Part("buffers", "memory of a long context, with flash attention on and off", 6, 6, _buffers),
         Part("dependence", "K and V of a sentence, with another first token", 3, 3, _dependence),
+        Part("queue", "requests to a server at half and at twice its capacity", 60, None, _queue),
         Part("cache", "KV caches of several types", 345, None, _cache),
         Part("heads", "two shapes that differ in the heads for keys and values", 55, None, _heads),
         Part("speculation", "tokens drafted and verified together", 240, 40, _speculation),

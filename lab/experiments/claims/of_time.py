@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 
 from lab.core import energy, phases, stats
-from lab.core.lists import grouped
+from lab.core.lists import grouped, plural
 from lab.core.record import PREFILL, Record, Run
 from lab.experiments.claims import claim as rules
 from lab.experiments.claims.claim import ABOVE_0, Condition, Evidence, Figure, Measured, Point, claim
@@ -287,6 +287,32 @@ def _length_at(curve: Sequence[Point], limit_s: float) -> float | None:
     return None
 
 
+@claim(
+    36,
+    "Above its capacity a server's queue grows without bound",
+    Condition("The growth of TTFT per second of load, with requests at twice the capacity,", 500, unit="ms"),
+    Condition("The same at half the capacity", most=50, unit="ms"),
+    needs=("queue",),
+    note="The capacity is the rate of one user of llama_cpp.server, which answers one request after the other. At "
+    "twice of it a second per second is expected, for as long as the load lasts.",
+    source="Tsugriy, Performance engineering, Queueing theory for serving (2026)",
+)
+def growth_of_the_queue(evidence: Evidence) -> Measured:
+    """The slope of TTFT over the time at which a request was due, above and below the capacity."""
+    loads = [one for record in evidence.of("queue") if (one := record.run.arrivals)]
+    above, below = ([one for one in loads if (one.rate > one.capacity) == is_above] for is_above in (True, False))
+    figures = []
+    for one in [*above[:1], *below[:1]]:
+        points = [(due / 1e9, ttft / 1e6) for due, ttft in zip(one.due_ns, one.ttft_ns, strict=True)]
+        name = f"growth of TTFT per second at {one.rate / one.capacity:.2g} times the capacity"
+        figures.append(rules.slope(name, points, "ms", 1.0))
+    capacity = Figure("capacity", loads[0].capacity, "requests/s") if loads else None
+    n_failed = sum(one.n_failed for one in above)
+    remark = f"{plural(n_failed, 'request')} failed above the capacity." if n_failed else ""
+    tested = [[figure] for figure in figures] if above and below else []
+    return Measured(tested, [*figures, capacity], remark)
+
+
 CLAIMS = (
     prefill_by_length,
     prefill_of_ttft,
@@ -298,4 +324,5 @@ CLAIMS = (
     late_first_token,
     good_values,
     cost_of_reasoning,
+    growth_of_the_queue,
 )

@@ -1,0 +1,102 @@
+"""A server that the lab starts: llama_cpp.server from llama-cpp-python, with the libraries of the lab's engine.
+
+It processes one request after the other. It reads from a pipe of this process, so it ends when this process ends, even
+after a crash.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from lab.errors import LabError
+from lab.process import spawning
+from lab.runner import limits
+
+N_CTX = 2048
+START_S, END_S, LOOK_S = 120, 10, 0.1
+NEEDS = ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings")
+_ADDRESS = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
+_CHILD = """
+import os, runpy, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+runpy.run_module("llama_cpp.server", run_name="__main__")
+"""
+
+
+class OwnServer:
+    """A server that was started here, at `url`. It computes with `n_threads` threads."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: tempfile.TemporaryDirectory[str], n_threads: int) -> None:
+        self._process, self._log = process, log
+        self.n_threads = n_threads
+        self.url = f"{_address(process, Path(log.name) / 'log')}/v1"
+
+    def end(self) -> None:
+        """End the server; does nothing if it has ended."""
+        self._process.terminate()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.cleanup()
+
+
+def check() -> None:
+    """LabError if packages of the server are missing."""
+    missing = [name for name in NEEDS if find_spec(name) is None]
+    if missing:
+        raise LabError(
+            f"The server needs packages that are not installed: {', '.join(missing)}.",
+            "Install them: pip install 'mini-lab[server]', or uv sync --extra server in a checkout.",
+        )
+
+
+def start(model: Path, alias: str, n_threads: int | None = None, n_gpu_layers: int = 0) -> OwnServer:
+    """Start a server on a free port of this machine, and wait until it answers. LabError if it does not start."""
+    check()
+    n_threads = n_threads or limits.default_threads()
+    options = {
+        "model": model,
+        "model_alias": alias,
+        "host": "127.0.0.1",
+        "port": 0,
+        "n_ctx": N_CTX,
+        "n_threads": n_threads,
+        "n_threads_batch": n_threads,
+        "n_gpu_layers": n_gpu_layers,
+        "flash_attn": True,
+        "interrupt_requests": False,
+        "verbose": False,
+    }
+    log = tempfile.TemporaryDirectory(prefix="mini-lab-server-")
+    with (Path(log.name) / "log").open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, *(word for name in options for word in (f"--{name}", str(options[name])))],
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            **spawning.detached(),
+        )
+    try:
+        return OwnServer(process, log, n_threads)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        if address := _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace")):
+            return address[1]
+        time.sleep(LOOK_S)
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    raise LabError(f"The server did not start: {' | '.join(lines[-3:])}", "Free some memory, and try again.")
