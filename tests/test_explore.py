@@ -258,6 +258,29 @@ def test_a_hostile_record_stays_text(browser: Any, tmp_path: Path) -> None:
     assert "alert(1)" in browser.find_element("id", "explore-device").text
 
 
+@pytest.mark.parametrize("n_embd, n_ubatch", [(16_384, 512), (-1, 512), (10**15, 512), (576, 0), (576, 10**9)])
+def test_impossible_sizes_are_left_out(n_embd: int, n_ubatch: int) -> None:
+    records, best = here()
+    (one, *_) = (record for record in records if record.run.is_timed)
+    model, settings = (
+        dataclasses.replace(one.model, n_embd=n_embd),
+        dataclasses.replace(one.settings, n_ubatch=n_ubatch),
+    )
+    hostile = dataclasses.replace(one, model=model, settings=settings)
+    with pytest.raises(LabError, match="nothing to explore"):
+        laws.laws([hostile], [best])
+    found = laws.laws([one, hostile], [best])
+    assert len(found["devices"]) == 1 + len(datasheet.devices()) and "why" not in found["laws"][0][0]
+
+
+def test_impossible_rates_are_no_law() -> None:
+    records, best = here()
+    for ns in (0, -1):
+        rates = tuple(dataclasses.replace(one, times_ns=(ns,)) for one in best.rates)
+        (law, *_) = laws.laws(records, [dataclasses.replace(best, rates=rates)])["laws"][0]
+        assert "impossible" in law["why"], (ns, law)
+
+
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_a_browser_keys_move_the_sliders(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
@@ -279,6 +302,20 @@ def test_in_a_browser_keys_move_the_sliders(browser: Any, tmp_path: Path, width:
     assert len(browser.find_elements("css selector", "#explore-prefill .line")) > 20
     assert browser.find_elements("css selector", "#explore-prefill .far")
     assert not [one for one in browser.get_log("browser") if one["level"] == "SEVERE"]
+
+
+def test_on_paper_the_chosen_request_stands_in_words_instead_of_the_sliders(browser: Any, tmp_path: Path) -> None:
+    opened(browser, tmp_path / "page.html", html(), 718)  # A4 without its margins
+    browser.execute_script("inputs.users.value = 4; inputs.cached.value = 50; update()")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        chosen, form = (browser.find_element("id", f"explore-{name}") for name in ("chosen", "form"))
+        assert chosen.is_displayed() and not form.is_displayed()
+        assert chosen.text.endswith("a prompt of 1,000 tokens (500 cached), an answer of 200, 4 users.")
+        assert browser.execute_script("return document.documentElement.scrollWidth - innerWidth") <= 0
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert form.is_displayed() and not chosen.is_displayed()
 
 
 def test_the_coefficients_do_not_depend_on_the_length() -> None:

@@ -62,11 +62,11 @@ def _part(name: str) -> str:
 
 
 def matrices(model: Model) -> tuple[Matrix, ...] | None:
-    """The weight matrices of a model; None if it has parts or types that the lab cannot count."""
+    """The weight matrices of a model; None if it has parts, types or sizes that the lab cannot count."""
     known = model.matrices if model.matrices is not None else _from_widths(model)
     if known is None or model.uncounted or any(m.part == OTHER or m.type not in BLOCKS for m in known):
         return None
-    if not any(m.part == EMBEDDING for m in known):
+    if not any(m.part == EMBEDDING for m in known) or any(min(m.n, m.rows, m.columns, m.n_expert) <= 0 for m in known):
         return None
     if any(m.part == EXPERTS for m in known) and not model.n_expert_used:
         return None

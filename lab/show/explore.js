@@ -282,7 +282,9 @@ function notesOf({users, cached}, {law, memory, prefill, decode}, device) {
     notes.push(law.shares ? "Predicted from the datasheet and the share of it that runs on such a device reached."
       : "Predicted from the datasheet. Nothing was measured on this device.");
     if (!prefill) notes.push("The datasheet has no peak of arithmetic, so prefill is not predicted.");
-  } else if ([prefill, decode].some(one => one && one.beyond)) notes.push("Grey: beyond what was measured.");
+  } else if (law.last && !law.fit) notes.push("Predicted from ceilings alone: a run would narrow the range (lab measure).");
+  else if ([prefill, decode].some(one => one && one.beyond)) notes.push("Grey: beyond what was measured.");
+  if (law.doubts) notes.push(law.doubts);
   if (decode && users > 1) {
     notes.push(law.last ? "The range for several users is as wide as for one; the runs behind it had one. Measure it: lab batch."
       : "Assumed: a step of several users comes as near to its limit as a step of one.");
@@ -302,8 +304,10 @@ function update() {
   say("prompt", `${whole(chosen.prompt)} tokens`);
   say("gen", `${whole(chosen.gen)} tokens`);
   say("users", whole(users));
-  say("cached", `${whole(cached)} tokens (${inputs.cached.value} %)`);
+  say("cached", `${whole(cached)} (${inputs.cached.value} %)`);
   byId("note").textContent = notesOf(chosen, found, device);
+  byId("chosen").textContent = `${device.name}, ${data.models[chosen.model]}: a prompt of ${whole(chosen.prompt)} tokens `
+    + `(${whole(cached)} cached), an answer of ${whole(chosen.gen)}, ${users > 1 ? `${users} users` : "one user"}.`;
   byId("request").hidden = byId("prefill-figure").hidden = !prefill;
   byId("decode-figure").hidden = !decode;
   const rows = device.about ? [["device", device.about]] : [];
@@ -320,9 +324,9 @@ function update() {
   if (prefill) {
     const first = middleOf(prefill), waits = (users - 1) * first, total = first + waits + answer;
     said = `${users > 1 ? `${users} users send at once: each waits ${seconds(waits)} while the prompts of the others are prefilled. ` : ""}`
-      + `The prompt takes ${seconds(first)}, the answer ${seconds(answer)}: ${seconds(total)} in all.`;
+      + `The ${cached ? "rest of the prompt" : "prompt"} takes ${seconds(first)}, the answer ${seconds(answer)}: ${seconds(total)} in all.`;
     bar(byId("bar"), [[PREFILL, first], ["waiting", waits], [DECODE, answer]], total);
-    const most = data.most.prompt, xs = Array.from({length: 61}, (_, i) => Math.max(cached + 1, Math.round(most ** (i / 60))));
+    const most = data.most.prompt, xs = Array.from({length: 61}, (_, i) => cached + Math.round((most - cached) ** (i / 60)));
     curve(byId("prefill"), "Prefill time over prompt length", [...new Set(xs)], n => prefillAt(law, shape, n, cached),
       [chosen.prompt, prefill], plain ? law.fit.prefill.points : [], true, "tokens of the prompt");
   }

@@ -9,6 +9,7 @@ the FLOPs and bytes of a model (lab/core/cost.py). lab/show/explore.js computes 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,14 @@ Numbers = dict[str, Any]
 MOST_USERS, MOST_GENERATED, MOST_PROMPT = 32, 4096, 131_072
 """The ends of the scales: users at once, tokens of an answer, tokens of a prompt (and not beyond what was trained)."""
 
-GROUPS = MEASURED, OWN, PREDICTED = "Measured here", "Measured on such a device", "Predicted from datasheets"
+MOST_UBATCH, MOST_LAYERS, MOST_SIZE = 16_384, 10_000, 10_000_000
+"""Larger numbers in records are errors: tokens of a step, layers of a model, its other sizes."""
+
+GROUPS = MEASURED, OWN, PREDICTED = (
+    "Measured in these results",
+    "Measured on such a device",
+    "Predicted from datasheets",
+)
 DIGITS = 9
 """Significant digits of numbers in a page."""
 
@@ -50,6 +58,7 @@ def laws(records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[
 
     `others` are more runs that predictions are fitted to. LabError if no model of the records can be predicted.
     """
+    records, others = ([one for one in runs if _is_possible(one)] for runs in (records, others))
     plain = [one for one in records if _is_plain(one)]
     models = _models([*{(one.model.name, one.model.quantization): one.model for one in plain}.values()])
     if not models:
@@ -146,9 +155,16 @@ def of_place(model: Model, settings: Settings, ceilings: Ceilings, learned: Lear
         return [[n, sorted(by_position.items())] for n, by_position in sorted(points.items())]
 
     both = settings.n_threads, settings.n_threads_batch
+    disturbed = [point.is_disturbed for point in learned.points] if learned else []
+    doubts = (
+        [f"{sum(disturbed)} of the {len(disturbed)} points behind it come from disturbed runs."]
+        if any(disturbed)
+        else []
+    )
     return {
         "gbps": best.gbps,
         "gflops": best.gflops,
+        "doubts": " ".join([*doubts, *probing.doubt_words(ceilings)]),
         "last": [weights_s(n, 1) for n in range(1, n_ubatch + 1)],
         "full": weights_s(n_ubatch, 0),
         "users": [weights_s(n, n) for n in range(1, MOST_USERS + 1)],
@@ -192,6 +208,14 @@ def _fit(model: Model, settings: Settings, learned: Learned) -> Numbers:
             "points": [[one.case.length, one.seconds] for one in learned.points if one.case.setup == case.setup],
         }
     return numbers
+
+
+def _is_possible(record: Record) -> bool:
+    """Whether the sizes of a model and of its steps are in the range of real ones: a file may hold anything."""
+    model, n_ubatch = record.model, record.settings.n_ubatch
+    sizes = (model.n_embd, model.n_ff, model.n_head, model.n_head_kv, model.head_dim, model.n_vocab)
+    is_possible = all(size is None or 0 < size <= MOST_SIZE for size in sizes)
+    return is_possible and 0 <= (model.n_layer or 0) <= MOST_LAYERS and 0 < n_ubatch <= MOST_UBATCH
 
 
 def _is_plain(record: Record) -> bool:
@@ -261,9 +285,15 @@ def _devices(settings: Settings, runs: Sequence[Record], known: Sequence[Ceiling
 
 def _law_or_reason(place: Place, model: Model) -> Numbers:
     try:
-        return place.law(model)
+        law = place.law(model)
+        json.dumps(law, allow_nan=False)
+        return law
     except LabError as error:
         return {"why": f"{error.what} {error.hint}"}
+    except (ArithmeticError, ValueError):
+        return {
+            "why": "The ceilings or runs of this device hold impossible numbers. Measure again: lab ceilings --again"
+        }
 
 
 def _context(model: Model, settings: Settings, n_ctx: int) -> tuple[float, ...]:
