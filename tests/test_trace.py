@@ -122,6 +122,7 @@ def test_an_operation_is_held_against_the_ceiling_of_its_kernel() -> None:
     ceilings = Ceilings("2026-11-22T00:00:00Z", MACHINE, False, (rate,))
     phase = token_trace.phase("decode", steps(Q, VIEW), MODEL, SETTINGS, ceilings)
     assert phase.parts[0].least_s == pytest.approx(0.5e-6) and phase.parts[0].held_s == pytest.approx(2e-6)
+    assert "1 operation of the step would take 500 ns instead of 2.00 us" in told(phase)
     unknown = dataclasses.replace(rate, type="Q8_0")
     without = token_trace.phase(
         "decode", steps(Q, VIEW), MODEL, SETTINGS, dataclasses.replace(ceilings, rates=(unknown,))

@@ -55,7 +55,7 @@ def trace(attention: str | None, details: bool, **asked: Any) -> None:
             unused = {"prompt_len", "gen", "repeat", "results", "details"}
             settings = {name: value for name, value in asked.items() if name not in unused}
             _refuse(unused)
-            record = attention_weights.attention(attention, **settings, out=output.folder, watch=transferring)
+            record = attention_weights.recorded(attention, **settings, out=output.folder, watch=transferring)
     for line in text_setup.describe(record.machine, record.model):
         err.print(line)
     shown = trace_views.sections([record], details)

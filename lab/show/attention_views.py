@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 N_COLUMNS = 6
 
 
-def section(model: str, seen: Attention) -> Section:
-    """What the last token attends to in each layer of a model, and what K and V depend on."""
+def section(seen: Attention, model: str = "") -> Section:
+    """What the last token attends to in each layer (of a model), and what K and V depend on."""
+    of_model = f" in {model}" if model else ""
     layers, last = list(range(len(seen.looks.decode))), seen.tokens[-1]
     columns: Columns = (
         ("layer", str),
@@ -42,10 +43,13 @@ def section(model: str, seen: Attention) -> Section:
     ]
     n_rows = math.ceil(len(layers) / N_COLUMNS)
     picture = Picture(
-        "attention", "Attention weights, means over heads", lambda one: draw(one, model, seen), (11, 1 + 1.9 * n_rows)
+        "attention",
+        "Attention weights, means over heads",
+        lambda one: draw(one, seen, of_model),
+        (11, 1 + 1.9 * n_rows),
     )
     return Section(
-        f"Attention of {last!r}, the last of {plural(len(seen.tokens), 'token')}, in {model}",
+        f"Attention of {last!r}, the last of {plural(len(seen.tokens), 'token')}{of_model}",
         "means over the heads of each layer",
         name="attention",
         question=f"What does each token of {seen.text!r} attend to?",
@@ -60,7 +64,7 @@ def _most(seen: Attention, layer: int) -> int:
     return row.index(max(row))
 
 
-def draw(figure: Figure, model: str, seen: Attention) -> None:
+def draw(figure: Figure, seen: Attention, of_model: str) -> None:
     """Draws a matrix for each layer: the tokens that ask from top to bottom, those that they attend to across."""
     axes = grid(figure, len(seen.looks.prefill), N_COLUMNS, sharex=True, sharey=True)
     texts = [text.replace("\n", "\\n") for text in seen.tokens]
@@ -79,4 +83,4 @@ def draw(figure: Figure, model: str, seen: Attention) -> None:
     bar = figure.colorbar(image, ax=axes, shrink=0.3, label="weight")
     if bar.solids is not None:
         bar.solids.set_rasterized(False)
-    figure.suptitle(f"What each token attends to in {model} (the last row is that of decode)", fontsize=11)
+    figure.suptitle(f"What each token attends to{of_model} (the last row is that of decode)", fontsize=11)

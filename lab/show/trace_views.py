@@ -58,7 +58,7 @@ def sections(records: Sequence[Record], by_layer: bool = False) -> list[Section]
             made += [_section(model, phase, by_layer) for phase in traced.phases]
             made[-1] = _with_picture(made[-1], model, traced)
         if seen := record.run.attention:
-            made.append(attention_views.section(model, seen))
+            made.append(attention_views.section(seen, model))
     return made
 
 
@@ -100,7 +100,7 @@ def _section(model: str, phase: Phase, by_layer: bool) -> Section:
     columns: Columns = (
         ("operation", lambda part: part.operation),
         ("device", lambda part: part.device),
-        ("times", lambda part: str(part.n)),
+        ("count", lambda part: str(part.n)),
         *sizes,
         ("GB/s", lambda part: _rate(part.n_bytes, part.seconds)),
         ("GFLOP/s", lambda part: _rate(part.flops, part.seconds)),
@@ -164,6 +164,13 @@ def sentences(traced: TokenTrace) -> list[str]:
         f"{digits(read / total_s / 1e9)} GB/s; prefill reads {digits(many / 1e6)} MB for "
         f"{plural(prefill.n_tokens, 'token')}.",
     ]
+    held = [part for part in decode.parts if part.least_s is not None]
+    least_s, held_s = sum(part.least_s or 0 for part in held), sum(part.held_s for part in held)
+    if 0 < least_s <= held_s:
+        words.append(
+            f"At the ceilings of their kernels, {plural(sum(part.n for part in held), 'operation')} of the step would "
+            f"take {seconds(least_s)} instead of {seconds(held_s)}."
+        )
     if token_trace.COPIES in of:
         words.append(f"Copies between devices take {share(token_trace.COPIES)}.")
     if flops and more:

@@ -30,24 +30,41 @@ def attention(
     text: str,
     model: str = catalog.DEFAULT,
     *,
+    watch: obtain.ShowTransfer = obtain.silently,
+    **settings: Unpack[SettingsKeywords],
+) -> Attention:
+    """The attention weights of a short text without flash attention, and how K and V depend on its first token.
+
+        lab.attention("The cat sat on the mat").looks.changes
+
+    The text's first token is replaced by its last other one. LabError for a text of fewer than 3 or over MOST_TOKENS
+    tokens, or of equal ones.
+    """
+    return _look(text, model, watch, settings)[1]
+
+
+def recorded(
+    text: str,
+    model: str = catalog.DEFAULT,
+    *,
     out: str | Path = "results",
     watch: obtain.ShowTransfer = obtain.silently,
     **settings: Unpack[SettingsKeywords],
 ) -> Record:
-    """The attention weights of a short text without flash attention, and how K and V depend on its first token.
+    """The same as a run in a results file in `out`."""
+    plan, seen, chosen = _look(text, model, watch, settings)
+    return kept(plan, chosen, Path(out), len(seen.tokens), 1, attention=seen)
 
-        lab.attention("The cat sat on the mat").run.attention.looks.changes
 
-    The text's first token is replaced by its last other one. Keeps the weights in a results file in `out`. LabError for
-    a text of fewer than 3 or over MOST_TOKENS tokens, or of equal ones.
-    """
+def _look(
+    text: str, model: str, watch: obtain.ShowTransfer, settings: SettingsKeywords
+) -> tuple[Plan, Attention, Settings]:
     if settings.get("flash_attn", "off") == "on":
         raise LabError("Flash attention never writes the weights.", "Look at them with --flash-attn off.")
     settings["flash_attn"] = "off"
     with Worker() as worker:
         plan = make_plan(worker, [MOST_TOKENS], 1, 1, model, watch=watch, **settings)
-        seen, chosen = of_text(worker, plan, text)
-    return kept(plan, chosen, Path(out), len(seen.tokens), 1, attention=seen)
+        return plan, *of_text(worker, plan, text)
 
 
 def of_text(worker: Worker, plan: Plan, text: str) -> tuple[Attention, Settings]:
