@@ -31,8 +31,11 @@ NAMES = (
     *("01-two-phases", "02-what-limits-each", "03-the-kv-cache", "04-your-machine-and-others", "05-four-optimizations"),
     "06-through-a-server",
 )
+SHORT = "00-ten-minutes"  # it has no guesses and no exercises
+ALL = (SHORT, *NAMES)
 MEASURES = r"\blab\.(measure|ab|ceilings|batch|prefix|stall|speculate|overhead|load|tune)\("
 ANSWERS = {  # of each exercise a right answer and a wrong one, in the names that the notebook has by then
+    "00": [],
     "01": [
         ("first.e2e_s + (500 - first.n_gen) * first.tpot_ms / 1e3", "500 * first.tpot_ms"),
         ("min(n for n in range(1, 10**5) if prefill.seconds(n) >= 199 * first.tpot_ms / 1e3)", "2"),
@@ -82,14 +85,14 @@ def assert_pictures(cells: list[Any]) -> None:
         assert not draws or any("image/png" in output.get("data", {}) for output in cell.outputs), cell.source
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_stored_outputs_are_whole_and_of_this_schema(name: str) -> None:
     cells = [cell for cell in stored(name).cells if cell.cell_type == "code"]
     assert problems(cells) == []
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert_pictures(cells)
     outputs = [output for cell in cells for output in cell.outputs]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) >= (1 if name.startswith("04") else 3)
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= {"00": 2, "04": 1}.get(name[:2], 3)
     assert (ROOT / "notebooks" / f"{name}.ipynb").stat().st_size < 1_500_000
     assert not re.search(r"(?<![.\w])/(work|root|home|tmp)/", nbformat.writes(stored(name)))  # type: ignore[no-untyped-call]
 
@@ -119,7 +122,7 @@ def test_a_notebook_has_the_parts_that_all_have(name: str) -> None:
             assert re.search(r"seconds|minute", before), before
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_a_notebook_begins_with_questions_and_ends_with_their_answers(name: str) -> None:
     texts = [cell.source for cell in stored(name).cells if cell.cell_type == "markdown"]
     assert "**Time:** All measurements together" in texts[0] and "**You need:**" in texts[0]
@@ -133,7 +136,7 @@ def test_a_notebook_begins_with_questions_and_ends_with_their_answers(name: str)
         assert links and set(links) <= headings, answer
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_a_notebook_speaks_of_prompts_prefill_decode_and_users(name: str) -> None:
     for cell in stored(name).cells:
         assert not re.search(rf"{STUMBLES}|(?i:\b(readers?|writing|written|levers?)\b)", cell.source), cell.source
@@ -165,7 +168,7 @@ def beyond_the_interface(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_a_notebook_uses_the_public_interface_only(name: str) -> None:
     assert beyond_the_interface("\n".join(cell.source for cell in stored(name).cells if cell.cell_type == "code")) == []
 
@@ -198,7 +201,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", NAMES if os.environ.get("LAB_ALL_NOTEBOOKS") else (NAMES[0], NAMES[3]))
+@pytest.mark.parametrize("name", ALL if os.environ.get("LAB_ALL_NOTEBOOKS") else (NAMES[0], NAMES[3]))
 def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
     name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +315,16 @@ def test_what_an_experiment_showed_is_printed_and_its_rows_are_those_of_the_tabl
         "prefix",
         "speculate",
     ]
+
+
+def test_the_page_with_sliders_is_written_and_shown_below_the_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = lab.read([ROOT / "results" / "sample-to-compare-smollm2-135m-amd-epyc.jsonl"])
+    monkeypatch.chdir(tmp_path)
+    shown = lesson.explore(contents.records, lesson.ceilings_of(contents))
+    assert 'src="explore.html"' in shown._repr_html_() and "the file explore.html." in capsys.readouterr().out
+    assert 'id="explore-prompt"' in (tmp_path / "explore.html").read_text(encoding="utf-8")
 
 
 def test_a_failed_measurement_is_a_sentence() -> None:

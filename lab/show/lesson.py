@@ -5,8 +5,10 @@ Notebooks import nothing else, so the functions have short names and take plain 
 
 from __future__ import annotations
 
+import html
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,18 @@ from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
-from lab.show import answers, console, lesson_server, levers, text_board, text_compare, text_results, text_why
+from lab.show import (
+    answers,
+    console,
+    lesson_server,
+    levers,
+    page,
+    text_board,
+    text_compare,
+    text_results,
+    text_why,
+    trace_views,
+)
 from lab.show.section import print_sections
 from lab.why import advice, datasheet, probing, roofline, step_kernels, where
 from lab.why.candidates import Candidate
@@ -62,6 +75,32 @@ def rows(records: Sequence[Record]) -> tuple[Any, ...]:
 def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
     """Draw an experiment as its command does."""
     lesson_server.draw_all(levers.drawings(_sections(_timed(records), ceilings, runs)).values())
+
+
+def draw_attention(record: Record) -> None:
+    """Draw what `lab.attention` kept as `lab trace --attention` does: a matrix for each layer."""
+    (picture,) = (picture for section in trace_views.sections([record]) for picture in section.pictures)
+    lesson_server.draw_all([picture.draw], picture.size)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A page that Jupyter shows below a cell."""
+
+    path: str
+
+    def _repr_html_(self) -> str:
+        return f'<iframe src="{html.escape(self.path)}" width="100%" height="900"></iframe>'
+
+
+def explore(records: Sequence[Record], ceilings: Ceilings, path: str = "explore.html") -> Shown:
+    """Write plain runs as `lab explore` does, a page with sliders. Returns it for display below the cell.
+
+    Jupyter shows files of its own folder only, so `path` is relative and without "..".
+    """
+    written = page.report(path, _timed(records), [ceilings], explore=True)
+    print(f"The page is also in the file {written}. You can open it in a browser.")
+    return Shown(path)
 
 
 def compare(records: Sequence[Record]) -> None:

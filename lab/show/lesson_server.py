@@ -74,12 +74,12 @@ def draw_overhead(lines: Sequence[Record | RequestRecord]) -> None:
     draw_all(overhead_views.drawings(lines).values())
 
 
-def draw_all(drawings: Iterable[Callable[[Figure], object]]) -> None:
+def draw_all(drawings: Iterable[Callable[[Figure], object]], size: tuple[float, float] = (10, 4.6)) -> None:
     """Draw each picture below the cell."""
     import matplotlib
     import matplotlib.pyplot as plt
 
     for draw in drawings:
-        figure = plt.figure(figsize=(10, 4.6), layout="constrained")  # first: a new backend would stay non-interactive
+        figure = plt.figure(figsize=size, layout="constrained")  # first: a new backend would stay non-interactive
         with matplotlib.rc_context({"text.parse_math": False}):
             draw(figure)
