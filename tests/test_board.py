@@ -12,13 +12,14 @@ import pytest
 
 import lab
 from lab.core.request import Slo
-from lab.core.results import save
+from lab.core.results import read, save
 from lab.drawing.canvas import drawn
 from lab.errors import LabError
 from lab.show import text_board
 from lab.why import candidates as board
-from lab.why import datasheet
-from lab.why.candidates import HERE, MEASURED, Candidate, Price
+from lab.why import datasheet, prediction
+from lab.why.candidates import HERE, MEASURED, PREDICTED, Candidate, Price
+from lab.why.serving import Demand
 from tests.conftest import MODEL, make_record, make_run, run_lab
 
 LLAMA = "llama-3.1-8b:Q4_K_M"
@@ -193,6 +194,21 @@ def test_many_users_need_devices_and_slow_ones_never_keep_the_limits(tmp_path: P
     rows = {row["name"]: row for row in json.loads(out)["rows"]}
     assert [need["n_devices"] for need in rows["rtx-4090"]["needs"]] > [1, 1]
     assert rows["m1"]["demand"] == {"users": 1000, "every_s": 60, "n_prompt": 1000, "n_gen": 200, "slo": None}
+
+
+def test_this_machine_serves_users_by_its_ceilings_and_runs() -> None:
+    contents = read([Path("results/sample-smollm2-135m-amd-epyc.jsonl")])
+    first = contents.records[0]
+    plan = prediction.plan_for("smollm2-135m", {})
+    plan = dataclasses.replace(plan, machine=first.machine, model=first.model, settings=first.settings)
+    kept = list(contents.records), list(contents.ceilings)
+    (one,) = board._here(plan, 1000, 200, Demand(100, 60.0, 1000, 200), kept)
+    assert one.name == HERE and one.kind == PREDICTED and one.n_slots and one.needs
+    fast, slow = one.needs
+    assert fast and slow and fast.n_devices <= slow.n_devices
+    # 100 / 60 s * (prefill + 199 steps shared by the slots) / 80 % is the least that 100 users need
+    least = 100 / 60 * (one.ttft_s[0] + 199 * one.tpot_s[0] / one.n_slots) / 0.8
+    assert least <= fast.n_devices <= 100 / 60 * one.e2e_s[0] / 0.8 + 1
 
 
 def test_a_folder_becomes_a_page_or_is_checked(tmp_path: Path) -> None:
