@@ -7,19 +7,19 @@ prefix, a smaller chunk) are compared by their ratio within repeats.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from lab.analysis.wording import digits
 from lab.core import cost, guesses, lever_figures, memory, phases, prefix_times
-from lab.core.levers import in_chunks
+from lab.core.levers import CONTINUOUS, STATIC, Batch, in_chunks
 from lab.core.lists import grouped, plural
 from lab.core.record import Record, Run
 from lab.errors import LabError
-from lab.experiments import batching
+from lab.experiments import batching, static_batches
 from lab.experiments.claims import claim as rules
 from lab.experiments.claims.claim import Condition, Evidence, Figure, Measured, claim
 from lab.experiments.claims.claim_parts import CEILINGS
@@ -30,8 +30,8 @@ from lab.why.step_prediction import StepPrediction
 LONG = 4000
 """Tokens of a context that counts as long."""
 
-ANSWERS, N_BATCHES = "lognormal:300,0.8", 200
-"""Lengths of answers as in `lab load`, and the number of batches that are drawn from them."""
+ANSWERS, N_BATCHES, MOST_PLACES = "lognormal:300,0.8", 100, 64
+"""Lengths of answers as in `lab load`, the number of them for each place, and the most places."""
 
 GAIN = 1 / 1.03
 """A time counts as faster up to this share of the other: a gain below 3 % does not matter."""
@@ -233,47 +233,42 @@ def _gap_ms(run: Run) -> float | None:
     Condition("The time of static batches over that of continuous ones, for the same answers,", 1.5),
     needs=("batch",),
     note=f"Computed from the measured times of steps, for answers of {ANSWERS} tokens (median, sigma of the "
-    "logarithm). As in llama.cpp, an idle place costs no arithmetic. Prefill is not counted.",
+    "logarithm). As in llama.cpp, an idle place costs no arithmetic. Prefill is not counted. "
+    "lab batch --static measures both.",
     source="Yu et al., Orca (2022); Anyscale (2023)",
 )
 def static_over_continuous(evidence: Evidence) -> Measured:
     """Batches that end with their longest answer, against steps whose places are all taken."""
-    lengths = load_plan.parse("--gen", ANSWERS).values
     ratios, most = [], 0
     for own in grouped(evidence.of("batch"), lambda record: rules.block(record.run)).values():
-        steps = grouped(
-            [record.run for record in own if record.run.batch], lambda run: run.batch.n_seq if run.batch else None
-        )
-        curve = sorted((float(n), statistics.fmean(times)) for n, runs in steps.items() if (times := _known(runs)))
+        steps = grouped([record.run for record in own], lambda run: run.batch.n_seq if run.batch else None)
+        taken = {n: [s for run in runs if (s := _step_s(run) or 0.0) > 0] for n, runs in steps.items()}
+        curve = sorted((float(n), statistics.fmean(s)) for n, s in taken.items() if s and n <= MOST_PLACES)
         if len(curve) < 2 or curve[0][0] != 1:
             continue
-        most = max(most, round(curve[-1][0]))
-        batches, n_places = _batches(lengths, round(curve[-1][0])), curve[-1][0]
-        static = sum(rules.at(curve, n) * n_steps for batch in batches for n, n_steps in _running(batch))
-        ratios.append(static / (sum(map(sum, batches)) / n_places * curve[-1][1]))
-    known = rules.figure(f"static over continuous, batches of {most}", ratios, "times")
-    if known is None:
-        return Measured(())
-    batches = _batches(lengths, most)
-    idle = 1 - sum(map(sum, batches)) / sum(most * max(batch) for batch in batches)
-    return Measured(([known],), [known, Figure("idle places of static batches", 100 * idle, "%")])
+        most = round(curve[-1][0])
+        static, continuous = (sum(n * rules.at(curve, size) for size, n in one) for one in _schedules(most)[:2])
+        ratios.append(static / continuous)
+    known = rules.figure(f"static over continuous, {most} places", ratios, "times")
+    idle = Figure("idle places of static batches", 100 * _schedules(most)[2], "%") if known else None
+    return Measured(([known],), [known, idle])
 
 
-def _known(runs: Sequence[Run]) -> list[float]:
-    return [taken for run in runs if (taken := _step_s(run) or 0.0) > 0]
+Sizes = list[tuple[int, int]]
+"""Sequences in a step, and the number of such steps."""
 
 
-def _batches(lengths: Sequence[int], n: int) -> list[list[int]]:
-    """Batches of n answers, whose lengths are drawn with a fixed seed."""
-    chance = random.Random(31)
-    return [chance.choices(lengths, k=n) for _ in range(N_BATCHES)]
-
-
-def _running(batch: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """How many answers still run, and for how many steps, until the longest has ended."""
-    ends = sorted(batch)
-    for i, (before, end) in enumerate(itertools.pairwise([0, *ends])):
-        yield len(ends) - i, end - before
+@functools.cache
+def _schedules(n_places: int) -> tuple[Sizes, Sizes, float]:
+    """The steps of static and of continuous batching of the same answers, and the share of idle places in static."""
+    answers = load_plan.parse("--gen", ANSWERS)
+    lengths = tuple(n for _, n in load_plan.drawn(answers, answers, N_BATCHES * n_places, "claims"))
+    levers = [Batch(n_places, False, kind, ANSWERS, lengths) for kind in (STATIC, CONTINUOUS)]
+    static, continuous = (
+        [(len(turn.decoding), turn.n_steps) for turn in static_batches.turns(lever) if turn.decoding]
+        for lever in levers
+    )
+    return static, continuous, static_batches.computed_waste(lengths, n_places)
 
 
 @claim(
@@ -284,7 +279,7 @@ def _running(batch: Sequence[int]) -> Iterator[tuple[int, int]]:
     note="Scaled: measured with the longest prefix of the session instead of 20,000 tokens, each request with a few "
     "tokens of its own. A longer prefix favours the claim, because its prefill grows at least as fast as its copy.",
     ignores_disturbances=True,
-    source="aimadetools.com, Prefix caching (2026)",
+    source="aimadetools.com/blog/prefix-caching-llm-apis",
 )
 def prefills_of_100(evidence: Evidence) -> Measured:
     """One cold request and 99 with the prefix cached, from the times of single ones."""

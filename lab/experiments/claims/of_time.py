@@ -215,7 +215,7 @@ def _shares(answers: Sequence[Point]) -> list[float]:
     note="Prefill is measured; decode follows the line through all measured positions. Time and energy are shown, "
     "energy at the power of the measured answers.",
     also=("context",),
-    source="computetape.com, Why reasoning models cost more to serve (2026)",
+    source="computetape.com/learn/why-reasoning-models-cost-more-to-serve",
 )
 def cost_of_reasoning(evidence: Evidence) -> Measured:
     """Time, energy and decode's share of a long answer, and its time over that of a short one."""
@@ -295,7 +295,7 @@ def _length_at(curve: Sequence[Point], limit_s: float) -> float | None:
     needs=("queue",),
     note="The capacity is the rate of one user of llama_cpp.server, which answers one request after the other. At "
     "twice of it a second per second is expected, for as long as the load lasts.",
-    source="Tsugriy, Performance engineering, Queueing theory for serving (2026)",
+    source="ttsugriy.github.io/performance-book, Queueing theory for serving",
 )
 def growth_of_the_queue(evidence: Evidence) -> Measured:
     """The slope of TTFT over the time at which a request was due, above and below the capacity."""
