@@ -205,19 +205,21 @@ def test_devices_with_ceilings_or_runs_of_their_own_are_predicted_from_these(bro
     device, model, settings = datasheet.find_device("rtx-4090"), records[0].model, records[0].settings
     shares = {DECODE: (0.5, 0.8), PREFILL: (0.1, 0.3)}
     opened(browser, tmp_path / "page.html", html())
+    learned = learning.learn(records, best)
     cases = (
-        (laws.of_place(model, settings, best, None), prediction.here(model, settings, best, None, 1000, 200)),
-        (
-            laws.of_datasheet(model, settings, device, shares),
-            prediction.elsewhere(model, settings, device, 1000, 200, shares),
-        ),
+        (laws.of_place(model, settings, best, learned), datasheet.Own(settings, best, learned)),
+        (laws.of_place(model, settings, best, None), datasheet.Own(settings, best)),
+        (laws.of_datasheet(model, settings, device, shares), datasheet.Own(settings, shares=shares)),
     )
-    for law, row in cases:
+    for law, own in cases:
+        row = prediction.on_device(model, settings, device, own, 1000, 200)
         browser.execute_script("data.laws[0][0] = {shape: data.laws[0][0].shape, ...arguments[0]}", law)
-        (shown,) = ask(browser, [ONE])
+        shown, together = ask(browser, [ONE, {**ONE, "users": 4}])
         assert agrees(shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s)
         assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s)
-        assert shown["prefill"]["expected"] is shown["decode"]["expected"] is None and shown["prefill"]["low"]
+        assert (shown["prefill"]["expected"] is None) == (own.learned is None) and shown["prefill"]["low"]
+        several = candidates._on_device(model, settings, device, row, 4, own).tpot_s  # what lab board has
+        assert (together["decode"]["low"], together["decode"]["high"]) == pytest.approx(several, rel=1e-6)
         browser.execute_script("update()")
         assert " to " in browser.find_element("id", "explore-facts").text
     two = dataclasses.replace(best, others=(best,))

@@ -2,9 +2,9 @@
 
 A candidate is one model on one device. Where this machine has measured the request, its medians count; every other time
 is a prediction (prediction.py) with a 90 % range. Several users decode together in one step, which reads the weights
-once and each user's cache: its time is that of a single user's step times the ratio of their predicted times (on this
-machine), or of their limits (elsewhere). Where users send requests at random times, a simulation (serving.py) says how
-many devices they need.
+once and each user's cache: its time is that of a single user's step times the ratio of their predicted times (where the
+kernels were measured), or of their limits (elsewhere). Where users send requests at random times, a simulation
+(serving.py) says how many devices they need.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from lab.runner import machine
 from lab.runner.cases import Plan
 from lab.runner.plan_needs import memory_for
 from lab.why import datasheet, learning, prediction, probing, serving, where
-from lab.why.datasheet import Device
+from lab.why.datasheet import Device, Own
+from lab.why.learning import Learned
 from lab.why.prediction import Prediction
 from lab.why.serving import Demand, Law, Need
 from lab.why.step_prediction import StepPrediction
@@ -151,20 +152,26 @@ def _order(one: Candidate) -> tuple[bool, float, float]:
 def _on_devices(
     model: Model, settings: Settings, n_prompt: int, n_gen: int, users: int | Demand, names: Sequence[str], kept: Kept
 ) -> list[Candidate]:
-    rows = prediction.on_devices(model, settings, n_prompt, n_gen, names, *kept)
-    return [_on_device(model, settings, device, row, users) for device, row in rows]
+    found = []
+    for device, row in prediction.on_devices(model, settings, n_prompt, n_gen, names, *kept):
+        own = datasheet.find(device, *kept, model, settings) if row.rests_on else None
+        found.append(_on_device(model, settings, device, row, users, own))
+    return found
 
 
-def _on_device(model: Model, settings: Settings, device: Device, row: Prediction, asked: int | Demand) -> Candidate:
+def _on_device(
+    model: Model, settings: Settings, device: Device, row: Prediction, asked: int | Demand, own: Own | None = None
+) -> Candidate:
     users = 1 if isinstance(asked, Demand) else asked
     needed = prediction.memory_bytes(model, settings, row.n_prompt + row.n_gen, users)
     problem = row.misfit or ""
     if not problem and device.memory_bytes is not None and needed > device.memory_bytes:
         problem = f"needs {needed / 1e9:,.1f} GB of {device.memory_bytes / 1e9:,.1f} for {users} users"
 
-    def slower(n: int) -> float:
+    def by_limits(n: int) -> float:
         return _slower(model, settings, row, n, device.gbps, device.peak_tflops)
 
+    slower = _by_steps(model, own.settings, own.ceilings, own.learned, row) if own and own.ceilings else by_limits
     one = Candidate(
         device.name,
         PREDICTED,
@@ -205,6 +212,21 @@ def _with_needs(one: Candidate, demand: Demand, settings: Settings, slower: Call
     return dataclasses.replace(asked, n_slots=n_slots, needs=(fast, slow))
 
 
+def _by_steps(
+    model: Model, settings: Settings, ceilings: Ceilings, learned: Learned | None, row: Prediction
+) -> Callable[[int], float]:
+    """How many times as long a step of n users takes as one of a single user, where its kernels were measured."""
+    fit, n_runs = (learned.fit, learned.n_runs) if learned else (learning.fit([]), 0)
+    steps = StepPrediction(model, settings, ceilings, fit, n_runs)
+    past = row.n_prompt + max(0, row.n_gen - 2) // 2
+
+    def slower(n: int) -> float:
+        one, many = steps.seconds(1, past, 1), steps.seconds(1, past, n, [(1, past)] * (n - 1))
+        return many / one if one and many else math.nan
+
+    return slower
+
+
 def _slower(model: Model, settings: Settings, row: Prediction, users: int, gbps: float, tflops: float | None) -> float:
     """How many times as long a step of several users takes as one of a single user, by their limits."""
     if users == 1:
@@ -236,13 +258,7 @@ def _here(plan: Plan, n_prompt: int, n_gen: int, asked: int | Demand, kept: Kept
         return []
     available = memory_for(plan)
     predicted = prediction.with_misfit(predicted, plan.model, plan.settings, available)
-    steps = StepPrediction(plan.model, plan.settings, ceilings, learned.fit, learned.n_runs)
-    past = n_prompt + max(0, n_gen - 2) // 2
-
-    def slower(n: int) -> float:
-        one, many = steps.seconds(1, past, 1), steps.seconds(1, past, n, [(1, past)] * (n - 1))
-        return many / one if one and many else math.nan
-
+    slower = _by_steps(plan.model, plan.settings, ceilings, learned, predicted)
     tpot = slower(users) * predicted.tpot_s[0], slower(users) * predicted.tpot_s[1]
     parts = (plan.model, n_prompt, n_gen, users, predicted.prefill_s, tpot, needed, None, available)
     found = Candidate(HERE, PREDICTED, *parts, predicted.misfit or "", predicted.doubts)
