@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.analysis import table
+from lab.analysis import comparison, table
 from lab.core import results
 from lab.core import script as scripts
 from lab.core.levers import CONTINUOUS, STATIC, Batch
@@ -195,6 +195,26 @@ def test_a_plan_has_both_kinds_with_the_same_requests_and_room_for_the_longest(t
     two, same, four, _ = (one.lengths for one in levers_of if isinstance(one, Batch))
     assert two == same == four[:12] and len(set(four)) > 5
     assert {case.sequences for case in plan.cases} == {(50,) * 2, (50,) * 4}
+
+
+def test_without_numbers_there_are_fewer_sequences_than_in_a_plain_batch(tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    worker: Any = FakeWorker()
+    plans = [batching.plan(worker, model=str(tmp_path / "tiny.gguf"), static=static) for static in (False, True)]
+    plain, static = ([case.lever for case in plan.cases if isinstance(case.lever, Batch)] for plan in plans)
+    assert [one.n_seq for one in plain] == [1, 2, 4, 8, 16] and {one.lengths for one in plain} == {()}
+    assert {one.n_seq for one in static} == {4, 8} and {one.answers for one in static} == {"lognormal:64,0.8"}
+
+
+def test_the_time_of_a_useful_token_is_compared_schedule_by_schedule() -> None:
+    slow = dataclasses.replace(make_record().machine, cpu="Slow CPU")
+    other = [dataclasses.replace(record, machine=slow, session="b") for record in both(6, factor=2)]
+    (compared,) = comparison.compare([*both(6), *other])
+    verdicts = {(row.lever, row.figure): row.verdict for row in compared.rows}
+    assert verdicts == {
+        ("2 sequences, static, answers of 1-5", "token_ms"): "slower",
+        ("2 sequences, continuous, answers of 1-5", "token_ms"): "no difference",
+    }
 
 
 def test_static_command(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class Row:
 def plan(
     worker: Worker,
     /,
-    sequences: str | int | Sequence[int] = DEFAULT_SEQUENCES,
+    sequences: str | int | Sequence[int] | None = None,
     prompt_len: str | int | Sequence[int] = "256",
     gen: int | str | None = None,
     repeat: int | None = None,
@@ -97,8 +97,9 @@ def plan(
     the lengths of the answers differ (`gen`: "10-100" or "lognormal:64,0.8"), and each number of sequences is measured
     with static and with continuous batching. LabError for impossible numbers.
     """
-    wanted = numbers("--sequences", sequences, MOST_SEQUENCES)
-    answers = load_plan.parse("--gen", (static_batches.DEFAULT_GEN if static else DEFAULT_GEN) if gen is None else gen)
+    usual = static_batches.DEFAULTS if static else (DEFAULT_SEQUENCES, DEFAULT_GEN)
+    wanted = numbers("--sequences", usual[0] if sequences is None else sequences, MOST_SEQUENCES)
+    answers = load_plan.parse("--gen", usual[1] if gen is None else gen)
     n_gen = max(answers.values)
     if n_gen < 2:
         raise LabError(f"--gen {gen} leaves nothing to decode together.", "Give at least --gen 2.")
@@ -412,7 +413,12 @@ EXPERIMENT = Experiment(
     lever=Batch,
     plan=plan,
     options=(
-        Option("sequences", "Numbers of sequences: 1,4,16.", "s"),
+        Option(
+            "sequences",
+            f"Numbers of sequences: 1,4,16.  [default: {DEFAULT_SEQUENCES}; 4,8 with --static]",
+            "s",
+            type=str,
+        ),
         Option("prompt_len", "Prompt tokens of each sequence.", "p"),
         Option(
             "gen",

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DEFAULT_GEN = "lognormal:64,0.8"
+DEFAULTS = "4,8", "lognormal:64,0.8"
+"""Of --sequences and --gen."""
+
 N_BATCHES = 6
 """Requests for each place."""
 
