@@ -123,6 +123,9 @@ def test_an_operation_is_held_against_the_ceiling_of_its_kernel() -> None:
     phase = token_trace.phase("decode", steps(Q, VIEW), MODEL, SETTINGS, ceilings)
     assert phase.parts[0].least_s == pytest.approx(0.5e-6) and phase.parts[0].held_s == pytest.approx(2e-6)
     assert "1 operation of the step would take 500 ns instead of 2.00 us" in told(phase)
+    slow = dataclasses.replace(ceilings, rates=(dataclasses.replace(rate, times_ns=(50_000,)),))
+    too_low = token_trace.phase("decode", steps(Q, VIEW), MODEL, SETTINGS, slow)
+    assert "faster than their ceiling, so the ceiling was measured too low" in told(too_low)
     unknown = dataclasses.replace(rate, type="Q8_0")
     without = token_trace.phase(
         "decode", steps(Q, VIEW), MODEL, SETTINGS, dataclasses.replace(ceilings, rates=(unknown,))

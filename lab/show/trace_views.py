@@ -13,6 +13,7 @@ from lab.core.traced import SAMPLING, Part, Phase, TokenTrace
 from lab.drawing.canvas import COLOURS, GRID, GUIDE, PAPER, finish
 from lab.show import attention_views
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.show.text_why import TOO_LOW
 from lab.why import token_trace
 
 if TYPE_CHECKING:
@@ -166,7 +167,9 @@ def sentences(traced: TokenTrace) -> list[str]:
     ]
     held = [part for part in decode.parts if part.least_s is not None]
     least_s, held_s = sum(part.least_s or 0 for part in held), sum(part.held_s for part in held)
-    if 0 < least_s <= held_s:
+    if 0 < held_s < least_s:
+        words.append(f"Operations were faster than their ceiling, so {TOO_LOW}")
+    elif least_s:
         words.append(
             f"At the ceilings of their kernels, {plural(sum(part.n for part in held), 'operation')} of the step would "
             f"take {seconds(least_s)} instead of {seconds(held_s)}."
