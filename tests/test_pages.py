@@ -30,12 +30,13 @@ PAGES = [
     "lab/README.md",
     "lab/cli/README.md",
     "results/README.md",
+    "notebooks/README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 ]
 GENERATED = ["README.md", "lab/README.md", "lab/cli/README.md", "results/README.md"]
 SAMPLES = sorted((ROOT / "results").glob("sample-*.jsonl"))
-PLAIN = ["README.md", "INSTALL.md", "results/README.md", "lab/README.md"]
+PLAIN = ["README.md", "INSTALL.md", "results/README.md", "lab/README.md", "notebooks/README.md"]
 """Pages that follow the rules of "Write plainly" in CONTRIBUTING.md."""
 
 WINGS = ("show", "analysis", "runner", "models", "endpoints", "process", "engine")
