@@ -171,8 +171,8 @@ def _sentences(candidates: Sequence[Candidate], slo: Slo | None, kwh: float | No
     sentences += _missing(candidates, has_here)
     if able and able[0].users > 1:
         sentences.append(
-            "TTFT is that of one prompt at a time; tokens/s is the rate of each user. On other devices it assumes that "
-            "a step of several users comes as near to its limit as that of one."
+            "TTFT is that of one prompt at a time; tokens/s is the rate of each user. Without ceilings of a device it "
+            "assumes that a step of several users comes as near to its limit as that of one."
         )
     if kwh is not None:
         sentences.append("The cost per million tokens is that of the energy of decode.")

@@ -32,7 +32,7 @@ MOST_USERS, MOST_GENERATED, MOST_PROMPT = 32, 4096, 131_072
 MOST_UBATCH, MOST_LAYERS, MOST_SIZE = 16_384, 10_000, 10_000_000
 """Larger numbers in records are errors: tokens of a step, layers of a model, its other sizes."""
 
-GROUPS = MEASURED, OWN, PREDICTED = (
+MEASURED, OWN, PREDICTED = (
     "Measured in these results",
     "Measured on such a device",
     "Predicted from datasheets",
@@ -278,9 +278,10 @@ def _devices(settings: Settings, runs: Sequence[Record], known: Sequence[Ceiling
         is_own = any(datasheet.is_on(record, device) for record in runs)
         peak = f", {device.peak_tflops:g} TFLOP/s" if device.peak_tflops else ""
         about = f"{device.about}: {device.gbps:g} GB/s{peak}"
-        return Place(device.name, OWN if is_own else PREDICTED, device.memory_bytes, settings, law, about)
+        group = OWN if is_own else f"{PREDICTED}: {device.kind}"
+        return Place(device.name, group, device.memory_bytes, settings, law, about)
 
-    return sorted(map(place, datasheet.devices().values()), key=lambda one: GROUPS.index(one.group))
+    return sorted(map(place, datasheet.devices().values()), key=lambda one: one.group != OWN)
 
 
 def _law_or_reason(place: Place, model: Model) -> Numbers:
