@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lab.analysis import disturbances, spread
-from lab.core import memory
+from lab.core import memory, phases
 from lab.core.levers import Batch, Prefix, Speculation, Stall
 from lab.core.record import (
     DECODE,
@@ -631,3 +631,60 @@ def test_at_its_very_threshold_a_condition_is_rarely_decided(n: int) -> None:
         assert known is not None
         n_decided += Condition("A ratio", most=1.1).holds(known) is not None
     assert n_decided <= 0.08 * 400
+
+
+def e2e(n_gen: int, **rates: Any) -> float:
+    return phases.e2e_ns(make_run(500, n_gen, **rates)) or 0.0
+
+
+def served(step_s: Callable[[int], float], lengths: Sequence[int], n_places: int, waits: bool) -> float:
+    """Seconds of a server that decodes step by step, and fills free places at once or (`waits`) when all are free."""
+    waiting, running, seconds = list(lengths), list[int](), 0.0
+    while waiting or running:
+        if not (waits and running):
+            running += [waiting.pop(0) - 1 for _ in range(min(n_places - len(running), len(waiting)))]
+        running = [n for n in running if n > 0]
+        seconds += step_s(len(running)) if running else 0.0
+        running = [n - 1 for n in running if n > 1]
+    return seconds
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_made_up_machine_gets_a_verdict_that_is_wrong(seed: int) -> None:
+    """The truth comes from longer runs, or is simulated step by step, instead of computed from the figures."""
+    chance = random.Random(seed)
+
+    def some(low: float, high: float) -> float:
+        return math.exp(chance.uniform(math.log(low), math.log(high)))
+
+    noise = [1 + chance.gauss(0, 0.02) for _ in range(6)]
+    rates: dict[str, Any] = {
+        "prefill_ms": some(0.2, 20),
+        "decode_ms": some(2, 200),
+        "per_position_ms": some(1e-4, 0.02),
+    }
+    runs = [*lengths(times=noise, **rates), *context(**rates)]
+    first = make_run(500, 8, **rates)
+    short_s, long_s = e2e(500, **rates), e2e(5000, **rates)
+    serial, fixed = some(0.01, 1), some(0.01, 1)
+
+    def step_s(n: int) -> float:
+        return fixed + serial * n
+
+    answers = [round(300 * math.exp(0.8 * chance.gauss(0, 1))) + 1 for _ in range(320)]
+    static_s, continuous_s = (served(step_s, answers, 16, waits) for waits in (True, False))
+    copy_ms, part_ms = some(0.05, 20), 8.0
+    of_100 = (128 + 100 * part_ms + 99 * copy_ms) / (128 + 100 * part_ms)
+    growth, below = some(0.05, 5), some(0.001, 0.5)
+    queued = queue(growth, below, [1 + chance.gauss(0, 0.02) for _ in range(12)])
+    for number, truths, records in (
+        (31, [(1.5, static_s / continuous_s)], batch(step_s, times=noise)),
+        (32, [(of_100, 1.25)], prefixes(lambda n: copy_ms)),
+        (34, [((phases.ttft_ns(first) or 0) / 1e9, 1), ((phases.tpot_ns(first) or 0) / 1e9, 1 / 15)], runs),
+        (35, [(8, long_s / short_s), (long_s / short_s, 12.5)], runs),
+        (36, [(0.5, growth), (below, 0.05)], queued),
+    ):  # each claim holds if the first of all pairs are smaller; nearly equal ones prove nothing
+        if any(0.9 < one / other < 1.1 for one, other in truths):
+            continue
+        judgement, is_true = judged(number, *records), all(one < other for one, other in truths)
+        assert judgement.verdict in (HOLDS if is_true else HOLDS_NOT, UNSURE), (number, judgement.words)

@@ -2,7 +2,8 @@
 
 Parts with one model under one setting run in rounds, as in `lab measure`. Parts that compare run in blocks with fresh
 engines, as in `lab ab`, but with one turn, because more blocks then fit into the time. Their variants: threads `all`
-and `half`; quantizations, cache and heads by their type or model's name; flash `on` and `off`.
+and `half`; quantizations, cache and heads by their type or model's name; flash and buffers `on` and `off`. Parts that
+no script can make (`dependence`, `queue`) have a function that makes their runs, which have no steps.
 """
 
 from __future__ import annotations

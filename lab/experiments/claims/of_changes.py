@@ -274,7 +274,9 @@ def _schedules(n_places: int) -> tuple[Sizes, Sizes, float]:
 @claim(
     32,
     "100 requests with the same prefix of 20,000 tokens pay its prefill once",
-    Condition("The time of 100 requests with the prefix cached, over that if 99 got it for nothing,", most=1.25),
+    Condition(
+        "The time of 100 requests with a cached prefix, over that of one prefill of it and 100 of the rest,", most=1.25
+    ),
     needs=("prefix",),
     note="Scaled: measured with the longest prefix of the session instead of 20,000 tokens, each request with a few "
     "tokens of its own. A longer prefix favours the claim, because its prefill grows at least as fast as its copy.",
@@ -296,14 +298,16 @@ def prefills_of_100(evidence: Evidence) -> Measured:
         if one["cold_s"] > one["prefix_s"]
     ]
     shares = [(one["cold_s"] + 99 * one["cached_s"]) / (100 * one["cold_s"]) for one in known if one["cold_s"] > 0]
-    tested = rules.figure(f"100 requests over one prefill of {longest:,} tokens", ratios, "times")
+    tested = rules.figure(f"100 requests over one prefill of {longest:,} tokens and 100 of the rest", ratios, "times")
     return Measured(([tested],), [tested, rules.figure("the same over 100 cold requests", shares, "%", 100)])
 
 
 @claim(
     33,
     "Flash attention avoids writing the matrix of scores",
-    Condition("What it saves of llama.cpp's compute buffer, over what the scores of a layer need there,", 0.75, 1.25),
+    Condition(
+        "The memory that it saves in the compute buffer, over what the scores of a layer need there,", 0.75, 1.25
+    ),
     Condition("The bytes of a full prefill step with all scores written and read, over those without,", 2),
     needs=("buffers",),
     note="At the end of a context of up to 8,000 tokens. The buffers are measured, the bytes computed.",
@@ -332,7 +336,7 @@ def matrix_of_scores(evidence: Evidence) -> Measured:
     needed = expected[0] - expected[1]
     if needed <= 0:
         raise LabError(f"At {settings.n_ctx:,} tokens other results need more of the compute buffer than the scores.")
-    saved = Figure("saved of the buffer, over what the scores need", (off - on) / needed, "times")
+    saved = Figure("memory saved in the buffer, over what the scores need", (off - on) / needed, "times")
     return Measured(([saved], [traffic]), [*shown, saved, traffic])
 
 

@@ -3,6 +3,7 @@
 A law is judged where it was measured. Prefill is compared with prefill of half the length. Its quadratic part is
 measured directly: a step of equally many tokens takes longer with more tokens before it. Times of whole requests are
 computed from measured ones, interpolated linearly between lengths; a law is extrapolated only if the criterion says so.
+The queue of a server is judged by requests to a real one.
 """
 
 from __future__ import annotations
@@ -294,7 +295,7 @@ def _length_at(curve: Sequence[Point], limit_s: float) -> float | None:
     Condition("The same at half the capacity", most=50, unit="ms"),
     needs=("queue",),
     note="The capacity is the rate of one user of llama_cpp.server, which answers one request after the other. At "
-    "twice of it a second per second is expected, for as long as the load lasts.",
+    "twice the capacity a growth of 1,000 ms is expected, for as long as the load lasts.",
     source="ttsugriy.github.io/performance-book, Queueing theory for serving",
 )
 def growth_of_the_queue(evidence: Evidence) -> Measured:
