@@ -280,6 +280,8 @@ def test_a_wrong_guess_is_asked_again_with_other_numbers_until_it_is_good(
 def test_a_notebook_has_three_pop_questions_that_the_last_one_asks_again(name: str) -> None:
     sources = [cell.source for cell in stored(name).cells if cell.cell_type == "code"]
     assert re.findall(r'\("(\d\.\d)", asked, ', "\n".join(sources)) == [f"{int(name[:2])}.{i}" for i in (1, 2, 3)]
+    words = "\n".join(cell.source for cell in stored(name).cells if "**Guess:**" in cell.source)
+    assert re.findall(r"\((\d\.\d)\)", words) == [f"{int(name[:2])}.{i}" for i in (1, 2, 3)]
     asks = "lesson.ask()" in sources and "lesson.ask_again(guesses_again)" in sources
     assert asks == (name == NAMES[-1])
 
