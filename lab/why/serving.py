@@ -3,7 +3,8 @@
 Requests take a free slot in the order in which they arrive. As in llama-server, a step computes all prompts that have a
 slot, up to CHUNK tokens, and with them one token of each running answer; without such a prompt it decodes one token of
 each answer. So two laws suffice: seconds of a prompt by its tokens, and of a decode step by its number of answers. In a
-step with a prompt a token of an answer takes as long as one of the prompt.
+step with a prompt a token of an answer takes as long as one of the prompt (with --kv-unified; without it a ubatch
+holds as many tokens of each sequence, so such a step has two parts).
 """
 
 from __future__ import annotations

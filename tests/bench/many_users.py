@@ -177,7 +177,8 @@ NAMES = ("TTFT p50", "TTFT p90", "E2E p50", "E2E p90")
 
 
 def main(seconds: float = 40.0) -> None:
-    options = ("--parallel", str(N_SLOTS), "--ctx-size", str(N_SLOTS * 512), "--threads", "1", "--no-cache-prompt")
+    options = ["--parallel", str(N_SLOTS), "--ctx-size", str(N_SLOTS * 512), "--threads", "1", "--no-cache-prompt"]
+    options += ["--kv-unified"]  # as where llama-server chooses its slots; without it a prompt's step has two parts
     ratios, right = list[float](), list[bool]()
     with (
         wheel_server(catalog.embedded_path(), *options) as real,
