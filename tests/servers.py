@@ -140,7 +140,7 @@ def _serve(arguments: Sequence[str]) -> None:
     parameters.hostnames, parameters.port = ["127.0.0.1"], asked.port
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = asked.threads
     parameters.n_ctx, parameters.n_parallel = asked.ctx_size, asked.parallel
-    parameters.cache_prompt = not asked.no_cache_prompt
+    parameters.cache_prompt = parameters.cache_idle_slots = not asked.no_cache_prompt
     parameters.kv_unified, parameters.ctx_shift = asked.kv_unified, asked.context_shift
     parameters.warmup = False
     parameters.endpoint_slots = True

@@ -140,12 +140,14 @@ def mix(server: Server, n_prompt: int, n_gen: int, seconds: float) -> tuple[list
             loading.execute(plan, server, prompt_text("text"), path, lambda _: None, print)
         )
     arms = loads.arms([loads.sample(record.request) for record in records])
+    assert len(arms) == len(rates) and all(arm.inside for arm in arms), (
+        f"a rate without requests: more than {seconds:g} s"
+    )
     ratios, e2es = list[float](), list[list[float]]()
     by_scale = {scale: list[list[float]]() for scale in SCALES}
     for arm in arms:
         window = windows[arm.load.rate]
         answers, shares = predicted(law, window, n_prompt, n_gen)
-        assert answers, f"No request in {seconds:g} s at {arm.load.rate:g}/s: give more seconds"
         measured = load_figures.values(arm.inside, ttft_s), load_figures.values(arm.inside, e2e_s)
         before = percentiles([one.ttft_s for one in answers], [one.e2e_s for one in answers])
         own = [after / one for after, one in zip(percentiles(*measured), before, strict=True)]
