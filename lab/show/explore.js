@@ -84,14 +84,17 @@ function limitedBy(seconds, kernels, attention, arithmetic, traffic) { // roofli
 }
 
 // A phase from a datasheet (prediction.elsewhere, published.py); null where it is not predicted. A cached part is not
-// computed again. A step of several users takes longer by the ratio of their limits (candidates.py).
+// computed again. A step of several users takes longer by the same law, with its bytes and FLOPs (candidates.py).
 function datasheetPhase(law, shape, phase, length, cached, users) {
   const bandwidth = law.gbps * 1e9, peak = law.peak && law.peak * 1e12, arithmetic = work => peak ? work.flops / peak : 0;
-  const token = cost(shape, 1, length, 1), all = cost(shape, 1, length, users, users);
+  const token = cost(shape, 1, length, 1), all = cost(shape, 1, length, users, users), isShare = law.shares && law.shares[phase];
+  if (!isShare && !law[phase]) return null;
+  const least = work => Math.max(work.bytes / bandwidth, arithmetic(work));
+  const time = (work, extra) => Math.max(least(work), (arithmetic(work) + work.bytes / bandwidth) / law[phase][0] + law[phase][1] * extra);
   let work = {bytes: token.bytes, flops: 0}, limit = token.bytes / bandwidth, extra = 1e-6 * shape.layers, more = 0, slower = 1;
   let by = "memory traffic";
   if (users > 1) {
-    const [one, many] = [token, all].map(step => Math.max(step.bytes / bandwidth, arithmetic(step)));
+    const [one, many] = [token, all].map(step => isShare ? least(step) : time(step, extra));
     slower = many / one;
     if (arithmetic(all) > all.bytes / bandwidth) by = "arithmetic";
   }
@@ -105,17 +108,15 @@ function datasheetPhase(law, shape, phase, length, cached, users) {
     more = data.published.perLength * Math.max(0, Math.log(length / data.published.longest));
     if (arithmetic(work) > reading) by = "arithmetic";
   }
-  limit *= slower;
-  if (law.shares && law.shares[phase]) {
+  const bound = users > 1 ? least(all) : limit;
+  if (isShare) {
     const [slow, fast] = law.shares[phase];
-    return {limit, expected: null, low: limit / fast, high: limit / slow, beyond: true, by};
+    return {limit: bound, expected: null, low: slower * limit / fast, high: slower * limit / slow, beyond: true, by};
   }
-  if (!law[phase]) return null;
-  const [share, constant, fast, slow, variance] = law[phase], reading = work.bytes / bandwidth, least = Math.max(reading, arithmetic(work));
-  const one = Math.max(least, (arithmetic(work) + reading) / share + constant * extra), expected = slower * one;
-  if (cached) return {limit, expected, low: null, high: null, beyond: true, by};
+  const [, , fast, slow, variance] = law[phase], one = time(work, extra), expected = slower * one;
+  if (cached) return {limit: bound, expected, low: null, high: null, beyond: true, by};
   const [low, high] = [fast, slow].map(end => Math.exp(Math.hypot(end, data.published.sure * Math.sqrt(variance + more * more))));
-  return {limit, expected, low: slower * Math.max(least, one / low), high: expected * high, beyond: true, by};
+  return {limit: bound, expected, low: slower * Math.max(least(work), one / low), high: expected * high, beyond: true, by};
 }
 
 // What a request takes. A prompt with a cached part has no range: the runs behind it have none. A step of several users has
@@ -287,7 +288,7 @@ function notesOf({users, cached}, {law, memory, prefill, decode}, device) {
   if (law.doubts) notes.push(law.doubts);
   if (decode && users > 1) {
     notes.push(law.last ? "The range for several users is as wide as for one; the runs behind it had one. Measure it: lab batch."
-      : "Assumed: a step of several users comes as near to its limit as a step of one.");
+      : "Assumed: a step of several users reaches the same share of the datasheet's figures as a step of one.");
   }
   if (prefill && cached) {
     notes.push((prefill.low === null ? "Prefill has no range. " : "") + "The runs behind it had nothing cached. Measure it: lab prefix.");

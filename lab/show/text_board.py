@@ -102,7 +102,7 @@ def _of_demand(
         "Simulated with continuous batching: the fewest devices with which each gets at most "
         f"{100 * serving.BUSY:.0f} % of the requests that it can answer{within}. Users send at random times and are "
         "spread evenly. The rest of the time a device is idle. Ranges follow from those of prefill and decode alone; a "
-        "step of several answers is assumed to come as near to its limit as that of one."
+        "step of several answers is assumed to reach the share of its rates that a step of one reaches."
     )
     if any(one.kind == PREDICTED for one in candidates):
         sentences.append(published.basis())
@@ -172,7 +172,7 @@ def _sentences(candidates: Sequence[Candidate], slo: Slo | None, kwh: float | No
     if able and able[0].users > 1:
         sentences.append(
             "TTFT is that of one prompt at a time; tokens/s is the rate of each user. Without ceilings of a device it "
-            "assumes that a step of several users comes as near to its limit as that of one."
+            "assumes that a step of several users reaches the same share of the datasheet's figures as that of one."
         )
     if kwh is not None:
         sentences.append("The cost per million tokens is that of the energy of decode.")

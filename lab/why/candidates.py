@@ -2,9 +2,9 @@
 
 A candidate is one model on one device. Where this machine has measured the request, its medians count; every other time
 is a prediction (prediction.py) with a 90 % range. Several users decode together in one step, which reads the weights
-once and each user's cache: its time is that of a single user's step times the ratio of their predicted times (where the
-kernels were measured), or of their limits (elsewhere). Where users send requests at random times, a simulation
-(serving.py) says how many devices they need.
+once and each user's cache: its time is that of a single user's step times the ratio of their predicted times (by steps
+where the kernels were measured, elsewhere by the law of published rates). Where users send requests at random times, a
+simulation (serving.py) says how many devices they need.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 from lab.analysis import table
 from lab.core import cost
 from lab.core.lists import grouped
-from lab.core.record import Ceilings, Model, Record, Settings
+from lab.core.record import DECODE, Ceilings, Model, Record, Settings
 from lab.core.request import Slo
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.runner import machine
 from lab.runner.cases import Plan
 from lab.runner.plan_needs import memory_for
-from lab.why import datasheet, learning, prediction, probing, serving, where
+from lab.why import datasheet, learning, prediction, probing, published, serving, where
 from lab.why.datasheet import Device, Own
 from lab.why.learning import Learned
 from lab.why.prediction import Prediction
@@ -168,10 +168,10 @@ def _on_device(
     if not problem and device.memory_bytes is not None and needed > device.memory_bytes:
         problem = f"needs {needed / 1e9:,.1f} GB of {device.memory_bytes / 1e9:,.1f} for {users} users"
 
-    def by_limits(n: int) -> float:
-        return _slower(model, settings, row, n, device.gbps, device.peak_tflops)
+    def by_datasheet(n: int) -> float:
+        return _slower(model, settings, device, row, n)
 
-    slower = _by_steps(model, own.settings, own.ceilings, own.learned, row) if own and own.ceilings else by_limits
+    slower = _by_steps(model, own.settings, own.ceilings, own.learned, row) if own and own.ceilings else by_datasheet
     one = Candidate(
         device.name,
         PREDICTED,
@@ -227,18 +227,25 @@ def _by_steps(
     return slower
 
 
-def _slower(model: Model, settings: Settings, row: Prediction, users: int, gbps: float, tflops: float | None) -> float:
-    """How many times as long a step of several users takes as one of a single user, by their limits."""
-    if users == 1:
-        return 1.0
+def _slower(model: Model, settings: Settings, device: Device, row: Prediction, users: int) -> float:
+    """How many times as long a step of several users takes as one of a single user, by the law of the prediction.
+
+    That is the law of published rates, or where runs gave shares of the datasheet's figures, the limits.
+    """
     past = row.n_prompt + max(0, row.n_gen - 2) // 2
-    kinds = settings.type_k, settings.type_v
-    one = cost.step(model, 1, past, 1, *kinds)
-    many = cost.step(model, 1, past, users, *kinds, others=[(1, past)] * (users - 1))
-    if one is None or many is None:
+    kinds, peak = (settings.type_k, settings.type_v), device.peak_tflops
+    steps = [cost.step(model, 1, past, n, *kinds, others=[(1, past)] * (n - 1)) for n in (1, users)]
+    case = published.case_for(model, settings, device, DECODE, past)
+    works = [
+        published.Work(step.n_bytes, step.flops if peak else 0.0, model.n_layer or 0, 0.0) for step in steps if step
+    ]
+    if case is None or len(works) < 2:
         return math.nan
-    limits = [max(step.n_bytes / gbps, step.flops / (1e3 * tflops) if tflops else 0.0) for step in (one, many)]
-    return limits[1] / limits[0]
+    known, by_limits = published.learned()[DECODE], row.tpot_expected_s is None
+    one, many = (
+        work.least_s(device) if by_limits else known.expected_s(dataclasses.replace(case, work=work)) for work in works
+    )
+    return many / one if one and many else math.nan
 
 
 def _here(plan: Plan, n_prompt: int, n_gen: int, asked: int | Demand, kept: Kept) -> list[Candidate]:
