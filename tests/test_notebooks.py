@@ -255,12 +255,14 @@ def test_a_wrong_guess_is_asked_again_with_other_numbers_until_it_is_good(
     lesson.ask()
     asked = capsys.readouterr().out.splitlines()
     assert [line[:5] for line in asked] == ['"2.1"', '"2.2"', '"2.3"'] and "20" not in "".join(asked)
-    assert asked[0] == '"2.1": How long is 2.1? (in ms; the first time: 16.0 guessed, 10.0 measured)'
+    then = "With the numbers of notebook 2, you guessed 16.0 and measured 10.0 ms."
+    assert asked[0] == f'"2.1": How long is 2.1? ({then})'
     for given in (..., 12.5, {"2.1": 29, "2.2": 31, "2.3": "x", "1.1": 20}):
         lesson.ask_again(given)
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("No guesses yet") and said[1].endswith("Write {'2.1': 12.5}.")
     assert said[2] == "2.1: your guess: 29.0 ms; measured: 20.0 ms; the guess is 1.45 times too high"
+    assert said[4] == "2.3: 'x' is not a number. Write 12.5, without a unit."
     assert said[5] == "'1.1' is not asked. Questions to ask: 2.1, 2.2 and 2.3."
     lesson.guess(11, 10.0, "ms", again=("2.3", "How long is 2.3?", 20.0))  # a good guess in the notebook itself
     lesson.ask()

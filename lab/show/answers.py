@@ -70,8 +70,8 @@ def ask() -> None:
     """Print the questions whose guesses were wrong, with other numbers."""
     kept = _kept()
     for number, asked in kept.items():
-        then = f"{wording.digits(asked.guess)} guessed, {wording.digits(asked.measured)} measured"
-        print(f'"{number}": {asked.words} (in {asked.unit}; the first time: {then})')
+        then = f"you guessed {wording.digits(asked.guess)} and measured {wording.digits(asked.measured)} {asked.unit}"
+        print(f'"{number}": {asked.words} (With the numbers of notebook {number.partition(".")[0]}, {then}.)')
     if not kept:
         print(f"No question to ask again: no guess was off by more than a factor of {WRONG:g}.")
 
@@ -87,11 +87,13 @@ def ask_again(guesses: Any) -> None:
         if number not in kept:
             print(f"{number!r} is not asked. Questions to ask: {join_and([*kept]) or 'none'}.")
             continue
-        asked = kept[number]
+        asked, value = kept[number], _number(new)
+        if value is None:
+            print(f"{number}: {new!r} is not a number. Write 12.5, without a unit.")
+            continue
         print(f"{number}: ", end="")
-        guess(new, asked.answer, asked.unit)
-        value = _number(new)
-        if value is not None and _factor(value, asked.answer) <= WRONG:
+        guess(value, asked.answer, asked.unit)
+        if _factor(value, asked.answer) <= WRONG:
             _write({one: other for one, other in _kept().items() if one != number})
 
 
