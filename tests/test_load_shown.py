@@ -412,6 +412,8 @@ def test_the_time_of_a_load_is_prefill_decode_and_idle() -> None:
     assert of_time(*ONE_A_HALF_SECOND, *longer)[1][0] is None  # longer than what one user asked
     half_cached = [dataclasses.replace(one, usage=Usage(prompt_tokens=10, cached_tokens=5)) for one in queued]
     assert of_time(*ONE_A_HALF_SECOND, *half_cached)[1][:2] == pytest.approx((0.2, 0.4))
+    faster = [planted(i, AT_ONCE, 0.05) for i in range(6) for _ in range(8)]  # 0.4 s of prompts alone, in 0.25 s
+    assert of_time(*ONE_A_HALF_SECOND, *faster)[1] == pytest.approx((None, None, 0.75, None))
 
 
 def test_prompts_that_a_server_computes_together_count_once() -> None:

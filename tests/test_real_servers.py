@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.analysis import load_shares
 from lab.core import request_times as times
 from lab.core import results
 from lab.core.record import FAILED, OK
@@ -398,6 +399,11 @@ def test_a_load_on_a_server(llama: RealServer, python: RealServer, which: str, t
     assert {one.status for one in requests} == {OK}
     if which == LLAMA:  # two slots: a third user waits before the server begins
         assert all(one.timings is not None and figures(one).n_cached == 0 for one in requests)
+    shares = {load["load"]: load for load in json.loads(out)["arms"]}
+    assert shares["1 user"]["share_by"] == (load_shares.BY_SERVER if which == LLAMA else load_shares.BY_ONE_USER)
+    for load in (shares["1 user"], *([shares["3 users"]] if which == LLAMA else [])):
+        assert 0 < load["share_prefill"] < 1 and 0 < load["share_decode"] < 1
+        assert load["share_prefill"] + load["share_decode"] + load["share_idle"] == pytest.approx(1)
 
 
 # The server of notebook 6

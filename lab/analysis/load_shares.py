@@ -6,7 +6,8 @@ time of prefill comes from one of two sources:
 - The server reports the time of each prompt (llama-server). That time ends with the first token. Prompts can be
   computed together, so the time with at least one prompt in progress counts.
 - A load of one user in the same session has no queue, so TTFT there is the time of a prompt of that many uncached
-  tokens. These times are added up over all requests, up to the busy time.
+  tokens. These times are added up over all requests. If the sum exceeds the busy time, prompts were computed faster
+  together than alone, and the shares are unknown.
 
 Decode is the rest. A step that computes a prompt together with tokens of other answers counts as prefill.
 """
@@ -61,8 +62,8 @@ def shares(arm: Arm, alone: Alone | None = None) -> Shares | None:
     )
     for by, source in sources:
         prefill_s = [_prefill(one, source, by == BY_ONE_USER) for one in arm.rounds]
-        if None not in prefill_s:
-            known = sum(min(part or 0.0, busy) for part, busy in zip(prefill_s, busy_s, strict=True)) / whole_s
+        if all(part is not None and part < busy + 1e-6 for part, busy in zip(prefill_s, busy_s, strict=True)):
+            known = min(1 - idle, sum(part or 0.0 for part in prefill_s) / whole_s)
             return Shares(known, 1 - idle - known, idle, by)
     return Shares(None, None, idle)
 

@@ -166,7 +166,8 @@ def _time_shares(shown: Sequence[ArmFigures]) -> list[str]:
     if unsplit:
         words.append(
             f"Idle: {join_and(unsplit)}. How the rest divides into prefill and decode is unknown: the server does not "
-            "report the time of every prompt. A load of 1 user in the same session would show it (--concurrency 1,...)."
+            "report the time of every prompt, and a load of 1 user in the same session (--concurrency 1,...) is "
+            "missing or does not explain the others."
         )
     return words
 
