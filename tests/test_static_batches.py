@@ -32,7 +32,7 @@ def lever(schedule: str, n_seq: int = 2, lengths: tuple[int, ...] = LENGTHS) -> 
 
 def static_run(schedule: str, repeat: int = 0, decode_ms: float = 10, prefill_ms: float = 0, **changes: Any) -> Run:
     one = lever(schedule, **changes)
-    case = Case(4, max(one.lengths), lever=one)
+    case = Case(4, max(one.lengths or ()), lever=one)
     written = batching.write(case, lambda i, n: [100 * i + k for k in range(n)], SETTINGS)
     steps = steps_of(written, prefill_ms=prefill_ms, decode_ms=decode_ms)
     return dataclasses.replace(make_run(4, 5, repeat), steps=steps, batch=one)
@@ -192,7 +192,7 @@ def test_a_plan_has_both_kinds_with_the_same_requests_and_room_for_the_longest(t
         *((2, STATIC), (2, CONTINUOUS)),
         *((4, STATIC), (4, CONTINUOUS)),
     ]
-    two, same, four, _ = (one.lengths for one in levers_of if isinstance(one, Batch))
+    two, same, four, _ = (one.lengths or () for one in levers_of if isinstance(one, Batch))
     assert two == same == four[:12] and len(set(four)) > 5
     assert {case.sequences for case in plan.cases} == {(50,) * 2, (50,) * 4}
 
@@ -202,7 +202,7 @@ def test_without_numbers_there_are_fewer_sequences_than_in_a_plain_batch(tmp_pat
     worker: Any = FakeWorker()
     plans = [batching.plan(worker, model=str(tmp_path / "tiny.gguf"), static=static) for static in (False, True)]
     plain, static = ([case.lever for case in plan.cases if isinstance(case.lever, Batch)] for plan in plans)
-    assert [one.n_seq for one in plain] == [1, 2, 4, 8, 16] and {one.lengths for one in plain} == {()}
+    assert [one.n_seq for one in plain] == [1, 2, 4, 8, 16] and {one.lengths for one in plain} == {None}
     assert {one.n_seq for one in static} == {4, 8} and {one.answers for one in static} == {"lognormal:64,0.8"}
 
 
@@ -226,5 +226,5 @@ def test_static_command(tmp_path: Path) -> None:
     timed = [record.run for record in results.read([tmp_path]).records if record.run.is_timed]
     assert len(timed) == 2 and all(static_batches.useful_tps(run) for run in timed)
     answers = [sorted(run.token_ids) for run in timed]
-    assert len(answers[0]) == len(answers[1]) == sum(timed[0].batch.lengths if timed[0].batch else ())
+    assert len(answers[0]) == len(answers[1]) == sum((timed[0].batch and timed[0].batch.lengths) or ())
     assert all(DECODE in run.steps.kind for run in timed)

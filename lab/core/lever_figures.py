@@ -44,7 +44,7 @@ def batch(run: Run) -> dict[str, float]:
     """
     steps = run.steps
     if run.batch is not None and run.batch.schedule:
-        n_tokens = sum(run.batch.lengths)
+        n_tokens = sum(run.batch.lengths or ())
         is_whole = 0 < n_tokens == sum(steps.n_outputs or ())
         return {"token_ms": (steps.end_ns[-1] - steps.start_ns[0]) / n_tokens / 1e6} if is_whole else {}
     ready = [ready for kind, ready in zip(steps.kind, steps.ready_ns, strict=True) if kind == PREFILL]

@@ -26,7 +26,7 @@ class Batch:
     is_shared: bool  # the prompts differ only in their last tokens, and were prefilled once
     schedule: str | None = None  # STATIC: a batch waits until all its answers have ended; CONTINUOUS: no place waits
     answers: str | None = None  # the lengths as asked for, such as lognormal:64,0.8
-    lengths: tuple[int, ...] = ()  # tokens of each request's answer, in the order of the requests
+    lengths: tuple[int, ...] | None = None  # tokens of each request's answer, in the order of the requests
 
     @property
     def words(self) -> str:

@@ -88,15 +88,16 @@ def turns(lever: Batch) -> Iterator[Turn]:
     A static batch puts its longest answer first: with separate caches llama.cpp computes only neighbouring sequences
     together, so a gap between the remaining ones would cost a second pass over the weights.
     """
-    waiting = list(range(len(lever.lengths)))
+    lengths = lever.lengths or ()
+    waiting = list(range(len(lengths)))
     left: dict[int, int] = {}  # tokens that each sequence still generates
     while waiting or left:
         free = [i for i in range(lever.n_seq) if i not in left] if lever.schedule == CONTINUOUS or not left else []
         requests, waiting = waiting[: len(free)], waiting[len(free) :]
         if lever.schedule == STATIC:
-            requests.sort(key=lambda request: -lever.lengths[request])
+            requests.sort(key=lambda request: -lengths[request])
         started = dict(zip(free, requests, strict=False))
-        left |= {i: lever.lengths[request] - 1 for i, request in started.items()}
+        left |= {i: lengths[request] - 1 for i, request in started.items()}
         left = {i: n for i, n in sorted(left.items()) if n}
         n_steps = min(left.values(), default=0)
         yield Turn(started, tuple(left), n_steps)
@@ -140,7 +141,7 @@ def pairs(records: Sequence[Record]) -> dict[tuple[int, int, str, tuple[int, ...
 
 def _requests(run: Run) -> tuple[int, str, tuple[int, ...]]:
     assert run.batch is not None
-    return run.batch.n_seq, run.batch.answers or "", run.batch.lengths
+    return run.batch.n_seq, run.batch.answers or "", run.batch.lengths or ()
 
 
 def _ratio(pair: Pair) -> float:
