@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lab.analysis import setup_columns
 from lab.analysis.wording import digits, percent, seconds
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Record
@@ -54,21 +55,21 @@ def sections(records: Sequence[Record], by_layer: bool = False) -> list[Section]
     """
     made = list[Section]()
     for record in records:
-        model = f"{record.model.name} {record.model.quantization or ''}".strip()
+        model = setup_columns.model_label(record)
         if traced := record.run.trace:
             made += [_section(model, phase, by_layer) for phase in traced.phases]
-            made[-1] = _with_picture(made[-1], model, traced)
+            made[-1] = _with_picture(made[-1], setup_columns.where([record]), traced)
         if seen := record.run.attention:
             made.append(attention_views.section(seen, model))
     return made
 
 
-def _with_picture(decode: Section, model: str, traced: TokenTrace) -> Section:
+def _with_picture(decode: Section, subject: str, traced: TokenTrace) -> Section:
     hint = [] if traced.ceilings_measured_at else ["The ceilings of these kernels are not known: lab ceilings"]
     picture = Picture(
         "trace",
         "Above the layers, below them their operations, as wide as they take time.",
-        lambda figure: draw(figure, model, traced),
+        lambda figure: draw(figure, subject, traced),
         (10, 7),
     )
     return dataclasses.replace(decode, sentences=sentences(traced), notes=[*decode.notes, *hint], pictures=[picture])
@@ -197,7 +198,7 @@ def _off(phase: Phase) -> str:
     )
 
 
-def draw(figure: Figure, model: str, traced: TokenTrace) -> None:
+def draw(figure: Figure, subject: str, traced: TokenTrace) -> None:
     """Draws prefill, decode and a layer of decode: layers, below them their operations, as wide as they take time."""
     rows = [(_title(phase), phase.parts) for phase in traced.phases]
     by_layer = grouped((part for part in traced.decode.parts if part.layer is not None), lambda part: part.layer)
@@ -211,7 +212,8 @@ def draw(figure: Figure, model: str, traced: TokenTrace) -> None:
         _draw_parts(ax, parts, title, colours)
     for name in families:
         axes[-1].barh([0], [0], color=colours[name], label=name)
-    finish(axes, f"One token's way through {model}: layers above, their operations below", is_apart=True)
+    doubt = " (! the operations do not add up)" if any(abs(phase.off) > OFF for phase in traced.phases) else ""
+    finish(axes, f"One token's way: layers above, their operations below\n{subject}{doubt}", is_apart=True)
     for ax in axes:
         ax.grid(False)
 
