@@ -279,5 +279,5 @@ def test_the_lab_asks_for_the_same_settings(n_users: int) -> None:
     expected = as_options.asked(dataclasses.replace(chosen, prompt="text", seed=1))
     written = {name: given[name] for name in expected}
     assert written == {**expected, "tensor_split": "3,1.5", "override_tensor": "ffn_.*_exps=CPU,attn.*=CPU"}
-    assert (given["model"], given["prompt_len"], given["gen"]) == (MODEL, "500", 64)
+    assert (given["model"], given["prompt_len"], str(given["gen"])) == (MODEL, "500", "64")
     assert given.get("sequences", "1") == str(n_users)
