@@ -227,6 +227,14 @@ def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
     assert any(re.fullmatch(r"\d+ runs? in \d+ s", text) for text in shown)  # the progress line, when it is over
 
 
+def test_what_notebook_3_says_of_attention_can_be_run() -> None:
+    found = [cell.source for cell in stored(NAMES[2]).cells if "seen" in cell.source and cell.cell_type == "code"]
+    names: dict[str, Any] = {"lab": lab, "lesson": lesson, "guess_layers": 1}
+    for source in found:
+        exec(source, names)
+    assert names["same"] == [0] and len(found) == 4
+
+
 # What they say
 
 

@@ -20,12 +20,14 @@ from lab.core.cost import StepCost
 from lab.core.record import SCHEMA, Ceilings, Model, Record, Settings
 from lab.core.results import Contents
 from lab.core.shape import BLOCKS
+from lab.core.traced import Attention
 from lab.errors import LabError
 from lab.models import catalog, shapes
 from lab.process.wire import MUL_MAT
 from lab.runner import limits, machine
 from lab.show import (
     answers,
+    attention_views,
     console,
     lesson_server,
     levers,
@@ -34,7 +36,6 @@ from lab.show import (
     text_compare,
     text_results,
     text_why,
-    trace_views,
 )
 from lab.show.section import print_sections
 from lab.why import advice, datasheet, probing, roofline, step_kernels, where
@@ -77,9 +78,9 @@ def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequ
     lesson_server.draw_all(levers.drawings(_sections(_timed(records), ceilings, runs)).values())
 
 
-def draw_attention(record: Record) -> None:
-    """Draw what `lab.attention` kept as `lab trace --attention` does: a matrix for each layer."""
-    (picture,) = (picture for section in trace_views.sections([record]) for picture in section.pictures)
+def draw_attention(seen: Attention) -> None:
+    """Draw what `lab.attention` found as `lab trace --attention` does: a matrix for each layer."""
+    (picture,) = attention_views.section(seen).pictures
     lesson_server.draw_all([picture.draw], picture.size)
 
 
