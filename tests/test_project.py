@@ -44,7 +44,7 @@ IMPORTERS = {  # the wings or files that may import a third-party library
         "models/synthetic",
     },
     "gguf": {"models/synthetic"},
-    "huggingface_hub": {"models/hub", "models/hub_cache"},
+    "huggingface_hub": {"models/hub"},
     "platformdirs": {"models/obtain", "process/rpc_server", "runner/saved_settings"},
     "pandas": {"analysis", "show"},
     "matplotlib": {"drawing", "experiments", "show"},

@@ -89,7 +89,7 @@ def info(spec: str, as_json: bool) -> None:
 @models.command()
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
 def pull(specs: tuple[str, ...]) -> None:
-    """Download models into the standard hub cache; interrupted downloads resume.
+    """Download models into the standard hub cache, with a check of their sha256.
 
     \b
       lab models pull llama-3.2-3b

@@ -1,32 +1,25 @@
-"""Download files from the hub, with resumable downloads and checked sha256.
+"""Files of the hub: huggingface_hub downloads them into its cache, and the lab checks their sha256.
 
-huggingface_hub deletes a partial file on every error and does not check the sha256 (tests/test_hub.py shows both). So
-the lab uses the library for the metadata (commit, size, sha256), session, headers and locks, but streams the bytes
-itself into a partial file, which the next attempt (also of another process) continues.
-
-The hub's errors say little: a status, and sometimes a code. Without a token, a missing repo and a private one give the
-same status (401). For a wrong name the lab offers similar ones.
+`hf_hub_download` continues after a break of the connection, and starts again in a new process. It does not compare the
+bytes with the announced sha256, and takes the announced names as paths; so the lab does the one and refuses the other.
 """
 
 from __future__ import annotations
 
-import difflib
+import errno
+import hashlib
 import json
 import os
 import re
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import urlsplit
 
 from lab.errors import LabError
-from lab.models import hub_cache
-from lab.models.hub_cache import Pulled, Remote, Slot
-
-if TYPE_CHECKING:
-    from huggingface_hub.errors import HfHubHTTPError
 
 HOME = "https://huggingface.co"
 BUSY = frozenset({408, 429, 500, 502, 503, 504})
@@ -36,182 +29,166 @@ OFFLINE_HINT = (
 )
 
 
+@dataclass(frozen=True)
+class Remote:
+    """A file on the hub; `sha256` is the catalog's, None if it has none."""
+
+    repo: str
+    file: str
+    revision: str = "main"
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A complete file in the cache; `revision` is its commit, `sha256` is None if its blob has another name."""
+
+    path: Path
+    revision: str
+    sha256: str | None
+
+
 class Unreachable(LabError):
     """The hub is unreachable or too busy now."""
 
 
-def refused(problem: HfHubHTTPError, remote: Remote) -> LabError:
-    """The LabError for an error answer of the hub; asks the hub for similar names."""
-    from huggingface_hub import errors
-
-    response, repo, page = problem.response, remote.repo, f"{HOME}/{remote.repo}"
-    status: int = response.status_code
-    licence = (
-        f"accept the licence on {page}, create a token of that account on {HOME}/settings/tokens, "
-        "set HF_TOKEN to it, and pull again."
-    )
-    if isinstance(problem, errors.GatedRepoError) or status == 403:
-        return LabError(f"{repo} is gated: downloading it requires a licence ({status}).", f"To get it, {licence}")
-    if isinstance(problem, errors.RevisionNotFoundError):
-        refs = _listed_or_none(f"/{repo}/refs")
-        names = _column(refs, "branches", "name") + _column(refs, "tags", "name")
-        return LabError(f"{repo} has no revision {remote.revision!r}.", _offer(remote.revision, names) or f"See {page}")
-    if isinstance(problem, errors.EntryNotFoundError):
-        offer = _offer(remote.file, ggufs(_listed_or_none(files_of(remote)))) or f"See {page}"
-        return LabError(f"{repo} has no file {remote.file!r} at revision {remote.revision!r}.", offer)
-    if "invalid credentials" in (problem.server_message or "").lower():
-        return LabError(f"The hub rejects the token in HF_TOKEN ({status}).", f"Unset it. For {repo}, {licence}")
-    if status in (401, 404):
-        owner = quote(repo.split("/")[0])
-        offer = _offer(repo, _column({"repos": _listed_or_none(f"?author={owner}&limit=500")}, "repos", "id"))
-        hint = f"{offer} If it is private or gated, {licence}".strip()
-        return LabError(f"The hub has no repo {repo}, or it is private ({status}).", hint)
-    if status in BUSY:
-        asked = response.headers.get("Retry-After")
-        when = f"It asks to wait {asked} s. " if asked else ""
-        return Unreachable(
-            f"The hub is too busy to send {remote.file} of {repo} (status {status}, several times).",
-            f"{when}Pull again later: the download continues where it stopped. {OFFLINE_HINT}",
-        )
-    return LabError(f"The hub rejected the request for {remote.file} of {repo} (status {status}).", f"See {page}")
-
-
-def another_file(remote: Remote, announced: str) -> LabError:
-    """The error for a sha256 that differs from the catalog's."""
-    return LabError(
-        f"{remote.file} of {remote.repo} is not the file in the catalog: the hub announces sha256 {announced}, the "
-        f"catalog has {remote.sha256}. Nothing was downloaded.",
-        "The repo has changed: name a revision with the old file, or correct the catalog.",
-    )
-
-
-def broke_off(remote: Remote, n_done: int, n_bytes: int | None, problem: Exception) -> Unreachable:
-    """The error for a download that stopped at `n_done` of `n_bytes`, after all retries."""
-    total = f" of {n_bytes:,}" if n_bytes is not None else ""
-    return Unreachable(
-        f"The download of {remote.file} broke off at {n_done:,}{total} bytes, and retries did not help: "
-        f"{_named(problem)}.",
-        f"Pull again later: the download continues there. {OFFLINE_HINT}",
-    )
-
-
-def no_hub(endpoint: str) -> LabError:
-    return LabError(
-        f"The server at {endpoint} is not a model hub.",
-        "Check HF_ENDPOINT, the proxy, and whether this network requires a login in the browser.",
-    )
-
-
-def files_of(remote: Remote) -> str:
-    """The API path of a revision's list of files."""
-    return f"/{remote.repo}/revision/{quote(remote.revision, safe='')}"
-
-
-def ggufs(info: Any) -> list[str]:
-    """The .gguf files in the hub's description of a revision, sorted."""
-    return sorted(name for name in _column(info, "siblings", "rfilename") if name.lower().endswith(".gguf"))
-
-
-def _column(info: Any, rows: str, name: str) -> list[str]:
-    """One field of a table in JSON; empty if the hub sent something else."""
-    table = info.get(rows) if isinstance(info, dict) else None
-    return [str(row[name]) for row in table if isinstance(row, dict) and name in row] if isinstance(table, list) else []
-
-
-def _offer(wanted: str, names: list[str]) -> str:
-    """A sentence that offers the names similar to `wanted`, or else some names."""
-    by_lower = {name.lower(): name for name in names if name != wanted}
-    close = [by_lower[name] for name in difflib.get_close_matches(wanted.lower(), by_lower, n=3, cutoff=0.5)]
-    if close:
-        return f"Did you mean {' or '.join(close)}?"
-    return f"There are: {', '.join(names[:8])}{' ...' if len(names) > 8 else '.'}" if by_lower else ""
-
-
-def _named(problem: Exception) -> str:
-    return f"{type(problem).__name__}: {problem}".rstrip(": .")
-
-
-T = TypeVar("T")
-ShowBytes = Callable[[int, int | None], None]
-"""Called with the bytes on the disk and those of the whole file (None: the hub does not say)."""
-
-WAITS_S: tuple[float, ...] = (1, 2, 4, 8, 16)
-"""The pauses before retries; after a try that brought bytes they start from the first again."""
-
-LONGEST_WAIT_S = 60.0  # no retry if the hub asks for a longer pause (Retry-After)
-AGAIN = BUSY | {416}  # 416: the partial file was longer than the hub's, and has been emptied
-
-
 def cached(remote: Remote) -> Pulled | None:
-    """The complete file in the hub's cache, if any, without using the network. Raises LabError."""
-    hub_cache.check(remote)
-    if not os.access(hub_cache.folder(remote.repo), os.F_OK):
+    """The complete file in the hub's cache, if any, without using the network or reading it. Raises LabError."""
+    _check(remote)
+    if not os.access(_folder(remote.repo), os.F_OK):
         return None  # importing the library would take 0.3 s
     with _in_words(remote):
-        return hub_cache.find(remote)
+        from huggingface_hub import try_to_load_from_cache
+
+        path = try_to_load_from_cache(remote.repo, remote.file, _root(), remote.revision)
+        if not isinstance(path, str):
+            return None
+        here = _pulled(remote, Path(path), _sha256_in(_blob(Path(path)).name))
+        return None if here.sha256 and here.sha256 != (remote.sha256 or here.sha256).lower() else here
 
 
-def pull(remote: Remote, watch: ShowBytes) -> Pulled:
-    """The file in the hub's cache, downloaded if missing; always checks its sha256.
+def pull(remote: Remote) -> Pulled:
+    """The file in the hub's cache, downloaded if missing, with a progress bar on stderr; checks its sha256.
 
-    After an error or Ctrl-C the partial download stays on the disk, and the next pull continues it. If the hub is
-    unreachable, returns a cached file. LabError for every failure of the hub, the network or the disk.
+    If the hub is unreachable, returns a cached file. LabError for every failure of the hub, the network or the disk.
     """
-    hub_cache.check(remote)
+    _check(remote)
     try:
         with _in_words(remote):
-            place = _retried(lambda: _announced(remote))
+            from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_download, hf_hub_url
+
+            endpoint, answers = _endpoint(), get_session().event_hooks["response"]
+            if _refuse_paths not in answers:
+                answers.append(_refuse_paths)
+            url = hf_hub_url(remote.repo, remote.file, revision=remote.revision, endpoint=endpoint)
+            announced = get_hf_file_metadata(url, timeout=10, endpoint=endpoint)
+            if not announced.commit_hash or not announced.etag:
+                raise _no_hub()
+            wanted = _sha256_in(announced.etag)
+            if wanted and remote.sha256 and wanted != remote.sha256.lower():
+                raise LabError(
+                    f"{remote.file} of {remote.repo} is not the file in the catalog: the hub announces sha256 "
+                    f"{wanted}, the catalog has {remote.sha256}. Nothing was downloaded.",
+                    "The repo has changed: name a revision with the old file, or correct the catalog.",
+                )
+            _root().mkdir(parents=True, exist_ok=True)
+            if not cached(remote) and (announced.size or 0) > shutil.disk_usage(_root()).free:
+                raise OSError(errno.ENOSPC, "")
+            path = Path(
+                hf_hub_download(
+                    remote.repo, remote.file, revision=remote.revision, cache_dir=_root(), endpoint=endpoint
+                )
+            )
+            with path.open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            if sha256 != (wanted or remote.sha256 or sha256).lower():
+                _drop(path)
+                raise LabError(
+                    f"{remote.file} of {remote.repo} arrived damaged: its sha256 is {sha256} instead of "
+                    f"{wanted or remote.sha256}. The lab deleted it.",
+                    "Pull it again. If this repeats, a proxy or mirror changes the file.",
+                )
+            return _pulled(remote, path, sha256)
     except Unreachable:
         if here := cached(remote):
             return here
         raise
-    if remote.sha256 and place.sha256 and place.sha256 != remote.sha256.lower():
-        raise another_file(remote, place.sha256)
-    with _in_words(remote):
-        for path in (place.name, place.blob):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with alone(place.lock):  # huggingface_hub itself takes this lock for this file
-            whole = hub_cache.blob_of(place.name) if place.name.exists() else place.blob
-            if not whole.exists():
-                _fetch(remote, place, watch)
-                whole = place.partial
-            sha256 = hub_cache.checked_sha256(remote, whole, place)
-            hub_cache.settle(place)
-    return Pulled(place.name, place.commit, sha256)
 
 
 def files(repo: str, revision: str = "main") -> list[str]:
     """The sorted .gguf files of a repo. Raises LabError."""
     remote = Remote(repo, "any.gguf", revision)
-    hub_cache.check(remote)
+    _check(remote)
     with _in_words(remote):
-        return ggufs(_retried(lambda: _listed(files_of(remote))))
+        from huggingface_hub import HfApi
+
+        listed = HfApi(_endpoint()).model_info(repo, revision=revision).siblings or []
+        return sorted(file.rfilename for file in listed if file.rfilename.lower().endswith(".gguf"))
+
+
+def cached_names(repo: str) -> list[str]:
+    """The .gguf files of a repo in the cache, of any revision."""
+    snapshots = _folder(repo) / "snapshots"
+    return sorted({"/".join(path.relative_to(snapshots).parts[1:]) for path in snapshots.glob("*/**/*.gguf")})
 
 
 def remove(remote: Remote) -> int:
-    """Delete a file from the hub's cache, with all its names, and its partial file. Returns the bytes freed."""
-    hub_cache.check(remote)
+    """Delete a file from the hub's cache, with all its names. Returns the bytes freed."""
+    here = cached(remote)
     with _in_words(remote):
-        here = hub_cache.find(remote)
-        n_bytes = hub_cache.drop(hub_cache.blob_of(here.path)) if here else 0
-        if remote.sha256:
-            place = hub_cache.slot(remote, "any", remote.sha256.lower())
-            n_bytes += place.n_partial
-            place.partial.unlink(missing_ok=True)
+        return _drop(here.path) if here else 0
+
+
+def _check(remote: Remote) -> None:
+    """LabError for a name that would lead outside the cache."""
+    for what, path in (("repo", remote.repo), ("file", remote.file), ("revision", remote.revision)):
+        if {"", ".", ".."} & set(path.split("/")) or re.search(r"[\\:\x00-\x1f]", path):
+            raise LabError(f"{path!r} is not the name of a {what} on the hub.", "Write it as hf:OWNER/REPO/FILE.gguf")
+
+
+def _refuse_paths(response: Any) -> None:
+    """LabError for announced names (a commit, a sum) that huggingface_hub would follow out of its cache."""
+    if response.request.method == "HEAD":
+        for header in ("X-Repo-Commit", "X-Linked-Etag", "ETag"):
+            if not re.fullmatch(r'(W/)?"?\w[\w.-]*"?', response.headers.get(header) or "absent"):
+                raise _no_hub()
+
+
+def _root() -> Path:
+    """The hub's cache, with links resolved."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).resolve()
+
+
+def _folder(repo: str) -> Path:
+    return _root() / "--".join(["models", *repo.split("/")])
+
+
+def _pulled(remote: Remote, path: Path, sha256: str | None) -> Pulled:
+    return Pulled(path, path.parents[remote.file.count("/")].name, sha256)
+
+
+def _blob(path: Path) -> Path:
+    """The blob that a name in the cache links to, or the name itself if it is not a link."""
+    return Path(os.path.normpath(path.parent / path.readlink())) if path.is_symlink() else path
+
+
+def _sha256_in(etag: str) -> str | None:
+    """The sum of a large file. Files in git itself have shorter ones."""
+    return etag if re.fullmatch(r"[0-9a-f]{64}", etag) else None
+
+
+def _drop(path: Path) -> int:
+    """Delete a file of the cache with every name that links to it. Returns the bytes freed. Raises OSError."""
+    from huggingface_hub import scan_cache_dir
+
+    n_bytes, blob = path.stat().st_size, _blob(path)
+    cache = scan_cache_dir(_root())
+    found = (file for repo in cache.repos for revision in repo.revisions for file in revision.files)
+    cache.delete_files(*(file for file in found if file.blob_path == blob)).execute()
+    blob.unlink(missing_ok=True)  # the library leaves out repos with a broken link
     return n_bytes
-
-
-@contextmanager
-def alone(lock: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Lock for one process at a time. Calls `waiting` once if another process holds it. Raises OSError."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        try:
-            held.enter_context(_utils().WeakFileLock(lock, timeout=0.1))
-        except TimeoutError:
-            waiting()
-            held.enter_context(_utils().WeakFileLock(lock))
-        yield
 
 
 def _endpoint() -> str:
@@ -219,137 +196,80 @@ def _endpoint() -> str:
     from huggingface_hub import constants
 
     endpoint: str = constants.ENDPOINT
-    if not re.fullmatch(r"https?://[\w.-]+(:\d{1,4}|:[1-5]\d{4}|:6[0-4]\d{3}|:65[0-4]\d\d)?(/[\w./-]*)?", endpoint):
+    try:
+        parts = urlsplit(endpoint)
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
         raise LabError(f"HF_ENDPOINT is not a valid address: {endpoint!r}.", f"Unset it, or set it to {HOME}")
     return endpoint
 
 
-def _announced(remote: Remote) -> Slot:
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-
-    endpoint = _endpoint()
-    url = hf_hub_url(remote.repo, remote.file, revision=remote.revision, endpoint=endpoint)
-    answer = get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT, endpoint=endpoint)
-    commit, etag = answer.commit_hash or "", answer.etag or ""
-    if not re.fullmatch(r"\w[\w.-]*", commit) or not re.fullmatch(r"\w[\w.-]*", etag):
-        raise no_hub(endpoint)
-    url = hf_hub_url(remote.repo, remote.file, revision=commit, endpoint=endpoint)
-    return hub_cache.slot(remote, commit, etag, url, answer.size)
+def _no_hub() -> LabError:
+    return LabError(
+        f"The server at {_endpoint()} is not a model hub.",
+        "Check HF_ENDPOINT, the proxy, and whether this network requires a login in the browser.",
+    )
 
 
-def _fetch(remote: Remote, place: Slot, watch: ShowBytes) -> None:
-    """Download the missing bytes of the partial file."""
-    if place.n_bytes is not None and place.n_partial > place.n_bytes:
-        place.partial.unlink()
-    hub_cache.check_space(remote, place)
-    watch(place.n_partial, place.n_bytes)
-    try:
-        _retried(lambda: _stream(place, watch), lambda: place.n_partial)
-    except _utils().HfHubHTTPError:
-        raise
-    except _failures() as problem:
-        raise broke_off(remote, place.n_partial, place.n_bytes, problem) from None
-    except OSError as problem:
-        if problem.errno in hub_cache.NO_SPACE:
-            raise hub_cache.full(remote, place) from None
-        raise
-
-
-def _stream(place: Slot, watch: ShowBytes) -> None:
-    """Append the missing bytes. Raises if the connection breaks, after writing the bytes that arrived."""
-    from huggingface_hub import constants, get_session
-
-    total, timeout = place.n_bytes, constants.HF_HUB_DOWNLOAD_TIMEOUT
-    with place.partial.open("ab") as file:
-        done = file.tell()
-        if done == total:
-            return
-        headers = {**_utils().build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={done}-"}
-        with get_session().stream("GET", place.url, headers=headers, timeout=timeout) as response:
-            if response.status_code in (200, 416):  # the whole file, or no such range: the next try sends all
-                file.truncate(0)
-                done = 0
-            _utils().hf_raise_for_status(response)
-            for chunk in response.iter_bytes():
-                file.write(chunk)
-                done += len(chunk)
-                watch(done, total)
-                if total is not None and done > total:
-                    break
-        file.flush()
-        os.fsync(file.fileno())
-    if total is not None and done < total:
-        raise ConnectionError("the answer was too short")
-
-
-def _listed(path: str) -> Any:
-    """The hub's JSON for a path below /api/models."""
-    from huggingface_hub import constants, get_session
-
-    url = f"{_endpoint()}/api/models{path}"
-    response = get_session().get(url, headers=_utils().build_hf_headers(), timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    _utils().hf_raise_for_status(response)
-    return response.json()
-
-
-def _listed_or_none(path: str) -> Any:
-    with suppress(*_failures(), json.JSONDecodeError):
-        return _listed(path)
-    return None
-
-
-def _retried(ask: Callable[[], T], n_done: Callable[[], int] | None = None) -> T:
-    """The result of `ask()`, with retries while the hub is busy; with `n_done` (bytes on the disk) also after a cut."""
-    waits, before = iter(WAITS_S), n_done() if n_done else 0
-    while True:
-        try:
-            return ask()
-        except _failures() as problem:
-            response: Any = getattr(problem, "response", None)
-            if (response.status_code not in AGAIN) if response is not None else (n_done is None):
-                raise
-            if n_done and n_done() > before:
-                waits, before = iter(WAITS_S), n_done()
-            asked = response.headers.get("Retry-After", "") if response is not None else ""
-            pause_s = max(next(waits, LONGEST_WAIT_S + 1), float(asked) if asked.isdigit() else 0)
-            if pause_s > LONGEST_WAIT_S:
-                raise
-        time.sleep(pause_s)
-
-
-def _utils() -> Any:
-    """huggingface_hub's public helpers, loaded on first use, so mypy does not see their types."""
-    from huggingface_hub import utils
-
-    return utils
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    """Exceptions of the HTTP client (httpx in huggingface_hub 1, httpx2 in 2), including error answers."""
+def _refused(problem: Any, remote: Remote) -> LabError:
+    """The LabError for an error answer. Without a token, the hub does not tell missing repos from private ones."""
     from huggingface_hub import errors
 
-    client: Any = errors  # this module imports HTTPError from the client in use
-    return client.HTTPError, ConnectionError
+    status: int = problem.response.status_code
+    repo, page = remote.repo, f"{HOME}/{remote.repo}"
+    licence = (
+        f"accept the licence on {page}, create a token of that account on {HOME}/settings/tokens, "
+        "set HF_TOKEN to it, and pull again."
+    )
+    if isinstance(problem, errors.GatedRepoError) or status == 403:
+        return LabError(f"{repo} is gated: downloading it requires a licence ({status}).", f"To get it, {licence}")
+    if isinstance(problem, errors.RevisionNotFoundError):
+        return LabError(f"{repo} has no revision {remote.revision!r}.", f"See {page}")
+    if isinstance(problem, errors.EntryNotFoundError):
+        return LabError(f"{repo} has no file {remote.file!r} at revision {remote.revision!r}.", f"See {page}/tree/main")
+    if "invalid credentials" in (problem.server_message or "").lower():
+        return LabError(f"The hub rejects the token in HF_TOKEN ({status}).", f"Unset it. For {repo}, {licence}")
+    if status in (401, 404):
+        hint = f"Check the name. If it is private or gated, {licence}"
+        return LabError(f"The hub has no repo {repo}, or it is private ({status}).", hint)
+    if status in BUSY:
+        return Unreachable(f"The hub is too busy to send {remote.file} of {repo} ({status}).", "Pull again later.")
+    return LabError(f"The hub rejected the request for {remote.file} of {repo} (status {status}).", f"See {page}")
 
 
 @contextmanager
 def _in_words(remote: Remote) -> Iterator[None]:
     """Turn exceptions of the hub, the network and the disk into LabError."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub import errors
 
+    library: Any = errors  # it imports HTTPError from the HTTP client in use (httpx, or httpx2 since 2.0)
     try:
         yield
-    except HfHubHTTPError as problem:
-        raise refused(problem, remote) from None
-    except HFValidationError:
+    except errors.HfHubHTTPError as problem:
+        raise _refused(problem, remote) from None
+    except errors.HFValidationError:
         raise LabError(f"{remote.repo!r} is not the name of a repo on the hub.", "Write it as OWNER/REPO.") from None
     except UnicodeEncodeError:
         raise LabError("HF_TOKEN contains characters that are not ASCII.", "Set it again, or unset it.") from None
     except json.JSONDecodeError:
-        raise no_hub(_endpoint()) from None
-    except OfflineModeIsEnabled:
+        raise _no_hub() from None
+    except errors.OfflineModeIsEnabled:
         raise Unreachable("HF_HUB_OFFLINE forbids downloads.", f"Unset it to pull. {OFFLINE_HINT}") from None
-    except _failures() as problem:
-        raise Unreachable(f"The hub ({_endpoint()}) cannot be reached: {_named(problem)}.", OFFLINE_HINT) from None
+    except (library.HTTPError, ConnectionError, errors.LocalEntryNotFoundError, RuntimeError) as problem:  # Xet's
+        said = f"{type(problem).__name__}: {problem}".rstrip(": .")
+        raise Unreachable(f"The hub ({_endpoint()}) cannot be reached, or broke off: {said}.", OFFLINE_HINT) from None
     except OSError as problem:
-        raise hub_cache.unusable(problem) from None
+        if problem.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+            free = shutil.disk_usage(_root()).free
+            raise LabError(
+                f"The disk is too full for {remote.file}: {free:,} bytes are free in {_root()}.",
+                "Free some space there, or set HF_HOME to a folder on another disk.",
+            ) from None
+        if problem.errno is None:  # the library's, such as another length than announced
+            raise LabError(f"{remote.file} of {remote.repo} did not arrive: {problem}", "Pull it again.") from None
+        raise LabError(
+            f"The hub's cache cannot be used: {problem.strerror} ({problem.filename or _root()}).",
+            "Check its permissions, or set HF_HOME to another folder.",
+        ) from None

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.errors import LabError, printable
-from lab.models import catalog, hub, hub_cache, synthetic
+from lab.models import catalog, hub, synthetic
 from lab.models.catalog import EMBEDDED, FILE, HUB, REQUANTIZED, SYNTHETIC, ModelFile, Spec
-from lab.models.hub_cache import Remote
+from lab.models.hub import Remote
 from lab.process.worker import Worker
 
 ShowTransfer = Callable[[str, int, int | None], None]
@@ -63,7 +63,8 @@ def obtain(spec: Spec, worker: Worker, watch: ShowTransfer | None = silently) ->
     if spec.source == SYNTHETIC or (_wants_another_quantization(spec) and base_is_here(spec)):
         return _make(spec, worker, watch)
     remote = _remote(spec) if spec.file and not _wants_another_quantization(spec) else _choose(spec)
-    pulled = hub.pull(remote, lambda done, total: watch(f"downloading {remote.file}", done, total))
+    watch(f"downloading {remote.file}", 0, spec.entry.n_bytes if spec.entry else None)
+    pulled = hub.pull(remote)
     return ModelFile(_name(spec), HUB, pulled.path, spec.repo, pulled.revision, pulled.sha256)
 
 
@@ -74,7 +75,7 @@ def how_to_get(spec: Spec) -> str:
 
 
 def remove(spec: Spec) -> int:
-    """Delete the pulled (whole or partial) or made file of `spec`. Returns the bytes freed, 0 if there was none."""
+    """Delete the pulled or made file of `spec`. Returns the bytes freed, 0 if there was none."""
     here = locate(spec)
     if here and here.source in (FILE, EMBEDDED):
         raise LabError(f"The lab did not create {spec.text}, so it does not delete it.", "Delete it yourself.")
@@ -96,55 +97,35 @@ def listing() -> list[Listed]:
             here = locate(catalog.parse(entry.name)) if entry.embedded or entry.repo else None
         n_bytes = here.path.stat().st_size if here else entry.n_bytes
         rows.append(Listed(entry.name, entry.quantization, n_bytes, here is not None, source, entry.about))
-    return rows + [row for path in sorted(cache_folder().glob("*.gguf")) if (row := _listed_file(path))]
-
-
-def _listed_file(path: Path) -> Listed | None:
-    """The row of a file in the cache folder, whoever created it; None if it cannot be read."""
-    try:
-        if not path.is_file():
-            return None
-        n_bytes = path.stat().st_size
-    except OSError:
-        return None
-    source, name, quantization = [*path.stem.split("--"), "", ""][:3]
-    text = f"synthetic:{name}:{quantization}" if source == SYNTHETIC else f"{name}:{quantization}"
-    is_made = False
-    with suppress(LabError):  # of a model that is no longer in the catalog
-        is_made = bool(name) and _made_path(catalog.parse(text)) == path
-    if not is_made:
-        about = "not made by the lab: measure it by its path"
-        return Listed(printable(str(path)), None, n_bytes, True, FILE, about)
-    about = "random weights" if source == SYNTHETIC else "re-quantised: real speed, but lower quality"
-    return Listed(text, quantization, n_bytes, True, source, about)
+    for path in sorted(cache_folder().glob("*.gguf")):
+        source, name, quantization = [*path.stem.split("--"), "", ""][:3]
+        text = f"synthetic:{name}:{quantization}" if source == SYNTHETIC else f"{name}:{quantization}"
+        with suppress(LabError):  # a file that the lab did not make
+            if _made_path(catalog.parse(text)) == path:
+                about = "random weights" if source == SYNTHETIC else "re-quantised: real speed, but lower quality"
+                rows.append(Listed(text, quantization, path.stat().st_size, True, source, about))
+    return rows
 
 
 def cache_folder() -> Path:
-    """The folder of made models: $MINI_LAB_CACHE, or that of earlier versions if it exists, or the platform's."""
+    """The folder of made models: $MINI_LAB_CACHE, or the platform's."""
     import platformdirs
 
-    if chosen := os.environ.get("MINI_LAB_CACHE"):
-        return Path(chosen)
-    base = os.environ.get("LOCALAPPDATA") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    earlier = Path(base, "mini-lab", "models")
-    return earlier if earlier.is_dir() else platformdirs.user_cache_path("mini-lab", appauthor=False) / "models"
+    chosen = os.environ.get("MINI_LAB_CACHE")
+    return Path(chosen) if chosen else platformdirs.user_cache_path("mini-lab", appauthor=False) / "models"
 
 
 def _make(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
-    """Make the model, or wait for another process that is making it."""
     target = _made_path(spec)
     assert spec.quantization is not None and target is not None
-    _need_quantization(spec.quantization, worker)
-    lock = target.parent / ".locks" / f"{target.name}.lock"
-
-    def waiting() -> None:
-        watch(f"waiting for another process that makes {spec.text}", 0, None)
-
+    known = worker.quantizations()
+    if spec.quantization not in known:
+        close = " or ".join(difflib.get_close_matches(spec.quantization, known, n=3))
+        offer = f"Did you mean {close}?" if close else "Common ones: Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16."
+        raise LabError(f"llama.cpp has no quantization {spec.quantization!r}.", offer)
     try:
-        with hub.alone(lock, waiting):
-            if here := locate(spec):
-                return here
-            return (_build if spec.source == SYNTHETIC else _requantize)(spec, target, worker, watch)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return (_build if spec.source == SYNTHETIC else _requantize)(spec, target, worker, watch)
     except OSError as problem:
         raise LabError(
             f"The folder for made models, {target.parent}, cannot be used: {problem.strerror or problem}.",
@@ -156,7 +137,7 @@ def _build(spec: Spec, target: Path, worker: Worker, watch: ShowTransfer) -> Mod
     assert spec.entry is not None and spec.quantization is not None
     shape = spec.entry.shape
     direct = spec.quantization in synthetic.QUANTIZATIONS
-    base = target if direct else target.with_name(f".{target.stem}.base")
+    base = target if direct else target.with_name(f".{target.stem}.{os.getpid()}.base")
     written = spec.quantization if direct else "Q4_0"
     _need_room(target, synthetic.n_bytes(shape, written) * (1 if direct else 3))
     try:
@@ -180,7 +161,7 @@ def _requantize(spec: Spec, target: Path, worker: Worker, watch: ShowTransfer) -
 
 def _quantize(base: Path, target: Path, quantization: str, worker: Worker, watch: ShowTransfer) -> None:
     """Run llama.cpp's quantizer; the file gets its name when it is complete."""
-    part = target.with_suffix(".part")
+    part = target.with_suffix(f".{os.getpid()}.part")
     try:
         watch(f"quantizing to {quantization}", 0, None)
         worker.quantize(base, part, quantization, lambda done: watch(f"quantizing to {quantization}", done, None))
@@ -214,7 +195,7 @@ def _cached_remote(spec: Spec) -> Remote | None:
         return None
     if spec.file and not _wants_another_quantization(spec):
         return _remote(spec)
-    fitting = _fitting(hub_cache.names(spec.repo), spec.quantization or "")
+    fitting = _fitting(hub.cached_names(spec.repo), spec.quantization or "")
     return Remote(spec.repo, fitting[0], spec.revision) if fitting else None
 
 
@@ -234,8 +215,7 @@ def base_is_here(spec: Spec) -> bool:
 
 def _remote(spec: Spec) -> Remote:
     assert spec.repo is not None and spec.file is not None
-    expected = (spec.entry.sha256, spec.entry.n_bytes) if spec.entry else ()
-    return Remote(spec.repo, spec.file, spec.revision, *expected)
+    return Remote(spec.repo, spec.file, spec.revision, spec.entry.sha256 if spec.entry else None)
 
 
 def _name(spec: Spec) -> str:
@@ -249,14 +229,6 @@ def _made_path(spec: Spec) -> Path | None:
         return None
     source = SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED
     return cache_folder() / f"{source}--{spec.entry.name}--{spec.quantization}.gguf"
-
-
-def _need_quantization(name: str, worker: Worker) -> None:
-    known = worker.quantizations()
-    if name not in known:
-        close = " or ".join(difflib.get_close_matches(name, known, n=3))
-        offer = f"Did you mean {close}?" if close else "Common ones: Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16."
-        raise LabError(f"llama.cpp has no quantization {name!r}.", offer)
 
 
 def _need_room(target: Path, n_bytes: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +161,7 @@ def write(
         dataclasses.replace(tensor, type=(types or {}).get(tensor.name, tensor.type))
         for tensor in tensors(shape, quantization)
     ]
-    part = path.with_suffix(".part")
+    part = path.with_suffix(f".{os.getpid()}.part")
     try:
         _write(shape, _FILE_TYPES[quantization], planned, part, seed, watch)
         part.replace(path)
